@@ -1,0 +1,38 @@
+"""AetherMind: LLM inference in which hardware and models are pip packages.
+
+    from aethermind import LLM, SamplingParams
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aethermind.engine.output import CompletionOutput, Logprob, RequestOutput
+    from aethermind.errors import AetherMindError
+    from aethermind.llm import LLM
+    from aethermind.runtime import Runtime
+    from aethermind.sampling.params import SamplingParams
+
+__all__ = ["LLM", "AetherMindError", "CompletionOutput", "Logprob", "RequestOutput", "Runtime", "SamplingParams", "__version__"]
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AetherMindError": "aethermind.errors",
+    "CompletionOutput": "aethermind.engine.output",
+    "LLM": "aethermind.llm",
+    "Logprob": "aethermind.engine.output",
+    "RequestOutput": "aethermind.engine.output",
+    "Runtime": "aethermind.runtime",
+    "SamplingParams": "aethermind.sampling.params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: `import aethermind` alone loads next to nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

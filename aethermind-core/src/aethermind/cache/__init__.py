@@ -1,0 +1,25 @@
+"""KV cache bookkeeping: which block holds which tokens of which sequence. It touches no device memory."""
+
+from __future__ import annotations
+
+from aethermind.cache.block_pool import BlockPool
+from aethermind.cache.kv_cache import KVCache
+from aethermind.cache.outcome import OpenResult, Outcome, ReserveResult
+from aethermind.cache.prefix_cache import NoPrefixCache, PrefixCache
+from aethermind.cache.spec import KVCacheSpec
+from aethermind.cache.states import CacheState
+from aethermind.cache.swap import NoSwapStore, SwapStore
+
+__all__ = [
+    "BlockPool",
+    "CacheState",
+    "KVCache",
+    "KVCacheSpec",
+    "NoPrefixCache",
+    "NoSwapStore",
+    "OpenResult",
+    "Outcome",
+    "PrefixCache",
+    "ReserveResult",
+    "SwapStore",
+]

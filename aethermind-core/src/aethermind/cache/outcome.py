@@ -1,0 +1,42 @@
+"""What a cache call came to. Lack of room is an ordinary answer, never an exception or another's loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["OpenResult", "Outcome", "ReserveResult"]
+
+
+class Outcome(Enum):
+    """How a call on the cache ended; anything but `OK` left the cache as it was."""
+
+    OK = "ok"
+    NO_ROOM = "no room"
+    """Too few free blocks now; others finishing can change that."""
+    TOO_LONG = "too long"
+    """The sequence would exceed `max_model_len`; nothing can change that."""
+    UNKNOWN_SEQUENCE = "unknown sequence"
+    ALREADY_OPEN = "already open"
+    ILLEGAL_STATE = "illegal state"
+    """The sequence's state has no such transition, see `states`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenResult:
+    """How `KVCache.open` ended, and how many leading tokens have their KV in the cache already."""
+
+    outcome: Outcome
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveResult:
+    """How `KVCache.reserve` ended.
+
+    `copies` are `(source, destination)` blocks whose content must be copied, in order, before the step
+    writes.
+    """
+
+    outcome: Outcome
+    copies: tuple[tuple[int, int], ...] = ()

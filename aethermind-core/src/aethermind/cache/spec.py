@@ -1,0 +1,58 @@
+"""What one token's keys and values weigh: the sizes from which a cache is planned."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from aethermind.errors import InvalidArgumentError
+
+__all__ = ["KVCacheSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """The shape of a KV cache, for all layers together.
+
+    `dtype_name` is a dtype's full name (`float32`, `bfloat16`, `float8_e4m3fn`, `int8`, `int4`): the first
+    number in it is its width in bits. Raises `InvalidArgumentError` for a size below 1 or a name without a
+    width.
+    """
+
+    num_layers: int
+    num_key_value_heads: int
+    head_dim: int
+    dtype_name: str
+    block_size: int
+    """Tokens in a block."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "num_key_value_heads", "head_dim", "block_size"):
+            value = getattr(self, name)
+            if value < 1:
+                raise InvalidArgumentError(
+                    f"{name} of a KV cache is {value} but must be an integer of 1 or more."
+                )
+        if re.search(r"\d", self.dtype_name) is None:
+            raise InvalidArgumentError(
+                f"KV cache dtype {self.dtype_name!r} has no width in its name; name one such as bfloat16."
+            )
+
+    @property
+    def bits_per_value(self) -> int:
+        """Width of one key or value element in bits."""
+        return int(re.findall(r"\d+", self.dtype_name)[0])
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that keys and values of one token take in all layers."""
+        return 2 * self.num_layers * -(-self.num_key_value_heads * self.head_dim * self.bits_per_value // 8)
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes that keys and values of one block take in all layers."""
+        return self.bytes_per_token * self.block_size
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` of one sequence occupy."""
+        return -(-num_tokens // self.block_size)

@@ -1,0 +1,18 @@
+"""Weights on disk: named tensors, read strictly, copied by nobody before somebody asks.
+
+TensorSource      what every set of weights can do: names, info, array
+SafetensorsFile   one .safetensors file, mapped into memory
+Checkpoint        a model directory's weights, in one file or in shards with an index
+DummyCheckpoint   weights that look random, for trying a model without having it
+match_names       the check that a set of weights is exactly what a model needs
+"""
+
+from __future__ import annotations
+
+from aethermind.checkpoint.dummy import DummyCheckpoint
+from aethermind.checkpoint.name_map import match_names
+from aethermind.checkpoint.safetensors import SafetensorsFile
+from aethermind.checkpoint.sharded_index import Checkpoint
+from aethermind.checkpoint.source import TensorInfo, TensorSource
+
+__all__ = ["Checkpoint", "DummyCheckpoint", "SafetensorsFile", "TensorInfo", "TensorSource", "match_names"]

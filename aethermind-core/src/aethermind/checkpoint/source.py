@@ -1,0 +1,85 @@
+"""What a loader may ask of any set of weights, wherever they come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["TensorInfo", "TensorSource", "dtype_names"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor before its values are touched.
+
+    Attributes:
+        dtype_name: the safetensors name of its dtype, a key of `dtype_names()`: `"BF16"`.
+        shape: its dimensions, outermost first; `()` for a scalar.
+        begin, end: the bytes it takes, counted from the start of its file's data section; 0 and its size in
+            bytes for tensors that are not in a file.
+    """
+
+    dtype_name: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the values in bytes."""
+        return self.end - self.begin
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype of the values."""
+        return dtype_names()[self.dtype_name]
+
+
+class TensorSource(Protocol):
+    """A set of named tensors: a checkpoint on disk, or one made up."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every tensor's name, in the source's own order."""
+        ...
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all values together."""
+        ...
+
+    def info(self, name: str) -> TensorInfo:
+        """Describe a tensor. Raises CheckpointError for an unknown name."""
+        ...
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """Return a tensor's values as a read-only array. Raises CheckpointError for an unknown name."""
+        ...
+
+
+@cache
+def dtype_names() -> dict[str, np.dtype[Any]]:
+    """NumPy's dtype for each dtype name that may stand in a safetensors file, little-endian."""
+    import ml_dtypes
+
+    return {
+        "BOOL": np.dtype(np.bool_),
+        "U8": np.dtype("<u1"),
+        "U16": np.dtype("<u2"),
+        "U32": np.dtype("<u4"),
+        "U64": np.dtype("<u8"),
+        "I8": np.dtype("<i1"),
+        "I16": np.dtype("<i2"),
+        "I32": np.dtype("<i4"),
+        "I64": np.dtype("<i8"),
+        "F16": np.dtype("<f2"),
+        "BF16": np.dtype(ml_dtypes.bfloat16),
+        "F32": np.dtype("<f4"),
+        "F64": np.dtype("<f8"),
+        "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+        "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    }

@@ -1,0 +1,83 @@
+"""Choosing a kernel, and saying why the others were not chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from aethermind.dispatch.kernel import Kernel, Signature
+
+__all__ = ["Dispatcher", "Fallback", "Resolution"]
+
+
+class Fallback(Enum):
+    """What happens where a device has no kernel and no decomposition leads on, but the host may look into its memory.
+
+    ERROR refuses, WARN runs the NumPy reference and says so, ALLOW runs it and says so in `explain` alone.
+    """
+
+    ERROR = "error"
+    WARN = "warn"
+    ALLOW = "allow"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """The kernel chosen for a signature (or None), and each one that was rejected with the reason."""
+
+    signature: Signature
+    chosen: Kernel | None
+    rejected: tuple[tuple[Kernel, str], ...]
+    is_fallback: bool = False
+
+    def explain(self) -> str:
+        """One line: the chosen kernel, then the rejected ones with their reasons."""
+        chosen = self.chosen.name if self.chosen else "no kernel"
+        if self.is_fallback:
+            chosen += " (fallback)"
+        reasons = "; ".join(f"{kernel.name}: {reason}" for kernel, reason in self.rejected)
+        return f"{self.signature.operator} → {chosen}" + (f" (rejected {reasons})" if reasons else "")
+
+
+class Dispatcher:
+    """Resolves signatures against the kernels of one device. Used when a graph is compiled, never while it runs."""
+
+    def __init__(self, kernels: Sequence[Kernel], fallback_kernels: Sequence[Kernel] = ()) -> None:
+        self._by_operator = _group(kernels)
+        self._fallbacks = _group(fallback_kernels)
+
+    def resolve(self, signature: Signature) -> Resolution:
+        """The supporting kernel of highest priority among the device's own."""
+        return _choose(signature, self._by_operator.get(signature.operator, []), is_fallback=False)
+
+    def resolve_fallback(self, signature: Signature) -> Resolution:
+        """The NumPy reference, where the fallback policy provided it."""
+        return _choose(signature, self._fallbacks.get(signature.operator, []), is_fallback=True)
+
+
+def _group(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
+    grouped: dict[str, list[Kernel]] = {}
+    for kernel in sorted(kernels, key=lambda kernel: -kernel.priority):
+        grouped.setdefault(kernel.operator, []).append(kernel)
+    return grouped
+
+
+def _choose(signature: Signature, candidates: Sequence[Kernel], *, is_fallback: bool) -> Resolution:
+    chosen = None
+    rejected = []
+    for kernel in candidates:
+        reason = _reason_against(kernel, signature) if chosen is None else f"priority {kernel.priority} < {chosen.priority}"
+        if reason is None:
+            chosen = kernel
+        else:
+            rejected.append((kernel, reason))
+    return Resolution(signature, chosen, tuple(rejected), is_fallback and chosen is not None)
+
+
+def _reason_against(kernel: Kernel, signature: Signature) -> str | None:
+    if signature.dtype not in kernel.dtypes:
+        return f"computes {', '.join(sorted(map(str, kernel.dtypes)))}, not {signature.dtype}"
+    if signature.weight_format not in kernel.weight_formats:
+        return f"reads {', '.join(sorted(kernel.weight_formats))} weights, not {signature.weight_format}"
+    return kernel.supports(signature)

@@ -1,0 +1,66 @@
+"""A kernel: one implementation of one operator on one kind of device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aethermind.hal.dtype import DType
+from aethermind.ops.schema import Attribute, TensorType
+
+__all__ = ["Kernel", "Pack", "Signature"]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One call to be resolved. `dtype` is what the operator's F stands for; `inputs` may hold symbolic dims."""
+
+    operator: str
+    device_type: str
+    dtype: DType
+    inputs: tuple[TensorType | None, ...]
+    attributes: Mapping[str, Attribute]
+    weight_format: str = "dense"
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """How a kernel wants a weight laid out.
+
+    `name` identifies the layout: two kernels that name the same one share a single packed copy. `nbytes(shape, dtype)` is its size,
+    and `pack(source, destination_address)` writes a row-major NumPy array of the weight's own dtype there.
+    """
+
+    name: str
+    nbytes: Callable[[tuple[int, ...], DType], int]
+    pack: Callable[[Any, int], None]
+
+
+def _supports_everything(signature: Signature) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """An out-variant: the caller owns outputs; a kernel never allocates, logs or parses.
+
+    Exactly one of two forms is given: `native`, a PyCapsule of the C ABI (`aethermind/kernel_abi.h`), or `function(inputs, outputs,
+    attributes)`, a Python callable over NumPy arrays (host memory; None for absent inputs). `supports` returns None, or the reason why
+    not. Of several that support a call the highest `priority` is chosen. `packs` names the inputs that want another layout.
+    """
+
+    operator: str
+    device_type: str
+    name: str
+    dtypes: frozenset[DType]
+    priority: int = 0
+    native: object | None = None
+    function: Callable[..., None] | None = None
+    packs: Mapping[str, Pack] = field(default_factory=dict)
+    supports: Callable[[Signature], str | None] = _supports_everything
+    weight_formats: frozenset[str] = frozenset({"dense"})
+    is_batch_invariant: bool = True
+
+    def __post_init__(self) -> None:
+        assert (self.native is None) != (self.function is None), f"kernel {self.name} must be native or a function, not both"

@@ -1,0 +1,139 @@
+"""Runs operators by their NumPy references: every kernel's yardstick, and the `numpy` device's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from aethermind.dispatch.kernel import Kernel
+from aethermind.hal.dtype import DType
+from aethermind.ops.operator import Operator, OperatorRegistry, Sample
+from aethermind.ops.schema import Attribute, TensorType
+
+__all__ = ["ReferenceRunner", "evaluate", "reference_kernels", "rounded_inputs"]
+
+Array = NDArray[Any]
+
+_DTYPES = frozenset({DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16})
+
+
+class ReferenceRunner:
+    """An OpBuilder whose values are NumPy arrays, so that it computes what others record.
+
+    Arrays come and go in their storage dtypes: floats narrower than float32 are computed in float32, and
+    every operator's outputs are rounded to what its schema says. A float64 input passes for every float of the
+    schema, and then nothing is rounded.
+    """
+
+    def __init__(self, operators: OperatorRegistry) -> None:
+        self._operators = operators
+
+    def op(self, name: str, *inputs: Array | None, **attributes: Attribute) -> Any:
+        """Apply an operator; a single output comes bare, several as a tuple.
+
+        OperatorError when the operator is unknown or the inputs do not fit its schema.
+        """
+        operator = self._operators[name]
+        schema = operator.schema
+        completed = schema.complete(attributes)
+        is_exact = any(array is not None and array.dtype == np.float64 for array in inputs)
+        types = schema.infer([_type_of(array) for array in inputs], completed)
+        if operator.reference is not None:
+            results = operator.reference(*_computable(operator, inputs), **completed)
+        else:
+            assert operator.decompose is not None, (
+                f"operator {name} has neither a reference nor a decomposition"
+            )
+            results = operator.decompose(self, *inputs, **completed)
+        outputs = tuple(
+            _stored(result, type_, is_exact) for result, type_ in zip(_as_tuple(results), types, strict=True)
+        )
+        return outputs if len(outputs) > 1 else outputs[0]
+
+
+def evaluate(
+    operators: OperatorRegistry,
+    operator: Operator,
+    inputs: Sequence[Array | None],
+    attributes: Mapping[str, Attribute],
+    compute: DTypeLike = np.float64,
+) -> tuple[Array, ...]:
+    """The outputs of one call with every float converted to `compute` (float64 or float32) first.
+
+    They stay in `compute`: nothing is rounded afterwards. OperatorError when the inputs do not fit the schema.
+    """
+    converted = [None if array is None else _converted(array, np.dtype(compute)) for array in inputs]
+    return _as_tuple(ReferenceRunner(operators).op(operator.name, *converted, **attributes))
+
+
+def rounded_inputs(operator: Operator, sample: Sample, float_type: DType) -> tuple[Array | None, ...]:
+    """A sample's arrays in the dtypes that the operator takes when F is `float_type`: fresh copies."""
+    return tuple(
+        None if array is None else np.array(array, dtype=spec.dtype(float_type).numpy, order="C")
+        for spec, array in zip(operator.schema.inputs, sample.inputs, strict=True)
+    )
+
+
+def reference_kernels(operators: OperatorRegistry, device_type: str) -> list[Kernel]:
+    """A kernel of priority 0 for each operator that computes; composites decompose, views need none."""
+    return [
+        Kernel(operator.name, device_type, "reference", _DTYPES, function=_kernel_function(operator))
+        for operator in operators
+        if operator.decompose is None and not operator.schema.is_view
+    ]
+
+
+def _kernel_function(
+    operator: Operator,
+) -> Callable[[Sequence[Array | None], Sequence[Array], Mapping[str, Attribute]], None]:
+    reference, update = operator.reference, operator.update
+
+    def compute(
+        inputs: Sequence[Array | None], outputs: Sequence[Array], attributes: Mapping[str, Attribute]
+    ) -> None:
+        assert reference is not None
+        results = _as_tuple(reference(*_computable(operator, inputs), **attributes))
+        for output, result in zip(outputs, results, strict=True):
+            output[...] = result
+
+    def change(
+        inputs: Sequence[Array | None], outputs: Sequence[Array], attributes: Mapping[str, Attribute]
+    ) -> None:
+        assert update is not None
+        update(_computable(operator, inputs), outputs, **attributes)
+
+    return compute if update is None else change
+
+
+def _computable(operator: Operator, inputs: Sequence[Array | None]) -> list[Array | None]:
+    """The inputs with narrow floats widened to float32, except those that the operator only gathers from."""
+    return [
+        array
+        if array is None or array.itemsize >= 4 or spec.name in operator.gathered
+        else _converted(array, np.dtype(np.float32))
+        for spec, array in zip(operator.schema.inputs, inputs, strict=True)
+    ]
+
+
+def _converted(array: Array, dtype: np.dtype[Any]) -> Array:
+    return array.astype(dtype, copy=False) if DType.of_numpy(array.dtype).is_floating else array
+
+
+def _type_of(array: Array | None) -> TensorType | None:
+    if array is None:
+        return None
+    dtype = DType.of_numpy(array.dtype)
+    return TensorType(DType.FLOAT32 if dtype is DType.FLOAT64 else dtype, array.shape)
+
+
+def _stored(result: Array, type_: TensorType, is_exact: bool) -> Array:
+    assert result.shape == type_.shape, f"a reference returned {result.shape} where its schema says {type_}"
+    dtype = DType.FLOAT64 if is_exact and type_.dtype.is_floating else type_.dtype
+    return result.astype(dtype.numpy, copy=False)
+
+
+def _as_tuple(results: Any) -> tuple[Array, ...]:
+    return results if isinstance(results, tuple) else (results,)

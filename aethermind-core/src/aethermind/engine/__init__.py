@@ -1,0 +1,22 @@
+"""What happens each step: requests, scheduler, batch, model runner, and the loop that joins them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["Engine", "EngineConfig", "RequestOutput", "plan_model"]
+
+_HOMES = {
+    "Engine": "aethermind.engine.engine",
+    "EngineConfig": "aethermind.engine.config",
+    "RequestOutput": "aethermind.engine.output",
+    "plan_model": "aethermind.engine.loader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,183 @@
+"""From a model directory to a plan on a device, and to its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aethermind.cache.spec import KVCacheSpec
+from aethermind.dispatch import Fallback
+from aethermind.engine.config import EngineConfig
+from aethermind.engine.model_graph import build_step_graph
+from aethermind.errors import InvalidArgumentError
+from aethermind.graph.compile import Compiled, compile_graph
+from aethermind.hal.dtype import DType
+from aethermind.log import get_logger
+from aethermind.model.architecture import CausalLM
+from aethermind.model.hf_config import architecture_name, read_hf_config, read_optional_json
+from aethermind.ops.operator import OperatorRegistry
+from aethermind.ops.schema import TensorType
+from aethermind.runtime import OpenDevice, Runtime
+
+if TYPE_CHECKING:
+    from aethermind.checkpoint.source import TensorSource
+
+__all__ = ["PlannedModel", "open_weights", "plan_model"]
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model compiled for a device, its weights not read yet. `computed` holds parameters that come from the configuration."""
+
+    directory: Path
+    architecture: str
+    ignored_names: tuple[str, ...]
+    model: CausalLM
+    config: EngineConfig
+    open_device: OpenDevice
+    operators: OperatorRegistry
+    dtype: DType
+    cache_spec: KVCacheSpec
+    num_kv_blocks: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    compiled: Compiled
+    computed: Mapping[str, Any]
+
+    @property
+    def parameter_types(self) -> dict[str, TensorType]:
+        """The dtype and shape of every parameter, computed ones included."""
+        return {value.name: value.type for value in self.compiled.graph.parameters}
+
+    def compile(self, *, is_adjusted: bool, fuse: bool = True) -> Compiled:
+        """Compile a variant of the step's graph (see `model_graph`)."""
+        builder = build_step_graph(
+            self.model, self.operators, self.cache_spec, self.num_kv_blocks, self.max_model_len, self.dtype, is_adjusted=is_adjusted
+        )
+        return _compile(builder.finish(), self.operators, self.open_device, self._symbols(), self.config, fuse=fuse)
+
+    def _symbols(self) -> dict[str, int]:
+        return _greatest_symbols(self.config, self.max_model_len, self.cache_spec, self.model.config.vocab_size)
+
+
+def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None = None, **options: Any) -> PlannedModel:
+    """Read a model's configuration, open the device and compile the step's plan. `options` are fields of EngineConfig."""
+    config = config or EngineConfig(**options)
+    directory = runtime.models.locate(str(model))
+    raw = read_hf_config(directory)
+    name = architecture_name(raw, directory)
+    architecture = runtime.architectures.get(name)
+    causal_lm = architecture.create(raw)
+    decoder = causal_lm.config
+    opened = runtime.open_device(config.device, fallback=Fallback(config.fallback), num_threads=config.num_threads)
+    dtype = _choose_dtype(config.dtype, decoder.dtype, opened.backend.capabilities.dtypes, opened.backend.name)
+    cache = KVCacheSpec(
+        decoder.num_hidden_layers, decoder.num_key_value_heads, decoder.head_dim, dtype.label, config.block_size
+    )
+    wanted_len = _wanted_len(config, decoder.max_position_embeddings)
+    num_blocks = config.num_kv_blocks or _default_num_blocks(config, cache, wanted_len, opened)
+    max_model_len = min(wanted_len, num_blocks * config.block_size)
+    builder = build_step_graph(causal_lm, runtime.operators, cache, num_blocks, max_model_len, dtype, is_adjusted=False)
+    symbols = _greatest_symbols(config, max_model_len, cache, decoder.vocab_size)
+    compiled = _compile(builder.finish(), runtime.operators, opened, symbols, config, fuse=True)
+    generation = read_optional_json(directory / "generation_config.json")
+    return PlannedModel(
+        directory,
+        name,
+        architecture.ignored_names,
+        causal_lm,
+        config,
+        opened,
+        runtime.operators,
+        dtype,
+        cache,
+        num_blocks,
+        max_model_len,
+        frozenset(decoder.eos_token_ids) | _generation_eos(generation),
+        compiled,
+        builder.constants,
+    )
+
+
+def open_weights(planned: PlannedModel) -> TensorSource:
+    """The checkpoint's tensors, checked against the model name by name; CheckpointError says what does not fit."""
+    from aethermind.checkpoint.dummy import DummyCheckpoint
+    from aethermind.checkpoint.name_map import match_names
+    from aethermind.checkpoint.sharded_index import Checkpoint
+
+    shapes = {
+        name: tuple(dim for dim in type.shape if isinstance(dim, int))
+        for name, type in planned.parameter_types.items()
+        if name not in planned.computed
+    }
+    if planned.config.load_format == "dummy":
+        return DummyCheckpoint(shapes, planned.dtype.numpy, planned.config.seed)
+    checkpoint = Checkpoint.open(planned.directory)
+    match_names(shapes, checkpoint, ignore=planned.ignored_names)
+    return checkpoint
+
+
+def _compile(graph: Any, operators: OperatorRegistry, opened: OpenDevice, symbols: Mapping[str, int], config: EngineConfig, *, fuse: bool) -> Compiled:
+    compiled = compile_graph(
+        graph, operators, opened.dispatcher, opened.backend.name, symbols, fallback=Fallback(config.fallback), fuse=fuse
+    )
+    if compiled.fallbacks and config.fallback == "warn":
+        logger.warning(
+            "%s has no kernel for %s; the NumPy reference computes them, slowly. Run `aethermind explain`.",
+            opened.device,
+            ", ".join(compiled.fallbacks),
+        )
+    return compiled
+
+
+def _greatest_symbols(config: EngineConfig, max_model_len: int, cache: KVCacheSpec, vocab_size: int) -> dict[str, int]:
+    """Tokens, sequences, rows and table width of the largest step, and the token lists of the adjusted sampler."""
+    rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    return {
+        "T": config.max_num_batched_tokens,
+        "S": rows,
+        "R": rows,
+        "B": cache.num_blocks_for(max_model_len),
+        "X": rows * min(max_model_len, vocab_size),
+        "Y": rows * 64,
+    }
+
+
+def _choose_dtype(text: str, of_checkpoint: DType, supported: tuple[DType, ...], device: str) -> DType:
+    if text == "auto":
+        return of_checkpoint if of_checkpoint in supported else DType.FLOAT32
+    dtype = DType.parse(text)
+    if dtype not in supported:
+        known = ", ".join(map(str, supported))
+        raise InvalidArgumentError(f"Device {device} does not compute {dtype}. It computes {known}; pass one of them as --dtype.")
+    return dtype
+
+
+def _wanted_len(config: EngineConfig, max_position_embeddings: int) -> int:
+    if config.max_model_len is None:
+        return max_position_embeddings
+    if config.max_model_len > max_position_embeddings:
+        raise InvalidArgumentError(
+            f"max_model_len {config.max_model_len} is more than the {max_position_embeddings} positions the model was trained for. "
+            "Lower it, or set rope scaling in config.json."
+        )
+    return config.max_model_len
+
+
+def _default_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int, opened: OpenDevice) -> int:
+    """Room for one sequence of full length and for a batch of medium ones, within a third of the device's memory."""
+    batch_tokens = min(config.max_num_seqs, 16) * min(max_model_len, 2048)
+    wanted = cache.num_blocks_for(max_model_len) + cache.num_blocks_for(batch_tokens)
+    total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
+    affordable = total // 3 // cache.bytes_per_block if total else wanted
+    return max(1, min(wanted, affordable))
+
+
+def _generation_eos(generation: Mapping[str, Any]) -> frozenset[int]:
+    value = generation.get("eos_token_id")
+    ids = value if isinstance(value, list) else [value]
+    return frozenset(item for item in ids if isinstance(item, int) and not isinstance(item, bool))

@@ -1,0 +1,26 @@
+"""First come, first served: by arrival, and the last to come is the first to give way."""
+
+from __future__ import annotations
+
+from aethermind.engine.policies.base import OrderKey
+from aethermind.engine.request import Request
+
+__all__ = ["FirstComeFirstServed"]
+
+
+class FirstComeFirstServed:
+    """Orders by arrival; equal arrivals by request id."""
+
+    __slots__ = ()
+
+    def order_key(self, request: Request, now: float) -> OrderKey:
+        """Earlier arrivals first."""
+        return (request.arrival, 0.0, request.request_id)
+
+    def victim_key(self, request: Request, now: float) -> OrderKey:
+        """The latest arrival gives way."""
+        return self.order_key(request, now)
+
+    def admit(self, request: Request, num_blocks_needed: int, num_available_blocks: int) -> bool:
+        """Only if all its tokens fit now: starting what will soon be preempted is work for nothing."""
+        return num_blocks_needed <= num_available_blocks

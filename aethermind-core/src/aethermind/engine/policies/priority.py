@@ -1,0 +1,40 @@
+"""Priority with aging: the urgent go first, and whoever waits grows more urgent, so nobody starves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aethermind.engine.policies.base import OrderKey
+from aethermind.engine.request import Request
+from aethermind.errors import InvalidArgumentError
+
+__all__ = ["PriorityWithAging"]
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityWithAging:
+    """Orders by `priority`, smaller being more urgent; `aging_s` seconds since arrival gain one level.
+
+    A request's effective priority is `priority - (now - arrival) / aging_s`. As everybody ages at the same
+    rate, the order between two requests never changes, and the keys leave `now` out.
+    """
+
+    aging_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.aging_s < float("inf"):
+            raise InvalidArgumentError(
+                f"aging_s is {self.aging_s!r} but must be a finite number of seconds above 0, such as 30."
+            )
+
+    def order_key(self, request: Request, now: float) -> OrderKey:
+        """Smaller effective priority first, then earlier arrival."""
+        return (request.priority * self.aging_s + request.arrival, request.arrival, request.request_id)
+
+    def victim_key(self, request: Request, now: float) -> OrderKey:
+        """The least urgent gives way."""
+        return self.order_key(request, now)
+
+    def admit(self, request: Request, num_blocks_needed: int, num_available_blocks: int) -> bool:
+        """Only if all its tokens fit now: starting what will soon be preempted is work for nothing."""
+        return num_blocks_needed <= num_available_blocks

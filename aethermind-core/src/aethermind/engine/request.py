@@ -1,0 +1,144 @@
+"""A user's unit of work: its prompt, its growing output, and how much of them the KV cache holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum, StrEnum
+
+from aethermind.sampling.params import SamplingParams
+
+__all__ = ["FinishReason", "Request", "RequestState"]
+
+
+class RequestState(Enum):
+    """Where a request is on its way."""
+
+    WAITING = "waiting"
+    """Not admitted yet."""
+    RUNNING = "running"
+    """Holds KV blocks and is computed step by step."""
+    PREEMPTED = "preempted"
+    """Gave its blocks up for others; waits to recompute its prompt and what it had generated."""
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """Why a request ended, in the words of the completion APIs."""
+
+    STOP = "stop"
+    """A stop token or stop string was generated."""
+    LENGTH = "length"
+    """`max_tokens` or the context was used up."""
+    ABORT = "abort"
+    """It was cancelled, or could not be served."""
+
+
+class Request:
+    """One prompt and its growing answer; the scheduler moves it, the engine appends to it.
+
+    `num_computed_tokens` leading tokens of `all_token_ids` have their KV in the cache. The last token of a
+    request that has been computed up to date has not: computing it is what yields the next one.
+    """
+
+    __slots__ = (
+        "all_token_ids",
+        "arrival",
+        "eos_token_ids",
+        "finish_reason",
+        "max_total_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "output_token_ids",
+        "params",
+        "priority",
+        "prompt_token_ids",
+        "request_id",
+        "seed",
+        "state",
+        "stop_token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        arrival: float,
+        *,
+        max_model_len: int,
+        priority: int = 0,
+        seed: int = 0,
+        eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        """Make a waiting request.
+
+        `arrival` is in seconds of the engine's clock. A smaller `priority` is more urgent. `seed` counts when
+        `params.seed` is None. The prompt must hold at least one token and be shorter than `max_model_len`:
+        whoever takes it from a user has checked that.
+        """
+        assert 0 < len(prompt_token_ids) < max_model_len, (
+            f"request {request_id}: {len(prompt_token_ids)} prompt tokens in a context of {max_model_len}"
+        )
+        self.request_id = request_id
+        self.prompt_token_ids = list(prompt_token_ids)
+        self.params = params
+        self.arrival = arrival
+        self.priority = priority
+        self.seed = seed if params.seed is None else params.seed
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.stop_token_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            self.stop_token_ids |= self.eos_token_ids
+        """The ids that end this request: its own, and the model's unless `ignore_eos`."""
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+        max_output_tokens = max_model_len if params.max_tokens is None else params.max_tokens
+        self.max_total_tokens = min(max_model_len, self.num_prompt_tokens + max_output_tokens)
+        """Prompt and output tokens at which the request ends."""
+        self.all_token_ids = list(self.prompt_token_ids)
+        """Prompt and output in one growing list."""
+        self.output_token_ids: list[int] = []
+        self.num_computed_tokens = 0
+        self.num_preemptions = 0
+        self.state = RequestState.WAITING
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens so far."""
+        return len(self.all_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.output_token_ids)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether more than the newest token is still to be computed: a prompt, or all after a preemption."""
+        return len(self.all_token_ids) - self.num_computed_tokens > 1
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the request has ended, for whatever reason."""
+        return self.state is RequestState.FINISHED
+
+    def append_token(self, token_id: int) -> FinishReason | None:
+        """Add a generated token and return why the request ends with it, or None if it goes on.
+
+        A stop token among the first `min_tokens - 1` does not end it. Stop strings are judged where there is
+        text.
+        """
+        self.all_token_ids.append(token_id)
+        self.output_token_ids.append(token_id)
+        if token_id in self.stop_token_ids and len(self.output_token_ids) >= self.params.min_tokens:
+            return FinishReason.STOP
+        if len(self.all_token_ids) >= self.max_total_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, {self.state.value}, prompt={self.num_prompt_tokens}, "
+            f"output={self.num_output_tokens}, computed={self.num_computed_tokens})"
+        )

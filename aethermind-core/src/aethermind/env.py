@@ -1,0 +1,31 @@
+"""The environment variables AetherMind reads, each in one place with its meaning."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["log_level", "model_path", "num_threads", "plugin_allow_list"]
+
+
+def plugin_allow_list() -> frozenset[str] | None:
+    """`AETHERMIND_PLUGINS`: comma-separated plugin names that may load; unset means all of them."""
+    value = os.environ.get("AETHERMIND_PLUGINS")
+    if value is None:
+        return None
+    return frozenset(name.strip() for name in value.split(",") if name.strip())
+
+
+def log_level() -> str:
+    """`AETHERMIND_LOG`: `debug`, `info`, `warning` (default) or `error`."""
+    return os.environ.get("AETHERMIND_LOG", "warning").upper()
+
+
+def num_threads() -> int | None:
+    """`AETHERMIND_NUM_THREADS`: worker threads of a host backend; unset lets the backend choose."""
+    value = os.environ.get("AETHERMIND_NUM_THREADS", "")
+    return int(value) if value.isdigit() and int(value) > 0 else None
+
+
+def model_path() -> str | None:
+    """`AETHERMIND_MODEL`: the model that commands use when `--model` is not given."""
+    return os.environ.get("AETHERMIND_MODEL") or None

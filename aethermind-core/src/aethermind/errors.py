@@ -1,0 +1,77 @@
+"""The exceptions a user can meet, as one tree.
+
+    AetherMindError
+    ├── InvalidArgumentError       a value given by the caller is out of range or of the wrong kind
+    ├── ConfigError                a model's configuration cannot be read or is inconsistent
+    ├── CheckpointError            a checkpoint is missing, corrupt or does not fit the model
+    ├── TokenizerError             a tokenizer or chat template cannot be read or used
+    ├── PluginError                a plugin failed, clashed or speaks another contract
+    ├── DeviceError                a device is unknown or absent
+    │   └── OutOfMemoryError       a device could not provide the memory that was asked for
+    ├── OperatorError              an operator was called with inputs its schema does not allow
+    ├── KernelNotFoundError        no kernel of the chosen device computes an operator
+    └── ContextLengthError         a prompt does not fit the context
+
+Every message is one sentence or two: what failed, with which values, what was considered, what to do.
+The command line turns each of them into exit code 2 without a traceback.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AetherMindError",
+    "CheckpointError",
+    "ConfigError",
+    "ContextLengthError",
+    "DeviceError",
+    "InvalidArgumentError",
+    "KernelNotFoundError",
+    "OperatorError",
+    "OutOfMemoryError",
+    "PluginError",
+    "TokenizerError",
+]
+
+
+class AetherMindError(Exception):
+    """Base of everything AetherMind raises on purpose."""
+
+
+class InvalidArgumentError(AetherMindError, ValueError):
+    """A value given by the caller is out of range or of the wrong kind."""
+
+
+class ConfigError(AetherMindError):
+    """A model's configuration cannot be read or contradicts itself."""
+
+
+class CheckpointError(AetherMindError):
+    """A checkpoint is missing, corrupt or does not fit the model."""
+
+
+class TokenizerError(AetherMindError):
+    """A tokenizer or chat template cannot be read or used."""
+
+
+class PluginError(AetherMindError):
+    """A plugin failed to load, claims a taken name or speaks another contract version."""
+
+
+class DeviceError(AetherMindError):
+    """A device is unknown, absent, or failed."""
+
+
+class OutOfMemoryError(DeviceError):
+    """A device could not provide the memory that was asked for."""
+
+
+class OperatorError(AetherMindError):
+    """An operator was called with inputs that its schema does not allow."""
+
+
+class KernelNotFoundError(AetherMindError):
+    """No kernel of the chosen device computes an operator, and no decomposition leads further."""
+
+
+class ContextLengthError(InvalidArgumentError):
+    """A prompt, or a prompt with its answer, does not fit the model's context."""

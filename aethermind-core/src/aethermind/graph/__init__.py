@@ -1,0 +1,22 @@
+"""What a model is: a graph in SSA form, lowered, placed in memory and bound to kernels as a plan."""
+
+from aethermind.graph.builder import GraphBuilder
+from aethermind.graph.compile import Compiled, compile_graph
+from aethermind.graph.executor import Executable, Executor
+from aethermind.graph.ir import Graph, Node, Value
+from aethermind.graph.plan import Operand, Place, Plan, Step
+
+__all__ = [
+    "Compiled",
+    "Executable",
+    "Executor",
+    "Graph",
+    "GraphBuilder",
+    "Node",
+    "Operand",
+    "Place",
+    "Plan",
+    "Step",
+    "Value",
+    "compile_graph",
+]

@@ -1,0 +1,92 @@
+"""From a graph to a plan: lower, place memory, bind operands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aethermind.dispatch.dispatcher import Dispatcher, Fallback, Resolution
+from aethermind.graph.ir import Graph, Value, ValueKind
+from aethermind.graph.lowering import lower
+from aethermind.graph.memory_plan import MemoryPlan, plan_memory
+from aethermind.graph.plan import Operand, Place, Plan, Step
+from aethermind.ops.operator import OperatorRegistry
+
+__all__ = ["Compiled", "compile_graph"]
+
+_GIVEN = {ValueKind.INPUT: Place.INPUT, ValueKind.PARAMETER: Place.CONSTANT, ValueKind.STATE: Place.STATE}
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A plan with how it came about: the lowered graph, one resolution a step, and the memory plan."""
+
+    plan: Plan
+    graph: Graph
+    resolutions: tuple[Resolution, ...]
+    memory: MemoryPlan
+    fallbacks: tuple[str, ...]
+
+
+def compile_graph(
+    graph: Graph,
+    operators: OperatorRegistry,
+    dispatcher: Dispatcher,
+    device_type: str,
+    symbols: Mapping[str, int],
+    *,
+    fallback: Fallback = Fallback.WARN,
+    fuse: bool = True,
+) -> Compiled:
+    """Lower a graph for a device and place its memory for symbols of at most these sizes."""
+    lowered = lower(graph, operators, dispatcher, device_type, fallback=fallback, fuse=fuse)
+    memory = plan_memory(lowered.graph, operators, symbols)
+    given = {value.name: value for value in (*graph.inputs, *graph.parameters, *graph.states)}
+    binder = _Binder(memory, given)
+    steps = []
+    resolutions = []
+    for node, resolution in zip(lowered.graph.nodes, lowered.resolutions, strict=True):
+        if resolution is None:
+            continue
+        assert resolution.chosen is not None
+        packs = resolution.chosen.packs
+        names = [spec.name for spec in operators[node.operator].schema.inputs]
+        inputs = tuple(
+            None if value is None else binder.operand(value, packs[name].name if name in packs else None)
+            for name, value in zip(names, node.inputs, strict=True)
+        )
+        outputs = tuple(binder.operand(value, None) for value in node.outputs)
+        steps.append(Step(resolution.chosen, inputs, outputs, node.attributes, node.outputs[0].name))
+        resolutions.append(resolution)
+    plan = Plan(
+        graph.name,
+        tuple(steps),
+        dict(symbols),
+        memory.arena_bytes,
+        {value.name: value.type for value in graph.inputs},
+        {value.name: value.type for value in graph.states},
+        binder.constants,
+        {name: binder.operand(value, None) for name, value in graph.outputs.items()},
+    )
+    return Compiled(plan, lowered.graph, tuple(resolutions), memory, lowered.fallbacks)
+
+
+class _Binder:
+    """Turns values into operands, and remembers which constants in which packing are wanted."""
+
+    def __init__(self, memory: MemoryPlan, given: Mapping[str, Value]) -> None:
+        self._memory = memory
+        self._given = given
+        self.constants: dict[str, tuple[str, str | None]] = {}
+
+    def operand(self, value: Value, pack: str | None) -> Operand:
+        offset = self._memory.offset(value.name)
+        if offset is not None:
+            return Operand(Place.ARENA, "", value.type, offset)
+        owner = self._given[self._memory.roots[value.name]]
+        place = _GIVEN[owner.kind]
+        if place is not Place.CONSTANT:
+            return Operand(place, owner.name, value.type)
+        key = owner.name if pack is None else f"{owner.name}#{pack}"
+        self.constants[key] = (owner.name, pack)
+        return Operand(place, key, value.type)

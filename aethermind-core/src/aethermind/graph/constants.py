@@ -1,0 +1,82 @@
+"""Weights on the device: each parameter packed once in each layout that a kernel asked for, shared by all plans of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from aethermind.dispatch.kernel import Pack
+from aethermind.graph.plan import Plan
+from aethermind.hal.backend import Backend
+from aethermind.hal.device import DeviceId
+from aethermind.hal.dtype import DType
+from aethermind.hal.tensor import Tensor
+from aethermind.ops.schema import TensorType
+
+__all__ = ["ConstantStore"]
+
+Array = Any
+
+
+class ConstantStore:
+    """Loads parameters on demand and keeps them.
+
+    `read(name)` returns the checkpoint's array (row-major, perhaps of another floating dtype, perhaps a mapped file). A parameter that
+    the device can read in place, in the dtype it has, is not copied.
+    """
+
+    def __init__(self, backend: Backend, device: DeviceId, read: Callable[[str], Array], types: Mapping[str, TensorType]) -> None:
+        self._backend = backend
+        self._device = device
+        self._read = read
+        self._types = types
+        self._tensors: dict[str, Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all constants, copied or read in place."""
+        return sum(tensor.buffer.nbytes for tensor in self._tensors.values())
+
+    def load(self, plan: Plan, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """Make every constant of a plan available; `on_progress(done, total)` counts constants."""
+        packs = _packs_of(plan)
+        missing = [key for key in plan.constants if key not in self._tensors]
+        for done, key in enumerate(missing):
+            name, pack_name = plan.constants[key]
+            self._tensors[key] = self._load_one(name, packs[pack_name] if pack_name else None)
+            if on_progress:
+                on_progress(done + 1, len(missing))
+
+    def address(self, key: str) -> int:
+        """The device address of a loaded constant."""
+        return self._tensors[key].address
+
+    def tensor(self, key: str) -> Tensor:
+        """A loaded constant; a packed one is a tensor of bytes."""
+        return self._tensors[key]
+
+    def _load_one(self, name: str, pack: Pack | None) -> Tensor:
+        wanted = self._types[name].dtype
+        array = _in_dtype(self._read(name), wanted)
+        if pack is not None:
+            buffer = self._backend.allocator.alloc(pack.nbytes(array.shape, wanted))
+            pack.pack(array, buffer.address)
+            return Tensor.of(buffer, DType.UINT8, (buffer.nbytes,))
+        source = Tensor.of_numpy(array, self._device)
+        if self._backend.capabilities.is_host_accessible:
+            return source
+        buffer = self._backend.allocator.alloc(source.nbytes)
+        destination = Tensor.of(buffer, wanted, source.shape)
+        self._backend.transfer.copy(destination, source)
+        return destination
+
+
+def _in_dtype(array: Array, wanted: DType) -> Array:
+    import numpy as np
+
+    return np.ascontiguousarray(array if array.dtype == wanted.numpy else array.astype(wanted.numpy))
+
+
+def _packs_of(plan: Plan) -> dict[str, Pack]:
+    kernels: Sequence[Any] = [step.kernel for step in plan.steps]
+    return {pack.name: pack for kernel in kernels for pack in kernel.packs.values()}

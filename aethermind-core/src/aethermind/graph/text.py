@@ -1,0 +1,97 @@
+"""Graphs as text, one line a node, and back.
+
+    graph tiny {
+      input %token_ids: int32[T]
+      param @embed.weight: float32[64,16]
+      %x: float32[T,16] = embedding(%token_ids, @embed.weight)
+      output hidden = %x
+    }
+"""
+
+from __future__ import annotations
+
+import re
+
+from aethermind.errors import InvalidArgumentError
+from aethermind.graph.ir import Graph, Node, Value, ValueKind
+from aethermind.hal.dtype import DType
+from aethermind.ops.dims import parse_shape
+from aethermind.ops.schema import Attribute, TensorType
+
+__all__ = ["format_graph", "parse_graph"]
+
+_DECLARATION = re.compile(r"^(input|param|state) [%@$](\S+): (\w+)\[(.*)\]$")
+_OUTPUT = re.compile(r"^output (\S+) = [%@$](\S+)$")
+_NODE = re.compile(r"^(.*) = (\w+)\((.*?)\)(?: \{(.*)\})?$")
+_RESULT = re.compile(r"%(\S+): (\w+)\[([^\]]*)\]")
+
+
+def format_graph(graph: Graph) -> str:
+    """The graph as text that `parse_graph` reads back to an equal graph."""
+    lines = [f"graph {graph.name} {{"]
+    for value in (*graph.inputs, *graph.parameters, *graph.states):
+        lines.append(f"  {value.kind.value} {value}: {value.type}")
+    lines.extend(f"  {_format_node(node)}" for node in graph.nodes)
+    lines.extend(f"  output {name} = {value}" for name, value in graph.outputs.items())
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _format_node(node: Node) -> str:
+    results = ", ".join(f"{value}: {value.type}" for value in node.outputs)
+    arguments = ", ".join("_" if value is None else str(value) for value in node.inputs)
+    attributes = ", ".join(f"{name}={value!r}" for name, value in node.attributes.items())
+    return f"{results} = {node.operator}({arguments})" + (f" {{{attributes}}}" if attributes else "")
+
+
+def parse_graph(text: str) -> Graph:
+    """Read what `format_graph` wrote; InvalidArgumentError names the line that cannot be read."""
+    lines = [line.strip() for line in text.strip().splitlines()]
+    header = re.match(r"^graph (\S+) \{$", lines[0]) if lines else None
+    if header is None or lines[-1] != "}":
+        raise InvalidArgumentError("A graph's text starts with 'graph NAME {' and ends with '}'.")
+    values: dict[str, Value] = {}
+    given: dict[ValueKind, list[Value]] = {kind: [] for kind in ValueKind}
+    nodes: list[Node] = []
+    outputs: dict[str, Value] = {}
+    for number, line in enumerate(lines[1:-1], start=2):
+        try:
+            if found := _DECLARATION.match(line):
+                kind, name, dtype, shape = found.groups()
+                values[name] = Value(name, _parse_type(dtype, shape), ValueKind(kind))
+                given[ValueKind(kind)].append(values[name])
+            elif found := _OUTPUT.match(line):
+                outputs[found[1]] = values[found[2]]
+            else:
+                nodes.append(_parse_node(line, values))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InvalidArgumentError(f"Line {number} of the graph cannot be read: {line!r} ({error}).") from None
+    return Graph(
+        header[1],
+        tuple(given[ValueKind.INPUT]),
+        tuple(given[ValueKind.PARAMETER]),
+        tuple(given[ValueKind.STATE]),
+        tuple(nodes),
+        outputs,
+    )
+
+
+def _parse_node(line: str, values: dict[str, Value]) -> Node:
+    results, operator, arguments, attributes = _NODE.match(line).groups()  # type: ignore[union-attr]
+    inputs = tuple(None if name == "_" else values[name[1:]] for name in arguments.split(", ") if name)
+    outputs = tuple(Value(name, _parse_type(dtype, shape)) for name, dtype, shape in _RESULT.findall(results))
+    values.update((value.name, value) for value in outputs)
+    pairs = (pair.split("=") for pair in (attributes or "").split(", ") if pair)
+    return Node(operator, inputs, outputs, {name: _parse_attribute(value) for name, value in pairs})
+
+
+def _parse_type(dtype: str, shape: str) -> TensorType:
+    return TensorType(DType.parse(dtype), parse_shape(shape))
+
+
+def _parse_attribute(text: str) -> Attribute:
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)

@@ -1,0 +1,38 @@
+"""Device memory, counted."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from aethermind.hal.buffer import Buffer, MemoryKind
+
+__all__ = ["ALIGNMENT", "Allocator", "MemoryStats"]
+
+ALIGNMENT = 64
+"""Bytes that every allocation is aligned to: a cache line, and the widest vector register in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """Bytes handed out, bytes held from the system, the most ever handed out, and how many allocations were made in all."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_bytes: int
+    num_allocations: int
+
+
+class Allocator(ABC):
+    """Hands out buffers of one device. Safe to call from several threads."""
+
+    @abstractmethod
+    def alloc(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
+        """A buffer of `nbytes` (0 is allowed) at an address that is a multiple of ALIGNMENT; its contents are undefined.
+
+        OutOfMemoryError says how much was wanted, how much is free and what to lower.
+        """
+
+    @abstractmethod
+    def stats(self) -> MemoryStats:
+        """What this allocator has handed out so far."""

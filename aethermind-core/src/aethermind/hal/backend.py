@@ -1,0 +1,74 @@
+"""A backend: the parts of the hardware abstraction for one kind of device, and nothing about models."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aethermind.hal.allocator import Allocator
+from aethermind.hal.communicator import Communicator
+from aethermind.hal.device import DeviceManager
+from aethermind.hal.dtype import DType
+from aethermind.hal.event import EventManager
+from aethermind.hal.stream import StreamManager
+from aethermind.hal.transfer import DataTransfer
+
+__all__ = ["Backend", "Capabilities", "MeasuredLimits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do.
+
+    `dtypes` are those of activations, the preferred one first. `is_host_accessible` means that the host may read and write device
+    memory in place, so that a reference in NumPy can stand in for a missing kernel where the fallback policy allows it.
+    """
+
+    dtypes: tuple[DType, ...]
+    is_host_accessible: bool
+    weight_formats: tuple[str, ...] = ("dense",)
+    block_sizes: tuple[int, ...] = (1, 16, 32, 64)
+    supports_graph_capture: bool = False
+    supports_peer_access: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLimits:
+    """What the hardware reached just now: bytes read per second, and floating-point (or integer) operations per second by dtype."""
+
+    memory_bytes_per_s: float
+    flops_per_s: Mapping[str, float]
+
+
+class Backend(ABC):
+    """One kind of device, opened. Parts are plain attributes; a backend composes them, it does not inherit behaviour."""
+
+    name: str
+    devices: DeviceManager
+    allocator: Allocator
+    streams: StreamManager
+    events: EventManager
+    transfer: DataTransfer
+    capabilities: Capabilities
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish all work and give everything back."""
+
+    def compile(self, plan: Any, memory: Any) -> Any | None:
+        """Optional: a better executable for a plan than the step loop, or None (see `aethermind.graph.executor`)."""
+        return None
+
+    def communicator(self, rank: int, size: int) -> Communicator | None:
+        """Optional: collectives between `size` ranks, or None."""
+        return None
+
+    def measure_limits(self, dtypes: Sequence[DType], num_threads: int | None = None) -> MeasuredLimits | None:
+        """Optional: measure memory bandwidth and peak rates, in about a second; None where it cannot."""
+        return None
+
+    def set_num_threads(self, num_threads: int | None) -> int:
+        """Use this many worker threads (None: the backend's choice) and return how many; backends without threads return 1."""
+        return 1

@@ -1,0 +1,78 @@
+"""What a device is called, what it can tell about itself, and why it may be absent."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aethermind.errors import InvalidArgumentError
+
+__all__ = ["DeviceId", "DeviceManager", "DeviceProperties", "Probe"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceId:
+    """One device: the name of its backend and an index, written `cuda:0`. The name is opaque to the core."""
+
+    type: str
+    index: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.type}:{self.index}"
+
+    @classmethod
+    def parse(cls, text: str) -> DeviceId:
+        """Read `NAME` or `NAME:INDEX`; anything else is an InvalidArgumentError."""
+        name, colon, index = text.partition(":")
+        if not name or (colon and not index.isdecimal()):
+            raise InvalidArgumentError(f"Device {text!r} is not of the form NAME or NAME:INDEX, such as cpu or cuda:1.")
+        return cls(name, int(index) if index else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The answer of a backend to "are you there?": how many devices, and in words why none."""
+
+    count: int
+    reason: str
+
+    @property
+    def is_available(self) -> bool:
+        return self.count > 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProperties:
+    """Facts of one device. `isa` names instruction sets or an architecture; `details` holds what has no field of its own."""
+
+    name: str
+    total_memory_bytes: int
+    num_cores: int
+    compute_capability: tuple[int, int] | None = None
+    isa: tuple[str, ...] = ()
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+class DeviceManager(ABC):
+    """Enumerates the devices of one backend."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """The number of devices; 0 where the hardware is absent."""
+
+    @abstractmethod
+    def properties(self, index: int) -> DeviceProperties:
+        """Facts of device `index`; DeviceError when there is no such device."""
+
+    @abstractmethod
+    def current(self) -> int:
+        """The index of the device that work goes to when none is named."""
+
+    @abstractmethod
+    def set_current(self, index: int) -> None:
+        """Make `index` current; DeviceError when there is no such device."""
+
+    @abstractmethod
+    def synchronize(self, index: int) -> None:
+        """Return when everything submitted to device `index` has finished."""

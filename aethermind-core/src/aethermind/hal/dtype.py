@@ -1,0 +1,69 @@
+"""Element types, named as NumPy and torch name them."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from aethermind.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["DType"]
+
+
+class DType(Enum):
+    """An element type. `code` is its number in the native kernel ABI (`am_dtype`), `itemsize` its bytes."""
+
+    FLOAT32 = ("float32", 0, 4)
+    FLOAT16 = ("float16", 1, 2)
+    BFLOAT16 = ("bfloat16", 2, 2)
+    FLOAT64 = ("float64", 3, 8)
+    INT8 = ("int8", 4, 1)
+    UINT8 = ("uint8", 5, 1)
+    INT32 = ("int32", 6, 4)
+    INT64 = ("int64", 7, 8)
+    BOOL = ("bool", 8, 1)
+
+    def __init__(self, label: str, code: int, itemsize: int) -> None:
+        self.label = label
+        self.code = code
+        self.itemsize = itemsize
+
+    def __str__(self) -> str:
+        return self.label
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether this is a floating-point type."""
+        return self.code <= DType.FLOAT64.code
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The NumPy dtype of the same layout (bfloat16 is that of `ml_dtypes`)."""
+        import numpy as np
+
+        if self is DType.BFLOAT16:
+            import ml_dtypes
+
+            return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(self.label)
+
+    @classmethod
+    def parse(cls, name: str) -> DType:
+        """Read `float32`, `bfloat16`, … or the short forms `fp32`, `bf16`, `fp16`; anything else is an InvalidArgumentError."""
+        label = _SHORT_FORMS.get(name, name)
+        for dtype in cls:
+            if dtype.label == label:
+                return dtype
+        known = ", ".join(dtype.label for dtype in cls)
+        raise InvalidArgumentError(f"Unknown dtype {name!r}. Known: {known}.")
+
+    @classmethod
+    def of_numpy(cls, dtype: np.dtype[Any]) -> DType:
+        """The element type of a NumPy array's dtype."""
+        return cls.parse(dtype.name)
+
+
+_SHORT_FORMS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}

@@ -1,0 +1,43 @@
+"""Queues of work: what is put on one stream runs in order, streams run beside each other."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aethermind.hal.event import Event
+
+__all__ = ["Stream", "StreamManager"]
+
+
+class Stream(ABC):
+    """An ordered queue of device work."""
+
+    @abstractmethod
+    def query(self) -> bool:
+        """Whether everything submitted so far has finished; never waits."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Return when everything submitted so far has finished; raises DeviceError if some of it failed."""
+
+    @abstractmethod
+    def wait_event(self, event: Event) -> None:
+        """Let work submitted from now on start only after `event`, without holding up the host."""
+
+    @abstractmethod
+    def destroy(self) -> None:
+        """Finish what was submitted and give the stream back; using it afterwards is a DeviceError."""
+
+
+class StreamManager(ABC):
+    """Makes the streams of one backend."""
+
+    @abstractmethod
+    def create(self, index: int = 0, *, priority: int = 0) -> Stream:
+        """A new stream on device `index`; a lower number is a higher priority."""
+
+    @abstractmethod
+    def default(self, index: int = 0) -> Stream:
+        """The stream that work goes to when none is named; it lives as long as the backend."""

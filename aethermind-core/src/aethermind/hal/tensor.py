@@ -1,0 +1,78 @@
+"""A typed, strided view of a buffer. It holds no arithmetic."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aethermind.errors import DeviceError, InvalidArgumentError
+from aethermind.hal.buffer import Buffer, MemoryKind
+from aethermind.hal.device import DeviceId
+from aethermind.hal.dtype import DType
+from aethermind.hal.layout import contiguous_strides, is_contiguous, num_elements
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Tensor"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """`shape` elements of `dtype`, `offset_bytes` into `buffer`; `strides` are in elements."""
+
+    buffer: Buffer
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset_bytes: int = 0
+
+    @classmethod
+    def of(cls, buffer: Buffer, dtype: DType, shape: Sequence[int], offset_bytes: int = 0) -> Tensor:
+        """A row-major contiguous view; InvalidArgumentError when it would reach past the buffer's end."""
+        needed = offset_bytes + num_elements(shape) * dtype.itemsize
+        if min(shape, default=0) < 0 or needed > buffer.nbytes:
+            raise InvalidArgumentError(f"A {dtype} tensor of shape {tuple(shape)} at byte {offset_bytes} does not fit {buffer!r}.")
+        return cls(buffer, dtype, tuple(shape), contiguous_strides(shape), offset_bytes)
+
+    @classmethod
+    def of_numpy(cls, array: np.ndarray[Any, Any], device: DeviceId) -> Tensor:
+        """A view of an array's memory, without a copy. The tensor keeps the array alive."""
+        buffer = Buffer(device, array.ctypes.data, array.nbytes, kind=MemoryKind.HOST, is_host_accessible=True, owner=array)
+        strides = tuple(stride // array.itemsize for stride in array.strides)
+        return cls(buffer, DType.of_numpy(array.dtype), array.shape, strides)
+
+    @property
+    def address(self) -> int:
+        """The device address of the first element."""
+        return self.buffer.address + self.offset_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the elements, gaps not counted."""
+        return num_elements(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        return is_contiguous(self.shape, self.strides)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The elements as a NumPy array on the same memory; DeviceError where the host may not look."""
+        import numpy as np
+
+        if not self.buffer.is_host_accessible:
+            raise DeviceError(f"{self.buffer!r} is not host memory; copy it with the backend's DataTransfer first.")
+        span = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + 1 if 0 not in self.shape else 0
+        memory = (ctypes.c_byte * (span * self.dtype.itemsize)).from_address(self.address)
+        memory.owner = self.buffer  # the array's base is `memory`, so the buffer lives as long as the array
+        flat = np.frombuffer(memory, dtype=self.dtype.numpy)
+        return np.lib.stride_tricks.as_strided(flat, self.shape, [s * self.dtype.itemsize for s in self.strides])
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        """Export through DLPack (host memory; other devices export by their own backend)."""
+        return self.numpy().__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)

@@ -1,0 +1,247 @@
+"""The offline API: a model, some prompts, their answers. The names are those that scripts for vLLM use.
+
+    from aethermind import LLM, SamplingParams
+
+    llm = LLM("demo")
+    for output in llm.generate(["Once upon a time"], SamplingParams(temperature=0.0, max_tokens=64)):
+        print(output.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from aethermind.engine.config import EngineConfig
+from aethermind.engine.engine import Engine
+from aethermind.engine.loader import PlannedModel, plan_model
+from aethermind.engine.output import CompletionOutput, Logprob, RequestOutput
+from aethermind.errors import AetherMindError, InvalidArgumentError
+from aethermind.runtime import Runtime
+from aethermind.sampling.params import SamplingParams
+from aethermind.text.tokenizer import Tokenizer
+
+__all__ = ["LLM", "CompletionOutput", "Logprob", "ModelInfo", "RequestOutput", "SamplingParams"]
+
+Prompt = str | Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What was loaded, where, and what it takes. `placement` is one line on kernels and fallbacks."""
+
+    model: str
+    architecture: str
+    device: str
+    device_reason: str
+    dtype: str
+    num_threads: int
+    max_model_len: int
+    num_kv_blocks: int
+    block_size: int
+    num_parameters: int
+    weight_bytes: int
+    kv_cache_bytes: int
+    arena_bytes: int
+    load_s: float
+    placement: str
+    num_native_breaks: int
+
+
+class LLM:
+    """A model loaded on a device. Every bad argument is an AetherMindError whose message says what to do."""
+
+    def __init__(
+        self,
+        model: str | Path = "demo",
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        quantization: str | None = None,
+        load_format: str = "auto",
+        max_model_len: int | None = None,
+        num_kv_blocks: int | None = None,
+        block_size: int = 16,
+        num_threads: int | None = None,
+        seed: int = 0,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 512,
+        fallback: str = "warn",
+        runtime: Runtime | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Load `model`: a Hugging Face directory, or the name of an installed model.
+
+        `num_kv_blocks` blocks of `block_size` tokens bound what all requests together can keep; the context is at most that long.
+        `fallback` says what happens where the device lacks a kernel: error, warn or allow.
+        """
+        started = time.perf_counter()
+        config = EngineConfig(
+            device=device,
+            dtype=dtype,
+            quantization=quantization,
+            load_format=load_format,
+            max_model_len=max_model_len,
+            num_kv_blocks=num_kv_blocks,
+            block_size=block_size,
+            num_threads=num_threads,
+            seed=seed,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            fallback=fallback,
+        )
+        planned = plan_model(runtime or Runtime.boot(), model, config)
+        self.tokenizer = Tokenizer.from_directory(planned.directory)
+        self.engine = Engine(planned, self.tokenizer, on_progress=on_progress)
+        self.info = _describe(self.engine, time.perf_counter() - started)
+        self._num_requests = 0
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Finish the device's work and give everything back."""
+        self.engine.planned.open_device.backend.close()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        on_output: Callable[[RequestOutput], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer all prompts, batched together; results are in the order of the prompts.
+
+        A prompt is a string or `{"prompt_token_ids": [...]}`. `on_output` sees every request after each step in which it grew.
+        `use_tqdm` shows a progress bar on stderr.
+        """
+        items = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        params = _params_for(items, sampling_params)
+        ids = self._add_all(items, params)
+        finished: dict[str, RequestOutput] = {}
+        with _progress(len(ids), use_tqdm) as advance:
+            try:
+                while len(finished) < len(ids):
+                    for output in self.engine.step():
+                        if on_output is not None:
+                            on_output(output)
+                        if output.finished:
+                            finished[output.request_id] = _checked(output)
+                            advance()
+            finally:
+                for request_id in ids:
+                    self.engine.abort(request_id)
+        return [finished[request_id] for request_id in ids]
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Answer one prompt, yielding the answer so far after every token. Closing the iterator ends the request."""
+        (request_id,) = self._add_all([prompt], [sampling_params or SamplingParams()])
+        try:
+            while True:
+                for output in self.engine.step():
+                    if output.request_id == request_id:
+                        yield _checked(output)
+                        if output.finished:
+                            return
+        finally:
+            self.engine.abort(request_id)
+
+    def _add_all(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[str]:
+        """Queue all prompts or none."""
+        ids: list[str] = []
+        try:
+            for prompt, one in zip(prompts, params, strict=True):
+                text, token_ids = self._read_prompt(prompt)
+                self._num_requests += 1
+                request_id = str(self._num_requests - 1)
+                self.engine.add_request(request_id, token_ids, one, prompt=text)
+                ids.append(request_id)
+        except AetherMindError:
+            for request_id in ids:
+                self.engine.abort(request_id)
+            raise
+        return ids
+
+    def _read_prompt(self, prompt: Any) -> tuple[str | None, Sequence[int]]:
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        if isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
+            token_ids = prompt["prompt_token_ids"]
+            if isinstance(token_ids, Sequence) and all(isinstance(t, int) and not isinstance(t, bool) for t in token_ids):
+                return None, token_ids
+        raise InvalidArgumentError(f"A prompt is a string or {{'prompt_token_ids': [...]}} with integers, got {prompt!r:.80}.")
+
+
+def _params_for(prompts: Sequence[Prompt], given: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * len(prompts)
+    if len(given) != len(prompts):
+        raise InvalidArgumentError(f"{len(given)} SamplingParams were given for {len(prompts)} prompts; give one for all, or one each.")
+    return list(given)
+
+
+def _checked(output: RequestOutput) -> RequestOutput:
+    if output.error is not None:
+        raise AetherMindError(output.error)
+    return output
+
+
+def _describe(engine: Engine, load_s: float) -> ModelInfo:
+    planned: PlannedModel = engine.planned
+    opened = planned.open_device
+    executor = engine.runner.executor
+    parameters = [type for name, type in planned.parameter_types.items() if name not in planned.computed]
+    names = [resolution.chosen.name for resolution in planned.compiled.resolutions if resolution.chosen]
+    fallbacks = planned.compiled.fallbacks
+    placement = f"{len(names)} steps on {opened.device}" + (f", NumPy reference for {', '.join(fallbacks)}" if fallbacks else "")
+    return ModelInfo(
+        model=str(planned.directory),
+        architecture=planned.architecture,
+        device=str(opened.device),
+        device_reason=opened.selection.reason,
+        dtype=planned.dtype.label,
+        num_threads=opened.num_threads,
+        max_model_len=planned.max_model_len,
+        num_kv_blocks=planned.num_kv_blocks,
+        block_size=planned.cache_spec.block_size,
+        num_parameters=sum(prod(dim for dim in type.shape if isinstance(dim, int)) for type in parameters),
+        weight_bytes=engine.runner.constants.nbytes,
+        kv_cache_bytes=engine.runner.kv_cache_bytes,
+        arena_bytes=executor.arena_bytes,
+        load_s=load_s,
+        placement=placement,
+        num_native_breaks=executor.executable.num_native_breaks,
+    )
+
+
+class _progress:
+    """A bar on stderr, or nothing; entering gives the function that advances it."""
+
+    def __init__(self, total: int, is_shown: bool) -> None:
+        self._total = total
+        self._is_shown = is_shown
+        self._bar: Any = None
+
+    def __enter__(self) -> Callable[[], None]:
+        if not self._is_shown:
+            return lambda: None
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self._bar = Progress(console=Console(stderr=True))
+        self._bar.start()
+        task = self._bar.add_task("Processed prompts", total=self._total)
+        return lambda: self._bar.advance(task)
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

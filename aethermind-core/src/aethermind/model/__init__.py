@@ -1,0 +1,16 @@
+"""What a model package builds on: configuration, rotary frequencies, blocks, and the registry of architectures."""
+
+from aethermind.model.architecture import Architecture, CausalLM
+from aethermind.model.config import DecoderConfig, read_decoder_config
+from aethermind.model.registry import ArchitectureRegistry, ModelRegistry
+from aethermind.model.step_inputs import StepInputs
+
+__all__ = [
+    "Architecture",
+    "ArchitectureRegistry",
+    "CausalLM",
+    "DecoderConfig",
+    "ModelRegistry",
+    "StepInputs",
+    "read_decoder_config",
+]

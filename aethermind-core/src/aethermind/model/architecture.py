@@ -1,0 +1,33 @@
+"""What a model package provides: how to read its configuration and how to write its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from aethermind.graph.builder import GraphBuilder
+from aethermind.model.config import DecoderConfig
+from aethermind.model.step_inputs import StepInputs
+
+__all__ = ["Architecture", "CausalLM"]
+
+
+class CausalLM(Protocol):
+    """A decoder over one configuration."""
+
+    config: DecoderConfig
+
+    def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Any:
+        """Write the graph and return the logits, float32 [R, vocab_size]; parameters carry the checkpoint's names."""
+
+
+class Architecture(Protocol):
+    """One entry of `architectures` in config.json."""
+
+    ignored_names: tuple[str, ...]
+    """Patterns of checkpoint tensors that the graph does not use and that are no mistake (a tied head stored twice)."""
+
+    def create(self, raw: Mapping[str, Any]) -> CausalLM:
+        """Read config.json's contents; ConfigError names a bad field."""
+
+

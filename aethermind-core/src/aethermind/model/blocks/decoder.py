@@ -1,0 +1,71 @@
+"""A stack of pre-norm decoder layers, from token ids to logits. Shapes: T tokens, R rows of logits, D hidden_size."""
+
+from __future__ import annotations
+
+from aethermind.graph.builder import GraphBuilder
+from aethermind.graph.ir import Value
+from aethermind.model.blocks.attention import attention
+from aethermind.model.blocks.embedding import embedding, lm_head
+from aethermind.model.blocks.mlp import swiglu_mlp
+from aethermind.model.config import DecoderConfig
+from aethermind.model.rope import inverse_frequencies
+from aethermind.model.step_inputs import StepInputs
+
+__all__ = ["decoder"]
+
+
+def decoder(
+    builder: GraphBuilder,
+    inputs: StepInputs,
+    config: DecoderConfig,
+    max_model_len: int,
+    *,
+    has_qkv_bias: bool,
+    has_qk_norm: bool,
+    prefix: str = "model",
+) -> Value:
+    """Logits, float32 [R, vocab_size], with the weight names that Hugging Face gives to decoders.
+
+    The residual add of one block and the norm of the next are one operator, so `x` and the running `residual` travel together.
+    """
+    inv_freq, scale = inverse_frequencies(config.rope, max_model_len)
+    rope_table_TC = builder.op("rope_table", inputs.positions, builder.constant("rope.inv_freq", inv_freq), scale=scale)
+    embedding_name = f"{prefix}.embed_tokens.weight"
+    residual_TD = embedding(builder, inputs.token_ids, config, embedding_name)
+    x_TD = _norm(builder, residual_TD, config, f"{prefix}.layers.0.input_layernorm")
+    for layer in range(config.num_hidden_layers):
+        base = f"{prefix}.layers.{layer}"
+        x_TD = attention(
+            builder,
+            x_TD,
+            rope_table_TC,
+            inputs,
+            config,
+            layer,
+            f"{base}.self_attn",
+            has_qkv_bias=has_qkv_bias,
+            has_qk_norm=has_qk_norm,
+        )
+        is_last = layer == config.num_hidden_layers - 1
+        if is_last:  # nothing after the last attention mixes tokens, so only the rows that need logits go on
+            x_TD, residual_TD = (builder.op("gather_rows", value, inputs.logits_rows) for value in (x_TD, residual_TD))
+        x_TD, residual_TD = _add_norm(builder, x_TD, residual_TD, config, f"{base}.post_attention_layernorm")
+        x_TD = swiglu_mlp(builder, x_TD, config, f"{base}.mlp")
+        next_norm = f"{prefix}.norm" if is_last else f"{prefix}.layers.{layer + 1}.input_layernorm"
+        x_TD, residual_TD = _add_norm(builder, x_TD, residual_TD, config, next_norm)
+    head_name = embedding_name if config.tie_word_embeddings else "lm_head.weight"
+    return lm_head(builder, x_TD, config, head_name)
+
+
+def _norm(builder: GraphBuilder, x_TD: Value, config: DecoderConfig, prefix: str) -> Value:
+    weight_D = builder.parameter(f"{prefix}.weight", (config.hidden_size,))
+    with builder.scope(prefix):
+        out_TD: Value = builder.op("rms_norm", x_TD, weight_D, eps=config.rms_norm_eps)
+    return out_TD
+
+
+def _add_norm(builder: GraphBuilder, x_TD: Value, residual_TD: Value, config: DecoderConfig, prefix: str) -> tuple[Value, Value]:
+    weight_D = builder.parameter(f"{prefix}.weight", (config.hidden_size,))
+    with builder.scope(prefix):
+        out_TD, total_TD = builder.op("add_rms_norm", x_TD, residual_TD, weight_D, eps=config.rms_norm_eps)
+    return out_TD, total_TD

@@ -1,0 +1,121 @@
+"""The configuration of a decoder, in Hugging Face's field names, read from today's spelling and from the older one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aethermind.errors import ConfigError
+from aethermind.hal.dtype import DType
+from aethermind.model.rope import RopeConfig, read_rope
+
+__all__ = ["DecoderConfig", "positive_int", "read_decoder_config"]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """What decoders have in common. `sliding_windows[i]` is the window of layer i in tokens, 0 for full attention."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    dtype: DType
+    sliding_windows: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
+
+
+def read_decoder_config(raw: Mapping[str, Any], *, defaults: Mapping[str, Any]) -> DecoderConfig:
+    """Read a decoder's config.json; fields that it leaves out come from the architecture's `defaults`. ConfigError names a bad field."""
+    fields = {**defaults, **{name: value for name, value in raw.items() if value is not None}}
+    hidden_size = positive_int(fields, "hidden_size")
+    heads = positive_int(fields, "num_attention_heads")
+    kv_heads = positive_int(fields, "num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise ConfigError(f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads}) in config.json.")
+    if "head_dim" not in fields and hidden_size % heads:
+        raise ConfigError(f"hidden_size ({hidden_size}) is not a multiple of num_attention_heads ({heads}) in config.json.")
+    head_dim = positive_int(fields, "head_dim", default=hidden_size // heads)
+    if head_dim % 2:
+        raise ConfigError(f"head_dim ({head_dim}) in config.json is odd; rotary embeddings need an even one.")
+    activation = fields.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise ConfigError(f"hidden_act {activation!r} in config.json is not supported by this architecture; it computes silu.")
+    num_layers = positive_int(fields, "num_hidden_layers")
+    max_positions = positive_int(fields, "max_position_embeddings")
+    return DecoderConfig(
+        hidden_size=hidden_size,
+        intermediate_size=positive_int(fields, "intermediate_size"),
+        num_hidden_layers=num_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=positive_int(fields, "vocab_size"),
+        max_position_embeddings=max_positions,
+        rms_norm_eps=_positive_float(fields, "rms_norm_eps", 1e-6),
+        rope=read_rope(fields, head_dim=head_dim, max_position_embeddings=max_positions),
+        tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
+        dtype=_read_dtype(fields),
+        sliding_windows=_read_sliding_windows(fields, num_layers),
+        eos_token_ids=_read_token_ids(fields.get("eos_token_id")),
+    )
+
+
+def positive_int(fields: Mapping[str, Any], name: str, *, default: int | None = None) -> int:
+    """A field that must be a positive integer; ConfigError names it and its value."""
+    value = fields.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+        raise ConfigError(f"{name} in config.json should be a positive integer, got {value!r}.")
+    return value
+
+
+def _positive_float(fields: Mapping[str, Any], name: str, default: float) -> float:
+    value = fields.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        raise ConfigError(f"{name} in config.json should be a small positive number, got {value!r}.")
+    return float(value)
+
+
+def _read_dtype(fields: Mapping[str, Any]) -> DType:
+    name = fields.get("dtype", fields.get("torch_dtype", "float32"))
+    dtype = DType.parse(str(name).removeprefix("torch."))
+    if not dtype.is_floating:
+        raise ConfigError(f"dtype {name!r} in config.json is not a floating-point type.")
+    return dtype
+
+
+def _read_sliding_windows(fields: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """`layer_types` says it layer by layer; before it there was `use_sliding_window` with `max_window_layers`."""
+    window = fields.get("sliding_window")
+    layer_types = fields.get("layer_types")
+    if layer_types is None:
+        if not fields.get("use_sliding_window", False):
+            return (0,) * num_layers
+        first = fields.get("max_window_layers", num_layers)
+        layer_types = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
+    if not isinstance(layer_types, list) or len(layer_types) != num_layers:
+        raise ConfigError(f"layer_types in config.json should list num_hidden_layers ({num_layers}) entries.")
+    unknown = set(layer_types) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise ConfigError(f"layer_types in config.json holds {sorted(map(str, unknown))[0]!r}; full_attention and sliding_attention are known.")
+    if "sliding_attention" not in layer_types:
+        return (0,) * num_layers
+    size = positive_int(fields, "sliding_window") if window is not None else None
+    if size is None:
+        raise ConfigError("config.json asks for sliding attention but gives no sliding_window.")
+    return tuple(size if kind == "sliding_attention" else 0 for kind in layer_types)
+
+
+def _read_token_ids(value: Any) -> tuple[int, ...]:
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
+        raise ConfigError(f"eos_token_id in config.json should be a token id or a list of them, got {value!r}.")
+    return tuple(ids)

@@ -1,0 +1,51 @@
+"""Reading config.json: the file itself, before any architecture looks at it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from aethermind.errors import ConfigError
+
+__all__ = ["architecture_name", "read_hf_config", "read_optional_json"]
+
+
+def read_hf_config(directory: Path) -> dict[str, Any]:
+    """The contents of `directory/config.json`; ConfigError says what is missing or broken and what to do."""
+    if not directory.exists():
+        raise ConfigError(f"Model directory {str(directory)!r} does not exist. Pass --model the path of a Hugging Face model directory.")
+    if not directory.is_dir():
+        raise ConfigError(f"Model path {str(directory)!r} is a file. Pass the directory that holds config.json.")
+    path = directory / "config.json"
+    if not path.is_file():
+        found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:5]) or "nothing"
+        raise ConfigError(f"{str(directory)!r} holds no config.json (found {found}). Pass the directory of a Hugging Face model.")
+    return _read_object(path)
+
+
+def read_optional_json(path: Path) -> dict[str, Any]:
+    """The contents of a JSON file, or an empty dict when there is none; ConfigError when it is broken."""
+    return _read_object(path) if path.is_file() else {}
+
+
+def architecture_name(raw: Mapping[str, Any], directory: Path) -> str:
+    """The first entry of `architectures`; ConfigError when there is none."""
+    names = raw.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise ConfigError(
+            f"config.json in {str(directory)!r} names no architectures (got {names!r}). "
+            'Add a line such as "architectures": ["Qwen2ForCausalLM"].'
+        )
+    return names[0]
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        contents = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path.name} in {str(path.parent)!r} is not valid JSON ({error}). Download or write it again.") from None
+    if not isinstance(contents, dict):
+        raise ConfigError(f"{path.name} in {str(path.parent)!r} should hold an object, not {type(contents).__name__}.")
+    return contents

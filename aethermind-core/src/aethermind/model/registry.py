@@ -1,0 +1,85 @@
+"""Which package knows an architecture, and which models come with packages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from aethermind.errors import ConfigError, PluginError
+from aethermind.model.architecture import Architecture
+
+__all__ = ["ArchitectureRegistry", "ModelRegistry"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    target: str
+    provider: str
+
+
+class ArchitectureRegistry:
+    """Names of `architectures` to `"package.module:OBJECT"`; imported when first used. Filled at boot, then frozen."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._is_frozen = False
+
+    def register(self, name: str, target: str, *, provider: str, replaces: str | None = None) -> None:
+        """Claim an architecture's name; a taken name is a PluginError unless `replaces=` names its provider."""
+        assert not self._is_frozen, "registries are frozen after boot"
+        taken = self._entries.get(name)
+        if taken is not None and replaces != taken.provider:
+            raise PluginError(f"Architecture {name!r} is claimed by both {taken.provider} and {provider}. Uninstall one of them.")
+        self._entries[name] = _Entry(target, provider)
+
+    def freeze(self) -> None:
+        self._is_frozen = True
+
+    def names(self) -> list[str]:
+        """All architectures that installed packages know, sorted."""
+        return sorted(self._entries)
+
+    def get(self, name: str) -> Architecture:
+        """Import an architecture; ConfigError lists the installed ones when it is unknown."""
+        entry = self._entries.get(name)
+        if entry is None:
+            known = ", ".join(self.names()) or "none"
+            raise ConfigError(f"Unknown architecture {name!r}. Installed: {known}. Install the model package that provides it.")
+        module, _, attribute = entry.target.partition(":")
+        architecture: Architecture = getattr(import_module(module), attribute)
+        return architecture
+
+
+class ModelRegistry:
+    """Models that ship inside packages, by name. Filled at boot, then frozen."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Callable[[], Path]] = {}
+        self._is_frozen = False
+
+    def register(self, name: str, locate: Callable[[], Path], *, provider: str) -> None:
+        """Offer a model; a taken name is a PluginError."""
+        assert not self._is_frozen, "registries are frozen after boot"
+        if name in self._entries:
+            raise PluginError(f"Model {name!r} of {provider} exists already; give it another name.")
+        self._entries[name] = locate
+
+    def freeze(self) -> None:
+        self._is_frozen = True
+
+    def names(self) -> list[str]:
+        """All installed models, sorted."""
+        return sorted(self._entries)
+
+    def locate(self, model: str) -> Path:
+        """The directory of an installed model, or `model` itself taken as a path."""
+        entry = self._entries.get(model)
+        if entry is not None:
+            return entry()
+        path = Path(model).expanduser()
+        if not path.exists() and "/" not in model:
+            known = ", ".join(self.names()) or "none"
+            raise ConfigError(f"No model {model!r}: it is neither an installed model ({known}) nor a directory. Pass --model a path.")
+        return path

@@ -1,0 +1,135 @@
+"""Rotary position embeddings: the frequencies, and their scaling for longer contexts.
+
+Sources: RoFormer (Su et al. 2021); linear interpolation (Chen et al. 2023); NTK-aware scaling (bloc97 2023); YaRN (Peng et al. 2023).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aethermind.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["RopeConfig", "inverse_frequencies", "read_rope"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """`kind` is default, linear, dynamic or yarn; the rest parametrises it (YaRN's names are those of its paper and of config.json)."""
+
+    theta: float
+    head_dim: int
+    kind: str = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddings: int) -> RopeConfig:
+    """Read `rope_parameters` (today's spelling) or `rope_theta` with `rope_scaling` (the older one)."""
+    parameters = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    if not isinstance(parameters, Mapping):
+        raise ConfigError(f"rope_parameters in config.json should be an object, got {parameters!r}.")
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind not in ("default", "linear", "dynamic", "yarn"):
+        raise ConfigError(f"rope_type {kind!r} in config.json is not supported. Supported: default, linear, dynamic, yarn.")
+    theta = _number(parameters, "rope_theta", fields.get("rope_theta", 10000.0))
+    if kind == "default":
+        return RopeConfig(theta, head_dim)
+    return RopeConfig(
+        theta,
+        head_dim,
+        kind,
+        _number(parameters, "factor", None),
+        int(_number(parameters, "original_max_position_embeddings", max_position_embeddings)),
+        _number(parameters, "beta_fast", 32.0),
+        _number(parameters, "beta_slow", 1.0),
+        _optional_number(parameters, "attention_factor"),
+        _optional_number(parameters, "mscale"),
+        _optional_number(parameters, "mscale_all_dim"),
+        bool(parameters.get("truncate", True)),
+    )
+
+
+def inverse_frequencies(config: RopeConfig, max_model_len: int) -> tuple[np.ndarray[Any, Any], float]:
+    """The inverse frequencies, float32 [head_dim/2], and the factor by which cos and sin are multiplied.
+
+    Dynamic NTK scaling is fixed here for the longest context that will be used, so that cached keys never change their rotation.
+    """
+    import numpy as np
+
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    plain = (1.0 / (np.float32(config.theta) ** exponents)).astype(np.float32)
+    if config.kind == "linear":
+        return plain / np.float32(config.factor), 1.0
+    if config.kind == "dynamic":
+        return _dynamic(config, max_model_len, exponents, plain), 1.0
+    if config.kind == "yarn":
+        return _yarn(config, plain)
+    return plain, 1.0
+
+
+def _dynamic(config: RopeConfig, max_model_len: int, exponents: Any, plain: Any) -> Any:
+    import numpy as np
+
+    original = config.original_max_position_embeddings
+    if max_model_len <= original:
+        return plain
+    stretch = config.factor * max_model_len / original - (config.factor - 1)
+    theta = config.theta * stretch ** (config.head_dim / (config.head_dim - 2))
+    return (1.0 / (np.float32(theta) ** exponents)).astype(np.float32)
+
+
+def _yarn(config: RopeConfig, plain: Any) -> tuple[Any, float]:
+    import numpy as np
+
+    half = config.head_dim // 2
+    low = _correction_dim(config.beta_fast, config)
+    high = _correction_dim(config.beta_slow, config)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
+    ramp = np.clip((np.arange(half, dtype=np.float32) - np.float32(low)) / np.float32(max(high - low, 0.001)), 0, 1)
+    keep = 1 - ramp.astype(np.float32)
+    blended = plain / np.float32(config.factor) * (1 - keep) + plain * keep
+    return blended.astype(np.float32), _yarn_attention_factor(config)
+
+
+def _correction_dim(num_rotations: float, config: RopeConfig) -> float:
+    """The dim whose wave turns `num_rotations` times over the original context (YaRN, section 3.2)."""
+    positions = config.original_max_position_embeddings
+    return config.head_dim * math.log(positions / (num_rotations * 2 * math.pi)) / (2 * math.log(config.theta))
+
+
+def _yarn_attention_factor(config: RopeConfig) -> float:
+    if config.attention_factor is not None:
+        return config.attention_factor
+    if config.mscale and config.mscale_all_dim:
+        return _mscale(config.factor, config.mscale) / _mscale(config.factor, config.mscale_all_dim)
+    return _mscale(config.factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _number(fields: Mapping[str, Any], name: str, default: float | None) -> float:
+    value = fields.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ConfigError(f"{name} of the rotary embedding in config.json should be a positive number, got {value!r}.")
+    return float(value)
+
+
+def _optional_number(fields: Mapping[str, Any], name: str) -> float | None:
+    return None if fields.get(name) is None else _number(fields, name, None)

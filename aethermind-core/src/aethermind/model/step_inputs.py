@@ -1,0 +1,51 @@
+"""What every step brings: the ragged batch as graph values.
+
+T tokens of S sequences lie end to end; R of their rows need logits; a block table is B blocks wide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aethermind.graph.builder import GraphBuilder
+from aethermind.graph.ir import Value
+from aethermind.hal.dtype import DType
+from aethermind.ops.dims import SymDim
+
+__all__ = ["StepInputs", "declare_step_inputs"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """token_ids i32[T], positions i64[T], slot_mapping i64[T], cu_seqlens_q i32[S+1], seqlens_k i32[S], block_tables i32[S,B],
+    logits_rows i32[R], and the KV cache of every layer, each [num_blocks, num_kv_heads, block_size, head_dim].
+    """
+
+    token_ids: Value
+    positions: Value
+    slot_mapping: Value
+    cu_seqlens_q: Value
+    seqlens_k: Value
+    block_tables: Value
+    logits_rows: Value
+    k_caches: tuple[Value, ...]
+    v_caches: tuple[Value, ...]
+
+
+def declare_step_inputs(
+    builder: GraphBuilder, *, num_layers: int, num_kv_heads: int, head_dim: int, num_blocks: int, block_size: int, kv_dtype: DType
+) -> StepInputs:
+    """Declare the inputs and the KV state of a decoder's graph."""
+    tokens, sequences, rows, width = SymDim("T"), SymDim("S"), SymDim("R"), SymDim("B")
+    cache = (num_blocks, num_kv_heads, block_size, head_dim)
+    return StepInputs(
+        builder.input("token_ids", DType.INT32, (tokens,)),
+        builder.input("positions", DType.INT64, (tokens,)),
+        builder.input("slot_mapping", DType.INT64, (tokens,)),
+        builder.input("cu_seqlens_q", DType.INT32, (sequences + 1,)),
+        builder.input("seqlens_k", DType.INT32, (sequences,)),
+        builder.input("block_tables", DType.INT32, (sequences, width)),
+        builder.input("logits_rows", DType.INT32, (rows,)),
+        tuple(builder.state(f"k_cache.{layer}", kv_dtype, cache) for layer in range(num_layers)),
+        tuple(builder.state(f"v_cache.{layer}", kv_dtype, cache) for layer in range(num_layers)),
+    )

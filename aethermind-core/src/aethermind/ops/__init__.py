@@ -1,0 +1,6 @@
+"""What an operator means: its schema, and a catalog of pages with reference, samples and decomposition."""
+
+from aethermind.ops.operator import Operator, OperatorRegistry, Sample, Tolerance
+from aethermind.ops.schema import OpBuilder, OperatorSchema, TensorType
+
+__all__ = ["OpBuilder", "Operator", "OperatorRegistry", "OperatorSchema", "Sample", "TensorType", "Tolerance"]

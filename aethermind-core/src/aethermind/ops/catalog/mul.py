@@ -1,0 +1,32 @@
+"""The product of two tensors of one shape, element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aethermind.ops.catalog._sample_inputs import normal
+from aethermind.ops.catalog._tolerances import ONE_ROUNDING
+from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.schema import OperatorSchema
+
+__all__ = ["MUL"]
+
+
+def _reference(a: Array, b: Array) -> Array:
+    return a * b
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape in ((3, 7), (1, 33), (0, 8), (5,), (2, 3, 17), (16, 64)):
+        yield Sample("x".join(map(str, shape)), (normal(rng, *shape), normal(rng, *shape)))
+
+
+MUL = Operator(
+    schema=OperatorSchema.parse("mul(a: F[...], b: F[...]) -> (out: F[...] ~ a)"),
+    summary="a * b, element by element.",
+    reference=_reference,
+    samples=_samples,
+    tolerances=ONE_ROUNDING,
+)

@@ -1,0 +1,136 @@
+"""Causal attention of a ragged batch over keys and values that lie in the blocks of a paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aethermind.ops.catalog._sample_inputs import normal, paged_batch
+from aethermind.ops.catalog._tolerances import accumulated
+from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.schema import OperatorSchema
+
+__all__ = ["PAGED_ATTENTION"]
+
+
+def _reference(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    cu_seqlens_q: Array,
+    seqlens_k: Array,
+    block_tables: Array,
+    *,
+    scale: float,
+    window: int,
+) -> Array:
+    out = np.zeros_like(q)
+    for begin, end, num_keys, blocks in zip(
+        cu_seqlens_q[:-1], cu_seqlens_q[1:], seqlens_k, block_tables, strict=True
+    ):
+        if begin < end:
+            k = _gather(k_cache, blocks, num_keys).astype(q.dtype, copy=False)
+            v = _gather(v_cache, blocks, num_keys).astype(q.dtype, copy=False)
+            out[begin:end] = _attend(q[begin:end], k, v, scale, window)
+    return out
+
+
+def _gather(cache: Array, blocks: Array, num_keys: int) -> Array:
+    """The keys (or values) of one sequence in order of position: [K, num_keys, C]."""
+    _, num_kv_heads, block_size, head_dim = cache.shape
+    owned = cache[blocks[: -(-num_keys // block_size)]]
+    return owned.transpose(1, 0, 2, 3).reshape(num_kv_heads, -1, head_dim)[:, :num_keys]
+
+
+def _attend(q: Array, k: Array, v: Array, scale: float, window: int) -> Array:
+    """One sequence: q [Q, H, C] against k and v [K, num_keys, C], all heads at once."""
+    num_queries, num_heads, head_dim = q.shape
+    num_kv_heads, num_keys, _ = k.shape
+    grouped = q.transpose(1, 0, 2).reshape(num_kv_heads, -1, num_queries, head_dim)
+    scores = grouped @ k[:, None].transpose(0, 1, 3, 2) * scale
+    position = np.arange(num_keys - num_queries, num_keys)[:, None]
+    key = np.arange(num_keys)
+    is_visible = (key <= position) & ((window <= 0) | (key > position - window))
+    scores = np.where(is_visible, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    out = weights.astype(q.dtype, copy=False) @ v[:, None]
+    return out.reshape(num_heads, num_queries, head_dim).transpose(1, 0, 2)
+
+
+def _term_magnitudes(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    cu_seqlens_q: Array,
+    seqlens_k: Array,
+    block_tables: Array,
+    *,
+    scale: float,
+    window: int,
+) -> Array:
+    tables = (cu_seqlens_q, seqlens_k, block_tables)
+    magnitudes = _reference(q, k_cache, np.abs(v_cache), *tables, scale=scale, window=window)
+    magnitudes[cu_seqlens_q[-1] :] = np.inf
+    return magnitudes
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    decode, prefill = [(1, 5), (1, 1), (1, 33)], [(5, 5), (17, 17)]
+    mixed = [(1, 9), (7, 7), (4, 11), (1, 16), (3, 17)]
+    for label, sequences, num_heads, num_kv_heads, head_dim, block_size, window in (
+        ("prefill", prefill, 4, 2, 64, 16, 0),
+        ("decode", decode, 7, 1, 64, 16, 0),
+        ("mixed", mixed, 14, 2, 64, 16, 0),
+        ("mixed_every_head_its_own", mixed, 7, 7, 8, 4, 0),
+        ("mixed_block_size_1", mixed, 2, 1, 80, 1, 0),
+        ("mixed_head_dim_128", mixed, 4, 1, 128, 16, 0),
+        ("mixed_window", mixed, 4, 2, 8, 4, 3),
+        ("prefill_window_1", prefill, 2, 2, 8, 4, 1),
+        ("decode_window_beyond_keys", decode, 2, 1, 10, 16, 100),
+        ("one_token", [(1, 1)], 1, 1, 2, 16, 0),
+        ("sequence_without_queries", [(2, 4), (0, 6), (1, 3)], 2, 1, 8, 4, 0),
+        ("no_sequences", [], 2, 1, 8, 4, 0),
+    ):
+        yield _sample(rng, label, sequences, num_heads, num_kv_heads, head_dim, block_size, window)
+    yield _sample(rng, "padded", mixed, 2, 1, 8, 4, 0, num_padding_rows=3)
+
+
+def _sample(
+    rng: np.random.Generator,
+    label: str,
+    sequences: list[tuple[int, int]],
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int,
+    num_padding_rows: int = 0,
+) -> Sample:
+    batch = paged_batch(rng, sequences, num_kv_heads, head_dim, block_size)
+    q = normal(rng, batch.cu_seqlens_q[-1] + num_padding_rows, num_heads, head_dim)
+    tables = (batch.cu_seqlens_q, batch.seqlens_k, batch.block_tables)
+    return Sample(
+        label, (q, batch.k_cache, batch.v_cache, *tables), {"scale": head_dim**-0.5, "window": window}
+    )
+
+
+PAGED_ATTENTION = Operator(
+    schema=OperatorSchema.parse(
+        """paged_attention(q: F[T, H, C], k_cache: F[N, K, P, C], v_cache: F[N, K, P, C],
+        cu_seqlens_q: i32[S+1], seqlens_k: i32[S], block_tables: i32[S, M];
+        scale: float, window: int = 0) -> (out: F[T, H, C])"""
+    ),
+    summary=(
+        "softmax(q·kᵀ·scale)·v per sequence; its last query stands at its last key, and with a window "
+        "only that many keys are seen. Head h uses kv head h // (H/K). Rows past cu_seqlens_q[S] are "
+        "padding and may hold anything."
+    ),
+    reference=_reference,
+    samples=_samples,
+    term_magnitudes=_term_magnitudes,
+    # Kernels may round the softmax weights to F before they meet the values.
+    tolerances=accumulated(inner_roundings=1),
+    gathered=frozenset({"k_cache", "v_cache"}),
+)

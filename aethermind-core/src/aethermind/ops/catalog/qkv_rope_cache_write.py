@@ -1,0 +1,139 @@
+"""Everything between a layer's norm and its attention: projections, head norms, rotary embedding, cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aethermind.ops.catalog._sample_inputs import normal, weight
+from aethermind.ops.catalog._tolerances import accumulated
+from aethermind.ops.catalog.kv_cache_write import KV_CACHE_WRITE, random_slots
+from aethermind.ops.catalog.linear import linear_magnitudes
+from aethermind.ops.catalog.rope import rope_magnitudes, rotation_table
+from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.schema import OpBuilder, OperatorSchema
+
+__all__ = ["QKV_ROPE_CACHE_WRITE"]
+
+
+def _decompose(
+    b: OpBuilder[Array],
+    x: Array,
+    w_q: Array,
+    w_k: Array,
+    w_v: Array,
+    b_q: Array | None,
+    b_k: Array | None,
+    b_v: Array | None,
+    q_norm: Array | None,
+    k_norm: Array | None,
+    rope_table: Array,
+    slot_mapping: Array,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    eps: float,
+) -> tuple[Array, Array, Array]:
+    q = b.op("split_heads", b.op("linear", x, w_q, b_q), num_heads=num_heads)
+    k = b.op("split_heads", b.op("linear", x, w_k, b_k), num_heads=num_kv_heads)
+    v = b.op("split_heads", b.op("linear", x, w_v, b_v), num_heads=num_kv_heads)
+    if q_norm is not None:
+        q = b.op("rms_norm", q, q_norm, eps=eps)
+    if k_norm is not None:
+        k = b.op("rms_norm", k, k_norm, eps=eps)
+    q, k = b.op("rope", q, rope_table), b.op("rope", k, rope_table)
+    k_out, v_out = b.op("kv_cache_write", k, v, slot_mapping, k_cache, v_cache)
+    return q, k_out, v_out
+
+
+def _term_magnitudes(
+    x: Array,
+    w_q: Array,
+    w_k: Array,
+    w_v: Array,
+    b_q: Array | None,
+    b_k: Array | None,
+    b_v: Array | None,
+    q_norm: Array | None,
+    k_norm: Array | None,
+    rope_table: Array,
+    slot_mapping: Array,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    eps: float,
+) -> tuple[Array, Array, Array]:
+    q = rope_magnitudes(_head_magnitudes(x, w_q, b_q, q_norm, num_heads, eps), rope_table)
+    k = rope_magnitudes(_head_magnitudes(x, w_k, b_k, k_norm, num_kv_heads, eps), rope_table)
+    v = _head_magnitudes(x, w_v, b_v, None, num_kv_heads, eps)
+    assert KV_CACHE_WRITE.reference is not None
+    k_out, v_out = KV_CACHE_WRITE.reference(k, v, slot_mapping, np.abs(k_cache), np.abs(v_cache))
+    return q, k_out, v_out
+
+
+def _head_magnitudes(
+    x: Array, weight: Array, bias: Array | None, norm: Array | None, num_heads: int, eps: float
+) -> Array:
+    """How far relative errors of a projection's terms carry through the norm of its heads: [T, heads, C]."""
+    shape = (len(x), num_heads, len(weight) // num_heads)
+    magnitudes = linear_magnitudes(x, weight, bias).reshape(shape)
+    if norm is None:
+        return magnitudes
+    values = (x @ weight.T + (0 if bias is None else bias)).reshape(shape)
+    mean_square = np.mean(values * values, axis=-1, keepdims=True) + eps
+    through_mean = np.abs(values) * np.mean(np.abs(values) * magnitudes, axis=-1, keepdims=True) / mean_square
+    return (magnitudes + through_mean) / np.sqrt(mean_square) * np.abs(norm)
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for label, num_tokens, hidden_size, num_heads, num_kv_heads, head_dim, block_size, num_skipped in (
+        ("mha", 3, 7, 2, 2, 8, 4, 0),
+        ("gqa_decode", 1, 33, 7, 1, 64, 16, 0),
+        ("gqa", 9, 48, 4, 2, 10, 16, 2),
+        ("many_kv_heads", 5, 20, 14, 7, 8, 1, 0),
+        ("head_dim_80", 17, 31, 2, 1, 80, 16, 1),
+        ("head_dim_128", 2, 16, 2, 1, 128, 16, 0),
+        ("empty", 0, 8, 2, 1, 8, 4, 0),
+    ):
+        num_blocks = -(-num_tokens // block_size) + 1
+        size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
+        x = normal(rng, num_tokens, hidden_size)
+        weights = [weight(rng, rows, hidden_size) for rows in (size, kv_size, kv_size)]
+        biases = [normal(rng, rows) for rows in (size, kv_size, kv_size)]
+        norms = [normal(rng, head_dim) for _ in range(2)]
+        placed = (
+            rotation_table(rng, num_tokens, head_dim),
+            random_slots(rng, num_tokens, num_blocks * block_size, num_skipped),
+            normal(rng, num_blocks, num_kv_heads, block_size, head_dim),
+            normal(rng, num_blocks, num_kv_heads, block_size, head_dim),
+        )
+        heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
+        yield Sample(f"{label}_bias", (x, *weights, *biases, None, None, *placed), heads)
+        yield Sample(
+            f"{label}_norm", (x, *weights, None, None, None, *norms, *placed), {**heads, "eps": 1e-5}
+        )
+
+
+QKV_ROPE_CACHE_WRITE = Operator(
+    schema=OperatorSchema.parse(
+        """qkv_rope_cache_write(x: F[T, D], w_q: W[Q, D], w_k: W[G, D], w_v: W[G, D],
+        b_q: F[Q]?, b_k: F[G]?, b_v: F[G]?, q_norm: F[C]?, k_norm: F[C]?,
+        rope_table: f32[T, C], slot_mapping: i64[T], k_cache: F[N, K, P, C], v_cache: F[N, K, P, C];
+        num_heads: int, num_kv_heads: int, eps: float = 1e-6)
+        -> (q: F[T, num_heads, C], k_out: F[N, K, P, C] = k_cache, v_out: F[N, K, P, C] = v_cache)"""
+    ),
+    summary=(
+        "q = rope(norm(x @ w_q.T + b_q)) per head; k likewise, and v without norm and rope, go to their "
+        "slots of the cache. A norm is applied where its weight is given."
+    ),
+    decompose=_decompose,
+    samples=_samples,
+    term_magnitudes=_term_magnitudes,
+    # The projection and the head norm may be rounded before the rotation, whose result is.
+    tolerances=accumulated(inner_roundings=2),
+)

@@ -1,0 +1,193 @@
+"""What an operator promises, written as one line.
+
+    rms_norm(x: F[..., D], weight: F[D]; eps: float = 1e-06) -> (out: F[..., D])
+
+Left of `;` are tensors, right of it attributes. `F` is the operator's floating-point type, `W` a weight in any weight format whose
+values count as `F`, and `f32`, `i32`, `i64` are what they say. Names in brackets are dims: the first use binds, later ones must agree.
+`?` marks an optional tensor. An output written `k_cache: F[N,K,P,C] = k_cache` is the same memory as that input, changed in place;
+`out ~ x` may share it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from aethermind.errors import OperatorError
+from aethermind.hal.dtype import DType
+from aethermind.ops import dims
+from aethermind.ops.dims import Shape
+
+__all__ = ["Attribute", "AttributeSpec", "OpBuilder", "OperatorSchema", "TensorSpec", "TensorType"]
+
+Attribute = int | float | bool
+
+_CONCRETE = {
+    "f32": DType.FLOAT32,
+    "i32": DType.INT32,
+    "i64": DType.INT64,
+    "i8": DType.INT8,
+    "u8": DType.UINT8,
+}
+_ATTRIBUTE_TYPES: dict[str, type[Attribute]] = {"int": int, "float": float, "bool": bool}
+_SIGNATURE = re.compile(r"^(\w+)\(([^;)]*)(?:;([^)]*))?\)\s*->\s*\((.*)\)$", re.DOTALL)
+_TENSOR = re.compile(r"^(\w+):\s*(\w+)\[([^\]]*)\](\?)?(?:\s*([=~])\s*(\w+))?$")
+_ATTRIBUTE = re.compile(r"^(\w+):\s*(\w+)(?:\s*=\s*(\S+))?$")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """The dtype and shape of a value; dims may be symbols."""
+
+    dtype: DType
+    shape: Shape
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a schema. `alias` names the input whose memory an output is; `inplace` the one whose memory it may take."""
+
+    name: str
+    kind: str
+    pattern: tuple[str, ...]
+    is_optional: bool = False
+    alias: str | None = None
+    inplace: str | None = None
+
+    def dtype(self, float_type: DType) -> DType:
+        """The element type when the operator's floating-point type is `float_type`."""
+        return _CONCRETE.get(self.kind, float_type)
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeSpec:
+    """One attribute: its type and its default, or None when it must be given."""
+
+    name: str
+    type: type[Attribute]
+    default: Attribute | None
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSchema:
+    """The parsed form of the line; `parse` makes it."""
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    attributes: tuple[AttributeSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    text: str
+
+    @classmethod
+    def parse(cls, text: str) -> OperatorSchema:
+        """Read a signature. A malformed one is a programmer's mistake (AssertionError)."""
+        text = " ".join(text.split())
+        found = _SIGNATURE.match(text)
+        assert found, f"malformed operator signature: {text}"
+        name, inputs, attributes, outputs = found.groups()
+        return cls(
+            name,
+            tuple(_parse_tensor(part) for part in _split(inputs)),
+            tuple(_parse_attribute(part) for part in _split(attributes or "")),
+            tuple(_parse_tensor(part) for part in _split(outputs)),
+            text,
+        )
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the operator only renames the shape of its input, so that nothing runs."""
+        return len(self.outputs) == 1 and self.outputs[0].alias is not None and self.outputs[0].kind == self.inputs[0].kind and (
+            self.outputs[0].pattern != self.inputs[0].pattern
+        )
+
+    def complete(self, attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
+        """Attributes in schema order, defaults filled in and types checked."""
+        unknown = set(attributes) - {spec.name for spec in self.attributes}
+        if unknown:
+            raise OperatorError(f"Operator {self.name} has no attribute {sorted(unknown)[0]!r}. Signature: {self.text}")
+        completed: dict[str, Attribute] = {}
+        for spec in self.attributes:
+            value = attributes.get(spec.name, spec.default)
+            if value is None:
+                raise OperatorError(f"Operator {self.name} needs the attribute {spec.name!r}. Signature: {self.text}")
+            completed[spec.name] = spec.type(value)
+        return completed
+
+    def infer(
+        self, inputs: Sequence[TensorType | None], attributes: Mapping[str, Attribute], float_type: DType | None = None
+    ) -> tuple[TensorType, ...]:
+        """The types of the outputs; OperatorError when the inputs do not fit the signature.
+
+        `attributes` are complete. `float_type` is needed only where no input says what F is.
+        """
+        if len(inputs) != len(self.inputs):
+            raise OperatorError(f"Operator {self.name} takes {len(self.inputs)} inputs, got {len(inputs)}. Signature: {self.text}")
+        binding: dict[str, Any] = {}
+        for spec, given in zip(self.inputs, inputs, strict=True):
+            if given is None:
+                if not spec.is_optional:
+                    raise OperatorError(f"Operator {self.name} needs the input {spec.name!r}. Signature: {self.text}")
+                continue
+            if spec.kind in "FW" and given.dtype.is_floating:
+                float_type = float_type or given.dtype
+            wanted = spec.dtype(float_type) if float_type else _CONCRETE.get(spec.kind, "a floating-point type")
+            problem = f"dtype should be {wanted}" if given.dtype is not wanted else dims.match(spec.pattern, given.shape, binding)
+            if problem:
+                raise OperatorError(f"Operator {self.name}: input {spec.name!r} is {given}, but {problem}. Signature: {self.text}")
+        binding.update(attributes)
+        resolved = float_type or DType.FLOAT32
+        try:
+            shapes = [dims.evaluate(spec.pattern, binding) for spec in self.outputs]
+        except OperatorError as error:
+            raise OperatorError(f"Operator {self.name}: {error} Signature: {self.text}") from None
+        return tuple(TensorType(spec.dtype(resolved), shape) for spec, shape in zip(self.outputs, shapes, strict=True))
+
+    def float_type(self, inputs: Sequence[TensorType | None]) -> DType:
+        """The dtype that F stands for with these inputs (float32 where the operator has no F)."""
+        for spec, given in zip(self.inputs, inputs, strict=True):
+            if given is not None and spec.kind in "FW":
+                return given.dtype
+        return DType.FLOAT32
+
+
+V_contra = TypeVar("V_contra", contravariant=True)
+
+
+class OpBuilder(Protocol[V_contra]):
+    """What a decomposition is written against: the graph builder and the reference runner both are one."""
+
+    def op(self, name: str, *inputs: V_contra | None, **attributes: Attribute) -> Any:
+        """Apply an operator; a single output comes bare, several as a tuple."""
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip()]
+
+
+def _parse_tensor(text: str) -> TensorSpec:
+    found = _TENSOR.match(text)
+    assert found, f"malformed tensor in an operator signature: {text}"
+    name, kind, pattern, optional, relation, other = found.groups()
+    assert kind in "FW" or kind in _CONCRETE, f"unknown tensor kind {kind!r} in: {text}"
+    return TensorSpec(
+        name,
+        kind,
+        tuple(part.strip() for part in pattern.split(",") if part.strip()),
+        optional is not None,
+        alias=other if relation == "=" else None,
+        inplace=other if relation == "~" else None,
+    )
+
+
+def _parse_attribute(text: str) -> AttributeSpec:
+    found = _ATTRIBUTE.match(text)
+    assert found, f"malformed attribute in an operator signature: {text}"
+    name, type_name, default = found.groups()
+    kind = _ATTRIBUTE_TYPES[type_name]
+    value: Attribute | None = None if default is None else (default == "True") if kind is bool else kind(default)
+    return AttributeSpec(name, kind, value)

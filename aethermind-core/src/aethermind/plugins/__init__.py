@@ -1,0 +1,5 @@
+"""How packages join: hook specifications and the discovery of what is installed."""
+
+from aethermind.plugins.hookspecs import CONTRACT_VERSION, ENTRY_POINT_GROUP, hookimpl
+
+__all__ = ["CONTRACT_VERSION", "ENTRY_POINT_GROUP", "hookimpl"]

@@ -1,0 +1,66 @@
+"""The hooks a plugin may implement: this file is their manual.
+
+A plugin is a module (or object) named by an entry point of the group `aethermind.plugins.v1`. It implements any of the functions below,
+marked with `@aethermind.plugins.hookimpl`. Registration is cheap and lazy: claim names, say in words how to get the thing, import nothing
+heavy. Every `register_*` hook receives a registry and may be called again for another runtime, so it keeps no state of its own.
+
+    from aethermind.plugins import hookimpl
+
+    @hookimpl
+    def register_devices(registry):
+        registry.register("mychip", probe=probe, open=open_backend, priority=20, provider="aethermind-mychip")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["CONTRACT_VERSION", "ENTRY_POINT_GROUP", "ENTRY_POINT_PREFIX", "HookSpecs", "hookimpl", "hookspec"]
+
+CONTRACT_VERSION = 1
+ENTRY_POINT_PREFIX = "aethermind.plugins.v"
+ENTRY_POINT_GROUP = f"{ENTRY_POINT_PREFIX}{CONTRACT_VERSION}"
+
+hookspec = pluggy.HookspecMarker("aethermind")
+hookimpl = pluggy.HookimplMarker("aethermind")
+
+
+class HookSpecs:
+    """Hook specifications of contract version 1."""
+
+    @hookspec
+    def register_devices(self, registry: Any) -> None:
+        """Claim device names: `registry.register(name, probe=, open=, priority=, provider=)`, a `hal.DeviceRegistry`."""
+
+    @hookspec
+    def register_operators(self, registry: Any) -> None:
+        """Add operator pages: `registry.register(operator, provider=)`, an `ops.OperatorRegistry`."""
+
+    @hookspec
+    def register_kernels(self, registry: Any) -> None:
+        """Offer kernels for a device type: `registry.register(device_type, load, provider=)`, a `dispatch.KernelRegistry`.
+
+        `load()` returns a list of `dispatch.Kernel`; it is called when a device of that type is first opened.
+        """
+
+    @hookspec
+    def register_architectures(self, registry: Any) -> None:
+        """Claim names of `architectures` in config.json: `registry.register(name, "package.module:ARCHITECTURE", provider=)`."""
+
+    @hookspec
+    def register_models(self, registry: Any) -> None:
+        """Offer a model that ships in a package: `registry.register(name, locate, provider=)`; `locate()` returns its directory."""
+
+    @hookspec
+    def register_commands(self, app: typer.Typer) -> None:
+        """Add commands to the `aethermind` command line."""
+
+    @hookspec
+    def doctor_checks(self) -> list[tuple[str, Callable[[], str]]]:
+        """Further checks for `aethermind doctor`: (title, function returning one line)."""

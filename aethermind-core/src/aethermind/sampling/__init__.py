@@ -1,0 +1,5 @@
+"""How the next token is chosen: parameters, reproducible random numbers, and both as row tensors for the sampler's operators."""
+
+from aethermind.sampling.params import SamplingParams
+
+__all__ = ["SamplingParams"]

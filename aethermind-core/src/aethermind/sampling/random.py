@@ -1,0 +1,35 @@
+"""Random numbers by counter: a number is a function of a seed and a position, and of nothing else.
+
+There is no generator state to carry, so a request draws the same numbers alone, in any batch, and again after
+it has been preempted. The mixing function is SplitMix64's finaliser (Steele, Lea and Flood, 2014), applied to
+the seed first so that neighbouring seeds start far apart, and then to the position.
+"""
+
+from __future__ import annotations
+
+__all__ = ["derive_seed", "uniform"]
+
+_MASK = 0xFFFFFFFFFFFFFFFF
+_GOLDEN = 0x9E3779B97F4A7C15
+_TO_UNIT = 2.0**-53
+
+
+def uniform(seed: int, position: int) -> float:
+    """Return the number in [0, 1), of 53 random bits, that belongs to `position` in the stream of `seed`.
+
+    `seed` is taken modulo 2**64; `position` is 0 or more, by convention the number of tokens that precede the
+    one being sampled.
+    """
+    return (_mix(_mix(seed) + position * _GOLDEN) >> 11) * _TO_UNIT
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """Return the seed, in [0, 2**64), of the `index`-th request of an engine that was given `seed`."""
+    return _mix(_mix(seed ^ _GOLDEN) + index)
+
+
+def _mix(value: int) -> int:
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

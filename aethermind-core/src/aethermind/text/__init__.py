@@ -1,0 +1,37 @@
+"""Text in, text out: prompts to token ids, and token ids back to text as they arrive.
+
+    Tokenizer      one model's vocabulary: encode, decode, special tokens
+    render_chat    messages → prompt, by the model's own Jinja template in a sandbox
+    Detokenizer    token ids → text deltas, one token at a time, never half a character
+    StopChecker    text deltas → text deltas up to the first stop string
+
+Names are imported when first used, so that importing this package costs neither jinja2 nor tokenizers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aethermind.text.chat_template import render_chat
+    from aethermind.text.detokenizer import Detokenizer
+    from aethermind.text.stop import StopChecker, StopResult
+    from aethermind.text.tokenizer import Tokenizer
+
+__all__ = ["Detokenizer", "StopChecker", "StopResult", "Tokenizer", "render_chat"]
+
+_HOMES = {
+    "Detokenizer": "detokenizer",
+    "StopChecker": "stop",
+    "StopResult": "stop",
+    "Tokenizer": "tokenizer",
+    "render_chat": "chat_template",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

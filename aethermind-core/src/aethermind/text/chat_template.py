@@ -1,0 +1,220 @@
+"""A model's chat template, rendered: messages in, prompt out, in a sandbox.
+
+A template is code that came with the weights, so it runs with jinja2's immutable sandbox, sees plain data only, and
+loops and writes within a budget. What it may use is what transformers gives it: `messages`, `tools`, `documents`,
+`add_generation_prompt`, `raise_exception`, `strftime_now`, `tojson`, `break`/`continue` and `generation` blocks.
+The budgets stop accidents and simple bombs; they do not make a hostile template safe to run on a shared server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from aethermind.errors import InvalidArgumentError, TokenizerError
+
+__all__ = ["MAX_OUTPUT_CHARS", "render_chat"]
+
+MAX_OUTPUT_CHARS = 1 << 25
+"""Longest prompt a template may write: 32 Mi characters, about eight million tokens."""
+
+_MAX_RANGE_STEPS = 1_000_000
+_MAX_EXPONENT = 64
+_MAX_CACHED_TEMPLATES = 16
+
+
+def render_chat(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    **extra: Any,
+) -> str:
+    """Return the prompt that `template` makes of `messages`, as transformers' `apply_chat_template` would.
+
+    Args:
+        template: Jinja source, `Tokenizer.chat_template`. Compiled once and remembered.
+        messages: `{"role": ..., "content": ...}` in order, of JSON types.
+        add_generation_prompt: end with the header of the assistant's turn, so that the model answers.
+        extra: further names for the template, of JSON types: special tokens (`eos_token=...`), `tools`,
+            `documents`, `enable_thinking`.
+
+    Raises:
+        TokenizerError: the template does not compile, fails on these messages, refuses them, or writes too much.
+        InvalidArgumentError: a message or extra value is not made of JSON types.
+    """
+    names: dict[str, Any] = {"tools": None, "documents": None}
+    try:
+        names |= {name: _plain(value, name) for name, value in extra.items()}
+        names["messages"] = [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    except RecursionError as error:
+        raise InvalidArgumentError("A chat message is nested too deeply. Flatten its content.") from error
+    names |= {"add_generation_prompt": add_generation_prompt, "range": _budgeted_range()}
+    compiled = _compile(template)
+    pieces, num_chars = [], 0
+    try:
+        for piece in compiled.generate(names):
+            num_chars += len(piece)
+            if num_chars > MAX_OUTPUT_CHARS:
+                raise SecurityError(f"it writes more than {MAX_OUTPUT_CHARS} characters")
+            pieces.append(piece)
+    except _RefusedError as error:
+        raise TokenizerError(f"The chat template refuses these messages: {_flat(error)}.") from error
+    except Exception as error:  # the template is arbitrary code: a TypeError in it is a fault of its input
+        raise TokenizerError(
+            f"The chat template failed on {len(messages)} messages ({type(error).__name__}): {_flat(error)}. "
+            "Check the messages' roles and contents, or the model's chat_template."
+        ) from error
+    return "".join(pieces)
+
+
+class _RefusedError(TemplateError):
+    """Raised by a template on purpose, with `raise_exception`."""
+
+
+class _PlainNamespace(Namespace):
+    """`namespace()` without underscored attributes, through which Python's internals could be replaced."""
+
+    def __init__(*args: Any, **attributes: Any) -> None:
+        # `self` hides in args so that namespace(self=...) stays a legal attribute.
+        values = dict(*args[1:], **attributes)
+        for name in values:
+            _require_plain_name(name)
+        Namespace.__init__(args[0], values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _require_plain_name(name)
+        super().__setitem__(name, value)
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here it is just its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it on the instance)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _ChatEnvironment(ImmutableSandboxedEnvironment):
+    """The sandbox, in which repeating a string or raising a number cannot exhaust memory either."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and isinstance(right, int) and right > _MAX_EXPONENT:
+            raise SecurityError(f"it raises a number to the power of {right}, more than {_MAX_EXPONENT}")
+        for value, times in ((left, right), (right, left)):
+            is_repetition = isinstance(value, (str, list, tuple)) and isinstance(times, int)
+            if is_repetition and len(value) * times > MAX_OUTPUT_CHARS:
+                raise SecurityError(f"it repeats a value to more than {MAX_OUTPUT_CHARS} items")
+        return super().call_binop(context, operator, left, right)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> _ChatEnvironment:
+    environment = _ChatEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["namespace"] = _PlainNamespace
+    return environment
+
+
+@lru_cache(maxsize=_MAX_CACHED_TEMPLATES)
+def _compile(template: str) -> Template:
+    try:
+        return _environment().from_string(template)
+    except TemplateSyntaxError as error:
+        raise TokenizerError(
+            f"The chat template has a syntax error in line {error.lineno}: {_flat(error.message)}. "
+            "Correct chat_template in the model's tokenizer_config.json or chat_template.jinja."
+        ) from error
+    except Exception as error:  # RecursionError and the like: nesting that no real template has
+        raise TokenizerError(f"The chat template cannot be compiled: {_flat(error)}.") from error
+
+
+def _raise_exception(message: object) -> None:
+    raise _RefusedError(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own `tojson` escapes HTML, which a prompt must not."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _budgeted_range() -> Callable[..., range]:
+    """A `range` whose steps add up over one rendering, so that nested loops end too."""
+    num_left = _MAX_RANGE_STEPS
+
+    def budgeted_range(*bounds: int) -> range:
+        nonlocal num_left
+        steps = range(*bounds)
+        num_left -= len(steps)
+        if num_left < 0:
+            raise SecurityError(f"its ranges add up to more than {_MAX_RANGE_STEPS} steps")
+        return steps
+
+    return budgeted_range
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Copy a value as JSON types: objects with methods do not enter the sandbox, and callers' lists stay theirs."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {_plain_key(key, where): _plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    raise InvalidArgumentError(
+        f"A chat template sees JSON types only, and {where} is a {type(value).__name__}. "
+        "Pass strings, numbers, booleans, None, lists or dicts of them."
+    )
+
+
+def _plain_key(key: Any, where: str) -> str:
+    if not isinstance(key, str):
+        raise InvalidArgumentError(f"Keys in chat messages are strings, and {where} has the key {key!r}.")
+    return str.__str__(key)
+
+
+def _require_plain_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace cannot hold {name!r}, because its name begins with an underscore")
+
+
+def _flat(error: object) -> str:
+    return " ".join(str(error).split()).rstrip(".")

@@ -1,0 +1,90 @@
+"""Stop strings in streamed text: emit what can no longer be part of one, end at the first that is complete.
+
+*First* means complete first, reading character by character; of those that complete together, the longest. So what
+is emitted does not depend on how the text was cut into deltas, and no stop ever waits for text to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aethermind.errors import InvalidArgumentError
+
+__all__ = ["StopChecker", "StopResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class StopResult:
+    """What one delta leads to.
+
+    Attributes:
+        text: text to pass on now; may lag behind what was pushed by less than the longest stop string.
+        is_stopped: a stop string is complete: generation ends here.
+        matched: that stop string, None while there is none.
+    """
+
+    text: str
+    is_stopped: bool
+    matched: str | None
+
+
+class StopChecker:
+    """Watches one request's text for stop strings. Mutable: one per sequence, not to be shared."""
+
+    def __init__(self, stop: Sequence[str], include_stop_str: bool = False) -> None:
+        """Watch for any of `stop` (none is fine); emit the one found as well when `include_stop_str`.
+
+        Raises:
+            InvalidArgumentError: a stop string is empty.
+        """
+        self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        if "" in self._stop:
+            raise InvalidArgumentError(
+                "A stop string is empty, which would stop before any text. Leave it out."
+            )
+        self._include_stop_str = include_stop_str
+        self._held = ""
+        self._matched: str | None = None
+
+    def push(self, delta: str) -> StopResult:
+        """Add text; return what is certain. After a stop, everything pushed is dropped."""
+        if not self._stop:
+            return StopResult(delta, False, None)
+        if self._matched is not None:
+            return StopResult("", True, self._matched)
+        text = self._held + delta
+        if (match := self._first_match(text)) is not None:
+            begin, end = match
+            self._held = ""
+            self._matched = text[begin:end]
+            return StopResult(text[: end if self._include_stop_str else begin], True, self._matched)
+        num_certain = self._first_unfinished(text)
+        self._held = text[num_certain:]
+        return StopResult(text[:num_certain], False, None)
+
+    def flush(self) -> str:
+        """End the text; return what was held back, as it did not become a stop string after all."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_match(self, text: str) -> tuple[int, int] | None:
+        """Bounds of the stop string that is complete first, the longest of those that end there."""
+        found = ((text.find(stop), len(stop)) for stop in self._stop)
+        matches = [(begin + length, begin) for begin, length in found if begin >= 0]
+        if not matches:
+            return None
+        end, begin = min(matches)
+        return begin, end
+
+    def _first_unfinished(self, text: str) -> int:
+        """Where the longest tail begins that is the beginning of a stop string; `len(text)` if there is none."""
+        first = len(text)
+        for stop in self._stop:
+            begin = max(0, len(text) - len(stop) + 1)
+            while 0 <= (begin := text.find(stop[0], begin, first)):
+                if stop.startswith(text[begin:]):
+                    first = begin
+                    break
+                begin += 1
+        return first

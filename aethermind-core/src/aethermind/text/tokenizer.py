@@ -1,0 +1,277 @@
+"""A model's tokenizer: `tokenizer.json` run by the `tokenizers` library, with what its config says about it.
+
+`tokenizers` itself is imported when the first tokenizer is read: naming this module stays cheap.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from aethermind.errors import InvalidArgumentError, TokenizerError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as FastTokenizer
+
+__all__ = ["Tokenizer"]
+
+_NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    Immutable in meaning and safe to share between threads; the only thing that changes is a cache of token bytes.
+    """
+
+    def __init__(
+        self,
+        fast: FastTokenizer,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        """Wrap a loaded `tokenizers.Tokenizer`; use `from_directory` to read one from disk.
+
+        Args:
+            fast: the library's tokenizer. Its truncation and padding are switched off.
+            special_tokens: texts by role (`bos_token`, `eos_token`, `pad_token`, `unk_token`).
+            chat_template: Jinja source for `render_chat`, if the model has one.
+
+        Raises:
+            TokenizerError: the `eos_token` is not in the vocabulary.
+        """
+        fast.no_truncation()
+        fast.no_padding()
+        self._fast = fast
+        self._special_tokens = MappingProxyType(dict(special_tokens or {}))
+        self._chat_template = chat_template
+        added = fast.get_added_tokens_decoder()
+        self._special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._eos_token_id: int | None = None
+        if (eos_token := self._special_tokens.get("eos_token")) is not None:
+            self._eos_token_id = fast.token_to_id(eos_token)
+            if self._eos_token_id is None:
+                raise TokenizerError(
+                    f"The tokenizer's eos_token {eos_token!r} is not in its vocabulary of {self.vocab_size} "
+                    "tokens. Make tokenizer.json and tokenizer_config.json come from the same model."
+                )
+        self._decoder_kinds = _decoder_kinds(fast)
+        self._token_bytes: dict[int, bytes] = {}
+
+    @classmethod
+    def from_directory(cls, path: Path) -> Tokenizer:
+        """Read the tokenizer of a model directory in the Hugging Face layout.
+
+        Reads `tokenizer.json` (required), `tokenizer_config.json` (named special tokens, chat template; a
+        directory without one has neither) and `chat_template.jinja`, which wins over the config's template.
+
+        Raises:
+            TokenizerError: a file is missing, unreadable or corrupt.
+        """
+        path = Path(path)
+        vocabulary = path / "tokenizer.json"
+        if not vocabulary.is_file():
+            raise TokenizerError(
+                f"{vocabulary} does not exist, and a tokenizer is read from nowhere else. Put the model's "
+                "tokenizer.json there, or save it with transformers' AutoTokenizer(...).save_pretrained()."
+            )
+        from tokenizers import Tokenizer as FastTokenizer
+
+        try:
+            fast = FastTokenizer.from_file(str(vocabulary))
+        except Exception as error:  # the library raises bare Exception for every kind of corrupt file
+            raise TokenizerError(
+                f"{vocabulary} ({vocabulary.stat().st_size} bytes) is not a readable tokenizer: {_flat(error)}. "
+                "Fetch the file again."
+            ) from error
+        config = _read_config(path / "tokenizer_config.json")
+        try:
+            return cls(
+                fast,
+                special_tokens=_special_tokens(config),
+                chat_template=_chat_template(config, path),
+            )
+        except TokenizerError as error:
+            raise TokenizerError(f"{path}: {error}") from error
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, special ones included. A model's embedding may have more rows, as padding."""
+        return self._fast.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Ids of control tokens, which `decode` leaves out unless told otherwise."""
+        return self._special_token_ids
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """Texts of the special tokens that have a role: `{"eos_token": "<|im_end|>", ...}`, as templates ask."""
+        return self._special_tokens
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the token that ends an answer, None if the tokenizer's config names none."""
+        return self._eos_token_id
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source that turns messages into a prompt, None for a model that has none."""
+        return self._chat_template
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether text is exactly the tokens' bytes, joined and read as UTF-8 (GPT-2, Llama 3, Qwen)."""
+        return self._decoder_kinds[:1] == ("ByteLevel",) and set(self._decoder_kinds) <= {"ByteLevel", "Fuse"}
+
+    @property
+    def decoder_kinds(self) -> tuple[str, ...]:
+        """The steps of the library's decoder in order, `("Replace", "ByteFallback", "Fuse")` for example."""
+        return self._decoder_kinds
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Return the token ids of `text`; special tokens written out in the text become their ids.
+
+        Args:
+            text: any valid Unicode.
+            add_special_tokens: also add what the tokenizer puts around a sequence (a BOS token, for example).
+
+        Raises:
+            InvalidArgumentError: the text has lone surrogates, which are not Unicode text.
+        """
+        try:
+            return self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:
+            raise InvalidArgumentError(_why_not_text(text)) from error
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD, unknown ids become nothing.
+
+        Raises:
+            InvalidArgumentError: an id is negative or does not fit in 32 bits.
+        """
+        try:
+            return self._fast.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        except OverflowError as error:
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < 2**32)
+            raise InvalidArgumentError(
+                f"Token id {wrong} is not in the vocabulary of {self.vocab_size} tokens."
+            ) from error
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of a token by its exact name in the vocabulary, None if there is none."""
+        return self._fast.token_to_id(token)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """Return a token's exact name in the vocabulary (`"Ġthe"`), None for an unknown id."""
+        return self._fast.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+
+    def token_text(self, token_id: int) -> str:
+        """Return how one token reads on its own, special tokens included; U+FFFD stands for part of a character."""
+        return self.decode([token_id], skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the bytes a token adds to the text (none for an unknown id); None unless `is_byte_level`."""
+        cached = self._token_bytes.get(token_id)
+        if cached is not None:
+            return cached
+        if not self.is_byte_level:
+            return None
+        token = self.id_to_token(token_id) or ""
+        byte_of_char = _byte_of_char()
+        try:
+            value = bytes([byte_of_char[char] for char in token])
+        except KeyError:  # an added token is spelled as itself, unless every char happens to stand for a byte
+            value = token.encode()
+        self._token_bytes[token_id] = value
+        return value
+
+
+@cache
+def _byte_of_char() -> dict[str, int]:
+    """The byte behind each char of a byte-level vocabulary.
+
+    Bytes that print in Latin-1 stand for themselves; the others take the code points from U+0100 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+def _decoder_kinds(fast: FastTokenizer) -> tuple[str, ...]:
+    if fast.decoder is None:
+        return ()
+    state = json.loads(fast.decoder.__getstate__())
+    steps = state["decoders"] if state["type"] == "Sequence" else [state]
+    return tuple(step["type"] for step in steps)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise TokenizerError(f"{path} is not readable JSON: {_flat(error)}. Fetch the file again.") from error
+    if not isinstance(config, dict):
+        raise TokenizerError(
+            f"{path} holds a JSON {type(config).__name__}, not an object. Fetch the file again."
+        )
+    return config
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    tokens = {}
+    for role in _NAMED_SPECIAL_TOKENS:
+        value = config.get(role)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise TokenizerError(
+                f'tokenizer_config.json gives {role} as {value!r}; write the token\'s text, as in "<|im_end|>".'
+            )
+        tokens[role] = value
+    return tokens
+
+
+def _chat_template(config: Mapping[str, Any], path: Path) -> str | None:
+    own_file = path / "chat_template.jinja"
+    if own_file.is_file():
+        try:
+            return own_file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise TokenizerError(f"chat_template.jinja is not readable UTF-8: {_flat(error)}.") from error
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several named templates: chats use the one called "default"
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    if template is not None and not isinstance(template, str):
+        raise TokenizerError(
+            f"tokenizer_config.json gives chat_template as a JSON {type(template).__name__}; "
+            'write Jinja source, or a list of {"name", "template"} objects.'
+        )
+    return template
+
+
+def _why_not_text(text: object) -> str:
+    if not isinstance(text, str):
+        return f"A prompt must be a string, not {type(text).__name__}."
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return (
+            f"The text has a lone surrogate U+{ord(text[error.start]):04X} at character {error.start} of "
+            f"{len(text)}, which is not Unicode text. Decode the input as UTF-8, with errors='replace' if need be."
+        )
+    return "The tokenizer refused the text."
+
+
+def _flat(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")

@@ -1,0 +1,61 @@
+// Device memory of the CPU: aligned, friendly to huge pages, counted.
+#ifndef AETHER_CPU_ALLOCATOR_H
+#define AETHER_CPU_ALLOCATOR_H
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+namespace aether::cpu {
+
+inline constexpr size_t kCacheLineBytes = 64;
+inline constexpr size_t kHugePageBytes = size_t{2} << 20;
+
+// `allocated` is what callers asked for and still hold, `reserved` what that takes from the system.
+struct MemoryStats {
+  size_t allocated_bytes = 0;
+  size_t reserved_bytes = 0;
+  size_t peak_bytes = 0;
+  uint64_t num_allocations = 0;
+};
+
+// Blocks below 2 MiB come from the heap, aligned to a cache line; larger ones from the system, aligned to 2 MiB and
+// marked for huge pages. Pages are not touched, so that a caller may place them by touching them first. Safe from any
+// thread.
+class Allocator {
+ public:
+  // A block of `nbytes` (0 is allowed), or nullptr when the system has no more. The caller owns it until `release`.
+  void* allocate(size_t nbytes) noexcept;
+
+  // Gives back a block together with the size it was asked for with.
+  void release(void* block, size_t nbytes) noexcept;
+
+  MemoryStats stats() const noexcept;
+
+ private:
+  mutable std::mutex mutex_;
+  MemoryStats stats_;
+};
+
+// A block that frees itself; `address()` is nullptr only when nothing has been reserved.
+class Block {
+ public:
+  Block() = default;
+  ~Block();
+  Block(Block&& other) noexcept;
+  Block& operator=(Block&& other) noexcept;
+
+  // Makes room for at least `nbytes`, forgetting the contents when it grows. Throws std::bad_alloc.
+  void reserve(size_t nbytes);
+
+  void* address() const noexcept { return address_; }
+  size_t nbytes() const noexcept { return nbytes_; }
+
+ private:
+  void* address_ = nullptr;
+  size_t nbytes_ = 0;
+};
+
+}  // namespace aether::cpu
+
+#endif  // AETHER_CPU_ALLOCATOR_H

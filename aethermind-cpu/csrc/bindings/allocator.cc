@@ -1,0 +1,26 @@
+#include "allocator.h"
+
+#include "allocation_count.h"
+#include "bindings/bindings.h"
+
+namespace py = pybind11;
+
+namespace aether::cpu {
+
+void bind_allocator(py::module_& module) {
+  module.def("allocation_count", &allocation_count);
+
+  py::class_<Allocator, std::shared_ptr<Allocator>>(module, "Allocator")
+      .def(py::init<>())
+      // The address, or 0 when the system has no more.
+      .def("allocate",
+           [](Allocator& self, size_t nbytes) { return reinterpret_cast<uintptr_t>(self.allocate(nbytes)); })
+      .def("release", [](Allocator& self, uintptr_t address,
+                         size_t nbytes) { self.release(reinterpret_cast<void*>(address), nbytes); })
+      .def("stats", [](const Allocator& self) {
+        const MemoryStats stats = self.stats();
+        return py::make_tuple(stats.allocated_bytes, stats.reserved_bytes, stats.peak_bytes, stats.num_allocations);
+      });
+}
+
+}  // namespace aether::cpu

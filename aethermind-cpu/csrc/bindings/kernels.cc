@@ -1,0 +1,49 @@
+#include <pybind11/stl.h>
+
+#include "bindings/bindings.h"
+#include "kernels/registry.h"
+
+namespace py = pybind11;
+
+namespace aether::cpu {
+
+void bind_kernels(py::module_& module) {
+  py::class_<PackEntry>(module, "PackEntry")
+      .def_property_readonly("name", [](const PackEntry& self) { return self.name; })
+      .def("packed_bytes",
+           [](const PackEntry& self, int64_t rows, int64_t cols) { return self.packed_bytes(rows, cols); })
+      .def(
+          "pack",
+          [](const PackEntry& self, uintptr_t source, int64_t rows, int64_t cols, uintptr_t destination) {
+            self.pack(reinterpret_cast<const void*>(source), rows, cols, reinterpret_cast<void*>(destination));
+          },
+          py::call_guard<py::gil_scoped_release>());
+
+  py::class_<KernelEntry>(module, "KernelEntry")
+      .def_property_readonly("operator_name", [](const KernelEntry& self) { return self.operator_name; })
+      .def_property_readonly("variant", [](const KernelEntry& self) { return self.variant; })
+      .def_property_readonly("dtype", [](const KernelEntry& self) { return static_cast<int>(self.dtype); })
+      .def_readonly("priority", &KernelEntry::priority)
+      .def_property_readonly("is_supported", [](const KernelEntry& self) { return self.is_supported_by_cpu(); })
+      .def_property_readonly(
+          "capsule",
+          [](const KernelEntry& self) { return py::capsule(static_cast<const void*>(self.kernel), AM_KERNEL_CAPSULE); })
+      // (index of the input, how it is packed); the table has static storage.
+      .def_property_readonly("packs", [](const KernelEntry& self) {
+        py::list packs;
+        for (int i = 0; i < self.num_packs; ++i) {
+          packs.append(
+              py::make_tuple(self.packs[i].input, py::cast(self.packs[i].pack, py::return_value_policy::reference)));
+        }
+        return packs;
+      });
+
+  module.def("kernel_table", [] {
+    py::list entries;
+    for (const KernelEntry& entry : kernel_table())
+      entries.append(py::cast(&entry, py::return_value_policy::reference));
+    return entries;
+  });
+}
+
+}  // namespace aether::cpu

@@ -1,0 +1,41 @@
+#include <pybind11/stl.h>
+
+#include "bindings/bindings.h"
+#include "plan_runner.h"
+
+namespace py = pybind11;
+
+namespace aether::cpu {
+namespace {
+
+const am_kernel* kernel_of(const py::object& capsule) {
+  void* pointer = PyCapsule_GetPointer(capsule.ptr(), AM_KERNEL_CAPSULE);
+  if (pointer == nullptr) throw py::error_already_set();
+  return static_cast<const am_kernel*>(pointer);
+}
+
+}  // namespace
+
+void bind_plan(py::module_& module) {
+  py::class_<Operand>(module, "Operand")
+      .def(py::init([](uintptr_t address, int32_t dtype, const std::vector<std::pair<int32_t, int64_t>>& dims) {
+             Operand operand{address, dtype, {}};
+             for (const auto& [symbol, value] : dims) operand.dims.push_back({symbol, value});
+             return operand;
+           }),
+           py::arg("address"), py::arg("dtype"), py::arg("dims"));
+
+  py::class_<Step>(module, "Step")
+      .def(py::init([](const py::object& capsule, std::vector<std::optional<Operand>> inputs,
+                       std::vector<Operand> outputs, std::vector<std::variant<int64_t, double>> attributes) {
+             return Step{kernel_of(capsule), std::move(inputs), std::move(outputs), std::move(attributes)};
+           }),
+           py::arg("kernel"), py::arg("inputs"), py::arg("outputs"), py::arg("attributes"));
+
+  py::class_<NativePlan, std::shared_ptr<NativePlan>>(module, "Plan")
+      .def(py::init<const std::vector<int64_t>&, const std::vector<Step>&>(), py::arg("max_symbols"), py::arg("steps"))
+      .def_property_readonly("num_steps", &NativePlan::num_steps)
+      .def("prepare", py::overload_cast<Team&>(&NativePlan::prepare), py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace aether::cpu

@@ -1,0 +1,61 @@
+#include "stream.h"
+
+#include <pybind11/stl.h>
+
+#include "bindings/bindings.h"
+#include "event.h"
+
+namespace py = pybind11;
+
+namespace aether::cpu {
+namespace {
+
+// Into a fixed array, because a run allocates nothing.
+Symbols to_symbols(const py::tuple& numbers, const NativePlan& plan) {
+  if (numbers.size() != plan.num_symbols())
+    throw py::value_error("a run needs one number for every symbol of its plan");
+  Symbols symbols{};
+  for (size_t i = 0; i < numbers.size(); ++i) symbols[i] = numbers[i].cast<int64_t>();
+  return symbols;
+}
+
+}  // namespace
+
+void bind_stream(py::module_& module) {
+  using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
+  py::class_<Stream, std::shared_ptr<Stream>>(module, "Stream", py::release_gil_before_calling_cpp_dtor())
+      .def(py::init<std::shared_ptr<Team>>())
+      .def("run",
+           [](Stream& self, const std::shared_ptr<NativePlan>& plan, const py::tuple& numbers, size_t begin,
+              size_t end) {
+             if (begin > end || end > plan->num_steps()) throw py::value_error("a run lies within its plan's steps");
+             PlanTask task{plan, to_symbols(numbers, *plan), begin, end};
+             const py::gil_scoped_release released;
+             self.submit(std::move(task));
+           })
+      .def(
+          "copy",
+          [](Stream& self, uintptr_t destination, uintptr_t source, size_t nbytes) {
+            self.submit(CopyTask{destination, source, nbytes});
+          },
+          ReleaseGil())
+      .def(
+          "fill",
+          [](Stream& self, uintptr_t destination, size_t nbytes, int byte) {
+            self.submit(FillTask{destination, nbytes, byte});
+          },
+          ReleaseGil())
+      .def("query", &Stream::query)
+      .def("synchronize", &Stream::synchronize, ReleaseGil());
+
+  py::class_<Event, std::shared_ptr<Event>>(module, "Event")
+      .def(py::init<>())
+      .def("record", &Event::record, ReleaseGil())
+      .def("hold_up", &Event::hold_up, ReleaseGil())
+      .def("query", &Event::query)
+      .def("synchronize", &Event::synchronize, ReleaseGil())
+      .def_property_readonly("reached_at_ns", &Event::reached_at_ns);
+}
+
+}  // namespace aether::cpu

@@ -1,0 +1,15 @@
+#include "bindings/bindings.h"
+#include "parallel.h"
+
+namespace py = pybind11;
+
+namespace aether::cpu {
+
+void bind_team(py::module_& module) {
+  py::class_<Team, std::shared_ptr<Team>>(module, "Team", py::release_gil_before_calling_cpp_dtor())
+      .def(py::init<int>())
+      .def_property_readonly("num_workers", &Team::num_workers)
+      .def("set_num_workers", &Team::set_num_workers, py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace aether::cpu

@@ -1,0 +1,35 @@
+// Which instruction sets this CPU has and the operating system has switched on.
+#ifndef AETHER_CPU_CPU_FEATURES_H
+#define AETHER_CPU_CPU_FEATURES_H
+
+#include <string>
+#include <vector>
+
+namespace aether::cpu {
+
+struct CpuFeatures {
+  bool avx2 = false;
+  bool fma = false;
+  bool f16c = false;
+  bool avx512f = false;
+  bool avx512bw = false;
+  bool avx512dq = false;
+  bool avx512vl = false;
+  bool avx512_bf16 = false;
+  bool avx512_vnni = false;
+
+  // Everything that files compiled as *_avx512.cc may use.
+  bool has_avx512() const noexcept { return avx512f && avx512bw && avx512dq && avx512vl && fma && f16c; }
+  // Everything that files compiled as *_avx512bf16.cc may use.
+  bool has_avx512bf16() const noexcept { return has_avx512() && avx512_bf16 && avx512_vnni; }
+
+  // Names of the features present, in the spelling of /proc/cpuinfo.
+  std::vector<std::string> names() const;
+};
+
+// Detected once; all false on other architectures. Safe from any thread.
+const CpuFeatures& cpu_features() noexcept;
+
+}  // namespace aether::cpu
+
+#endif  // AETHER_CPU_CPU_FEATURES_H

@@ -1,0 +1,36 @@
+// silu(x · w_gateᵀ) * (x · w_upᵀ), rounded once: the gate's and the up's panels go through the product side by side.
+#pragma once
+
+#include "kernels/gemm_blocks.h"
+
+namespace aether::cpu::AETHER_ISA {
+
+template <class T>
+void gate_up_silu(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  using E = Engine<T>;
+  const int64_t n = in[1].shape[0], k = in[1].shape[1];
+  const int64_t steps = divide_up(k, E::kStepK);
+  const char* weights[2] = {data<const char>(in[1]), data<const char>(in[2])};
+  const Blocking cut(num_rows(in[0]), k, steps, divide_up(n, kPanelColumns), 2, team->num_workers);
+  for_each_block<E>(
+      cut, data<const T>(in[0]), team, [&](int64_t item, int64_t i) { return weights[i] + item * steps * kStepBytes; },
+      [&](int64_t row_begin, int64_t rows, int64_t item_begin, int64_t items, const float* c, int64_t stride) {
+        const int64_t column_begin = item_begin * kPanelColumns;
+        const int64_t columns = smaller(items * kPanelColumns, n - column_begin);
+        for (int64_t r = 0; r < rows; ++r) {
+          T* target = data<T>(out[0]) + (row_begin + r) * n + column_begin;
+          const float* sums = c + r * stride;
+          for (int64_t j = 0; j < columns; j += kLanes) {
+            const Vec gate = load(sums + 2 * j), up = load(sums + 2 * j + kLanes);
+            store(target + j, silu(gate) * up, smaller(columns - j, kLanes));
+          }
+        }
+      });
+}
+
+template <class T>
+size_t gate_up_silu_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t) {
+  return block_scratch_bytes<Engine<T>>(num_rows(in[0]), in[1].shape[1], 2);
+}
+
+}  // namespace aether::cpu::AETHER_ISA

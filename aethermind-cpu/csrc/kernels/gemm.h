@@ -1,0 +1,221 @@
+// The matrix product under linear, lm_head, gate_up_silu, qkv_rope_cache_write and the scores of attention: C = X · Wᵀ in float32.
+//
+// The weight comes in panels of 16 columns (pack.h). The rows of X are copied into scratch first, in tiles of up to kTileRows rows:
+//
+//   tile [K lines][rows][64 bytes]
+//
+// so that whatever K, stride and alignment the activations have, a tile kernel reads aligned, zero-padded lines next to each other. A line
+// is 64 bytes of one row. A tile kernel multiplies a tile by one to four panels and keeps all sums in registers.
+//
+// Every element of C is one chain of multiply-adds over ascending K, whatever the blocking: a row's result depends neither on the other
+// rows of the batch nor on the number of workers.
+#pragma once
+
+#include <cstring>
+
+#include "kernels/pack.h"
+#include "kernels/rope.h"
+#include "kernels/team.h"
+#include "kernels/tensor.h"
+
+namespace aether::cpu::AETHER_ISA {
+
+inline constexpr int64_t kLineBytes = 64;
+
+// How one 64-byte step of a panel meets a row. `Lane` is what the rows are stored as; a step covers kStepK of them.
+struct FloatEngine {
+  using Lane = float;
+  static constexpr int64_t kStepK = 1;
+
+  template <int R, int P>
+  AETHER_INLINE static void step(Vec (&sums)[R][P], const char* x, const char* const (&w)[P], int64_t offset) {
+    Vec columns[P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) columns[p] = load(reinterpret_cast<const float*>(w[p] + offset));
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const Vec value = set1(*reinterpret_cast<const float*>(x + r * kLineBytes));
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) sums[r][p] = fma(value, columns[p], sums[r][p]);
+    }
+  }
+};
+
+struct WideningEngine {
+  using Lane = float;
+  static constexpr int64_t kStepK = 2;
+
+  template <int R, int P>
+  AETHER_INLINE static void step(Vec (&sums)[R][P], const char* x, const char* const (&w)[P], int64_t offset) {
+    Vec even[P], odd[P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) load_pairs(w[p] + offset, even[p], odd[p]);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const float* pair = reinterpret_cast<const float*>(x + r * kLineBytes);
+      const Vec first = set1(pair[0]), second = set1(pair[1]);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) sums[r][p] = fma(second, odd[p], fma(first, even[p], sums[r][p]));
+    }
+  }
+};
+
+#ifdef AETHER_HAS_PAIR_DOT
+struct PairDotEngine {
+  using Lane = BFloat16;
+  static constexpr int64_t kStepK = 2;
+
+  template <int R, int P>
+  AETHER_INLINE static void step(Vec (&sums)[R][P], const char* x, const char* const (&w)[P], int64_t offset) {
+    __m512bh columns[P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) columns[p] = load_step(w[p] + offset);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const __m512bh pair = broadcast_pair(x + r * kLineBytes);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) sums[r][p] = dot_pairs(pair, columns[p], sums[r][p]);
+    }
+  }
+};
+using BFloat16Engine = PairDotEngine;
+#else
+using BFloat16Engine = WideningEngine;
+#endif
+
+template <class T>
+struct EngineFor;
+template <>
+struct EngineFor<float> {
+  using Type = FloatEngine;
+};
+template <>
+struct EngineFor<BFloat16> {
+  using Type = BFloat16Engine;
+};
+template <class T>
+using Engine = typename EngineFor<T>::Type;
+
+template <class E>
+inline constexpr int64_t kLineK = kLineBytes / static_cast<int64_t>(sizeof(typename E::Lane));
+template <class E>
+inline constexpr int64_t kLineSteps = kLineK<E> / E::kStepK;
+
+// One tile by P panels: `sums[row][16 P]` (rows `stride` floats apart) gets, or with `is_first` false is increased by, the product over
+// `num_steps` steps of the panels w[0 … P-1].
+template <class E, int R, int P>
+__attribute__((noinline)) void multiply_tile(const char* x, const char* const* panels, int64_t num_steps, float* sums, int64_t stride,
+                                             bool is_first) {
+  Vec totals[R][P];
+  const char* w[P];
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) w[p] = panels[p];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) totals[r][p] = is_first ? zero() : load(sums + r * stride + p * kLanes);
+  }
+  int64_t step = 0;
+  for (; step + kLineSteps<E> <= num_steps; step += kLineSteps<E>) {
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < kLineSteps<E>; ++i) {
+      E::template step<R, P>(totals, x + i * (kLineBytes / kLineSteps<E>), w, (step + i) * kStepBytes);
+    }
+    x += R * kLineBytes;
+  }
+  for (int64_t i = 0; step < num_steps; ++i, ++step) {
+    E::template step<R, P>(totals, x + i * (kLineBytes / kLineSteps<E>), w, step * kStepBytes);
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) store(sums + r * stride + p * kLanes, totals[r][p]);
+  }
+}
+
+using TileFn = void (*)(const char*, const char* const*, int64_t, float*, int64_t, bool);
+
+// Tile kernels by number of rows, for as many panels as the register file holds and for a single one.
+template <class E>
+struct TileKernels {
+  TileFn several[kTileRows + 1] = {};
+  TileFn single[kTileRows + 1] = {};
+
+  template <int R>
+  constexpr void fill() {
+    several[R] = multiply_tile<E, R, (R <= kWideTileRows ? kWideTilePanels : kTilePanels)>;
+    single[R] = multiply_tile<E, R, 1>;
+    if constexpr (R > 1) fill<R - 1>();
+  }
+  constexpr TileKernels() { fill<kTileRows>(); }
+};
+template <class E>
+inline constexpr TileKernels<E> kTileKernels;
+
+constexpr int64_t panels_at_once(int64_t rows) { return rows <= kWideTileRows ? kWideTilePanels : kTilePanels; }
+
+// Rows cut into tiles of nearly equal size.
+struct Tiles {
+  int64_t count, rows;
+
+  explicit Tiles(int64_t num_rows) : count(divide_up(num_rows, kTileRows)), rows(num_rows) {}
+
+  int64_t begin(int64_t tile) const { return rows * tile / count; }
+  int64_t size(int64_t tile) const { return begin(tile + 1) - begin(tile); }
+};
+
+// `count` activations as lanes of a tile, the rest of the line zero.
+AETHER_INLINE void copy_line(const float* x, int64_t count, float* line) { store(line, load(x, count)); }
+AETHER_INLINE void copy_line(const BFloat16* x, int64_t count, float* line) { store(line, load(x, count)); }
+AETHER_INLINE void copy_line(const BFloat16* x, int64_t count, BFloat16* line) {
+  std::memset(line, 0, kLineBytes);
+  std::memcpy(line, x, static_cast<size_t>(count) * sizeof(BFloat16));
+}
+AETHER_INLINE void copy_full_line(const float* x, float* line) { std::memcpy(line, x, kLineBytes); }
+AETHER_INLINE void copy_full_line(const BFloat16* x, float* line) { store(line, load(x)); }
+AETHER_INLINE void copy_full_line(const BFloat16* x, BFloat16* line) { std::memcpy(line, x, kLineBytes); }
+
+// Copies columns [k_begin, k_begin + k_count) of the rows `row(0) … row(num_rows - 1)` into tiles, one after another.
+template <class E, class RowFn>
+AETHER_INLINE void pack_tiles(RowFn row, int64_t num_rows, int64_t k_begin, int64_t k_count, char* tiles) {
+  using Lane = typename E::Lane;
+  const int64_t num_lines = divide_up(k_count, kLineK<E>);
+  const Tiles cut(num_rows);
+  for (int64_t tile = 0; tile < cut.count; ++tile) {
+    const int64_t size = cut.size(tile);
+    char* base = tiles + cut.begin(tile) * num_lines * kLineBytes;
+    for (int64_t r = 0; r < size; ++r) {
+      const auto* x = row(cut.begin(tile) + r) + k_begin;
+      char* target = base + r * kLineBytes;
+      int64_t k = 0;
+      for (; k + kLineK<E> <= k_count; k += kLineK<E>, target += size * kLineBytes) {
+        copy_full_line(x + k, reinterpret_cast<Lane*>(target));
+      }
+      if (k < k_count) copy_line(x + k, k_count - k, reinterpret_cast<Lane*>(target));
+    }
+  }
+}
+
+// The tiles by `num_panels` panels, each starting `offset` bytes into its panel; C has rows of `num_panels * 16` floats.
+template <class E>
+AETHER_INLINE void multiply_tiles(const char* tiles, int64_t num_rows, int64_t k_count, const char* const* panels, int64_t num_panels,
+                                  int64_t offset, bool is_first, float* c) {
+  const int64_t num_steps = divide_up(k_count, E::kStepK);
+  const int64_t tile_row_bytes = divide_up(k_count, kLineK<E>) * kLineBytes;
+  const int64_t stride = num_panels * kPanelColumns;
+  const Tiles cut(num_rows);
+  const int64_t together = panels_at_once(cut.size(cut.count - 1));
+  for (int64_t p = 0; p < num_panels;) {
+    const int64_t group = num_panels - p >= together ? together : 1;
+    const char* w[kWideTilePanels > kTilePanels ? kWideTilePanels : kTilePanels];
+    for (int64_t i = 0; i < group; ++i) w[i] = panels[p + i] + offset;
+    for (int64_t tile = 0; tile < cut.count; ++tile) {
+      const int64_t begin = cut.begin(tile), size = cut.size(tile);
+      const TileFn multiply = group == together ? kTileKernels<E>.several[size] : kTileKernels<E>.single[size];
+      multiply(tiles + begin * tile_row_bytes, w, num_steps, c + begin * stride + p * kPanelColumns, stride, is_first);
+    }
+    p += group;
+  }
+}
+
+}  // namespace aether::cpu::AETHER_ISA

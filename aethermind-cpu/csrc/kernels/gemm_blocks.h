@@ -1,0 +1,83 @@
+// Cutting a matrix product into blocks that fit a core's caches, and handing them to the workers.
+//
+// Few rows (decode) are bound by reading the weight: a block is a run of whole panels read front to back, each once for all rows. Many rows
+// (prefill) are bound by arithmetic: a block is kRowBlock rows by kManyPanels panels, walked kBlockK of K at a time, so that two panels'
+// slice (32 KiB) stays in the first-level cache while the tiles pass, and the block's tiles and sums in the second.
+#pragma once
+
+#include "kernels/gemm.h"
+
+namespace aether::cpu::AETHER_ISA {
+
+inline constexpr int64_t kFewRows = 24;
+inline constexpr int64_t kRowBlock = 144;
+inline constexpr int64_t kBlockK = 512;
+inline constexpr int64_t kFewPanels = 64;
+inline constexpr int64_t kManyPanels = 16;
+inline constexpr int64_t kMinFewBytes = 128 * 1024;  // enough of the weight to be worth a claim
+
+// The columns come in `num_items` indivisible items of `panels_per_item` panels: a panel, a gate with its up, a head.
+struct Blocking {
+  int64_t num_rows, k, num_items, panels_per_item, row_block, num_row_blocks, k_block, group, num_groups;
+
+  Blocking(int64_t num_rows, int64_t k, int64_t steps, int64_t num_items, int64_t panels_per_item, int32_t num_workers)
+      : num_rows(num_rows), k(k), num_items(num_items), panels_per_item(panels_per_item) {
+    const bool is_few = num_rows <= kFewRows;
+    num_row_blocks = is_few ? 1 : divide_up(num_rows, kRowBlock);
+    row_block = divide_up(num_rows, num_row_blocks);
+    k_block = is_few ? k : kBlockK;
+    const int64_t most = larger(1, (is_few ? kFewPanels : kManyPanels) / panels_per_item);
+    const int64_t least = is_few ? divide_up(kMinFewBytes, panels_per_item * steps * kStepBytes) : 1;
+    const int64_t even = divide_up(num_items, divide_up((is_few ? 8 : 4) * num_workers, num_row_blocks));
+    const int64_t together = larger(1, kWideTilePanels / panels_per_item);
+    group = smaller(round_up(larger(even, least), together), most);
+    group = smaller(round_up(divide_up(num_items, divide_up(num_items, group)), together), most);
+    num_groups = divide_up(num_items, group);
+  }
+
+  int64_t num_blocks() const { return num_rows == 0 ? 0 : num_row_blocks * num_groups; }
+};
+
+template <class E>
+size_t tile_bytes(int64_t num_rows, int64_t k) {
+  const int64_t few = smaller(num_rows, kFewRows) * round_up(k, kLineK<E>);
+  const int64_t many = smaller(num_rows, kRowBlock) * round_up(smaller(k, kBlockK), kLineK<E>);
+  return static_cast<size_t>(larger(few, many)) * sizeof(typename E::Lane);
+}
+
+// Scratch of for_each_block for at most `num_rows` rows.
+template <class E>
+size_t block_scratch_bytes(int64_t num_rows, int64_t k, int64_t panels_per_item) {
+  const int64_t few = smaller(num_rows, kFewRows) * larger(kFewPanels, panels_per_item);
+  const int64_t many = smaller(num_rows, kRowBlock) * larger(kManyPanels, panels_per_item);
+  return tile_bytes<E>(num_rows, k) + static_cast<size_t>(larger(few, many) * kPanelColumns) * sizeof(float);
+}
+
+// One worker's part. `panel(item, i)` is panel i of an item; `finish(row_begin, num_rows, item_begin, num_items, c, stride)` takes the
+// finished sums of a block: c[row][item][16 panels_per_item], rows `stride` floats apart. It may change them.
+template <class E, class T, class PanelFn, class FinishFn>
+AETHER_INLINE void for_each_block(const Blocking& cut, const T* x, const am_team* team, PanelFn panel, FinishFn finish) {
+  char* tiles = static_cast<char*>(team->scratch);
+  float* c = reinterpret_cast<float*>(tiles + tile_bytes<E>(cut.num_rows, cut.k));
+  for_each_claimed(team, cut.num_blocks(), [&](int64_t block) {
+    // Row blocks run fastest: the workers then share one group's weights in the outer caches.
+    const int64_t row_begin = block % cut.num_row_blocks * cut.row_block;
+    const int64_t num_rows = smaller(cut.row_block, cut.num_rows - row_begin);
+    const int64_t item_begin = block / cut.num_row_blocks * cut.group;
+    const int64_t num_items = smaller(cut.group, cut.num_items - item_begin);
+    const int64_t num_panels = num_items * cut.panels_per_item;
+    if (num_rows <= 0) return;
+    const char* panels[kFewPanels];
+    for (int64_t item = 0; item < num_items; ++item) {
+      for (int64_t i = 0; i < cut.panels_per_item; ++i) panels[item * cut.panels_per_item + i] = panel(item_begin + item, i);
+    }
+    for (int64_t k = 0; k < cut.k; k += cut.k_block) {
+      const int64_t k_count = smaller(cut.k_block, cut.k - k);
+      pack_tiles<E>([&](int64_t r) { return x + (row_begin + r) * cut.k; }, num_rows, k, k_count, tiles);
+      multiply_tiles<E>(tiles, num_rows, k_count, panels, num_panels, k / E::kStepK * kStepBytes, k == 0, c);
+    }
+    finish(row_begin, num_rows, item_begin, num_items, c, num_panels * kPanelColumns);
+  });
+}
+
+}  // namespace aether::cpu::AETHER_ISA

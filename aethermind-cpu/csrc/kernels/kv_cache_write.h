@@ -1,0 +1,39 @@
+// Keys and values of a step to their slots of the paged cache [N, K, P, C]; a token whose slot is negative is skipped.
+#pragma once
+
+#include <cstring>
+
+#include "kernels/team.h"
+#include "kernels/tensor.h"
+
+namespace aether::cpu::AETHER_ISA {
+
+// Where the rows of a slot lie: elements from the start of the cache to head 0, and from one head to the next.
+struct CacheLayout {
+  int64_t num_heads, block_size, head_dim;
+
+  explicit CacheLayout(const am_tensor& cache) : num_heads(cache.shape[1]), block_size(cache.shape[2]), head_dim(cache.shape[3]) {}
+
+  int64_t head_stride() const { return block_size * head_dim; }
+  int64_t block_stride() const { return num_heads * head_stride(); }
+  int64_t offset(int64_t slot) const { return slot / block_size * block_stride() + slot % block_size * head_dim; }
+};
+
+template <class T>
+void kv_cache_write(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  const int64_t* slots = data<const int64_t>(in[2]);
+  const CacheLayout cache(out[0]);
+  const size_t bytes = static_cast<size_t>(cache.head_dim) * sizeof(T);
+  const Range tokens = share(team, in[0].shape[0]);
+  for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+    if (slots[t] < 0) continue;
+    for (int64_t h = 0; h < cache.num_heads; ++h) {
+      const int64_t source = (t * cache.num_heads + h) * cache.head_dim;
+      const int64_t target = cache.offset(slots[t]) + h * cache.head_stride();
+      std::memcpy(data<T>(out[0]) + target, data<const T>(in[0]) + source, bytes);
+      std::memcpy(data<T>(out[1]) + target, data<const T>(in[1]) + source, bytes);
+    }
+  }
+}
+
+}  // namespace aether::cpu::AETHER_ISA

@@ -1,0 +1,53 @@
+#include "kernels/pack.h"
+
+#include <cstring>
+
+namespace aether::cpu {
+namespace {
+
+// A step holds one 32-bit word of every column of the panel: a float, or two bfloat16.
+using Word = uint32_t;
+constexpr int64_t kBlockSteps = 16;
+
+int64_t num_panels(int64_t rows) { return (rows + kPanelColumns - 1) / kPanelColumns; }
+
+template <int64_t ElementBytes>
+int64_t num_steps(int64_t cols) {
+  constexpr int64_t kPerWord = static_cast<int64_t>(sizeof(Word)) / ElementBytes;
+  return (cols + kPerWord - 1) / kPerWord;
+}
+
+template <int64_t ElementBytes>
+size_t packed_bytes(int64_t rows, int64_t cols) {
+  return static_cast<size_t>(num_panels(rows) * num_steps<ElementBytes>(cols) * kStepBytes);
+}
+
+template <int64_t ElementBytes>
+void pack(const void* source, int64_t rows, int64_t cols, void* destination) {
+  const int64_t steps = num_steps<ElementBytes>(cols);
+  const int64_t row_bytes = cols * ElementBytes;
+  auto* out = static_cast<Word*>(destination);
+  for (int64_t first = 0; first < rows; first += kPanelColumns) {
+    const int64_t columns = rows - first < kPanelColumns ? rows - first : kPanelColumns;
+    const char* panel = static_cast<const char*>(source) + first * row_bytes;
+    for (int64_t step = 0; step < steps; step += kBlockSteps) {
+      // Transposed in a small block, so that both sides are touched a cache line at a time.
+      Word block[kPanelColumns][kBlockSteps] = {};
+      const int64_t offset = step * static_cast<int64_t>(sizeof(Word));
+      const int64_t left = row_bytes - offset;
+      const int64_t bytes = left < static_cast<int64_t>(sizeof block[0]) ? left : static_cast<int64_t>(sizeof block[0]);
+      for (int64_t c = 0; c < columns; ++c) std::memcpy(block[c], panel + c * row_bytes + offset, static_cast<size_t>(bytes));
+      const int64_t count = steps - step < kBlockSteps ? steps - step : kBlockSteps;
+      for (int64_t s = 0; s < count; ++s) {
+        for (int64_t c = 0; c < kPanelColumns; ++c) *out++ = block[c][s];
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const PackEntry kPanelsFloat32 = {"panels16_float32", packed_bytes<4>, pack<4>};
+const PackEntry kPanelsBFloat16 = {"panels16_bfloat16", packed_bytes<2>, pack<2>};
+
+}  // namespace aether::cpu

@@ -1,0 +1,99 @@
+// The attention block's entry: project to queries, keys and values, add biases, norm and rotate heads, write keys and values to the cache.
+//
+// The unit of columns is a head. A head's columns start anywhere in its weight's panels, so a head takes every panel that it touches; with a
+// head_dim that is a multiple of 16 these are exactly its own. Rounding happens once, at the end.
+#pragma once
+
+#include "kernels/gemm_blocks.h"
+#include "kernels/kv_cache_write.h"
+#include "kernels/rms_norm.h"
+#include "kernels/rope.h"
+
+namespace aether::cpu::AETHER_ISA {
+
+// One of the three projections.
+template <class T>
+struct Projection {
+  const char* panels;
+  const T* bias;
+  const T* norm;
+  bool is_rotated;
+};
+
+AETHER_INLINE int64_t panels_per_head(int64_t head_dim) {
+  return head_dim % kPanelColumns == 0 ? head_dim / kPanelColumns : divide_up(head_dim - 1, kPanelColumns) + 1;
+}
+
+// Bias, norm and rotation of one head of one token, in place.
+template <class T>
+AETHER_INLINE void finish_head(float* head, const Projection<T>& projection, const T* bias, const float* table, int64_t head_dim, float eps) {
+  if (bias) {
+    for (int64_t i = 0; i < head_dim; i += kLanes) {
+      const int64_t n = smaller(head_dim - i, kLanes);
+      store(head + i, load(head + i, n) + load(bias + i, n), n);
+    }
+  }
+  if (projection.norm) scale_row(head, projection.norm, head_dim, inverse_rms(head, head_dim, eps), head);
+  if (projection.is_rotated) rotate_halves(head, table, head_dim, head);
+}
+
+template <class T>
+void qkv_rope_cache_write(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  using E = Engine<T>;
+  const int64_t k = in[0].shape[1], head_dim = in[9].shape[1];
+  const int64_t steps = divide_up(k, E::kStepK);
+  const int64_t num_heads = attrs[0].i, num_kv_heads = attrs[1].i;
+  const float eps = static_cast<float>(attrs[2].f);
+  const float* tables = data<const float>(in[9]);
+  const int64_t* slots = data<const int64_t>(in[10]);
+  const CacheLayout cache(out[1]);
+  const Projection<T> projections[3] = {
+      {data<const char>(in[1]), data<const T>(in[4]), data<const T>(in[7]), true},
+      {data<const char>(in[2]), data<const T>(in[5]), data<const T>(in[8]), true},
+      {data<const char>(in[3]), data<const T>(in[6]), nullptr, false},
+  };
+  // Heads of the three projections in one row: which projection, and which head of it.
+  const auto which = [&](int64_t item) { return item < num_heads ? 0 : item < num_heads + num_kv_heads ? 1 : 2; };
+  const auto head_of = [&](int64_t item) { return item < num_heads ? item : (item - num_heads) % num_kv_heads; };
+  const int64_t last_panel[2] = {divide_up(num_heads * head_dim, kPanelColumns) - 1, divide_up(num_kv_heads * head_dim, kPanelColumns) - 1};
+
+  const Blocking cut(in[0].shape[0], k, steps, num_heads + 2 * num_kv_heads, panels_per_head(head_dim), team->num_workers);
+  for_each_block<E>(
+      cut, data<const T>(in[0]), team,
+      [&](int64_t item, int64_t i) {
+        const int64_t panel = head_of(item) * head_dim / kPanelColumns + i;
+        const int64_t last = last_panel[item < num_heads ? 0 : 1];
+        return projections[which(item)].panels + smaller(panel, last) * steps * kStepBytes;
+      },
+      [&](int64_t row_begin, int64_t rows, int64_t item_begin, int64_t items, float* c, int64_t stride) {
+        for (int64_t r = 0; r < rows; ++r) {
+          const int64_t t = row_begin + r;
+          for (int64_t i = 0; i < items; ++i) {
+            const int64_t head = head_of(item_begin + i);
+            const int projection = which(item_begin + i);
+            const T* bias = projections[projection].bias;
+            float* values = c + r * stride + i * cut.panels_per_item * kPanelColumns + head * head_dim % kPanelColumns;
+            finish_head(values, projections[projection], bias ? bias + head * head_dim : nullptr, tables + t * head_dim, head_dim, eps);
+            T* target = data<T>(out[projection]);
+            if (projection == 0) {
+              target += (t * num_heads + head) * head_dim;
+            } else if (slots[t] >= 0) {
+              target += cache.offset(slots[t]) + head * cache.head_stride();
+            } else {
+              continue;
+            }
+            for (int64_t j = 0; j < head_dim; j += kLanes) {
+              const int64_t n = smaller(head_dim - j, kLanes);
+              store(target + j, load(values + j, n), n);
+            }
+          }
+        }
+      });
+}
+
+template <class T>
+size_t qkv_rope_cache_write_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t) {
+  return block_scratch_bytes<Engine<T>>(in[0].shape[0], in[0].shape[1], panels_per_head(in[9].shape[1]));
+}
+
+}  // namespace aether::cpu::AETHER_ISA

@@ -1,0 +1,54 @@
+// Rotary position embedding: pairs (i, i + C/2), or (2i, 2i + 1) when interleaved, turned by the angles of the rope table.
+#pragma once
+
+#include "kernels/team.h"
+#include "kernels/tensor.h"
+
+namespace aether::cpu::AETHER_ISA {
+
+// One head; `table` is [cos | sin] of C/2 angles. `x` and `out` may be the same.
+template <class T, class O>
+AETHER_INLINE void rotate_halves(const T* x, const float* table, int64_t head_dim, O* out) {
+  const int64_t half = head_dim / 2;
+  for (int64_t i = 0; i < half; i += kLanes) {
+    const int64_t n = smaller(half - i, kLanes);
+    const Vec cosine = load(table + i, n), sine = load(table + half + i, n);
+    const Vec first = load(x + i, n), second = load(x + half + i, n);
+    store(out + i, first * cosine - second * sine, n);
+    store(out + half + i, second * cosine + first * sine, n);
+  }
+}
+
+AETHER_INLINE float to_float(float x) { return x; }
+AETHER_INLINE float to_float(BFloat16 x) { return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16); }
+
+template <class T>
+AETHER_INLINE void rotate_neighbours(const T* x, const float* table, int64_t head_dim, T* out) {
+  const int64_t half = head_dim / 2;
+  for (int64_t i = 0; i < half; ++i) {
+    const float cosine = table[i], sine = table[half + i];
+    const float first = to_float(x[2 * i]), second = to_float(x[2 * i + 1]);
+    store(out + 2 * i, set1(first * cosine - second * sine), 1);
+    store(out + 2 * i + 1, set1(second * cosine + first * sine), 1);
+  }
+}
+
+template <class T>
+void rope(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  const int64_t num_heads = in[0].shape[1], head_dim = in[0].shape[2];
+  const bool is_interleaved = attrs[0].i != 0;
+  const Range tokens = share(team, in[0].shape[0]);
+  for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+    const float* table = data<const float>(in[1]) + t * head_dim;
+    for (int64_t h = 0; h < num_heads; ++h) {
+      const int64_t offset = (t * num_heads + h) * head_dim;
+      if (is_interleaved) {
+        rotate_neighbours(data<const T>(in[0]) + offset, table, head_dim, data<T>(out[0]) + offset);
+      } else {
+        rotate_halves(data<const T>(in[0]) + offset, table, head_dim, data<T>(out[0]) + offset);
+      }
+    }
+  }
+}
+
+}  // namespace aether::cpu::AETHER_ISA

@@ -1,0 +1,112 @@
+#include "machine_limits.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+
+#include "allocator.h"
+#include "cpu_features.h"
+#include "machine_limits_probes.h"
+
+namespace aether::cpu {
+namespace {
+
+// Several times the largest last-level cache that one process commonly gets to itself.
+constexpr size_t kBufferBytes = size_t{384} << 20;
+constexpr size_t kChunkBytes = 4096;
+constexpr int kNumReadPasses = 6;
+constexpr int kNumRatePasses = 5;
+// Some 10 ms at 16 multiply-adds a round, long enough for the clock to settle.
+constexpr int64_t kNumRounds = 2'000'000;
+
+std::atomic<float> sink;
+
+struct Probes {
+  ReadProbe read = read_portable;
+  RateProbe float32 = float32_rate_portable;
+  RateProbe bfloat16 = nullptr;
+  RateProbe int8 = nullptr;
+};
+
+Probes choose_probes() {
+  Probes probes;
+#if defined(__x86_64__)
+  if (cpu_features().has_avx512()) {
+    probes.read = read_avx512;
+    probes.float32 = float32_rate_avx512;
+  }
+  if (cpu_features().has_avx512bf16()) {
+    probes.bfloat16 = bfloat16_rate_avx512;
+    probes.int8 = int8_rate_avx512;
+  }
+#endif
+  return probes;
+}
+
+// Runs `work(view)` on every worker at once and returns the seconds from the start of the first to the end of the last.
+template <typename Work>
+double timed(Team& team, const Team::Lock& held, Work work) {
+  struct Context {
+    Work* work;
+    std::chrono::steady_clock::time_point begin, end;
+  } context{&work, {}, {}};
+  team.run(
+      held,
+      [](void* pointer, const am_team& view) {
+        auto& context = *static_cast<Context*>(pointer);
+        view.barrier(&view);
+        if (view.worker == 0) context.begin = std::chrono::steady_clock::now();
+        (*context.work)(view);
+        view.barrier(&view);
+        if (view.worker == 0) context.end = std::chrono::steady_clock::now();
+      },
+      &context);
+  return std::chrono::duration<double>(context.end - context.begin).count();
+}
+
+double measure_memory(Team& team, const Team::Lock& held, ReadProbe read) {
+  Block buffer;
+  buffer.reserve(kBufferBytes);
+  auto* data = static_cast<std::byte*>(buffer.address());
+  const auto share = [](const am_team& view) { return kBufferBytes / view.num_workers / kChunkBytes * kChunkBytes; };
+  timed(team, held, [&](const am_team& view) { std::memset(data + view.worker * share(view), 1, share(view)); });
+  double best = 0;
+  for (int pass = 0; pass < kNumReadPasses; ++pass) {
+    const double seconds = timed(team, held, [&](const am_team& view) {
+      sink.store(static_cast<float>(read(data + view.worker * share(view), share(view))), std::memory_order_relaxed);
+    });
+    best = std::max(best, static_cast<double>(kBufferBytes) / seconds);
+  }
+  return best;
+}
+
+double measure_rate(Team& team, const Team::Lock& held, RateProbe probe) {
+  double best = 0;
+  for (int pass = 0; pass < kNumRatePasses; ++pass) {
+    std::atomic<double> total{0};
+    const double seconds = timed(team, held, [&](const am_team&) {
+      double num_operations = 0;
+      sink.store(probe(kNumRounds, &num_operations), std::memory_order_relaxed);
+      total.fetch_add(num_operations, std::memory_order_relaxed);
+    });
+    best = std::max(best, total.load() / seconds);
+  }
+  return best;
+}
+
+}  // namespace
+
+Limits measure_limits(Team& team) {
+  const Probes probes = choose_probes();
+  const Team::Lock held = team.acquire();
+  Limits limits;
+  limits.memory_bytes_per_s = measure_memory(team, held, probes.read);
+  limits.float32_flops_per_s = measure_rate(team, held, probes.float32);
+  limits.bfloat16_flops_per_s =
+      probes.bfloat16 ? measure_rate(team, held, probes.bfloat16) : limits.float32_flops_per_s;
+  limits.int8_ops_per_s = probes.int8 ? measure_rate(team, held, probes.int8) : limits.float32_flops_per_s;
+  return limits;
+}
+
+}  // namespace aether::cpu

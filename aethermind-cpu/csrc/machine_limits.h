@@ -1,0 +1,24 @@
+// What this machine reaches right now: the roof that kernels are measured against.
+#ifndef AETHER_CPU_MACHINE_LIMITS_H
+#define AETHER_CPU_MACHINE_LIMITS_H
+
+#include "parallel.h"
+
+namespace aether::cpu {
+
+// Bytes read per second from memory, and arithmetic operations per second (a multiply-add is two) by element type. A
+// type without instructions of its own is computed in float32, so it has float32's rate.
+struct Limits {
+  double memory_bytes_per_s;
+  double float32_flops_per_s;
+  double bfloat16_flops_per_s;
+  double int8_ops_per_s;
+};
+
+// Measures with all workers of `team` in well under 1.5 s; the best of several passes counts. Throws std::bad_alloc
+// when there is no room for a buffer much larger than the caches.
+Limits measure_limits(Team& team);
+
+}  // namespace aether::cpu
+
+#endif  // AETHER_CPU_MACHINE_LIMITS_H

@@ -1,0 +1,135 @@
+#include "parallel.h"
+
+#include <cassert>
+#include <stdexcept>
+#include <string>
+
+namespace aether::cpu {
+namespace {
+
+// A pause takes 10-40 ns. Workers leave a barrier within microseconds of each other unless the system has taken a core
+// away, and between two runs lies the host's part of a step, some tens of microseconds.
+constexpr Patience kBarrierPatience{.num_pauses = 2000, .num_yields = 200};
+constexpr Patience kIdlePatience{.num_pauses = 200, .num_yields = 200};
+// With more workers than cores somebody always waits for a core that a spinning worker would keep.
+constexpr Patience kCrowdedPatience{.num_pauses = 20, .num_yields = 20};
+
+void require_positive(int num_workers) {
+  if (num_workers < 1)
+    throw std::invalid_argument("a team needs at least one worker, not " + std::to_string(num_workers));
+}
+
+}  // namespace
+
+Team::Team(int num_workers) {
+  require_positive(num_workers);
+  start(num_workers);
+}
+
+Team::~Team() {
+  const Lock held = acquire();
+  stop();
+}
+
+void Team::set_num_workers(int num_workers) {
+  require_positive(num_workers);
+  const Lock held = acquire();
+  if (num_workers == this->num_workers()) return;
+  stop();
+  start(num_workers);
+}
+
+void Team::start(int num_workers) {
+  const bool is_crowded = num_workers > static_cast<int>(std::thread::hardware_concurrency());
+  barrier_patience_ = is_crowded ? kCrowdedPatience : kBarrierPatience;
+  idle_patience_ = is_crowded ? kCrowdedPatience : kIdlePatience;
+  is_stopping_ = false;
+  workers_ = std::vector<Worker>(num_workers);
+  num_workers_.store(num_workers, std::memory_order_relaxed);
+  const uint64_t num_runs_before = num_runs_.value();
+  for (int index = 0; index < num_workers; ++index) {
+    Worker& worker = workers_[index];
+    worker.scratch.reserve(scratch_bytes_);
+    worker.view = {.worker = index,
+                   .num_workers = num_workers,
+                   .scratch = worker.scratch.address(),
+                   .shared = this,
+                   .barrier = &Team::barrier_of,
+                   .claim = &Team::claim_of};
+  }
+  try {
+    for (int index = 1; index < num_workers; ++index) {
+      const am_team& view = workers_[index].view;
+      workers_[index].thread = std::thread([this, &view, num_runs_before] { help(view, num_runs_before); });
+    }
+  } catch (...) {
+    stop();
+    start(1);
+    throw;
+  }
+}
+
+void Team::stop() noexcept {
+  is_stopping_ = true;
+  num_runs_.advance();
+  for (Worker& worker : workers_) {
+    if (worker.thread.joinable()) worker.thread.join();
+  }
+}
+
+void Team::reserve_scratch([[maybe_unused]] const Lock& held, size_t nbytes) {
+  assert(held.owns_lock());
+  if (nbytes <= scratch_bytes_) return;
+  for (Worker& worker : workers_) {
+    worker.scratch.reserve(nbytes);
+    worker.view.scratch = worker.scratch.address();
+  }
+  scratch_bytes_ = nbytes;
+}
+
+void Team::run([[maybe_unused]] const Lock& held, Body body, void* context) noexcept {
+  assert(held.owns_lock());
+  next_ticket_.store(0, std::memory_order_relaxed);
+  body_ = body;
+  context_ = context;
+  if (num_workers() > 1) num_runs_.advance();
+  body(context, workers_[0].view);
+  barrier();
+}
+
+void Team::help(const am_team& view, uint64_t num_runs_before) noexcept {
+  for (uint64_t run = num_runs_before + 1;; ++run) {
+    num_runs_.wait_until(run, idle_patience_);
+    if (is_stopping_) return;
+    body_(context_, view);
+    barrier();
+  }
+}
+
+template <typename LastAction>
+void Team::meet(LastAction last_action) noexcept {
+  const uint64_t phase = phase_.value();
+  if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_workers()) {
+    num_arrived_.store(0, std::memory_order_relaxed);
+    last_action();
+    phase_.advance();
+  } else {
+    phase_.wait_until(phase + 1, barrier_patience_);
+  }
+}
+
+void Team::barrier() noexcept {
+  meet([] {});
+}
+
+void Team::next_step() noexcept {
+  meet([this] { next_ticket_.store(0, std::memory_order_relaxed); });
+}
+
+void Team::barrier_of(const am_team* view) noexcept { static_cast<Team*>(view->shared)->barrier(); }
+
+int64_t Team::claim_of(const am_team* view) noexcept {
+  return static_cast<Team*>(view->shared)->next_ticket_.fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace aether::cpu

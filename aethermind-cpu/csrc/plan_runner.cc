@@ -1,0 +1,154 @@
+#include "plan_runner.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace aether::cpu {
+namespace {
+
+void require(bool is_fine, const am_kernel& kernel, const std::string& problem) {
+  if (!is_fine) throw std::invalid_argument(std::string("kernel ") + kernel.name + ": " + problem);
+}
+
+std::string counts(size_t given, uint32_t expected, const char* what) {
+  return std::to_string(given) + " " + what + " given, " + std::to_string(expected) + " expected";
+}
+
+void require_fits(const Step& step) {
+  const am_kernel& kernel = *step.kernel;
+  require(kernel.abi_version == AM_KERNEL_ABI_VERSION, kernel,
+          "it speaks kernel ABI " + std::to_string(kernel.abi_version) + ", this runner speaks " +
+              std::to_string(AM_KERNEL_ABI_VERSION));
+  require(step.inputs.size() == kernel.num_inputs, kernel, counts(step.inputs.size(), kernel.num_inputs, "inputs"));
+  require(step.outputs.size() == kernel.num_outputs, kernel,
+          counts(step.outputs.size(), kernel.num_outputs, "outputs"));
+  require(step.attributes.size() == kernel.num_attrs, kernel,
+          counts(step.attributes.size(), kernel.num_attrs, "attributes"));
+}
+
+am_attr to_attr(const std::variant<int64_t, double>& value) {
+  am_attr attr;
+  if (std::holds_alternative<int64_t>(value)) {
+    attr.i = std::get<int64_t>(value);
+  } else {
+    attr.f = std::get<double>(value);
+  }
+  return attr;
+}
+
+}  // namespace
+
+NativePlan::NativePlan(const std::vector<int64_t>& max_symbols, const std::vector<Step>& steps)
+    : max_symbols_(max_symbols) {
+  if (max_symbols.size() > kMaxSymbols) {
+    throw std::invalid_argument(std::to_string(max_symbols.size()) + " symbols given, at most " +
+                                std::to_string(kMaxSymbols) + " are supported");
+  }
+  steps_.reserve(steps.size());
+  for (const Step& step : steps) add_step(step);
+  std::copy(max_symbols.begin(), max_symbols.end(), current_symbols_.begin());
+  set_shapes(current_symbols_);
+}
+
+void NativePlan::add_step(const Step& step) {
+  require_fits(step);
+  const size_t first_input = tensors_.size();
+  for (const auto& input : step.inputs) {
+    if (input) {
+      add_tensor(*input);
+    } else {
+      tensors_.push_back(am_tensor{});
+    }
+  }
+  const size_t first_output = tensors_.size();
+  for (const Operand& output : step.outputs) add_tensor(output);
+  const size_t first_attribute = attributes_.size();
+  for (const auto& value : step.attributes) attributes_.push_back(to_attr(value));
+  steps_.push_back({step.kernel, first_input, first_output, first_attribute});
+}
+
+void NativePlan::add_tensor(const Operand& operand) {
+  if (operand.dims.size() > AM_MAX_DIMS) {
+    throw std::invalid_argument("a tensor has " + std::to_string(operand.dims.size()) + " dims, at most " +
+                                std::to_string(AM_MAX_DIMS) + " are supported");
+  }
+  am_tensor tensor{};
+  tensor.data = reinterpret_cast<void*>(operand.address);
+  tensor.dtype = operand.dtype;
+  tensor.ndim = static_cast<int32_t>(operand.dims.size());
+  for (int32_t axis = 0; axis < tensor.ndim; ++axis) {
+    const Dim& dim = operand.dims[axis];
+    if (dim.symbol < 0) {
+      tensor.shape[axis] = dim.value;
+    } else if (static_cast<size_t>(dim.symbol) < max_symbols_.size()) {
+      symbolic_dims_.push_back({static_cast<uint32_t>(tensors_.size()), axis, dim.symbol, dim.value});
+    } else {
+      throw std::invalid_argument("a dim names symbol " + std::to_string(dim.symbol) + " of " +
+                                  std::to_string(max_symbols_.size()));
+    }
+  }
+  tensors_.push_back(tensor);
+}
+
+void NativePlan::set_shapes(const Symbols& symbols) noexcept {
+  for (const SymbolicDim& dim : symbolic_dims_) tensors_[dim.tensor].shape[dim.axis] = symbols[dim.symbol] + dim.offset;
+}
+
+void NativePlan::prepare(Team& team) {
+  const Team::Lock held = team.acquire();
+  prepare(team, held);
+}
+
+void NativePlan::prepare(Team& team, const Team::Lock& held) {
+  Symbols greatest{};
+  std::copy(max_symbols_.begin(), max_symbols_.end(), greatest.begin());
+  set_shapes(greatest);
+  current_symbols_ = greatest;
+  team.reserve_scratch(held, scratch_bytes(team.num_workers()));
+  prepared_num_workers_ = team.num_workers();
+}
+
+size_t NativePlan::scratch_bytes(int num_workers) const {
+  size_t most = 0;
+  for (const BoundStep& step : steps_) {
+    if (step.kernel->scratch_bytes == nullptr) continue;
+    const size_t nbytes =
+        step.kernel->scratch_bytes(tensors_.data() + step.first_input, tensors_.data() + step.first_output,
+                                   attributes_.data() + step.first_attribute, num_workers);
+    most = std::max(most, nbytes);
+  }
+  return most;
+}
+
+void NativePlan::run(Team& team, const Symbols& symbols, size_t begin, size_t end) {
+  const Team::Lock held = team.acquire();
+  if (prepared_num_workers_ != team.num_workers()) prepare(team, held);
+  if (symbols != current_symbols_) {
+    set_shapes(symbols);
+    current_symbols_ = symbols;
+  }
+  struct Run {
+    const NativePlan* plan;
+    Team* team;
+    size_t begin, end;
+  } run{this, &team, begin, end};
+  team.run(
+      held,
+      [](void* context, const am_team& view) {
+        const Run& run = *static_cast<Run*>(context);
+        run.plan->run_steps(*run.team, view, run.begin, run.end);
+      },
+      &run);
+}
+
+void NativePlan::run_steps(Team& team, const am_team& view, size_t begin, size_t end) const noexcept {
+  for (size_t index = begin; index < end; ++index) {
+    const BoundStep& step = steps_[index];
+    step.kernel->run(tensors_.data() + step.first_input, tensors_.data() + step.first_output,
+                     attributes_.data() + step.first_attribute, &view);
+    if (index + 1 < end) team.next_step();
+  }
+}
+
+}  // namespace aether::cpu

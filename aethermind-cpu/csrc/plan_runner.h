@@ -1,0 +1,96 @@
+// A plan bound to memory: native kernel calls that run one after the other on a team.
+#ifndef AETHER_CPU_PLAN_RUNNER_H
+#define AETHER_CPU_PLAN_RUNNER_H
+
+#include <aethermind/kernel_abi.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "parallel.h"
+
+namespace aether::cpu {
+
+inline constexpr int kMaxSymbols = 16;
+
+// The numbers that a run gives to the plan's symbols, in the plan's order.
+using Symbols = std::array<int64_t, kMaxSymbols>;
+
+// A length: `value` when `symbol` is -1, otherwise the number of that symbol plus `value`.
+struct Dim {
+  int32_t symbol;
+  int64_t value;
+};
+
+struct Operand {
+  uintptr_t address;
+  int32_t dtype;
+  std::vector<Dim> dims;
+};
+
+// One kernel call in the order of the operator's schema; absent optional inputs are nullopt.
+struct Step {
+  const am_kernel* kernel;
+  std::vector<std::optional<Operand>> inputs;
+  std::vector<Operand> outputs;
+  std::vector<std::variant<int64_t, double>> attributes;
+};
+
+// Owns everything a run needs except the tensors' memory and the team. Runs of one plan take turns: the team's lock
+// guards the shapes.
+class NativePlan {
+ public:
+  // `max_symbols` are the greatest numbers that a run will give. Throws std::invalid_argument when a step does not fit
+  // its kernel.
+  NativePlan(const std::vector<int64_t>& max_symbols, const std::vector<Step>& steps);
+  NativePlan(const NativePlan&) = delete;
+  NativePlan& operator=(const NativePlan&) = delete;
+
+  size_t num_steps() const noexcept { return steps_.size(); }
+  size_t num_symbols() const noexcept { return max_symbols_.size(); }
+
+  // Reserves the scratch that the kernels want from this team. Throws std::bad_alloc.
+  void prepare(Team& team);
+
+  // Runs steps [begin, end) on the team, the calling thread being worker 0. Allocates nothing, unless the team's size
+  // has changed since `prepare`; then it prepares again.
+  void run(Team& team, const Symbols& symbols, size_t begin, size_t end);
+
+ private:
+  struct BoundStep {
+    const am_kernel* kernel;
+    size_t first_input;
+    size_t first_output;
+    size_t first_attribute;
+  };
+
+  // Axis `axis` of tensor `tensor` is symbol `symbol` plus `offset`.
+  struct SymbolicDim {
+    uint32_t tensor;
+    int32_t axis;
+    int32_t symbol;
+    int64_t offset;
+  };
+
+  void add_tensor(const Operand& operand);
+  void add_step(const Step& step);
+  void set_shapes(const Symbols& symbols) noexcept;
+  void prepare(Team& team, const Team::Lock& held);
+  size_t scratch_bytes(int num_workers) const;
+  void run_steps(Team& team, const am_team& view, size_t begin, size_t end) const noexcept;
+
+  std::vector<int64_t> max_symbols_;
+  std::vector<BoundStep> steps_;
+  std::vector<am_tensor> tensors_;
+  std::vector<am_attr> attributes_;
+  std::vector<SymbolicDim> symbolic_dims_;
+  Symbols current_symbols_{};
+  int prepared_num_workers_ = 0;
+};
+
+}  // namespace aether::cpu
+
+#endif  // AETHER_CPU_PLAN_RUNNER_H

@@ -1,0 +1,24 @@
+// The exponential of sixteen floats; included by each header of csrc/simd that defines Vec.
+#pragma once
+
+namespace aether::cpu::AETHER_ISA {
+
+// exp(x) to within 1.5 units in the last place for -87 ≤ x ≤ 88.7; below that it goes to zero (exactly zero under -105), above it saturates
+// near the greatest float. The polynomial is a minimax fit of (exp(r) - 1 - r) / r^2 on |r| ≤ ln(2) / 2, relative error 4e-9.
+AETHER_INLINE Vec exp(const Vec& x) {
+  const Vec clamped = max(min(x, set1(88.72f)), set1(-106.0f));
+  const Vec n = round_to_integer(clamped * set1(1.44269504f));
+  // ln 2 in two parts; n times the first is exact.
+  Vec r = fma(n, set1(-0.693359375f), clamped);
+  r = fma(n, set1(2.12194440e-4f), r);
+  Vec p = set1(0x1.6a23d0p-10f);
+  p = fma(p, r, set1(0x1.123a20p-7f));
+  p = fma(p, r, set1(0x1.5558f2p-5f));
+  p = fma(p, r, set1(0x1.555492p-3f));
+  p = fma(p, r, set1(0x1.fffffcp-2f));
+  return scale_by_power_of_two(fma(p, r * r, r) + set1(1.0f), n);
+}
+
+AETHER_INLINE Vec silu(const Vec& x) { return x / (set1(1.0f) + exp(-x)); }
+
+}  // namespace aether::cpu::AETHER_ISA

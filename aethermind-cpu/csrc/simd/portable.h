@@ -1,0 +1,177 @@
+// Sixteen float lanes in plain C++ (GCC and Clang vector extensions), for any CPU.
+//
+// A header of csrc/simd is included once per translation unit, with AETHER_ISA naming the namespace of everything compiled there. Code
+// built with other machine flags so never meets at link time. For the same reason nothing below calls inline functions of std.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "simd/bfloat16.h"
+
+#define AETHER_INLINE inline __attribute__((always_inline))
+
+namespace aether::cpu::AETHER_ISA {
+
+inline constexpr int kLanes = 16;
+
+// Register blocking of the matrix kernels, for sixteen 128-bit registers: rows × panels of 16 columns.
+inline constexpr int kTileRows = 2;
+inline constexpr int kTilePanels = 1;
+inline constexpr int kWideTileRows = 0;
+inline constexpr int kWideTilePanels = 1;
+
+using Float4 [[gnu::vector_size(16)]] = float;
+using Int4 [[gnu::vector_size(16)]] = int32_t;
+using UInt4 [[gnu::vector_size(16)]] = uint32_t;
+using UShort4 [[gnu::vector_size(8)]] = uint16_t;
+
+struct Vec {
+  Float4 a, b, c, d;
+};
+
+template <class F>
+AETHER_INLINE Vec map(const Vec& x, F f) {
+  return {f(x.a), f(x.b), f(x.c), f(x.d)};
+}
+template <class F>
+AETHER_INLINE Vec map(const Vec& x, const Vec& y, F f) {
+  return {f(x.a, y.a), f(x.b, y.b), f(x.c, y.c), f(x.d, y.d)};
+}
+
+AETHER_INLINE Vec operator+(const Vec& x, const Vec& y) { return {x.a + y.a, x.b + y.b, x.c + y.c, x.d + y.d}; }
+AETHER_INLINE Vec operator-(const Vec& x, const Vec& y) { return {x.a - y.a, x.b - y.b, x.c - y.c, x.d - y.d}; }
+AETHER_INLINE Vec operator*(const Vec& x, const Vec& y) { return {x.a * y.a, x.b * y.b, x.c * y.c, x.d * y.d}; }
+AETHER_INLINE Vec operator/(const Vec& x, const Vec& y) { return {x.a / y.a, x.b / y.b, x.c / y.c, x.d / y.d}; }
+AETHER_INLINE Vec operator-(const Vec& x) { return {-x.a, -x.b, -x.c, -x.d}; }
+
+AETHER_INLINE Vec set1(float x) {
+  const Float4 v = {x, x, x, x};
+  return {v, v, v, v};
+}
+AETHER_INLINE Vec zero() { return set1(0.0f); }
+AETHER_INLINE Vec fma(const Vec& x, const Vec& y, const Vec& z) { return x * y + z; }
+AETHER_INLINE Vec max(const Vec& x, const Vec& y) {
+  return map(x, y, [](Float4 p, Float4 q) { return p > q ? p : q; });
+}
+AETHER_INLINE Vec min(const Vec& x, const Vec& y) {
+  return map(x, y, [](Float4 p, Float4 q) { return p < q ? p : q; });
+}
+
+AETHER_INLINE Vec load(const float* p) {
+  Vec v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+AETHER_INLINE void store(float* p, const Vec& v) { std::memcpy(p, &v, sizeof v); }
+
+AETHER_INLINE Float4 widen(const uint16_t* p) {
+  UShort4 h;
+  std::memcpy(&h, p, sizeof h);
+  return reinterpret_cast<Float4>(__builtin_convertvector(h, UInt4) << 16);
+}
+AETHER_INLINE Vec load(const BFloat16* p) {
+  const uint16_t* bits = &p->bits;
+  return {widen(bits), widen(bits + 4), widen(bits + 8), widen(bits + 12)};
+}
+
+// Round to nearest even; a NaN stays a (quiet) NaN.
+AETHER_INLINE void narrow(uint16_t* p, Float4 x) {
+  const UInt4 u = reinterpret_cast<UInt4>(x);
+  const UInt4 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const UInt4 quiet = (u >> 16) | 0x40u;
+  const UShort4 h = __builtin_convertvector(x == x ? rounded : quiet, UShort4);
+  std::memcpy(p, &h, sizeof h);
+}
+AETHER_INLINE void store(BFloat16* p, const Vec& v) {
+  uint16_t* bits = &p->bits;
+  narrow(bits, v.a);
+  narrow(bits + 4, v.b);
+  narrow(bits + 8, v.c);
+  narrow(bits + 12, v.d);
+}
+
+// The first n lanes (0 ≤ n ≤ 16); absent ones load as zero.
+template <class T>
+AETHER_INLINE Vec load(const T* p, int64_t n) {
+  T lanes[kLanes] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(T));
+  return load(lanes);
+}
+template <class T>
+AETHER_INLINE void store(T* p, const Vec& v, int64_t n) {
+  T lanes[kLanes];
+  store(lanes, v);
+  std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
+}
+
+// Pairs of bfloat16 as they lie in a packed weight: sixteen even and sixteen odd elements.
+AETHER_INLINE void load_pairs(const void* p, Vec& even, Vec& odd) {
+  UInt4 w[4];
+  std::memcpy(w, p, sizeof w);
+  even = {reinterpret_cast<Float4>(w[0] << 16), reinterpret_cast<Float4>(w[1] << 16), reinterpret_cast<Float4>(w[2] << 16),
+          reinterpret_cast<Float4>(w[3] << 16)};
+  const UInt4 high = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
+  odd = {reinterpret_cast<Float4>(w[0] & high), reinterpret_cast<Float4>(w[1] & high), reinterpret_cast<Float4>(w[2] & high),
+         reinterpret_cast<Float4>(w[3] & high)};
+}
+
+AETHER_INLINE float reduce_add(const Vec& v) {
+  const Float4 s = (v.a + v.b) + (v.c + v.d);
+  return (s[0] + s[1]) + (s[2] + s[3]);
+}
+AETHER_INLINE double reduce_add_double(const Vec& v) {
+  double sum = 0.0;
+  float lanes[kLanes];
+  store(lanes, v);
+  for (float lane : lanes) sum += lane;
+  return sum;
+}
+AETHER_INLINE float reduce_max(const Vec& v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  float best = lanes[0];
+  for (float lane : lanes) best = lane > best ? lane : best;
+  return best;
+}
+
+AETHER_INLINE uint32_t mask_of(Int4 a, Int4 b, Int4 c, Int4 d) {
+  uint32_t mask = 0;
+  for (int i = 0; i < 4; ++i) {
+    mask |= static_cast<uint32_t>(a[i] & 1) << i | static_cast<uint32_t>(b[i] & 1) << (4 + i) | static_cast<uint32_t>(c[i] & 1) << (8 + i) |
+            static_cast<uint32_t>(d[i] & 1) << (12 + i);
+  }
+  return mask;
+}
+AETHER_INLINE uint32_t greater_mask(const Vec& x, const Vec& y) { return mask_of(x.a > y.a, x.b > y.b, x.c > y.c, x.d > y.d); }
+AETHER_INLINE uint32_t greater_equal_mask(const Vec& x, const Vec& y) {
+  return mask_of(x.a >= y.a, x.b >= y.b, x.c >= y.c, x.d >= y.d);
+}
+
+// p · 2^n for integral n; what would be subnormal becomes zero.
+AETHER_INLINE Vec scale_by_power_of_two(const Vec& p, const Vec& n) {
+  return map(p, n, [](Float4 value, Float4 exponent) {
+    // 2^128 has no float, so the last doubling is a multiplication of its own.
+    const Int4 biased = __builtin_convertvector(exponent, Int4) + 126;
+    const Float4 scale = reinterpret_cast<Float4>((biased > 0 ? biased : Int4{}) << 23);
+    return value * scale * 2.0f;
+  });
+}
+AETHER_INLINE Vec round_to_integer(const Vec& x) {
+  const Vec magic = set1(12582912.0f);  // 1.5 · 2^23: the sum has no room for a fraction
+  return (x + magic) - magic;
+}
+
+// out[word][row] for sixteen rows of up to 64 bytes; what is past `bytes` counts as zero.
+AETHER_INLINE void transpose_words(const char* const (&rows)[16], size_t bytes, int64_t num_words, char* out) {
+  for (int i = 0; i < 16; ++i) {
+    uint32_t words[16] = {};
+    std::memcpy(words, rows[i], bytes);
+    for (int64_t w = 0; w < num_words; ++w) std::memcpy(out + w * 64 + i * 4, &words[w], 4);
+  }
+}
+
+}  // namespace aether::cpu::AETHER_ISA
+
+#include "simd/exp.h"

@@ -1,0 +1,61 @@
+"""Qwen2, Qwen2.5 and Qwen3 as graphs.
+
+Qwen2 and Qwen2.5 have biases on Q, K and V (Yang et al. 2024, arXiv:2407.10671); Qwen3 has none by default and normalises Q and K per
+head instead (Yang et al. 2025, arXiv:2505.09388). Everything else is the common decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aethermind.errors import ConfigError
+from aethermind.graph import GraphBuilder, Value
+from aethermind.model import DecoderConfig, StepInputs, read_decoder_config
+from aethermind.model.blocks import decoder
+
+__all__ = ["QWEN2", "QWEN3"]
+
+_COMMON: Mapping[str, Any] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "tie_word_embeddings": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen:
+    """One model: its configuration and the two things in which the generations differ."""
+
+    config: DecoderConfig
+    has_qkv_bias: bool
+    has_qk_norm: bool
+
+    def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
+        """Logits, float32 [R, vocab_size]."""
+        return decoder(
+            builder, inputs, self.config, max_model_len, has_qkv_bias=self.has_qkv_bias, has_qk_norm=self.has_qk_norm
+        )
+
+
+class Qwen2Architecture:
+    """`Qwen2ForCausalLM`: Qwen2 and Qwen2.5."""
+
+    ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+
+    def create(self, raw: Mapping[str, Any]) -> Qwen:
+        defaults = {**_COMMON, "max_window_layers": 28, "sliding_window": 4096}
+        return Qwen(read_decoder_config(raw, defaults=defaults), has_qkv_bias=True, has_qk_norm=False)
+
+
+class Qwen3Architecture:
+    """`Qwen3ForCausalLM`: the dense Qwen3 models."""
+
+    ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+
+    def create(self, raw: Mapping[str, Any]) -> Qwen:
+        if raw.get("attention_bias", False):
+            raise ConfigError("attention_bias is true in config.json; published Qwen3 models have no attention biases and this one is not supported.")
+        defaults = {**_COMMON, "head_dim": 128, "max_window_layers": 28, "sliding_window": 4096}
+        return Qwen(read_decoder_config(raw, defaults=defaults), has_qkv_bias=False, has_qk_norm=True)
+
+
+QWEN2 = Qwen2Architecture()
+QWEN3 = Qwen3Architecture()

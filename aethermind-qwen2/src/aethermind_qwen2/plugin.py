@@ -1,0 +1,25 @@
+"""What this package registers: two architectures and the demo model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from aethermind.plugins import hookimpl
+
+_PROVIDER = "aethermind-qwen2"
+
+
+@hookimpl
+def register_architectures(registry: Any) -> None:
+    registry.register("Qwen2ForCausalLM", "aethermind_qwen2.architecture:QWEN2", provider=_PROVIDER)
+    registry.register("Qwen3ForCausalLM", "aethermind_qwen2.architecture:QWEN3", provider=_PROVIDER)
+
+
+@hookimpl
+def register_models(registry: Any) -> None:
+    registry.register("demo", _locate_demo, provider=_PROVIDER)
+
+
+def _locate_demo() -> Path:
+    return Path(__file__).parent / "demo"

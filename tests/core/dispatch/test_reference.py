@@ -1,0 +1,143 @@
+"""The reference runner rounds where storage does, and its kernels write where they are told."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from aethermind.dispatch.reference import ReferenceRunner, evaluate, reference_kernels, rounded_inputs
+from aethermind.errors import OperatorError
+from aethermind.hal.dtype import DType
+from aethermind.ops import catalog
+from aethermind.ops.operator import Operator, OperatorRegistry, Sample
+
+REGISTRY = OperatorRegistry(catalog.load())
+RUNNER = ReferenceRunner(REGISTRY)
+KERNELS = {kernel.operator: kernel for kernel in reference_kernels(REGISTRY, "numpy")}
+DTYPES = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
+CASES = [
+    pytest.param(operator, sample, float_type, id=f"{operator.name}-{sample.label}-{float_type}")
+    for operator in REGISTRY
+    for sample in operator.samples(np.random.default_rng(11))
+    for float_type in DTYPES
+    if float_type in operator.tolerances
+]
+
+each_case = pytest.mark.parametrize(("operator", "sample", "float_type"), CASES)
+
+
+@each_case
+def test_operators_in_storage_dtypes_stay_within_their_tolerance(
+    operator: Operator, sample: Sample, float_type: DType
+) -> None:
+    inputs = rounded_inputs(operator, sample, float_type)
+    outputs = as_tuple(RUNNER.op(operator.name, *inputs, **sample.attributes))
+    assert_close(operator, sample, float_type, inputs, outputs)
+    for spec, output in zip(operator.schema.outputs, outputs, strict=True):
+        assert DType.of_numpy(output.dtype) is spec.dtype(float_type)
+
+
+@each_case
+def test_kernels_write_what_the_runner_returns(operator: Operator, sample: Sample, float_type: DType) -> None:
+    kernel = KERNELS.get(operator.name)
+    assert (kernel is None) == (operator.decompose is not None or operator.schema.is_view)
+    if kernel is None:
+        return
+    inputs = rounded_inputs(operator, sample, float_type)
+    attributes = operator.schema.complete(sample.attributes)
+    expected = as_tuple(RUNNER.op(operator.name, *inputs, **attributes))
+    shared = {spec.name: array for spec, array in zip(operator.schema.inputs, inputs, strict=True)}
+    outputs = []
+    for spec, array in zip(operator.schema.outputs, expected, strict=True):
+        aliased = shared.get(spec.alias or spec.inplace or "")
+        outputs.append(np.empty_like(array) if aliased is None else aliased)
+    assert kernel.function is not None
+    kernel.function(inputs, outputs, attributes)
+    for output, array in zip(outputs, expected, strict=True):
+        np.testing.assert_array_equal(output, array)
+
+
+def test_kernels_exist_for_every_operator_that_computes() -> None:
+    assert {"linear", "paged_attention", "kv_cache_write", "sample_tokens"} <= set(KERNELS)
+    assert not {"split_heads", "mlp_swiglu"} & set(KERNELS)
+    for kernel in KERNELS.values():
+        assert (kernel.device_type, kernel.name, kernel.priority, kernel.dtypes) == (
+            "numpy",
+            "reference",
+            0,
+            frozenset(DTYPES),
+        )
+
+
+@pytest.mark.parametrize("operator", ["kv_cache_write", "paged_attention"])
+def test_a_step_costs_no_copy_of_the_cache(operator: str) -> None:
+    bfloat16 = DType.BFLOAT16.numpy
+    caches = [np.ones((512, 2, 16, 64), bfloat16) for _ in range(2)]
+    x = np.zeros((1, 2, 64), bfloat16)
+    if operator == "kv_cache_write":
+        inputs, outputs, attributes = [x, x, np.array([7], np.int64), *caches], caches, {}
+    else:
+        tables = [np.array([0, 1], np.int32), np.array([3], np.int32), np.array([[5]], np.int32)]
+        inputs, outputs, attributes = [x, *caches, *tables], [x.copy()], {"scale": 1.0, "window": 0}
+    tracemalloc.start()
+    KERNELS[operator].function(inputs, outputs, attributes)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < caches[0].nbytes // 10
+
+
+def test_a_composite_rounds_between_its_members() -> None:
+    rng, bfloat16 = np.random.default_rng(0), DType.BFLOAT16.numpy
+    gate, up = rng.standard_normal((2, 9, 33)).astype(bfloat16)
+    apart = RUNNER.op("mul", RUNNER.op("silu", gate), up)
+    np.testing.assert_array_equal(RUNNER.op("silu_mul", gate, up), apart)
+    exact = evaluate(REGISTRY, REGISTRY["silu_mul"], (gate, up), {})[0]
+    assert exact.dtype == np.float64
+    assert (exact != apart).any()
+
+
+def test_float64_is_never_rounded() -> None:
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal((3, 40)), rng.standard_normal((7, 40))
+    logits = RUNNER.op("lm_head", x, weight)
+    assert logits.dtype == np.float64
+    np.testing.assert_array_equal(logits, x @ weight.T)
+
+
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    x, weight = np.zeros((2, 8), np.float32), np.zeros((5, 8), np.float32)
+    with pytest.raises(OperatorError, match="takes 3 inputs, got 4"):
+        RUNNER.op("linear", x, weight, None, None)
+    with pytest.raises(OperatorError, match=r"input 'weight' is float32\[8,5\], but K is 8 elsewhere"):
+        RUNNER.op("linear", x, weight.T, None)
+    with pytest.raises(OperatorError, match="no attribute 'bias'"):
+        RUNNER.op("linear", x, weight, None, bias=True)
+
+
+def assert_close(operator: Operator, sample: Sample, float_type: DType, inputs: Any, outputs: Any) -> None:
+    attributes = operator.schema.complete(sample.attributes)
+    exact = evaluate(REGISTRY, operator, inputs, attributes)
+    terms = tuple(np.abs(output) for output in exact)
+    if operator.term_magnitudes is not None:
+        widened = [None if array is None else widen(array) for array in inputs]
+        terms = as_tuple(operator.term_magnitudes(*widened, **attributes))
+    tolerance = operator.tolerances[float_type]
+    for output, reference, magnitude in zip(outputs, exact, terms, strict=True):
+        with np.errstate(invalid="ignore"):
+            error = np.abs(widen(output) - reference)
+            limit = (
+                tolerance.relative_to_terms * magnitude
+                + tolerance.relative * np.abs(reference)
+                + tolerance.absolute
+            )
+        assert np.all((widen(output) == reference) | (error <= limit) | np.isposinf(magnitude))
+
+
+def widen(array: Any) -> Any:
+    return array.astype(np.float64) if DType.of_numpy(array.dtype).is_floating else array
+
+
+def as_tuple(outputs: Any) -> tuple[Any, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -1,0 +1,25 @@
+"""First come, first served."""
+
+from __future__ import annotations
+
+from aethermind.engine.policies import FirstComeFirstServed
+from aethermind.engine.request import Request
+from aethermind.sampling.params import SamplingParams
+
+
+def request(request_id: str, arrival: float, priority: int = 0) -> Request:
+    return Request(request_id, [1], SamplingParams(), arrival, max_model_len=9, priority=priority)
+
+
+def test_arrival_alone_counts() -> None:
+    policy = FirstComeFirstServed()
+    requests = [request("c", 2.0, -9), request("b", 1.0), request("a", 1.0)]
+    ordered = sorted(requests, key=lambda item: policy.order_key(item, 5.0))
+    assert [item.request_id for item in ordered] == ["a", "b", "c"]
+    assert max(requests, key=lambda item: policy.victim_key(item, 5.0)).request_id == "c"
+
+
+def test_admission_wants_room_for_all_tokens() -> None:
+    policy = FirstComeFirstServed()
+    assert policy.admit(request("a", 0.0), 3, 3)
+    assert not policy.admit(request("a", 0.0), 4, 3)

@@ -1,0 +1,279 @@
+"""Every page of the catalog says what torch says, in float64, over its own samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from aethermind.dispatch.reference import evaluate, rounded_inputs
+from aethermind.hal.dtype import DType
+from aethermind.ops import catalog
+from aethermind.ops.operator import Operator, OperatorRegistry, Sample
+from aethermind.ops.schema import TensorType
+
+OPERATORS = catalog.load()
+REGISTRY = OperatorRegistry(OPERATORS)
+CASES = [
+    pytest.param(operator, sample, id=f"{operator.name}-{sample.label}")
+    for operator in OPERATORS
+    for sample in operator.samples(np.random.default_rng(7))
+]
+
+each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+each_case = pytest.mark.parametrize(("operator", "sample"), CASES)
+
+
+def rope_table(positions, inv_freq, scale):
+    angle = torch.outer(positions.float(), inv_freq.float()).double()
+    return torch.cat([torch.cos(angle), torch.sin(angle)], dim=1) * scale
+
+
+def rope(x, table, interleaved=False):
+    cos, sin = (part.unsqueeze(1) for part in table.chunk(2, dim=-1))
+    if interleaved:
+        turned = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * torch.complex(cos, sin)
+        return torch.view_as_real(turned).flatten(-2)
+    cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def kv_cache_write(k, v, slot_mapping, k_cache, v_cache):
+    k_out, v_out = k_cache.clone(), v_cache.clone()
+    for token, slot in enumerate(slot_mapping.tolist()):
+        if slot >= 0:
+            block, offset = divmod(slot, k_cache.shape[2])
+            k_out[block, :, offset] = k[token]
+            v_out[block, :, offset] = v[token]
+    return k_out, v_out
+
+
+def paged_attention(q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables, scale, window):
+    block_size, num_groups = k_cache.shape[2], q.shape[1] // k_cache.shape[1]
+    out = torch.full_like(q, torch.nan)
+    for sequence, num_keys in enumerate(seqlens_k.tolist()):
+        begin, end = cu_seqlens_q[sequence : sequence + 2].tolist()
+        places = [(int(block_tables[sequence, j // block_size]), j % block_size) for j in range(num_keys)]
+        k = torch.stack([k_cache[block, :, offset] for block, offset in places], dim=1)
+        v = torch.stack([v_cache[block, :, offset] for block, offset in places], dim=1)
+        mask = torch.zeros(end - begin, num_keys, dtype=torch.bool)
+        for row in range(end - begin):
+            position = num_keys - (end - begin) + row
+            mask[row, max(0, position - window + 1) if window else 0 : position + 1] = True
+        heads = F.scaled_dot_product_attention(
+            q[begin:end].transpose(0, 1),
+            k.repeat_interleave(num_groups, dim=0),
+            v.repeat_interleave(num_groups, dim=0),
+            attn_mask=mask,
+            scale=scale,
+        )
+        out[begin:end] = heads.transpose(0, 1)
+    return out
+
+
+def rms_norm(x, weight, eps):
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def add_rms_norm(x, residual, weight, eps):
+    return rms_norm(x + residual, weight, eps), x + residual
+
+
+def mlp_swiglu(x, w_gate, w_up, w_down):
+    return F.linear(F.silu(F.linear(x, w_gate)) * F.linear(x, w_up), w_down)
+
+
+def qkv_rope_cache_write(
+    x,
+    w_q,
+    w_k,
+    w_v,
+    b_q,
+    b_k,
+    b_v,
+    q_norm,
+    k_norm,
+    table,
+    slots,
+    k_cache,
+    v_cache,
+    num_heads,
+    num_kv_heads,
+    eps,
+):
+    q = F.linear(x, w_q, b_q).unflatten(1, (num_heads, -1))
+    k = F.linear(x, w_k, b_k).unflatten(1, (num_kv_heads, -1))
+    v = F.linear(x, w_v, b_v).unflatten(1, (num_kv_heads, -1))
+    q = q if q_norm is None else rms_norm(q, q_norm, eps)
+    k = k if k_norm is None else rms_norm(k, k_norm, eps)
+    return rope(q, table), *kv_cache_write(rope(k, table), v, slots, k_cache, v_cache)
+
+
+def suppress_tokens(logits, tokens, cu_tokens):
+    rows = [
+        row.index_fill(0, tokens[begin:end].long(), -torch.inf)
+        for row, begin, end in zip(logits, cu_tokens[:-1], cu_tokens[1:], strict=True)
+    ]
+    return torch.stack(rows) if rows else logits
+
+
+def repetition_penalty(logits, tokens, cu_tokens, penalty):
+    out = logits.clone()
+    for row in range(len(logits)):
+        for token in tokens[cu_tokens[row] : cu_tokens[row + 1]].tolist():
+            logit = logits[row, token]
+            out[row, token] = logit / penalty[row] if logit > 0 else logit * penalty[row]
+    return out
+
+
+def sample_tokens(logits, temperature, top_k, top_p, min_p, uniform):
+    rows = zip(logits, *(row.tolist() for row in (temperature, top_k, top_p, min_p, uniform)), strict=True)
+    return torch.tensor([sample_one_token(*row) for row in rows], dtype=torch.int32)
+
+
+def sample_one_token(logits, temperature, top_k, top_p, min_p, uniform):
+    if temperature == 0:
+        return logits.tolist().index(max(logits.tolist()))
+    probabilities = torch.softmax(logits / temperature, dim=0).tolist()
+    kept = list(range(len(probabilities)))
+    if (top_k, min(top_p, 1.0), max(min_p, 0.0)) != (0, 1.0, 0.0):
+        kept.sort(key=lambda token: (-probabilities[token], token))
+        kept = kept[: top_k or None]
+        total, mass, nucleus = sum(probabilities[token] for token in kept), 0.0, []
+        for token in kept:
+            if nucleus and mass >= top_p * total:
+                break
+            nucleus.append(token)
+            mass += probabilities[token]
+        kept = [token for token in nucleus if probabilities[token] >= min_p * max(probabilities)]
+    total, mass = sum(probabilities[token] for token in kept), 0.0
+    for token in kept:
+        mass += probabilities[token]
+        if mass / total > uniform:
+            return token
+    raise AssertionError("the running sum never reached uniform")
+
+
+def token_logprobs(logits, token_ids, k):
+    logprobs = F.log_softmax(logits, dim=-1)
+    logprob = logprobs.gather(1, token_ids.long()[:, None])
+    rank = 1 + (logits > logits.gather(1, token_ids.long()[:, None])).sum(1)
+    top = logprobs.sort(dim=-1, descending=True, stable=True)
+    missing = (0, max(0, k - logits.shape[1]))
+    top_ids = F.pad(top.indices[:, :k], missing, value=-1)
+    return logprob[:, 0], rank.int(), top_ids.int(), F.pad(top.values[:, :k], missing, value=-torch.inf)
+
+
+TORCH: dict[str, Callable[..., Any]] = {
+    "embedding": lambda token_ids, table: F.embedding(token_ids, table),
+    "rope_table": rope_table,
+    "rms_norm": rms_norm,
+    "linear": F.linear,
+    "split_heads": lambda x, num_heads: x.unflatten(1, (num_heads, x.shape[1] // num_heads)),
+    "rope": rope,
+    "kv_cache_write": kv_cache_write,
+    "qkv_rope_cache_write": qkv_rope_cache_write,
+    "paged_attention": paged_attention,
+    "merge_heads": lambda x: x.flatten(1),
+    "add": torch.add,
+    "add_rms_norm": add_rms_norm,
+    "silu": F.silu,
+    "mul": torch.mul,
+    "silu_mul": lambda gate, up: F.silu(gate) * up,
+    "gate_up_silu": lambda x, w_gate, w_up: F.silu(F.linear(x, w_gate)) * F.linear(x, w_up),
+    "mlp_swiglu": mlp_swiglu,
+    "gather_rows": lambda x, rows: x.index_select(0, rows),
+    "lm_head": F.linear,
+    "suppress_tokens": suppress_tokens,
+    "repetition_penalty": repetition_penalty,
+    "sample_tokens": sample_tokens,
+    "token_logprobs": token_logprobs,
+}
+
+
+def test_every_operator_has_a_torch_counterpart() -> None:
+    assert set(TORCH) == {operator.name for operator in OPERATORS}
+    assert len(OPERATORS) == 23
+
+
+@each_case
+def test_reference_equals_torch_in_float64(operator: Operator, sample: Sample) -> None:
+    attributes = operator.schema.complete(sample.attributes)
+    outputs = evaluate(REGISTRY, operator, sample.inputs, attributes, np.float64)
+    tensors = [None if array is None else torch.from_numpy(array.copy()) for array in sample.inputs]
+    expected = as_tuple(TORCH[operator.name](*tensors, **attributes))
+    for output, tensor, magnitude in zip(
+        outputs, expected, magnitudes(operator, sample, outputs), strict=True
+    ):
+        is_defined = np.isfinite(magnitude)
+        assert output.shape == tuple(tensor.shape)
+        np.testing.assert_allclose(output[is_defined], tensor.numpy()[is_defined], rtol=1e-11, atol=1e-11)
+
+
+@each_case
+def test_reference_returns_what_the_schema_infers(operator: Operator, sample: Sample) -> None:
+    inputs = rounded_inputs(operator, sample, DType.FLOAT32)
+    types = [
+        None if array is None else TensorType(DType.of_numpy(array.dtype), array.shape) for array in inputs
+    ]
+    attributes = operator.schema.complete(sample.attributes)
+    outputs = evaluate(REGISTRY, operator, inputs, attributes, np.float32)
+    found = tuple(TensorType(DType.of_numpy(array.dtype), array.shape) for array in outputs)
+    assert found == operator.schema.infer(types, attributes)
+
+
+@each_case
+def test_reference_never_writes_to_its_inputs(operator: Operator, sample: Sample) -> None:
+    before = [None if array is None else array.copy() for array in sample.inputs]
+    evaluate(REGISTRY, operator, sample.inputs, sample.attributes, np.float64)
+    for array, copy in zip(sample.inputs, before, strict=True):
+        np.testing.assert_array_equal(array, copy)
+
+
+@each_case
+def test_magnitudes_of_terms_bound_the_result(operator: Operator, sample: Sample) -> None:
+    outputs = evaluate(REGISTRY, operator, sample.inputs, sample.attributes, np.float64)
+    for output, magnitude in zip(outputs, magnitudes(operator, sample, outputs), strict=True):
+        assert output.shape == magnitude.shape
+        is_float = output.dtype.kind == "f"
+        assert np.all(~np.isfinite(output) | (np.abs(output) <= magnitude * (1 + 1e-12)) | (not is_float))
+
+
+@each_operator
+def test_samples_are_labelled_reproducible_and_reach_the_edges(operator: Operator) -> None:
+    first, second = (list(operator.samples(np.random.default_rng(3))) for _ in range(2))
+    labels = [sample.label for sample in first]
+    assert len(labels) >= 4
+    assert len(set(labels)) == len(labels)
+    leading = {sample.inputs[0].shape[0] for sample in first if sample.inputs[0] is not None}
+    assert {0, 1} <= leading, "samples need one row, and none"
+    for a, b in zip(first, second, strict=True):
+        for left, right in zip(a.inputs, b.inputs, strict=True):
+            np.testing.assert_array_equal(left, right)
+
+
+@each_operator
+def test_page_is_complete(operator: Operator) -> None:
+    assert operator.summary.endswith(".")
+    assert (operator.reference is None) != (operator.decompose is None)
+    assert DType.FLOAT32 in operator.tolerances
+    uses_float = any(spec.kind in "FW" for spec in (*operator.schema.inputs, *operator.schema.outputs))
+    assert not uses_float or DType.BFLOAT16 in operator.tolerances
+    assert operator.gathered <= {spec.name for spec in operator.schema.inputs}
+    aliases = any(spec.alias for spec in operator.schema.outputs)
+    needs_update = aliases and not operator.schema.is_view and operator.decompose is None
+    assert (operator.update is not None) == needs_update
+
+
+def magnitudes(operator: Operator, sample: Sample, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    if operator.term_magnitudes is None:
+        return tuple(np.abs(np.nan_to_num(output, posinf=0, neginf=0)) for output in outputs)
+    return as_tuple(operator.term_magnitudes(*sample.inputs, **operator.schema.complete(sample.attributes)))
+
+
+def as_tuple(outputs: Any) -> tuple[Any, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -1,0 +1,162 @@
+"""Chat templates against transformers' rendering, and what a template must not do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+import tokenizers
+import transformers
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from aethermind.errors import InvalidArgumentError, TokenizerError
+from aethermind.text import chat_template, render_chat
+
+USER = {"role": "user", "content": 'Tell me\nabout <foxes> & "owls" 👩‍👧 {{ 1 }}'}
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [USER],
+    [{"role": "system", "content": "Be brief."}, USER],
+    [USER, {"role": "assistant", "content": "No."}, {"role": "user", "content": ""}],
+    [],
+]
+TOOLS = [{"type": "function", "function": {"name": "find", "description": "größer <b>", "parameters": {}}}]
+
+TEMPLATES = {
+    "tools": "{% if tools %}\n  {% for t in tools %}\n{{ t | tojson }} {{ t | tojson(indent=2) }}\n{% endfor %}{% endif %}x",
+    "tools_not_none": "{% if tools is not none %}T{% else %}-{% endif %}{{ documents is none }}",
+    "whitespace": "  {%- for m in messages %}\n    {{ m.role }}\n  {% endfor %}\n\n  {# note #}\nend\n",
+    "loop_controls": "{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}{{ m.role }}{% endfor %}",
+    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    "macro": "{% macro say(x) %}[{{ x }}]{% endmacro %}{% for i in range(3) %}{{ say(i) }}{% endfor %}",
+    "undefined": "{{ nothing }}{{ bos_token }}{% if enable_thinking is defined %}think{% endif %}",
+    "slices": "{% for m in messages[::-1] %}{{ m['content'].split('\n')[0] | trim }}{{ 'a' * 3 }}{% endfor %}{{ 2 ** 8 }}",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES.keys())
+@pytest.mark.parametrize("messages", CONVERSATIONS, ids=len)
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+@pytest.mark.parametrize(
+    "extra", [{}, {"tools": TOOLS}, {"enable_thinking": False, "bos_token": "<s>"}], ids=list
+)
+def test_equals_transformers(
+    template: str, messages: list[dict[str, Any]], add_generation_prompt: bool, extra: dict[str, Any]
+) -> None:
+    [reference], _ = render_jinja_template(
+        [messages], chat_template=template, add_generation_prompt=add_generation_prompt, **extra
+    )
+    assert render_chat(template, messages, add_generation_prompt=add_generation_prompt, **extra) == reference
+
+
+@pytest.mark.parametrize("messages", CONVERSATIONS[:-1], ids=len)
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_chatml_equals_apply_chat_template(
+    make_fast: Callable[[str], tokenizers.Tokenizer],
+    chatml: str,
+    messages: list[dict[str, Any]],
+    add_generation_prompt: bool,
+) -> None:
+    reference = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=make_fast("byte_level"), chat_template=chatml
+    )
+    assert render_chat(
+        chatml, messages, add_generation_prompt=add_generation_prompt
+    ) == reference.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, tokenize=False)
+
+
+def test_today() -> None:
+    assert render_chat("{{ strftime_now('%Y') }}", []) == str(datetime.now().year)
+
+
+def test_a_template_is_compiled_once() -> None:
+    template = "{{ messages | length }} of a template no other test uses"
+    before = chat_template._compile.cache_info()
+    assert [render_chat(template, [USER] * n) for n in (1, 2)] == [
+        template.replace("{{ messages | length }}", n) for n in "12"
+    ]
+    after = chat_template._compile.cache_info()
+    assert (after.misses - before.misses, after.hits - before.hits) == (1, 1)
+
+
+def test_messages_stay_as_they_were() -> None:
+    message = {"role": "user", "content": ["a"]}
+    with pytest.raises(TokenizerError, match="unsafe|not safely"):
+        render_chat("{% set _ = messages[0].content.append('b') %}", [message])
+    assert message == {"role": "user", "content": ["a"]}
+
+
+def test_refusal_carries_the_template_s_words() -> None:
+    template = "{% if messages|length > 1 %}{{ raise_exception('Only one\nmessage.') }}{% endif %}ok"
+    assert render_chat(template, [USER]) == "ok"
+    with pytest.raises(
+        TokenizerError, match=r"^The chat template refuses these messages: Only one message\.$"
+    ):
+        render_chat(template, [USER, USER])
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("a\n{% for %}", r"syntax error in line 2.*Correct chat_template"),
+        ("{% if x %}", r"syntax error in line 1"),
+        ("{{ " + "(" * 5000 + ")" * 5000 + " }}", r"cannot be compiled|syntax error"),
+        ("{{ messages[0].content + 1 }}", r"failed on 1 messages \(TypeError\)"),
+        ("{{ messages[0].missing.deeper }}", r"failed on 1 messages \(UndefinedError\).*missing"),
+        ("{{ 1 // 0 }}", r"ZeroDivisionError"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", r"RecursionError"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", r"SecurityError"),
+        ("{{ messages.append(1) }}", r"SecurityError"),
+        ("{% set ns = namespace() %}{% set ns.__class__ = 1 %}", r"SecurityError.*underscore"),
+        ("{% set ns = namespace(_x=1) %}", r"SecurityError.*underscore"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            r"more than 1000000 steps",
+        ),
+        ("{{ range(10 ** 12) | list }}", r"steps"),
+        ("{{ 'a' * 10 ** 12 }}", r"repeats a value to more than"),
+        ("{{ 10 ** 12 * [1] }}", r"repeats a value to more than"),
+        ("{{ 10 ** 99 }}", r"to the power of"),
+    ],
+)
+def test_bad_templates_are_one_sentence(template: str, says: str) -> None:
+    with pytest.raises(TokenizerError, match=says) as caught:
+        render_chat(template, [USER])
+    assert "\n" not in str(caught.value)
+
+
+def test_output_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_OUTPUT_CHARS", 100)
+    template = "{% for i in range(messages[0].content) %}0123456789{% endfor %}"
+    assert len(render_chat(template, [{"content": 10}])) == 100
+    with pytest.raises(TokenizerError, match="writes more than 100 characters"):
+        render_chat(template, [{"content": 11}])
+
+
+def test_only_plain_values_enter() -> None:
+    class Name(str):
+        def escape(self) -> str:
+            return "escaped"
+
+    class Count(int):
+        pass
+
+    class Share(float):
+        pass
+
+    assert render_chat("{{ x.escape }}{{ x }}", [], x=Name("n")) == "n"
+    assert render_chat("{{ x | tojson }}", [], x=(Count(3), Share(0.5), True, None)) == "[3, 0.5, true, null]"
+    with pytest.raises(InvalidArgumentError, match=re.escape("messages[0].content[1] is a object")):
+        render_chat("x", [{"role": "user", "content": ["a", object()]}])
+    with pytest.raises(InvalidArgumentError, match=re.escape("messages[0].content has the key 3")):
+        render_chat("x", [{"role": "user", "content": {3: "a"}}])
+
+
+def test_endless_nesting_is_refused() -> None:
+    content: list[Any] = []
+    content.append(content)
+    with pytest.raises(InvalidArgumentError, match="nested too deeply"):
+        render_chat("x", [{"role": "user", "content": content}])
