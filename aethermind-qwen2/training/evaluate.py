@@ -22,14 +22,17 @@ from stories import stories, story
 from tokens import END_OF_TEXT
 from train import HELD_OUT_SEEDS, held_out_stories
 
-PROMPTS = ("Once upon a time", "Once upon a time, in a quiet forest,", "Once upon a time there was a girl named",
-           "There was once a", "A little fox named", "By the sea lived", "A long time ago,", "The young mouse",
+PROMPTS = ("Once upon a time", "Once upon a time, in a quiet forest,",
+           "Once upon a time there was a girl named",
+           "There was once a", "A little fox named", "By the sea lived", "A long time ago,",
+           "The young mouse",
            "This is the story of", "In a small village lived")
 _INTRODUCED = (r"(?:named|called|friend|story of) {0}\b", r"\b{0} (?:was an?|the) [a-z]+")
 
 
 def perplexity(model: Qwen2ForCausalLM, tokenizer: Tokenizer) -> float:
-    """exp of the mean loss per token (the end token included) over the held-out stories, each from its start."""
+    """exp of the mean loss per token (the end token included) over the held-out stories, each from its "
+    "start."""
     total, count = 0.0, 0
     for text in (story(seed) for seed in HELD_OUT_SEEDS):
         ids = torch.tensor([tokenizer.encode(text + END_OF_TEXT).ids])
@@ -86,7 +89,8 @@ def stray_names(text: str) -> set[str]:
             if not any(re.search(pattern.format(name), text) for pattern in _INTRODUCED)}
 
 
-def report(name: str, made: list[tuple[str, bool]], tokenizer: Tokenizer, known: set[str]) -> dict[str, float]:
+def report(name: str, made: list[tuple[str, bool]], tokenizer: Tokenizer, known: set[str]) -> dict[str,
+                                                                                                   float]:
     """The sanity figures of a set of stories, printed and returned as fractions."""
     texts = [text for text, _ in made]
     figures = {

@@ -37,13 +37,15 @@ _CODAS = {
               "that night, {h} fell asleep with a smile.", "{h} was very happy.",
               "{h} smiled all the way home.", "and they all lived happily ever after.",
               "that evening, {h} was tired and happy."),
-    "thanks": ("{h} never forgot how {f} had helped {him}.", "from that day on, {h} and {f} were [good|best] friends.",
+    "thanks": ("{h} never forgot how {f} had helped {him}.",
+               "from that day on, {h} and {f} were [good|best] friends.",
                "after that, {h} and {f} [met|played together] every day.",
                '"[Thank you|Thank you so much|You are a true friend], {f_call}," said {h}.',
                "{h} thanked {f} and gave {f.him} a big hug.",
                "since that day, {h} has always been ready to help others too."),
     "family": ('"Thank you, {f_call}," said {h}.', "{h} thanked {f} and gave {f.him} a big hug.",
-               "{f} and {h} [laughed together|smiled at each other].", "{h} never forgot how {f} had helped {him}."),
+               "{f} and {h} [laughed together|smiled at each other].",
+               "{h} never forgot how {f} had helped {him}."),
 }
 
 
@@ -60,7 +62,8 @@ def open_story(tale: Tale) -> None:
 
 
 def close_story(tale: Tale, *moods: str) -> None:
-    """Often add a last sentence in one of `moods`: "happy", or "thanks" when the tale has bound a helper `f`."""
+    """Often add a last sentence in one of `moods`: "happy", or "thanks" when the tale has bound a helper "
+    "`f`."""
     mood = tale.rng.choice(moods)
     if mood == "thanks" and tale.fill("{f}").startswith(tale.hero.his + " "):
         mood = "family"

@@ -1,4 +1,5 @@
-"""A tale being told: sentences chosen among variants, filled with the story's characters, joined into paragraphs."""
+"""A tale being told: sentences chosen among variants, filled with the story's characters, joined into "
+"paragraphs."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ _ARTICLE = re.compile(r"\b([Aa]) (?=[aeio]|um|un(?!i))")
 class Tale:
     """Collects the text of one story (mutable).
 
-    Templates use `[one|other]` for a random choice, `{slot}` for what the story has bound, and `{he}`, `{him}`,
-    `{his}` for the hero. Sentence starts are capitalised and "a" becomes "an" where a vowel follows.
+    Templates use `[one|other]` for a random choice, `{slot}` for what the story has bound, and `{he}`,
+    `{him}`, `{his}` for the hero. Sentence starts are capitalised and "a" becomes "an" before a vowel.
     """
 
     def __init__(self, rng: Random, place: Place, cast: Cast, hero: Character) -> None:

@@ -1,4 +1,5 @@
-"""The demo model's tokenizer: byte-level BPE with Qwen2's splitting rule, special tokens and the ChatML template."""
+"""The demo model's tokenizer: byte-level BPE with Qwen2's splitting rule, special tokens and the ChatML "
+"template."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A tokenizer with exactly `vocab_size` tokens; the three special tokens have the last ids, as in Qwen2."""
+    """A tokenizer with exactly `vocab_size` tokens; the three special tokens have the last ids, as in "
+    "Qwen2."""
     special = [END_OF_TEXT, IM_START, IM_END]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -35,7 +37,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens(special)
     if tokenizer.get_vocab_size() != vocab_size:
-        raise SystemExit(f"the text yields {tokenizer.get_vocab_size()} tokens, not {vocab_size}: lower --vocab-size")
+        raise SystemExit(f"the text yields {tokenizer.get_vocab_size()} tokens, not {vocab_size}: lower "
+                         f"--vocab-size")
     return tokenizer
 
 
@@ -43,7 +46,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
     """Write tokenizer.json and tokenizer_config.json into `folder`."""
     tokenizer.save(str(folder / "tokenizer.json"))
     added = {
-        str(tokenizer.token_to_id(token)): {"content": token, "lstrip": False, "normalized": False, "rstrip": False,
+        str(tokenizer.token_to_id(token)): {"content": token, "lstrip": False, "normalized": False,
+                                            "rstrip": False,
                                             "single_word": False, "special": True}
         for token in (END_OF_TEXT, IM_START, IM_END)
     }

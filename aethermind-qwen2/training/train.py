@@ -36,7 +36,8 @@ def held_out_stories() -> set[str]:
 
 
 class Rows:
-    """Endless training rows of `length` + 1 ids; each begins with a story, as a prompt does (counts what it used)."""
+    """Endless training rows of `length` + 1 ids; each begins with a story, as a prompt does (counts what "
+    "it used)."""
 
     def __init__(self, tokenizer: Tokenizer, length: int, first_seed: int) -> None:
         self.first = self.seed = first_seed
@@ -60,7 +61,8 @@ def build_model(options: argparse.Namespace, tokenizer: Tokenizer) -> Qwen2ForCa
     """A freshly initialised model of the chosen shape."""
     torch.manual_seed(options.seed)
     return Qwen2ForCausalLM(Qwen2Config(
-        vocab_size=tokenizer.get_vocab_size(), hidden_size=options.hidden_size, num_hidden_layers=options.layers,
+        vocab_size=tokenizer.get_vocab_size(), hidden_size=options.hidden_size,
+        num_hidden_layers=options.layers,
         intermediate_size=options.intermediate_size, num_attention_heads=options.hidden_size // 32,
         num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=MAX_POSITIONS,
         bos_token_id=None, eos_token_id=tokenizer.token_to_id(END_OF_TEXT), use_sliding_window=False))
@@ -87,7 +89,6 @@ def train(model: Qwen2ForCausalLM, rows: Rows, options: argparse.Namespace) -> d
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
         lr=options.learning_rate, betas=(0.9, 0.95), fused=True)
-    measure = torch.compile(next_token_loss) if options.compile else next_token_loss
     source = iter(rows)
     began, step, smooth = time.monotonic(), 0, None
     while True:
@@ -99,14 +100,14 @@ def train(model: Qwen2ForCausalLM, rows: Rows, options: argparse.Namespace) -> d
         batch = torch.tensor([next(source) for _ in range(options.batch)])
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(max(progress, 1e-4), options.learning_rate)
-        loss = measure(model, batch)
+        loss = next_token_loss(model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         step += 1
         smooth = loss.item() if smooth is None else 0.95 * smooth + 0.05 * loss.item()
-        if step % 50 == 0:
+        if step % 100 == 0:
             tokens = step * options.batch * options.length
             print(f"step {step}  {progress:.0%}  loss {smooth:.4f}  {tokens / 1e6:.2f} M tokens  "
                   f"{tokens / (elapsed * 60 + 1e-9):.0f} tokens/s", flush=True)
@@ -120,7 +121,8 @@ def save_model(model: Qwen2ForCausalLM, tokenizer: Tokenizer, folder: Path, run:
     config = model.config
     end, im_end = tokenizer.token_to_id(END_OF_TEXT), tokenizer.token_to_id(IM_END)
     written = {
-        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "attention_dropout": 0.0, "bos_token_id": None,
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "attention_dropout": 0.0,
+        "bos_token_id": None,
         "eos_token_id": end, "pad_token_id": end, "hidden_act": "silu", "hidden_size": config.hidden_size,
         "initializer_range": 0.02, "intermediate_size": config.intermediate_size,
         "max_position_embeddings": MAX_POSITIONS, "num_attention_heads": config.num_attention_heads,
@@ -133,7 +135,8 @@ def save_model(model: Qwen2ForCausalLM, tokenizer: Tokenizer, folder: Path, run:
                   "temperature": 0.8, "top_k": 40, "top_p": 0.95}
     for name, content in (("config", written), ("generation_config", generation), ("training", run)):
         (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    weights = {name: weight.detach().to(torch.bfloat16).contiguous() for name, weight in model.state_dict().items()
+    weights = {name: weight.detach().to(torch.bfloat16).contiguous() for name,
+               weight in model.state_dict().items()
                if name != "lm_head.weight"}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
@@ -152,9 +155,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--intermediate-size", type=int, default=704)
     parser.add_argument("--length", type=int, default=512, help="tokens in a row")
-    parser.add_argument("--batch", type=int, default=4, help="rows in a step")
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument("--compile", action="store_true", help="use torch.compile (needs a C++ compiler; a little faster)")
+    parser.add_argument("--batch", type=int, default=2, help="rows in a step")
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     if not (options.minutes or options.steps):
@@ -163,7 +165,8 @@ def main() -> None:
     first = FIRST_TRAIN_SEED + 100_000_000 * options.seed
     tokenizer = train_tokenizer(stories(first, 20_000), options.vocab_size)
     model = build_model(options, tokenizer)
-    print(f"{sum(p.numel() for p in model.parameters())} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
+    print(f"{sum(p.numel() for p in model.parameters())} parameters, {tokenizer.get_vocab_size()} tokens",
+          flush=True)
     rows = Rows(tokenizer, options.length, first)
     done = train(model, rows, options)
     save_model(model, tokenizer, options.out, {"seed": options.seed, "first_story": first, **done})

@@ -57,7 +57,7 @@ AETHER_INLINE void soften_row(float* scores, int64_t begin, int64_t end, float s
   }
   const float block_maximum = reduce_max(best);
   const float new_maximum = block_maximum > maximum ? block_maximum : maximum;
-  factor = reduce_max(exp(set1(maximum - new_maximum)));
+  factor = first_lane(exp(set1(maximum - new_maximum)));
   Vec sum = zero();
 #pragma GCC unroll 4
   for (int64_t j = 0; j < kKeyBlock / kLanes; ++j) {

@@ -61,6 +61,7 @@ AETHER_INLINE void load_pairs(const void* p, Vec& even, Vec& odd) {
   odd = _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
+AETHER_INLINE float first_lane(Vec v) { return _mm512_cvtss_f32(v); }
 AETHER_INLINE float reduce_add(Vec v) { return _mm512_reduce_add_ps(v); }
 AETHER_INLINE double reduce_add_double(Vec v) {
   const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(v));

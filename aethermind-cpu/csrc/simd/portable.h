@@ -117,6 +117,7 @@ AETHER_INLINE void load_pairs(const void* p, Vec& even, Vec& odd) {
          reinterpret_cast<Float4>(w[3] & high)};
 }
 
+AETHER_INLINE float first_lane(const Vec& v) { return v.a[0]; }
 AETHER_INLINE float reduce_add(const Vec& v) {
   const Float4 s = (v.a + v.b) + (v.c + v.d);
   return (s[0] + s[1]) + (s[2] + s[3]);

@@ -261,6 +261,7 @@ class TestPrefixReuse:
         assert kv.open("b", range(12)).num_cached_tokens == 8
         assert kv.num_available_blocks == 1
         assert kv.reserve("b", 8).outcome is Outcome.NO_ROOM
+        assert kv.num_free_blocks == 0, "a refused reservation must not cost anybody's prefix"
         assert kv.reserve("b", 4).outcome is Outcome.OK
         assert kv.num_available_blocks == 0
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from aethermind.dispatch.reference import ReferenceRunner, evaluate, reference_kernels, rounded_inputs
 from aethermind.errors import OperatorError
 from aethermind.hal.dtype import DType
@@ -128,9 +129,7 @@ def assert_close(operator: Operator, sample: Sample, float_type: DType, inputs: 
         with np.errstate(invalid="ignore"):
             error = np.abs(widen(output) - reference)
             limit = (
-                tolerance.relative_to_terms * magnitude
-                + tolerance.relative * np.abs(reference)
-                + tolerance.absolute
+                tolerance.relative_to_terms * magnitude + tolerance.relative * np.abs(reference) + tolerance.absolute
             )
         assert np.all((widen(output) == reference) | (error <= limit) | np.isposinf(magnitude))
 

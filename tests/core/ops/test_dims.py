@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from aethermind.errors import OperatorError
-from aethermind.ops.dims import SymDim, evaluate, match, parse_shape, resolve
 from hypothesis import given
 from hypothesis import strategies as st
+
+from aethermind.errors import OperatorError
+from aethermind.ops.dims import SymDim, evaluate, match, parse_shape, resolve
 
 T, S = SymDim("T"), SymDim("S")
 

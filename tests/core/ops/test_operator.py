@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from aethermind.errors import OperatorError, PluginError
 from aethermind.ops import catalog
 from aethermind.ops.operator import OperatorRegistry
@@ -16,14 +17,13 @@ def test_a_registered_operator_is_found_by_name():
     for operator in catalog.load():
         registry.register(operator)
     assert list(registry) == list(catalog.load())
-    assert "linear" in registry and "convolution" not in registry
+    assert "linear" in registry
+    assert "convolution" not in registry
     assert registry["linear"].name == "linear"
 
 
 def test_an_unknown_operator_names_the_known():
-    with pytest.raises(
-        OperatorError, match=r"Unknown operator 'convolution'\. Known: add, add_rms_norm, .*silu_mul"
-    ):
+    with pytest.raises(OperatorError, match=r"Unknown operator 'convolution'\. Known: add, add_rms_norm, .*silu_mul"):
         OperatorRegistry(catalog.load())["convolution"]
 
 

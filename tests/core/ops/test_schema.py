@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from aethermind.errors import OperatorError
 from aethermind.hal.dtype import DType
 from aethermind.ops import catalog
@@ -51,9 +52,7 @@ def test_parse_reads_every_part():
 
 
 def test_parse_ignores_line_breaks():
-    broken = OperatorSchema.parse(
-        "linear(x: F[T, K],\n    weight: W[N, K], bias: F[N]?)\n    -> (out: F[T, N])"
-    )
+    broken = OperatorSchema.parse("linear(x: F[T, K],\n    weight: W[N, K], bias: F[N]?)\n    -> (out: F[T, N])")
     assert broken == LINEAR
 
 

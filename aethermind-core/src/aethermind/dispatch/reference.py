@@ -24,8 +24,8 @@ class ReferenceRunner:
     """An OpBuilder whose values are NumPy arrays, so that it computes what others record.
 
     Arrays come and go in their storage dtypes: floats narrower than float32 are computed in float32, and
-    every operator's outputs are rounded to what its schema says. A float64 input passes for every float of the
-    schema, and then nothing is rounded.
+    every operator's outputs are rounded to what its schema says. A float64 input passes for every float of
+    the schema, and then nothing is rounded.
     """
 
     def __init__(self, operators: OperatorRegistry) -> None:
@@ -44,9 +44,7 @@ class ReferenceRunner:
         if operator.reference is not None:
             results = operator.reference(*_computable(operator, inputs), **completed)
         else:
-            assert operator.decompose is not None, (
-                f"operator {name} has neither a reference nor a decomposition"
-            )
+            assert operator.decompose is not None, f"operator {name} has neither a reference nor a decomposition"
             results = operator.decompose(self, *inputs, **completed)
         outputs = tuple(
             _stored(result, type_, is_exact) for result, type_ in zip(_as_tuple(results), types, strict=True)
@@ -63,7 +61,7 @@ def evaluate(
 ) -> tuple[Array, ...]:
     """The outputs of one call with every float converted to `compute` (float64 or float32) first.
 
-    They stay in `compute`: nothing is rounded afterwards. OperatorError when the inputs do not fit the schema.
+    They stay in `compute`: nothing is rounded afterwards. OperatorError when inputs do not fit the schema.
     """
     converted = [None if array is None else _converted(array, np.dtype(compute)) for array in inputs]
     return _as_tuple(ReferenceRunner(operators).op(operator.name, *converted, **attributes))
@@ -91,17 +89,13 @@ def _kernel_function(
 ) -> Callable[[Sequence[Array | None], Sequence[Array], Mapping[str, Attribute]], None]:
     reference, update = operator.reference, operator.update
 
-    def compute(
-        inputs: Sequence[Array | None], outputs: Sequence[Array], attributes: Mapping[str, Attribute]
-    ) -> None:
+    def compute(inputs: Sequence[Array | None], outputs: Sequence[Array], attributes: Mapping[str, Attribute]) -> None:
         assert reference is not None
         results = _as_tuple(reference(*_computable(operator, inputs), **attributes))
         for output, result in zip(outputs, results, strict=True):
             output[...] = result
 
-    def change(
-        inputs: Sequence[Array | None], outputs: Sequence[Array], attributes: Mapping[str, Attribute]
-    ) -> None:
+    def change(inputs: Sequence[Array | None], outputs: Sequence[Array], attributes: Mapping[str, Attribute]) -> None:
         assert update is not None
         update(_computable(operator, inputs), outputs, **attributes)
 

@@ -20,7 +20,8 @@ Array = Any
 class Tolerance:
     """How far a kernel may be from the float64 reference.
 
-    An element passes when |out − ref| ≤ `relative_to_terms` · (sum of magnitudes of its terms) + `relative` · |ref| + `absolute`.
+    An element passes when |out − ref| ≤ `relative_to_terms` · (sum of magnitudes of its terms) + `relative` · |ref| +
+    `absolute`.
     """
 
     relative_to_terms: float = 0.0
@@ -30,7 +31,10 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Inputs for one call: arrays (floats as float64, to be rounded to the dtype under test), or None for an absent optional input."""
+    """Inputs for one call: arrays, or None for an absent optional input.
+
+    Floats are float64, to be rounded to the dtype under test; integers have the schema's dtype.
+    """
 
     label: str
     inputs: tuple[Array | None, ...]
@@ -41,14 +45,16 @@ class Sample:
 class Operator:
     """A page.
 
-    `reference(*arrays, **attributes)` computes in the float type of its inputs and returns one array or a tuple; it never writes to them.
-    `samples(rng)` yields inputs with tails, one row, none. `term_magnitudes`, where given, returns for each output the sum of the
-    magnitudes of the terms that were added up, which scales the tolerance; elsewhere |reference| does. An infinite magnitude marks an
-    element that may hold anything. `decompose(builder, *values, **attributes)` says the same with smaller operators.
+    `reference(*arrays, **attributes)` computes in the float type of its inputs and returns one array or a tuple; it
+    never writes to them. `samples(rng)` yields inputs with tails, one row, none. `term_magnitudes`, where given,
+    returns for each output the sum of the magnitudes of the terms that were added up, which scales the tolerance;
+    elsewhere |reference| does. An infinite magnitude marks an element that may hold anything.
+    `decompose(builder, *values, **attributes)` says the same with smaller operators.
 
-    `update(inputs, outputs, **attributes)` is for operators whose outputs are the memory of inputs: the outputs hold the inputs' values
-    already, and it writes only what changes. `gathered` names the inputs of which the reference picks a few elements: they are given
-    to `reference` and `update` as they are stored, whatever the float type of the others, because converting all would cost too much.
+    `update(inputs, outputs, **attributes)` is for operators whose outputs are the memory of inputs: the outputs hold
+    the inputs' values already, and it writes only what changes. `gathered` names the inputs of which only a few
+    elements are picked: `reference` and `update` get them as they are stored, whatever the float type of the others,
+    because converting all of them would cost too much.
     """
 
     schema: OperatorSchema

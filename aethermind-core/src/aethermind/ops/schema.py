@@ -2,10 +2,10 @@
 
     rms_norm(x: F[..., D], weight: F[D]; eps: float = 1e-06) -> (out: F[..., D])
 
-Left of `;` are tensors, right of it attributes. `F` is the operator's floating-point type, `W` a weight in any weight format whose
-values count as `F`, and `f32`, `i32`, `i64` are what they say. Names in brackets are dims: the first use binds, later ones must agree.
-`?` marks an optional tensor. An output written `k_cache: F[N,K,P,C] = k_cache` is the same memory as that input, changed in place;
-`out ~ x` may share it.
+Left of `;` are tensors, right of it attributes. `F` is the operator's floating-point type, `W` a weight in any weight
+format whose values count as `F`, and `f32`, `i32`, `i64` are what they say. Names in brackets are dims: the first use
+binds, later ones must agree. `?` marks an optional tensor. An output written `k_out: F[N, K, P, C] = k_cache` is the
+same memory as that input, changed in place; `out: F[T] ~ x` may share it.
 """
 
 from __future__ import annotations
@@ -101,9 +101,10 @@ class OperatorSchema:
     @property
     def is_view(self) -> bool:
         """Whether the operator only renames the shape of its input, so that nothing runs."""
-        return len(self.outputs) == 1 and self.outputs[0].alias is not None and self.outputs[0].kind == self.inputs[0].kind and (
-            self.outputs[0].pattern != self.inputs[0].pattern
-        )
+        if len(self.outputs) != 1 or self.outputs[0].alias is None:
+            return False
+        output, first = self.outputs[0], self.inputs[0]
+        return output.kind == first.kind and output.pattern != first.pattern
 
     def complete(self, attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
         """Attributes in schema order, defaults filled in and types checked."""
@@ -126,7 +127,9 @@ class OperatorSchema:
         `attributes` are complete. `float_type` is needed only where no input says what F is.
         """
         if len(inputs) != len(self.inputs):
-            raise OperatorError(f"Operator {self.name} takes {len(self.inputs)} inputs, got {len(inputs)}. Signature: {self.text}")
+            raise OperatorError(
+                f"Operator {self.name} takes {len(self.inputs)} inputs, got {len(inputs)}. Signature: {self.text}"
+            )
         binding: dict[str, Any] = {}
         for spec, given in zip(self.inputs, inputs, strict=True):
             if given is None:
@@ -136,9 +139,15 @@ class OperatorSchema:
             if spec.kind in "FW" and given.dtype.is_floating:
                 float_type = float_type or given.dtype
             wanted = spec.dtype(float_type) if float_type else _CONCRETE.get(spec.kind, "a floating-point type")
-            problem = f"dtype should be {wanted}" if given.dtype is not wanted else dims.match(spec.pattern, given.shape, binding)
+            problem = (
+                f"dtype should be {wanted}"
+                if given.dtype is not wanted
+                else dims.match(spec.pattern, given.shape, binding)
+            )
             if problem:
-                raise OperatorError(f"Operator {self.name}: input {spec.name!r} is {given}, but {problem}. Signature: {self.text}")
+                raise OperatorError(
+                    f"Operator {self.name}: input {spec.name!r} is {given}, but {problem}. Signature: {self.text}"
+                )
         binding.update(attributes)
         resolved = float_type or DType.FLOAT32
         try:

@@ -14,9 +14,7 @@ from aethermind.ops.schema import OpBuilder, OperatorSchema
 __all__ = ["ADD_RMS_NORM"]
 
 
-def _decompose(
-    b: OpBuilder[Array], x: Array, residual: Array, weight: Array, *, eps: float
-) -> tuple[Array, Array]:
+def _decompose(b: OpBuilder[Array], x: Array, residual: Array, weight: Array, *, eps: float) -> tuple[Array, Array]:
     total = b.op("add", x, residual)
     return b.op("rms_norm", total, weight, eps=eps), total
 

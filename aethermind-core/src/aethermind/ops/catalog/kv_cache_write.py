@@ -14,9 +14,7 @@ from aethermind.ops.schema import OperatorSchema
 __all__ = ["KV_CACHE_WRITE", "random_slots"]
 
 
-def _reference(
-    k: Array, v: Array, slot_mapping: Array, k_cache: Array, v_cache: Array
-) -> tuple[Array, Array]:
+def _reference(k: Array, v: Array, slot_mapping: Array, k_cache: Array, v_cache: Array) -> tuple[Array, Array]:
     outputs = (k_cache.copy(), v_cache.copy())
     _update((k, v, slot_mapping), outputs)
     return outputs

@@ -20,9 +20,7 @@ def _reference(x: Array) -> Array:
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     for num_tokens, num_heads, head_dim in ((3, 2, 8), (1, 7, 64), (0, 4, 16), (5, 1, 7)):
-        yield Sample(
-            f"T{num_tokens}_H{num_heads}_C{head_dim}", (normal(rng, num_tokens, num_heads, head_dim),)
-        )
+        yield Sample(f"T{num_tokens}_H{num_heads}_C{head_dim}", (normal(rng, num_tokens, num_heads, head_dim),))
 
 
 MERGE_HEADS = Operator(

@@ -26,9 +26,7 @@ def _reference(
     window: int,
 ) -> Array:
     out = np.zeros_like(q)
-    for begin, end, num_keys, blocks in zip(
-        cu_seqlens_q[:-1], cu_seqlens_q[1:], seqlens_k, block_tables, strict=True
-    ):
+    for begin, end, num_keys, blocks in zip(cu_seqlens_q[:-1], cu_seqlens_q[1:], seqlens_k, block_tables, strict=True):
         if begin < end:
             k = _gather(k_cache, blocks, num_keys).astype(q.dtype, copy=False)
             v = _gather(v_cache, blocks, num_keys).astype(q.dtype, copy=False)
@@ -111,9 +109,7 @@ def _sample(
     batch = paged_batch(rng, sequences, num_kv_heads, head_dim, block_size)
     q = normal(rng, batch.cu_seqlens_q[-1] + num_padding_rows, num_heads, head_dim)
     tables = (batch.cu_seqlens_q, batch.seqlens_k, batch.block_tables)
-    return Sample(
-        label, (q, batch.k_cache, batch.v_cache, *tables), {"scale": head_dim**-0.5, "window": window}
-    )
+    return Sample(label, (q, batch.k_cache, batch.v_cache, *tables), {"scale": head_dim**-0.5, "window": window})
 
 
 PAGED_ATTENTION = Operator(

@@ -114,9 +114,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         )
         heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
         yield Sample(f"{label}_bias", (x, *weights, *biases, None, None, *placed), heads)
-        yield Sample(
-            f"{label}_norm", (x, *weights, None, None, None, *norms, *placed), {**heads, "eps": 1e-5}
-        )
+        yield Sample(f"{label}_norm", (x, *weights, None, None, None, *norms, *placed), {**heads, "eps": 1e-5})
 
 
 QKV_ROPE_CACHE_WRITE = Operator(

@@ -69,9 +69,7 @@ ROPE = Operator(
     schema=OperatorSchema.parse(
         "rope(x: F[T, H, C], table: f32[T, C]; interleaved: bool = False) -> (out: F[T, H, C] ~ x)"
     ),
-    summary=(
-        "Rotates the pairs (i, i + C/2), or (2i, 2i + 1) when interleaved, by the table's angles [cos | sin]."
-    ),
+    summary=("Rotates the pairs (i, i + C/2), or (2i, 2i + 1) when interleaved, by the table's angles [cos | sin]."),
     reference=_reference,
     samples=_samples,
     term_magnitudes=rope_magnitudes,

@@ -30,9 +30,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample(f"T{num_tokens}_C{head_dim}", (positions, _inverse_frequencies(head_dim, 1e4)))
     far = np.array([0, 1, 32767, 131071, 1000000], np.int64)
     yield Sample("far_positions", (far, _inverse_frequencies(64, 1e6)))
-    yield Sample(
-        "scaled", (np.arange(7, dtype=np.int64), _inverse_frequencies(10, 1e4)), {"scale": 1.1386294}
-    )
+    yield Sample("scaled", (np.arange(7, dtype=np.int64), _inverse_frequencies(10, 1e4)), {"scale": 1.1386294})
 
 
 def _inverse_frequencies(head_dim: int, theta: float) -> Array:

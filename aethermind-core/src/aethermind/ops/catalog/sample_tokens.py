@@ -14,9 +14,7 @@ from aethermind.ops.schema import OperatorSchema
 __all__ = ["SAMPLE_TOKENS"]
 
 
-def _reference(
-    logits: Array, temperature: Array, top_k: Array, top_p: Array, min_p: Array, uniform: Array
-) -> Array:
+def _reference(logits: Array, temperature: Array, top_k: Array, top_p: Array, min_p: Array, uniform: Array) -> Array:
     rows = zip(logits, temperature, top_k, top_p, min_p, uniform, strict=True)
     return np.array([_sample(*row) for row in rows], np.int32)
 

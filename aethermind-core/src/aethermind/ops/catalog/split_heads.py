@@ -25,9 +25,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 SPLIT_HEADS = Operator(
-    schema=OperatorSchema.parse(
-        "split_heads(x: F[T, Q]; num_heads: int) -> (out: F[T, num_heads, Q/num_heads] = x)"
-    ),
+    schema=OperatorSchema.parse("split_heads(x: F[T, Q]; num_heads: int) -> (out: F[T, num_heads, Q/num_heads] = x)"),
     summary="The same memory seen as [tokens, heads, head dim]; nothing runs.",
     reference=_reference,
     samples=_samples,

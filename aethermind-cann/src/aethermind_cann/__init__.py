@@ -1,0 +1,1 @@
+"""The Ascend NPU backend of AetherMind."""

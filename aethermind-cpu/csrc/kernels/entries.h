@@ -1,0 +1,89 @@
+// The table entries of one instruction set. Included once by each kernels_<isa>.cc, after its header of csrc/simd.
+#pragma once
+
+#include "kernels/add.h"
+#include "kernels/add_rms_norm.h"
+#include "kernels/embedding.h"
+#include "kernels/gate_up_silu.h"
+#include "kernels/gather_rows.h"
+#include "kernels/kv_cache_write.h"
+#include "kernels/linear.h"
+#include "kernels/lm_head.h"
+#include "kernels/mul.h"
+#include "kernels/paged_attention.h"
+#include "kernels/qkv_rope_cache_write.h"
+#include "kernels/repetition_penalty.h"
+#include "kernels/rms_norm.h"
+#include "kernels/rope.h"
+#include "kernels/rope_table.h"
+#include "kernels/sample_tokens.h"
+#include "kernels/silu.h"
+#include "kernels/silu_mul.h"
+#include "kernels/suppress_tokens.h"
+#include "kernels/token_logprobs.h"
+
+namespace aether::cpu::AETHER_ISA {
+
+#define AETHER_TEXT_OF(x) #x
+#define AETHER_TEXT(x) AETHER_TEXT_OF(x)
+#define AETHER_VARIANT AETHER_TEXT(AETHER_ISA)
+
+template <class T>
+inline constexpr am_dtype kTypeOf = AM_FLOAT32;
+template <>
+inline constexpr am_dtype kTypeOf<BFloat16> = AM_BFLOAT16;
+
+template <class T>
+inline constexpr const PackEntry* kPanels = &kPanelsFloat32;
+template <>
+inline constexpr const PackEntry* kPanels<BFloat16> = &kPanelsBFloat16;
+
+// The am_kernel of an operator for F = T (or, for an operator without F, for float32).
+#define AETHER_KERNEL(op, inputs, outputs, attrs, ...) \
+  template <class T>                                   \
+  inline constexpr am_kernel k_##op = make_kernel(#op "/" AETHER_VARIANT, inputs, outputs, attrs, __VA_ARGS__)
+
+AETHER_KERNEL(add, 2, 1, 0, add<T>);
+AETHER_KERNEL(add_rms_norm, 3, 2, 1, add_rms_norm<T>);
+AETHER_KERNEL(embedding, 2, 1, 0, embedding<T>);
+AETHER_KERNEL(gate_up_silu, 3, 1, 0, gate_up_silu<T>, gate_up_silu_scratch<T>);
+AETHER_KERNEL(gather_rows, 2, 1, 0, gather_rows<T>);
+AETHER_KERNEL(kv_cache_write, 5, 2, 0, kv_cache_write<T>);
+AETHER_KERNEL(linear, 3, 1, 0, linear<T>, linear_scratch<T>);
+AETHER_KERNEL(lm_head, 2, 1, 0, lm_head<T>, linear_scratch<T>);
+AETHER_KERNEL(mul, 2, 1, 0, mul<T>);
+AETHER_KERNEL(paged_attention, 6, 1, 2, paged_attention<T>, paged_attention_scratch<T>);
+AETHER_KERNEL(qkv_rope_cache_write, 13, 3, 3, qkv_rope_cache_write<T>, qkv_rope_cache_write_scratch<T>);
+AETHER_KERNEL(repetition_penalty, 4, 1, 0, repetition_penalty);
+AETHER_KERNEL(rms_norm, 2, 1, 1, rms_norm<T>);
+AETHER_KERNEL(rope, 2, 1, 1, rope<T>);
+AETHER_KERNEL(rope_table, 2, 1, 1, rope_table);
+AETHER_KERNEL(sample_tokens, 6, 1, 0, sample_tokens, sample_tokens_scratch);
+AETHER_KERNEL(silu, 1, 1, 0, silu<T>);
+AETHER_KERNEL(silu_mul, 2, 1, 0, silu_mul<T>);
+AETHER_KERNEL(suppress_tokens, 3, 1, 0, suppress_tokens);
+AETHER_KERNEL(token_logprobs, 2, 4, 1, token_logprobs);
+
+template <class T>
+constexpr KernelEntry entry(const char* name, const am_kernel& kernel) {
+  return {name, AETHER_VARIANT, kTypeOf<T>, kPriority, kIsSupported, &kernel, {}, 0};
+}
+
+// An entry whose weights, `count` inputs from `first` on, are packed.
+template <class T>
+constexpr KernelEntry packed_entry(const char* name, const am_kernel& kernel, int first, int count) {
+  KernelEntry result = entry<T>(name, kernel);
+  for (int i = 0; i < count; ++i) {
+    result.packs[i].input = first + i;
+    result.packs[i].pack = kPanels<T>;
+  }
+  result.num_packs = count;
+  return result;
+}
+
+#define AETHER_ENTRY(op, T) entry<T>(#op, k_##op<T>)
+#define AETHER_ENTRIES(op) AETHER_ENTRY(op, float), AETHER_ENTRY(op, BFloat16)
+#define AETHER_PACKED_ENTRIES(op, first, count) \
+  packed_entry<float>(#op, k_##op<float>, first, count), packed_entry<BFloat16>(#op, k_##op<BFloat16>, first, count)
+
+}  // namespace aether::cpu::AETHER_ISA

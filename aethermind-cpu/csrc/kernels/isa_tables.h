@@ -1,0 +1,21 @@
+// What the instruction sets' translation units give to the registry, and what it tells them about the CPU.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/registry.h"
+
+namespace aether::cpu {
+
+extern const KernelEntry kPortableKernels[];
+extern const size_t kNumPortableKernels;
+extern const KernelEntry kAvx512Kernels[];
+extern const size_t kNumAvx512Kernels;
+extern const KernelEntry kAvx512Bf16Kernels[];
+extern const size_t kNumAvx512Bf16Kernels;
+
+bool runs_anywhere();
+bool has_avx512();
+bool has_avx512_bf16();
+
+}  // namespace aether::cpu

@@ -1,0 +1,32 @@
+// The matrix operators with the bfloat16 dot product.
+#if defined(__x86_64__)
+#define AETHER_ISA avx512_bf16
+#include "simd/avx512_bf16.h"
+
+#include "kernels/isa_tables.h"
+
+namespace aether::cpu::AETHER_ISA {
+
+inline constexpr int kPriority = 20;
+inline constexpr auto kIsSupported = has_avx512_bf16;
+
+}  // namespace aether::cpu::AETHER_ISA
+
+#include "kernels/entries.h"
+
+namespace aether::cpu {
+
+using namespace AETHER_ISA;
+
+const KernelEntry kAvx512Bf16Kernels[] = {
+    packed_entry<BFloat16>("gate_up_silu", k_gate_up_silu<BFloat16>, 1, 2),
+    packed_entry<BFloat16>("linear", k_linear<BFloat16>, 1, 1),
+    packed_entry<BFloat16>("lm_head", k_lm_head<BFloat16>, 1, 1),
+    AETHER_ENTRY(paged_attention, BFloat16),
+    packed_entry<BFloat16>("qkv_rope_cache_write", k_qkv_rope_cache_write<BFloat16>, 1, 3),
+};
+const size_t kNumAvx512Bf16Kernels = sizeof kAvx512Bf16Kernels / sizeof kAvx512Bf16Kernels[0];
+
+}  // namespace aether::cpu
+
+#endif

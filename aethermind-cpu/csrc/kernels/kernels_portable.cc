@@ -1,0 +1,44 @@
+// Every operator in plain C++, for any CPU.
+#define AETHER_ISA portable
+#include "simd/portable.h"
+
+#include "kernels/isa_tables.h"
+
+namespace aether::cpu::AETHER_ISA {
+
+inline constexpr int kPriority = 0;
+inline constexpr auto kIsSupported = runs_anywhere;
+
+}  // namespace aether::cpu::AETHER_ISA
+
+#include "kernels/entries.h"
+
+namespace aether::cpu {
+
+using namespace AETHER_ISA;
+
+const KernelEntry kPortableKernels[] = {
+    AETHER_ENTRIES(add),
+    AETHER_ENTRIES(add_rms_norm),
+    AETHER_ENTRIES(embedding),
+    AETHER_PACKED_ENTRIES(gate_up_silu, 1, 2),
+    AETHER_ENTRIES(gather_rows),
+    AETHER_ENTRIES(kv_cache_write),
+    AETHER_PACKED_ENTRIES(linear, 1, 1),
+    AETHER_PACKED_ENTRIES(lm_head, 1, 1),
+    AETHER_ENTRIES(mul),
+    AETHER_ENTRIES(paged_attention),
+    AETHER_PACKED_ENTRIES(qkv_rope_cache_write, 1, 3),
+    AETHER_ENTRY(repetition_penalty, float),
+    AETHER_ENTRIES(rms_norm),
+    AETHER_ENTRIES(rope),
+    AETHER_ENTRY(rope_table, float),
+    AETHER_ENTRY(sample_tokens, float),
+    AETHER_ENTRIES(silu),
+    AETHER_ENTRIES(silu_mul),
+    AETHER_ENTRY(suppress_tokens, float),
+    AETHER_ENTRY(token_logprobs, float),
+};
+const size_t kNumPortableKernels = sizeof kPortableKernels / sizeof kPortableKernels[0];
+
+}  // namespace aether::cpu

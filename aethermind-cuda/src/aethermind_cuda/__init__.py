@@ -1,0 +1,1 @@
+"""The NVIDIA GPU backend of AetherMind."""
