@@ -47,7 +47,8 @@ class KVCacheMachine(RuleBasedStateMachine):
         result = self.cache.reserve(name, num_reserved)
         tokens = self.expected[name]
         if result.outcome is not Outcome.OK:
-            assert self.cache.block_table(name) == before and self.cache.num_free_blocks == num_free
+            assert self.cache.block_table(name) == before
+            assert self.cache.num_free_blocks == num_free
             is_too_long = len(tokens) + num_reserved > MAX_MODEL_LEN
             assert result.outcome is (Outcome.TOO_LONG if is_too_long else Outcome.NO_ROOM)
             return

@@ -90,7 +90,8 @@ class TestBatching:
         assert seen == [[("r0001", 5, True)], [("r0001", 1, True)], [("r0001", 1, True)]]
         assert request.finish_reason is FinishReason.LENGTH
         assert loop.cache.num_free_blocks == 100
-        assert not loop.waiting and not loop.running
+        assert not loop.waiting
+        assert not loop.running
 
     def test_a_long_prompt_comes_in_chunks_and_only_the_last_needs_logits(self) -> None:
         loop = Loop(max_num_batched_tokens=8, max_num_seqs=4)
@@ -306,15 +307,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare_tokens=st.integers(0, 12),
         policy=st.sampled_from([FirstComeFirstServed(), PriorityWithAging(3.0)]),
     )
-    def start(
-        self, num_blocks: int, block_size: int, max_num_seqs: int, spare_tokens: int, policy: Any
-    ) -> None:
+    def start(self, num_blocks: int, block_size: int, max_num_seqs: int, spare_tokens: int, policy: Any) -> None:
         self.budget = max_num_seqs + spare_tokens
         self.max_num_seqs = max_num_seqs
         self.policy = policy
-        self.loop = Loop(
-            num_blocks, block_size, policy, max_num_seqs=max_num_seqs, max_num_batched_tokens=self.budget
-        )
+        self.loop = Loop(num_blocks, block_size, policy, max_num_seqs=max_num_seqs, max_num_batched_tokens=self.budget)
         self.requests: list[Request] = []
 
     @rule(num_prompt=st.integers(1, 20), max_tokens=st.integers(1, 20), priority=st.integers(0, 3))
@@ -360,9 +357,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert loop.cache.num_sequences == len(loop.running)
         for request in loop.running:
             assert request.state is RequestState.RUNNING
-            assert (
-                loop.cache.num_tokens(request.request_id) == request.num_computed_tokens < request.num_tokens
-            )
+            assert loop.cache.num_tokens(request.request_id) == request.num_computed_tokens < request.num_tokens
         for request in loop.waiting:
             assert request.state in (RequestState.WAITING, RequestState.PREEMPTED)
             assert request.num_computed_tokens == 0

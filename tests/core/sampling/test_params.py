@@ -125,7 +125,9 @@ def test_each_bad_value_is_one_sentence(name: str, value: Any) -> None:
     message = str(caught.value)
     offender = next((item for item in value if item != "ok"), value) if isinstance(value, list) else value
     assert message.startswith(f"{name} is {offender!r} but must be ")
-    assert "; " in message and message.endswith(".") and "\n" not in message
+    assert "; " in message
+    assert message.endswith(".")
+    assert "\n" not in message
 
 
 def test_too_many_stop_strings_says_how_many() -> None:

@@ -140,14 +140,12 @@ class KVCache:
     def slot(self, seq_id: str, position: int) -> int:
         """Return the slot of a reserved or committed position."""
         block_size = self._block_size
-        return (
-            self._sequences[seq_id].block_table[position // block_size] * block_size + position % block_size
-        )
+        return self._sequences[seq_id].block_table[position // block_size] * block_size + position % block_size
 
     def fill_slots(self, seq_id: str, start: int, count: int, out: SlotArray, out_offset: int = 0) -> None:
         """Write the slots of `count` positions from `start` on to `out[out_offset : out_offset + count]`."""
         table, block_size, end = self._sequences[seq_id].block_table, self._block_size, start + count
-        assert start >= 0 and end <= len(table) * block_size, f"positions {start} to {end} are not reserved"
+        assert 0 <= start <= end <= len(table) * block_size, f"positions {start} to {end} are not reserved"
         slots: list[int] = []
         while start < end:
             index, offset = divmod(start, block_size)
@@ -194,9 +192,7 @@ class KVCache:
         if sequence is None:
             return Outcome.UNKNOWN_SEQUENCE
         num_tokens = sequence.num_tokens + num_new_tokens
-        assert num_tokens <= sequence.num_writable, (
-            f"{num_tokens} tokens committed, {sequence.num_writable} reserved"
-        )
+        assert num_tokens <= sequence.num_writable, f"{num_tokens} tokens committed, {sequence.num_writable} reserved"
         sequence.num_tokens = num_tokens
         return Outcome.OK
 
@@ -222,9 +218,7 @@ class KVCache:
             return Outcome.UNKNOWN_SEQUENCE
         if sequence.state is not CacheState.ACTIVE:
             return Outcome.ILLEGAL_STATE
-        assert 0 <= num_tokens <= sequence.num_tokens, (
-            f"cannot truncate {sequence.num_tokens} tokens to {num_tokens}"
-        )
+        assert 0 <= num_tokens <= sequence.num_tokens, f"cannot truncate {sequence.num_tokens} tokens to {num_tokens}"
         sequence.num_tokens = num_tokens
         self._drop_reservation(sequence)
         return Outcome.OK
@@ -239,9 +233,7 @@ class KVCache:
         if sequence.state is CacheState.SWAPPED:
             self._swap_store.drop(seq_id)
         elif num_full := min(sequence.num_tokens, len(token_ids)) // self._block_size:
-            self._prefix_cache.publish(
-                token_ids[: num_full * self._block_size], sequence.block_table[:num_full]
-            )
+            self._prefix_cache.publish(token_ids[: num_full * self._block_size], sequence.block_table[:num_full])
         self._release_blocks(sequence, 0)
         del self._sequences[seq_id]
         return Outcome.OK
@@ -278,9 +270,7 @@ class KVCache:
             return Outcome.UNKNOWN_SEQUENCE
         if not is_legal(sequence.state, CacheState.SWAPPED, is_protected=sequence.is_protected):
             return Outcome.ILLEGAL_STATE
-        if not self._swap_store.save(
-            seq_id, sequence.block_table[: self.spec.num_blocks_for(sequence.num_tokens)]
-        ):
+        if not self._swap_store.save(seq_id, sequence.block_table[: self.spec.num_blocks_for(sequence.num_tokens)]):
             return Outcome.NO_ROOM
         self._release_blocks(sequence, 0)
         sequence.num_writable = sequence.num_tokens

@@ -30,9 +30,7 @@ class KVCacheSpec:
         for name in ("num_layers", "num_key_value_heads", "head_dim", "block_size"):
             value = getattr(self, name)
             if value < 1:
-                raise InvalidArgumentError(
-                    f"{name} of a KV cache is {value} but must be an integer of 1 or more."
-                )
+                raise InvalidArgumentError(f"{name} of a KV cache is {value} but must be an integer of 1 or more.")
         if re.search(r"\d", self.dtype_name) is None:
             raise InvalidArgumentError(
                 f"KV cache dtype {self.dtype_name!r} has no width in its name; name one such as bfloat16."

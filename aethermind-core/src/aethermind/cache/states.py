@@ -35,12 +35,8 @@ class CacheState(Enum):
 LEGAL_TRANSITIONS = MappingProxyType(
     {
         CacheState.FREE: frozenset({CacheState.ACTIVE}),
-        CacheState.ACTIVE: frozenset(
-            {CacheState.STANDBY, CacheState.WARM, CacheState.SWAPPED, CacheState.FREE}
-        ),
-        CacheState.STANDBY: frozenset(
-            {CacheState.ACTIVE, CacheState.WARM, CacheState.SWAPPED, CacheState.FREE}
-        ),
+        CacheState.ACTIVE: frozenset({CacheState.STANDBY, CacheState.WARM, CacheState.SWAPPED, CacheState.FREE}),
+        CacheState.STANDBY: frozenset({CacheState.ACTIVE, CacheState.WARM, CacheState.SWAPPED, CacheState.FREE}),
         CacheState.WARM: frozenset({CacheState.ACTIVE, CacheState.SWAPPED, CacheState.FREE}),
         CacheState.SWAPPED: frozenset({CacheState.ACTIVE, CacheState.FREE}),
     }

@@ -30,9 +30,7 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
-            raise InvalidArgumentError(
-                f"max_num_seqs is {self.max_num_seqs} but must be an integer of 1 or more."
-            )
+            raise InvalidArgumentError(f"max_num_seqs is {self.max_num_seqs} but must be an integer of 1 or more.")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise InvalidArgumentError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens} but must be at least max_num_seqs "
@@ -92,9 +90,7 @@ class Scheduler:
 
     __slots__ = ("_cache", "_policy", "config")
 
-    def __init__(
-        self, config: SchedulerConfig, cache: KVCache, policy: SchedulingPolicy | None = None
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, cache: KVCache, policy: SchedulingPolicy | None = None) -> None:
         self.config = config
         self._cache = cache
         self._policy: SchedulingPolicy = FirstComeFirstServed() if policy is None else policy
@@ -137,9 +133,7 @@ class Scheduler:
             request.num_computed_tokens += num_tokens
             commit(request.request_id, num_tokens)
 
-    def finish(
-        self, request: Request, reason: FinishReason, waiting: list[Request], running: list[Request]
-    ) -> None:
+    def finish(self, request: Request, reason: FinishReason, waiting: list[Request], running: list[Request]) -> None:
         """End a request wherever it is, between steps, and release its blocks."""
         if request.state is RequestState.RUNNING:
             running.remove(request)
@@ -250,9 +244,7 @@ class Scheduler:
     def _open(self, request: Request, budget: int) -> int:
         """Open a sequence, reserve its first chunk, return the chunk's tokens; 0 for lack of room."""
         opened = self._cache.open(request.request_id, request.all_token_ids)
-        assert opened.outcome is Outcome.OK, (
-            f"request {request.request_id} cannot be opened: {opened.outcome.value}"
-        )
+        assert opened.outcome is Outcome.OK, f"request {request.request_id} cannot be opened: {opened.outcome.value}"
         chunk = min(request.num_tokens - opened.num_cached_tokens, budget)
         if self._cache.reserve(request.request_id, chunk).outcome is not Outcome.OK:
             self._cache.release(request.request_id)
@@ -264,6 +256,4 @@ class Scheduler:
         available = self._cache.num_available_blocks
         self._cache.release(request.request_id)
         request.state = RequestState.FINISHED
-        step.decision.rejected.append(
-            RejectedRequest(request, num_tokens, self._cache.capacity_tokens, available)
-        )
+        step.decision.rejected.append(RejectedRequest(request, num_tokens, self._cache.capacity_tokens, available))

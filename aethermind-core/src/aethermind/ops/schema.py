@@ -50,7 +50,10 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of a schema. `alias` names the input whose memory an output is; `inplace` the one whose memory it may take."""
+    """One tensor of a schema.
+
+    `alias` names the input whose memory an output is; `inplace` the one whose memory it may take.
+    """
 
     name: str
     kind: str

@@ -68,9 +68,7 @@ class SamplingParams:
         logprobs: int | None = None,
     ) -> None:
         values = {
-            "temperature": _number(
-                "temperature", temperature, 0.0, math.inf, "0 is greedy and 1 the plain model"
-            ),
+            "temperature": _number("temperature", temperature, 0.0, math.inf, "0 is greedy and 1 the plain model"),
             "top_k": max(_integer("top_k", top_k, -1, None, "0 or -1 turns it off"), 0),
             "top_p": _number("top_p", top_p, 0.0, 1.0, "1 turns it off", is_above=True),
             "min_p": _number("min_p", min_p, 0.0, 1.0, "0 turns it off"),
@@ -78,9 +76,7 @@ class SamplingParams:
                 "repetition_penalty", repetition_penalty, 0.0, math.inf, "1 turns it off", is_above=True
             ),
             "seed": _optional("seed", seed, 0, 2**64 - 1, "None lets the engine choose"),
-            "max_tokens": _optional(
-                "max_tokens", max_tokens, 1, None, "None goes on to the end of the context"
-            ),
+            "max_tokens": _optional("max_tokens", max_tokens, 1, None, "None goes on to the end of the context"),
             "min_tokens": _integer("min_tokens", min_tokens, 0, None, "0 turns it off"),
             "stop": _stop(stop),
             "stop_token_ids": _stop_token_ids(stop_token_ids),
@@ -101,9 +97,7 @@ class SamplingParams:
         return self.temperature == 0.0 or self.top_k == 1
 
 
-def _number(
-    name: str, value: object, lowest: float, highest: float, way_out: str, *, is_above: bool = False
-) -> float:
+def _number(name: str, value: object, lowest: float, highest: float, way_out: str, *, is_above: bool = False) -> float:
     """Return a finite number from `lowest`, itself excluded if `is_above`, to `highest`."""
     upper = "" if highest == math.inf else f" and at most {highest:g}"
     allowed = f"a finite number {'above' if is_above else 'of at least'} {lowest:g}{upper}"
@@ -120,9 +114,7 @@ def _number(
 
 
 def _integer(name: str, value: object, lowest: int, highest: int | None, way_out: str) -> int:
-    allowed = (
-        f"an integer of at least {lowest}" if highest is None else f"an integer from {lowest} to {highest}"
-    )
+    allowed = f"an integer of at least {lowest}" if highest is None else f"an integer from {lowest} to {highest}"
     if isinstance(value, bool) or not isinstance(value, Integral):
         _refuse(name, value, allowed, way_out)
     number = int(value)
@@ -136,9 +128,7 @@ def _optional(name: str, value: object, lowest: int, highest: int | None, way_ou
 
 
 def _boolean(name: str, value: object) -> bool:
-    return (
-        value if isinstance(value, bool) else _refuse(name, value, "True or False", "leave it out for False")
-    )
+    return value if isinstance(value, bool) else _refuse(name, value, "True or False", "leave it out for False")
 
 
 def _stop(value: object) -> tuple[str, ...]:

@@ -44,7 +44,8 @@ def test_the_least_urgent_gives_way() -> None:
     policy = PriorityWithAging()
     requests = [request("a", 0.0, 1), request("b", 0.0, 2), request("c", 0.0, 0)]
     assert max(requests, key=lambda item: policy.victim_key(item, 1.0)).request_id == "b"
-    assert policy.admit(requests[0], 2, 2) and not policy.admit(requests[0], 3, 2)
+    assert policy.admit(requests[0], 2, 2)
+    assert not policy.admit(requests[0], 3, 2)
 
 
 @pytest.mark.parametrize("aging_s", [0.0, -1.0, math.inf, math.nan])

@@ -1,0 +1,5 @@
+"""`python -m aethermind` is the `aethermind` command."""
+
+from aethermind.cli import main
+
+main()

@@ -1,0 +1,12 @@
+"""The `aethermind` command: one file a verb, nothing imported before it is needed."""
+
+from __future__ import annotations
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line of this process; exits with 0, 1 (a bug), 2 (a user error) or 130 (Ctrl-C)."""
+    from aethermind.cli.app import run
+
+    run()

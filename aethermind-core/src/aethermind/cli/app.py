@@ -1,0 +1,100 @@
+"""The command line as a whole: its verbs, what plugins add, and how errors become sentences and exit codes."""
+
+from __future__ import annotations
+
+import sys
+from functools import cached_property
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from aethermind import env, log
+from aethermind.cli import bench, console, doctor, explain, generate, plugins
+from aethermind.errors import AetherMindError
+
+__all__ = ["app", "run"]
+
+
+class Commands(TyperGroup):
+    """AetherMind's own verbs, and those of plugins, which are loaded only to list them or when a verb is not ours."""
+
+    @cached_property
+    def _of_plugins(self) -> dict[str, Any]:
+        from aethermind.cli.plugin_commands import load_commands
+
+        return load_commands(taken=self.commands)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*self.commands, *sorted(self._of_plugins)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return self.commands.get(cmd_name) or self._of_plugins.get(cmd_name)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        return result
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().main(*args, **options)
+        except AetherMindError as error:
+            _fail(str(error), 2)
+        except Exception as error:
+            if env.log_level() == "DEBUG":
+                raise
+            title = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            _fail(f"{title}\nThis is a bug. Set AETHERMIND_LOG=debug to see the traceback, and please report it.", 1)
+
+
+def _fail(message: str, exit_code: int) -> None:
+    print(f"{console.style('Error:', 'red', sys.stderr)} {message}", file=sys.stderr)
+    sys.exit(exit_code)
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"aethermind {console.version()}")
+        raise typer.Exit()
+
+
+app = typer.Typer(
+    cls=Commands,
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=console.examples(
+        'aethermind generate "Once upon a time"',
+        "aethermind doctor",
+        "aethermind explain --model demo",
+        "aethermind bench latency --prompt-tokens 64 --output-tokens 32",
+    ),
+)
+app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
+app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
+app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
+app.add_typer(plugins.app, name="plugins")
+app.add_typer(bench.app, name="bench")
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """LLM inference in which hardware and models are pip packages."""
+
+
+def run() -> None:
+    """Run the command line of this process."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    log.setup_console()
+    app(prog_name="aethermind")

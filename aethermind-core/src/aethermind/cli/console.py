@@ -1,0 +1,65 @@
+"""What commands share when they talk to people: aligned columns, units, colours on terminals only."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
+
+__all__ = ["columns", "examples", "is_terminal", "print_json", "quantity", "style", "version"]
+
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person is likely to watch this stream."""
+    return stream.isatty()
+
+
+def style(text: str, name: str, stream: TextIO) -> str:
+    """Text in a style, where the stream is a terminal and NO_COLOR is not set."""
+    has_colour = is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return f"\x1b[{_CODES[name]}m{text}\x1b[0m" if has_colour else text
+
+
+def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
+    """Rows as lines, every column but the last as wide as its widest cell; rows may be of different lengths."""
+    rows = [tuple(row) for row in rows]
+    widths: dict[int, int] = {}
+    for row in rows:
+        for position, cell in enumerate(row[:-1]):
+            widths[position] = max(widths.get(position, 0), len(cell))
+    lines = (indent + "  ".join(cell.ljust(widths.get(i, 0)) for i, cell in enumerate(row)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def quantity(value: float, unit: str) -> str:
+    """A number with a decimal prefix: `quantity(2.5e9, "B/s") == "2.50 GB/s"`."""
+    for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= factor:
+            return f"{value / factor:.2f} {prefix}{unit}"
+    return f"{value:g} {unit}"
+
+
+def examples(*lines: str) -> str:
+    """The Examples section of a help page."""
+    return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on standard output; what JSON has no type for (a path, say) is written as text."""
+    import json
+
+    print(json.dumps(value, indent=2 if is_terminal(sys.stdout) else None, default=str, ensure_ascii=False))
+
+
+def version() -> str:
+    """The version of the installed core."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as version_of
+
+    try:
+        return version_of("aethermind-core")
+    except PackageNotFoundError:
+        return "(run from a source tree that is not installed)"

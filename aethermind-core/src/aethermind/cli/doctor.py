@@ -1,0 +1,171 @@
+"""`aethermind doctor`: what this machine has, what is installed, and what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import TYPE_CHECKING, Any
+
+from aethermind import env
+from aethermind.cli import console, options
+from aethermind.cli.plugins import boot, plugin_records, plugin_rows
+from aethermind.plugins import CONTRACT_VERSION
+
+if TYPE_CHECKING:
+    from aethermind.hal.registry import DeviceEntry
+    from aethermind.runtime import Runtime
+
+__all__ = ["EXAMPLES", "doctor"]
+
+EXAMPLES = console.examples("aethermind doctor", "aethermind doctor --json")
+
+_LIBRARIES = ("numpy", "ml_dtypes", "tokenizers", "safetensors", "jinja2", "pluggy", "typer", "rich")
+
+
+def doctor(as_json: options.AsJson = False) -> None:
+    """Report on the machine, the devices, the plugins and the installed versions."""
+    report = examine(boot())
+    if as_json:
+        console.print_json({**report, "plugins": plugin_records(report["plugins"])})
+    else:
+        _print_report(report)
+
+
+def examine(runtime: Runtime) -> dict[str, Any]:
+    """Everything `doctor` knows; nothing here raises because of a broken plugin or device."""
+    devices = [_examine_device(entry) for entry in runtime.devices]
+    usable = [device["name"] for device in devices if device["is_available"] and device["priority"] >= 0]
+    allowed = env.plugin_allow_list()
+    return {
+        "version": console.version(),
+        "contract": CONTRACT_VERSION,
+        "machine": _examine_machine(),
+        "devices": devices,
+        "auto_device": usable[0] if usable else None,
+        "plugins": runtime.plugins,
+        "plugin_allow_list": None if allowed is None else sorted(allowed),
+        "models": runtime.models.names(),
+        "architectures": runtime.architectures.names(),
+        "libraries": _versions(),
+        "checks": _run_checks(runtime),
+    }
+
+
+def _examine_machine() -> dict[str, Any]:
+    from aethermind.hal.numpy_backend import host_memory_bytes
+
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor_name(),
+        "machine": platform.machine(),
+        "num_cores": os.cpu_count(),
+        "num_usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": host_memory_bytes(),
+        "python": platform.python_version(),
+        "python_executable": sys.executable,
+    }
+
+
+def _processor_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+            return next(names, "") or platform.processor()
+    except OSError:
+        return platform.processor() or "unknown"
+
+
+def _examine_device(entry: DeviceEntry) -> dict[str, Any]:
+    """Probe a device; open it when it is there, because only then it tells its properties."""
+    device: dict[str, Any] = {"name": entry.name, "priority": entry.priority, "provider": entry.provider}
+    try:
+        probe = entry.probe()
+        device |= {"is_available": probe.is_available, "count": probe.count, "reason": probe.reason}
+        if probe.is_available:
+            device |= _examine_backend(entry)
+    except Exception as error:
+        device |= {"is_available": False, "count": 0, "reason": f"{type(error).__name__}: {error}"}
+    return device
+
+
+def _examine_backend(entry: DeviceEntry) -> dict[str, Any]:
+    backend = entry.open()
+    try:
+        properties = backend.devices.properties(0)
+        return {
+            "title": properties.name,
+            "isa": list(properties.isa),
+            "details": dict(properties.details),
+            "total_memory_bytes": properties.total_memory_bytes,
+            "num_cores": properties.num_cores,
+            "dtypes": [str(dtype) for dtype in backend.capabilities.dtypes],
+        }
+    finally:
+        backend.close()
+
+
+def _versions() -> dict[str, str | None]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    versions: dict[str, str | None] = {}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def _run_checks(runtime: Runtime) -> list[dict[str, str]]:
+    """The plugins' own checks, each on its own."""
+    results = []
+    loaded = [record for record in runtime.plugins if record.error is None]
+    for record in loaded:
+        others = [runtime.manager.get_plugin(other.name) for other in loaded if other is not record]
+        try:
+            offers = runtime.manager.subset_hook_caller("doctor_checks", remove_plugins=others)()
+            results += [
+                {"plugin": record.name, "title": title, "result": check()} for offer in offers for title, check in offer
+            ]
+        except Exception as error:
+            results.append({"plugin": record.name, "title": "doctor_checks", "result": f"{type(error).__name__}: {error}"})
+    return results
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    machine = report["machine"]
+    memory = console.quantity(machine["memory_bytes"], "B") if machine["memory_bytes"] else "unknown"
+    print(f"AetherMind {report['version']}, plugin contract {report['contract']}")
+    rows = [
+        ("system", f"{machine['system']} ({machine['machine']})"),
+        ("processor", machine["processor"]),
+        ("cores", f"{machine['num_cores']}, of which this process may use {machine['num_usable_cores']}"),
+        ("memory", memory),
+        ("python", f"{machine['python']} ({machine['python_executable']})"),
+    ]
+    _print_section("Machine", rows)
+    _print_section(f"Devices (auto is {report['auto_device'] or 'none'})", [_device_row(d) for d in report["devices"]])
+    _print_section("Plugins", plugin_rows(report["plugins"]) or [("none; install aethermind[cpu,qwen2]",)])
+    if report["plugin_allow_list"] is not None:
+        print(f"  AETHERMIND_PLUGINS lets only these load: {', '.join(report['plugin_allow_list']) or 'none'}")
+    installed = [(name, ", ".join(report[name]) or "none") for name in ("models", "architectures")]
+    libraries = ", ".join(f"{name} {number or 'missing'}" for name, number in report["libraries"].items())
+    _print_section("Installed", [*installed, ("libraries", libraries)])
+    if report["checks"]:
+        _print_section("Checks", [(check["plugin"], check["title"], check["result"]) for check in report["checks"]])
+
+
+def _print_section(title: str, rows: list[Any]) -> None:
+    print(f"\n{console.style(title, 'bold', sys.stdout)}\n{console.columns(rows)}")
+
+
+def _device_row(device: dict[str, Any]) -> tuple[str, ...]:
+    state = "available" if device["is_available"] else "absent"
+    facts = [device["reason"]]
+    if device.get("isa"):
+        facts.append(" ".join(device["isa"]))
+    facts += [f"{name} {value}" for name, value in device.get("details", {}).items()]
+    if device.get("dtypes"):
+        facts.append(", ".join(device["dtypes"]))
+    return device["name"], state, f"priority {device['priority']}", device["provider"], "; ".join(facts)

@@ -1,0 +1,204 @@
+"""`aethermind generate`: a prompt in, its continuation out, as it is written."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from aethermind.cli import console, options
+from aethermind.errors import AetherMindError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from aethermind.engine.output import RequestOutput
+    from aethermind.llm import LLM, ModelInfo
+    from aethermind.sampling.params import SamplingParams
+
+__all__ = ["EXAMPLES", "generate"]
+
+EXAMPLES = console.examples(
+    'aethermind generate "Once upon a time"',
+    'aethermind generate "The old fox" --max-tokens 80 --temperature 0 --stats',
+    'echo "Once upon a time" | aethermind generate - --seed 7',
+    'aethermind generate "Once upon a time" --json --no-stream',
+)
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="The text to continue; - reads standard input.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a UTF-8 text file.")] = None,
+    model: options.Model = None,
+    device: options.Device = "auto",
+    dtype: options.DType = "auto",
+    quantization: options.Quantization = None,
+    load_format: options.LoadFormat = "auto",
+    max_tokens: Annotated[int, typer.Option(help="The most tokens to write.")] = 200,
+    temperature: Annotated[float, typer.Option(help="Divides the logits; 0 always takes the likeliest token.")] = 0.7,
+    top_k: Annotated[int, typer.Option(help="Choose among the k likeliest tokens; 0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Choose among the likeliest tokens of this total probability.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this fraction of the likeliest one.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages tokens already there.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Repeat a run; --stats shows the seed.", show_default="random")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")] = False,
+    max_model_len: options.MaxModelLen = None,
+    num_kv_blocks: options.NumKvBlocks = None,
+    block_size: options.BlockSize = 16,
+    threads: options.NumThreads = None,
+    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is written.")] = True,
+    stats: Annotated[
+        bool | None, typer.Option("--stats/--no-stats", help="Print speed and seed on stderr.", show_default="on a terminal")
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Continue a prompt and print the text."""
+    from aethermind.cli.load import open_llm
+    from aethermind.sampling.params import SamplingParams
+
+    text = read_prompt(prompt, prompt_file)
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=int.from_bytes(os.urandom(4)) if seed is None else seed,
+        max_tokens=max_tokens,
+        stop=stop or None,
+        ignore_eos=ignore_eos,
+    )
+    llm = open_llm(
+        options.chosen_model(model),
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        load_format=load_format,
+        max_model_len=max_model_len,
+        num_kv_blocks=num_kv_blocks,
+        block_size=block_size,
+        num_threads=threads,
+        max_num_seqs=1,
+    )
+    with closing(llm):
+        has_stats = console.is_terminal(sys.stderr) if stats is None else stats
+        answer(llm, text, params, is_streaming=stream and not as_json, has_stats=has_stats, as_json=as_json)
+
+
+def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
+    """The prompt from wherever it was given, without the one newline that ends a file; InvalidArgumentError if there is none or two."""
+    if (prompt is None) == (prompt_file is None):
+        found = "no prompt" if prompt is None else "two prompts"
+        raise InvalidArgumentError(f"Found {found}. Give one as an argument, as - for standard input, or as --prompt-file.")
+    if prompt is not None and prompt != "-":
+        return prompt
+    try:
+        raw = sys.stdin.buffer.read() if prompt_file is None else prompt_file.read_bytes()
+        return raw.decode().removesuffix("\n").removesuffix("\r")
+    except OSError as error:
+        raise InvalidArgumentError(f"Prompt file {prompt_file} cannot be read: {error.strerror}. Pass another --prompt-file.") from None
+    except UnicodeDecodeError as error:
+        name = prompt_file or "from standard input"
+        raise InvalidArgumentError(f"The prompt {name} is not UTF-8 text (byte {error.start}). Convert it first.") from None
+
+
+def answer(
+    llm: LLM, prompt: str, params: SamplingParams, *, is_streaming: bool, has_stats: bool, as_json: bool
+) -> None:
+    """Generate and print. After Ctrl-C what exists is printed, and the command exits with 130."""
+    writer = TextWriter(sys.stdout)
+    output: RequestOutput | None = None
+    is_interrupted = False
+    try:
+        with closing(llm.stream(prompt, params)) as outputs:
+            for output in outputs:
+                if is_streaming:
+                    writer.show(output.outputs[0].text)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    if output is not None:
+        if output.error:
+            raise AetherMindError(output.error)
+        if as_json:
+            console.print_json(as_record(output, params, llm.info))
+        else:
+            writer.finish(output.outputs[0].text)
+        if has_stats:
+            print(console.style(describe(output, params, llm.info), "dim", sys.stderr), file=sys.stderr)
+    if is_interrupted:
+        raise typer.Exit(130)
+
+
+class TextWriter:
+    """Prints a growing text, each part once. Mutable."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._num_written = 0
+
+    def show(self, text: str) -> None:
+        """Print what `text` has beyond the last call."""
+        if len(text) > self._num_written:
+            self._stream.write(text[self._num_written :])
+            self._stream.flush()
+            self._num_written = len(text)
+
+    def finish(self, text: str) -> None:
+        """Print the rest, and end the line."""
+        self.show(text)
+        if not text.endswith("\n"):
+            self.show(text + "\n")
+
+
+def as_record(output: RequestOutput, params: SamplingParams, info: ModelInfo) -> dict[str, Any]:
+    """The answer for `--json`."""
+    completion = output.outputs[0]
+    return {
+        "prompt": output.prompt,
+        "prompt_token_ids": list(output.prompt_token_ids),
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason or "abort",
+        "stop_reason": completion.stop_reason,
+        "seed": params.seed,
+        "metrics": measure(output),
+        "model": asdict(info),
+    }
+
+
+def measure(output: RequestOutput) -> dict[str, float | int | None]:
+    """Counts, seconds and rates of one request; None where too little happened to tell."""
+    metrics = output.metrics
+    num_tokens = len(output.outputs[0].token_ids)
+    ttft_s = total_s = rate = None
+    if metrics.first_token_s is not None:
+        ttft_s = metrics.first_token_s - metrics.arrival_s
+        if metrics.finished_s is not None:
+            total_s = metrics.finished_s - metrics.arrival_s
+            decode_s = metrics.finished_s - metrics.first_token_s
+            rate = (num_tokens - 1) / decode_s if num_tokens > 1 and decode_s > 0 else None
+    return {
+        "num_prompt_tokens": len(output.prompt_token_ids),
+        "num_output_tokens": num_tokens,
+        "ttft_s": ttft_s,
+        "total_s": total_s,
+        "decode_tokens_per_s": rate,
+    }
+
+
+def describe(output: RequestOutput, params: SamplingParams, info: ModelInfo) -> str:
+    """The answer's speed and circumstances in one line."""
+    measured = measure(output)
+    parts = [f"{measured['num_prompt_tokens']} + {measured['num_output_tokens']} tokens"]
+    if measured["ttft_s"] is not None:
+        parts.append(f"first after {measured['ttft_s'] * 1e3:.0f} ms")
+    if measured["decode_tokens_per_s"] is not None:
+        parts.append(f"then {measured['decode_tokens_per_s']:.1f} tokens/s")
+    parts.append(f"{info.device} {info.dtype}")
+    if not params.is_greedy:
+        parts.append(f"seed {params.seed}")
+    return "[" + " · ".join(parts) + "]"

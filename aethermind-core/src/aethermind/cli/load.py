@@ -1,0 +1,61 @@
+"""Opening a model for a command, with a progress bar once that takes long enough to be noticed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from aethermind.cli import console
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from aethermind.llm import LLM
+
+__all__ = ["LoadProgress", "open_llm"]
+
+PATIENCE_S = 0.5
+"""Seconds of loading that need no explanation."""
+
+
+class LoadProgress:
+    """Call it with (done, total); it draws on a terminal's stderr once PATIENCE_S have passed, and cleans up after itself. Mutable."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> LoadProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            if time.monotonic() - self._started < PATIENCE_S or not console.is_terminal(sys.stderr):
+                return
+            self._draw(total)
+        self._bar.update(self._task, completed=done, total=total)
+
+    def _draw(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+        parts = (TextColumn("Loading"), BarColumn(), TaskProgressColumn())
+        self._bar = Progress(*parts, console=Console(stderr=True), transient=True)
+        self._task = self._bar.add_task("", total=total)
+        self._bar.start()
+
+
+def open_llm(model: str, **options: Any) -> LLM:
+    """An LLM with the given options, its progress shown."""
+    from aethermind.llm import LLM
+
+    with LoadProgress() as progress:
+        return LLM(model, on_progress=progress, **options)
