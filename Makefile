@@ -31,7 +31,7 @@ test: test-env
 	$(BIN)/python -m pytest
 
 bench: test-env
-	$(BIN)/python -m pytest tests/bench -s
+	$(BIN)/python -m pytest tests/bench -s -q -o python_files='bench_*.py' -o python_functions='bench_*'
 
 lint: test-env
 	$(BIN)/ruff check .

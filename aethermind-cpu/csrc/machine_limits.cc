@@ -13,9 +13,9 @@ namespace aether::cpu {
 namespace {
 
 // Several times the largest last-level cache that one process commonly gets to itself.
-constexpr size_t kBufferBytes = size_t{384} << 20;
+constexpr size_t kBufferBytes = size_t{256} << 20;
 constexpr size_t kChunkBytes = 4096;
-constexpr int kNumReadPasses = 6;
+constexpr int kNumReadPasses = 5;
 constexpr int kNumRatePasses = 5;
 // Some 10 ms at 16 multiply-adds a round, long enough for the clock to settle.
 constexpr int64_t kNumRounds = 2'000'000;

@@ -7,10 +7,11 @@
 namespace aether::cpu {
 namespace {
 
-// A pause takes 10-40 ns. Workers leave a barrier within microseconds of each other unless the system has taken a core
-// away, and between two runs lies the host's part of a step, some tens of microseconds.
-constexpr Patience kBarrierPatience{.num_pauses = 2000, .num_yields = 200};
-constexpr Patience kIdlePatience{.num_pauses = 200, .num_yields = 200};
+// A pause takes 10-40 ns, a yield some 300 ns while nobody else wants the core. Workers usually reach a barrier within
+// microseconds of each other. After that a worker yields rather than spins: the one it waits for may want this very
+// core. Between two runs lies the host's part of a step, some tens of microseconds.
+constexpr Patience kBarrierPatience{.num_pauses = 400, .num_yields = 1000};
+constexpr Patience kIdlePatience{.num_pauses = 100, .num_yields = 300};
 // With more workers than cores somebody always waits for a core that a spinning worker would keep.
 constexpr Patience kCrowdedPatience{.num_pauses = 20, .num_yields = 20};
 

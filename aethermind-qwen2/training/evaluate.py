@@ -14,25 +14,22 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from stories import stories, story
 from tokenizers import Tokenizer
+from tokens import END_OF_TEXT
 from torch.nn.functional import cross_entropy
+from train import HELD_OUT_SEEDS, held_out_stories
 from transformers import Qwen2ForCausalLM
 
-from stories import stories, story
-from tokens import END_OF_TEXT
-from train import HELD_OUT_SEEDS, held_out_stories
-
 PROMPTS = ("Once upon a time", "Once upon a time, in a quiet forest,",
-           "Once upon a time there was a girl named",
-           "There was once a", "A little fox named", "By the sea lived", "A long time ago,",
-           "The young mouse",
-           "This is the story of", "In a small village lived")
+           "Once upon a time there was a girl named", "There was once a", "A little fox named",
+           "By the sea lived", "A long time ago,", "The young mouse", "This is the story of",
+           "In a small village lived")
 _INTRODUCED = (r"(?:named|called|friend|story of) {0}\b", r"\b{0} (?:was an?|the) [a-z]+")
 
 
 def perplexity(model: Qwen2ForCausalLM, tokenizer: Tokenizer) -> float:
-    """exp of the mean loss per token (the end token included) over the held-out stories, each from its "
-    "start."""
+    """exp of the mean loss per token (the end token included) over the held-out stories, each by itself."""
     total, count = 0.0, 0
     for text in (story(seed) for seed in HELD_OUT_SEEDS):
         ids = torch.tensor([tokenizer.encode(text + END_OF_TEXT).ids])
@@ -89,8 +86,8 @@ def stray_names(text: str) -> set[str]:
             if not any(re.search(pattern.format(name), text) for pattern in _INTRODUCED)}
 
 
-def report(name: str, made: list[tuple[str, bool]], tokenizer: Tokenizer, known: set[str]) -> dict[str,
-                                                                                                   float]:
+def report(name: str, made: list[tuple[str, bool]], tokenizer: Tokenizer,
+           known: set[str]) -> dict[str, float]:
     """The sanity figures of a set of stories, printed and returned as fractions."""
     texts = [text for text, _ in made]
     figures = {
@@ -131,7 +128,7 @@ def main() -> None:
     per_prompt = -(-options.samples // len(PROMPTS))
     sampled = [made for prompt in PROMPTS
                for made in generate(model, tokenizer, prompt, per_prompt, options.temperature, options.limit)]
-    real = [(text, True) for text in list(held_out)[:options.samples]]
+    real = [(text, True) for text in sorted(held_out)[:options.samples]]
     report("held-out (the generator's own)", real, tokenizer, known)
     report("greedy", greedy, tokenizer, known)
     report(f"sampled at {options.temperature}", sampled, tokenizer, known)

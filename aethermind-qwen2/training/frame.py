@@ -62,8 +62,7 @@ def open_story(tale: Tale) -> None:
 
 
 def close_story(tale: Tale, *moods: str) -> None:
-    """Often add a last sentence in one of `moods`: "happy", or "thanks" when the tale has bound a helper "
-    "`f`."""
+    """Often add a last sentence in one of `moods`: "happy", or "thanks" when a helper is bound."""
     mood = tale.rng.choice(moods)
     if mood == "thanks" and tale.fill("{f}").startswith(tale.hero.his + " "):
         mood = "family"

@@ -132,7 +132,7 @@ def shy_friend(rng: Random, place: Place) -> Tale:
     tale.say("but {f} was very shy and hid {hiding}.",
              "{h} went to say hello, but {f} was shy and hid {hiding}.",
              '"Hello!" called {h}. But {f} was afraid and ran to hide {hiding}.')
-    tale.maybe("{h} was sad and went home alone.", '"{f.He} does not like me," said {h}.', chance=0.6)
+    tale.maybe("{h} was sad and went home alone.", '"{f.he} does not like me," said {h}.', chance=0.6)
     tale.turn()
     tale.say("then {h} had an idea. {He} had heard that {f} loved {food}.",
              '"I must be patient," thought {h}. "What does a {okind} like? Of course, {food}!"',

@@ -1,5 +1,4 @@
-"""Plots in which something is made: a meal with a missing ingredient, a gift, a plant, a home that needs "
-"repair."""
+"""Plots in which something is made: a meal with a missing ingredient, a gift, a plant, a home to repair."""
 
 from __future__ import annotations
 
@@ -10,14 +9,14 @@ from tale import Tale
 from world import KINDS, Cast, Place
 
 _DISHES = (
-    ("an apple pie", "apples", "flour"), ("an apple pie", "butter", "flour"), ("a honey cake", "honey",
-                                                                               "eggs"),
+    ("an apple pie", "apples", "flour"), ("an apple pie", "butter", "flour"),
+    ("a honey cake", "honey", "eggs"),
     ("a honey cake", "eggs", "flour"), ("pancakes", "milk", "eggs"), ("pancakes", "eggs", "flour"),
-    ("carrot soup", "carrots", "salt"), ("mushroom soup", "mushrooms", "butter"), ("a berry tart", "berries",
-                                                                                   "flour"),
+    ("carrot soup", "carrots", "salt"), ("mushroom soup", "mushrooms", "butter"),
+    ("a berry tart", "berries", "flour"),
     ("plum jam", "plums", "sugar"), ("fresh bread", "flour", "salt"), ("a nut cake", "nuts", "milk"),
-    ("potato soup", "potatoes", "salt"), ("a cherry cake", "cherries", "eggs"), ("berry jam", "berries",
-                                                                                 "sugar"),
+    ("potato soup", "potatoes", "salt"), ("a cherry cake", "cherries", "eggs"),
+    ("berry jam", "berries", "sugar"),
 )
 _VESSELS = {"honey": ("jar", "big pot"), "milk": ("jug", "big bottle"), "butter": ("plate", "box"),
             "flour": ("bag", "sack"), "sugar": ("bag", "sack"), "salt": ("bag", "box")}
@@ -39,8 +38,7 @@ _CHORES = (
 
 
 def cook(rng: Random, place: Place) -> Tale:
-    """The hero wants to make a dish for somebody; one ingredient is missing and must be earned with a "
-    "chore."""
+    """The hero wants to make a dish for somebody; one ingredient is missing and is earned with a chore."""
     dish, missing, have = rng.choice(_DISHES)
     cast = Cast.at(rng, place)
     tale = Tale(rng, place, cast, cast.hero())
@@ -81,7 +79,7 @@ def cook(rng: Random, place: Place) -> Tale:
     tale.say('"This is the best thing I have ever tasted," said {c}.',
              "{c} was so happy and ate [two plates|every bit] of it.",
              "when {c} tasted it, {c.he} smiled [for the first time that day|from ear to ear].",
-             '"You made this for me?" asked {c}. {c.He} hugged {h}.')
+             '"You made this for me?" asked {c}. {c.he} hugged {h}.')
     tale.maybe("{h} had invited {f} too, and they all ate together.", "{h} took a piece to {f} as well.",
                chance=0.4)
     close_story(tale, "happy")
@@ -165,8 +163,7 @@ _TROUBLES = (
 
 
 def plant(rng: Random, place: Place) -> Tale:
-    """The hero plants a seed; something stops it from growing until the hero does the fitting thing and "
-    "waits."""
+    """The hero plants a seed; something stops it from growing until the hero does the fitting thing."""
     cast = Cast.at(rng, place)
     tale = Tale(rng, place, cast, cast.hero())
     trouble, advice, care, better = rng.choice(_TROUBLES)
@@ -211,8 +208,8 @@ _DAMAGES = (
     ("the cold wind came through a crack in the wall", "cold", "a new wall", ("clay", "stones", "boards")),
     ("the storm broke the door", "cold", "a new door", ("strong boards", "thick branches")),
     ("the wind blew the window away", "cold", "a new window", ("old glass", "thin boards")),
-    ("the snow pressed down the roof", "wet and cold", "a stronger roof", ("strong boards",
-                                                                           "thick branches")),
+    ("the snow pressed down the roof", "wet and cold", "a stronger roof",
+     ("strong boards", "thick branches")),
 )
 
 

@@ -1,5 +1,4 @@
-"""Plots in which something is lost or far away: a toy that got stuck, a lost young animal, a way that is "
-"blocked."""
+"""Plots in which something is lost or far away: a toy that got stuck, a lost young animal, a blocked way."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from world import KINDS, Cast, Place
 _COLOURS = ("red", "blue", "yellow", "green", "striped", "white", "purple", "orange")
 _LIGHT = ("kite", "hat", "scarf", "balloon", "paper bird", "ribbon", "paper star")
 _ROLLING = ("ball", "marble", "wooden ring", "bell", "spinning top", "glass bead")
-_STUCK_SKILLS = {"high": ("climb", "fly"), "water": ("swim",), "hole": ("small", "dig"), "thorn": ("prickly",
-                                                                                                   "small")}
+_STUCK_SKILLS = {"high": ("climb", "fly"), "water": ("swim",), "hole": ("small", "dig"),
+                 "thorn": ("prickly", "small")}
 
 _MISHAP_LIGHT = {
     "high": ("a [strong|sudden|cold] wind [took|caught] the {toy} and carried it up to {spot}, where it got "
@@ -52,7 +51,7 @@ _RESCUE = {
               "{f} crept in where nobody else could go and pulled out the {toy}."),
     "dig": ("{f} dug and dug until the hole was wide enough to pull out the {toy}.",
             "{f} began to dig, and after a while {f.he} could lift out the {toy}."),
-    "prickly": ("{f} had prickles of {f.his} own, so the thorns could not hurt {f.him}. {f.He} walked in "
+    "prickly": ("{f} had prickles of {f.his} own, so the thorns could not hurt {f.him}. {f.he} walked in "
                 "and pushed "
                 "the {toy} out.",),
 }
@@ -147,18 +146,18 @@ def _fetch_with_tool(tale: Tale, sort: str) -> None:
 
 _YOUNG = (
     ("duckling", "duck", "its feet were wet", "the water", "swam", ("river", "lake", "meadow", "farm")),
-    ("kitten", "cat", "it smelled of milk", "the kitchen door", "sat", ("farm", "village", "garden",
-                                                                        "beach")),
-    ("lamb", "sheep", "it had a bell around its neck", "the green hill", "stood", ("farm", "meadow",
-                                                                                   "mountain")),
+    ("kitten", "cat", "it smelled of milk", "the kitchen door", "sat",
+     ("farm", "village", "garden", "beach")),
+    ("lamb", "sheep", "it had a bell around its neck", "the green hill", "stood",
+     ("farm", "meadow", "mountain")),
     ("fox cub", "fox", "there were small paw prints in the mud", "the den under the roots", "waited",
      ("forest", "meadow", "river")),
     ("owlet", "owl", "a soft feather lay on the path", "the hollow tree", "sat", ("forest", "mountain")),
     ("chick", "hen", "a bit of straw was stuck to its wing", "the hen house", "waited", ("farm", "village")),
     ("puppy", "dog", "it kept looking at the gate", "the house behind the gate", "waited",
      ("village", "garden", "farm", "beach")),
-    ("bear cub", "bear", "it had honey on its nose", "the tree with the bees", "stood", ("forest",
-                                                                                         "mountain")),
+    ("bear cub", "bear", "it had honey on its nose", "the tree with the bees", "stood",
+     ("forest", "mountain")),
 )
 
 
@@ -211,17 +210,17 @@ def lost_young(rng: Random, place: Place) -> Tale:
 
 
 _GOALS = {
-    "forest": (("the waterfall", "see the rainbow in the water"), ("the blueberry hill",
-                                                                   "pick sweet blueberries")),
-    "meadow": (("the wild strawberry hill", "taste the first strawberries"), ("the old mill",
-                                                                              "see the big wheel turn")),
+    "forest": (("the waterfall", "see the rainbow in the water"),
+               ("the blueberry hill", "pick sweet blueberries")),
+    "meadow": (("the wild strawberry hill", "taste the first strawberries"),
+               ("the old mill", "see the big wheel turn")),
     "river": (("the sea", "see the great waves"), ("the old mill", "see the big wheel turn")),
     "lake": (("the little island", "see the swans"), ("the waterfall", "see the rainbow in the water")),
     "farm": (("the top of the hill", "see the sun go down"), ("the market", "see the dancers")),
     "village": (("the old castle", "see the king's garden"), ("the top of the hill", "watch the stars")),
     "beach": (("the lighthouse", "see the ships from above"), ("the shell bay", "find a golden shell")),
-    "mountain": (("the top of the mountain", "see the sun come up"), ("the ice cave",
-                                                                      "see the blue ice shine")),
+    "mountain": (("the top of the mountain", "see the sun come up"),
+                 ("the ice cave", "see the blue ice shine")),
     "garden": (("the hill behind the garden", "fly a kite"), ("the big park", "ride on the swings")),
 }
 _OBSTACLES = {

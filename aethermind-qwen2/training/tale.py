@@ -1,5 +1,4 @@
-"""A tale being told: sentences chosen among variants, filled with the story's characters, joined into "
-"paragraphs."""
+"""A tale being told: sentences chosen among variants, filled with its characters, joined into paragraphs."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ class Tale:
         self.cast = cast
         self.brief = rng.random() < 0.4
         self._slots: dict[str, object] = {"h": hero, "he": hero.he, "him": hero.him, "his": hero.his,
-                                          "He": hero.He, "place": place.name}
+                                          "He": hero.he.capitalize(), "place": place.name}
         self._sentences: list[str] = []
         self._turns: list[int] = []
 

@@ -1,5 +1,4 @@
-"""The demo model's tokenizer: byte-level BPE with Qwen2's splitting rule, special tokens and the ChatML "
-"template."""
+"""The demo model's tokenizer: byte-level BPE with Qwen2's splitting rule, special tokens and ChatML."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ _CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A tokenizer with exactly `vocab_size` tokens; the three special tokens have the last ids, as in "
-    "Qwen2."""
+    """A tokenizer with exactly `vocab_size` tokens; the special tokens have the last ids, as in Qwen2."""
     special = [END_OF_TEXT, IM_START, IM_END]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()

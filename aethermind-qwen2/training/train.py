@@ -17,14 +17,13 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from stories import stories, story
 from tokenizers import Tokenizer
+from tokens import END_OF_TEXT, IM_END, save_tokenizer, train_tokenizer
 from torch.nn.functional import cross_entropy
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from stories import stories, story
-from tokens import END_OF_TEXT, IM_END, save_tokenizer, train_tokenizer
-
-HELD_OUT_SEEDS = range(0, 1000)
+HELD_OUT_SEEDS = range(1000)
 FIRST_TRAIN_SEED = 1_000_000
 MAX_POSITIONS = 2048
 ROPE_THETA = 10000.0
@@ -36,8 +35,7 @@ def held_out_stories() -> set[str]:
 
 
 class Rows:
-    """Endless training rows of `length` + 1 ids; each begins with a story, as a prompt does (counts what "
-    "it used)."""
+    """Endless training rows of `length` + 1 ids; each begins with a story, as a prompt does (mutable)."""
 
     def __init__(self, tokenizer: Tokenizer, length: int, first_seed: int) -> None:
         self.first = self.seed = first_seed
@@ -62,8 +60,8 @@ def build_model(options: argparse.Namespace, tokenizer: Tokenizer) -> Qwen2ForCa
     torch.manual_seed(options.seed)
     return Qwen2ForCausalLM(Qwen2Config(
         vocab_size=tokenizer.get_vocab_size(), hidden_size=options.hidden_size,
-        num_hidden_layers=options.layers,
-        intermediate_size=options.intermediate_size, num_attention_heads=options.hidden_size // 32,
+        num_hidden_layers=options.layers, intermediate_size=options.intermediate_size,
+        num_attention_heads=options.hidden_size // 32,
         num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=MAX_POSITIONS,
         bos_token_id=None, eos_token_id=tokenizer.token_to_id(END_OF_TEXT), use_sliding_window=False))
 

@@ -9,25 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-GIRLS = ("Lily Anna Mia Rosa Ella Nora Lucy Clara Ida Maya Zoe Ruby Alice Emma Sara Nina Leah Amy Tess Ada "
-         "Hana "
-         "Vera Greta Elsa").split()
-BOYS = ("Tom Ben Max Leo Sam Jack Finn Noah Oscar Theo Hugo Adam Paul Omar Luca Eli Ravi Felix Jonas Peter "
-        "Nico "
-        "Will Milo Emil").split()
-SHE_ANIMALS = ("Hazel Fern Daisy Poppy Olive Pearl Maple Clover Ivy Luna Dot Mabel Bella Rosie Pippa "
-               "Tilly").split()
-HE_ANIMALS = ("Pip Bruno Rusty Moss Toby Barnaby Otto Basil Chester Tuck Biscuit Patch Rufus Dusty Monty "
-              "Gus").split()
+GIRLS = ["Lily", "Anna", "Mia", "Rosa", "Ella", "Nora", "Lucy", "Clara", "Ida", "Maya", "Zoe", "Ruby",
+         "Alice", "Emma", "Sara", "Nina", "Leah", "Amy", "Tess", "Ada", "Hana", "Vera", "Greta", "Elsa"]
+BOYS = ["Tom", "Ben", "Max", "Leo", "Sam", "Jack", "Finn", "Noah", "Oscar", "Theo", "Hugo", "Adam", "Paul",
+        "Omar", "Luca", "Eli", "Ravi", "Felix", "Jonas", "Peter", "Nico", "Will", "Milo", "Emil"]
+SHE_ANIMALS = ["Hazel", "Fern", "Daisy", "Poppy", "Olive", "Pearl", "Maple", "Clover", "Ivy", "Luna", "Dot",
+               "Mabel", "Bella", "Rosie", "Pippa", "Tilly"]
+HE_ANIMALS = ["Pip", "Bruno", "Rusty", "Moss", "Toby", "Barnaby", "Otto", "Basil", "Chester", "Tuck",
+              "Biscuit", "Patch", "Rufus", "Dusty", "Monty", "Gus"]
 ALL_NAMES = frozenset(GIRLS + BOYS + SHE_ANIMALS + HE_ANIMALS)
 
-_BEGINNINGS = ("Al Am An Bel Bo Da Do El Fa Fi Ga Ha Il In Jo Ka Ki La Le Lo Ma Mi Mo Na Ni No Or Pa Pe Ra "
-               "Ro Sa Se "
-               "Si Ta Te Ti To Ul Va Vi Wi Ya Za Zi Zo").split()
-_MIDDLES = "l m n r s t v k d b lin mar nel ri san tor ven zel dri bel".split()
-_ENDINGS = {"she": "a ia ina elle ie ara isa una ette".split(), "he": "o us in on ek or ian as ert".split()}
-
-
+_BEGINNINGS = ["Al", "Am", "An", "Bel", "Bo", "Da", "Do", "El", "Fa", "Fi", "Ga", "Ha", "Il", "In", "Jo",
+               "Ka", "Ki", "La", "Le", "Lo", "Ma", "Mi", "Mo", "Na", "Ni", "No", "Or", "Pa", "Pe", "Ra", "Ro",
+               "Sa", "Se", "Si", "Ta", "Te", "Ti", "To", "Ul", "Va", "Vi", "Wi", "Ya", "Za", "Zi", "Zo"]
+_MIDDLES = ["l", "m", "n", "r", "s", "t", "v", "k", "d", "b", "lin", "mar", "nel", "ri", "san", "tor", "ven",
+            "zel", "dri", "bel"]
+_ENDINGS = {"she": ["a", "ia", "ina", "elle", "ie", "ara", "isa", "una", "ette"],
+            "he": ["o", "us", "in", "on", "ek", "or", "ian", "as", "ert"]}
 _INVENTED_SHARE = 0.15
 
 
@@ -37,8 +35,7 @@ def invented_name(rng: Random, sex: str) -> str:
 
 
 ADJECTIVES = ("little", "small", "young", "curious", "brave", "kind", "clever", "cheerful", "gentle", "quiet",
-              "shy",
-              "friendly", "lively")
+              "shy", "friendly", "lively")
 HELPER_ADJECTIVES = ("friendly", "wise old", "kind", "clever", "cheerful", "busy", "gentle", "quick")
 
 
@@ -127,15 +124,15 @@ PLACES: tuple[Place, ...] = (
           ("smooth pebbles", "white feathers", "yellow reeds")),
     Place("lake", ("beside a blue lake", "near a calm lake", "in a little house by the lake"),
           ("otter", "duck", "frog", "turtle", "beaver", "fox", "mouse", "squirrel", "sparrow", "goat"), True,
-          {"high": ("a tall birch tree", "the roof of the boat house"), "water": ("the lake",
-                                                                                  "the cold lake"),
+          {"high": ("a tall birch tree", "the roof of the boat house"), "water":
+           ("the lake", "the cold lake"),
            "hole": ("a crack between two rocks",), "thorn": ("a thorny bush",)},
           ("splash near the shore", "watch the little waves", "look for shiny stones"),
           ("shiny stones", "white feathers", "water lilies")),
     Place("farm", ("on a small farm", "on a farm with a red barn", "on an old farm"),
           ("cat", "dog", "duck", "goat", "donkey", "mouse", "crow", "pig", "hen", "lamb"), True,
-          {"high": ("the roof of the barn", "the tall apple tree"), "water": ("the duck pond",
-                                                                              "the water trough"),
+          {"high": ("the roof of the barn", "the tall apple tree"), "water":
+           ("the duck pond", "the water trough"),
            "hole": ("a gap under the barn", "a hole behind the hay"), "thorn": ("a thorny hedge",)},
           ("jump in the hay", "run around the barn", "sit on the wooden fence"),
           ("golden straws", "brown feathers", "yellow flowers")),
@@ -149,8 +146,8 @@ PLACES: tuple[Place, ...] = (
           ("chestnuts", "red leaves", "small round stones")),
     Place("beach", ("by the sea", "in a white house by the sea", "near a sandy beach"),
           ("seagull", "turtle", "dog", "cat", "otter", "mouse", "goat", "donkey"), True,
-          {"high": ("a tall palm tree", "the roof of the boat house"), "water": ("the waves",
-                                                                                 "a deep rock pool"),
+          {"high": ("a tall palm tree", "the roof of the boat house"), "water":
+           ("the waves", "a deep rock pool"),
            "hole": ("a crack between two rocks", "a hole in the old pier"), "thorn": ("a thorny dune bush",)},
           ("build castles in the sand", "run along the shore", "watch the white sails"),
           ("pink shells", "smooth green glass", "white shells")),
@@ -163,8 +160,8 @@ PLACES: tuple[Place, ...] = (
     Place("garden", ("in a house with a big garden", "in a cottage with a sunny garden",
                      "in a yellow house with a wild garden"),
           ("cat", "hedgehog", "sparrow", "mole", "mouse", "frog", "squirrel", "dog", "turtle"), True,
-          {"high": ("the old cherry tree", "the roof of the shed"), "water": ("the garden pond",
-                                                                              "the rain barrel"),
+          {"high": ("the old cherry tree", "the roof of the shed"), "water":
+           ("the garden pond", "the rain barrel"),
            "hole": ("a hole under the shed", "a gap between the stones"), "thorn": ("a thorny rose bush",)},
           ("swing under the cherry tree", "look for snails", "hide behind the bean plants"),
           ("red petals", "snail shells", "round pebbles")),
@@ -185,11 +182,6 @@ class Character:
 
     def __str__(self) -> str:
         return self.name
-
-    @property
-    def He(self) -> str:
-        """The subject pronoun at the start of a sentence."""
-        return self.he.capitalize()
 
     @property
     def child(self) -> bool:

@@ -47,7 +47,8 @@ def test_most_but_not_all_begin_once_upon_a_time(texts: list[str]) -> None:
 def test_there_are_one_and_two_paragraph_stories_of_a_readable_length(texts: list[str]) -> None:
     assert {text.count("\n\n") for text in texts} == {0, 1}
     lengths = [len(text.split()) for text in texts]
-    assert min(lengths) > 50 and max(lengths) < 190
+    assert min(lengths) > 50
+    assert max(lengths) < 190
 
 
 @pytest.mark.parametrize("flaw", [

@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from aethermind.runtime import Runtime
     from aethermind.sampling.params import SamplingParams
 
-__all__ = ["LLM", "AetherMindError", "CompletionOutput", "Logprob", "RequestOutput", "Runtime", "SamplingParams", "__version__"]
+__all__ = [
+    "AetherMindError",
+    "CompletionOutput",
+    "LLM",
+    "Logprob",
+    "RequestOutput",
+    "Runtime",
+    "SamplingParams",
+    "__version__",
+]
 
 __version__ = "0.1.0"
 

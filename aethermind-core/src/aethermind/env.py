@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from aethermind.errors import InvalidArgumentError
+
 __all__ = ["log_level", "model_path", "num_threads", "plugin_allow_list"]
 
 
@@ -21,9 +23,16 @@ def log_level() -> str:
 
 
 def num_threads() -> int | None:
-    """`AETHERMIND_NUM_THREADS`: worker threads of a host backend; unset lets the backend choose."""
+    """`AETHERMIND_NUM_THREADS`: worker threads of a host backend; unset or empty lets the backend choose.
+
+    InvalidArgumentError when it is not a positive number.
+    """
     value = os.environ.get("AETHERMIND_NUM_THREADS", "")
-    return int(value) if value.isdigit() and int(value) > 0 else None
+    if not value:
+        return None
+    if not value.isdecimal() or int(value) == 0:
+        raise InvalidArgumentError(f"AETHERMIND_NUM_THREADS is {value!r}; set it to a positive number, or unset it.")
+    return int(value)
 
 
 def model_path() -> str | None:

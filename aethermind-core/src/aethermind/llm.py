@@ -1,16 +1,16 @@
 """The offline API: a model, some prompts, their answers. The names are those that scripts for vLLM use.
 
-    from aethermind import LLM, SamplingParams
+from aethermind import LLM, SamplingParams
 
-    llm = LLM("demo")
-    for output in llm.generate(["Once upon a time"], SamplingParams(temperature=0.0, max_tokens=64)):
-        print(output.outputs[0].text)
+llm = LLM("demo")
+for output in llm.generate(["Once upon a time"], SamplingParams(temperature=0.0, max_tokens=64)):
+    print(output.outputs[0].text)
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -100,11 +100,14 @@ class LLM:
         self.engine = Engine(planned, self.tokenizer, on_progress=on_progress)
         self.info = _describe(self.engine, time.perf_counter() - started)
         self._num_requests = 0
+        self._unseen: dict[str, RequestOutput] = {}
 
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -124,36 +127,50 @@ class LLM:
         A prompt is a string or `{"prompt_token_ids": [...]}`. `on_output` sees every request after each step in which it grew.
         `use_tqdm` shows a progress bar on stderr.
         """
-        items = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-        params = _params_for(items, sampling_params)
-        ids = self._add_all(items, params)
+        items = _listed(prompts)
+        ids = self._add_all(items, _params_for(items, sampling_params))
+        waited_for = set(ids)
         finished: dict[str, RequestOutput] = {}
         with _progress(len(ids), use_tqdm) as advance:
             try:
-                while len(finished) < len(ids):
-                    for output in self.engine.step():
+                while waited_for:
+                    for output in self._next(waited_for):
                         if on_output is not None:
                             on_output(output)
                         if output.finished:
                             finished[output.request_id] = _checked(output)
+                            waited_for.remove(output.request_id)
                             advance()
             finally:
-                for request_id in ids:
-                    self.engine.abort(request_id)
+                self._forget(ids)
         return [finished[request_id] for request_id in ids]
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Answer one prompt, yielding the answer so far after every token. Closing the iterator ends the request."""
-        (request_id,) = self._add_all([prompt], [sampling_params or SamplingParams()])
+        ids = self._add_all([prompt], [sampling_params or SamplingParams()])
         try:
             while True:
-                for output in self.engine.step():
-                    if output.request_id == request_id:
-                        yield _checked(output)
-                        if output.finished:
-                            return
+                for output in self._next(ids):
+                    yield _checked(output)
+                    if output.finished:
+                        return
         finally:
+            self._forget(ids)
+
+    def _next(self, ids: Collection[str]) -> list[RequestOutput]:
+        """Step until some of these requests grew. What others got is kept until they ask: several streams may be open."""
+        while True:
+            ready = [self._unseen.pop(request_id) for request_id in ids if request_id in self._unseen]
+            if ready:
+                return ready
+            if not self.engine.has_unfinished:
+                raise AetherMindError(f"Request {', '.join(sorted(ids))} was aborted before it was answered.")
+            self._unseen.update((output.request_id, output) for output in self.engine.step())
+
+    def _forget(self, ids: Sequence[str]) -> None:
+        for request_id in ids:
             self.engine.abort(request_id)
+            self._unseen.pop(request_id, None)
 
     def _add_all(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[str]:
         """Queue all prompts or none."""
@@ -176,16 +193,32 @@ class LLM:
             return prompt, self.tokenizer.encode(prompt)
         if isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
             token_ids = prompt["prompt_token_ids"]
-            if isinstance(token_ids, Sequence) and all(isinstance(t, int) and not isinstance(t, bool) for t in token_ids):
+            if isinstance(token_ids, Sequence) and all(
+                isinstance(t, int) and not isinstance(t, bool) for t in token_ids
+            ):
                 return None, token_ids
-        raise InvalidArgumentError(f"A prompt is a string or {{'prompt_token_ids': [...]}} with integers, got {prompt!r:.80}.")
+        raise InvalidArgumentError(
+            f"A prompt is a string or {{'prompt_token_ids': [...]}} with integers, got {prompt!r:.80}."
+        )
 
 
-def _params_for(prompts: Sequence[Prompt], given: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
+def _listed(prompts: Any) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise InvalidArgumentError(f"prompts should be a prompt or a list of them, got {prompts!r:.80}.")
+    return list(prompts)
+
+
+def _params_for(
+    prompts: Sequence[Prompt], given: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
     if given is None or isinstance(given, SamplingParams):
         return [given or SamplingParams()] * len(prompts)
     if len(given) != len(prompts):
-        raise InvalidArgumentError(f"{len(given)} SamplingParams were given for {len(prompts)} prompts; give one for all, or one each.")
+        raise InvalidArgumentError(
+            f"{len(given)} SamplingParams were given for {len(prompts)} prompts; give one for all, or one each."
+        )
     return list(given)
 
 
@@ -202,7 +235,9 @@ def _describe(engine: Engine, load_s: float) -> ModelInfo:
     parameters = [type for name, type in planned.parameter_types.items() if name not in planned.computed]
     names = [resolution.chosen.name for resolution in planned.compiled.resolutions if resolution.chosen]
     fallbacks = planned.compiled.fallbacks
-    placement = f"{len(names)} steps on {opened.device}" + (f", NumPy reference for {', '.join(fallbacks)}" if fallbacks else "")
+    placement = f"{len(names)} steps on {opened.device}" + (
+        f", NumPy reference for {', '.join(fallbacks)}" if fallbacks else ""
+    )
     return ModelInfo(
         model=str(planned.directory),
         architecture=planned.architecture,

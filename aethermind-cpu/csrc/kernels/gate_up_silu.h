@@ -1,4 +1,4 @@
-// silu(x · w_gateᵀ) * (x · w_upᵀ), rounded once: the gate's and the up's panels go through the product side by side.
+// silu(x · w_gateᵀ) * (x · w_upᵀ), rounded once: a block takes the same columns of gate and up.
 #pragma once
 
 #include "kernels/gemm_blocks.h"
@@ -21,7 +21,7 @@ void gate_up_silu(const am_tensor* in, const am_tensor* out, const am_attr*, con
           T* target = data<T>(out[0]) + (row_begin + r) * n + column_begin;
           const float* sums = c + r * stride;
           for (int64_t j = 0; j < columns; j += kLanes) {
-            const Vec gate = load(sums + 2 * j), up = load(sums + 2 * j + kLanes);
+            const Vec gate = load(sums + j), up = load(sums + items * kPanelColumns + j);
             store(target + j, silu(gate) * up, smaller(columns - j, kLanes));
           }
         }

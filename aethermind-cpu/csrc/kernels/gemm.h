@@ -5,7 +5,7 @@
 //   tile [K lines][rows][64 bytes]
 //
 // so that whatever K, stride and alignment the activations have, a tile kernel reads aligned, zero-padded lines next to each other. A line
-// is 64 bytes of one row. A tile kernel multiplies a tile by one to four panels and keeps all sums in registers.
+// is 64 bytes of one row. A tile kernel multiplies a tile by kTilePanels panels and keeps all sums in registers.
 //
 // Every element of C is one chain of multiply-adds over ascending K, whatever the blocking: a row's result depends neither on the other
 // rows of the batch nor on the number of workers.
@@ -101,11 +101,16 @@ inline constexpr int64_t kLineK = kLineBytes / static_cast<int64_t>(sizeof(typen
 template <class E>
 inline constexpr int64_t kLineSteps = kLineK<E> / E::kStepK;
 
-// One tile by P panels: `sums[row][16 P]` (rows `stride` floats apart) gets, or with `is_first` false is increased by, the product over
-// `num_steps` steps of the panels w[0 … P-1].
+// Steps between what is prefetched of a panel and what is used. With few rows the hardware's prefetcher keeps up by itself; with more,
+// arithmetic takes so long that the window of out-of-order execution no longer reaches far enough ahead.
+inline constexpr int64_t kPrefetchSteps = 32;
+inline constexpr int kFewestRowsToPrefetch = 5;
+
+// One tile by P panels over `num_steps` steps. The sums of row r and panel p are sums[r * row_stride + p *
+// column_stride …]; they are set, or with `is_first` false added to.
 template <class E, int R, int P>
-__attribute__((noinline)) void multiply_tile(const char* x, const char* const* panels, int64_t num_steps, float* sums, int64_t stride,
-                                             bool is_first) {
+__attribute__((noinline)) void multiply_tile(const char* x, const char* const* panels, int64_t num_steps, float* sums, int64_t row_stride,
+                                             int64_t column_stride, bool is_first) {
   Vec totals[R][P];
   const char* w[P];
 #pragma GCC unroll 4
@@ -113,12 +118,16 @@ __attribute__((noinline)) void multiply_tile(const char* x, const char* const* p
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) totals[r][p] = is_first ? zero() : load(sums + r * stride + p * kLanes);
+    for (int p = 0; p < P; ++p) totals[r][p] = is_first ? zero() : load(sums + r * row_stride + p * column_stride);
   }
   int64_t step = 0;
   for (; step + kLineSteps<E> <= num_steps; step += kLineSteps<E>) {
 #pragma GCC unroll 4
     for (int64_t i = 0; i < kLineSteps<E>; ++i) {
+      if constexpr (R >= kFewestRowsToPrefetch) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) __builtin_prefetch(w[p] + (step + i + kPrefetchSteps) * kStepBytes);
+      }
       E::template step<R, P>(totals, x + i * (kLineBytes / kLineSteps<E>), w, (step + i) * kStepBytes);
     }
     x += R * kLineBytes;
@@ -129,13 +138,13 @@ __attribute__((noinline)) void multiply_tile(const char* x, const char* const* p
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) store(sums + r * stride + p * kLanes, totals[r][p]);
+    for (int p = 0; p < P; ++p) store(sums + r * row_stride + p * column_stride, totals[r][p]);
   }
 }
 
-using TileFn = void (*)(const char*, const char* const*, int64_t, float*, int64_t, bool);
+using TileFn = void (*)(const char*, const char* const*, int64_t, float*, int64_t, int64_t, bool);
 
-// Tile kernels by number of rows, for as many panels as the register file holds and for a single one.
+// Tile kernels by number of rows, for kTilePanels panels and for a single one.
 template <class E>
 struct TileKernels {
   TileFn several[kTileRows + 1] = {};
@@ -143,7 +152,7 @@ struct TileKernels {
 
   template <int R>
   constexpr void fill() {
-    several[R] = multiply_tile<E, R, (R <= kWideTileRows ? kWideTilePanels : kTilePanels)>;
+    several[R] = multiply_tile<E, R, kTilePanels>;
     single[R] = multiply_tile<E, R, 1>;
     if constexpr (R > 1) fill<R - 1>();
   }
@@ -151,8 +160,6 @@ struct TileKernels {
 };
 template <class E>
 inline constexpr TileKernels<E> kTileKernels;
-
-constexpr int64_t panels_at_once(int64_t rows) { return rows <= kWideTileRows ? kWideTilePanels : kTilePanels; }
 
 // Rows cut into tiles of nearly equal size.
 struct Tiles {
@@ -196,25 +203,28 @@ AETHER_INLINE void pack_tiles(RowFn row, int64_t num_rows, int64_t k_begin, int6
   }
 }
 
-// The tiles by `num_panels` panels, each starting `offset` bytes into its panel; C has rows of `num_panels * 16` floats.
+// The tiles by `num_panels` panels, each starting `offset` bytes into its panel; C has rows of `num_panels * 16` floats. A tile kernel takes
+// its panels from as many equal parts of the list, so that each part is one long stream where panels lie one after another in memory.
 template <class E>
 AETHER_INLINE void multiply_tiles(const char* tiles, int64_t num_rows, int64_t k_count, const char* const* panels, int64_t num_panels,
                                   int64_t offset, bool is_first, float* c) {
   const int64_t num_steps = divide_up(k_count, E::kStepK);
   const int64_t tile_row_bytes = divide_up(k_count, kLineK<E>) * kLineBytes;
-  const int64_t stride = num_panels * kPanelColumns;
+  const int64_t row_stride = num_panels * kPanelColumns;
+  const int64_t part = num_panels / kTilePanels;
+  const int64_t num_single = num_panels - part * kTilePanels;
   const Tiles cut(num_rows);
-  const int64_t together = panels_at_once(cut.size(cut.count - 1));
-  for (int64_t p = 0; p < num_panels;) {
-    const int64_t group = num_panels - p >= together ? together : 1;
-    const char* w[kWideTilePanels > kTilePanels ? kWideTilePanels : kTilePanels];
-    for (int64_t i = 0; i < group; ++i) w[i] = panels[p + i] + offset;
+  for (int64_t p = 0; p < part + num_single; ++p) {
+    const bool is_single = p >= part;
+    const int64_t first = is_single ? part * kTilePanels + (p - part) : p;
+    const char* w[kTilePanels];
+    for (int64_t i = 0; i < (is_single ? 1 : kTilePanels); ++i) w[i] = panels[first + i * part] + offset;
     for (int64_t tile = 0; tile < cut.count; ++tile) {
       const int64_t begin = cut.begin(tile), size = cut.size(tile);
-      const TileFn multiply = group == together ? kTileKernels<E>.several[size] : kTileKernels<E>.single[size];
-      multiply(tiles + begin * tile_row_bytes, w, num_steps, c + begin * stride + p * kPanelColumns, stride, is_first);
+      const TileFn multiply = is_single ? kTileKernels<E>.single[size] : kTileKernels<E>.several[size];
+      multiply(tiles + begin * tile_row_bytes, w, num_steps, c + begin * row_stride + first * kPanelColumns, row_stride, part * kPanelColumns,
+               is_first);
     }
-    p += group;
   }
 }
 

@@ -9,7 +9,7 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-inline constexpr int64_t kFewRows = 24;
+inline constexpr int64_t kFewRows = 48;
 inline constexpr int64_t kRowBlock = 144;
 inline constexpr int64_t kBlockK = 512;
 inline constexpr int64_t kFewPanels = 64;
@@ -29,7 +29,7 @@ struct Blocking {
     const int64_t most = larger(1, (is_few ? kFewPanels : kManyPanels) / panels_per_item);
     const int64_t least = is_few ? divide_up(kMinFewBytes, panels_per_item * steps * kStepBytes) : 1;
     const int64_t even = divide_up(num_items, divide_up((is_few ? 8 : 4) * num_workers, num_row_blocks));
-    const int64_t together = larger(1, kWideTilePanels / panels_per_item);
+    const int64_t together = larger(1, kTilePanels / panels_per_item);
     group = smaller(round_up(larger(even, least), together), most);
     group = smaller(round_up(divide_up(num_items, divide_up(num_items, group)), together), most);
     num_groups = divide_up(num_items, group);
@@ -54,7 +54,7 @@ size_t block_scratch_bytes(int64_t num_rows, int64_t k, int64_t panels_per_item)
 }
 
 // One worker's part. `panel(item, i)` is panel i of an item; `finish(row_begin, num_rows, item_begin, num_items, c, stride)` takes the
-// finished sums of a block: c[row][item][16 panels_per_item], rows `stride` floats apart. It may change them.
+// finished sums of a block: c[row][i][item][16], rows `stride` floats apart. It may change them.
 template <class E, class T, class PanelFn, class FinishFn>
 AETHER_INLINE void for_each_block(const Blocking& cut, const T* x, const am_team* team, PanelFn panel, FinishFn finish) {
   char* tiles = static_cast<char*>(team->scratch);
@@ -69,7 +69,7 @@ AETHER_INLINE void for_each_block(const Blocking& cut, const T* x, const am_team
     if (num_rows <= 0) return;
     const char* panels[kFewPanels];
     for (int64_t item = 0; item < num_items; ++item) {
-      for (int64_t i = 0; i < cut.panels_per_item; ++i) panels[item * cut.panels_per_item + i] = panel(item_begin + item, i);
+      for (int64_t i = 0; i < cut.panels_per_item; ++i) panels[i * num_items + item] = panel(item_begin + item, i);
     }
     for (int64_t k = 0; k < cut.k; k += cut.k_block) {
       const int64_t k_count = smaller(cut.k_block, cut.k - k);

@@ -15,12 +15,10 @@ namespace aether::cpu::AETHER_ISA {
 
 inline constexpr int kLanes = 16;
 
-// Register blocking of the matrix kernels, for 32 registers: 12 × 2 accumulators leave 8 for operands. With few rows, four panels at
-// once give enough independent chains to hide the latency of a multiply-add.
+// Register blocking of the matrix kernels, for 32 registers: 12 × 2 accumulators leave 8 for operands. A single row has two chains of
+// multiply-adds then, which take in 128 bytes of weights in the time of one: four times what a core gets from memory.
 inline constexpr int kTileRows = 12;
 inline constexpr int kTilePanels = 2;
-inline constexpr int kWideTileRows = 4;
-inline constexpr int kWideTilePanels = 4;
 
 using Vec = __m512;
 

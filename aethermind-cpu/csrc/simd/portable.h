@@ -19,8 +19,6 @@ inline constexpr int kLanes = 16;
 // Register blocking of the matrix kernels, for sixteen 128-bit registers: rows × panels of 16 columns.
 inline constexpr int kTileRows = 2;
 inline constexpr int kTilePanels = 1;
-inline constexpr int kWideTileRows = 0;
-inline constexpr int kWideTilePanels = 1;
 
 using Float4 [[gnu::vector_size(16)]] = float;
 using Int4 [[gnu::vector_size(16)]] = int32_t;

@@ -17,7 +17,7 @@ __all__ = ["app", "run"]
 
 
 class Commands(TyperGroup):
-    """AetherMind's own verbs, and those of plugins, which are loaded only to list them or when a verb is not ours."""
+    """Our own verbs, and those of plugins, which are loaded only to list them or when a verb is not ours."""
 
     @cached_property
     def _of_plugins(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _LIBRARIES = ("numpy", "ml_dtypes", "tokenizers", "safetensors", "jinja2", "plug
 
 
 def doctor(as_json: options.AsJson = False) -> None:
-    """Report on the machine, the devices, the plugins and the installed versions."""
+    """Report on machine, devices and plugins."""
     report = examine(boot())
     if as_json:
         console.print_json({**report, "plugins": plugin_records(report["plugins"])})
@@ -129,7 +129,9 @@ def _run_checks(runtime: Runtime) -> list[dict[str, str]]:
                 {"plugin": record.name, "title": title, "result": check()} for offer in offers for title, check in offer
             ]
         except Exception as error:
-            results.append({"plugin": record.name, "title": "doctor_checks", "result": f"{type(error).__name__}: {error}"})
+            results.append(
+                {"plugin": record.name, "title": "doctor_checks", "result": f"{type(error).__name__}: {error}"}
+            )
     return results
 
 
@@ -162,7 +164,7 @@ def _print_section(title: str, rows: list[Any]) -> None:
 
 def _device_row(device: dict[str, Any]) -> tuple[str, ...]:
     state = "available" if device["is_available"] else "absent"
-    facts = [device["reason"]]
+    facts = [device["reason"].removesuffix(".")]
     if device.get("isa"):
         facts.append(" ".join(device["isa"]))
     facts += [f"{name} {value}" for name, value in device.get("details", {}).items()]

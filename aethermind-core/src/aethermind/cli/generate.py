@@ -7,14 +7,16 @@ import sys
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 
 from aethermind.cli import console, options
-from aethermind.errors import AetherMindError, InvalidArgumentError
+from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from aethermind.engine.output import RequestOutput
     from aethermind.llm import LLM, ModelInfo
     from aethermind.sampling.params import SamplingParams
@@ -25,7 +27,7 @@ EXAMPLES = console.examples(
     'aethermind generate "Once upon a time"',
     'aethermind generate "The old fox" --max-tokens 80 --temperature 0 --stats',
     'echo "Once upon a time" | aethermind generate - --seed 7',
-    'aethermind generate "Once upon a time" --json --no-stream',
+    'aethermind generate "Once upon a time" --max-tokens 40 --json',
 )
 
 
@@ -43,7 +45,9 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Choose among the likeliest tokens of this total probability.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Drop tokens below this fraction of the likeliest one.")] = 0.0,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages tokens already there.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Repeat a run; --stats shows the seed.", show_default="random")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Repeat a run; --stats shows the seed.", show_default="random")
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")] = False,
     max_model_len: options.MaxModelLen = None,
@@ -52,7 +56,8 @@ def generate(
     threads: options.NumThreads = None,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is written.")] = True,
     stats: Annotated[
-        bool | None, typer.Option("--stats/--no-stats", help="Print speed and seed on stderr.", show_default="on a terminal")
+        bool | None,
+        typer.Option("--stats/--no-stats", help="Print speed and seed on stderr.", show_default="on a terminal"),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -90,20 +95,26 @@ def generate(
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """The prompt from wherever it was given, without the one newline that ends a file; InvalidArgumentError if there is none or two."""
+    """The prompt from where it was given, without the newline that ends a file. There must be exactly one."""
     if (prompt is None) == (prompt_file is None):
         found = "no prompt" if prompt is None else "two prompts"
-        raise InvalidArgumentError(f"Found {found}. Give one as an argument, as - for standard input, or as --prompt-file.")
+        raise InvalidArgumentError(
+            f"Found {found}. Give one as an argument, as - for standard input, or as --prompt-file."
+        )
     if prompt is not None and prompt != "-":
         return prompt
     try:
         raw = sys.stdin.buffer.read() if prompt_file is None else prompt_file.read_bytes()
         return raw.decode().removesuffix("\n").removesuffix("\r")
     except OSError as error:
-        raise InvalidArgumentError(f"Prompt file {prompt_file} cannot be read: {error.strerror}. Pass another --prompt-file.") from None
+        raise InvalidArgumentError(
+            f"Prompt file {prompt_file} cannot be read: {error.strerror}. Pass another one."
+        ) from None
     except UnicodeDecodeError as error:
         name = prompt_file or "from standard input"
-        raise InvalidArgumentError(f"The prompt {name} is not UTF-8 text (byte {error.start}). Convert it first.") from None
+        raise InvalidArgumentError(
+            f"The prompt {name} is not UTF-8 text (byte {error.start}). Convert it first."
+        ) from None
 
 
 def answer(
@@ -114,15 +125,13 @@ def answer(
     output: RequestOutput | None = None
     is_interrupted = False
     try:
-        with closing(llm.stream(prompt, params)) as outputs:
+        with closing(cast("Generator[RequestOutput]", llm.stream(prompt, params))) as outputs:
             for output in outputs:
                 if is_streaming:
                     writer.show(output.outputs[0].text)
     except KeyboardInterrupt:
         is_interrupted = True
     if output is not None:
-        if output.error:
-            raise AetherMindError(output.error)
         if as_json:
             console.print_json(as_record(output, params, llm.info))
         else:

@@ -20,7 +20,7 @@ PATIENCE_S = 0.5
 
 
 class LoadProgress:
-    """Call it with (done, total); it draws on a terminal's stderr once PATIENCE_S have passed, and cleans up after itself. Mutable."""
+    """Called with (done, total), draws on a terminal's stderr once PATIENCE_S have passed. Mutable."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Commands that plugins add through the hook `register_commands`; a failure is recorded, and costs that plugin's commands only."""
+"""Commands that plugins add through `register_commands`; one that fails is recorded and takes no other with it."""
 
 from __future__ import annotations
 

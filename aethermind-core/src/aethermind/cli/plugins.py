@@ -55,7 +55,7 @@ def plugin_records(records: list[PluginRecord]) -> list[dict[str, Any]]:
 
 def plugin_rows(records: list[PluginRecord]) -> list[tuple[str, ...]]:
     """Plugins as rows of text."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for record in records:
         package = f"{record.distribution} {record.version}"
         rest = (f"in {record.load_ms:.0f} ms",) if record.error is None else (record.error,)

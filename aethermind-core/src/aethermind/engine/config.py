@@ -27,10 +27,19 @@ class EngineConfig:
     fallback: str = "warn"
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "num_kv_blocks", "block_size", "num_threads", "max_num_seqs", "max_num_batched_tokens"):
+        for name in (
+            "max_model_len",
+            "num_kv_blocks",
+            "block_size",
+            "num_threads",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+        ):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**40):
                 raise InvalidArgumentError(f"{name} should be a positive integer, got {value!r}.")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise InvalidArgumentError(f"seed should be an integer, got {self.seed!r}.")
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
         _check_choice("fallback", self.fallback, ("error", "warn", "allow"))
         if self.quantization is not None:

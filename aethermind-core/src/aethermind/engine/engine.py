@@ -13,6 +13,7 @@ from aethermind.engine.output import OutputBuilder, RequestOutput
 from aethermind.engine.request import FinishReason, Request, RequestState
 from aethermind.engine.scheduler import ScheduleDecision, Scheduler, SchedulerConfig
 from aethermind.errors import ContextLengthError, InvalidArgumentError
+from aethermind.sampling.random import derive_seed
 
 if TYPE_CHECKING:
     from aethermind.sampling.params import SamplingParams
@@ -50,19 +51,21 @@ class Engine:
         """Whether any request waits or runs."""
         return bool(self.waiting or self.running)
 
-    def add_request(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, *, prompt: str | None = None) -> None:
+    def add_request(
+        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, *, prompt: str | None = None
+    ) -> None:
         """Queue a request. InvalidArgumentError or ContextLengthError when its prompt cannot be served."""
         self._check_prompt(request_id, prompt_token_ids, params)
-        self._num_added += 1
         request = Request(
             request_id,
             prompt_token_ids,
             params,
             self._clock(),
             max_model_len=self.planned.max_model_len,
-            seed=self.planned.config.seed + self._num_added,
+            seed=derive_seed(self.planned.config.seed, self._num_added),
             eos_token_ids=self.planned.eos_token_ids,
         )
+        self._num_added += 1
         self.waiting.append(request)
         self._outputs[request_id] = OutputBuilder(request, prompt, self.tokenizer)
 
@@ -116,4 +119,6 @@ class Engine:
         vocab_size = self.planned.model.config.vocab_size
         for token_id in (*token_ids, *params.stop_token_ids):
             if not 0 <= token_id < vocab_size:
-                raise InvalidArgumentError(f"Token id {token_id} is out of range: the vocabulary has {vocab_size} entries, numbered from 0.")
+                raise InvalidArgumentError(
+                    f"Token id {token_id} is out of range: the vocabulary has {vocab_size} entries, numbered from 0."
+                )

@@ -16,10 +16,12 @@ from aethermind.graph.compile import Compiled, compile_graph
 from aethermind.hal.dtype import DType
 from aethermind.log import get_logger
 from aethermind.model.architecture import CausalLM
+from aethermind.model.config import DecoderConfig
 from aethermind.model.hf_config import architecture_name, read_hf_config, read_optional_json
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.schema import TensorType
 from aethermind.runtime import OpenDevice, Runtime
+from aethermind.sampling.params import MAX_STOP_TOKEN_IDS
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import TensorSource
@@ -56,12 +58,20 @@ class PlannedModel:
     def compile(self, *, is_adjusted: bool, fuse: bool = True) -> Compiled:
         """Compile a variant of the step's graph (see `model_graph`)."""
         builder = build_step_graph(
-            self.model, self.operators, self.cache_spec, self.num_kv_blocks, self.max_model_len, self.dtype, is_adjusted=is_adjusted
+            self.model,
+            self.operators,
+            self.cache_spec,
+            self.num_kv_blocks,
+            self.max_model_len,
+            self.dtype,
+            is_adjusted=is_adjusted,
         )
         return _compile(builder.finish(), self.operators, self.open_device, self._symbols(), self.config, fuse=fuse)
 
     def _symbols(self) -> dict[str, int]:
-        return _greatest_symbols(self.config, self.max_model_len, self.cache_spec, self.model.config.vocab_size)
+        return _greatest_symbols(
+            self.config, self.max_model_len, self.cache_spec, self.model.config.vocab_size, len(self.eos_token_ids)
+        )
 
 
 def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None = None, **options: Any) -> PlannedModel:
@@ -78,13 +88,13 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     cache = KVCacheSpec(
         decoder.num_hidden_layers, decoder.num_key_value_heads, decoder.head_dim, dtype.label, config.block_size
     )
-    wanted_len = _wanted_len(config, decoder.max_position_embeddings)
+    wanted_len = _wanted_len(config, decoder)
     num_blocks = config.num_kv_blocks or _default_num_blocks(config, cache, wanted_len, opened)
     max_model_len = min(wanted_len, num_blocks * config.block_size)
+    eos_token_ids = _eos_token_ids(decoder, read_optional_json(directory / "generation_config.json"))
     builder = build_step_graph(causal_lm, runtime.operators, cache, num_blocks, max_model_len, dtype, is_adjusted=False)
-    symbols = _greatest_symbols(config, max_model_len, cache, decoder.vocab_size)
+    symbols = _greatest_symbols(config, max_model_len, cache, decoder.vocab_size, len(eos_token_ids))
     compiled = _compile(builder.finish(), runtime.operators, opened, symbols, config, fuse=True)
-    generation = read_optional_json(directory / "generation_config.json")
     return PlannedModel(
         directory,
         name,
@@ -97,7 +107,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
         cache,
         num_blocks,
         max_model_len,
-        frozenset(decoder.eos_token_ids) | _generation_eos(generation),
+        eos_token_ids,
         compiled,
         builder.constants,
     )
@@ -121,7 +131,15 @@ def open_weights(planned: PlannedModel) -> TensorSource:
     return checkpoint
 
 
-def _compile(graph: Any, operators: OperatorRegistry, opened: OpenDevice, symbols: Mapping[str, int], config: EngineConfig, *, fuse: bool) -> Compiled:
+def _compile(
+    graph: Any,
+    operators: OperatorRegistry,
+    opened: OpenDevice,
+    symbols: Mapping[str, int],
+    config: EngineConfig,
+    *,
+    fuse: bool,
+) -> Compiled:
     compiled = compile_graph(
         graph, operators, opened.dispatcher, opened.backend.name, symbols, fallback=Fallback(config.fallback), fuse=fuse
     )
@@ -134,7 +152,9 @@ def _compile(graph: Any, operators: OperatorRegistry, opened: OpenDevice, symbol
     return compiled
 
 
-def _greatest_symbols(config: EngineConfig, max_model_len: int, cache: KVCacheSpec, vocab_size: int) -> dict[str, int]:
+def _greatest_symbols(
+    config: EngineConfig, max_model_len: int, cache: KVCacheSpec, vocab_size: int, num_eos: int
+) -> dict[str, int]:
     """Tokens, sequences, rows and table width of the largest step, and the token lists of the adjusted sampler."""
     rows = min(config.max_num_seqs, config.max_num_batched_tokens)
     return {
@@ -143,7 +163,7 @@ def _greatest_symbols(config: EngineConfig, max_model_len: int, cache: KVCacheSp
         "R": rows,
         "B": cache.num_blocks_for(max_model_len),
         "X": rows * min(max_model_len, vocab_size),
-        "Y": rows * 64,
+        "Y": rows * (MAX_STOP_TOKEN_IDS + num_eos),
     }
 
 
@@ -153,16 +173,20 @@ def _choose_dtype(text: str, of_checkpoint: DType, supported: tuple[DType, ...],
     dtype = DType.parse(text)
     if dtype not in supported:
         known = ", ".join(map(str, supported))
-        raise InvalidArgumentError(f"Device {device} does not compute {dtype}. It computes {known}; pass one of them as --dtype.")
+        raise InvalidArgumentError(
+            f"Device {device} does not compute {dtype}. It computes {known}; pass one of them as --dtype."
+        )
     return dtype
 
 
-def _wanted_len(config: EngineConfig, max_position_embeddings: int) -> int:
+def _wanted_len(config: EngineConfig, decoder: DecoderConfig) -> int:
+    """The context that was asked for; more than max_position_embeddings only as far as rope scaling reaches, and only when asked."""
+    limit = max(decoder.max_position_embeddings, decoder.rope.max_positions)
     if config.max_model_len is None:
-        return max_position_embeddings
-    if config.max_model_len > max_position_embeddings:
+        return decoder.max_position_embeddings
+    if config.max_model_len > limit:
         raise InvalidArgumentError(
-            f"max_model_len {config.max_model_len} is more than the {max_position_embeddings} positions the model was trained for. "
+            f"max_model_len {config.max_model_len} is more than the {limit} positions that the model is made for. "
             "Lower it, or set rope scaling in config.json."
         )
     return config.max_model_len
@@ -177,7 +201,8 @@ def _default_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len:
     return max(1, min(wanted, affordable))
 
 
-def _generation_eos(generation: Mapping[str, Any]) -> frozenset[int]:
+def _eos_token_ids(decoder: DecoderConfig, generation: Mapping[str, Any]) -> frozenset[int]:
+    """The ids that end an answer, by config.json and generation_config.json together; ids that the model cannot produce are left out."""
     value = generation.get("eos_token_id")
-    ids = value if isinstance(value, list) else [value]
-    return frozenset(item for item in ids if isinstance(item, int) and not isinstance(item, bool))
+    ids = [*decoder.eos_token_ids, *(value if isinstance(value, list) else [value])]
+    return frozenset(i for i in ids if isinstance(i, int) and not isinstance(i, bool) and 0 <= i < decoder.vocab_size)

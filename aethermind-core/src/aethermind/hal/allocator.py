@@ -15,7 +15,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """Bytes handed out, bytes held from the system, the most ever handed out, and how many allocations were made in all."""
+    """Bytes handed out now, bytes held from the system, the most ever handed out at once, and allocations made in all."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -30,7 +30,8 @@ class Allocator(ABC):
     def alloc(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
         """A buffer of `nbytes` (0 is allowed) at an address that is a multiple of ALIGNMENT; its contents are undefined.
 
-        OutOfMemoryError says how much was wanted, how much is free and what to lower.
+        OutOfMemoryError says how much was wanted, how much there is and what to lower; a negative size is an
+        InvalidArgumentError.
         """
 
     @abstractmethod

@@ -22,8 +22,9 @@ __all__ = ["Backend", "Capabilities", "MeasuredLimits"]
 class Capabilities:
     """What a backend can do.
 
-    `dtypes` are those of activations, the preferred one first. `is_host_accessible` means that the host may read and write device
-    memory in place, so that a reference in NumPy can stand in for a missing kernel where the fallback policy allows it.
+    `dtypes` are those of activations, the preferred one first. `is_host_accessible` means that the host may read and
+    write device memory in place, so that a reference in NumPy can stand in for a missing kernel where the fallback
+    policy allows it.
     """
 
     dtypes: tuple[DType, ...]
@@ -36,7 +37,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLimits:
-    """What the hardware reached just now: bytes read per second, and floating-point (or integer) operations per second by dtype."""
+    """What the hardware reached just now: bytes read per second, and operations per second by the name of a dtype."""
 
     memory_bytes_per_s: float
     flops_per_s: Mapping[str, float]
@@ -70,5 +71,5 @@ class Backend(ABC):
         return None
 
     def set_num_threads(self, num_threads: int | None) -> int:
-        """Use this many worker threads (None: the backend's choice) and return how many; backends without threads return 1."""
+        """Use this many worker threads (None: the backend's choice); returns how many there are, 1 where there are none."""
         return 1

@@ -23,10 +23,21 @@ class Buffer:
     """`nbytes` bytes at `address`, freed once: by `free()`, or when the last reference goes.
 
     `address` is meaningful to the device; the host may dereference it only where `is_host_accessible`.
-    `owner` is whatever keeps memory that was not allocated here alive (a mapped file, an array).
+    `owner` is whatever keeps the memory alive (a mapped file, an array). A buffer without `release` is borrowed: it
+    ends with its last reference and cannot be freed.
     """
 
-    __slots__ = ("__weakref__", "_release", "address", "device", "is_host_accessible", "kind", "nbytes", "owner")
+    __slots__ = (
+        "__weakref__",
+        "_release",
+        "address",
+        "device",
+        "is_freed",
+        "is_host_accessible",
+        "kind",
+        "nbytes",
+        "owner",
+    )
 
     def __init__(
         self,
@@ -45,10 +56,11 @@ class Buffer:
         self.kind = kind
         self.is_host_accessible = is_host_accessible
         self.owner = owner
+        self.is_freed = False
         self._release = release
 
     def __repr__(self) -> str:
-        return f"Buffer({self.device}, {self.nbytes} bytes, {self.kind.value})"
+        return f"Buffer({self.device}, {self.nbytes} bytes, {self.kind.value}{', freed' if self.is_freed else ''})"
 
     def __del__(self) -> None:
         release = getattr(self, "_release", None)
@@ -57,9 +69,14 @@ class Buffer:
             release()
 
     def free(self) -> None:
-        """Give the memory back now. Freeing twice, or freeing borrowed memory, is a DeviceError."""
+        """Give the memory back now; no view of it may be used any more.
+
+        Freeing twice, or freeing borrowed memory, is a DeviceError.
+        """
         if self._release is None:
             raise DeviceError(f"{self!r} was freed already or is borrowed; free only what was allocated, and once.")
         release, self._release = self._release, None
         self.address = 0
+        self.owner = None
+        self.is_freed = True
         release()

@@ -32,7 +32,7 @@ class DeviceId:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The answer of a backend to "are you there?": how many devices, and in words why none."""
+    """The answer of a backend to "are you there?": how many devices, and in a sentence why so many, or why none."""
 
     count: int
     reason: str
@@ -44,7 +44,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """Facts of one device. `isa` names instruction sets or an architecture; `details` holds what has no field of its own."""
+    """Facts of one device; 0 where a number is not known.
+
+    `isa` names instruction sets or an architecture; `details` holds what has no field of its own.
+    """
 
     name: str
     total_memory_bytes: int

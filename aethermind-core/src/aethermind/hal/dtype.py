@@ -14,7 +14,7 @@ __all__ = ["DType"]
 
 
 class DType(Enum):
-    """An element type. `code` is its number in the native kernel ABI (`am_dtype`), `itemsize` its bytes."""
+    """An element type. `label` is its name, `code` its number in the native kernel ABI (`am_dtype`), `itemsize` its bytes."""
 
     FLOAT32 = ("float32", 0, 4)
     FLOAT16 = ("float16", 1, 2)
@@ -52,7 +52,7 @@ class DType(Enum):
 
     @classmethod
     def parse(cls, name: str) -> DType:
-        """Read `float32`, `bfloat16`, … or the short forms `fp32`, `bf16`, `fp16`; anything else is an InvalidArgumentError."""
+        """Read `float32`, `bfloat16`, … or a short form such as `fp32`, `bf16`, `half`; else an InvalidArgumentError."""
         label = _SHORT_FORMS.get(name, name)
         for dtype in cls:
             if dtype.label == label:
@@ -62,7 +62,9 @@ class DType(Enum):
 
     @classmethod
     def of_numpy(cls, dtype: np.dtype[Any]) -> DType:
-        """The element type of a NumPy array's dtype."""
+        """The element type of a NumPy array's dtype; InvalidArgumentError where there is none in native byte order."""
+        if not dtype.isnative:
+            raise InvalidArgumentError(f"Arrays of dtype {dtype.str} have a foreign byte order; convert them first.")
         return cls.parse(dtype.name)
 
 

@@ -6,10 +6,11 @@ Work runs at once, in the caller's thread, so a stream is always finished and an
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
 
-from aethermind.errors import DeviceError, OutOfMemoryError
+from aethermind.errors import DeviceError, InvalidArgumentError, OutOfMemoryError
 from aethermind.hal.allocator import ALIGNMENT, Allocator, MemoryStats
 from aethermind.hal.buffer import Buffer, MemoryKind
 from aethermind.hal.device import DeviceId, DeviceManager, DeviceProperties
@@ -17,9 +18,17 @@ from aethermind.hal.event import Event, EventManager
 from aethermind.hal.layout import align_up
 from aethermind.hal.stream import Stream, StreamManager
 from aethermind.hal.tensor import Tensor
-from aethermind.hal.transfer import DataTransfer, TransferStats
+from aethermind.hal.transfer import DataTransfer, TransferStats, check_copy, check_fill
 
-__all__ = ["HostAllocator", "HostDevices", "HostEvents", "HostStreams", "HostTransfer"]
+__all__ = ["HostAllocator", "HostDevices", "HostEvents", "HostStreams", "HostTransfer", "host_memory_bytes"]
+
+
+def host_memory_bytes() -> int:
+    """Physical memory of this host in bytes; 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 0
 
 
 class HostDevices(DeviceManager):
@@ -32,37 +41,38 @@ class HostDevices(DeviceManager):
         return 1
 
     def properties(self, index: int) -> DeviceProperties:
-        self._check(index)
+        _check_index(index)
         return self._properties
 
     def current(self) -> int:
         return 0
 
     def set_current(self, index: int) -> None:
-        self._check(index)
+        _check_index(index)
 
     def synchronize(self, index: int) -> None:
-        self._check(index)
-
-    def _check(self, index: int) -> None:
-        if index != 0:
-            raise DeviceError(f"Device index {index} does not exist: {self._properties.name} has one device, number 0.")
+        _check_index(index)
 
 
 class HostAllocator(Allocator):
-    """Zero-initialised, aligned host memory."""
+    """Zeroed host memory whose pages the system provides when they are first touched."""
 
     def __init__(self, device: DeviceId) -> None:
         self._device = device
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection inside `alloc` may release another buffer
         self._allocated = self._peak = self._count = 0
 
     def alloc(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
+        import numpy as np
+
+        if nbytes < 0:
+            raise InvalidArgumentError(f"Cannot allocate {nbytes} bytes on {self._device}: the size is negative.")
         try:
-            memory = ctypes.create_string_buffer(nbytes + ALIGNMENT)
-        except (MemoryError, OverflowError):
+            memory = np.zeros(nbytes + ALIGNMENT, np.uint8)
+        except (MemoryError, ValueError):
             raise OutOfMemoryError(
-                f"Could not allocate {nbytes} bytes on {self._device} ({self._allocated} in use). "
+                f"Could not allocate {nbytes} bytes on {self._device}: the host has {host_memory_bytes()} bytes, "
+                f"{self._allocated} are in use by this process's tensors. "
                 "Lower --max-model-len or the number of KV blocks, or choose a smaller model."
             ) from None
         with self._lock:
@@ -74,11 +84,12 @@ class HostAllocator(Allocator):
             with self._lock:
                 self._allocated -= nbytes
 
-        address = align_up(ctypes.addressof(memory), ALIGNMENT)
+        address = align_up(memory.ctypes.data, ALIGNMENT)
         return Buffer(self._device, address, nbytes, kind=kind, is_host_accessible=True, release=release, owner=memory)
 
     def stats(self) -> MemoryStats:
-        return MemoryStats(self._allocated, self._allocated, self._peak, self._count)
+        with self._lock:
+            return MemoryStats(self._allocated, self._allocated, self._peak, self._count)
 
 
 class HostStream(Stream):
@@ -114,9 +125,11 @@ class HostStreams(StreamManager):
         self._default = HostStream()
 
     def create(self, index: int = 0, *, priority: int = 0) -> Stream:
+        _check_index(index)
         return HostStream()
 
     def default(self, index: int = 0) -> Stream:
+        _check_index(index)
         return self._default
 
 
@@ -159,20 +172,19 @@ class HostTransfer(DataTransfer):
         ctypes.memmove(destination.address, source.address, source.nbytes)
 
     def copy_async(self, destination: Tensor, source: Tensor, stream: Stream) -> None:
+        stream.synchronize()
         self.copy(destination, source)
 
     def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:
+        check_fill(destination, byte)
+        if stream is not None:
+            stream.synchronize()
         ctypes.memset(destination.address, byte, destination.nbytes)
 
     def stats(self) -> TransferStats:
         return TransferStats(0, 0)
 
 
-def check_copy(destination: Tensor, source: Tensor) -> None:
-    """Raise DeviceError unless the two tensors can be copied onto each other byte by byte."""
-    if destination.dtype is not source.dtype or destination.shape != source.shape:
-        raise DeviceError(
-            f"Cannot copy a {source.dtype} tensor of shape {source.shape} to a {destination.dtype} one of shape {destination.shape}."
-        )
-    if not (destination.is_contiguous and source.is_contiguous):
-        raise DeviceError("Copies take contiguous tensors; make the source contiguous first.")
+def _check_index(index: int) -> None:
+    if index != 0:
+        raise DeviceError(f"Device index {index} does not exist: host memory is one device, number 0.")

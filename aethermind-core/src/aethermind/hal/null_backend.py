@@ -1,6 +1,7 @@
-"""The `null` device: it has memory and streams and computes nothing, so that everything above it can be tested and timed anywhere.
+"""The `null` device: it has memory and streams and computes nothing.
 
-It doubles as the skeleton of a new backend: copy it, then give each part a body.
+Everything above it can be tested and timed anywhere. It doubles as the skeleton of a new backend: copy it, then give
+each part a body.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["NullBackend", "probe"]
 
 def probe() -> Probe:
     """Always there."""
-    return Probe(1, "it computes nothing")
+    return Probe(1, "it computes nothing.")
 
 
 class NullExecutable:
@@ -27,10 +28,10 @@ class NullExecutable:
     num_native_breaks = 0
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
-        return None
+        """Nothing to enqueue."""
 
     def run_steps(self, symbols: tuple[int, ...], begin: int, end: int, stream: Stream) -> None:
-        return None
+        """Nothing to enqueue."""
 
 
 class NullBackend(Backend):
@@ -49,4 +50,5 @@ class NullBackend(Backend):
         """Nothing is open."""
 
     def compile(self, plan: Any, memory: Any) -> NullExecutable:
+        """An executable that runs nothing."""
         return NullExecutable()

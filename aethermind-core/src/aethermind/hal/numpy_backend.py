@@ -1,4 +1,7 @@
-"""The `numpy` device: host memory, and the operators' NumPy references as kernels. Everyone's oracle, and a newcomer's first green run."""
+"""The `numpy` device: host memory, and the operators' NumPy references as kernels.
+
+It is everyone's oracle, and a newcomer's first green run.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,21 @@ import os
 from aethermind.hal.backend import Backend, Capabilities
 from aethermind.hal.device import DeviceId, DeviceProperties, Probe
 from aethermind.hal.dtype import DType
-from aethermind.hal.host_memory import HostAllocator, HostDevices, HostEvents, HostStreams, HostTransfer
+from aethermind.hal.host_memory import (
+    HostAllocator,
+    HostDevices,
+    HostEvents,
+    HostStreams,
+    HostTransfer,
+    host_memory_bytes,
+)
 
 __all__ = ["NumpyBackend", "host_memory_bytes", "probe"]
 
 
 def probe() -> Probe:
     """Always there: NumPy is a requirement of the core."""
-    return Probe(1, "NumPy is always installed")
-
-
-def host_memory_bytes() -> int:
-    """Physical memory of this host in bytes; 0 where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 0
+    return Probe(1, "NumPy is always installed.")
 
 
 class NumpyBackend(Backend):

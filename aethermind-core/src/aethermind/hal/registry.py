@@ -14,7 +14,11 @@ __all__ = ["DeviceEntry", "DeviceRegistry", "Selection"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceEntry:
-    """One registered backend. `probe` is cheap and never raises for absent hardware; `open` makes the backend."""
+    """One registered backend.
+
+    `probe` is cheap and never raises; `open` makes the backend, or raises an AetherMindError. `auto` takes the available
+    entry of highest `priority`, and never one whose priority is negative.
+    """
 
     name: str
     priority: int
@@ -37,7 +41,7 @@ class DeviceRegistry:
 
     def __init__(self) -> None:
         self._entries: dict[str, DeviceEntry] = {}
-        self._failed: dict[str, str] = {}
+        self._failures: dict[str, str] = {}
         self._is_frozen = False
 
     def register(
@@ -46,11 +50,11 @@ class DeviceRegistry:
         *,
         probe: Callable[[], Probe],
         open: Callable[[], Backend],
+        provider: str,
         priority: int = 0,
-        provider: str = "aethermind-core",
         replaces: str | None = None,
     ) -> None:
-        """Claim a device name. Two providers of one name are a PluginError unless the second says `replaces=` the first."""
+        """Claim a device name. A name that another provider has is a PluginError, unless `replaces=` names that provider."""
         assert not self._is_frozen, "registries are frozen after boot"
         taken = self._entries.get(name)
         if taken is not None and replaces != taken.provider:
@@ -58,17 +62,18 @@ class DeviceRegistry:
                 f"Device {name!r} is claimed by both {taken.provider} and {provider}. "
                 f"Uninstall one of them, or let one say replaces={taken.provider!r}."
             )
-        self._entries[name] = DeviceEntry(name, priority, probe, open, provider)
+        self._entries[name] = DeviceEntry(name, priority, _guarded_probe(probe), _guarded_open(name, open), provider)
 
-    def record_failure(self, name: str, reason: str) -> None:
-        """Remember that the plugin which would provide `name` failed, so that asking for it says why."""
-        self._failed[name] = reason
+    def record_failure(self, plugin: str, reason: str) -> None:
+        """Remember that a plugin failed, so that asking for a device it would have provided says why."""
+        self._failures[plugin] = reason
 
     def freeze(self) -> None:
+        """Refuse registrations from now on."""
         self._is_frozen = True
 
     def __iter__(self) -> Iterator[DeviceEntry]:
-        """Entries in the order in which `auto` tries them."""
+        """Entries by priority, the highest first."""
         return iter(sorted(self._entries.values(), key=lambda entry: -entry.priority))
 
     def select(self, text: str) -> Selection:
@@ -78,29 +83,70 @@ class DeviceRegistry:
         device = DeviceId.parse(text)
         entry = self._entries.get(device.type)
         if entry is None:
-            if device.type in self._failed:
-                raise DeviceError(f"Device {text!r} is not available: {self._failed[device.type]} Run `aethermind doctor` for details.")
-            known = ", ".join(sorted(self._entries))
-            raise DeviceError(f"Unknown device {text!r}. Installed: {known}. Install the plugin that provides it, or pass --device auto.")
+            raise self._unknown(device, text)
         probe = entry.probe()
         if not probe.is_available:
-            raise DeviceError(f"Device {text!r} is not available: {probe.reason} Pass --device auto to use what this machine has.")
+            raise DeviceError(
+                f"Device {text!r} is not available: {_clause(probe.reason)}. "
+                "Pass --device auto to use what this machine has."
+            )
         if device.index >= probe.count:
-            raise DeviceError(f"Device {text!r} does not exist: {device.type} has {probe.count} device(s), numbered from 0.")
+            raise DeviceError(f"Device {text!r} does not exist: {device.type} has {probe.count} device(s), counted from 0.")
         return Selection(device, entry, f"{device} was asked for")
 
+    def _unknown(self, device: DeviceId, text: str) -> DeviceError:
+        if device.type in self._failures:
+            return DeviceError(
+                f"Device {text!r} is not available: {_clause(self._failures[device.type])}. "
+                "Run `aethermind doctor` for details."
+            )
+        known = ", ".join(sorted(self._entries)) or "none"
+        failed = f" Plugins that failed: {', '.join(sorted(self._failures))}." if self._failures else ""
+        return DeviceError(
+            f"Unknown device {text!r}. Installed: {known}.{failed} "
+            "Install the plugin that provides it, or pass --device auto."
+        )
+
     def _select_automatically(self) -> Selection:
-        passed_over = []
+        passed_over: list[str] = []
         for entry in self:
-            try:
-                probe = entry.probe()
-            except AetherMindError as error:
-                passed_over.append(f"{entry.name}: {error}")
-                continue
-            if probe.is_available and entry.priority >= 0:
-                reason = f"highest priority of the available devices ({entry.priority})"
-                if passed_over:
-                    reason += "; passed over " + "; ".join(passed_over)
-                return Selection(DeviceId(entry.name, 0), entry, reason)
-            passed_over.append(f"{entry.name}: {probe.reason}")
-        raise DeviceError("No device is available. " + "; ".join(passed_over) + ". Install aethermind[cpu].")
+            if entry.priority < 0:
+                break
+            probe = entry.probe()
+            if probe.is_available:
+                others = "".join(f"; passed over {other}" for other in passed_over)
+                reason = f"highest priority ({entry.priority}) of the available devices{others}"
+                return Selection(DeviceId(entry.name), entry, reason)
+            passed_over.append(f"{entry.name}: {_clause(probe.reason)}")
+        considered = "; ".join(passed_over) or "none is installed"
+        raise DeviceError(f"No device is available. Considered: {considered}. Install aethermind[cpu].")
+
+
+def _guarded_probe(probe: Callable[[], Probe]) -> Callable[[], Probe]:
+    def guarded() -> Probe:
+        try:
+            return probe()
+        except Exception as error:
+            return Probe(0, f"its probe raised {type(error).__name__}: {_clause(str(error))}.")
+
+    return guarded
+
+
+def _guarded_open(name: str, open: Callable[[], Backend]) -> Callable[[], Backend]:
+    def guarded() -> Backend:
+        try:
+            return open()
+        except AetherMindError:
+            raise
+        except Exception as error:
+            raise DeviceError(
+                f"Device {name!r} could not be opened: {type(error).__name__}: {_clause(str(error))}. "
+                "Run `aethermind doctor`, or pass another --device."
+            ) from error
+
+    return guarded
+
+
+def _clause(text: str) -> str:
+    """A reason without its full stop, to go on from."""
+    return text.rstrip(". ")

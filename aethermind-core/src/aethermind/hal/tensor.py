@@ -11,7 +11,7 @@ from aethermind.errors import DeviceError, InvalidArgumentError
 from aethermind.hal.buffer import Buffer, MemoryKind
 from aethermind.hal.device import DeviceId
 from aethermind.hal.dtype import DType
-from aethermind.hal.layout import contiguous_strides, is_contiguous, num_elements
+from aethermind.hal.layout import contiguous_strides, is_contiguous, num_elements, num_spanned
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,22 +31,35 @@ class Tensor:
 
     @classmethod
     def of(cls, buffer: Buffer, dtype: DType, shape: Sequence[int], offset_bytes: int = 0) -> Tensor:
-        """A row-major contiguous view; InvalidArgumentError when it would reach past the buffer's end."""
+        """A row-major contiguous view; InvalidArgumentError when it would reach beyond the buffer."""
         needed = offset_bytes + num_elements(shape) * dtype.itemsize
-        if min(shape, default=0) < 0 or needed > buffer.nbytes:
-            raise InvalidArgumentError(f"A {dtype} tensor of shape {tuple(shape)} at byte {offset_bytes} does not fit {buffer!r}.")
+        if min(shape, default=0) < 0 or offset_bytes < 0 or needed > buffer.nbytes:
+            raise InvalidArgumentError(
+                f"A {dtype} tensor of shape {tuple(shape)} at byte {offset_bytes} does not fit {buffer!r}."
+            )
         return cls(buffer, dtype, tuple(shape), contiguous_strides(shape), offset_bytes)
 
     @classmethod
     def of_numpy(cls, array: np.ndarray[Any, Any], device: DeviceId) -> Tensor:
-        """A view of an array's memory, without a copy. The tensor keeps the array alive."""
-        buffer = Buffer(device, array.ctypes.data, array.nbytes, kind=MemoryKind.HOST, is_host_accessible=True, owner=array)
+        """A view of an array's memory, without a copy; the tensor keeps the array alive.
+
+        InvalidArgumentError for an array that runs backwards or whose strides are not multiples of its items.
+        """
+        dtype = DType.of_numpy(array.dtype)
+        if any(stride < 0 or stride % array.itemsize for stride in array.strides):
+            raise InvalidArgumentError(f"An array with strides of {array.strides} bytes cannot be a tensor; copy it first.")
         strides = tuple(stride // array.itemsize for stride in array.strides)
-        return cls(buffer, DType.of_numpy(array.dtype), array.shape, strides)
+        nbytes = num_spanned(array.shape, strides) * array.itemsize
+        buffer = Buffer(
+            device, array.ctypes.data, nbytes, kind=MemoryKind.HOST, is_host_accessible=True, owner=array
+        )
+        return cls(buffer, dtype, array.shape, strides)
 
     @property
     def address(self) -> int:
-        """The device address of the first element."""
+        """The device address of the first element; DeviceError when the buffer was freed."""
+        if self.buffer.is_freed:
+            raise DeviceError(f"{self.buffer!r} cannot be used any more.")
         return self.buffer.address + self.offset_bytes
 
     @property
@@ -56,23 +69,29 @@ class Tensor:
 
     @property
     def is_contiguous(self) -> bool:
+        """Whether the elements lie in row-major order without gaps."""
         return is_contiguous(self.shape, self.strides)
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The elements as a NumPy array on the same memory; DeviceError where the host may not look."""
+        """The elements as a NumPy array on the same memory, which it keeps alive.
+
+        DeviceError where the host may not look, or when the buffer was freed.
+        """
         import numpy as np
 
         if not self.buffer.is_host_accessible:
             raise DeviceError(f"{self.buffer!r} is not host memory; copy it with the backend's DataTransfer first.")
-        span = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + 1 if 0 not in self.shape else 0
-        memory = (ctypes.c_byte * (span * self.dtype.itemsize)).from_address(self.address)
-        memory.owner = self.buffer  # the array's base is `memory`, so the buffer lives as long as the array
-        flat = np.frombuffer(memory, dtype=self.dtype.numpy)
-        return np.lib.stride_tricks.as_strided(flat, self.shape, [s * self.dtype.itemsize for s in self.strides])
+        itemsize = self.dtype.itemsize
+        memory = (ctypes.c_byte * (num_spanned(self.shape, self.strides) * itemsize)).from_address(self.address)
+        memory.owner = self.buffer  # type: ignore[attr-defined]  # the array's base is `memory`: the buffer outlives it
+        return np.ndarray(
+            self.shape, self.dtype.numpy, buffer=memory, strides=[stride * itemsize for stride in self.strides]
+        )
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         """Export through DLPack (host memory; other devices export by their own backend)."""
         return self.numpy().__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
+        """The DLPack device of `__dlpack__`: (kDLCPU, 0)."""
         return (1, 0)

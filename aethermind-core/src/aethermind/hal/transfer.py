@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from aethermind.errors import InvalidArgumentError
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
 
-__all__ = ["DataTransfer", "TransferStats"]
+__all__ = ["DataTransfer", "TransferStats", "check_copy", "check_fill"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,10 @@ class TransferStats:
 
 
 class DataTransfer(ABC):
-    """Copies between tensors of the same dtype and shape, both contiguous; direction follows from their buffers."""
+    """Copies between contiguous tensors of the same dtype and shape; the direction follows from their buffers.
+
+    What does not fit is an InvalidArgumentError (see `check_copy` and `check_fill`).
+    """
 
     @abstractmethod
     def copy(self, destination: Tensor, source: Tensor) -> None:
@@ -28,12 +32,37 @@ class DataTransfer(ABC):
 
     @abstractmethod
     def copy_async(self, destination: Tensor, source: Tensor, stream: Stream) -> None:
-        """Copy in the order of `stream`; both tensors must stay alive and unchanged until it has run."""
+        """Copy in the order of `stream`; both tensors must stay alive, and the source unchanged, until it has run."""
 
     @abstractmethod
     def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:
-        """Set every byte; in the order of `stream`, or done on return when none is given."""
+        """Set every byte to 0 … 255; in the order of `stream`, or done on return when none is given."""
 
     @abstractmethod
     def stats(self) -> TransferStats:
         """Bytes moved so far."""
+
+
+def check_copy(destination: Tensor, source: Tensor) -> None:
+    """Raise InvalidArgumentError unless one tensor can be copied onto the other byte by byte."""
+    if destination.dtype is not source.dtype or destination.shape != source.shape:
+        raise InvalidArgumentError(
+            f"Cannot copy a {source.dtype} tensor of shape {source.shape} to a {destination.dtype} one "
+            f"of shape {destination.shape}: dtype and shape must be the same."
+        )
+    for tensor in (destination, source):
+        _check_contiguous(tensor, "copy")
+
+
+def check_fill(destination: Tensor, byte: int) -> None:
+    """Raise InvalidArgumentError unless a tensor can be filled byte by byte."""
+    if not 0 <= byte <= 255:
+        raise InvalidArgumentError(f"Cannot fill with {byte}: a byte is 0 to 255.")
+    _check_contiguous(destination, "fill")
+
+
+def _check_contiguous(tensor: Tensor, verb: str) -> None:
+    if not tensor.is_contiguous:
+        raise InvalidArgumentError(
+            f"Cannot {verb} a tensor of shape {tensor.shape} with strides {tensor.strides}: it is not contiguous."
+        )

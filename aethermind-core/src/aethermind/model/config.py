@@ -40,15 +40,21 @@ def read_decoder_config(raw: Mapping[str, Any], *, defaults: Mapping[str, Any]) 
     heads = positive_int(fields, "num_attention_heads")
     kv_heads = positive_int(fields, "num_key_value_heads", default=heads)
     if heads % kv_heads:
-        raise ConfigError(f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads}) in config.json.")
+        raise ConfigError(
+            f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads}) in config.json."
+        )
     if "head_dim" not in fields and hidden_size % heads:
-        raise ConfigError(f"hidden_size ({hidden_size}) is not a multiple of num_attention_heads ({heads}) in config.json.")
+        raise ConfigError(
+            f"hidden_size ({hidden_size}) is not a multiple of num_attention_heads ({heads}) in config.json."
+        )
     head_dim = positive_int(fields, "head_dim", default=hidden_size // heads)
     if head_dim % 2:
         raise ConfigError(f"head_dim ({head_dim}) in config.json is odd; rotary embeddings need an even one.")
     activation = fields.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise ConfigError(f"hidden_act {activation!r} in config.json is not supported by this architecture; it computes silu.")
+        raise ConfigError(
+            f"hidden_act {activation!r} in config.json is not supported by this architecture; it computes silu."
+        )
     num_layers = positive_int(fields, "num_hidden_layers")
     max_positions = positive_int(fields, "max_position_embeddings")
     return DecoderConfig(
@@ -100,12 +106,16 @@ def _read_sliding_windows(fields: Mapping[str, Any], num_layers: int) -> tuple[i
         if not fields.get("use_sliding_window", False):
             return (0,) * num_layers
         first = fields.get("max_window_layers", num_layers)
+        if isinstance(first, bool) or not isinstance(first, int):
+            raise ConfigError(f"max_window_layers in config.json should be an integer, got {first!r}.")
         layer_types = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
     if not isinstance(layer_types, list) or len(layer_types) != num_layers:
         raise ConfigError(f"layer_types in config.json should list num_hidden_layers ({num_layers}) entries.")
     unknown = set(layer_types) - {"full_attention", "sliding_attention"}
     if unknown:
-        raise ConfigError(f"layer_types in config.json holds {sorted(map(str, unknown))[0]!r}; full_attention and sliding_attention are known.")
+        raise ConfigError(
+            f"layer_types in config.json holds {sorted(map(str, unknown))[0]!r}; full_attention and sliding_attention are known."
+        )
     if "sliding_attention" not in layer_types:
         return (0,) * num_layers
     size = positive_int(fields, "sliding_window") if window is not None else None

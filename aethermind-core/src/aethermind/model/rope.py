@@ -34,6 +34,11 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     truncate: bool = True
 
+    @property
+    def max_positions(self) -> int:
+        """Positions that the scaling reaches; 0 where there is none."""
+        return int(self.factor * self.original_max_position_embeddings)
+
 
 def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddings: int) -> RopeConfig:
     """Read `rope_parameters` (today's spelling) or `rope_theta` with `rope_scaling` (the older one)."""
@@ -42,16 +47,20 @@ def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddin
         raise ConfigError(f"rope_parameters in config.json should be an object, got {parameters!r}.")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind not in ("default", "linear", "dynamic", "yarn"):
-        raise ConfigError(f"rope_type {kind!r} in config.json is not supported. Supported: default, linear, dynamic, yarn.")
+        raise ConfigError(
+            f"rope_type {kind!r} in config.json is not supported. Supported: default, linear, dynamic, yarn."
+        )
     theta = _number(parameters, "rope_theta", fields.get("rope_theta", 10000.0))
     if kind == "default":
         return RopeConfig(theta, head_dim)
+    original = int(_number(parameters, "original_max_position_embeddings", max_position_embeddings))
     return RopeConfig(
         theta,
         head_dim,
         kind,
-        _number(parameters, "factor", None),
-        int(_number(parameters, "original_max_position_embeddings", max_position_embeddings)),
+        _number(parameters, "factor", max_position_embeddings / original if kind == "yarn" else None),
+        # Linear and dynamic scaling stretch what max_position_embeddings says; only YaRN looks further back.
+        original if kind == "yarn" else max_position_embeddings,
         _number(parameters, "beta_fast", 32.0),
         _number(parameters, "beta_slow", 1.0),
         _optional_number(parameters, "attention_factor"),
@@ -99,7 +108,8 @@ def _yarn(config: RopeConfig, plain: Any) -> tuple[Any, float]:
     if config.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, config.head_dim - 1)
-    ramp = np.clip((np.arange(half, dtype=np.float32) - np.float32(low)) / np.float32(max(high - low, 0.001)), 0, 1)
+    span = high - low or 0.001
+    ramp = np.clip((np.arange(half, dtype=np.float32) - np.float32(low)) / np.float32(span), 0, 1)
     keep = 1 - ramp.astype(np.float32)
     blended = plain / np.float32(config.factor) * (1 - keep) + plain * keep
     return blended.astype(np.float32), _yarn_attention_factor(config)

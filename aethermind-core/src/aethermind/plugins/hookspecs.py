@@ -1,8 +1,9 @@
 """The hooks a plugin may implement: this file is their manual.
 
-A plugin is a module (or object) named by an entry point of the group `aethermind.plugins.v1`. It implements any of the functions below,
-marked with `@aethermind.plugins.hookimpl`. Registration is cheap and lazy: claim names, say in words how to get the thing, import nothing
-heavy. Every `register_*` hook receives a registry and may be called again for another runtime, so it keeps no state of its own.
+A plugin is a module (or object) named by an entry point of the group `aethermind.plugins.v1`. It implements any of the
+functions below, marked with `@aethermind.plugins.hookimpl`. Registration is cheap and lazy: claim names, say in words
+how to get the thing, import nothing heavy. Every `register_*` hook receives a registry and may be called again, for
+another runtime or after another plugin failed, so it keeps no state of its own.
 
     from aethermind.plugins import hookimpl
 
@@ -14,12 +15,17 @@ heavy. Every `register_*` hook receives a registry and may be called again for a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pluggy
 
 if TYPE_CHECKING:
     import typer
+
+    from aethermind.dispatch.registry import KernelRegistry
+    from aethermind.hal.registry import DeviceRegistry
+    from aethermind.model.registry import ArchitectureRegistry, ModelRegistry
+    from aethermind.ops.operator import OperatorRegistry
 
 __all__ = ["CONTRACT_VERSION", "ENTRY_POINT_GROUP", "ENTRY_POINT_PREFIX", "HookSpecs", "hookimpl", "hookspec"]
 
@@ -35,27 +41,30 @@ class HookSpecs:
     """Hook specifications of contract version 1."""
 
     @hookspec
-    def register_devices(self, registry: Any) -> None:
-        """Claim device names: `registry.register(name, probe=, open=, priority=, provider=)`, a `hal.DeviceRegistry`."""
+    def register_devices(self, registry: DeviceRegistry) -> None:
+        """Claim device names: `registry.register(name, probe=, open=, provider=, priority=)`."""
 
     @hookspec
-    def register_operators(self, registry: Any) -> None:
-        """Add operator pages: `registry.register(operator, provider=)`, an `ops.OperatorRegistry`."""
+    def register_operators(self, registry: OperatorRegistry) -> None:
+        """Add operator pages: `registry.register(operator, provider=)`."""
 
     @hookspec
-    def register_kernels(self, registry: Any) -> None:
-        """Offer kernels for a device type: `registry.register(device_type, load, provider=)`, a `dispatch.KernelRegistry`.
+    def register_kernels(self, registry: KernelRegistry) -> None:
+        """Offer kernels for a device type: `registry.register(device_type, load, provider=)`.
 
         `load()` returns a list of `dispatch.Kernel`; it is called when a device of that type is first opened.
         """
 
     @hookspec
-    def register_architectures(self, registry: Any) -> None:
-        """Claim names of `architectures` in config.json: `registry.register(name, "package.module:ARCHITECTURE", provider=)`."""
+    def register_architectures(self, registry: ArchitectureRegistry) -> None:
+        """Claim names of `architectures` in config.json: `registry.register(name, "package.module:OBJECT", provider=)`."""
 
     @hookspec
-    def register_models(self, registry: Any) -> None:
-        """Offer a model that ships in a package: `registry.register(name, locate, provider=)`; `locate()` returns its directory."""
+    def register_models(self, registry: ModelRegistry) -> None:
+        """Offer a model that ships in a package: `registry.register(name, locate, provider=)`.
+
+        `locate()` returns its directory.
+        """
 
     @hookspec
     def register_commands(self, app: typer.Typer) -> None:
@@ -64,3 +73,4 @@ class HookSpecs:
     @hookspec
     def doctor_checks(self) -> list[tuple[str, Callable[[], str]]]:
         """Further checks for `aethermind doctor`: (title, function returning one line)."""
+        return []

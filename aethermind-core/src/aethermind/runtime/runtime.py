@@ -82,8 +82,8 @@ class Runtime:
     def _register_core(self) -> None:
         from aethermind.hal import null_backend, numpy_backend
 
-        self.devices.register("numpy", probe=numpy_backend.probe, open=numpy_backend.NumpyBackend, priority=0)
-        self.devices.register("null", probe=null_backend.probe, open=null_backend.NullBackend, priority=-1)
+        self.devices.register("numpy", probe=numpy_backend.probe, open=numpy_backend.NumpyBackend, priority=0, provider="aethermind-core")
+        self.devices.register("null", probe=null_backend.probe, open=null_backend.NullBackend, priority=-1, provider="aethermind-core")
         for name in ("numpy", "null"):
             self.kernels.register(name, self._reference_kernels(name))
 

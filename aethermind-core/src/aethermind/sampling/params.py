@@ -10,13 +10,16 @@ from typing import NoReturn
 
 from aethermind.errors import InvalidArgumentError
 
-__all__ = ["MAX_LOGPROBS", "MAX_STOP_STRINGS", "SamplingParams"]
+__all__ = ["MAX_LOGPROBS", "MAX_STOP_STRINGS", "MAX_STOP_TOKEN_IDS", "SamplingParams"]
 
 MAX_LOGPROBS = 20
 """The most alternatives a request may ask to see for each token."""
 
 MAX_STOP_STRINGS = 16
 """The most stop strings a request may carry: each is searched for in every piece of text that is produced."""
+
+MAX_STOP_TOKEN_IDS = 64
+"""The most stop token ids a request may carry: the sampler's memory is set aside before requests come."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -153,6 +156,10 @@ def _stop_token_ids(value: object) -> tuple[int, ...]:
         return ()
     if not isinstance(value, Sequence) or isinstance(value, str):
         _refuse("stop_token_ids", value, "a sequence of token ids", "put a single id in a list")
+    if len(value) > MAX_STOP_TOKEN_IDS:
+        raise InvalidArgumentError(
+            f"stop_token_ids has {len(value)} ids but must have at most {MAX_STOP_TOKEN_IDS}; keep the vital ones."
+        )
     way_out = "take ids from the model's vocabulary"
     return tuple(_integer("stop_token_ids", token_id, 0, 2**31 - 1, way_out) for token_id in value)
 

@@ -67,15 +67,9 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
             label,
             _inputs(normal(rng, len(parameters), vocab_size) * 2, parameters, rng.random(len(parameters))),
         )
-    ties = np.zeros((4, 8))
-    yield Sample(
-        "ties",
-        _inputs(
-            ties,
-            [(0.0, *nothing), (one, 3, 1.0, 0.0), (one, 0, 0.6, 0.0), (one, *nothing)],
-            [0.5, 0.9, 0.7, 0.6],
-        ),
-    )
+    cuts = [(0.0, *nothing), (one, 3, 1.0, 0.0), (one, 0, 0.61, 0.0), (one, *nothing)]
+    yield Sample("ties", _inputs(np.zeros((4, 40)), cuts, [0.5, 0.9, 0.7, 0.61]))
+    yield Sample("top_p_reached_exactly", _inputs(np.zeros((1, 4)), [(one, 0, 0.5, 0.0)], [0.75]))
     suppressed = np.where(np.arange(11) % 3 == 1, normal(rng, 4, 11), -np.inf)
     yield Sample(
         "suppressed",

@@ -56,6 +56,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         token_ids = rng.integers(0, vocab_size, num_rows, dtype=np.int32)
         yield Sample(f"R{num_rows}_V{vocab_size}_k{k}", (logits, token_ids), {"k": k})
     yield Sample("ties", (np.array([[1.0, 2.0, 1.0, 2.0, 2.0]] * 3), np.array([0, 4, 1], np.int32)), {"k": 4})
+    levels = rng.integers(0, 3, (2, 50)).astype(np.float64)
+    yield Sample("many_ties", (levels, np.array([7, 49], np.int32)), {"k": 30})
     suppressed = np.array([[-np.inf, 0.5, -np.inf, 2.0], [30.0, -np.inf, 0.0, -30.0]])
     yield Sample("suppressed", (suppressed, np.array([3, 1], np.int32)), {"k": 3})
 

@@ -1,0 +1,223 @@
+"""`aethermind explain`: which kernel computes which operator of a model, and why."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Container, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any
+
+from aethermind.cli import console, options
+
+if TYPE_CHECKING:
+    from aethermind.dispatch import Resolution
+    from aethermind.engine.loader import PlannedModel
+    from aethermind.graph.compile import Compiled
+
+__all__ = ["EXAMPLES", "Section", "StepLine", "explain", "sections"]
+
+EXAMPLES = console.examples(
+    "aethermind explain",
+    "aethermind explain --model demo --device numpy --dtype float32",
+    "aethermind explain --json",
+)
+
+_LAYER = re.compile(r"^(?:[^/]*?\.)?(\d+)\.")
+
+
+def explain(
+    model: options.Model = None,
+    device: options.Device = "auto",
+    dtype: options.DType = "auto",
+    quantization: options.Quantization = None,
+    max_model_len: options.MaxModelLen = None,
+    num_kv_blocks: options.NumKvBlocks = None,
+    block_size: options.BlockSize = 16,
+    threads: options.NumThreads = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show which kernel computes which operator.
+
+    Each kind of layer is told once. Weights are not loaded.
+    """
+    from aethermind.engine.loader import plan_model
+    from aethermind.runtime import Runtime
+
+    planned = plan_model(
+        Runtime.boot(),
+        options.chosen_model(model),
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        max_model_len=max_model_len,
+        num_kv_blocks=num_kv_blocks,
+        block_size=block_size,
+        num_threads=threads,
+        fallback="allow",
+    )
+    with closing(planned.open_device.backend):
+        report = examine(planned)
+    if as_json:
+        console.print_json(report)
+    else:
+        _print_report(report)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """One step as it is told. `path` is its operator below the composites it was taken out of: `mlp_swiglu/linear`."""
+
+    scope: str
+    path: str
+    kernel: str
+    priority: int
+    is_native: bool
+    is_fallback: bool
+    rejected: tuple[tuple[str, str], ...]
+
+
+@dataclass(slots=True)
+class Section:
+    """Steps before or after the layers, or the layers that all have these same steps. Mutable while collected."""
+
+    name: str
+    steps: tuple[StepLine, ...]
+    layers: list[int] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """`layers 0-22 (×23)`, `layer 23`, or the section's name."""
+        if len(self.layers) > 1:
+            return f"layers {_ranges(self.layers)} (×{len(self.layers)})"
+        return f"layer {self.layers[0]}" if self.layers else self.name
+
+
+def sections(compiled: Compiled, operators: Container[str]) -> list[Section]:
+    """Runs of steps of one layer, layers with the same steps told once, in the order of the plan."""
+    found: list[Section] = []
+    for layer, steps in _runs(compiled, operators):
+        alike = next((section for section in found if section.layers and section.steps == steps), None)
+        if layer is None:
+            found.append(Section("after the layers" if found else "before the layers", steps))
+        elif alike is not None:
+            alike.layers.append(layer)
+        else:
+            found.append(Section("", steps, [layer]))
+    return found
+
+
+def _runs(compiled: Compiled, operators: Container[str]) -> list[tuple[int | None, tuple[StepLine, ...]]]:
+    """Consecutive steps of one layer; a step without a layer's name between two of layer i belongs to i."""
+    sources = [step.source for step in compiled.plan.steps]
+    layers = [int(match[1]) if (match := _LAYER.match(source)) else None for source in sources]
+    named = [position for position, layer in enumerate(layers) if layer is not None]
+    for before, after in pairwise(named):
+        if layers[before] == layers[after]:
+            layers[before:after] = [layers[before]] * (after - before)
+    runs: list[tuple[int | None, list[StepLine]]] = []
+    for layer, source, resolution in zip(layers, sources, compiled.resolutions, strict=True):
+        if not runs or runs[-1][0] != layer:
+            runs.append((layer, []))
+        runs[-1][1].append(_line(_LAYER.sub("", source), resolution, operators))
+    return [(layer, tuple(lines)) for layer, lines in runs]
+
+
+def _line(source: str, resolution: Resolution, operators: Container[str]) -> StepLine:
+    """`source` holds scopes, then operators from the outermost composite inwards, names of outputs and numbers."""
+    chosen = resolution.chosen
+    assert chosen is not None, "a compiled step has a kernel"
+    parts = re.split(r"[./]", source)
+    path = [part for part in parts if part in operators]
+    scope = parts[: parts.index(path[0])] if path else []
+    if not path or path[-1] != chosen.operator:
+        path.append(chosen.operator)
+    return StepLine(
+        ".".join(scope),
+        "/".join(path),
+        chosen.name,
+        chosen.priority,
+        chosen.native is not None,
+        resolution.is_fallback,
+        tuple((kernel.name, reason) for kernel, reason in resolution.rejected),
+    )
+
+
+def examine(planned: PlannedModel) -> dict[str, Any]:
+    """Everything `explain` tells, as JSON would have it."""
+    compiled = planned.compiled
+    operators = {operator.name for operator in planned.operators}
+    return {
+        "model": str(planned.directory),
+        "architecture": planned.architecture,
+        "device": str(planned.open_device.device),
+        "device_reason": planned.open_device.selection.reason,
+        "dtype": str(planned.dtype),
+        "num_steps": len(compiled.plan.steps),
+        "num_native_breaks": sum(step.kernel.native is None for step in compiled.plan.steps),
+        "fallbacks": list(compiled.fallbacks),
+        "memory": {
+            "arena_bytes": compiled.memory.arena_bytes,
+            "lower_bound_bytes": compiled.memory.lower_bound_bytes,
+            "symbols": dict(compiled.plan.symbols),
+        },
+        "sections": [
+            {"title": section.title, "layers": section.layers, "steps": [_as_record(step) for step in section.steps]}
+            for section in sections(compiled, operators)
+        ],
+    }
+
+
+def _as_record(step: StepLine) -> dict[str, Any]:
+    return {
+        "scope": step.scope,
+        "operator": step.path.rpartition("/")[2],
+        "path": step.path,
+        "kernel": step.kernel,
+        "priority": step.priority,
+        "is_native": step.is_native,
+        "is_fallback": step.is_fallback,
+        "rejected": [{"kernel": kernel, "reason": reason} for kernel, reason in step.rejected],
+    }
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    print(f"{report['architecture']} on {report['device']} ({report['dtype']}): {report['device_reason']}")
+    rows: list[tuple[str, ...]] = []
+    for section in report["sections"]:
+        rows += [(), (section["title"],)]
+        for step, alike in groupby(section["steps"]):
+            times = len(list(alike))
+            path = step["path"] + (f" ×{times}" if times > 1 else "")
+            rows.append(("  " + (step["scope"] or "-"), path, f"→ {step['kernel']}", _why(step)))
+    titles = {section["title"] for section in report["sections"]}
+    for line in console.columns(rows, indent="").splitlines():
+        print(console.style(line, "bold", sys.stdout) if line in titles else line)
+    breaks = report["num_native_breaks"]
+    native = f"{breaks} of them Python calls that interrupt native code" if breaks else "all native"
+    print(f"\n{report['num_steps']} steps, {native}")
+    memory = report["memory"]
+    print(f"Fallbacks to the NumPy reference: {', '.join(report['fallbacks']) or 'none'}")
+    sizes = ", ".join(f"{name}={value}" for name, value in memory["symbols"].items())
+    arena, bound = (console.quantity(memory[name], "B") for name in ("arena_bytes", "lower_bound_bytes"))
+    print(f"Intermediate values: {arena}, at least {bound} are alive at once (largest step: {sizes})")
+
+
+def _why(step: dict[str, Any]) -> str:
+    others = dict.fromkeys(f"{other['kernel']}: {other['reason']}" for other in step["rejected"])
+    if step["is_fallback"]:
+        return "fallback; " + ("; ".join(others) if others else "the device has no kernel for it")
+    return "not " + "; ".join(others) if others else "the only one"
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """`[0, 1, 2, 5]` as `0-2, 5`."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

@@ -1,0 +1,108 @@
+// Rates of the matrix kernels at the shapes of Qwen2-0.5B, beside the machine's limits measured in the same run.
+//
+//   bench_gemm [num_workers] [variant]
+#include <algorithm>
+#include <chrono>
+#include <cinttypes>
+
+#include "allocator.h"
+#include "kernel_testing.h"
+#include "machine_limits.h"
+#include "parallel.h"
+
+using namespace aether::cpu;
+using namespace aether::cpu::testing;
+
+namespace {
+
+struct Shape {
+  const char* operator_name;
+  int64_t n, k;
+};
+constexpr Shape kShapes[] = {{"linear", 1152, 896}, {"linear", 896, 896}, {"linear", 896, 4864}, {"gate_up_silu", 4864, 896}, {"lm_head", 151936, 896}};
+constexpr int64_t kRows[] = {1, 2, 4, 8, 12, 16, 32, 64, 128, 512};
+constexpr size_t kColdBytes = size_t{192} << 20;  // weights are taken in turn from so much memory that none is found in a cache
+
+double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+struct Call {
+  const am_kernel* kernel;
+  std::vector<am_tensor> inputs, outputs;
+};
+
+double best_seconds(Team& team, const std::vector<Call>& calls) {
+  size_t scratch = 0;
+  for (const Call& call : calls) {
+    scratch = std::max(scratch, call.kernel->scratch_bytes(call.inputs.data(), call.outputs.data(), nullptr, team.num_workers()));
+  }
+  const auto lock = team.acquire();
+  team.reserve_scratch(lock, scratch);
+  double best = 1e9;
+  const double until = seconds_now() + 0.3;
+  for (size_t i = 0; i < 3 || seconds_now() < until; ++i) {
+    const Call& call = calls[i % calls.size()];
+    const double start = seconds_now();
+    team.run(
+        lock,
+        [](void* context, const am_team& view) {
+          const Call& c = *static_cast<const Call*>(context);
+          c.kernel->run(c.inputs.data(), c.outputs.data(), nullptr, &view);
+        },
+        const_cast<Call*>(&call));
+    best = std::min(best, seconds_now() - start);
+  }
+  return best;
+}
+
+void bench(Team& team, const KernelEntry& entry, const Shape& shape, const Limits& limits) {
+  const int64_t num_weights = std::strcmp(shape.operator_name, "gate_up_silu") == 0 ? 2 : 1;
+  const size_t weight_bytes = static_cast<size_t>(shape.n * shape.k * num_weights) * element_size(entry.dtype);
+  const Tensor weight(entry.dtype, {shape.n, shape.k});
+  std::uniform_real_distribution<double> distribution(-0.1, 0.1);
+  weight.fill([&](int64_t) { return distribution(generator()); });
+  // All copies in one block of huge pages, as a model's weights are.
+  const Packed packed = pack(entry, 1, weight);
+  const size_t packed_bytes = entry.packs[0].pack->packed_bytes(shape.n, shape.k);
+  const size_t num_copies = std::max<size_t>(1, kColdBytes / weight_bytes) * static_cast<size_t>(num_weights);
+  Block memory;
+  memory.reserve(num_copies * packed_bytes);
+  std::vector<am_tensor> copies(num_copies, packed.abi());
+  for (size_t i = 0; i < num_copies; ++i) {
+    copies[i].data = static_cast<char*>(memory.address()) + i * packed_bytes;
+    std::memcpy(copies[i].data, packed.memory.get(), packed_bytes);
+  }
+  for (int64_t rows : kRows) {
+    if (shape.n > 100000 && rows > 64) continue;
+    const Tensor x = random(entry.dtype, {rows, shape.k});
+    const Tensor out(num_weights == 1 && shape.n > 100000 ? AM_FLOAT32 : entry.dtype, {rows, shape.n});
+    std::vector<Call> calls;
+    for (size_t i = 0; i < copies.size(); i += static_cast<size_t>(num_weights)) {
+      Call call{entry.kernel, {x.abi(), copies[i]}, {out.abi()}};
+      call.inputs.push_back(num_weights == 2 ? copies[i + 1] : Tensor().abi());
+      calls.push_back(call);
+    }
+    const double seconds = best_seconds(team, calls);
+    const double bytes_per_s = static_cast<double>(weight_bytes) / seconds;
+    const double flops_per_s = 2.0 * static_cast<double>(rows * shape.n * shape.k * num_weights) / seconds;
+    const double peak = entry.dtype == AM_BFLOAT16 ? limits.bfloat16_flops_per_s : limits.float32_flops_per_s;
+    std::printf("%-13s %-12s %s T=%-4" PRId64 " N=%-6" PRId64 " K=%-5" PRId64 " %8.1f us %6.1f GB/s (%3.0f %%) %7.1f GFLOP/s (%3.0f %%)\n",
+                entry.operator_name, entry.variant, entry.dtype == AM_BFLOAT16 ? "bf16" : "fp32", rows, shape.n, shape.k, seconds * 1e6,
+                bytes_per_s / 1e9, 100 * bytes_per_s / limits.memory_bytes_per_s, flops_per_s / 1e9, 100 * flops_per_s / peak);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Team team(argc > 1 ? std::atoi(argv[1]) : 2);
+  const char* variant = argc > 2 ? argv[2] : "avx512_bf16";
+  const Limits limits = measure_limits(team);
+  std::printf("%d workers: %.1f GB/s, %.0f GFLOP/s bf16, %.0f GFLOP/s fp32\n", team.num_workers(), limits.memory_bytes_per_s / 1e9,
+              limits.bfloat16_flops_per_s / 1e9, limits.float32_flops_per_s / 1e9);
+  for (const Shape& shape : kShapes) {
+    for_each_kernel(shape.operator_name, [&](const KernelEntry& entry) {
+      if (std::strcmp(entry.variant, variant) == 0 && (entry.dtype == AM_BFLOAT16 || argc > 3)) bench(team, entry, shape, limits);
+    });
+  }
+  return 0;
+}

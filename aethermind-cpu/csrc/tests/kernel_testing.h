@@ -1,0 +1,230 @@
+// What the native kernel tests share: tensors at awkward addresses, a team of threads, packing, and comparison with doubles.
+#ifndef AETHER_CPU_TESTS_KERNEL_TESTING_H
+#define AETHER_CPU_TESTS_KERNEL_TESTING_H
+
+#include <atomic>
+#include <barrier>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "aethermind/kernel_abi.h"
+#include "kernels/registry.h"
+
+namespace aether::cpu::testing {
+
+inline int num_failures = 0;
+inline int num_checks = 0;
+
+inline size_t element_size(am_dtype dtype) { return dtype == AM_INT64 ? 8 : dtype == AM_BFLOAT16 ? 2 : 4; }
+
+inline float from_bfloat16(uint16_t bits) {
+  const uint32_t word = static_cast<uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &word, 4);
+  return value;
+}
+
+inline uint16_t to_bfloat16(float value) {
+  uint32_t word;
+  std::memcpy(&word, &value, 4);
+  return static_cast<uint16_t>((word + 0x7fff + ((word >> 16) & 1)) >> 16);
+}
+
+// A tensor whose memory ends exactly with its last element (for address sanitizers), `misalignment` elements past a cache line.
+class Tensor {
+ public:
+  Tensor() = default;
+  Tensor(am_dtype dtype, std::vector<int64_t> shape, int misalignment = 0) : dtype_(dtype), shape_(std::move(shape)) {
+    size_ = 1;
+    for (int64_t dim : shape_) size_ *= dim;
+    const size_t offset = static_cast<size_t>(misalignment) * element_size(dtype);
+    memory_.reset(static_cast<char*>(::operator new(offset + static_cast<size_t>(size_) * element_size(dtype), std::align_val_t{64})));
+    data_ = memory_.get() + offset;
+    std::memset(data_, 0, static_cast<size_t>(size_) * element_size(dtype));
+  }
+
+  int64_t size() const { return size_; }
+  am_dtype dtype() const { return dtype_; }
+  int64_t dim(int i) const { return shape_[static_cast<size_t>(i)]; }
+  char* bytes() const { return data_; }
+  size_t num_bytes() const { return static_cast<size_t>(size_) * element_size(dtype_); }
+
+  double get(int64_t i) const {
+    switch (dtype_) {
+      case AM_BFLOAT16: return from_bfloat16(reinterpret_cast<const uint16_t*>(data_)[i]);
+      case AM_INT32: return reinterpret_cast<const int32_t*>(data_)[i];
+      case AM_INT64: return static_cast<double>(reinterpret_cast<const int64_t*>(data_)[i]);
+      default: return reinterpret_cast<const float*>(data_)[i];
+    }
+  }
+  void set(int64_t i, double value) const {
+    switch (dtype_) {
+      case AM_BFLOAT16: reinterpret_cast<uint16_t*>(data_)[i] = to_bfloat16(static_cast<float>(value)); break;
+      case AM_INT32: reinterpret_cast<int32_t*>(data_)[i] = static_cast<int32_t>(value); break;
+      case AM_INT64: reinterpret_cast<int64_t*>(data_)[i] = static_cast<int64_t>(value); break;
+      default: reinterpret_cast<float*>(data_)[i] = static_cast<float>(value);
+    }
+  }
+  void fill(const std::function<double(int64_t)>& value) const {
+    for (int64_t i = 0; i < size_; ++i) set(i, value(i));
+  }
+
+  am_tensor abi() const {
+    am_tensor tensor{};
+    if (!data_) return tensor;
+    tensor.data = data_;
+    tensor.dtype = dtype_;
+    tensor.ndim = static_cast<int32_t>(shape_.size());
+    for (size_t i = 0; i < shape_.size(); ++i) tensor.shape[i] = shape_[i];
+    return tensor;
+  }
+
+ private:
+  struct Release {
+    void operator()(char* memory) const { ::operator delete(memory, std::align_val_t{64}); }
+  };
+  am_dtype dtype_ = AM_FLOAT32;
+  std::vector<int64_t> shape_;
+  int64_t size_ = 0;
+  std::shared_ptr<char> memory_{nullptr, Release{}};
+  char* data_ = nullptr;
+};
+
+inline std::mt19937& generator() {
+  static std::mt19937 engine(7);
+  return engine;
+}
+
+inline double normal() {
+  static std::normal_distribution<double> distribution;
+  return distribution(generator());
+}
+
+inline Tensor random(am_dtype dtype, std::vector<int64_t> shape, int misalignment = 0, double scale = 1.0) {
+  Tensor tensor(dtype, std::move(shape), misalignment);
+  tensor.fill([&](int64_t) { return scale * normal(); });
+  return tensor;
+}
+
+inline Tensor of(am_dtype dtype, const std::vector<double>& values) {
+  Tensor tensor(dtype, {static_cast<int64_t>(values.size())});
+  tensor.fill([&](int64_t i) { return values[static_cast<size_t>(i)]; });
+  return tensor;
+}
+
+// The kernel's own layout of a weight, as a tensor of the same logical shape.
+struct Packed {
+  std::shared_ptr<char> memory;
+  am_tensor tensor;
+
+  am_tensor abi() const { return tensor; }
+};
+
+inline Packed pack(const KernelEntry& entry, int input, const Tensor& weight) {
+  for (int i = 0; i < entry.num_packs; ++i) {
+    if (entry.packs[i].input != input) continue;
+    const PackEntry& layout = *entry.packs[i].pack;
+    Packed packed{nullptr, weight.abi()};
+    const size_t bytes = layout.packed_bytes(weight.dim(0), weight.dim(1));
+    packed.memory.reset(static_cast<char*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)), std::free);
+    layout.pack(weight.bytes(), weight.dim(0), weight.dim(1), packed.memory.get());
+    packed.tensor.data = packed.memory.get();
+    return packed;
+  }
+  std::fprintf(stderr, "%s/%s packs no input %d\n", entry.operator_name, entry.variant, input);
+  std::abort();
+}
+
+inline am_attr attr(int value) { return {.i = value}; }
+inline am_attr attr(double value) { return {.f = value}; }
+
+// Runs a kernel on a team of `num_workers` threads.
+inline void run(const am_kernel& kernel, const std::vector<am_tensor>& inputs, const std::vector<am_tensor>& outputs,
+                const std::vector<am_attr>& attrs, int num_workers) {
+  struct Shared {
+    std::atomic<int64_t> ticket{0};
+    std::barrier<> barrier;
+  } shared{.barrier = std::barrier<>(num_workers)};
+  const size_t scratch = kernel.scratch_bytes ? kernel.scratch_bytes(inputs.data(), outputs.data(), attrs.data(), num_workers) : 0;
+  const auto work = [&](int worker) {
+    std::unique_ptr<char, decltype(&std::free)> memory(static_cast<char*>(std::aligned_alloc(64, (scratch + 127) / 64 * 64)), std::free);
+    std::memset(memory.get(), 0xff, scratch);  // NaN: whatever a kernel does not write must not count
+    const am_team team{worker,
+                       num_workers,
+                       memory.get(),
+                       &shared,
+                       [](const am_team* t) { static_cast<Shared*>(t->shared)->barrier.arrive_and_wait(); },
+                       [](const am_team* t) { return static_cast<Shared*>(t->shared)->ticket.fetch_add(1); }};
+    kernel.run(inputs.data(), outputs.data(), attrs.data(), &team);
+  };
+  std::vector<std::thread> threads;
+  for (int worker = 1; worker < num_workers; ++worker) threads.emplace_back(work, worker);
+  work(0);
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Runs with one, two and three workers into `out`, and checks that every team leaves the same bytes there.
+inline void run_with_teams(const KernelEntry& entry, const std::vector<am_tensor>& inputs, const std::vector<Tensor>& outputs,
+                           const std::vector<am_attr>& attrs, const std::string& what) {
+  std::vector<am_tensor> abi;
+  for (const Tensor& output : outputs) abi.push_back(output.abi());
+  std::vector<std::vector<char>> before, first;
+  for (const Tensor& output : outputs) before.emplace_back(output.bytes(), output.bytes() + output.num_bytes());
+  for (int num_workers = 1; num_workers <= 3; ++num_workers) {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (!before[i].empty()) std::memcpy(outputs[i].bytes(), before[i].data(), before[i].size());
+    }
+    run(*entry.kernel, inputs, abi, attrs, num_workers);
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (num_workers == 1) {
+        first.emplace_back(outputs[i].bytes(), outputs[i].bytes() + outputs[i].num_bytes());
+      } else if (!first[i].empty() && std::memcmp(first[i].data(), outputs[i].bytes(), first[i].size()) != 0) {
+        ++num_failures;
+        std::printf("FAIL %s/%s %s: %d workers differ from one\n", entry.operator_name, entry.variant, what.c_str(), num_workers);
+      }
+    }
+  }
+}
+
+// Calls `test` with every kernel of an operator that this CPU runs.
+inline void for_each_kernel(const char* operator_name, const std::function<void(const KernelEntry&)>& test) {
+  for (const KernelEntry& entry : kernel_table()) {
+    if (std::strcmp(entry.operator_name, operator_name) == 0 && entry.is_supported_by_cpu()) test(entry);
+  }
+}
+
+inline void check(bool ok, const KernelEntry& entry, const std::string& what) {
+  ++num_checks;
+  if (ok) return;
+  ++num_failures;
+  std::printf("FAIL %s/%s dtype %d %s\n", entry.operator_name, entry.variant, entry.dtype, what.c_str());
+}
+
+// |got - want| against 1e-5 of `magnitude` (the sum of the absolute terms) and, for a bfloat16 result, one rounding.
+inline void check_close(double got, double want, double magnitude, am_dtype rounded_to, const KernelEntry& entry, const std::string& what) {
+  double tolerance = 1e-5 * magnitude + 1e-30;
+  if (rounded_to == AM_BFLOAT16) tolerance += std::fabs(want) / 256;
+  ++num_checks;
+  if (std::fabs(got - want) <= tolerance) return;
+  if (++num_failures < 50) {
+    std::printf("FAIL %s/%s dtype %d %s: got %.9g, want %.9g, tolerance %.3g\n", entry.operator_name, entry.variant, entry.dtype,
+                what.c_str(), got, want, tolerance);
+  }
+}
+
+inline int report() {
+  std::printf("%d checks, %d failures\n", num_checks, num_failures);
+  return num_failures == 0 && num_checks > 0 ? 0 : 1;
+}
+
+}  // namespace aether::cpu::testing
+
+#endif  // AETHER_CPU_TESTS_KERNEL_TESTING_H

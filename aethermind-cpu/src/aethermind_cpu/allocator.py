@@ -1,0 +1,57 @@
+"""Memory of the CPU device: aligned, on huge pages where that pays, counted."""
+
+from __future__ import annotations
+
+from aethermind.errors import InvalidArgumentError, OutOfMemoryError
+from aethermind.hal.allocator import Allocator, MemoryStats
+from aethermind.hal.buffer import Buffer, MemoryKind
+from aethermind.hal.device import DeviceId
+from aethermind.hal.numpy_backend import host_memory_bytes
+from aethermind_cpu import _native
+from aethermind_cpu.devices import available_memory_bytes
+
+__all__ = ["CpuAllocator"]
+
+_CHECKED_BYTES = 64 << 20
+"""From this size on ask what is free: the system promises memory that it does not have, and kills who touches it."""
+
+
+class CpuAllocator(Allocator):
+    """Every kind of memory is the same here: the host's. Pages are not touched on allocation."""
+
+    def __init__(self, device: DeviceId) -> None:
+        self._device = device
+        self._native = _native.Allocator()
+
+    def alloc(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
+        if nbytes < 0:
+            raise InvalidArgumentError(f"Cannot allocate {nbytes} bytes on {self._device}: the size is negative.")
+        if nbytes >= _CHECKED_BYTES and nbytes > available_memory_bytes():
+            raise self._out_of_memory(nbytes)
+        address = self._native.allocate(nbytes)
+        if address == 0:
+            raise self._out_of_memory(nbytes)
+        native = self._native
+        return Buffer(
+            self._device,
+            address,
+            nbytes,
+            kind=kind,
+            is_host_accessible=True,
+            release=lambda: native.release(address, nbytes),
+        )
+
+    def stats(self) -> MemoryStats:
+        return MemoryStats(*self._native.stats())
+
+    def _out_of_memory(self, nbytes: int) -> OutOfMemoryError:
+        in_use = self.stats().allocated_bytes
+        return OutOfMemoryError(
+            f"Could not allocate {_gib(nbytes)} on {self._device}: {_gib(available_memory_bytes())} of "
+            f"{_gib(host_memory_bytes())} are free, {_gib(in_use)} are in use by this process's tensors. "
+            "Lower --max-model-len or the number of KV blocks, choose a smaller model, or close other programs."
+        )
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):.2f} GiB"

@@ -1,0 +1,84 @@
+"""The cpu backend: its parts, composed around one team of worker threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aethermind import env
+from aethermind.errors import InvalidArgumentError
+from aethermind.graph.executor import MemoryMap
+from aethermind.graph.plan import Plan
+from aethermind.hal.backend import Backend, Capabilities, MeasuredLimits
+from aethermind.hal.device import DeviceId
+from aethermind.hal.dtype import DType
+from aethermind_cpu import _native
+from aethermind_cpu.allocator import CpuAllocator
+from aethermind_cpu.devices import CpuDevices, num_physical_cores
+from aethermind_cpu.events import CpuEvents
+from aethermind_cpu.executable import CpuExecutable
+from aethermind_cpu.isa import Isa, isa_limit
+from aethermind_cpu.streams import CpuStreams
+from aethermind_cpu.transfer import CpuTransfer
+
+__all__ = ["CpuBackend"]
+
+
+class CpuBackend(Backend):
+    """One host's CPU. Streams share the team; threads start here and end in `close`."""
+
+    def __init__(self) -> None:
+        self.name = "cpu"
+        self._team = _native.Team(_default_num_threads())
+        self.streams: CpuStreams = CpuStreams(self._team)
+        self.events = CpuEvents()
+        self.devices = CpuDevices(tuple(_native.cpu_features()), self.streams.synchronize_all)
+        self.allocator = CpuAllocator(DeviceId("cpu"))
+        self.transfer = CpuTransfer()
+        self.capabilities = Capabilities(_dtypes(), is_host_accessible=True)
+
+    @property
+    def num_threads(self) -> int:
+        """Workers of the team."""
+        return self._team.num_workers
+
+    def close(self) -> None:
+        """Finish all streams and end the worker threads; buffers stay valid until they are freed."""
+        self.streams.destroy_all()
+        self._team.set_num_workers(1)
+
+    def compile(self, plan: Plan, memory: MemoryMap) -> CpuExecutable:
+        """Bind a plan to its memory; PluginError when a kernel speaks another ABI or another schema."""
+        return CpuExecutable(plan, memory, self._team)
+
+    def measure_limits(self, dtypes: Sequence[DType], num_threads: int | None = None) -> MeasuredLimits:
+        """Memory bandwidth, and the peak rates of those of `dtypes` that have one: float32, bfloat16, int8."""
+        if num_threads is not None and num_threads < 1:
+            raise InvalidArgumentError(f"Cannot measure with {num_threads} threads: at least one is needed.")
+        team = self._team if num_threads in (None, self.num_threads) else _native.Team(num_threads)
+        limits = _native.measure_limits(team)
+        rates = {
+            DType.FLOAT32: limits.float32_flops_per_s,
+            DType.BFLOAT16: limits.bfloat16_flops_per_s,
+            DType.INT8: limits.int8_ops_per_s,
+        }
+        return MeasuredLimits(
+            limits.memory_bytes_per_s, {str(dtype): rates[dtype] for dtype in dtypes if dtype in rates}
+        )
+
+    def set_num_threads(self, num_threads: int | None) -> int:
+        """Use this many workers from the next run on; None means `AETHERMIND_NUM_THREADS`, or one per physical core."""
+        if num_threads is not None and num_threads < 1:
+            raise InvalidArgumentError(f"The number of threads is {num_threads}; it must be at least 1.")
+        self._team.set_num_workers(num_threads or _default_num_threads())
+        return self.num_threads
+
+
+def _default_num_threads() -> int:
+    return env.num_threads() or num_physical_cores()
+
+
+def _dtypes() -> tuple[DType, ...]:
+    """bfloat16 comes first where the CPU multiplies it."""
+    if isa_limit() is Isa.AVX512_BF16:
+        return (DType.BFLOAT16, DType.FLOAT32)
+    return (DType.FLOAT32, DType.BFLOAT16)

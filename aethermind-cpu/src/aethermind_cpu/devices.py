@@ -1,0 +1,95 @@
+"""The one CPU device of a host: what it is, and how many cores this process may use."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+from aethermind.errors import DeviceError
+from aethermind.hal.device import DeviceManager, DeviceProperties
+from aethermind.hal.numpy_backend import host_memory_bytes
+
+__all__ = ["CpuDevices", "available_memory_bytes", "num_physical_cores"]
+
+_CPUS = Path("/sys/devices/system/cpu")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def num_physical_cores() -> int:
+    """Physical cores this process may use: its affinity without hyperthreads, and no more than a container's quota."""
+    cores = {_core_of(cpu) for cpu in _allowed_cpus()}
+    return max(1, min(len(cores), _quota()))
+
+
+def available_memory_bytes() -> int:
+    """Memory that can be had without swapping, in bytes; all physical memory where the system does not say."""
+    available = host_memory_bytes()
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    limit, used = _read(_CGROUP / "memory.max"), _read(_CGROUP / "memory.current")
+    return min(available, int(limit) - int(used)) if limit.isdecimal() and used.isdecimal() else available
+
+
+class CpuDevices(DeviceManager):
+    """Device 0 and no other. `synchronize_all` waits for every stream of the backend."""
+
+    def __init__(self, isa: tuple[str, ...], synchronize_all: Callable[[], None]) -> None:
+        self._isa = isa
+        self._synchronize_all = synchronize_all
+
+    def count(self) -> int:
+        return 1
+
+    def properties(self, index: int) -> DeviceProperties:
+        self._check(index)
+        details = {"logical_cpus": str(len(_allowed_cpus())), "architecture": platform.machine()}
+        return DeviceProperties(
+            _model_name(), host_memory_bytes(), num_physical_cores(), isa=self._isa, details=details
+        )
+
+    def current(self) -> int:
+        return 0
+
+    def set_current(self, index: int) -> None:
+        self._check(index)
+
+    def synchronize(self, index: int) -> None:
+        self._check(index)
+        self._synchronize_all()
+
+    def _check(self, index: int) -> None:
+        if index != 0:
+            raise DeviceError(f"Device cpu:{index} does not exist: a host has one CPU device, cpu:0.")
+
+
+def _allowed_cpus() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _core_of(cpu: int) -> tuple[str, str]:
+    topology = _CPUS / f"cpu{cpu}" / "topology"
+    return (_read(topology / "physical_package_id"), _read(topology / "core_id") or str(cpu))
+
+
+def _quota() -> int:
+    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
+    return max(1, round(int(quota) / int(period))) if quota.isdecimal() and period.isdecimal() else 1 << 30
+
+
+def _model_name() -> str:
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

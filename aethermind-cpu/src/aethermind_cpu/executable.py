@@ -1,0 +1,139 @@
+"""A plan bound to native calls: each run of native steps is one submission to a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aethermind.errors import PluginError
+from aethermind.graph.executor import MemoryMap, array_at
+from aethermind.graph.plan import Operand, Plan, Step
+from aethermind.hal.stream import Stream
+from aethermind.ops.schema import Attribute
+from aethermind_cpu import _native
+from aethermind_cpu.streams import CpuStream
+
+__all__ = ["CpuExecutable"]
+
+
+@dataclass(frozen=True, slots=True)
+class _NativeRun:
+    """Plan steps `[begin, end)`, all native; they are steps `[offset, offset + end - begin)` of the native plan."""
+
+    begin: int
+    end: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _PythonStep:
+    """Plan step `begin`, a Python callable."""
+
+    begin: int
+    end: int
+    step: Step
+
+
+class CpuExecutable:
+    """Runs on a stream's thread and the backend's team.
+
+    A Python step interrupts: the stream is drained, the function is called on host arrays, and the stream goes on.
+    """
+
+    def __init__(self, plan: Plan, memory: MemoryMap, team: _native.Team) -> None:
+        self._memory = memory
+        self._names = tuple(plan.symbols)
+        self._num_steps = len(plan.steps)
+        self._segments = _segments(plan)
+        self._native = _bind(plan, memory)
+        self._native.prepare(team)
+        self._is_native = all(isinstance(segment, _NativeRun) for segment in self._segments)
+
+    @property
+    def num_native_breaks(self) -> int:
+        """Python steps that interrupt runs of native ones."""
+        return sum(isinstance(segment, _PythonStep) for segment in self._segments)
+
+    def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
+        """Enqueue all steps; `symbols` are in the order of `plan.symbols`. Returns at once if all steps are native."""
+        if self._is_native:
+            _native_of(stream).run(self._native, symbols, 0, self._num_steps)
+        else:
+            self.run_steps(symbols, 0, self._num_steps, stream)
+
+    def run_steps(self, symbols: tuple[int, ...], begin: int, end: int, stream: Stream) -> None:
+        """Enqueue `steps[begin:end]` only."""
+        for segment in self._segments:
+            first, last = max(begin, segment.begin), min(end, segment.end)
+            if first >= last:
+                continue
+            if isinstance(segment, _NativeRun):
+                shift = segment.offset - segment.begin
+                _native_of(stream).run(self._native, symbols, first + shift, last + shift)
+            else:
+                stream.synchronize()
+                self._call(segment.step, dict(zip(self._names, symbols, strict=True)))
+
+    def _call(self, step: Step, sizes: Mapping[str, int]) -> None:
+        assert step.kernel.function is not None
+        inputs = [None if operand is None else self._array(operand, sizes) for operand in step.inputs]
+        outputs = [self._array(operand, sizes) for operand in step.outputs]
+        step.kernel.function(inputs, outputs, step.attributes)
+
+    def _array(self, operand: Operand, sizes: Mapping[str, int]) -> Any:
+        return array_at(_address(operand, self._memory), operand, sizes)
+
+
+def _native_of(stream: Stream) -> _native.Stream:
+    assert isinstance(stream, CpuStream), "a plan runs on a stream of its own backend"
+    return stream.native
+
+
+def _segments(plan: Plan) -> tuple[_NativeRun | _PythonStep, ...]:
+    segments: list[_NativeRun | _PythonStep] = []
+    num_native = 0
+    for index, step in enumerate(plan.steps):
+        if step.kernel.native is None:
+            segments.append(_PythonStep(index, index + 1, step))
+            continue
+        last = segments[-1] if segments else None
+        if isinstance(last, _NativeRun):
+            segments[-1] = _NativeRun(last.begin, index + 1, last.offset)
+        else:
+            segments.append(_NativeRun(index, index + 1, num_native))
+        num_native += 1
+    return tuple(segments)
+
+
+def _bind(plan: Plan, memory: MemoryMap) -> _native.Plan:
+    indices = {name: index for index, name in enumerate(plan.symbols)}
+    try:
+        steps = [_bind_step(step, memory, indices) for step in plan.steps if step.kernel.native is not None]
+        return _native.Plan(list(plan.symbols.values()), steps)
+    except ValueError as error:
+        raise PluginError(
+            f"Plan {plan.name!r} cannot be bound on device cpu: {error}. Update the package that provides the kernel."
+        ) from error
+
+
+def _bind_step(step: Step, memory: MemoryMap, indices: Mapping[str, int]) -> _native.Step:
+    return _native.Step(
+        step.kernel.native,
+        [None if operand is None else _bind_operand(operand, memory, indices) for operand in step.inputs],
+        [_bind_operand(operand, memory, indices) for operand in step.outputs],
+        [_as_number(value) for value in step.attribute_values()],
+    )
+
+
+def _bind_operand(operand: Operand, memory: MemoryMap, indices: Mapping[str, int]) -> _native.Operand:
+    dims = [(-1, dim) if isinstance(dim, int) else (indices[dim.symbol], dim.offset) for dim in operand.shape]
+    return _native.Operand(_address(operand, memory), operand.dtype.code, dims)
+
+
+def _address(operand: Operand, memory: MemoryMap) -> int:
+    return memory[operand.place, operand.name] + operand.offset_bytes
+
+
+def _as_number(value: Attribute) -> int | float:
+    return int(value) if isinstance(value, bool) else value

@@ -1,0 +1,64 @@
+"""What this package tells the core at boot: names, and where the rest is. Nothing native is imported before its use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aethermind.plugins import hookimpl
+
+if TYPE_CHECKING:
+    from aethermind.dispatch import Kernel, KernelRegistry
+    from aethermind.hal import Backend, DeviceRegistry, Probe
+
+__all__ = ["doctor_checks", "register_devices", "register_kernels"]
+
+PROVIDER = "aethermind-cpu"
+
+
+@hookimpl
+def register_devices(registry: DeviceRegistry) -> None:
+    """Claim the device name `cpu`."""
+    registry.register("cpu", probe=_probe, open=_open, priority=10, provider=PROVIDER)
+
+
+@hookimpl
+def register_kernels(registry: KernelRegistry) -> None:
+    """Offer the native kernels for it."""
+    registry.register("cpu", _load_kernels, provider=PROVIDER)
+
+
+@hookimpl
+def doctor_checks() -> list[tuple[str, Callable[[], str]]]:
+    """Whether the compiled part loads, and what this CPU has."""
+    return [("cpu: native module", _describe_native_module)]
+
+
+def _probe() -> Probe:
+    from importlib.util import find_spec
+
+    from aethermind.hal import Probe
+
+    if find_spec("aethermind_cpu._native") is None:
+        return Probe(0, "aethermind-cpu was installed without its compiled module; reinstall it with a C++20 compiler.")
+    return Probe(1, "every machine has a CPU")
+
+
+def _open() -> Backend:
+    from aethermind_cpu.backend import CpuBackend
+
+    return CpuBackend()
+
+
+def _load_kernels() -> list[Kernel]:
+    from aethermind_cpu.kernels import kernels
+
+    return kernels()
+
+
+def _describe_native_module() -> str:
+    from aethermind_cpu import _native
+    from aethermind_cpu.isa import isa_limit
+
+    features = ", ".join(_native.cpu_features()) or "no vector extensions beyond the baseline"
+    return f"loaded; this CPU has {features}; kernels may use {isa_limit().label}"

@@ -1,0 +1,19 @@
+"""What every area of the tests shares: the devices that must compute, and one boot of what is installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from aethermind import Runtime
+
+
+@pytest.fixture(scope="session", params=["numpy", "cpu"])
+def device(request: pytest.FixtureRequest) -> str:
+    """Each device on which models must run on any machine; one that is not installed is a failure, not a skip."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def runtime() -> Runtime:
+    """Everything installed, found once."""
+    return Runtime.boot()

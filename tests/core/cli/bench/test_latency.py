@@ -1,0 +1,116 @@
+"""bench latency: rates from token times, fractions from the workload, one JSON object with the promised keys."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from aethermind.cli.bench.latency import Run, summarize
+from aethermind.cli.bench.limits import Limits
+from aethermind.engine.output import CompletionOutput, RequestMetrics, RequestOutput
+
+KEYS = {
+    "prefill_tokens_per_s",
+    "decode_tokens_per_s",
+    "ttft_s",
+    "load_s",
+    "peak_memory_bytes",
+    "weight_bytes",
+    "prefill_limit_fraction",
+    "decode_limit_fraction",
+    "limits",
+}
+
+
+def output(request_id: str, num_tokens: int, first_token_s: float) -> RequestOutput:
+    completion = CompletionOutput(0, "", [1] * num_tokens, None, None, None)
+    return RequestOutput(request_id, None, [], [completion], False, RequestMetrics(100.0, first_token_s, None))
+
+
+class Work:
+    """A workload of round numbers."""
+
+    weight_bytes = 900
+
+    def kv_bytes(self, context: int) -> int:
+        return context
+
+    def prefill_flops(self, num_tokens: int) -> int:
+        return 1000 * num_tokens
+
+
+@pytest.fixture
+def one() -> Run:
+    """One request of 8 tokens: first token after 2 s, then 4 more, one every half second."""
+    run = Run(1, 8)
+    for i in range(5):
+        run.record(output("0", i + 1, 102.0), 102.0 + i / 2)
+    return run
+
+
+def test_one_request(one: Run) -> None:
+    assert (one.ttft_s, one.prefill_s) == (2.0, 2.0)
+    assert one.prefill_tokens_per_s == 4.0
+    assert one.decode_tokens_per_s == 2.0
+    assert one.mean_context == 10
+
+
+def test_tokens_decoded_while_others_prefill_do_not_count() -> None:
+    run = Run(2, 8)
+    run.record(output("0", 1, 101.0), 101.0)
+    run.record(output("0", 2, 101.0), 102.0)
+    run.record(output("1", 1, 104.0), 104.0)
+    run.record(output("0", 3, 101.0), 105.0)
+    run.record(output("1", 2, 104.0), 105.0)
+    assert run.prefill_tokens_per_s == 16 / 4.0
+    assert run.decode_tokens_per_s == 2 / 1.0
+    assert run.ttft_s == 2.5
+
+
+def test_one_token_has_no_decode_rate() -> None:
+    run = Run(1, 8)
+    run.record(output("0", 1, 102.0), 102.0)
+    assert run.decode_tokens_per_s is None
+    summary = summarize([run], Work(), Limits(1e3, {"fp32": 1e3, "bf16": None, "int8": None}), "float32")  # type: ignore[arg-type]
+    assert summary["decode_limit_fraction"] is None
+
+
+def test_fractions(one: Run) -> None:
+    limits = Limits(3640.0, {"fp32": 16000.0, "bf16": None, "int8": None})
+    summary = summarize([one, one, one], Work(), limits, "float32")  # type: ignore[arg-type]
+    assert summary["prefill_limit_fraction"] == pytest.approx(8 * 1000 / 16000 / 2.0)
+    assert summary["decode_limit_fraction"] == pytest.approx((900 + 10) / 3640 / 0.5)
+    assert summarize([one], Work(), limits, "bfloat16")["prefill_limit_fraction"] is None  # type: ignore[arg-type]
+
+
+def test_json_of_a_real_run(invoke: Any) -> None:
+    args = "--device numpy --load-format dummy --prompt-tokens 8 --output-tokens 3 --batch 2 --repeat 1 --json"
+    result = invoke("bench", "latency", *args.split())
+    assert result.exit_code == 0, result.stderr
+    record = json.loads(result.stdout)
+    assert record.keys() >= KEYS
+    assert record["prefill_tokens_per_s"] > 0
+    assert record["decode_tokens_per_s"] > 0
+    assert record["peak_memory_bytes"] > record["weight_bytes"] > 0
+    assert record["limits"] == {"memory_bytes_per_s": None, "flops_per_s": {"fp32": None, "bf16": None, "int8": None}}
+    assert record["decode_limit_fraction"] is None
+
+
+def test_table_for_people(invoke: Any) -> None:
+    result = invoke("bench", "latency", "--device", "numpy", "--prompt-tokens", "4", "--output-tokens", "2")
+    assert result.exit_code == 0, result.stderr
+    for words in ("prefill", "decode", "first token", "peak memory", "not measured by this device"):
+        assert words in result.stdout
+
+
+@pytest.mark.parametrize("option", ["--prompt-tokens", "--output-tokens", "--batch", "--repeat"])
+def test_zero_is_a_usage_error(invoke: Any, option: str) -> None:
+    assert invoke("bench", "latency", option, "0").exit_code == 2
+
+
+def test_too_long_for_the_model_is_a_sentence(invoke: Any) -> None:
+    result = invoke("bench", "latency", "--device", "numpy", "--prompt-tokens", "100000")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: ")

@@ -1,0 +1,136 @@
+"""A stand-in for a model, and plugins that are broken in every way we know, installed for one test."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.testing
+
+from aethermind.cli.app import app
+from aethermind.llm import CompletionOutput, ModelInfo, RequestOutput, SamplingParams
+
+Invoke = Callable[..., typer.testing.Result]
+
+
+@pytest.fixture
+def invoke() -> Invoke:
+    """`invoke("generate", "hi")` runs the command line in this process."""
+    runner = typer.testing.CliRunner()
+    return lambda *args, **options: runner.invoke(app, args, **options)
+
+
+INFO = ModelInfo(
+    model="a/model",
+    architecture="FakeForCausalLM",
+    device="fake:0",
+    device_reason="it was asked for",
+    dtype="float32",
+    num_threads=1,
+    max_model_len=64,
+    num_kv_blocks=4,
+    block_size=16,
+    num_parameters=10,
+    weight_bytes=40,
+    kv_cache_bytes=0,
+    arena_bytes=0,
+    load_s=0.25,
+    placement="everywhere",
+    num_native_breaks=0,
+)
+
+
+def request_output(
+    text: str, token_ids: list[int], *, finish_reason: str | None = None, request_id: str = "0", now: float = 0.0
+) -> RequestOutput:
+    """An answer to a prompt of two tokens that came at 10 s; its first token came at 10.5 s, the last `now` later."""
+    from aethermind.engine.output import RequestMetrics
+
+    completion = CompletionOutput(0, text, token_ids, None, finish_reason, None)
+    metrics = RequestMetrics(10.0, 10.5, 10.5 + now if finish_reason else None)
+    return RequestOutput(request_id, "hi", [7, 8], [completion], finish_reason is not None, metrics)
+
+
+class FakeLLM:
+    """Answers with the given growing texts, a token each and 0.1 s apart; an exception among them is raised there."""
+
+    info = INFO
+
+    def __init__(self, *texts: str | BaseException) -> None:
+        self.texts = texts
+        self.prompts: list[Any] = []
+        self.params: list[SamplingParams] = []
+        self.options: dict[str, Any] = {}
+        self.is_closed = False
+        self.is_stream_closed = False
+
+    def stream(self, prompt: Any, params: SamplingParams) -> Iterator[RequestOutput]:
+        self.prompts.append(prompt)
+        self.params.append(params)
+        try:
+            for i, text in enumerate(self.texts):
+                if isinstance(text, BaseException):
+                    raise text
+                reason = "stop" if i == len(self.texts) - 1 else None
+                yield request_output(text, list(range(i + 1)), finish_reason=reason, now=0.1 * i)
+        finally:
+            self.is_stream_closed = True
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def fake_llm(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeLLM]:
+    """`fake_llm("a", "ab")` is the model that commands open from then on."""
+
+    def install(*texts: str | BaseException) -> FakeLLM:
+        llm = FakeLLM(*texts)
+
+        def open_fake(model: str, **options: Any) -> FakeLLM:
+            llm.options = {"model": model, **options}
+            return llm
+
+        monkeypatch.setattr("aethermind.llm.LLM", open_fake)
+        return llm
+
+    return install
+
+
+@pytest.fixture
+def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`install_plugin("name", source)` puts a distribution `fake-name 9.9` with one entry point on sys.path."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def install(name: str, source: str, contract: str = "1") -> None:
+        module = f"fake_plugin_{name}"
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        (tmp_path / f"{module}.py").write_text(source)
+        metadata = tmp_path / f"fake_{name}-9.9.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: fake-{name}\nVersion: 9.9\n")
+        (metadata / "entry_points.txt").write_text(f"[aethermind.plugins.v{contract}]\n{name} = {module}\n")
+
+    return install
+
+
+@pytest.fixture
+def broken_plugins(install_plugin: Callable[..., None]) -> dict[str, str]:
+    """Five plugins that fail, with words that must occur in the explanation of each."""
+    hook = "from aethermind.plugins import hookimpl\n@hookimpl\n"
+    claim = "registry.register('numpy', probe=None, open=None, provider='fake-thief')"
+    install_plugin("raises", "raise RuntimeError('no such luck')")
+    install_plugin("exits", "import sys\nsys.exit(3)")
+    install_plugin("future", "", contract="99")
+    install_plugin("thief", f"{hook}def register_devices(registry):\n    {claim}\n")
+    install_plugin("mute", hook + "def register_commands(app):\n    raise KeyError('verb')\n")
+    return {
+        "raises": "no such luck",
+        "exits": "SystemExit",
+        "future": "contract 99",
+        "thief": "claimed by both aethermind-core and fake-thief",
+        "mute": "register_commands raised KeyError",
+    }

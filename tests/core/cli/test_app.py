@@ -1,0 +1,120 @@
+"""The command line as a whole: help, exit codes, errors as sentences, and what is not imported."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import typer
+
+from aethermind.cli.app import app
+from aethermind.errors import DeviceError
+
+VERBS = (
+    (),
+    ("generate",),
+    ("doctor",),
+    ("explain",),
+    ("plugins",),
+    ("plugins", "list"),
+    ("bench",),
+    ("bench", "latency"),
+    ("bench", "limits"),
+)
+
+
+def example_lines(help_text: str) -> list[str]:
+    return [line.strip() for line in help_text.partition("Examples:")[2].splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: " ".join(verb) or "aethermind")
+def test_help_has_examples_that_parse(invoke: Any, verb: tuple[str, ...]) -> None:
+    result = invoke(*verb, "--help")
+    assert result.exit_code == 0
+    assert "\x1b" not in result.stdout
+    lines = example_lines(result.stdout)
+    assert lines
+    for line in lines:
+        words = shlex.split(line.rpartition("| ")[2])
+        assert words[0] == "aethermind"
+        assert words[1 : 1 + len(verb)] == list(verb)
+        parse(words[1:])
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command to the end of its options without running it; raises where it is wrong."""
+    command: Any = typer.main.get_group(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    command.make_context("example", words)
+
+
+def test_every_verb_is_covered() -> None:
+    root: Any = typer.main.get_group(app)
+    found = {()}
+    for name, command in root.commands.items():
+        found.add((name,))
+        found.update((name, inner) for inner in getattr(command, "commands", ()))
+    assert found == set(VERBS)
+
+
+def test_version(invoke: Any) -> None:
+    result = invoke("--version")
+    assert result.exit_code == 0
+    assert re.fullmatch(r"aethermind \d+\.\d+\.\d+\S*\n", result.stdout)
+
+
+@pytest.mark.parametrize(
+    "args", [("frobnicate",), ("generate", "hi", "--frobnicate"), ("generate", "hi", "--top-p", "x")]
+)
+def test_unknown_words_are_usage_errors(invoke: Any, args: tuple[str, ...]) -> None:
+    result = invoke(*args)
+    assert result.exit_code == 2
+    assert "Error: " in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_our_errors_are_sentences(invoke: Any, fake_llm: Any) -> None:
+    fake_llm(DeviceError("The device caught fire. Put it out."))
+    result = invoke("generate", "hi")
+    assert result.exit_code == 2
+    assert result.stderr == "Error: The device caught fire. Put it out.\n"
+
+
+def test_other_errors_are_bugs_with_a_way_to_the_traceback(
+    invoke: Any, fake_llm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_llm(ZeroDivisionError("oh"))
+    result = invoke("generate", "hi")
+    assert result.exit_code == 1
+    assert "ZeroDivisionError: oh" in result.stderr
+    assert "AETHERMIND_LOG=debug" in result.stderr
+    monkeypatch.setenv("AETHERMIND_LOG", "debug")
+    assert isinstance(invoke("generate", "hi").exception, ZeroDivisionError)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; sys.argv = ['aethermind', '--help']\n"
+        "from aethermind.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'numpy', 'rich', 'tokenizers', 'jinja2', 'pydantic', 'torch', 'aethermind.llm'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "generate" in result.stdout
+    assert result.stderr.strip() == "[]"
+
+
+def test_module_runs_as_the_command() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "aethermind", "generate", "hi", "--temperature", "-1"], capture_output=True, text=True
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith("Error: temperature is -1.0")
+    assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,39 @@
+"""Columns, units and colours."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from aethermind.cli import console
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_columns_align_and_leave_no_trailing_space() -> None:
+    rows = [("a", "b", "last"), ("long", "", ""), ("title of its own",), ()]
+    assert console.columns(rows, indent=" ").split("\n") == [" a     b  last", " long", " title of its own", ""]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (2.5e9, "2.50 GB"), (-3e6, "-3.00 MB"), (7e15, "7000.00 TB")],
+)
+def test_quantity(value: float, text: str) -> None:
+    assert console.quantity(value, "B") == text
+
+
+def test_style_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert console.style("x", "red", io.StringIO()) == "x"
+    assert console.style("x", "red", Terminal()) == "\x1b[31mx\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert console.style("x", "red", Terminal()) == "x"
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert console.style("x", "red", Terminal()) == "x"

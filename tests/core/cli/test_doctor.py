@@ -1,0 +1,75 @@
+"""doctor: it always answers, whatever is broken."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+HOOK = "from aethermind.plugins import hookimpl\n"
+
+
+def test_reports_machine_devices_and_plugins(invoke: Any) -> None:
+    report = json.loads(invoke("doctor", "--json").stdout)
+    assert report["contract"] == 1
+    assert report["machine"]["num_cores"] >= 1
+    devices = {device["name"]: device for device in report["devices"]}
+    assert devices["numpy"]["is_available"]
+    assert devices["numpy"]["dtypes"][0] == "float32"
+    assert report["auto_device"] in devices
+    assert report["auto_device"] != "null"
+    assert "demo" in report["models"]
+    assert "Qwen2ForCausalLM" in report["architectures"]
+    assert report["libraries"]["numpy"]
+
+
+def test_text_says_the_same(invoke: Any) -> None:
+    result = invoke("doctor")
+    assert result.exit_code == 0
+    for word in ("Machine", "Devices (auto is ", "Plugins", "numpy", "available", "qwen2", "Qwen3ForCausalLM"):
+        assert word in result.stdout
+
+
+def test_devices_stand_in_the_order_of_auto(invoke: Any) -> None:
+    priorities = [device["priority"] for device in json.loads(invoke("doctor", "--json").stdout)["devices"]]
+    assert priorities == sorted(priorities, reverse=True)
+
+
+def test_names_every_broken_plugin(invoke: Any, broken_plugins: dict[str, str]) -> None:
+    result = invoke("doctor")
+    assert result.exit_code == 0
+    for name, reason in broken_plugins.items():
+        assert f"fake-{name} 9.9" in result.stdout
+        assert reason in result.stdout
+    devices = json.loads(invoke("doctor", "--json").stdout)["devices"]
+    assert "aethermind-core" in [device["provider"] for device in devices if device["name"] == "numpy"]
+
+
+def test_a_device_whose_probe_or_backend_raises_is_absent(invoke: Any, install_plugin: Any) -> None:
+    source = (
+        "from aethermind.hal.device import Probe\n"
+        "@hookimpl\n"
+        "def register_devices(registry):\n"
+        "    registry.register('badprobe', probe=lambda: 1 / 0, open=None, priority=99, provider='fake')\n"
+        "    registry.register('badopen', probe=lambda: Probe(1, 'here'), open=lambda: 1 / 0, provider='fake')\n"
+    )
+    install_plugin("baddevices", HOOK + source)
+    devices = {device["name"]: device for device in json.loads(invoke("doctor", "--json").stdout)["devices"]}
+    for name in ("badprobe", "badopen"):
+        assert not devices[name]["is_available"]
+        assert "ZeroDivisionError" in devices[name]["reason"]
+
+
+def test_runs_the_checks_of_plugins(invoke: Any, install_plugin: Any) -> None:
+    check = "@hookimpl\ndef doctor_checks():\n    return [('pulse', lambda: {result})]\n"
+    install_plugin("alive", HOOK + check.format(result="'72 a minute'"))
+    install_plugin("dead", HOOK + check.format(result="1 / 0"))
+    checks = {check["plugin"]: check["result"] for check in json.loads(invoke("doctor", "--json").stdout)["checks"]}
+    assert checks["alive"] == "72 a minute"
+    assert "ZeroDivisionError" in checks["dead"]
+
+
+def test_says_when_an_allow_list_is_set(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AETHERMIND_PLUGINS", "qwen2")
+    assert "AETHERMIND_PLUGINS lets only these load: qwen2" in invoke("doctor").stdout

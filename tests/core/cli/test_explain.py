@@ -1,0 +1,91 @@
+"""explain: every step told, equal layers once, each kernel with its reason."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from aethermind import Runtime
+from aethermind.cli.explain import sections
+from aethermind.engine.loader import PlannedModel, plan_model
+
+
+@pytest.fixture(scope="module")
+def planned(runtime: Runtime) -> PlannedModel:
+    return plan_model(runtime, "demo", device="numpy")
+
+
+def test_sections_tell_every_step_once(planned: PlannedModel) -> None:
+    operators = {operator.name for operator in planned.operators}
+    found = sections(planned.compiled, operators)
+    assert sum(len(s.steps) * max(len(s.layers), 1) for s in found) == len(planned.compiled.plan.steps)
+    layers = sorted(layer for section in found for layer in section.layers)
+    assert layers == list(range(planned.model.config.num_hidden_layers))
+    assert (found[0].title, found[-1].title) == ("before the layers", "after the layers")
+    assert any("×" in section.title for section in found)
+
+
+def test_paths_lead_from_composite_to_operator(planned: PlannedModel) -> None:
+    operators = {operator.name for operator in planned.operators}
+    lines = {(line.scope, line.path) for section in sections(planned.compiled, operators) for line in section.steps}
+    assert ("mlp", "mlp_swiglu/gate_up_silu/silu") in lines
+    assert ("self_attn", "qkv_rope_cache_write/rope") in lines
+    assert ("", "embedding") in lines
+
+
+def test_json_agrees_with_the_plan(invoke: Any, planned: PlannedModel) -> None:
+    report = json.loads(invoke("explain", "--device", "numpy", "--json").stdout)
+    assert report["device"] == "numpy:0"
+    assert report["num_steps"] == report["num_native_breaks"] == len(planned.compiled.plan.steps)
+    assert report["fallbacks"] == []
+    assert report["memory"]["arena_bytes"] == planned.compiled.memory.arena_bytes
+    assert report["memory"]["lower_bound_bytes"] <= report["memory"]["arena_bytes"]
+    step = report["sections"][0]["steps"][0]
+    assert set(step) == {"scope", "operator", "path", "kernel", "priority", "is_native", "is_fallback", "rejected"}
+
+
+def test_text(invoke: Any) -> None:
+    result = invoke("explain", "--device", "numpy", "--dtype", "float32")
+    assert result.exit_code == 0
+    for words in ("Qwen2ForCausalLM on numpy:0 (float32)", "after the layers", "→ reference", "Intermediate values"):
+        assert words in result.stdout
+
+
+def test_rejected_kernels_carry_reasons_and_fallbacks_are_named(invoke: Any, install_plugin: Any) -> None:
+    """A device that has one kernel, for float64 only: everything else falls back to the reference."""
+    install_plugin(
+        "halfdone",
+        "from aethermind.plugins import hookimpl\n"
+        "from aethermind.hal.device import Probe\n"
+        "def open_backend():\n"
+        "    from aethermind.hal.numpy_backend import NumpyBackend\n"
+        "    backend = NumpyBackend()\n"
+        "    backend.name = 'halfdone'\n"
+        "    return backend\n"
+        "@hookimpl\n"
+        "def register_devices(registry):\n"
+        "    registry.register('halfdone', probe=lambda: Probe(1, 'always'), open=open_backend, provider='fake')\n"
+        "@hookimpl\n"
+        "def register_kernels(registry):\n"
+        "    registry.register('halfdone', kernels, provider='fake')\n"
+        "def kernels():\n"
+        "    from aethermind.dispatch import Kernel\n"
+        "    from aethermind.hal.dtype import DType\n"
+        "    return [Kernel('lm_head', 'halfdone', 'fake/lm_head', frozenset({DType.FLOAT64}), function=print)]\n",
+    )
+    report = json.loads(invoke("explain", "--device", "halfdone", "--json").stdout)
+    assert "lm_head" in report["fallbacks"]
+    (head,) = [step for section in report["sections"] for step in section["steps"] if step["operator"] == "lm_head"]
+    assert head["is_fallback"]
+    assert head["rejected"][0]["kernel"] == "fake/lm_head"
+    assert "float64" in head["rejected"][0]["reason"]
+    text = invoke("explain", "--device", "halfdone").stdout
+    assert "fallback; fake/lm_head: computes float64" in text
+
+
+def test_unknown_model_is_a_sentence(invoke: Any) -> None:
+    result = invoke("explain", "--model", "nothing-like-it")
+    assert result.exit_code == 2
+    assert "nothing-like-it" in result.stderr

@@ -1,0 +1,211 @@
+"""generate: where prompts come from, what is printed where, and how it ends early."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aethermind.cli.generate import TextWriter
+
+SEED = ("--device", "numpy", "--max-tokens", "6", "--seed", "3")
+
+
+def test_streams_each_part_once(invoke: Any, fake_llm: Any) -> None:
+    llm = fake_llm("Hel", "Hello", "Hello", "Hello there")
+    result = invoke("generate", "hi")
+    assert result.exit_code == 0
+    assert result.stdout == "Hello there\n"
+    assert result.stderr == ""
+    assert llm.prompts == ["hi"]
+    assert llm.is_closed
+    assert llm.is_stream_closed
+
+
+def test_writer_flushes_what_is_new_and_ends_the_line() -> None:
+    stream = io.StringIO()
+    writer = TextWriter(stream)
+    seen = []
+    for text in ("", "a", "ab", "ab"):
+        writer.show(text)
+        seen.append(stream.getvalue())
+    writer.finish("abc")
+    assert seen == ["", "a", "ab", "ab"]
+    assert stream.getvalue() == "abc\n"
+    ended = io.StringIO()
+    TextWriter(ended).finish("line\n")
+    assert ended.getvalue() == "line\n"
+
+
+def test_no_stream_prints_the_same(invoke: Any, fake_llm: Any) -> None:
+    fake_llm("a", "ab")
+    assert invoke("generate", "hi", "--no-stream").stdout == "ab\n"
+
+
+def test_stats_go_to_stderr(invoke: Any, fake_llm: Any) -> None:
+    fake_llm("a", "ab", "abc")
+    result = invoke("generate", "hi", "--stats", "--seed", "5")
+    assert result.stdout == "abc\n"
+    assert result.stderr == "[2 + 3 tokens · first after 500 ms · then 10.0 tokens/s · fake:0 float32 · seed 5]\n"
+
+
+def test_json_is_one_object(invoke: Any, fake_llm: Any) -> None:
+    fake_llm("a", "ab", "äbc")
+    result = invoke("generate", "hi", "--json", "--seed", "5")
+    record = json.loads(result.stdout)
+    assert record["prompt_token_ids"] == [7, 8]
+    assert (record["text"], record["token_ids"]) == ("äbc", [0, 1, 2])
+    assert (record["finish_reason"], record["seed"]) == ("stop", 5)
+    assert record["metrics"]["ttft_s"] == pytest.approx(0.5)
+    assert record["metrics"]["decode_tokens_per_s"] == pytest.approx(10.0)
+    assert record["model"]["device"] == "fake:0"
+
+
+def test_options_reach_the_model_and_the_sampler(invoke: Any, fake_llm: Any) -> None:
+    llm = fake_llm("a")
+    options = (
+        "--model there --device cuda:1 --dtype bfloat16 --load-format dummy --max-model-len 32 --num-kv-blocks 2 "
+        "--block-size 8 --threads 3 --max-tokens 9 --temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 "
+        "--repetition-penalty 1.1 --seed 8 --stop x --stop yy --ignore-eos"
+    )
+    assert invoke("generate", "hi", *options.split()).exit_code == 0
+    wanted = {
+        "model": "there",
+        "device": "cuda:1",
+        "dtype": "bfloat16",
+        "load_format": "dummy",
+        "max_model_len": 32,
+        "num_kv_blocks": 2,
+        "block_size": 8,
+        "num_threads": 3,
+    }
+    assert wanted.items() <= llm.options.items()
+    (params,) = llm.params
+    assert (params.max_tokens, params.temperature, params.top_k, params.top_p) == (9, 0.5, 4, 0.9)
+    assert (params.min_p, params.repetition_penalty, params.seed) == (0.1, 1.1, 8)
+    assert (params.stop, params.ignore_eos) == (("x", "yy"), True)
+
+
+def test_model_comes_from_the_environment_then_is_the_demo(
+    invoke: Any, fake_llm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = fake_llm("a")
+    monkeypatch.delenv("AETHERMIND_MODEL", raising=False)
+    invoke("generate", "hi")
+    assert llm.options["model"] == "demo"
+    monkeypatch.setenv("AETHERMIND_MODEL", "elsewhere")
+    invoke("generate", "hi")
+    assert llm.options["model"] == "elsewhere"
+
+
+def test_prompts_from_stdin_and_files_lose_one_newline(invoke: Any, fake_llm: Any, tmp_path: Path) -> None:
+    llm = fake_llm("a")
+    invoke("generate", "-", input="Grüße\n\n")
+    (tmp_path / "prompt.txt").write_text("two\nlines\n")
+    invoke("generate", "--prompt-file", str(tmp_path / "prompt.txt"))
+    assert llm.prompts == ["Grüße\n", "two\nlines"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((), ["no prompt", "--prompt-file"]),
+        (("hi", "--prompt-file", "x"), ["two prompts"]),
+        (("--prompt-file", "missing.txt"), ["missing.txt", "No such file"]),
+        (("hi", "--temperature", "-1"), ["temperature", "-1.0"]),
+        (("hi", "--top-p", "2"), ["top_p", "2.0"]),
+        (("hi", "--max-tokens", "0"), ["max_tokens", "0"]),
+        (("hi", "--min-p", "1.5"), ["min_p", "1.5"]),
+        (("hi", "--repetition-penalty", "0"), ["repetition_penalty", "0.0"]),
+        (("hi", "--seed", "-1"), ["seed", "-1"]),
+        (("hi", "--stop", ""), ["stop"]),
+        (("hi", "--device", "abacus"), ["abacus", "numpy"]),
+        (("hi", "--model", "nothing-like-it"), ["nothing-like-it", "demo"]),
+        (("hi", "--load-format", "wishful"), ["load_format", "wishful"]),
+        (("hi", "--quantization", "int0"), ["int0"]),
+        (("hi", "--threads", "0"), ["num_threads", "0"]),
+        (("hi", "--device", "numpy", "--dtype", "int8"), ["int8"]),
+        (("", "--device", "numpy"), ["prompt is empty"]),
+    ],
+)
+def test_bad_values_are_one_sentence(invoke: Any, args: tuple[str, ...], words: list[str]) -> None:
+    result = invoke("generate", *args)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    assert len(result.stderr.splitlines()) == 1
+    for word in words:
+        assert word in result.stderr
+
+
+def test_prompt_that_is_not_text(invoke: Any) -> None:
+    result = invoke("generate", "-", input=b"ab\xff")
+    assert result.exit_code == 2
+    assert "byte 2" in result.stderr
+
+
+def test_interrupt_keeps_what_was_written(invoke: Any, fake_llm: Any) -> None:
+    llm = fake_llm("a", "ab", KeyboardInterrupt())
+    result = invoke("generate", "hi", "--stats")
+    assert result.exit_code == 130
+    assert result.stdout == "ab\n"
+    assert "2 + 2 tokens" in result.stderr
+    assert llm.is_stream_closed
+    assert llm.is_closed
+
+
+def test_interrupted_json_says_so(invoke: Any, fake_llm: Any) -> None:
+    fake_llm("a", KeyboardInterrupt())
+    result = invoke("generate", "hi", "--json")
+    assert result.exit_code == 130
+    record = json.loads(result.stdout)
+    assert record["finish_reason"] == "abort"
+    assert record["metrics"]["decode_tokens_per_s"] is None
+
+
+def test_interrupt_before_the_first_token(invoke: Any, fake_llm: Any) -> None:
+    fake_llm(KeyboardInterrupt())
+    result = invoke("generate", "hi", "--stats")
+    assert (result.exit_code, result.output) == (130, "")
+
+
+def test_demo_model_answers_the_same_for_a_seed(invoke: Any) -> None:
+    streamed = invoke("generate", "Once upon a time", *SEED)
+    assert streamed.exit_code == 0, streamed.stderr
+    assert streamed.stdout.strip()
+    record = json.loads(invoke("generate", "Once upon a time", *SEED, "--json").stdout)
+    assert record["text"].rstrip("\n") == streamed.stdout.rstrip("\n")
+    assert len(record["token_ids"]) <= 6
+    assert record["model"]["architecture"] == "Qwen2ForCausalLM"
+
+
+def generate_process() -> subprocess.Popen[bytes]:
+    args = ("generate", "Once upon a time", "--device", "numpy", "--ignore-eos", "--max-tokens", "1500")
+    return subprocess.Popen([sys.executable, "-m", "aethermind", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_ctrl_c_ends_cleanly() -> None:
+    with generate_process() as process:
+        assert process.stdout is not None
+        process.stdout.read(5)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == b""
+    assert rest.endswith(b"\n")
+
+
+def test_closed_pipe_is_quiet() -> None:
+    with generate_process() as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(5)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) != 0

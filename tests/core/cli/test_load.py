@@ -1,0 +1,32 @@
+"""The progress bar: for people who wait, and only for them."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from aethermind.cli import load
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "patience_s", "is_drawn"),
+    [(Terminal(), 0.0, True), (Terminal(), 3600.0, False), (io.StringIO(), 0.0, False)],
+    ids=["slow on a terminal", "quick on a terminal", "slow in a pipe"],
+)
+def test_bar_is_drawn_on_terminals_when_loading_takes_long(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, patience_s: float, is_drawn: bool
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(load, "PATIENCE_S", patience_s)
+    monkeypatch.setenv("TERM", "xterm")
+    with load.LoadProgress() as progress:
+        for done in range(1, 4):
+            progress(done, 3)
+    assert ("Loading" in stream.getvalue()) == is_drawn

@@ -1,0 +1,86 @@
+"""Memory is aligned, counted, given back once, and refused in a sentence."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from aethermind.errors import DeviceError, InvalidArgumentError, OutOfMemoryError
+from aethermind.hal import DType, MemoryKind, Tensor
+from aethermind.hal.device import DeviceId
+from aethermind_cpu.allocator import CpuAllocator
+
+HUGE_PAGE = 2 << 20
+
+
+@pytest.fixture
+def allocator() -> CpuAllocator:
+    return CpuAllocator(DeviceId("cpu"))
+
+
+@pytest.mark.parametrize(
+    "nbytes", [0, 1, 63, 64, 65, 4096, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 1, 3 * HUGE_PAGE + 77]
+)
+@pytest.mark.parametrize("kind", list(MemoryKind))
+def test_every_byte_of_an_aligned_block_can_be_used(allocator: CpuAllocator, nbytes: int, kind: MemoryKind) -> None:
+    buffer = allocator.alloc(nbytes, kind)
+    assert buffer.nbytes == nbytes
+    assert buffer.kind is kind
+    assert buffer.is_host_accessible
+    assert buffer.address % (HUGE_PAGE if nbytes >= HUGE_PAGE else 64) == 0
+    array = Tensor.of(buffer, DType.UINT8, (nbytes,)).numpy()
+    array[:] = 7
+    assert int(array.sum()) == 7 * nbytes
+
+
+def test_blocks_are_counted(allocator: CpuAllocator) -> None:
+    first = allocator.alloc(1000)
+    second = allocator.alloc(HUGE_PAGE + 1)
+    stats = allocator.stats()
+    assert stats.allocated_bytes == 1000 + HUGE_PAGE + 1
+    assert stats.reserved_bytes == 1024 + 2 * HUGE_PAGE
+    assert stats.num_allocations == 2
+    second.free()
+    assert allocator.stats().allocated_bytes == 1000
+    assert allocator.stats().reserved_bytes == 1024
+    del first
+    after = allocator.stats()
+    assert (after.allocated_bytes, after.reserved_bytes) == (0, 0)
+    assert (after.peak_bytes, after.num_allocations) == (stats.allocated_bytes, 2)
+
+
+def test_freeing_twice_is_an_error(allocator: CpuAllocator) -> None:
+    buffer = allocator.alloc(10)
+    buffer.free()
+    with pytest.raises(DeviceError, match="freed already"):
+        buffer.free()
+
+
+@pytest.mark.parametrize("nbytes", [1 << 45, 1 << 59, 1 << 62])
+def test_too_much_is_refused_with_what_is_free_and_what_to_lower(allocator: CpuAllocator, nbytes: int) -> None:
+    with pytest.raises(OutOfMemoryError) as caught:
+        allocator.alloc(nbytes)
+    message = str(caught.value)
+    assert f"Could not allocate {nbytes / (1 << 30):.2f} GiB on cpu:0" in message
+    assert "are free" in message
+    assert "Lower --max-model-len" in message
+    assert allocator.stats().num_allocations == 0
+
+
+def test_a_negative_size_is_refused(allocator: CpuAllocator) -> None:
+    with pytest.raises(InvalidArgumentError, match="-1 bytes"):
+        allocator.alloc(-1)
+
+
+def test_threads_may_share_an_allocator(allocator: CpuAllocator) -> None:
+    def work() -> None:
+        for nbytes in range(200):
+            allocator.alloc(nbytes).free()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (allocator.stats().allocated_bytes, allocator.stats().num_allocations) == (0, 800)

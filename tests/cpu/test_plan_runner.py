@@ -1,0 +1,220 @@
+"""A plan runs its native steps in order on any number of workers, allocates nothing, and tells what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.cpu.native_kernel import ABI_VERSION, memory, native_kernel, plan, share, step, tensor
+
+from aethermind.dispatch import Kernel
+from aethermind.errors import PluginError
+from aethermind.hal import DType
+from aethermind.ops.dims import SymDim
+from aethermind_cpu import _native
+from aethermind_cpu.backend import CpuBackend
+
+T = SymDim("T")
+
+
+@pytest.fixture
+def backend() -> Iterator[CpuBackend]:
+    backend = CpuBackend()
+    yield backend
+    backend.close()
+
+
+def add(inputs: Any, outputs: Any, _: Any, team: Any) -> None:
+    rows = share(outputs[0].shape[0], team)
+    outputs[0].array()[rows] = inputs[0].array()[rows] + inputs[1].array()[rows]
+
+
+def scale(inputs: Any, outputs: Any, attrs: Any, team: Any) -> None:
+    """Reads rows that another worker wrote, so it is wrong unless a barrier lies between the steps."""
+    rows = share(outputs[0].shape[0], team)
+    outputs[0].array()[rows] = inputs[0].array()[::-1][rows] * attrs[0].f
+
+
+ADD = native_kernel(add, 2, 1)
+SCALE = native_kernel(scale, 1, 1, 1)
+
+
+def sum_then_scale(max_rows: int) -> Any:
+    a, b, total, out = (tensor(name, T, 3) for name in ("a", "b", "total", "out"))
+    return plan(step(ADD, [a, b], [total]), step(SCALE, [total], [out], factor=2.5), T=max_rows)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_steps_run_in_order_on_any_number_of_workers(backend: CpuBackend, num_threads: int) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.standard_normal((9, 3), np.float32) for name in ("a", "b", "total", "out")}
+    assert backend.set_num_threads(num_threads) == num_threads
+    executable = backend.compile(sum_then_scale(9), memory(**arrays))
+    assert executable.num_native_breaks == 0
+    stream = backend.streams.default()
+    for rows in (9, 1, 0, 4, 5):
+        arrays["out"][:] = np.nan
+        executable.run((rows,), stream)
+        stream.synchronize()
+        expected = (arrays["a"][:rows] + arrays["b"][:rows])[::-1] * np.float32(2.5)
+        np.testing.assert_array_equal(arrays["out"][:rows], expected)
+        assert np.isnan(arrays["out"][rows:]).all()
+
+
+def test_the_number_of_workers_may_change_between_runs(backend: CpuBackend) -> None:
+    seen: list[int] = []
+    kernel = native_kernel(lambda *args: seen.append(args[3].num_workers), 0, 0)
+    executable = backend.compile(plan(step(kernel, [], [])), {})
+    stream = backend.streams.default()
+    for num_threads in (1, 3, 2):
+        backend.set_num_threads(num_threads)
+        executable.run((), stream)
+        stream.synchronize()
+        assert seen == [num_threads] * num_threads
+        seen.clear()
+
+
+def test_only_the_steps_asked_for_run(backend: CpuBackend) -> None:
+    ran: list[int] = []
+
+    def recorder(number: int) -> Kernel:
+        return native_kernel(lambda *_: ran.append(number), 0, 0)
+
+    backend.set_num_threads(1)
+    executable = backend.compile(plan(*(step(recorder(i), [], []) for i in range(5))), {})
+    stream = backend.streams.default()
+    executable.run_steps((), 1, 4, stream)
+    executable.run_steps((), 2, 2, stream)
+    stream.synchronize()
+    assert ran == [1, 2, 3]
+
+
+def test_tickets_are_unique_and_restart_with_every_step(backend: CpuBackend) -> None:
+    def count(_: Any, outputs: Any, __: Any, team: Any) -> None:
+        counts = outputs[0].array()
+        while (ticket := team.claim(team)) < len(counts):
+            counts[ticket] += 1
+
+    backend.set_num_threads(3)
+    counts = np.zeros(50, np.int64)
+    kernel = native_kernel(count, 0, 1)
+    steps = [step(kernel, [], [tensor("counts", 50, dtype=DType.INT64)]) for _ in range(4)]
+    executable = backend.compile(plan(*steps), memory(counts=counts))
+    stream = backend.streams.default()
+    executable.run((), stream)
+    executable.run((), stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(counts, 8)
+
+
+def test_a_kernel_may_have_phases(backend: CpuBackend) -> None:
+    def rotate(_: Any, outputs: Any, __: Any, team: Any) -> None:
+        first, second = outputs[0].array(), outputs[1].array()
+        first[team.worker] = team.worker + 1
+        team.barrier(team)
+        second[team.worker] = first[(team.worker + 1) % team.num_workers]
+
+    backend.set_num_threads(3)
+    first, second = np.zeros(3, np.int64), np.zeros(3, np.int64)
+    outputs = [tensor("first", 3, dtype=DType.INT64), tensor("second", 3, dtype=DType.INT64)]
+    executable = backend.compile(
+        plan(step(native_kernel(rotate, 0, 2), [], outputs)), memory(first=first, second=second)
+    )
+    executable.run((), backend.streams.default())
+    backend.streams.default().synchronize()
+    assert second.tolist() == [2, 3, 1]
+
+
+def test_scratch_is_private_aligned_and_sized_for_the_greatest_shapes(backend: CpuBackend) -> None:
+    asked: list[tuple[int, int]] = []
+    scratch: dict[int, int] = {}
+
+    def scratch_bytes(_: Any, outputs: Any, __: Any, num_workers: int) -> int:
+        asked.append((outputs[0].shape[0], num_workers))
+        return outputs[0].shape[0] * 100
+
+    def run(_: Any, __: Any, ___: Any, team: Any) -> None:
+        scratch[team.worker] = team.scratch
+
+    backend.set_num_threads(2)
+    kernel = native_kernel(run, 0, 1, scratch_bytes=scratch_bytes)
+    executable = backend.compile(
+        plan(step(kernel, [], [tensor("out", SymDim("T", 1))]), T=99), memory(out=np.zeros(100, np.float32))
+    )
+    executable.run((1,), backend.streams.default())
+    backend.streams.default().synchronize()
+    assert asked == [(100, 2)]
+    assert sorted(scratch) == [0, 1]
+    assert abs(scratch[0] - scratch[1]) >= 100 * 100
+    assert all(address % 64 == 0 for address in scratch.values())
+
+
+def test_absent_inputs_and_attributes_arrive(backend: CpuBackend) -> None:
+    seen: list[Any] = []
+
+    def run(inputs: Any, _: Any, attrs: Any, __: Any) -> None:
+        seen.extend([inputs[0].data, inputs[0].ndim, attrs[0].i, attrs[1].f, attrs[2].i])
+
+    backend.set_num_threads(1)
+    kernel = native_kernel(run, 1, 0, 3)
+    executable = backend.compile(plan(step(kernel, [None], [], window=7, scale=0.5, interleaved=True)), {})
+    executable.run((), backend.streams.default())
+    backend.streams.default().synchronize()
+    assert seen == [None, 0, 7, 0.5, 1]
+
+
+def test_repeated_runs_allocate_nothing(backend: CpuBackend) -> None:
+    backend.set_num_threads(2)
+    arrays = {name: np.zeros((9, 3), np.float32) for name in ("a", "b", "total", "out")}
+    executable = backend.compile(sum_then_scale(9), memory(**arrays))
+    stream = backend.streams.default()
+    before = _native.allocation_count(), backend.allocator.stats()
+    for rows in (1, 2, 9) * 10:
+        executable.run((rows,), stream)
+        stream.synchronize()
+    assert (_native.allocation_count(), backend.allocator.stats()) == before
+
+
+def test_a_python_step_runs_in_order_between_native_ones(backend: CpuBackend) -> None:
+    def negate(inputs: Any, outputs: Any, attributes: Any) -> None:
+        outputs[0][:] = -inputs[0] * attributes["factor"]
+
+    python = Kernel("test", "cpu", "cpu/python", frozenset({DType.FLOAT32}), function=negate)
+    a, b, total, middle, out = (tensor(name, T, 3) for name in ("a", "b", "total", "middle", "out"))
+    mixed = plan(
+        step(ADD, [a, b], [total]),
+        step(python, [total], [middle], factor=3.0),
+        step(SCALE, [middle], [out], factor=2.0),
+        T=4,
+    )
+    arrays = {name: np.ones((4, 3), np.float32) for name in ("a", "b", "total", "middle", "out")}
+    executable = backend.compile(mixed, memory(**arrays))
+    assert executable.num_native_breaks == 1
+    executable.run((3,), backend.streams.default())
+    backend.streams.default().synchronize()
+    np.testing.assert_array_equal(arrays["out"], [[-12.0] * 3] * 3 + [[1.0] * 3])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "problem"),
+    [
+        (native_kernel(add, 3, 1), "2 inputs given, 3 expected"),
+        (native_kernel(add, 2, 2), "1 outputs given, 2 expected"),
+        (native_kernel(add, 2, 1, 1), "0 attributes given, 1 expected"),
+        (native_kernel(add, 2, 1, abi_version=ABI_VERSION + 1), "it speaks kernel ABI 2, this runner speaks 1"),
+    ],
+)
+def test_a_kernel_that_does_not_fit_is_named(backend: CpuBackend, kernel: Kernel, problem: str) -> None:
+    a, b, out = (tensor(name, T, 3) for name in ("a", "b", "out"))
+    array = np.zeros((1, 3), np.float32)
+    with pytest.raises(PluginError, match=f"kernel test/ctypes: {problem}"):
+        backend.compile(plan(step(kernel, [a, b], [out]), T=1), memory(a=array, b=array, out=array))
+
+
+def test_a_run_names_every_symbol(backend: CpuBackend) -> None:
+    array = np.zeros((1, 3), np.float32)
+    executable = backend.compile(sum_then_scale(1), memory(a=array, b=array, total=array, out=array))
+    with pytest.raises(ValueError, match="one number for every symbol"):
+        executable.run((), backend.streams.default())

@@ -1,0 +1,77 @@
+"""The KV cache from outside: however it is cut and however short it is, the tokens are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.end_to_end.conftest import assert_idle
+
+from aethermind import LLM, RequestOutput, SamplingParams
+
+PROMPTS = [
+    "Once upon a time",
+    "The old fox",
+    "A",
+    "One day, a little girl named Lily found a needle in her room.",
+    "Tom",
+]
+PARAMS = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+
+
+def tokens(results: list[RequestOutput]) -> list[list[int]]:
+    return [result.outputs[0].token_ids for result in results]
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_block_size_does_not_change_tokens(open_demo: Callable[..., LLM], demo: LLM, block_size: int) -> None:
+    llm = open_demo(block_size=block_size)
+    assert tokens(llm.generate(PROMPTS, PARAMS)) == tokens(demo.generate(PROMPTS, PARAMS))
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize(("num_kv_blocks", "block_size"), [(12, 4), (50, 1), (4, 16)])
+def test_preemption_does_not_change_tokens(
+    open_demo: Callable[..., LLM], demo: LLM, num_kv_blocks: int, block_size: int
+) -> None:
+    """Too few blocks for all: requests give theirs up and compute again what they had."""
+    llm = open_demo(num_kv_blocks=num_kv_blocks, block_size=block_size)
+    num_preemptions = 0
+
+    def count(_: RequestOutput) -> None:
+        nonlocal num_preemptions
+        num_preemptions = max(num_preemptions, sum(request.num_preemptions for request in llm.engine.waiting))
+
+    pressed = llm.generate(PROMPTS, PARAMS, on_output=count)
+    assert num_preemptions > 0
+    assert tokens(pressed) == tokens(demo.generate(PROMPTS, PARAMS))
+    assert_idle(llm)
+
+
+def test_preempted_samples_are_drawn_again_alike(open_demo: Callable[..., LLM], demo: LLM) -> None:
+    params = SamplingParams(temperature=1.0, seed=4, max_tokens=20, ignore_eos=True, repetition_penalty=1.1, logprobs=1)
+    llm = open_demo(num_kv_blocks=12, block_size=4)
+    assert tokens(llm.generate(PROMPTS, params)) == tokens(demo.generate(PROMPTS, params))
+
+
+def test_a_short_cache_bounds_the_context(open_demo: Callable[..., LLM]) -> None:
+    llm = open_demo(num_kv_blocks=2, block_size=8)
+    assert llm.info.max_model_len == 16
+    (result,) = llm.generate("A", SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True))
+    assert len(result.prompt_token_ids) + len(result.outputs[0].token_ids) == 16
+
+
+@pytest.mark.parametrize(
+    "params", [PARAMS, SamplingParams(temperature=0.7, repetition_penalty=1.2, logprobs=3, seed=1)]
+)
+def test_a_decode_step_allocates_nothing(open_demo: Callable[..., LLM], params: SamplingParams) -> None:
+    """Counted by the device's allocator, across block boundaries, for plain and for adjusted sampling."""
+    llm = open_demo(block_size=4)
+    allocator = llm.engine.planned.open_device.backend.allocator
+    for index, prompt in enumerate(PROMPTS):
+        llm.engine.add_request(str(index), llm.tokenizer.encode(prompt), params)
+    llm.engine.step()
+    before = allocator.stats().num_allocations
+    for _ in range(12):
+        assert len(llm.engine.step()) == len(PROMPTS)
+    assert allocator.stats().num_allocations == before

@@ -1,0 +1,17 @@
+"""Checkpoints for the tests of this folder, each written once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.qwen2.checkpoints import Family, write_checkpoint
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family], Path]:
+    """The directory of a family's checkpoint."""
+    return cache(lambda family: write_checkpoint(family, tmp_path_factory.mktemp(family.name)))

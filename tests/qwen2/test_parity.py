@@ -1,0 +1,122 @@
+"""Random models in many shapes against transformers: logits, greedy tokens, and bfloat16's distance from the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from aethermind import LLM, Runtime
+from tests.qwen2.checkpoints import FAMILIES, VOCAB_SIZE, Family, logits_of, reference_model
+from tests.qwen2.generation import Generated, generate
+
+CheckpointOf = Callable[[Family], Path]
+
+by_family = pytest.mark.parametrize("family", FAMILIES, ids=str)
+NUM_STEPS = 64
+TIE = 1e-3
+"""Where the reference's two best logits are closer than this, either is right."""
+
+
+def random_prompts(*lengths: int) -> list[list[int]]:
+    rng = np.random.default_rng(sum(lengths))
+    return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in lengths]
+
+
+def exact_model(family: Family, directory: Path) -> Any:
+    return reference_model(directory, context=family.max_model_len)
+
+
+def assert_close_to(reference: np.ndarray[Any, Any], rows: Sequence[np.ndarray[Any, Any]]) -> None:
+    assert len(rows) == len(reference)
+    error = np.abs(np.stack(rows) - reference).max(axis=1)
+    allowed = 1e-5 * np.abs(reference).max(axis=1)
+    assert (error <= allowed).all(), f"error / max|logit| up to {(error / allowed).max() * 1e-5:.2e}"
+
+
+def assert_matches(generated: Generated, model: Any) -> None:
+    """Every row of logits is the reference's for the same tokens, and every token its favourite unless two are as good."""
+    reference = logits_of(model, generated.all_token_ids[:-1])[len(generated.prompt_token_ids) - 1 :]
+    assert_close_to(reference, generated.logits)
+    second, first = np.sort(reference, axis=1)[:, -2:].T
+    is_decided = first - second > TIE
+    assert (reference.argmax(axis=1) == generated.token_ids)[is_decided].all()
+    assert is_decided.mean() > 0.9
+
+
+@by_family
+def test_logits_of_every_position(device: str, runtime: Runtime, checkpoint: CheckpointOf, family: Family) -> None:
+    """All prefixes of one text as prompts of one ragged batch, computed in a single step."""
+    (text,) = random_prompts(40)
+    directory = checkpoint(family)
+    llm = LLM(
+        directory, device=device, max_model_len=family.max_model_len, max_num_batched_tokens=1024, runtime=runtime
+    )
+    generated, decisions = generate(llm, [text[:length] for length in range(1, len(text) + 1)], max_tokens=1)
+    assert len(decisions) == 1
+    assert_close_to(logits_of(exact_model(family, directory), text), [one.logits[0] for one in generated])
+
+
+@by_family
+def test_ragged_batches_of_prefill_and_decode(
+    device: str, runtime: Runtime, checkpoint: CheckpointOf, family: Family
+) -> None:
+    """Requests that join while others decode, their prompts computed in small chunks."""
+    directory = checkpoint(family)
+    llm = LLM(
+        directory,
+        device=device,
+        max_model_len=family.max_model_len,
+        max_num_seqs=4,
+        max_num_batched_tokens=12,
+        block_size=4,
+        runtime=runtime,
+    )
+    generated, decisions = generate(llm, random_prompts(1, 41, 5, 23), NUM_STEPS, stagger=3)
+    assert any(0 < step.num_decodes < len(step.scheduled) for step in decisions), "no step mixed prefill and decode"
+    assert any(not entry.needs_logits for step in decisions for entry in step.scheduled), "no prompt was cut in chunks"
+    for one in generated:
+        assert len(one.token_ids) == NUM_STEPS
+        assert_matches(one, exact_model(family, directory))
+
+
+@by_family
+def test_one_request_alone(device: str, runtime: Runtime, checkpoint: CheckpointOf, family: Family) -> None:
+    directory = checkpoint(family)
+    llm = LLM(directory, device=device, max_model_len=family.max_model_len, runtime=runtime)
+    (generated,), _ = generate(llm, random_prompts(17), NUM_STEPS)
+    assert_matches(generated, exact_model(family, directory))
+
+
+@pytest.mark.parametrize(
+    "name", ["head_dim_64_one_kv_head", "seven_kv_heads_tied_odd_intermediate", "qwen3_head_dim_128"]
+)
+def test_bfloat16_is_no_further_from_the_truth_than_transformers(
+    device: str, runtime: Runtime, checkpoint: CheckpointOf, name: str
+) -> None:
+    family = next(family for family in FAMILIES if family.name == name)
+    directory = checkpoint(family)
+    (text,) = random_prompts(64)
+    llm = LLM(directory, device=device, dtype="bfloat16", max_num_batched_tokens=4096, runtime=runtime)
+    generated, _ = generate(llm, [text[:length] for length in range(1, len(text) + 1)], max_tokens=1)
+    ours = np.stack([one.logits[0] for one in generated])
+    theirs = logits_of(reference_model(directory, torch.bfloat16, torch.bfloat16), text)
+    truth = logits_of(reference_model(directory, torch.bfloat16), text)
+    assert rms(ours - truth) <= rms(theirs - truth)
+
+
+def rms(values: np.ndarray[Any, Any]) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def test_context_beyond_the_trained_one_has_to_be_asked_for(runtime: Runtime, checkpoint: CheckpointOf) -> None:
+    """Dynamic scaling: the trained context by default, then one set of frequencies for the length that is asked for."""
+    family = next(family for family in FAMILIES if family.name == "dynamic_beyond")
+    trained = LLM(checkpoint(family), device="numpy", runtime=runtime)
+    assert trained.info.max_model_len == 32
+    (generated,), _ = generate(trained, random_prompts(20), 8)
+    assert_matches(generated, reference_model(checkpoint(family)))
