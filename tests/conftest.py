@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# Before anything imports NumPy: these models are so small that waking threads costs more than it saves.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from aethermind import Runtime
 

@@ -8,10 +8,10 @@ namespace aether::cpu {
 namespace {
 
 // A pause takes 10-40 ns, a yield some 300 ns while nobody else wants the core. Workers usually reach a barrier within
-// microseconds of each other. After that a worker yields rather than spins: the one it waits for may want this very
-// core. Between two runs lies the host's part of a step, some tens of microseconds.
-constexpr Patience kBarrierPatience{.num_pauses = 400, .num_yields = 1000};
-constexpr Patience kIdlePatience{.num_pauses = 100, .num_yields = 300};
+// a microsecond of each other. After that a worker yields rather than spins: the one it waits for may be queued on this
+// very core, and every pause delays it. Between two runs lies the host's part of a step, some tens of microseconds.
+constexpr Patience kBarrierPatience{.num_pauses = 50, .num_yields = 500};
+constexpr Patience kIdlePatience{.num_pauses = 50, .num_yields = 300};
 // With more workers than cores somebody always waits for a core that a spinning worker would keep.
 constexpr Patience kCrowdedPatience{.num_pauses = 20, .num_yields = 20};
 

@@ -11,7 +11,7 @@ namespace aether::cpu {
 namespace {
 
 // The next task of a busy stream comes within tens of microseconds.
-constexpr Patience kIdlePatience{.num_pauses = 200, .num_yields = 100};
+constexpr Patience kIdlePatience{.num_pauses = 50, .num_yields = 300};
 
 }  // namespace
 

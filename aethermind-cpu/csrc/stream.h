@@ -19,7 +19,7 @@ namespace aether::cpu {
 class Event;
 
 // A host that waits would take a core from the workers it waits for, so it goes to sleep soon.
-inline constexpr Patience kHostPatience{.num_pauses = 100, .num_yields = 20};
+inline constexpr Patience kHostPatience{.num_pauses = 50, .num_yields = 20};
 
 // How many tasks of a stream have finished. Shared with events, which outlive streams.
 using Progress = std::shared_ptr<WaitCounter>;

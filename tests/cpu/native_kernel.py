@@ -111,7 +111,7 @@ def tensor(name: str, *shape: int | SymDim, dtype: DType = DType.FLOAT32) -> Ope
 
 
 def step(kernel: Kernel, inputs: Sequence[Operand | None], outputs: Sequence[Operand], **attributes: Any) -> Step:
-    return Step(kernel, tuple(inputs), tuple(outputs), attributes, "value")
+    return Step(kernel, tuple(inputs), tuple(outputs), attributes, ("value",))
 
 
 def plan(*steps: Step, **symbols: int) -> Plan:

@@ -97,7 +97,7 @@ def test_logprobs(demo: LLM) -> None:
     )
     assert favourites.outputs[0].logprobs is not None
     for token_id, entries in zip(tokens(favourites), favourites.outputs[0].logprobs, strict=True):
-        assert list(entries)[0] == token_id
+        assert next(iter(entries)) == token_id
         assert [entry.rank for entry in entries.values()] == [1, 2, 3, 4, 5]
         values = [entry.logprob for entry in entries.values()]
         assert values == sorted(values, reverse=True)
@@ -222,15 +222,15 @@ def test_on_output_sees_every_step(demo: LLM) -> None:
     assert sorted(seen) == sorted((request_id, count) for request_id in (first, second) for count in (1, 2, 3))
 
 
-class Interrupted(Exception):
+class CallbackError(Exception):
     """What a caller's own callback raises."""
 
 
 def test_an_exception_of_the_callback_ends_all_requests(demo: LLM) -> None:
-    def interrupt(output: RequestOutput) -> None:
-        raise Interrupted
+    def interrupt(_: RequestOutput) -> None:
+        raise CallbackError
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(CallbackError):
         demo.generate(PROMPTS, greedy(), on_output=interrupt)
 
 

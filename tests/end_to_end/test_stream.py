@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_a_stream_grows_to_the_text_of_generate(demo: LLM) -> None:
     assert [len(output.outputs[0].token_ids) for output in outputs] == list(range(1, 11))
     assert [output.finished for output in outputs] == [False] * 9 + [True]
     texts = [output.outputs[0].text for output in outputs]
-    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
     assert texts[-1] == whole.outputs[0].text
     assert outputs[-1].outputs[0].token_ids == whole.outputs[0].token_ids
 

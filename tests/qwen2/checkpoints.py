@@ -10,12 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import aethermind_qwen2
 import numpy as np
 import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging
+
+import aethermind_qwen2
 
 __all__ = ["FAMILIES", "Family", "logits_of", "reference_model", "write_checkpoint"]
 
@@ -29,8 +30,8 @@ logging.disable_progress_bar()
 class Family:
     """A shape: what differs from a small common configuration, and how its config.json is written.
 
-    `spelling` is today's (as transformers writes it) or older; `max_model_len` is given to the engine where the context is longer than
-    max_position_embeddings.
+    `spelling` is today's (as transformers writes it) or older; `max_model_len` is given to the engine where the context
+    is longer than max_position_embeddings.
     """
 
     name: str
@@ -126,7 +127,7 @@ def write_checkpoint(family: Family, directory: Path) -> Path:
 
 
 def _randomise(name: str, parameter: torch.nn.Parameter) -> None:
-    """Norm weights around 1 and biases around 0, neither of them trivial; matrices that keep the size of what passes through."""
+    """Norm weights around 1 and biases around 0, neither trivial; matrices that keep the size of what passes."""
     if name.endswith("norm.weight"):
         parameter.uniform_(0.5, 1.5)
     elif name.endswith("bias"):
@@ -156,7 +157,8 @@ def reference_model(
 ) -> Any:
     """Transformers' model of a checkpoint, its weights rounded to one dtype and computed with in another.
 
-    `context` fixes a dynamically scaled rotary embedding at the frequencies for that many positions, as an engine that keeps keys has to.
+    `context` fixes a dynamically scaled rotary embedding at the frequencies for that many positions, as an engine that
+    keeps keys has to.
     """
     torch.set_num_threads(1)
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=rounded_to).to(dtype).eval()

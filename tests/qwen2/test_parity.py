@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from aethermind import LLM, Runtime
 from tests.qwen2.checkpoints import FAMILIES, VOCAB_SIZE, Family, logits_of, reference_model
 from tests.qwen2.generation import Generated, generate
+
+from aethermind import LLM, Runtime
 
 CheckpointOf = Callable[[Family], Path]
 
@@ -39,7 +39,7 @@ def assert_close_to(reference: np.ndarray[Any, Any], rows: Sequence[np.ndarray[A
 
 
 def assert_matches(generated: Generated, model: Any) -> None:
-    """Every row of logits is the reference's for the same tokens, and every token its favourite unless two are as good."""
+    """Every row of logits is the reference's for the same tokens, every token its favourite unless two are as good."""
     reference = logits_of(model, generated.all_token_ids[:-1])[len(generated.prompt_token_ids) - 1 :]
     assert_close_to(reference, generated.logits)
     second, first = np.sort(reference, axis=1)[:, -2:].T

@@ -1,6 +1,6 @@
 """AetherMind: LLM inference in which hardware and models are pip packages.
 
-    from aethermind import LLM, SamplingParams
+from aethermind import LLM, SamplingParams
 """
 
 from __future__ import annotations

@@ -77,7 +77,8 @@ class LLM:
     ) -> None:
         """Load `model`: a Hugging Face directory, or the name of an installed model.
 
-        `num_kv_blocks` blocks of `block_size` tokens bound what all requests together can keep; the context is at most that long.
+        `num_kv_blocks` blocks of `block_size` tokens bound what all requests together can keep; the context is at
+        most that long.
         `fallback` says what happens where the device lacks a kernel: error, warn or allow.
         """
         started = time.perf_counter()
@@ -124,14 +125,14 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer all prompts, batched together; results are in the order of the prompts.
 
-        A prompt is a string or `{"prompt_token_ids": [...]}`. `on_output` sees every request after each step in which it grew.
-        `use_tqdm` shows a progress bar on stderr.
+        A prompt is a string or `{"prompt_token_ids": [...]}`. `on_output` sees every request after each step in which
+        it grew. `use_tqdm` shows a progress bar on stderr.
         """
         items = _listed(prompts)
         ids = self._add_all(items, _params_for(items, sampling_params))
         waited_for = set(ids)
         finished: dict[str, RequestOutput] = {}
-        with _progress(len(ids), use_tqdm) as advance:
+        with _ProgressBar(len(ids), use_tqdm) as advance:
             try:
                 while waited_for:
                     for output in self._next(waited_for):
@@ -158,7 +159,7 @@ class LLM:
             self._forget(ids)
 
     def _next(self, ids: Collection[str]) -> list[RequestOutput]:
-        """Step until some of these requests grew. What others got is kept until they ask: several streams may be open."""
+        """Step until some of these requests grew; what others got is kept until they ask (several may be open)."""
         while True:
             ready = [self._unseen.pop(request_id) for request_id in ids if request_id in self._unseen]
             if ready:
@@ -210,11 +211,11 @@ def _listed(prompts: Any) -> list[Prompt]:
     return list(prompts)
 
 
-def _params_for(
-    prompts: Sequence[Prompt], given: SamplingParams | Sequence[SamplingParams] | None
-) -> list[SamplingParams]:
+def _params_for(prompts: Sequence[Prompt], given: Any) -> list[SamplingParams]:
     if given is None or isinstance(given, SamplingParams):
         return [given or SamplingParams()] * len(prompts)
+    if not isinstance(given, Sequence) or not all(isinstance(params, SamplingParams) for params in given):
+        raise InvalidArgumentError(f"sampling_params should be SamplingParams or a list of them, got {given!r:.80}.")
     if len(given) != len(prompts):
         raise InvalidArgumentError(
             f"{len(given)} SamplingParams were given for {len(prompts)} prompts; give one for all, or one each."
@@ -258,7 +259,7 @@ def _describe(engine: Engine, load_s: float) -> ModelInfo:
     )
 
 
-class _progress:
+class _ProgressBar:
     """A bar on stderr, or nothing; entering gives the function that advances it."""
 
     def __init__(self, total: int, is_shown: bool) -> None:

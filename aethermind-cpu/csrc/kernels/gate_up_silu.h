@@ -13,7 +13,10 @@ void gate_up_silu(const am_tensor* in, const am_tensor* out, const am_attr*, con
   const char* weights[2] = {data<const char>(in[1]), data<const char>(in[2])};
   const Blocking cut(num_rows(in[0]), k, steps, divide_up(n, kPanelColumns), 2, team->num_workers);
   for_each_block<E>(
-      cut, data<const T>(in[0]), team, [&](int64_t item, int64_t i) { return weights[i] + item * steps * kStepBytes; },
+      cut, data<const T>(in[0]), team,
+      [&](int64_t item_begin, int64_t num_items, int64_t p) {
+        return weights[p / num_items] + (item_begin + p % num_items) * steps * kStepBytes;
+      },
       [&](int64_t row_begin, int64_t rows, int64_t item_begin, int64_t items, const float* c, int64_t stride) {
         const int64_t column_begin = item_begin * kPanelColumns;
         const int64_t columns = smaller(items * kPanelColumns, n - column_begin);

@@ -103,7 +103,8 @@ inline constexpr int64_t kLineSteps = kLineK<E> / E::kStepK;
 
 // Steps between what is prefetched of a panel and what is used. With few rows the hardware's prefetcher keeps up by itself; with more,
 // arithmetic takes so long that the window of out-of-order execution no longer reaches far enough ahead.
-inline constexpr int64_t kPrefetchSteps = 32;
+inline constexpr int64_t kPrefetchSteps = 96;
+inline constexpr int kPrefetchLocality = 2;  // into the second-level cache
 inline constexpr int kFewestRowsToPrefetch = 5;
 
 // One tile by P panels over `num_steps` steps. The sums of row r and panel p are sums[r * row_stride + p *
@@ -126,7 +127,7 @@ __attribute__((noinline)) void multiply_tile(const char* x, const char* const* p
     for (int64_t i = 0; i < kLineSteps<E>; ++i) {
       if constexpr (R >= kFewestRowsToPrefetch) {
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) __builtin_prefetch(w[p] + (step + i + kPrefetchSteps) * kStepBytes);
+        for (int p = 0; p < P; ++p) __builtin_prefetch(w[p] + (step + i + kPrefetchSteps) * kStepBytes, 0, kPrefetchLocality);
       }
       E::template step<R, P>(totals, x + i * (kLineBytes / kLineSteps<E>), w, (step + i) * kStepBytes);
     }

@@ -53,8 +53,9 @@ size_t block_scratch_bytes(int64_t num_rows, int64_t k, int64_t panels_per_item)
   return tile_bytes<E>(num_rows, k) + static_cast<size_t>(larger(few, many) * kPanelColumns) * sizeof(float);
 }
 
-// One worker's part. `panel(item, i)` is panel i of an item; `finish(row_begin, num_rows, item_begin, num_items, c, stride)` takes the
-// finished sums of a block: c[row][i][item][16], rows `stride` floats apart. It may change them.
+// One worker's part. `panel(item_begin, num_items, p)` is panel p of the block with these items, in an order of the caller's choice.
+// `finish(row_begin, num_rows, item_begin, num_items, c, stride)` takes the finished sums of a block: c[row][p][16], rows `stride` floats
+// apart. It may change them.
 template <class E, class T, class PanelFn, class FinishFn>
 AETHER_INLINE void for_each_block(const Blocking& cut, const T* x, const am_team* team, PanelFn panel, FinishFn finish) {
   char* tiles = static_cast<char*>(team->scratch);
@@ -68,9 +69,7 @@ AETHER_INLINE void for_each_block(const Blocking& cut, const T* x, const am_team
     const int64_t num_panels = num_items * cut.panels_per_item;
     if (num_rows <= 0) return;
     const char* panels[kFewPanels];
-    for (int64_t item = 0; item < num_items; ++item) {
-      for (int64_t i = 0; i < cut.panels_per_item; ++i) panels[i * num_items + item] = panel(item_begin + item, i);
-    }
+    for (int64_t p = 0; p < num_panels; ++p) panels[p] = panel(item_begin, num_items, p);
     for (int64_t k = 0; k < cut.k; k += cut.k_block) {
       const int64_t k_count = smaller(cut.k_block, cut.k - k);
       pack_tiles<E>([&](int64_t r) { return x + (row_begin + r) * cut.k; }, num_rows, k, k_count, tiles);

@@ -14,7 +14,7 @@ AETHER_INLINE void multiply_packed(const am_tensor& x, const am_tensor& weight, 
   const char* panels = data<const char>(weight);
   const Blocking cut(num_rows(x), k, steps, divide_up(n, kPanelColumns), 1, team->num_workers);
   for_each_block<E>(
-      cut, data<const T>(x), team, [&](int64_t item, int64_t) { return panels + item * steps * kStepBytes; },
+      cut, data<const T>(x), team, [&](int64_t item_begin, int64_t, int64_t p) { return panels + (item_begin + p) * steps * kStepBytes; },
       [&](int64_t row_begin, int64_t rows, int64_t item_begin, int64_t items, const float* c, int64_t stride) {
         const int64_t column_begin = item_begin * kPanelColumns;
         const int64_t columns = smaller(items * kPanelColumns, n - column_begin);

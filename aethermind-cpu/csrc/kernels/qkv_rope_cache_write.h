@@ -60,8 +60,9 @@ void qkv_rope_cache_write(const am_tensor* in, const am_tensor* out, const am_at
   const Blocking cut(in[0].shape[0], k, steps, num_heads + 2 * num_kv_heads, panels_per_head(head_dim), team->num_workers);
   for_each_block<E>(
       cut, data<const T>(in[0]), team,
-      [&](int64_t item, int64_t i) {
-        const int64_t panel = head_of(item) * head_dim / kPanelColumns + i;
+      [&](int64_t item_begin, int64_t, int64_t p) {
+        const int64_t item = item_begin + p / cut.panels_per_item;
+        const int64_t panel = head_of(item) * head_dim / kPanelColumns + p % cut.panels_per_item;
         const int64_t last = last_panel[item < num_heads ? 0 : 1];
         return projections[which(item)].panels + smaller(panel, last) * steps * kStepBytes;
       },

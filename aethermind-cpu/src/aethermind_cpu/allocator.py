@@ -6,7 +6,7 @@ from aethermind.errors import InvalidArgumentError, OutOfMemoryError
 from aethermind.hal.allocator import Allocator, MemoryStats
 from aethermind.hal.buffer import Buffer, MemoryKind
 from aethermind.hal.device import DeviceId
-from aethermind.hal.numpy_backend import host_memory_bytes
+from aethermind.hal.host_memory import host_memory_bytes
 from aethermind_cpu import _native
 from aethermind_cpu.devices import available_memory_bytes
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aethermind.errors import DeviceError
 from aethermind.hal.device import DeviceManager, DeviceProperties
-from aethermind.hal.numpy_backend import host_memory_bytes
+from aethermind.hal.host_memory import host_memory_bytes
 
 __all__ = ["CpuDevices", "available_memory_bytes", "num_physical_cores"]
 

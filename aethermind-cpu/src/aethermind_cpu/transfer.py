@@ -5,12 +5,10 @@ from __future__ import annotations
 import ctypes
 import threading
 
-from aethermind.errors import InvalidArgumentError
 from aethermind.hal.buffer import MemoryKind
-from aethermind.hal.host_memory import check_copy
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
-from aethermind.hal.transfer import DataTransfer, TransferStats
+from aethermind.hal.transfer import DataTransfer, TransferStats, check_copy, check_fill
 from aethermind_cpu import _native
 from aethermind_cpu.streams import CpuStream
 
@@ -35,12 +33,7 @@ class CpuTransfer(DataTransfer):
         self._count(destination, source)
 
     def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:
-        if not 0 <= byte <= 255:
-            raise InvalidArgumentError(f"Cannot fill with {byte}: a byte is 0 to 255.")
-        if not destination.is_contiguous:
-            raise InvalidArgumentError(
-                f"Cannot fill a tensor of strides {destination.strides}: fill takes contiguous ones."
-            )
+        check_fill(destination, byte)
         if stream is None:
             ctypes.memset(destination.address, byte, destination.nbytes)
         else:

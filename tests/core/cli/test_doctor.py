@@ -65,9 +65,13 @@ def test_runs_the_checks_of_plugins(invoke: Any, install_plugin: Any) -> None:
     check = "@hookimpl\ndef doctor_checks():\n    return [('pulse', lambda: {result})]\n"
     install_plugin("alive", HOOK + check.format(result="'72 a minute'"))
     install_plugin("dead", HOOK + check.format(result="1 / 0"))
-    checks = {check["plugin"]: check["result"] for check in json.loads(invoke("doctor", "--json").stdout)["checks"]}
+    install_plugin("unborn", HOOK + "@hookimpl\ndef doctor_checks():\n    1 / 0\n")
+    report = json.loads(invoke("doctor", "--json").stdout)
+    checks = {check["plugin"]: check["result"] for check in report["checks"]}
     assert checks["alive"] == "72 a minute"
     assert "ZeroDivisionError" in checks["dead"]
+    (unborn,) = [plugin for plugin in report["plugins"] if plugin["name"] == "unborn"]
+    assert "doctor_checks raised ZeroDivisionError" in unborn["error"]
 
 
 def test_says_when_an_allow_list_is_set(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from aethermind import env
@@ -119,19 +120,16 @@ def _versions() -> dict[str, str | None]:
 
 def _run_checks(runtime: Runtime) -> list[dict[str, str]]:
     """The plugins' own checks, each on its own."""
+    from aethermind.plugins.discovery import call_each
+
     results = []
-    loaded = [record for record in runtime.plugins if record.error is None]
-    for record in loaded:
-        others = [runtime.manager.get_plugin(other.name) for other in loaded if other is not record]
-        try:
-            offers = runtime.manager.subset_hook_caller("doctor_checks", remove_plugins=others)()
-            results += [
-                {"plugin": record.name, "title": title, "result": check()} for offer in offers for title, check in offer
-            ]
-        except Exception as error:
-            results.append(
-                {"plugin": record.name, "title": "doctor_checks", "result": f"{type(error).__name__}: {error}"}
-            )
+    for record, offers in call_each(runtime.manager, runtime.plugins, "doctor_checks"):
+        for title, check in chain.from_iterable(offers):
+            try:
+                result = check()
+            except Exception as error:
+                result = f"{type(error).__name__}: {error}"
+            results.append({"plugin": record.name, "title": title, "result": result})
     return results
 
 

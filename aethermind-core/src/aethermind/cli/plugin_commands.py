@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from aethermind.log import get_logger
-from aethermind.plugins.discovery import PluginRecord, discover, load
+from aethermind.plugins.discovery import PluginRecord, call_each, discover, load
+
+if TYPE_CHECKING:
+    import pluggy
 
 __all__ = ["collect_commands", "load_commands"]
-
-logger = get_logger(__name__)
 
 
 def load_commands(taken: Container[str]) -> dict[str, Any]:
@@ -21,30 +21,19 @@ def load_commands(taken: Container[str]) -> dict[str, Any]:
     return collect_commands(records, load(records), taken)
 
 
-def collect_commands(records: Sequence[PluginRecord], manager: Any, taken: Container[str]) -> dict[str, Any]:
+def collect_commands(
+    records: Sequence[PluginRecord], manager: pluggy.PluginManager, taken: Container[str]
+) -> dict[str, Any]:
     """Ask each loaded plugin for its commands; failures and names already taken are written into its record."""
     commands: dict[str, Any] = {}
-    loaded = [record for record in records if record.error is None]
-    for record in loaded:
-        others = [manager.get_plugin(other.name) for other in loaded if other is not record]
-        try:
-            found = _commands_of(manager.subset_hook_caller("register_commands", remove_plugins=others))
-        except BaseException as error:  # as at import, a plugin may raise anything
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            record.error = f"register_commands raised {type(error).__name__}: {error}"
-            logger.info("plugin %s failed: %s", record.title, record.error)
+    for record in records:
+        app = typer.Typer(rich_markup_mode=None)
+        has_answered = list(call_each(manager, [record], "register_commands", app=app))
+        if not has_answered or not (app.registered_commands or app.registered_groups):
             continue
+        found = typer.main.get_group(app).commands
         clashes = [name for name in found if name in taken or name in commands]
         if clashes:
-            record.error = f"its command {clashes[0]!r} exists already; rename it."
+            record.fail(f"its command {clashes[0]!r} exists already; rename it.")
         commands.update((name, command) for name, command in found.items() if name not in clashes)
     return commands
-
-
-def _commands_of(hook: Any) -> dict[str, Any]:
-    app = typer.Typer(rich_markup_mode=None)
-    hook(app=app)
-    if not app.registered_commands and not app.registered_groups:
-        return {}
-    return dict(typer.main.get_group(app).commands)

@@ -14,7 +14,7 @@ __all__ = ["Dispatcher", "Fallback", "Resolution"]
 class Fallback(Enum):
     """What happens where a device has no kernel and no decomposition leads on, but the host may look into its memory.
 
-    ERROR refuses, WARN runs the NumPy reference and says so, ALLOW runs it and says so in `explain` alone.
+    ERROR refuses; WARN runs the NumPy reference and the engine says so; ALLOW runs it and `explain` alone says so.
     """
 
     ERROR = "error"
@@ -41,7 +41,10 @@ class Resolution:
 
 
 class Dispatcher:
-    """Resolves signatures against the kernels of one device. Used when a graph is compiled, never while it runs."""
+    """Resolves signatures against the kernels of one device. Used when a graph is compiled, never while it runs.
+
+    Of kernels with the same priority the one given first is chosen.
+    """
 
     def __init__(self, kernels: Sequence[Kernel], fallback_kernels: Sequence[Kernel] = ()) -> None:
         self._by_operator = _group(kernels)
@@ -67,12 +70,18 @@ def _choose(signature: Signature, candidates: Sequence[Kernel], *, is_fallback: 
     chosen = None
     rejected = []
     for kernel in candidates:
-        reason = _reason_against(kernel, signature) if chosen is None else f"priority {kernel.priority} < {chosen.priority}"
+        reason = _reason_against(kernel, signature) if chosen is None else _reason_behind(chosen, kernel)
         if reason is None:
             chosen = kernel
         else:
             rejected.append((kernel, reason))
     return Resolution(signature, chosen, tuple(rejected), is_fallback and chosen is not None)
+
+
+def _reason_behind(chosen: Kernel, kernel: Kernel) -> str:
+    if kernel.priority == chosen.priority:
+        return f"of the same priority {kernel.priority}, registered later"
+    return f"priority {kernel.priority} < {chosen.priority}"
 
 
 def _reason_against(kernel: Kernel, signature: Signature) -> str | None:

@@ -28,8 +28,8 @@ class Signature:
 class Pack:
     """How a kernel wants a weight laid out.
 
-    `name` identifies the layout: two kernels that name the same one share a single packed copy. `nbytes(shape, dtype)` is its size,
-    and `pack(source, destination_address)` writes a row-major NumPy array of the weight's own dtype there.
+    `name` identifies the layout: two kernels that name the same one share a single packed copy. `nbytes(shape, dtype)`
+    is its size, and `pack(source, destination_address)` writes a row-major NumPy array of the weight's own dtype there.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Pack:
     pack: Callable[[Any, int], None]
 
 
-def _supports_everything(signature: Signature) -> str | None:
+def _supports_everything(_: Signature) -> str | None:
     return None
 
 
@@ -45,9 +45,10 @@ def _supports_everything(signature: Signature) -> str | None:
 class Kernel:
     """An out-variant: the caller owns outputs; a kernel never allocates, logs or parses.
 
-    Exactly one of two forms is given: `native`, a PyCapsule of the C ABI (`aethermind/kernel_abi.h`), or `function(inputs, outputs,
-    attributes)`, a Python callable over NumPy arrays (host memory; None for absent inputs). `supports` returns None, or the reason why
-    not. Of several that support a call the highest `priority` is chosen. `packs` names the inputs that want another layout.
+    Exactly one of two forms is given: `native`, a PyCapsule of the C ABI (`aethermind/kernel_abi.h`), or
+    `function(inputs, outputs, attributes)`, a Python callable over NumPy arrays (host memory; None for absent inputs).
+    `supports` returns None, or the reason why not. Of several that support a call the highest `priority` is chosen.
+    `packs` names the inputs that want another layout.
     """
 
     operator: str
@@ -63,4 +64,6 @@ class Kernel:
     is_batch_invariant: bool = True
 
     def __post_init__(self) -> None:
-        assert (self.native is None) != (self.function is None), f"kernel {self.name} must be native or a function, not both"
+        assert (self.native is None) != (self.function is None), (
+            f"kernel {self.name} must be native or a function, not both"
+        )

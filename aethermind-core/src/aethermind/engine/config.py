@@ -11,7 +11,10 @@ __all__ = ["EngineConfig"]
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Options of one engine; None leaves a number to the model and the device. Raises InvalidArgumentError for values out of range."""
+    """Options of one engine; None leaves a number to the model and the device.
+
+    Raises InvalidArgumentError for values out of range.
+    """
 
     device: str = "auto"
     dtype: str = "auto"
@@ -44,8 +47,8 @@ class EngineConfig:
         _check_choice("fallback", self.fallback, ("error", "warn", "allow"))
         if self.quantization is not None:
             raise InvalidArgumentError(
-                f"quantization {self.quantization!r} is not available: no installed package offers weight formats other than dense. "
-                "Leave it out to load the weights as they are."
+                f"quantization {self.quantization!r} is not available: no installed package offers weight formats "
+                "other than dense. Leave it out to load the weights as they are."
             )
 
 

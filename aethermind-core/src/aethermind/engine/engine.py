@@ -97,8 +97,8 @@ class Engine:
         for entry in decision.rejected:
             builder = self._outputs.pop(entry.request.request_id)
             builder.error = (
-                f"Request {entry.request.request_id} needs {entry.num_tokens} tokens of KV cache, and the whole cache holds "
-                f"{entry.capacity_tokens}. Raise --num-kv-blocks or shorten the prompt."
+                f"Request {entry.request.request_id} needs {entry.num_tokens} tokens of KV cache, and the whole cache "
+                f"holds {entry.capacity_tokens}. Raise --num-kv-blocks or shorten the prompt."
             )
             entry.request.state = RequestState.FINISHED
             entry.request.finish_reason = FinishReason.ABORT
@@ -113,8 +113,8 @@ class Engine:
         limit = self.planned.max_model_len
         if len(token_ids) >= limit:
             raise ContextLengthError(
-                f"The prompt has {len(token_ids)} tokens and the context holds {limit}, with at least one for the answer. "
-                "Shorten the prompt, or raise --max-model-len if the model allows it."
+                f"The prompt has {len(token_ids)} tokens and the context holds {limit}, with at least one for the "
+                "answer. Shorten the prompt, or raise --max-model-len if the model allows it."
             )
         vocab_size = self.planned.model.config.vocab_size
         for token_id in (*token_ids, *params.stop_token_ids):

@@ -33,7 +33,10 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A model compiled for a device, its weights not read yet. `computed` holds parameters that come from the configuration."""
+    """A model compiled for a device, its weights not read yet.
+
+    `computed` holds parameters that come from the configuration.
+    """
 
     directory: Path
     architecture: str
@@ -75,7 +78,10 @@ class PlannedModel:
 
 
 def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None = None, **options: Any) -> PlannedModel:
-    """Read a model's configuration, open the device and compile the step's plan. `options` are fields of EngineConfig."""
+    """Read a model's configuration, open the device and compile the step's plan.
+
+    `options` are fields of EngineConfig.
+    """
     config = config or EngineConfig(**options)
     directory = runtime.models.locate(str(model))
     raw = read_hf_config(directory)
@@ -180,7 +186,7 @@ def _choose_dtype(text: str, of_checkpoint: DType, supported: tuple[DType, ...],
 
 
 def _wanted_len(config: EngineConfig, decoder: DecoderConfig) -> int:
-    """The context that was asked for; more than max_position_embeddings only as far as rope scaling reaches, and only when asked."""
+    """The context asked for; longer than max_position_embeddings only when asked, and as far as rope scaling goes."""
     limit = max(decoder.max_position_embeddings, decoder.rope.max_positions)
     if config.max_model_len is None:
         return decoder.max_position_embeddings
@@ -202,7 +208,7 @@ def _default_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len:
 
 
 def _eos_token_ids(decoder: DecoderConfig, generation: Mapping[str, Any]) -> frozenset[int]:
-    """The ids that end an answer, by config.json and generation_config.json together; ids that the model cannot produce are left out."""
+    """The ids that end an answer, by both configuration files; ids that the model cannot produce are left out."""
     value = generation.get("eos_token_id")
     ids = [*decoder.eos_token_ids, *(value if isinstance(value, list) else [value])]
     return frozenset(i for i in ids if isinstance(i, int) and not isinstance(i, bool) and 0 <= i < decoder.vocab_size)

@@ -101,7 +101,8 @@ class ModelRunner:
 
     def logits(self, num_rows: int) -> np.ndarray[Any, Any]:
         """The logits of the last plain step, float32 [num_rows, V]; a view that the next step overwrites."""
-        return self._plain.executor.output("logits", (0, 0, num_rows, 0, 0, 0))
+        logits: np.ndarray[Any, Any] = self._plain.executor.output("logits", (0, 0, num_rows, 0, 0, 0))
+        return logits
 
     def _prepare(self, compiled: Compiled) -> _Variant:
         self.constants.load(compiled.plan, self._on_progress)
@@ -125,10 +126,10 @@ class ModelRunner:
         for source, destination in copies:
             for state in self._states.values():
                 nbytes = state.nbytes // state.shape[0]
-                views = [
+                to, from_ = (
                     Tensor.of(state.buffer, state.dtype, state.shape[1:], block * nbytes) for block in (destination, source)
-                ]
-                self._backend.transfer.copy_async(*views, self._backend.streams.default(self._device.index))
+                )
+                self._backend.transfer.copy_async(to, from_, self._backend.streams.default(self._device.index))
 
     def _logprobs(self, variant: _Variant, symbols: tuple[int, ...], sampled: list[Request]) -> list[TokenLogprobs | None]:
         names = ("logprob", "rank", "top_ids", "top_logprobs")

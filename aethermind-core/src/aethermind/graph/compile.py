@@ -19,7 +19,10 @@ _GIVEN = {ValueKind.INPUT: Place.INPUT, ValueKind.PARAMETER: Place.CONSTANT, Val
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A plan with how it came about: the lowered graph, one resolution a step, and the memory plan."""
+    """A plan with how it came about: the lowered graph, one resolution a step, and the memory plan.
+
+    `fallbacks` are the operators that the NumPy reference computes because the device cannot.
+    """
 
     plan: Plan
     graph: Graph
@@ -38,7 +41,10 @@ def compile_graph(
     fallback: Fallback = Fallback.WARN,
     fuse: bool = True,
 ) -> Compiled:
-    """Lower a graph for a device and place its memory for symbols of at most these sizes."""
+    """Lower a graph for a device and place its memory for symbols of at most these sizes, passed in this order.
+
+    KernelNotFoundError when an operator can be computed neither by a kernel nor by its parts.
+    """
     lowered = lower(graph, operators, dispatcher, device_type, fallback=fallback, fuse=fuse)
     memory = plan_memory(lowered.graph, operators, symbols)
     given = {value.name: value for value in (*graph.inputs, *graph.parameters, *graph.states)}
@@ -56,7 +62,8 @@ def compile_graph(
             for name, value in zip(names, node.inputs, strict=True)
         )
         outputs = tuple(binder.operand(value, None) for value in node.outputs)
-        steps.append(Step(resolution.chosen, inputs, outputs, node.attributes, node.outputs[0].name))
+        value_names = tuple(value.name for value in node.outputs)
+        steps.append(Step(resolution.chosen, inputs, outputs, node.attributes, value_names))
         resolutions.append(resolution)
     plan = Plan(
         graph.name,

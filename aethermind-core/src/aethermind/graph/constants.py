@@ -1,8 +1,8 @@
-"""Weights on the device: each parameter packed once in each layout that a kernel asked for, shared by all plans of a model."""
+"""Weights on the device: each parameter once in each layout that a kernel asked for, shared by all plans of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aethermind.dispatch.kernel import Pack
@@ -21,11 +21,13 @@ Array = Any
 class ConstantStore:
     """Loads parameters on demand and keeps them.
 
-    `read(name)` returns the checkpoint's array (row-major, perhaps of another floating dtype, perhaps a mapped file). A parameter that
-    the device can read in place, in the dtype it has, is not copied.
+    `read(name)` returns the checkpoint's array (perhaps of another floating dtype, perhaps a mapped file). A parameter
+    that the device can read in place, in the dtype and layout it has, is not copied.
     """
 
-    def __init__(self, backend: Backend, device: DeviceId, read: Callable[[str], Array], types: Mapping[str, TensorType]) -> None:
+    def __init__(
+        self, backend: Backend, device: DeviceId, read: Callable[[str], Array], types: Mapping[str, TensorType]
+    ) -> None:
         self._backend = backend
         self._device = device
         self._read = read
@@ -34,7 +36,7 @@ class ConstantStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all constants, copied or read in place."""
+        """Bytes of all constants, copied or read in place; a parameter in two layouts counts twice."""
         return sum(tensor.buffer.nbytes for tensor in self._tensors.values())
 
     def load(self, plan: Plan, on_progress: Callable[[int, int], None] | None = None) -> None:
@@ -57,7 +59,7 @@ class ConstantStore:
 
     def _load_one(self, name: str, pack: Pack | None) -> Tensor:
         wanted = self._types[name].dtype
-        array = _in_dtype(self._read(name), wanted)
+        array = _as_stored(self._read(name), wanted)
         if pack is not None:
             buffer = self._backend.allocator.alloc(pack.nbytes(array.shape, wanted))
             pack.pack(array, buffer.address)
@@ -71,12 +73,12 @@ class ConstantStore:
         return destination
 
 
-def _in_dtype(array: Array, wanted: DType) -> Array:
+def _as_stored(array: Array, wanted: DType) -> Array:
+    """The array itself where it is row-major, aligned and of the wanted dtype; else a copy that is."""
     import numpy as np
 
-    return np.ascontiguousarray(array if array.dtype == wanted.numpy else array.astype(wanted.numpy))
+    return np.require(array, wanted.numpy, ["C_CONTIGUOUS", "ALIGNED"])
 
 
 def _packs_of(plan: Plan) -> dict[str, Pack]:
-    kernels: Sequence[Any] = [step.kernel for step in plan.steps]
-    return {pack.name: pack for kernel in kernels for pack in kernel.packs.values()}
+    return {pack.name: pack for step in plan.steps for pack in step.kernel.packs.values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -10,16 +11,20 @@ from aethermind.graph.plan import Operand, Place, Plan, Step
 from aethermind.hal.backend import Backend
 from aethermind.hal.buffer import MemoryKind
 from aethermind.hal.device import DeviceId
+from aethermind.hal.dtype import DType
+from aethermind.hal.layout import num_elements
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
 from aethermind.ops.dims import resolve
+from aethermind.ops.schema import TensorType
 
-__all__ = ["Executable", "Executor", "MemoryMap", "StepLoop"]
+__all__ = ["CaptureHook", "Executable", "Executor", "MemoryMap", "StepLoop", "array_at"]
 
 MemoryMap = Mapping[tuple[Place, str], int]
 """Fixed device addresses of the arena `(ARENA, "")` and of every input, state and constant of a plan."""
 
 CaptureHook = Callable[[str, Any], None]
+"""Called with the name and the array of a value."""
 Array = Any
 
 
@@ -38,22 +43,28 @@ class Executable(Protocol):
 
 
 class StepLoop:
-    """The executable of devices in host memory that have no better one: Python kernels, one call after another."""
+    """The executable of devices in host memory that have no better one: Python kernels, one call after another.
 
-    def __init__(self, plan: Plan, memory: MemoryMap, device: DeviceId) -> None:
+    It works in the caller's thread and first waits for what was submitted to the stream before.
+    """
+
+    def __init__(self, plan: Plan, memory: MemoryMap) -> None:
         self._plan = plan
         self._memory = memory
-        self._device = device
         self._names = tuple(plan.symbols)
 
     @property
     def num_native_breaks(self) -> int:
+        """Every step, because none is native."""
         return len(self._plan.steps)
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
+        """Run all steps."""
         self.run_steps(symbols, 0, len(self._plan.steps), stream)
 
     def run_steps(self, symbols: tuple[int, ...], begin: int, end: int, stream: Stream) -> None:
+        """Run `steps[begin:end]`."""
+        stream.synchronize()
         sizes = dict(zip(self._names, symbols, strict=True))
         for step in self._plan.steps[begin:end]:
             self._run_step(step, sizes)
@@ -69,21 +80,19 @@ class StepLoop:
 
 
 def array_at(address: int, operand: Operand, sizes: Mapping[str, int]) -> Array:
-    """A NumPy view of an operand in host memory."""
-    import ctypes
-
+    """A NumPy view of an operand in host memory, which the caller keeps alive."""
     import numpy as np
 
     shape = resolve(operand.shape, sizes)
-    count = int(np.prod(shape)) * operand.dtype.itemsize
-    memory = (ctypes.c_byte * count).from_address(address)
-    return np.frombuffer(memory, dtype=operand.dtype.numpy).reshape(shape)
+    memory = (ctypes.c_byte * (num_elements(shape) * operand.dtype.itemsize)).from_address(address)
+    return np.ndarray(shape, operand.dtype.numpy, buffer=memoryview(memory))
 
 
 class Executor:
     """One plan with its memory: an arena, a buffer for each input, and what it shares with others (states, constants).
 
-    For a device whose memory the host cannot reach, `host_inputs` are pinned staging arrays that `run` copies over.
+    `host_inputs` are flat arrays, as long as the largest run needs: write the inputs of a run to their beginnings.
+    Where the host cannot reach the device's memory they are pinned, and `run` copies them over.
     """
 
     def __init__(
@@ -99,23 +108,28 @@ class Executor:
         self._backend = backend
         self._stream = stream or backend.streams.default(device.index)
         self._is_host_accessible = backend.capabilities.is_host_accessible
-        self._states = states
-        self._constants = constants
-        self._arena = backend.allocator.alloc(plan.arena_bytes)
-        self._inputs = {name: self._input_tensor(name) for name in plan.inputs}
+        self._inputs = {name: self._input_tensor(type) for name, type in plan.inputs.items()}
         self._staging = {name: self._staging_tensor(tensor) for name, tensor in self._inputs.items()}
         self.host_inputs: dict[str, Array] = {name: tensor.numpy() for name, tensor in self._staging.items()}
-        self._memory = self._memory_map()
-        self.executable: Executable = backend.compile(plan, self._memory) or StepLoop(plan, self._memory, device)
+        arena = Tensor.of(backend.allocator.alloc(plan.arena_bytes), DType.UINT8, (plan.arena_bytes,))
+        self._tensors = {
+            (Place.ARENA, ""): arena,
+            **{(Place.INPUT, name): tensor for name, tensor in self._inputs.items()},
+            **{(Place.STATE, name): states[name] for name in plan.states},
+            **{(Place.CONSTANT, key): constants.tensor(key) for key in plan.constants},
+        }
+        memory = {key: tensor.address for key, tensor in self._tensors.items()}
+        self.executable: Executable = backend.compile(plan, memory) or StepLoop(plan, memory)
 
     @property
     def arena_bytes(self) -> int:
+        """Bytes set aside for intermediate values."""
         return self.plan.arena_bytes
 
     def run(self, symbols: tuple[int, ...]) -> None:
         """Enqueue one run over what `host_inputs` hold now; `synchronize` before changing them again."""
         if not self._is_host_accessible:
-            self._upload(symbols)
+            self._upload(self._sizes(symbols))
         self.executable.run(symbols, self._stream)
 
     def synchronize(self) -> None:
@@ -123,62 +137,48 @@ class Executor:
         self._stream.synchronize()
 
     def run_capturing(self, symbols: tuple[int, ...], hook: CaptureHook) -> None:
-        """Run step by step and hand every computed value to `hook(name, array)`; the array is valid during the call only."""
+        """Run step by step and hand every value to `hook(name, array)` as it is computed.
+
+        The array is valid during the call only. A view that no step computes is not handed over.
+        """
+        sizes = self._sizes(symbols)
         if not self._is_host_accessible:
-            self._upload(symbols)
-        sizes = dict(zip(self.plan.symbols, symbols, strict=True))
+            self._upload(sizes)
         for position, step in enumerate(self.plan.steps):
             self.executable.run_steps(symbols, position, position + 1, self._stream)
             self.synchronize()
-            for number, operand in enumerate(step.outputs):
-                name = step.source if number == 0 else f"{step.source}[{number}]"
+            for name, operand in zip(step.names, step.outputs, strict=True):
                 hook(name, self._fetch(operand, sizes))
 
     def output(self, name: str, symbols: tuple[int, ...]) -> Array:
-        """An output of the last run as a NumPy array; in host memory a view that the next run overwrites."""
-        return self._fetch(self.plan.outputs[name], dict(zip(self.plan.symbols, symbols, strict=True)))
+        """An output of the last run, which must have finished; in host memory a view that the next run overwrites."""
+        return self._fetch(self.plan.outputs[name], self._sizes(symbols))
+
+    def _sizes(self, symbols: tuple[int, ...]) -> dict[str, int]:
+        return dict(zip(self.plan.symbols, symbols, strict=True))
 
     def _fetch(self, operand: Operand, sizes: Mapping[str, int]) -> Array:
-        address = self._memory[operand.place, operand.name] + operand.offset_bytes
+        owner = self._tensors[operand.place, operand.name]
+        offset_bytes = owner.offset_bytes + operand.offset_bytes
+        source = Tensor.of(owner.buffer, operand.dtype, resolve(operand.shape, sizes), offset_bytes)
         if self._is_host_accessible:
-            return array_at(address, operand, sizes)
-        source = self._tensor_of(operand, sizes)
-        host = Tensor.of(self._backend.allocator.alloc(source.nbytes, MemoryKind.PINNED), operand.dtype, source.shape)
+            return source.numpy()
+        host = Tensor.of(self._backend.allocator.alloc(source.nbytes, MemoryKind.PINNED), source.dtype, source.shape)
         self._backend.transfer.copy(host, source)
         return host.numpy()
 
-    def _tensor_of(self, operand: Operand, sizes: Mapping[str, int]) -> Tensor:
-        owner = self._states[operand.name].buffer if operand.place is Place.STATE else self._arena
-        return Tensor.of(owner, operand.dtype, resolve(operand.shape, sizes), operand.offset_bytes)
-
-    def _upload(self, symbols: tuple[int, ...]) -> None:
-        sizes = dict(zip(self.plan.symbols, symbols, strict=True))
+    def _upload(self, sizes: Mapping[str, int]) -> None:
         for name, type in self.plan.inputs.items():
             shape = resolve(type.shape, sizes)
             source = Tensor.of(self._staging[name].buffer, type.dtype, shape)
             destination = Tensor.of(self._inputs[name].buffer, type.dtype, shape)
             self._backend.transfer.copy_async(destination, source, self._stream)
 
-    def _input_tensor(self, name: str) -> Tensor:
-        type = self.plan.inputs[name]
-        shape = resolve(type.shape, self.plan.symbols)
-        nbytes = int(_product(shape)) * type.dtype.itemsize
-        return Tensor.of(self._backend.allocator.alloc(nbytes), type.dtype, (int(_product(shape)),))
+    def _input_tensor(self, type: TensorType) -> Tensor:
+        count = num_elements(resolve(type.shape, self.plan.symbols))
+        return Tensor.of(self._backend.allocator.alloc(count * type.dtype.itemsize), type.dtype, (count,))
 
     def _staging_tensor(self, tensor: Tensor) -> Tensor:
         if self._is_host_accessible:
             return tensor
         return Tensor.of(self._backend.allocator.alloc(tensor.nbytes, MemoryKind.PINNED), tensor.dtype, tensor.shape)
-
-    def _memory_map(self) -> MemoryMap:
-        memory = {(Place.ARENA, ""): self._arena.address}
-        memory.update({(Place.INPUT, name): tensor.address for name, tensor in self._inputs.items()})
-        memory.update({(Place.STATE, name): self._states[name].address for name in self.plan.states})
-        memory.update({(Place.CONSTANT, key): self._constants.address(key) for key in self.plan.constants})
-        return memory
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    import math
-
-    return math.prod(shape)

@@ -1,4 +1,4 @@
-"""The intermediate representation: values, nodes, graphs. Frozen, in SSA form, printable and parsed back (see `text`)."""
+"""The intermediate representation: values, nodes, graphs. Frozen, in SSA form, printed and parsed back by `text`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Graph", "Node", "Value", "ValueKind"]
 
 
 class ValueKind(Enum):
-    """Where a value comes from; the sigil is how it is written."""
+    """Where a value comes from."""
 
     INPUT = "input"
     PARAMETER = "param"
@@ -21,6 +21,7 @@ class ValueKind(Enum):
 
     @property
     def sigil(self) -> str:
+        """What stands before a value's name in a graph's text."""
         return {"param": "@", "state": "$"}.get(self.value, "%")
 
 

@@ -1,18 +1,20 @@
-"""Lowering: replace every operator without a kernel by its decomposition, so that the largest operator a backend computes is used.
+"""Lowering: replace every operator without a kernel by its decomposition.
 
-This takes the place of pattern matching: a young backend implements a dozen simple operators and runs every model, a mature one adds
-fused kernels and gets faster with no model changed.
+So the largest operator that a backend computes is used. This takes the place of pattern matching: a young backend
+implements a dozen simple operators and runs every model, a mature one adds fused kernels and gets faster with no model
+changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aethermind.dispatch.dispatcher import Dispatcher, Fallback, Resolution
 from aethermind.dispatch.kernel import Signature
 from aethermind.errors import KernelNotFoundError
+from aethermind.graph.builder import Names, make_node
 from aethermind.graph.ir import Graph, Node, Value
 from aethermind.ops.operator import Operator, OperatorRegistry
 from aethermind.ops.schema import Attribute
@@ -22,7 +24,7 @@ __all__ = ["Lowered", "lower"]
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A graph of which every node has a kernel or is a view; `resolutions` runs parallel to its nodes (None for a view)."""
+    """A graph of which every node has a kernel or is a view; `resolutions` runs parallel to them (None for a view)."""
 
     graph: Graph
     resolutions: tuple[Resolution | None, ...]
@@ -30,7 +32,9 @@ class Lowered:
     @property
     def fallbacks(self) -> tuple[str, ...]:
         """Operators that the NumPy reference computes because the device cannot, each once."""
-        found = (resolution.signature.operator for resolution in self.resolutions if resolution and resolution.is_fallback)
+        found = (
+            resolution.signature.operator for resolution in self.resolutions if resolution and resolution.is_fallback
+        )
         return tuple(dict.fromkeys(found))
 
 
@@ -45,44 +49,42 @@ def lower(
 ) -> Lowered:
     """Choose kernels, decomposing where there is none; KernelNotFoundError where nothing leads on.
 
-    With `fuse=False` every operator that has a decomposition is taken apart where its parts can be computed, so that each
-    intermediate value exists and can be looked at.
+    With `fuse=False` every operator that has a decomposition is taken apart where its parts can be computed, so that
+    each intermediate value exists and can be looked at.
     """
-    lowering = _Lowering(operators, dispatcher, device_type, fallback, fuse)
-    for node in graph.nodes:
-        lowering.add(node)
-    return Lowered(replace(graph, nodes=tuple(lowering.nodes)), tuple(lowering.resolutions))
+    names = Names({value.name for value in graph.values()})
+    lowering = _Lowering(operators, dispatcher, device_type, fallback, fuse, names)
+    lowered = [pair for node in graph.nodes for pair in lowering.lower(node)]
+    nodes = tuple(node for node, _ in lowered)
+    return Lowered(replace(graph, nodes=nodes), tuple(resolution for _, resolution in lowered))
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class _Lowering:
     operators: OperatorRegistry
     dispatcher: Dispatcher
     device_type: str
     fallback: Fallback
     fuse: bool
-    nodes: list[Node] = field(default_factory=list)
-    resolutions: list[Resolution | None] = field(default_factory=list)
+    names: Names
 
-    def add(self, node: Node) -> None:
+    def lower(self, node: Node) -> Sequence[tuple[Node, Resolution | None]]:
+        """The nodes that compute what `node` does, each with its kernel."""
         operator = self.operators[node.operator]
         if operator.schema.is_view:
-            self._keep(node, None)
-            return
+            return [(node, None)]
         signature = self._signature(node, operator)
         resolution = self.dispatcher.resolve(signature)
-        may_keep = self.fuse or operator.decompose is None
-        if resolution.chosen and may_keep:
-            self._keep(node, resolution)
-        elif operator.decompose is not None:
-            for part in _decompose(node, operator, self.operators):
-                self.add(part)
-        else:
-            self._keep(node, self._fall_back(signature, resolution))
-
-    def _keep(self, node: Node, resolution: Resolution | None) -> None:
-        self.nodes.append(node)
-        self.resolutions.append(resolution)
+        if operator.decompose is None:
+            return [(node, resolution if resolution.chosen else self._fall_back(signature, resolution))]
+        if resolution.chosen and self.fuse:
+            return [(node, resolution)]
+        try:
+            return [pair for part in self._decompose(node, operator) for pair in self.lower(part)]
+        except KernelNotFoundError:
+            if resolution.chosen is None:
+                raise
+            return [(node, resolution)]
 
     def _signature(self, node: Node, operator: Operator) -> Signature:
         types = tuple(value.type if value else None for value in node.inputs)
@@ -96,39 +98,35 @@ class _Lowering:
                 return replace(reference, rejected=own.rejected)
         considered = "; ".join(f"{kernel.name} ({reason})" for kernel, reason in own.rejected) or "none"
         raise KernelNotFoundError(
-            f"No kernel for operator {signature.operator} on {self.device_type} ({signature.dtype}). Considered: {considered}. "
-            "Choose another --dtype or --device, or install a backend that has it."
+            f"No kernel for operator {signature.operator} on {self.device_type} ({signature.dtype}). "
+            f"Considered: {considered}. Choose another --dtype or --device, or install a backend that has it."
         )
 
-
-def _decompose(node: Node, operator: Operator, operators: OperatorRegistry) -> list[Node]:
-    """The nodes of a decomposition, computing exactly the original node's output values."""
-    assert operator.decompose is not None
-    recorder = _Recorder(node.outputs[0].name, operators)
-    results = operator.decompose(recorder, *node.inputs, **node.attributes)
-    results = results if isinstance(results, tuple) else (results,)
-    original = {result.name: output for result, output in zip(results, node.outputs, strict=True)}
-    return [part.substitute(lambda value: original.get(value.name, value)) for part in recorder.nodes]
+    def _decompose(self, node: Node, operator: Operator) -> list[Node]:
+        """The nodes of a decomposition, computing exactly the original node's output values."""
+        assert operator.decompose is not None
+        recorder = _Recorder(self.operators, node.outputs[0].name, self.names)
+        results = operator.decompose(recorder, *node.inputs, **node.attributes)
+        results = results if isinstance(results, tuple) else (results,)
+        original = {result.name: output for result, output in zip(results, node.outputs, strict=True)}
+        computed = {value.name: value.type for part in recorder.nodes for value in part.outputs}
+        assert [computed.get(name) for name in original] == [output.type for output in node.outputs], (
+            f"the decomposition of {node.operator} should compute each of the outputs that its schema promises"
+        )
+        return [part.substitute(lambda value: original.get(value.name, value)) for part in recorder.nodes]
 
 
 class _Recorder:
     """The OpBuilder that decompositions write to; inner values are named `<value>/<operator>`."""
 
-    def __init__(self, prefix: str, operators: OperatorRegistry) -> None:
+    def __init__(self, operators: OperatorRegistry, prefix: str, names: Names) -> None:
         self.nodes: list[Node] = []
-        self._prefix = prefix
         self._operators = operators
-        self._used: dict[str, int] = {}
+        self._prefix = prefix
+        self._names = names
 
     def op(self, name: str, *inputs: Value | None, **attributes: Attribute) -> Any:
-        schema = self._operators[name].schema
-        padded = inputs + (None,) * (len(schema.inputs) - len(inputs))
-        complete: Mapping[str, Attribute] = schema.complete(attributes)
-        types = schema.infer([value.type if value else None for value in padded], complete)
-        number = self._used.get(name, 0)
-        self._used[name] = number + 1
-        base = f"{self._prefix}/{name}" + (f".{number}" if number else "")
-        names = [base] if len(types) == 1 else [f"{base}.{spec.name}" for spec in schema.outputs]
-        outputs = tuple(Value(text, type) for text, type in zip(names, types, strict=True))
-        self.nodes.append(Node(name, padded, outputs, complete))
-        return outputs[0] if len(outputs) == 1 else outputs
+        """Record a node; one output comes bare, several as a tuple."""
+        node = make_node(self._operators, name, inputs, attributes, f"{self._prefix}/{name}", self._names)
+        self.nodes.append(node)
+        return node.outputs[0] if len(node.outputs) == 1 else node.outputs

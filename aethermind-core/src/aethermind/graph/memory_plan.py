@@ -1,23 +1,27 @@
 """Placing a graph's intermediate values in one arena, so that a step allocates nothing.
 
-Values that are alive at the same time get different bytes; others share. Views and in-place results join the storage they alias.
-Placement is greedy, largest first at the lowest free offset (Pisarchyk & Lee 2020, "Efficient Memory Management for Deep Neural Net
-Inference"), tried in a few orders of which the best is kept.
+Values that are alive at the same time get different bytes; others share. Views and in-place results join the storage
+they alias. Placement is greedy, one storage after another at its lowest free offset (Pisarchyk & Lee 2020, "Efficient
+Memory Management for Deep Neural Net Inference"); of several orders the best is kept, and the first that reaches the
+lower bound ends the search (Joslin & Clements 1999, "Squeaky Wheel Optimization").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
-from aethermind.graph.ir import Graph, Node, Value, ValueKind
+from aethermind.graph.ir import Graph, Node, Value
+from aethermind.hal.allocator import ALIGNMENT
 from aethermind.hal.layout import align_up, num_elements
 from aethermind.ops.dims import resolve
 from aethermind.ops.operator import OperatorRegistry
+from aethermind.ops.schema import OperatorSchema
 
 __all__ = ["MemoryPlan", "Storage", "plan_memory"]
 
-ALIGNMENT = 64
+_NUM_REORDERINGS = 64
 
 
 @dataclass(slots=True)
@@ -37,7 +41,11 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Where every value lives: `storages[root]` for values in the arena; `roots` maps each value to the value that owns its memory."""
+    """Where every value lives.
+
+    `roots` maps each value to the value that owns its memory, and `storages[root]` is that memory if it is in the
+    arena. `lower_bound_bytes` is the most that is alive at one node: no placement can be smaller.
+    """
 
     roots: Mapping[str, str]
     storages: Mapping[str, Storage]
@@ -52,22 +60,64 @@ class MemoryPlan:
 
 def plan_memory(graph: Graph, operators: OperatorRegistry, symbols: Mapping[str, int]) -> MemoryPlan:
     """Place every computed value of a graph for symbols of at most these sizes."""
-    last_use = _last_uses(graph)
-    roots = {value.name: value.name for value in (*graph.inputs, *graph.parameters, *graph.states)}
-    storages: dict[str, Storage] = {}
+    sharing = _Sharing(graph, symbols)
     for position, node in enumerate(graph.nodes):
+        sharing.add(position, node, operators[node.operator].schema)
+    storages = list(sharing.storages.values())
+    lower_bound_bytes = _lower_bound(storages, len(graph.nodes))
+    arena_bytes = _place(storages, lower_bound_bytes)
+    return MemoryPlan(sharing.roots, sharing.storages, arena_bytes, lower_bound_bytes)
+
+
+class _Sharing:
+    """Which values share a storage, found node by node in the order of computation."""
+
+    def __init__(self, graph: Graph, symbols: Mapping[str, int]) -> None:
+        self.roots = {value.name: value.name for value in (*graph.inputs, *graph.parameters, *graph.states)}
+        self.storages: dict[str, Storage] = {}
+        self._symbols = symbols
+        self._last_use = _last_uses(graph)
+
+    def add(self, position: int, node: Node, schema: OperatorSchema) -> None:
+        """Give each output of a node a storage: an input's where it aliases it or may take it over, or a new one."""
         taken: set[str] = set()
         for index, value in enumerate(node.outputs):
-            root = _shared_root(node, index, position, operators, roots, storages, last_use, taken, symbols)
-            roots[value.name] = value.name if root is None else root
-            if root is None:
-                nbytes = align_up(_nbytes(value, symbols), ALIGNMENT)
-                storages[value.name] = Storage(value.name, nbytes, position, last_use[value.name])
-            elif root in storages:
+            spec = schema.outputs[index]
+            if spec.alias is not None:
+                root = self._root_of_input(node, schema, spec.alias)
+                assert root is not None, "an aliased input cannot be absent"
+            else:
+                root = self._dying_root(position, node, schema, spec.inplace, value)
+                root = value.name if root is None or root in taken else root
                 taken.add(root)
-                storages[root].last = max(storages[root].last, last_use[value.name])
-    arena_bytes = _place(list(storages.values()))
-    return MemoryPlan(roots, storages, arena_bytes, _lower_bound(list(storages.values()), len(graph.nodes)))
+            self._join(value, root, position)
+
+    def _join(self, value: Value, root: str, position: int) -> None:
+        self.roots[value.name] = root
+        last = self._last_use[value.name]
+        if root == value.name:
+            nbytes = num_elements(resolve(value.type.shape, self._symbols)) * value.type.dtype.itemsize
+            self.storages[root] = Storage(root, align_up(nbytes, ALIGNMENT), position, last)
+        elif root in self.storages:
+            self.storages[root].last = max(self.storages[root].last, last)
+
+    def _root_of_input(self, node: Node, schema: OperatorSchema, name: str) -> str | None:
+        source = node.inputs[[spec.name for spec in schema.inputs].index(name)]
+        return None if source is None else self.roots[source.name]
+
+    def _dying_root(
+        self, position: int, node: Node, schema: OperatorSchema, name: str | None, value: Value
+    ) -> str | None:
+        """The storage of the input called `name` if `value` may take it over.
+
+        It may if everything in that storage dies here, the kernel reads it as this one input only, and it is as large.
+        """
+        root = None if name is None else self._root_of_input(node, schema, name)
+        storage = None if root is None else self.storages.get(root)
+        if storage is None or storage.last > position:
+            return None
+        readers = [source for source in node.inputs if source is not None and self.roots[source.name] == storage.name]
+        return storage.name if [source.type for source in readers] == [value.type] else None
 
 
 def _last_uses(graph: Graph) -> dict[str, int]:
@@ -78,75 +128,63 @@ def _last_uses(graph: Graph) -> dict[str, int]:
     return last
 
 
-def _shared_root(
-    node: Node,
-    index: int,
-    position: int,
-    operators: OperatorRegistry,
-    roots: Mapping[str, str],
-    storages: Mapping[str, Storage],
-    last_use: Mapping[str, int],
-    taken: set[str],
-    symbols: Mapping[str, int],
-) -> str | None:
-    """The storage an output must join (an alias) or may take over (in place, when it dies here and has the same size)."""
-    schema = operators[node.operator].schema
-    spec = schema.outputs[index]
-    names = [tensor.name for tensor in schema.inputs]
-    if spec.alias is not None:
-        source = node.inputs[names.index(spec.alias)]
-        assert source is not None, "an aliased input cannot be absent"
-        return roots[source.name]
-    if spec.inplace is None:
-        return None
-    source = node.inputs[names.index(spec.inplace)]
-    if source is None or source.kind is not ValueKind.COMPUTED:
-        return None
-    storage = storages.get(roots[source.name])
-    if storage is None or storage.name in taken or storage.last > position:
-        return None
-    same_size = align_up(_nbytes(node.outputs[index], symbols), ALIGNMENT) == storage.nbytes
-    return storage.name if same_size else None
+_ORDERS: tuple[Callable[[Storage], tuple[int, ...]], ...] = (
+    lambda s: (-s.nbytes, s.first),
+    lambda s: (s.first - s.last, -s.nbytes),
+    lambda s: (s.first, -s.nbytes),
+    lambda s: (-s.nbytes * (s.last - s.first + 1), s.first),
+)
 
 
-def _nbytes(value: Value, symbols: Mapping[str, int]) -> int:
-    return num_elements(resolve(value.type.shape, symbols)) * value.type.dtype.itemsize
-
-
-def _place(storages: Sequence[Storage]) -> int:
-    """Give every storage an offset, in the best of a few orders; returns the bytes of the arena."""
-    orders: list[Callable[[Storage], tuple[int, ...]]] = [
-        lambda s: (-s.nbytes, s.first),
-        lambda s: (s.first - s.last, -s.nbytes),
-        lambda s: (s.first, -s.nbytes),
-        lambda s: (-s.nbytes * (s.last - s.first + 1), s.first),
-    ]
-    best: tuple[int, list[int]] | None = None
-    for order in orders:
-        size = _place_in_order(sorted(storages, key=order))
-        if best is None or size < best[0]:
-            best = (size, [storage.offset for storage in storages])
-    assert best is not None
-    for storage, offset in zip(storages, best[1], strict=True):
+def _place(storages: Sequence[Storage], lower_bound_bytes: int) -> int:
+    """Give every storage an offset; returns the bytes of the arena."""
+    best = min(_placements(storages, lower_bound_bytes), key=lambda placement: placement.arena_bytes)
+    for storage, offset in zip(best.order, best.offsets, strict=True):
         storage.offset = offset
-    return best[0]
+    return best.arena_bytes
 
 
-def _place_in_order(storages: Sequence[Storage]) -> int:
-    placed: list[Storage] = []
-    for storage in storages:
+def _placements(storages: Sequence[Storage], lower_bound_bytes: int) -> Iterator[_Placement]:
+    """Placements in a few orders, then with what stuck out at the top of the last one moved to its front, and again."""
+    placement = _Placement([], [], 0)
+    for attempt in range(len(_ORDERS) + _NUM_REORDERINGS):
+        order = sorted(storages, key=_ORDERS[attempt]) if attempt < len(_ORDERS) else placement.highest_first()
+        placement = _first_fit(order)
+        yield placement
+        if placement.arena_bytes == lower_bound_bytes:
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    order: Sequence[Storage]
+    offsets: Sequence[int]
+    arena_bytes: int
+
+    def highest_first(self) -> list[Storage]:
+        """The order with the storage that reaches highest moved to the front."""
+        ends = [offset + storage.nbytes for storage, offset in zip(self.order, self.offsets, strict=True)]
+        highest = ends.index(self.arena_bytes)
+        return [self.order[highest], *self.order[:highest], *self.order[highest + 1 :]]
+
+
+def _first_fit(order: Sequence[Storage]) -> _Placement:
+    """Give one storage after another the lowest offset that no overlapping one has."""
+    placed: list[tuple[int, Storage]] = []
+    for storage in order:
         offset = 0
-        for other in sorted((o for o in placed if o.overlaps(storage)), key=lambda o: o.offset):
-            if other.offset >= offset + storage.nbytes:
+        neighbours = [(start, other) for start, other in placed if other.overlaps(storage)]
+        for start, other in sorted(neighbours, key=itemgetter(0)):
+            if start >= offset + storage.nbytes:
                 break
-            offset = max(offset, other.offset + other.nbytes)
-        storage.offset = offset
-        placed.append(storage)
-    return max((storage.offset + storage.nbytes for storage in placed), default=0)
+            offset = max(offset, start + other.nbytes)
+        placed.append((offset, storage))
+    offsets = [offset for offset, _ in placed]
+    return _Placement(order, offsets, max((offset + storage.nbytes for offset, storage in placed), default=0))
 
 
 def _lower_bound(storages: Sequence[Storage], num_nodes: int) -> int:
-    """The most bytes alive at any one node: no placement can be smaller."""
+    """The most bytes alive at any one node."""
     changes = [0] * (num_nodes + 2)
     for storage in storages:
         changes[storage.first] += storage.nbytes

@@ -25,7 +25,7 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One tensor of a step: `offset_bytes` into the arena, or into the input, state or packed constant called `name`.
+    """One tensor of a step: `offset_bytes` into the arena, or into the input, state or constant called `name`.
 
     Dims may be symbols; they get their numbers when the plan runs. Everything is row-major contiguous.
     """
@@ -37,22 +37,29 @@ class Operand:
 
     @property
     def dtype(self) -> DType:
+        """The element type."""
         return self.type.dtype
 
     @property
     def shape(self) -> Shape:
+        """The dims, symbols among them."""
         return self.type.shape
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One kernel call with its arguments bound. `source` is the name of the value in the model's source that it computes."""
+    """One kernel call with its arguments bound. `names` are those of the values it computes, one an output."""
 
     kernel: Kernel
     inputs: tuple[Operand | None, ...]
     outputs: tuple[Operand, ...]
     attributes: Mapping[str, Attribute]
-    source: str
+    names: tuple[str, ...]
+
+    @property
+    def source(self) -> str:
+        """Where the step comes from in the model: the name of its first value."""
+        return self.names[0]
 
     def attribute_values(self) -> tuple[Attribute, ...]:
         """Attributes in schema order, as the native ABI takes them."""
@@ -63,8 +70,8 @@ class Step:
 class Plan:
     """Everything a backend needs to run a step without deciding anything.
 
-    `symbols` gives every symbol its greatest value, in the order in which a run passes them. `constants` maps the key of a packed
-    constant to (parameter name, pack name or None for the checkpoint's own layout).
+    `symbols` gives every symbol its greatest value, in the order in which a run passes them. `constants` maps the key
+    of a constant to (parameter name, pack name or None for the checkpoint's own layout).
     """
 
     name: str

@@ -1,11 +1,11 @@
 """Graphs as text, one line a node, and back.
 
-    graph tiny {
-      input %token_ids: int32[T]
-      param @embed.weight: float32[64,16]
-      %x: float32[T,16] = embedding(%token_ids, @embed.weight)
-      output hidden = %x
-    }
+graph tiny {
+  input %token_ids: int32[T]
+  param @embed.weight: float32[64,16]
+  %x: float32[T,16] = embedding(%token_ids, @embed.weight)
+  output hidden = %x
+}
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def parse_graph(text: str) -> Graph:
                 outputs[found[1]] = values[found[2]]
             else:
                 nodes.append(_parse_node(line, values))
-        except (KeyError, TypeError, AttributeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidArgumentError(f"Line {number} of the graph cannot be read: {line!r} ({error}).") from None
     return Graph(
         header[1],

@@ -15,7 +15,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """Bytes handed out now, bytes held from the system, the most ever handed out at once, and allocations made in all."""
+    """Bytes handed out now, bytes held from the system, the most ever handed out at once, and all allocations so far."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -28,7 +28,7 @@ class Allocator(ABC):
 
     @abstractmethod
     def alloc(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
-        """A buffer of `nbytes` (0 is allowed) at an address that is a multiple of ALIGNMENT; its contents are undefined.
+        """A buffer of `nbytes` (0 is allowed) at a multiple of ALIGNMENT; its contents are undefined.
 
         OutOfMemoryError says how much was wanted, how much there is and what to lower; a negative size is an
         InvalidArgumentError.

@@ -44,7 +44,7 @@ class MeasuredLimits:
 
 
 class Backend(ABC):
-    """One kind of device, opened. Parts are plain attributes; a backend composes them, it does not inherit behaviour."""
+    """One kind of device, opened. Its parts are plain attributes: a backend composes, it inherits no behaviour."""
 
     name: str
     devices: DeviceManager
@@ -71,5 +71,5 @@ class Backend(ABC):
         return None
 
     def set_num_threads(self, num_threads: int | None) -> int:
-        """Use this many worker threads (None: the backend's choice); returns how many there are, 1 where there are none."""
+        """Use this many worker threads (None: the backend's choice) and return how many; 1 where there are no workers."""
         return 1

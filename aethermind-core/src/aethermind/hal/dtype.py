@@ -14,7 +14,7 @@ __all__ = ["DType"]
 
 
 class DType(Enum):
-    """An element type. `label` is its name, `code` its number in the native kernel ABI (`am_dtype`), `itemsize` its bytes."""
+    """An element type: its name, its number in the native kernel ABI (`am_dtype`), and its bytes."""
 
     FLOAT32 = ("float32", 0, 4)
     FLOAT16 = ("float16", 1, 2)
@@ -52,7 +52,7 @@ class DType(Enum):
 
     @classmethod
     def parse(cls, name: str) -> DType:
-        """Read `float32`, `bfloat16`, … or a short form such as `fp32`, `bf16`, `half`; else an InvalidArgumentError."""
+        """Read `float32`, `bfloat16`, … or a short form such as `bf16` or `half`; else an InvalidArgumentError."""
         label = _SHORT_FORMS.get(name, name)
         for dtype in cls:
             if dtype.label == label:

@@ -16,8 +16,8 @@ __all__ = ["DeviceEntry", "DeviceRegistry", "Selection"]
 class DeviceEntry:
     """One registered backend.
 
-    `probe` is cheap and never raises; `open` makes the backend, or raises an AetherMindError. `auto` takes the available
-    entry of highest `priority`, and never one whose priority is negative.
+    `probe` is cheap and never raises; `open` makes the backend, or raises an AetherMindError. `auto` takes the
+    available entry of highest `priority`, and never one whose priority is negative.
     """
 
     name: str
@@ -54,7 +54,7 @@ class DeviceRegistry:
         priority: int = 0,
         replaces: str | None = None,
     ) -> None:
-        """Claim a device name. A name that another provider has is a PluginError, unless `replaces=` names that provider."""
+        """Claim a device name; one that another provider has is a PluginError, unless `replaces=` names that provider."""
         assert not self._is_frozen, "registries are frozen after boot"
         taken = self._entries.get(name)
         if taken is not None and replaces != taken.provider:
@@ -91,7 +91,9 @@ class DeviceRegistry:
                 "Pass --device auto to use what this machine has."
             )
         if device.index >= probe.count:
-            raise DeviceError(f"Device {text!r} does not exist: {device.type} has {probe.count} device(s), counted from 0.")
+            raise DeviceError(
+                f"Device {text!r} does not exist: {device.type} has {probe.count} device(s), counted from 0."
+            )
         return Selection(device, entry, f"{device} was asked for")
 
     def _unknown(self, device: DeviceId, text: str) -> DeviceError:

@@ -47,12 +47,12 @@ class Tensor:
         """
         dtype = DType.of_numpy(array.dtype)
         if any(stride < 0 or stride % array.itemsize for stride in array.strides):
-            raise InvalidArgumentError(f"An array with strides of {array.strides} bytes cannot be a tensor; copy it first.")
+            raise InvalidArgumentError(
+                f"An array with strides of {array.strides} bytes cannot be a tensor; copy it first."
+            )
         strides = tuple(stride // array.itemsize for stride in array.strides)
         nbytes = num_spanned(array.shape, strides) * array.itemsize
-        buffer = Buffer(
-            device, array.ctypes.data, nbytes, kind=MemoryKind.HOST, is_host_accessible=True, owner=array
-        )
+        buffer = Buffer(device, array.ctypes.data, nbytes, kind=MemoryKind.HOST, is_host_accessible=True, owner=array)
         return cls(buffer, dtype, array.shape, strides)
 
     @property
@@ -85,7 +85,7 @@ class Tensor:
         memory = (ctypes.c_byte * (num_spanned(self.shape, self.strides) * itemsize)).from_address(self.address)
         memory.owner = self.buffer  # type: ignore[attr-defined]  # the array's base is `memory`: the buffer outlives it
         return np.ndarray(
-            self.shape, self.dtype.numpy, buffer=memory, strides=[stride * itemsize for stride in self.strides]
+            self.shape, self.dtype.numpy, buffer=memoryview(memory), strides=[stride * itemsize for stride in self.strides]
         )
 
     def __dlpack__(self, **kwargs: Any) -> Any:

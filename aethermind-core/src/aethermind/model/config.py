@@ -34,7 +34,10 @@ class DecoderConfig:
 
 
 def read_decoder_config(raw: Mapping[str, Any], *, defaults: Mapping[str, Any]) -> DecoderConfig:
-    """Read a decoder's config.json; fields that it leaves out come from the architecture's `defaults`. ConfigError names a bad field."""
+    """Read a decoder's config.json; fields that it leaves out come from the architecture's `defaults`.
+
+    ConfigError names a bad field.
+    """
     fields = {**defaults, **{name: value for name, value in raw.items() if value is not None}}
     hidden_size = positive_int(fields, "hidden_size")
     heads = positive_int(fields, "num_attention_heads")
@@ -114,7 +117,8 @@ def _read_sliding_windows(fields: Mapping[str, Any], num_layers: int) -> tuple[i
     unknown = set(layer_types) - {"full_attention", "sliding_attention"}
     if unknown:
         raise ConfigError(
-            f"layer_types in config.json holds {sorted(map(str, unknown))[0]!r}; full_attention and sliding_attention are known."
+            f"layer_types in config.json holds {sorted(map(str, unknown))[0]!r}; "
+            "full_attention and sliding_attention are known."
         )
     if "sliding_attention" not in layer_types:
         return (0,) * num_layers

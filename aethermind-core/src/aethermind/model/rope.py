@@ -1,6 +1,7 @@
 """Rotary position embeddings: the frequencies, and their scaling for longer contexts.
 
-Sources: RoFormer (Su et al. 2021); linear interpolation (Chen et al. 2023); NTK-aware scaling (bloc97 2023); YaRN (Peng et al. 2023).
+Sources: RoFormer (Su et al. 2021); linear interpolation (Chen et al. 2023); NTK-aware scaling (bloc97 2023);
+YaRN (Peng et al. 2023).
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ __all__ = ["RopeConfig", "inverse_frequencies", "read_rope"]
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """`kind` is default, linear, dynamic or yarn; the rest parametrises it (YaRN's names are those of its paper and of config.json)."""
+    """`kind` is default, linear, dynamic or yarn; the rest parametrises it.
+
+    YaRN's names are those of its paper and of config.json.
+    """
 
     theta: float
     head_dim: int
@@ -73,30 +77,33 @@ def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddin
 def inverse_frequencies(config: RopeConfig, max_model_len: int) -> tuple[np.ndarray[Any, Any], float]:
     """The inverse frequencies, float32 [head_dim/2], and the factor by which cos and sin are multiplied.
 
-    Dynamic NTK scaling is fixed here for the longest context that will be used, so that cached keys never change their rotation.
+    Dynamic NTK scaling is fixed here for the longest context that will be used, so that cached keys never change
+    their rotation.
     """
     import numpy as np
 
-    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    plain = (1.0 / (np.float32(config.theta) ** exponents)).astype(np.float32)
+    if config.kind == "dynamic":
+        return _plain(_dynamic_theta(config, max_model_len), config.head_dim), 1.0
+    plain = _plain(config.theta, config.head_dim)
     if config.kind == "linear":
         return plain / np.float32(config.factor), 1.0
-    if config.kind == "dynamic":
-        return _dynamic(config, max_model_len, exponents, plain), 1.0
     if config.kind == "yarn":
         return _yarn(config, plain)
     return plain, 1.0
 
 
-def _dynamic(config: RopeConfig, max_model_len: int, exponents: Any, plain: Any) -> Any:
+def _plain(theta: float, head_dim: int) -> Any:
+    """theta^(-2i/head_dim) for each pair i, in float32 as models are trained, but the power correctly rounded."""
     import numpy as np
 
-    original = config.original_max_position_embeddings
-    if max_model_len <= original:
-        return plain
-    stretch = config.factor * max_model_len / original - (config.factor - 1)
-    theta = config.theta * stretch ** (config.head_dim / (config.head_dim - 2))
-    return (1.0 / (np.float32(theta) ** exponents)).astype(np.float32)
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    return np.float32(1) / (theta ** exponents.astype(np.float64)).astype(np.float32)
+
+
+def _dynamic_theta(config: RopeConfig, max_model_len: int) -> float:
+    stretch = config.factor * max(max_model_len / config.original_max_position_embeddings, 1) - (config.factor - 1)
+    exponent = config.head_dim / (config.head_dim - 2)
+    return float(config.theta * stretch**exponent)
 
 
 def _yarn(config: RopeConfig, plain: Any) -> tuple[Any, float]:

@@ -69,6 +69,7 @@ class Operator:
 
     @property
     def name(self) -> str:
+        """The operator's name, unique in a registry."""
         return self.schema.name
 
 
@@ -87,12 +88,13 @@ class OperatorRegistry:
         self._operators[operator.name] = operator
 
     def freeze(self) -> None:
+        """Refuse registrations from now on."""
         self._is_frozen = True
 
     def __iter__(self) -> Iterator[Operator]:
         return iter(self._operators.values())
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._operators
 
     def __getitem__(self, name: str) -> Operator:

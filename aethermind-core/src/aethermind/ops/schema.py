@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Protocol, TypeVar
 
 from aethermind.errors import OperatorError
@@ -32,6 +33,7 @@ _CONCRETE = {
     "u8": DType.UINT8,
 }
 _ATTRIBUTE_TYPES: dict[str, type[Attribute]] = {"int": int, "float": float, "bool": bool}
+_ACCEPTED: dict[type[Attribute], type] = {int: Integral, float: Real}
 _SIGNATURE = re.compile(r"^(\w+)\(([^;)]*)(?:;([^)]*))?\)\s*->\s*\((.*)\)$", re.DOTALL)
 _TENSOR = re.compile(r"^(\w+):\s*(\w+)\[([^\]]*)\](\?)?(?:\s*([=~])\s*(\w+))?$")
 _ATTRIBUTE = re.compile(r"^(\w+):\s*(\w+)(?:\s*=\s*(\S+))?$")
@@ -103,14 +105,15 @@ class OperatorSchema:
 
     @property
     def is_view(self) -> bool:
-        """Whether the operator only renames the shape of its input, so that nothing runs."""
-        if len(self.outputs) != 1 or self.outputs[0].alias is None:
+        """Whether the operator only gives its input another shape, so that nothing runs."""
+        if len(self.outputs) != 1:
             return False
-        output, first = self.outputs[0], self.inputs[0]
-        return output.kind == first.kind and output.pattern != first.pattern
+        output = self.outputs[0]
+        aliased = [spec for spec in self.inputs if spec.name == output.alias]
+        return any(spec.kind == output.kind and spec.pattern != output.pattern for spec in aliased)
 
     def complete(self, attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
-        """Attributes in schema order, defaults filled in and types checked."""
+        """Attributes in schema order, defaults filled in; OperatorError for an unknown, missing or mistyped one."""
         unknown = set(attributes) - {spec.name for spec in self.attributes}
         if unknown:
             raise OperatorError(f"Operator {self.name} has no attribute {sorted(unknown)[0]!r}. Signature: {self.text}")
@@ -119,8 +122,19 @@ class OperatorSchema:
             value = attributes.get(spec.name, spec.default)
             if value is None:
                 raise OperatorError(f"Operator {self.name} needs the attribute {spec.name!r}. Signature: {self.text}")
-            completed[spec.name] = spec.type(value)
+            completed[spec.name] = self._checked(spec, value)
         return completed
+
+    def _checked(self, spec: AttributeSpec, value: Attribute) -> Attribute:
+        """A value in its attribute's own type; an integer passes for a float, and nothing else for another."""
+        is_boolean = isinstance(value, bool)
+        fits = is_boolean if spec.type is bool else not is_boolean and isinstance(value, _ACCEPTED[spec.type])
+        if not fits:
+            raise OperatorError(
+                f"Operator {self.name}: attribute {spec.name!r} should be of type {spec.type.__name__}, got {value!r}. "
+                f"Signature: {self.text}"
+            )
+        return spec.type(value)
 
     def infer(
         self, inputs: Sequence[TensorType | None], attributes: Mapping[str, Attribute], float_type: DType | None = None

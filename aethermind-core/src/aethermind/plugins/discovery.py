@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, distributions
-from typing import TYPE_CHECKING
+from importlib.metadata import Distribution, EntryPoint, distributions
+from typing import TYPE_CHECKING, Any
 
 from aethermind import env
+from aethermind.errors import AetherMindError
 from aethermind.log import get_logger
 from aethermind.plugins.hookspecs import CONTRACT_VERSION, ENTRY_POINT_PREFIX, HookSpecs
 
 if TYPE_CHECKING:
     import pluggy
 
-__all__ = ["PluginRecord", "discover", "load"]
+__all__ = ["PluginRecord", "call_each", "discover", "load"]
 
 logger = get_logger(__name__)
 
@@ -41,23 +43,47 @@ class PluginRecord:
         """`name (distribution version)`, as messages name a plugin."""
         return f"{self.name} ({self.distribution} {self.version})"
 
+    def fail(self, reason: str) -> None:
+        """Record why the plugin cannot be used."""
+        self.error = reason
+        logger.info("plugin %s failed: %s", self.title, reason)
+
 
 def discover() -> list[PluginRecord]:
-    """Every entry point of a group `aethermind.plugins.v*`, whatever its version, nothing imported; by name."""
-    records: dict[tuple[str, str], PluginRecord] = {}
-    for distribution in distributions():
-        for entry_point in distribution.entry_points:
-            if not entry_point.group.startswith(ENTRY_POINT_PREFIX):
-                continue
-            contract = entry_point.group.removeprefix(ENTRY_POINT_PREFIX)
-            record = PluginRecord(entry_point.name, distribution.name, distribution.version, contract, entry_point)
-            records.setdefault((entry_point.name, distribution.name), record)
+    """Every entry point of a group `aethermind.plugins.v*` that `AETHERMIND_PLUGINS` allows, by name; imports nothing.
+
+    A distribution that offers one name for several contracts counts once, with this core's contract if it has it.
+    """
     allowed = env.plugin_allow_list()
-    chosen = [record for record in records.values() if allowed is None or record.name in allowed]
-    return sorted(chosen, key=lambda record: (record.name, record.distribution))
+    records: dict[tuple[str, str], PluginRecord] = {}
+    seen: set[str] = set()
+    for distribution in distributions():
+        entry_points = _plugin_entry_points(distribution)
+        if not entry_points or distribution.name in seen:  # found again further down sys.path
+            continue
+        seen.add(distribution.name)
+        for entry_point in entry_points:
+            if allowed is not None and entry_point.name not in allowed:
+                continue
+            key = (entry_point.name, str(distribution.name))
+            if key not in records or _contract_of(entry_point) == str(CONTRACT_VERSION):
+                records[key] = PluginRecord(*key, str(distribution.version), _contract_of(entry_point), entry_point)
+    return [records[key] for key in sorted(records)]
 
 
-def load(records: list[PluginRecord]) -> pluggy.PluginManager:
+def _plugin_entry_points(distribution: Distribution) -> list[EntryPoint]:
+    try:
+        return [point for point in distribution.entry_points if point.group.startswith(ENTRY_POINT_PREFIX)]
+    except Exception as error:  # whatever else is installed may have unreadable metadata
+        logger.info("skipped a distribution whose entry points cannot be read: %s", error)
+        return []
+
+
+def _contract_of(entry_point: EntryPoint) -> str:
+    return entry_point.group.removeprefix(ENTRY_POINT_PREFIX)
+
+
+def load(records: Sequence[PluginRecord]) -> pluggy.PluginManager:
     """Import each plugin and check its hooks; failures are written into the records."""
     import pluggy
 
@@ -65,30 +91,56 @@ def load(records: list[PluginRecord]) -> pluggy.PluginManager:
     manager.add_hookspecs(HookSpecs)
     for record in records:
         started = time.perf_counter()
-        _load_one(manager, record)
+        reason = _load_one(manager, record)
         record.load_ms = (time.perf_counter() - started) * 1e3
-        if record.error:
-            logger.info("plugin %s failed: %s", record.title, record.error)
+        if reason:
+            record.fail(reason)
     return manager
 
 
-def _load_one(manager: pluggy.PluginManager, record: PluginRecord) -> None:
+def _load_one(manager: pluggy.PluginManager, record: PluginRecord) -> str | None:
+    """Import and register one plugin; returns what went wrong, or None."""
     if record.contract != str(CONTRACT_VERSION):
-        record.error = (
+        return (
             f"it speaks plugin contract {record.contract}, this core speaks {CONTRACT_VERSION}; "
             f"install a version of {record.distribution} made for contract {CONTRACT_VERSION}."
         )
-        return
     if manager.has_plugin(record.name):
-        record.error = f"another plugin is called {record.name!r} too; uninstall one of the two distributions."
-        return
+        return f"another plugin is called {record.name!r} too; uninstall one of the two distributions."
     try:
         plugin = record.entry_point.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin may raise anything at import, SystemExit included
+        return f"importing it raised {_in_words(error)}"
+    try:
         manager.register(plugin, name=record.name)
         manager.check_pending()
-    except BaseException as error:  # a plugin may raise anything at import, SystemExit included
-        if isinstance(error, KeyboardInterrupt):
-            raise
+    except Exception as error:
         if manager.has_plugin(record.name):
             manager.unregister(name=record.name)
-        record.error = f"{type(error).__name__}: {error}"
+        return f"its hooks do not fit contract {CONTRACT_VERSION}: {_in_words(error)}"
+    return None
+
+
+def call_each(
+    manager: pluggy.PluginManager, records: Sequence[PluginRecord], hook: str, **arguments: Any
+) -> Iterator[tuple[PluginRecord, list[Any]]]:
+    """Call one hook of every loaded plugin on its own and yield its results; a failure is written into the record."""
+    for record in [record for record in records if record.error is None]:
+        others = [plugin for name, plugin in manager.list_name_plugin() if name != record.name]
+        try:
+            results = manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
+        except KeyboardInterrupt:
+            raise
+        except AetherMindError as error:
+            record.fail(str(error))
+        except BaseException as error:  # as at import
+            record.fail(f"{hook} raised {_in_words(error)}")
+        else:
+            yield record, results
+
+
+def _in_words(error: BaseException) -> str:
+    message = " ".join(str(error).split()) or "without a message"
+    return f"{type(error).__name__}: {message.rstrip('.')}."

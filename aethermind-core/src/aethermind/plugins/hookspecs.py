@@ -57,7 +57,7 @@ class HookSpecs:
 
     @hookspec
     def register_architectures(self, registry: ArchitectureRegistry) -> None:
-        """Claim names of `architectures` in config.json: `registry.register(name, "package.module:OBJECT", provider=)`."""
+        """Claim names of `architectures` in config.json: `registry.register(name, "module:OBJECT", provider=)`."""
 
     @hookspec
     def register_models(self, registry: ModelRegistry) -> None:

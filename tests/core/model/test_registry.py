@@ -1,0 +1,63 @@
+"""Architectures and installed models by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aethermind.errors import ConfigError, PluginError
+from aethermind.model.registry import ArchitectureRegistry, ModelRegistry
+
+
+def test_an_architecture_is_imported_when_it_is_first_used() -> None:
+    registry = ArchitectureRegistry()
+    registry.register("PathForCausalLM", "pathlib:Path", provider="pathlib")
+    registry.register("Unused", "no_such_module:Nothing", provider="nobody")
+    registry.freeze()
+    assert registry.get("PathForCausalLM") is Path
+    assert registry.names() == ["PathForCausalLM", "Unused"]
+
+
+def test_an_unknown_architecture_lists_the_installed() -> None:
+    registry = ArchitectureRegistry()
+    with pytest.raises(ConfigError, match=r"'X'.*Installed: none"):
+        registry.get("X")
+    registry.register("B", "b:B", provider="b")
+    registry.register("A", "a:A", provider="a")
+    with pytest.raises(ConfigError, match=r"'X'.*Installed: A, B\."):
+        registry.get("X")
+
+
+def test_a_taken_name_needs_replaces() -> None:
+    registry = ArchitectureRegistry()
+    registry.register("A", "pathlib:Path", provider="first")
+    with pytest.raises(PluginError, match=r"'A'.*first.*second"):
+        registry.register("A", "pathlib:PurePath", provider="second")
+    registry.register("A", "pathlib:PosixPath", provider="second", replaces="first")
+    from pathlib import PosixPath
+
+    assert registry.get("A") is PosixPath
+
+
+def test_frozen_registries_take_nothing() -> None:
+    architectures, models = ArchitectureRegistry(), ModelRegistry()
+    architectures.freeze()
+    models.freeze()
+    with pytest.raises(AssertionError):
+        architectures.register("A", "a:A", provider="a")
+    with pytest.raises(AssertionError):
+        models.register("a", Path.cwd, provider="a")
+
+
+def test_models_by_name_and_by_path(tmp_path: Path) -> None:
+    registry = ModelRegistry()
+    registry.register("tiny", lambda: tmp_path, provider="me")
+    assert registry.locate("tiny") == tmp_path
+    assert registry.locate(str(tmp_path)) == tmp_path
+    assert registry.locate("missing/model") == Path("missing/model")
+    assert registry.names() == ["tiny"]
+    with pytest.raises(ConfigError, match=r"'huge'.*\(tiny\)"):
+        registry.locate("huge")
+    with pytest.raises(PluginError, match="'tiny'"):
+        registry.register("tiny", lambda: tmp_path, provider="you")

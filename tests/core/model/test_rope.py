@@ -1,0 +1,77 @@
+"""Rotary frequencies against transformers' own initialisers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import Qwen2Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
+
+from aethermind.model.rope import inverse_frequencies, read_rope
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+SCALINGS: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "dynamic": {"rope_type": "dynamic", "factor": 3.0},
+    "yarn": YARN,
+    "yarn_original_is_max": {"rope_type": "yarn", "factor": 4.0},
+    "yarn_not_truncated": {**YARN, "truncate": False},
+    "yarn_betas": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0},
+    "yarn_attention_factor": {**YARN, "attention_factor": 1.25},
+    "yarn_mscale": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.0},
+    "yarn_equal_mscales": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "yarn_one_mscale": {**YARN, "mscale": 0.7},
+    "yarn_shrinking": {**YARN, "factor": 0.5},
+    "yarn_few_positions": {**YARN, "original_max_position_embeddings": 4},
+}
+
+
+def reference(scaling: dict[str, Any], head_dim: int, theta: float, length: int) -> tuple[np.ndarray[Any, Any], float]:
+    """What transformers computes for sequences of up to `length` tokens."""
+    config = Qwen2Config(
+        hidden_size=4 * head_dim,
+        num_attention_heads=4,
+        max_position_embeddings=8192,
+        rope_parameters={**scaling, "rope_theta": theta},
+    )
+    compute = ROPE_INIT_FUNCTIONS.get(scaling["rope_type"], Qwen2RotaryEmbedding.compute_default_rope_parameters)
+    frequencies, factor = compute(config, device="cpu", seq_len=length)
+    return frequencies.numpy(), factor
+
+
+@pytest.mark.parametrize(("head_dim", "theta"), [(8, 1e4), (64, 1e6), (80, 5e5), (128, 1e6)])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_frequencies(name: str, head_dim: int, theta: float) -> None:
+    scaling = SCALINGS[name]
+    fields = {"rope_parameters": {**scaling, "rope_theta": theta}}
+    config = read_rope(fields, head_dim=head_dim, max_position_embeddings=8192)
+    for length in (100, 8192) if name != "dynamic" else (100, 8192, 8193, 20000):
+        frequencies, factor = inverse_frequencies(config, length)
+        expected, expected_factor = reference(scaling, head_dim, theta, length)
+        assert frequencies.dtype == np.float32
+        assert factor == pytest.approx(expected_factor, rel=1e-12)
+        assert_within_ulps(frequencies, expected, 1 if name == "default" else 2)
+
+
+def assert_within_ulps(values: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], ulps: int) -> None:
+    assert expected.dtype == np.float32
+    np.testing.assert_array_less(np.abs(values.astype(np.float64) - expected), (ulps + 0.5) * np.spacing(expected))
+
+
+def test_yarn_without_a_factor_stretches_to_max_position_embeddings() -> None:
+    fields = {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 2048}}
+    assert read_rope(fields, head_dim=8, max_position_embeddings=8192).factor == 4.0
+
+
+def test_positions_that_a_scaling_reaches() -> None:
+    def reach(**scaling: Any) -> int:
+        return read_rope({"rope_scaling": scaling}, head_dim=8, max_position_embeddings=1000).max_positions
+
+    assert reach(type="linear", factor=2.0) == 2000
+    assert reach(type="dynamic", factor=3.0, original_max_position_embeddings=10) == 3000
+    assert reach(type="yarn", factor=4.0, original_max_position_embeddings=100) == 400
+    assert reach() == 0
