@@ -1,6 +1,6 @@
 """What the KV cache is worth: a step that reads it against computing the whole sequence again.
 
-    make bench
+make bench
 """
 
 from __future__ import annotations
@@ -29,6 +29,6 @@ def bench_decode_step_against_recomputing(num_tokens: int) -> None:
         steps.append((time.perf_counter() - started) / count)
     step, recomputation = statistics.median(steps), statistics.median(recomputations)
     print(
-        f"\n{llm.info.device} after {num_tokens} tokens: with cache {step * 1e3:.2f} ms, recomputed {recomputation * 1e3:.2f} ms,"
-        f" saved {1 - step / recomputation:.0%}"
+        f"\n{llm.info.device} after {num_tokens} tokens: with cache {step * 1e3:.2f} ms, "
+        f"recomputed {recomputation * 1e3:.2f} ms, saved {1 - step / recomputation:.0%}"
     )

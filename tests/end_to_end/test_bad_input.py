@@ -88,6 +88,11 @@ MISTAKES = (
         ("max_window_layers", "'all'"),
         changed(use_sliding_window=True, max_window_layers="all"),
     ),
+    Mistake(
+        "qwen3_attention_bias",
+        ("attention_bias", "true"),
+        changed(architectures=["Qwen3ForCausalLM"], attention_bias=True),
+    ),
     Mistake("config_dtype", ("'floaty'", "bfloat16"), changed(dtype="floaty")),
     Mistake(
         "broken_generation_config",
@@ -127,6 +132,7 @@ MISTAKES = (
     Mistake("unknown_quantization", ("'int3'",), options={"quantization": "int3"}),
     Mistake("unknown_load_format", ("load_format", "'gguf'", "dummy"), options={"load_format": "gguf"}),
     Mistake("no_blocks", ("num_kv_blocks", "0"), options={"num_kv_blocks": 0}),
+    Mistake("too_many_blocks", ("Could not allocate", "numpy:0"), options={"num_kv_blocks": 10**12}),
     Mistake("negative_block_size", ("block_size", "-16"), options={"block_size": -16}),
     Mistake("temperature", ("temperature", "-1"), options={"temperature": -1.0}),
     Mistake("top_p", ("top_p", "2"), options={"top_p": 2.0}),

@@ -27,6 +27,10 @@ def random_prompts(*lengths: int) -> list[list[int]]:
     return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in lengths]
 
 
+def family_named(name: str) -> Family:
+    return next(family for family in FAMILIES if family.name == name)
+
+
 def exact_model(family: Family, directory: Path) -> Any:
     return reference_model(directory, context=family.max_model_len)
 
@@ -92,20 +96,27 @@ def test_one_request_alone(device: str, runtime: Runtime, checkpoint: Checkpoint
     assert_matches(generated, exact_model(family, directory))
 
 
-@pytest.mark.parametrize(
-    "name", ["head_dim_64_one_kv_head", "seven_kv_heads_tied_odd_intermediate", "qwen3_head_dim_128"]
-)
+@by_family
 def test_bfloat16_is_no_further_from_the_truth_than_transformers(
-    device: str, runtime: Runtime, checkpoint: CheckpointOf, name: str
+    device: str, runtime: Runtime, checkpoint: CheckpointOf, family: Family
 ) -> None:
-    family = next(family for family in FAMILIES if family.name == name)
+    """The truth is the same rounded weights computed with in float64; distances are root mean squares over all logits."""
     directory = checkpoint(family)
-    (text,) = random_prompts(64)
-    llm = LLM(directory, device=device, dtype="bfloat16", max_num_batched_tokens=4096, runtime=runtime)
+    (text,) = random_prompts(40)
+    llm = LLM(
+        directory,
+        device=device,
+        dtype="bfloat16",
+        max_model_len=family.max_model_len,
+        max_num_batched_tokens=1024,
+        runtime=runtime,
+    )
     generated, _ = generate(llm, [text[:length] for length in range(1, len(text) + 1)], max_tokens=1)
     ours = np.stack([one.logits[0] for one in generated])
-    theirs = logits_of(reference_model(directory, torch.bfloat16, torch.bfloat16), text)
-    truth = logits_of(reference_model(directory, torch.bfloat16), text)
+    theirs, truth = (
+        logits_of(reference_model(directory, torch.bfloat16, dtype, family.max_model_len), text)
+        for dtype in (torch.bfloat16, torch.float64)
+    )
     assert rms(ours - truth) <= rms(theirs - truth)
 
 
@@ -113,9 +124,22 @@ def rms(values: np.ndarray[Any, Any]) -> float:
     return float(np.sqrt(np.mean(np.square(values))))
 
 
+@pytest.mark.parametrize("isa", ["portable", "avx512", "avx512_bf16"])
+@pytest.mark.parametrize("name", ["head_dim_80", "seven_kv_heads_tied_odd_intermediate", "qwen3_sliding"])
+def test_every_instruction_set_of_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: CheckpointOf, isa: str, name: str
+) -> None:
+    """Each level that this CPU has; where it lacks one, the highest below it runs again."""
+    monkeypatch.setenv("AETHERMIND_CPU_ISA", isa)
+    directory = checkpoint(family_named(name))
+    llm = LLM(directory, device="cpu", max_num_seqs=4, max_num_batched_tokens=12, runtime=Runtime.boot())
+    for generated in generate(llm, random_prompts(1, 41, 5, 23), NUM_STEPS, stagger=3)[0]:
+        assert_matches(generated, reference_model(directory))
+
+
 def test_context_beyond_the_trained_one_has_to_be_asked_for(runtime: Runtime, checkpoint: CheckpointOf) -> None:
     """Dynamic scaling: the trained context by default, then one set of frequencies for the length that is asked for."""
-    family = next(family for family in FAMILIES if family.name == "dynamic_beyond")
+    family = family_named("dynamic_beyond")
     trained = LLM(checkpoint(family), device="numpy", runtime=runtime)
     assert trained.info.max_model_len == 32
     (generated,), _ = generate(trained, random_prompts(20), 8)

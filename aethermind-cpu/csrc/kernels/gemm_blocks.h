@@ -1,8 +1,8 @@
 // Cutting a matrix product into blocks that fit a core's caches, and handing them to the workers.
 //
 // Few rows (decode) are bound by reading the weight: a block is a run of whole panels read front to back, each once for all rows. Many rows
-// (prefill) are bound by arithmetic: a block is kRowBlock rows by kManyPanels panels, walked kBlockK of K at a time, so that two panels'
-// slice (32 KiB) stays in the first-level cache while the tiles pass, and the block's tiles and sums in the second.
+// (prefill) are bound by arithmetic: a block is kRowBlock rows by kManyPanels panels, walked kBlockK of K at a time, so that the block's tiles
+// (288 KiB of bfloat16), its sums (144 KiB) and two panels' slice (64 KiB) stay in a second-level cache of 1 MiB.
 #pragma once
 
 #include "kernels/gemm.h"
@@ -11,7 +11,7 @@ namespace aether::cpu::AETHER_ISA {
 
 inline constexpr int64_t kFewRows = 48;
 inline constexpr int64_t kRowBlock = 144;
-inline constexpr int64_t kBlockK = 512;
+inline constexpr int64_t kBlockK = 1024;
 inline constexpr int64_t kFewPanels = 64;
 inline constexpr int64_t kManyPanels = 16;
 inline constexpr int64_t kMinFewBytes = 128 * 1024;  // enough of the weight to be worth a claim
@@ -24,7 +24,8 @@ struct Blocking {
       : num_rows(num_rows), k(k), num_items(num_items), panels_per_item(panels_per_item) {
     const bool is_few = num_rows <= kFewRows;
     num_row_blocks = is_few ? 1 : divide_up(num_rows, kRowBlock);
-    row_block = divide_up(num_rows, num_row_blocks);
+    row_block = is_few ? num_rows : round_up(divide_up(num_rows, num_row_blocks), kTileRows);
+    num_row_blocks = divide_up(num_rows, larger(row_block, 1));
     k_block = is_few ? k : kBlockK;
     const int64_t most = larger(1, (is_few ? kFewPanels : kManyPanels) / panels_per_item);
     const int64_t least = is_few ? divide_up(kMinFewBytes, panels_per_item * steps * kStepBytes) : 1;

@@ -1,7 +1,7 @@
 """Qwen2, Qwen2.5 and Qwen3 as graphs.
 
-Qwen2 and Qwen2.5 have biases on Q, K and V (Yang et al. 2024, arXiv:2407.10671); Qwen3 has none by default and normalises Q and K per
-head instead (Yang et al. 2025, arXiv:2505.09388). Everything else is the common decoder.
+Qwen2 and Qwen2.5 have biases on Q, K and V (Yang et al. 2024, arXiv:2407.10671); Qwen3 has none by default and
+normalises Q and K per head instead (Yang et al. 2025, arXiv:2505.09388). Everything else is the common decoder.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ class Qwen3Architecture:
 
     def create(self, raw: Mapping[str, Any]) -> Qwen:
         if raw.get("attention_bias", False):
-            raise ConfigError("attention_bias is true in config.json; published Qwen3 models have no attention biases and this one is not supported.")
+            raise ConfigError(
+                "attention_bias is true in config.json; published Qwen3 models have no attention biases, "
+                "and this one is not supported."
+            )
         defaults = {**_COMMON, "head_dim": 128, "max_window_layers": 28, "sliding_window": 4096}
         return Qwen(read_decoder_config(raw, defaults=defaults), has_qkv_bias=False, has_qk_norm=True)
 

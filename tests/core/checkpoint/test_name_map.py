@@ -22,9 +22,7 @@ def test_a_match_is_in_the_model_s_order() -> None:
 def test_ignored_names_may_be_there_or_not() -> None:
     patterns = ["lm_head.weight", "*.rotary_emb.inv_freq"]
     more = {"lm_head.weight": (10, 4), "layers.0.rotary_emb.inv_freq": (2,)}
-    assert list(match_names(SHAPES, DummyCheckpoint(SHAPES | more, "float32"), ignore=patterns)) == list(
-        SHAPES
-    )
+    assert list(match_names(SHAPES, DummyCheckpoint(SHAPES | more, "float32"), ignore=patterns)) == list(SHAPES)
     assert list(match_names(SHAPES, DummyCheckpoint(SHAPES, "float32"), ignore=patterns)) == list(SHAPES)
 
 
@@ -54,7 +52,5 @@ def test_five_are_listed_and_the_rest_counted() -> None:
         CheckpointError, match=re.escape("8 missing (w1 [1], w2 [2], w3 [3], w4 [4], w5 [5], and 3 more)")
     ):
         match_names(shapes, DummyCheckpoint({}, "float32"))
-    with pytest.raises(
-        CheckpointError, match=re.escape("5 missing (w1 [1], w2 [2], w3 [3], w4 [4], w5 [5])")
-    ):
+    with pytest.raises(CheckpointError, match=re.escape("5 missing (w1 [1], w2 [2], w3 [3], w4 [4], w5 [5])")):
         match_names(dict(list(shapes.items())[:5]), DummyCheckpoint({}, "float32"))

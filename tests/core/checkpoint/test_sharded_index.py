@@ -37,9 +37,7 @@ def sharded(tmp_path: Path) -> Path:
     """Two shards and their index: a, b in the first, c in the second."""
     safetensors.torch.save_file({"a": torch.ones(2), "b": torch.zeros(3, 1)}, tmp_path / "one.safetensors")
     safetensors.torch.save_file({"c": torch.arange(4)}, tmp_path / "two.safetensors")
-    write_index(
-        tmp_path, {"weight_map": {"a": "one.safetensors", "b": "one.safetensors", "c": "two.safetensors"}}
-    )
+    write_index(tmp_path, {"weight_map": {"a": "one.safetensors", "b": "one.safetensors", "c": "two.safetensors"}})
     return tmp_path
 
 

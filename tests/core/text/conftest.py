@@ -79,9 +79,7 @@ def make_metaspace() -> tokenizers.Tokenizer:
 
 def make_word_piece() -> tokenizers.Tokenizer:
     """A vocabulary of words and `##` continuations, joined by spaces."""
-    vocab = {
-        piece: token_id for token_id, piece in enumerate(["[UNK]", "un", "##aff", "##able", "do", "n't", "."])
-    }
+    vocab = {piece: token_id for token_id, piece in enumerate(["[UNK]", "un", "##aff", "##able", "do", "n't", "."])}
     tokenizer = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.WordPiece()

@@ -25,7 +25,8 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
 TOOLS = [{"type": "function", "function": {"name": "find", "description": "größer <b>", "parameters": {}}}]
 
 TEMPLATES = {
-    "tools": "{% if tools %}\n  {% for t in tools %}\n{{ t | tojson }} {{ t | tojson(indent=2) }}\n{% endfor %}{% endif %}x",
+    "tools": "{% if tools %}\n  {% for t in tools %}\n{{ t | tojson }} {{ t | tojson(indent=2) }}\n"
+    "{% endfor %}{% endif %}x",
     "tools_not_none": "{% if tools is not none %}T{% else %}-{% endif %}{{ documents is none }}",
     "whitespace": "  {%- for m in messages %}\n    {{ m.role }}\n  {% endfor %}\n\n  {# note #}\nend\n",
     "loop_controls": "{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}{{ m.role }}{% endfor %}",
@@ -33,16 +34,15 @@ TEMPLATES = {
     "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
     "macro": "{% macro say(x) %}[{{ x }}]{% endmacro %}{% for i in range(3) %}{{ say(i) }}{% endfor %}",
     "undefined": "{{ nothing }}{{ bos_token }}{% if enable_thinking is defined %}think{% endif %}",
-    "slices": "{% for m in messages[::-1] %}{{ m['content'].split('\n')[0] | trim }}{{ 'a' * 3 }}{% endfor %}{{ 2 ** 8 }}",
+    "slices": "{% for m in messages[::-1] %}{{ m['content'].split('\n')[0] | trim }}{{ 'a' * 3 }}{% endfor %}"
+    "{{ 2 ** 8 }}",
 }
 
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES.keys())
 @pytest.mark.parametrize("messages", CONVERSATIONS, ids=len)
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
-@pytest.mark.parametrize(
-    "extra", [{}, {"tools": TOOLS}, {"enable_thinking": False, "bos_token": "<s>"}], ids=list
-)
+@pytest.mark.parametrize("extra", [{}, {"tools": TOOLS}, {"enable_thinking": False, "bos_token": "<s>"}], ids=list)
 def test_equals_transformers(
     template: str, messages: list[dict[str, Any]], add_generation_prompt: bool, extra: dict[str, Any]
 ) -> None:
@@ -60,12 +60,10 @@ def test_chatml_equals_apply_chat_template(
     messages: list[dict[str, Any]],
     add_generation_prompt: bool,
 ) -> None:
-    reference = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=make_fast("byte_level"), chat_template=chatml
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_object=make_fast("byte_level"), chat_template=chatml)
+    assert render_chat(chatml, messages, add_generation_prompt=add_generation_prompt) == reference.apply_chat_template(
+        messages, add_generation_prompt=add_generation_prompt, tokenize=False
     )
-    assert render_chat(
-        chatml, messages, add_generation_prompt=add_generation_prompt
-    ) == reference.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, tokenize=False)
 
 
 def test_today() -> None:
@@ -84,7 +82,7 @@ def test_a_template_is_compiled_once() -> None:
 
 def test_messages_stay_as_they_were() -> None:
     message = {"role": "user", "content": ["a"]}
-    with pytest.raises(TokenizerError, match="unsafe|not safely"):
+    with pytest.raises(TokenizerError, match=r"unsafe|not safely"):
         render_chat("{% set _ = messages[0].content.append('b') %}", [message])
     assert message == {"role": "user", "content": ["a"]}
 
@@ -92,9 +90,7 @@ def test_messages_stay_as_they_were() -> None:
 def test_refusal_carries_the_template_s_words() -> None:
     template = "{% if messages|length > 1 %}{{ raise_exception('Only one\nmessage.') }}{% endif %}ok"
     assert render_chat(template, [USER]) == "ok"
-    with pytest.raises(
-        TokenizerError, match=r"^The chat template refuses these messages: Only one message\.$"
-    ):
+    with pytest.raises(TokenizerError, match=r"^The chat template refuses these messages: Only one message\.$"):
         render_chat(template, [USER, USER])
 
 

@@ -20,9 +20,7 @@ def deltas(tokenizer: Tokenizer, token_ids: list[int], skip_special_tokens: bool
 
 
 @given(data=st.data(), skip_special_tokens=st.booleans())
-def test_deltas_add_up_for_any_tokens(
-    any_tokenizer: Tokenizer, data: st.DataObject, skip_special_tokens: bool
-) -> None:
+def test_deltas_add_up_for_any_tokens(any_tokenizer: Tokenizer, data: st.DataObject, skip_special_tokens: bool) -> None:
     ids = st.integers(0, any_tokenizer.vocab_size + 1)  # unknown ids too: embeddings have padding rows
     token_ids = data.draw(st.lists(ids, max_size=40))
     expected = any_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -97,9 +95,7 @@ def test_window_does_not_grow(
     tokenizer = Tokenizer(make_fast("byte_fallback"))
     decoded: list[int] = []
     decode = tokenizer.decode
-    monkeypatch.setattr(
-        tokenizer, "decode", lambda ids, **options: decoded.append(len(ids)) or decode(ids, **options)
-    )
+    monkeypatch.setattr(tokenizer, "decode", lambda ids, **options: decoded.append(len(ids)) or decode(ids, **options))
     quiet = [tokenizer.token_to_id("<s>"), tokenizer.vocab_size + 7] * 200
     text = [tokenizer.token_to_id("▁a"), tokenizer.token_to_id("bc")] * 200
     deltas(tokenizer, [*quiet, *text])

@@ -26,9 +26,7 @@ def directory(byte_level_directory: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(byte_level_directory, tmp_path / "model"))
 
 
-def test_from_directory_equals_transformers(
-    byte_level_directory: Path, texts: tuple[str, ...], chatml: str
-) -> None:
+def test_from_directory_equals_transformers(byte_level_directory: Path, texts: tuple[str, ...], chatml: str) -> None:
     ours = Tokenizer.from_directory(byte_level_directory)
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(byte_level_directory)
     for text in (*texts, "", "<|im_start|>user\nhi<|im_end|>", "two words", "\x00\uffff"):
@@ -51,9 +49,7 @@ def test_names_and_texts_of_tokens(byte_level: Tokenizer) -> None:
     assert byte_level.token_to_id("<|im_end|>") == end
     assert byte_level.id_to_token(end) == byte_level.token_text(end) == "<|im_end|>"
     assert byte_level.token_to_id("no such token") is None
-    assert (
-        byte_level.id_to_token(10**6) is byte_level.id_to_token(-1) is byte_level.id_to_token(2**40) is None
-    )
+    assert byte_level.id_to_token(10**6) is byte_level.id_to_token(-1) is byte_level.id_to_token(2**40) is None
     [space] = byte_level.encode(" ")
     assert byte_level.id_to_token(space) == "Ġ"
     assert byte_level.token_text(space) == " "
@@ -75,9 +71,7 @@ def test_token_bytes_of_another_kind_of_vocabulary(make_fast: Callable[[str], to
 
 @given(text=st.text())
 def test_text_survives(byte_level: Tokenizer, text: str) -> None:
-    assert byte_level.decode(byte_level.encode(text), skip_special_tokens=False) == unicodedata.normalize(
-        "NFC", text
-    )
+    assert byte_level.decode(byte_level.encode(text), skip_special_tokens=False) == unicodedata.normalize("NFC", text)
 
 
 def test_truncation_and_padding_are_off(
@@ -162,15 +156,11 @@ def test_prompt_of_another_type_is_refused(byte_level: Tokenizer) -> None:
 
 @pytest.mark.parametrize("token_id", [-1, 2**32, 2**70])
 def test_impossible_ids_are_refused(byte_level: Tokenizer, token_id: int) -> None:
-    with pytest.raises(
-        InvalidArgumentError, match=rf"Token id {token_id} is not in the vocabulary of \d+ tokens"
-    ):
+    with pytest.raises(InvalidArgumentError, match=rf"Token id {token_id} is not in the vocabulary of \d+ tokens"):
         byte_level.decode([0, token_id])
 
 
 def test_naming_the_package_imports_nothing_heavy() -> None:
-    program = (
-        "import sys, aethermind.text; print(sorted({'jinja2', 'tokenizers', 'numpy'} & set(sys.modules)))"
-    )
+    program = "import sys, aethermind.text; print(sorted({'jinja2', 'tokenizers', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -75,9 +75,7 @@ class DummyCheckpoint:
         """Describe a tensor. Raises CheckpointError for an unknown name."""
         info = self._infos.get(name)
         if info is None:
-            raise CheckpointError(
-                f"The dummy checkpoint has no tensor {name!r} among its {len(self._infos)}."
-            )
+            raise CheckpointError(f"The dummy checkpoint has no tensor {name!r} among its {len(self._infos)}.")
         return info
 
     def array(self, name: str) -> npt.NDArray[Any]:
@@ -96,9 +94,7 @@ class DummyCheckpoint:
     def _make_buffer(self) -> npt.NDArray[Any]:
         block = np.random.default_rng(self._seed).standard_normal(_BLOCK_VALUES, np.float32)
         block *= np.float32(self._std)
-        longest = max(
-            math.prod(info.shape) for name, info in self._infos.items() if not _is_norm_weight(name, info)
-        )
+        longest = max(math.prod(info.shape) for name, info in self._infos.items() if not _is_norm_weight(name, info))
         buffer = np.resize(block.astype(self._dtype), longest + _BLOCK_VALUES)
         buffer.flags.writeable = False
         return buffer

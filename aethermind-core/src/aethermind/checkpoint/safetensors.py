@@ -54,9 +54,7 @@ class SafetensorsFile:
             with open(self.path, "rb") as file:
                 self._num_file_bytes = os.fstat(file.fileno()).st_size
                 if self._num_file_bytes < _LENGTH_BYTES:
-                    self._fail(
-                        f"has {self._num_file_bytes} bytes, fewer than the {_LENGTH_BYTES} of a header length"
-                    )
+                    self._fail(f"has {self._num_file_bytes} bytes, fewer than the {_LENGTH_BYTES} of a header length")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise CheckpointError(
@@ -64,9 +62,7 @@ class SafetensorsFile:
             ) from error
         header = self._read_header()
         self._metadata = MappingProxyType(self._checked_metadata(header.pop(_METADATA, {})))
-        self._tensors = MappingProxyType(
-            {name: self._checked_tensor(name, entry) for name, entry in header.items()}
-        )
+        self._tensors = MappingProxyType({name: self._checked_tensor(name, entry) for name, entry in header.items()})
         self._check_layout()
 
     @property
@@ -119,17 +115,13 @@ class SafetensorsFile:
                 f"{self._num_file_bytes} bytes are left"
             )
         if num_header_bytes > MAX_HEADER_BYTES:
-            self._fail(
-                f"announces a header of {num_header_bytes} bytes; at most {MAX_HEADER_BYTES} are allowed"
-            )
+            self._fail(f"announces a header of {num_header_bytes} bytes; at most {MAX_HEADER_BYTES} are allowed")
         self._data_begin = _LENGTH_BYTES + num_header_bytes
         text = self._map[_LENGTH_BYTES : self._data_begin]
         if not text.startswith(b"{"):
             self._fail(f"has a header of {num_header_bytes} bytes that does not begin with a brace")
         try:
-            header = json.loads(
-                text.decode(), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
-            )
+            header = json.loads(text.decode(), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             reason = " ".join(str(error).split())
             self._fail(f"has a header of {num_header_bytes} bytes that is not valid JSON ({reason})")

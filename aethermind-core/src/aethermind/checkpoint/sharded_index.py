@@ -46,11 +46,7 @@ class Checkpoint:
         if (directory / INDEX_NAME).is_file():
             return cls(_open_shards(directory / INDEX_NAME))
         others = sorted({path.name for pattern in _UNREADABLE_PATTERNS for path in directory.glob(pattern)})
-        found = (
-            f"found {', '.join(others[:5])}{', ...' if len(others) > 5 else ''}"
-            if others
-            else "found neither"
-        )
+        found = f"found {', '.join(others[:5])}{', ...' if len(others) > 5 else ''}" if others else "found neither"
         raise CheckpointError(
             f"{directory} has no weights: looked for {SINGLE_NAME} and {INDEX_NAME}, {found}. Put the model's "
             "safetensors files there, or pass --load-format dummy to run with made-up weights."
@@ -77,9 +73,7 @@ class Checkpoint:
     def _file(self, name: str) -> SafetensorsFile:
         file = self._file_of_name.get(name)
         if file is None:
-            raise CheckpointError(
-                f"The checkpoint has no tensor {name!r} among its {len(self._file_of_name)}."
-            )
+            raise CheckpointError(f"The checkpoint has no tensor {name!r} among its {len(self._file_of_name)}.")
         return file
 
 
@@ -124,7 +118,5 @@ def _read_weight_map(index: Path) -> dict[str, str]:
 def _open_shard(index: Path, shard: str) -> SafetensorsFile:
     path = index.parent / shard
     if not path.is_file():
-        raise CheckpointError(
-            f"{index} names the shard {shard}, which is not in the directory. Fetch it as well."
-        )
+        raise CheckpointError(f"{index} names the shard {shard}, which is not in the directory. Fetch it as well.")
     return SafetensorsFile(path)

@@ -13,7 +13,9 @@ __all__ = ["BatchWriter"]
 
 
 class BatchWriter:
-    """Fills token_ids, positions, slot_mapping, cu_seqlens_q, seqlens_k, block_tables and logits_rows (see `model.step_inputs`)."""
+    """Fills token_ids, positions, slot_mapping, cu_seqlens_q, seqlens_k, block_tables and logits_rows (see
+    `model.step_inputs`).
+    """
 
     def __init__(self, arrays: Mapping[str, Any], cache: KVCache) -> None:
         self._token_ids = arrays["token_ids"]

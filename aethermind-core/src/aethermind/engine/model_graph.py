@@ -1,7 +1,7 @@
 """The graph that one engine step runs: the model, then the sampler.
 
-The plain graph ends in sampled tokens. The adjusted one also holds back tokens, applies penalties and reports log probabilities; it is
-used for the steps in which some request asks for that, so that the others do not pay.
+The plain graph ends in sampled tokens. The adjusted one also holds back tokens, applies penalties and reports log
+probabilities; it is used for the steps in which some request asks for that, so that the others do not pay.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def build_step_graph(
     *,
     is_adjusted: bool,
 ) -> GraphBuilder:
-    """Write the graph of a step. Outputs: token_ids i32[R], logits f32[R, V]; adjusted also logprob, rank, top_ids, top_logprobs."""
+    """Write the graph of a step. Outputs: token_ids i32[R], logits f32[R, V]; adjusted also logprob, rank, top_ids,
+    top_logprobs.
+    """
     builder = GraphBuilder("adjusted_step" if is_adjusted else "step", operators, dtype)
     inputs = declare_step_inputs(
         builder,
@@ -48,7 +50,9 @@ def build_step_graph(
     )
     logits = model.build(builder, inputs, max_model_len)
     rows = SymDim("R")
-    row_inputs = [builder.input(name, DType.INT32 if name == "top_k" else DType.FLOAT32, (rows,)) for name in ROW_INPUTS]
+    row_inputs = [
+        builder.input(name, DType.INT32 if name == "top_k" else DType.FLOAT32, (rows,)) for name in ROW_INPUTS
+    ]
     with builder.scope("sampler"):
         adjusted = _adjust(builder, logits) if is_adjusted else logits
         token_ids = builder.op("sample_tokens", adjusted, *row_inputs)

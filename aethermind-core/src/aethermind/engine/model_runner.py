@@ -26,7 +26,9 @@ __all__ = ["ModelRunner", "SampledToken", "TokenLogprobs"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probabilities of one step, before temperature and penalties: the chosen token's, and the most likely ones in order."""
+    """Log probabilities of one step, before temperature and penalties: the chosen token's, and the most likely ones
+    in order.
+    """
 
     logprob: float
     rank: int
@@ -54,7 +56,9 @@ class _Variant:
 class ModelRunner:
     """Owns weights, KV memory and the executors of one model on one device."""
 
-    def __init__(self, planned: PlannedModel, cache: KVCache, on_progress: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self, planned: PlannedModel, cache: KVCache, on_progress: Callable[[int, int], None] | None = None
+    ) -> None:
         self.planned = planned
         self._cache = cache
         self._backend = planned.open_device.backend
@@ -127,11 +131,14 @@ class ModelRunner:
             for state in self._states.values():
                 nbytes = state.nbytes // state.shape[0]
                 to, from_ = (
-                    Tensor.of(state.buffer, state.dtype, state.shape[1:], block * nbytes) for block in (destination, source)
+                    Tensor.of(state.buffer, state.dtype, state.shape[1:], block * nbytes)
+                    for block in (destination, source)
                 )
                 self._backend.transfer.copy_async(to, from_, self._backend.streams.default(self._device.index))
 
-    def _logprobs(self, variant: _Variant, symbols: tuple[int, ...], sampled: list[Request]) -> list[TokenLogprobs | None]:
+    def _logprobs(
+        self, variant: _Variant, symbols: tuple[int, ...], sampled: list[Request]
+    ) -> list[TokenLogprobs | None]:
         names = ("logprob", "rank", "top_ids", "top_logprobs")
         columns = [variant.executor.output(name, symbols).tolist() for name in names]
         found: list[TokenLogprobs | None] = []

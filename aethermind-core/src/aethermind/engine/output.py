@@ -35,7 +35,9 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One answer. `finish_reason` is None while it grows, then stop, length or abort; `stop_reason` is the stop string or token."""
+    """One answer. `finish_reason` is None while it grows, then stop, length or abort; `stop_reason` is the stop
+    string or token.
+    """
 
     index: int
     text: str
@@ -47,7 +49,9 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A request with its answers so far; the last one has `finished` set. `error` says in words why it was aborted by the engine."""
+    """A request with its answers so far; the last one has `finished` set. `error` says in words why it was aborted
+    by the engine.
+    """
 
     request_id: str
     prompt: str | None
@@ -81,8 +85,12 @@ class OutputBuilder:
         if self.request.params.stop:
             self._stop = StopChecker(self.request.params.stop)
 
-    def add(self, token_id: int, logprobs: TokenLogprobs | None, reason: FinishReason | None, now: float) -> FinishReason | None:
-        """Take the token just appended to the request; returns why the request ends, which a stop string may decide here."""
+    def add(
+        self, token_id: int, logprobs: TokenLogprobs | None, reason: FinishReason | None, now: float
+    ) -> FinishReason | None:
+        """Take the token just appended to the request; returns why the request ends, which a stop string may decide
+        here.
+        """
         if self.first_token_s is None:
             self.first_token_s = now
         if logprobs is not None:
@@ -108,7 +116,13 @@ class OutputBuilder:
         )
         metrics = RequestMetrics(request.arrival, self.first_token_s, now if reason else None)
         return RequestOutput(
-            request.request_id, self.prompt, request.prompt_token_ids, [completion], reason is not None, metrics, self.error
+            request.request_id,
+            self.prompt,
+            request.prompt_token_ids,
+            [completion],
+            reason is not None,
+            metrics,
+            self.error,
         )
 
     def _emit(self, delta: str) -> bool:

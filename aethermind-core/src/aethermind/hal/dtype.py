@@ -16,6 +16,10 @@ __all__ = ["DType"]
 class DType(Enum):
     """An element type: its name, its number in the native kernel ABI (`am_dtype`), and its bytes."""
 
+    label: str
+    code: int
+    itemsize: int
+
     FLOAT32 = ("float32", 0, 4)
     FLOAT16 = ("float16", 1, 2)
     BFLOAT16 = ("bfloat16", 2, 2)
@@ -47,7 +51,8 @@ class DType(Enum):
         if self is DType.BFLOAT16:
             import ml_dtypes
 
-            return np.dtype(ml_dtypes.bfloat16)
+            bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+            return bfloat16
         return np.dtype(self.label)
 
     @classmethod

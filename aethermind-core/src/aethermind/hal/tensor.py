@@ -85,7 +85,10 @@ class Tensor:
         memory = (ctypes.c_byte * (num_spanned(self.shape, self.strides) * itemsize)).from_address(self.address)
         memory.owner = self.buffer  # type: ignore[attr-defined]  # the array's base is `memory`: the buffer outlives it
         return np.ndarray(
-            self.shape, self.dtype.numpy, buffer=memoryview(memory), strides=[stride * itemsize for stride in self.strides]
+            self.shape,
+            self.dtype.numpy,
+            buffer=memoryview(memory),
+            strides=[stride * itemsize for stride in self.strides],
         )
 
     def __dlpack__(self, **kwargs: Any) -> Any:

@@ -29,5 +29,3 @@ class Architecture(Protocol):
 
     def create(self, raw: Mapping[str, Any]) -> CausalLM:
         """Read config.json's contents; ConfigError names a bad field."""
-
-

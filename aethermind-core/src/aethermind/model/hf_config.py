@@ -15,13 +15,18 @@ __all__ = ["architecture_name", "read_hf_config", "read_optional_json"]
 def read_hf_config(directory: Path) -> dict[str, Any]:
     """The contents of `directory/config.json`; ConfigError says what is missing or broken and what to do."""
     if not directory.exists():
-        raise ConfigError(f"Model directory {str(directory)!r} does not exist. Pass --model the path of a Hugging Face model directory.")
+        raise ConfigError(
+            f"Model directory {str(directory)!r} does not exist. "
+            "Pass --model the path of a Hugging Face model directory."
+        )
     if not directory.is_dir():
         raise ConfigError(f"Model path {str(directory)!r} is a file. Pass the directory that holds config.json.")
     path = directory / "config.json"
     if not path.is_file():
         found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:5]) or "nothing"
-        raise ConfigError(f"{str(directory)!r} holds no config.json (found {found}). Pass the directory of a Hugging Face model.")
+        raise ConfigError(
+            f"{str(directory)!r} holds no config.json (found {found}). Pass the directory of a Hugging Face model."
+        )
     return _read_object(path)
 
 
@@ -45,7 +50,9 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path.name} in {str(path.parent)!r} is not valid JSON ({error}). Download or write it again.") from None
+        raise ConfigError(
+            f"{path.name} in {str(path.parent)!r} is not valid JSON ({error}). Download or write it again."
+        ) from None
     if not isinstance(contents, dict):
         raise ConfigError(f"{path.name} in {str(path.parent)!r} should hold an object, not {type(contents).__name__}.")
     return contents

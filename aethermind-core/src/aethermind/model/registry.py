@@ -31,7 +31,9 @@ class ArchitectureRegistry:
         assert not self._is_frozen, "registries are frozen after boot"
         taken = self._entries.get(name)
         if taken is not None and replaces != taken.provider:
-            raise PluginError(f"Architecture {name!r} is claimed by both {taken.provider} and {provider}. Uninstall one of them.")
+            raise PluginError(
+                f"Architecture {name!r} is claimed by both {taken.provider} and {provider}. Uninstall one of them."
+            )
         self._entries[name] = _Entry(target, provider)
 
     def freeze(self) -> None:
@@ -46,7 +48,9 @@ class ArchitectureRegistry:
         entry = self._entries.get(name)
         if entry is None:
             known = ", ".join(self.names()) or "none"
-            raise ConfigError(f"Unknown architecture {name!r}. Installed: {known}. Install the model package that provides it.")
+            raise ConfigError(
+                f"Unknown architecture {name!r}. Installed: {known}. Install the model package that provides it."
+            )
         module, _, attribute = entry.target.partition(":")
         architecture: Architecture = getattr(import_module(module), attribute)
         return architecture
@@ -81,5 +85,7 @@ class ModelRegistry:
         path = Path(model).expanduser()
         if not path.exists() and "/" not in model:
             known = ", ".join(self.names()) or "none"
-            raise ConfigError(f"No model {model!r}: it is neither an installed model ({known}) nor a directory. Pass --model a path.")
+            raise ConfigError(
+                f"No model {model!r}: it is neither an installed model ({known}) nor a directory. Pass --model a path."
+            )
         return path

@@ -17,7 +17,8 @@ __all__ = ["StepInputs", "declare_step_inputs"]
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """token_ids i32[T], positions i64[T], slot_mapping i64[T], cu_seqlens_q i32[S+1], seqlens_k i32[S], block_tables i32[S,B],
+    """token_ids i32[T], positions i64[T], slot_mapping i64[T], cu_seqlens_q i32[S+1], seqlens_k i32[S], block_tables
+    i32[S,B],
     logits_rows i32[R], and the KV cache of every layer, each [num_blocks, num_kv_heads, block_size, head_dim].
     """
 
@@ -33,7 +34,14 @@ class StepInputs:
 
 
 def declare_step_inputs(
-    builder: GraphBuilder, *, num_layers: int, num_kv_heads: int, head_dim: int, num_blocks: int, block_size: int, kv_dtype: DType
+    builder: GraphBuilder,
+    *,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    num_blocks: int,
+    block_size: int,
+    kv_dtype: DType,
 ) -> StepInputs:
     """Declare the inputs and the KV state of a decoder's graph."""
     tokens, sequences, rows, width = SymDim("T"), SymDim("S"), SymDim("R"), SymDim("B")

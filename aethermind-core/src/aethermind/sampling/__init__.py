@@ -1,4 +1,6 @@
-"""How the next token is chosen: parameters, reproducible random numbers, and both as row tensors for the sampler's operators."""
+"""How the next token is chosen: parameters, reproducible random numbers, and both as row tensors for the sampler's
+operators.
+"""
 
 from aethermind.sampling.params import SamplingParams
 

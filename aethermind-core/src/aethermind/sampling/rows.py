@@ -50,10 +50,14 @@ class SamplingRows:
             self._top_k[row] = params.top_k
             self._top_p[row] = params.top_p
             self._min_p[row] = params.min_p
-            self._uniform[row] = 0.0 if params.temperature == 0.0 else uniform(request.seed, len(request.output_token_ids))
+            self._uniform[row] = (
+                0.0 if params.temperature == 0.0 else uniform(request.seed, len(request.output_token_ids))
+            )
 
     def fill_adjustments(self, requests: Sequence[SampledRequest]) -> tuple[int, int]:
-        """penalty [R] with the tokens each row has seen, and the tokens it may not choose yet; returns how many of both."""
+        """penalty [R] with the tokens each row has seen, and the tokens it may not choose yet; returns how many of
+        both.
+        """
         seen, held_back = [], []
         for row, request in enumerate(requests):
             params = request.params

@@ -126,9 +126,7 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
 
 @lru_cache(maxsize=1)
 def _environment() -> _ChatEnvironment:
-    environment = _ChatEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
-    )
+    environment = _ChatEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -165,9 +163,7 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own `tojson` escapes HTML, which a prompt must not."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _budgeted_range() -> Callable[..., range]:

@@ -24,9 +24,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         """Begin an empty text; special tokens add nothing to it when `skip_special_tokens`."""
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        self._stream: _Stream = (
-            _ByteStream(tokenizer) if tokenizer.is_byte_level else _WindowStream(tokenizer)
-        )
+        self._stream: _Stream = _ByteStream(tokenizer) if tokenizer.is_byte_level else _WindowStream(tokenizer)
 
     def push(self, token_id: int) -> str:
         """Add a token; return the text that is now certain, `""` while a character is unfinished."""

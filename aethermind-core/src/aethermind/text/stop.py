@@ -40,9 +40,7 @@ class StopChecker:
         """
         self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
         if "" in self._stop:
-            raise InvalidArgumentError(
-                "A stop string is empty, which would stop before any text. Leave it out."
-            )
+            raise InvalidArgumentError("A stop string is empty, which would stop before any text. Leave it out.")
         self._include_stop_str = include_stop_str
         self._held = ""
         self._matched: str | None = None
@@ -82,7 +80,7 @@ class StopChecker:
         first = len(text)
         for stop in self._stop:
             begin = max(0, len(text) - len(stop) + 1)
-            while 0 <= (begin := text.find(stop[0], begin, first)):
+            while (begin := text.find(stop[0], begin, first)) >= 0:
                 if stop.startswith(text[begin:]):
                     first = begin
                     break

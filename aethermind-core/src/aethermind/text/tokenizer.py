@@ -219,9 +219,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} is not readable JSON: {_flat(error)}. Fetch the file again.") from error
     if not isinstance(config, dict):
-        raise TokenizerError(
-            f"{path} holds a JSON {type(config).__name__}, not an object. Fetch the file again."
-        )
+        raise TokenizerError(f"{path} holds a JSON {type(config).__name__}, not an object. Fetch the file again.")
     return config
 
 

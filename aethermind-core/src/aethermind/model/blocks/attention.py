@@ -25,15 +25,24 @@ def attention(
     has_qkv_bias: bool,
     has_qk_norm: bool,
 ) -> Value:
-    """Grouped-query attention with rotary positions (half-split pairs), writing this step's keys and values to the cache first.
+    """Grouped-query attention with rotary positions (half-split pairs), writing this step's keys and values to the
+    cache first.
 
-    Weights: `{prefix}.q_proj.weight`, `k_proj`, `v_proj`, `o_proj`, biases and `q_norm`/`k_norm` where the model has them.
+    Weights: `{prefix}.q_proj.weight`, `k_proj`, `v_proj`, `o_proj`, biases and `q_norm`/`k_norm` where the model has
+    them.
     """
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     widths = {"q_proj": heads * head_dim, "k_proj": kv_heads * head_dim, "v_proj": kv_heads * head_dim}
-    weights = [builder.parameter(f"{prefix}.{name}.weight", (width, config.hidden_size)) for name, width in widths.items()]
-    biases = [builder.parameter(f"{prefix}.{name}.bias", (width,)) if has_qkv_bias else None for name, width in widths.items()]
-    norms = [builder.parameter(f"{prefix}.{name}.weight", (head_dim,)) if has_qk_norm else None for name in ("q_norm", "k_norm")]
+    weights = [
+        builder.parameter(f"{prefix}.{name}.weight", (width, config.hidden_size)) for name, width in widths.items()
+    ]
+    biases = [
+        builder.parameter(f"{prefix}.{name}.bias", (width,)) if has_qkv_bias else None for name, width in widths.items()
+    ]
+    norms = [
+        builder.parameter(f"{prefix}.{name}.weight", (head_dim,)) if has_qk_norm else None
+        for name in ("q_norm", "k_norm")
+    ]
     o_DQ = builder.parameter(f"{prefix}.o_proj.weight", (config.hidden_size, heads * head_dim))
     with builder.scope(prefix):
         q_THC, k_cache, v_cache = builder.op(

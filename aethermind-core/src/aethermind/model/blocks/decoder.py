@@ -26,7 +26,8 @@ def decoder(
 ) -> Value:
     """Logits, float32 [R, vocab_size], with the weight names that Hugging Face gives to decoders.
 
-    The residual add of one block and the norm of the next are one operator, so `x` and the running `residual` travel together.
+    The residual add of one block and the norm of the next are one operator, so `x` and the running `residual` travel
+    together.
     """
     inv_freq, scale = inverse_frequencies(config.rope, max_model_len)
     rope_table_TC = builder.op("rope_table", inputs.positions, builder.constant("rope.inv_freq", inv_freq), scale=scale)
@@ -64,7 +65,9 @@ def _norm(builder: GraphBuilder, x_TD: Value, config: DecoderConfig, prefix: str
     return out_TD
 
 
-def _add_norm(builder: GraphBuilder, x_TD: Value, residual_TD: Value, config: DecoderConfig, prefix: str) -> tuple[Value, Value]:
+def _add_norm(
+    builder: GraphBuilder, x_TD: Value, residual_TD: Value, config: DecoderConfig, prefix: str
+) -> tuple[Value, Value]:
     weight_D = builder.parameter(f"{prefix}.weight", (config.hidden_size,))
     with builder.scope(prefix):
         out_TD, total_TD = builder.op("add_rms_norm", x_TD, residual_TD, weight_D, eps=config.rms_norm_eps)

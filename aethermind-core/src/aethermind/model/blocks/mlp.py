@@ -10,7 +10,9 @@ __all__ = ["swiglu_mlp"]
 
 
 def swiglu_mlp(builder: GraphBuilder, x_TD: Value, config: DecoderConfig, prefix: str) -> Value:
-    """down(silu(gate(x)) · up(x)) with the weights `{prefix}.gate_proj.weight`, `up_proj`, `down_proj` (Shazeer 2020)."""
+    """down(silu(gate(x)) · up(x)) with the weights `{prefix}.gate_proj.weight`, `up_proj`, `down_proj` (Shazeer
+    2020).
+    """
     hidden, intermediate = config.hidden_size, config.intermediate_size
     gate_ID = builder.parameter(f"{prefix}.gate_proj.weight", (intermediate, hidden))
     up_ID = builder.parameter(f"{prefix}.up_proj.weight", (intermediate, hidden))
