@@ -10,9 +10,10 @@ from typing import Any
 
 import aethermind_qwen2
 
-__all__ = ["DEMO", "copy_demo"]
+__all__ = ["CONFIG", "DEMO", "copy_demo"]
 
 DEMO = Path(aethermind_qwen2.__file__).parent / "demo"
+CONFIG: Mapping[str, Any] = json.loads((DEMO / "config.json").read_text())
 
 
 def copy_demo(
@@ -22,8 +23,7 @@ def copy_demo(
     directory.mkdir()
     for source in DEMO.iterdir():
         shutil.copy(source, directory)
-    fields = json.loads((DEMO / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**fields, **(config or {})}))
+    (directory / "config.json").write_text(json.dumps({**CONFIG, **(config or {})}))
     for name, content in (files or {}).items():
         if content is None:
             (directory / name).unlink()

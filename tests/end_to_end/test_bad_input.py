@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.end_to_end.models import DEMO, copy_demo
+from tests.end_to_end.models import CONFIG, DEMO, copy_demo
 from typer.testing import CliRunner
 
 from aethermind import LLM, AetherMindError, Runtime, SamplingParams
@@ -54,6 +54,11 @@ def broken_shard(path: Path) -> Path:
     return copy_demo(path / "model", files={WEIGHTS: None, "model.safetensors.index.json": json.dumps(index).encode()})
 
 
+NUM_LAYERS = CONFIG["num_hidden_layers"]
+NUM_HEADS = CONFIG["num_attention_heads"]
+VOCAB_SIZE = CONFIG["vocab_size"]
+CONTEXT = CONFIG["max_position_embeddings"]
+GATE = [CONFIG["intermediate_size"], CONFIG["hidden_size"]]
 CONTENT = (DEMO / WEIGHTS).read_bytes()
 HEADER_END = 8 + int.from_bytes(CONTENT[:8], "little")
 
@@ -74,15 +79,19 @@ MISTAKES = (
     Mistake("no_hidden_size", ("hidden_size", "None"), changed(hidden_size=None)),
     Mistake("layers_are_text", ("num_hidden_layers", "'four'"), changed(num_hidden_layers="four")),
     Mistake(
-        "heads_do_not_divide", ("num_attention_heads (8)", "num_key_value_heads (3)"), changed(num_key_value_heads=3)
+        "heads_do_not_divide",
+        (f"num_attention_heads ({NUM_HEADS})", "num_key_value_heads (3)"),
+        changed(num_key_value_heads=3),
     ),
     Mistake("unknown_activation", ("hidden_act", "'gelu'"), changed(hidden_act="gelu")),
     Mistake("unknown_rope", ("rope_type", "'longrope'", "yarn"), changed(rope_parameters={"rope_type": "longrope"})),
     Mistake("rope_without_factor", ("factor", "None"), changed(rope_scaling={"type": "linear"})),
     Mistake(
-        "window_without_size", ("sliding_window",), changed(layer_types=["sliding_attention"] * 4, sliding_window=0)
+        "window_without_size",
+        ("sliding_window",),
+        changed(layer_types=["sliding_attention"] * NUM_LAYERS, sliding_window=0),
     ),
-    Mistake("too_few_layer_types", ("layer_types", "4"), changed(layer_types=["full_attention"])),
+    Mistake("too_few_layer_types", ("layer_types", str(NUM_LAYERS)), changed(layer_types=["full_attention"])),
     Mistake(
         "window_layers_are_text",
         ("max_window_layers", "'all'"),
@@ -108,11 +117,17 @@ MISTAKES = (
         "corrupt_header", (WEIGHTS, "not valid JSON"), replaced(WEIGHTS, CONTENT[:20] + b"\x00" * 9 + CONTENT[29:])
     ),
     Mistake("huge_header", (WEIGHTS, str(2**63)), replaced(WEIGHTS, (2**63).to_bytes(8, "little") + CONTENT[8:])),
-    Mistake("missing_weights", ("missing", "model.layers.4.input_layernorm.weight"), changed(num_hidden_layers=5)),
     Mistake(
-        "unexpected_weights", ("unexpected", "model.layers.3.input_layernorm.weight"), changed(num_hidden_layers=3)
+        "missing_weights",
+        ("missing", f"model.layers.{NUM_LAYERS}.input_layernorm.weight"),
+        changed(num_hidden_layers=NUM_LAYERS + 1),
     ),
-    Mistake("misshapen_weights", ("misshapen", "[704, 256] instead of [700, 256]"), changed(intermediate_size=700)),
+    Mistake(
+        "unexpected_weights",
+        ("unexpected", f"model.layers.{NUM_LAYERS - 1}.input_layernorm.weight"),
+        changed(num_hidden_layers=NUM_LAYERS - 1),
+    ),
+    Mistake("misshapen_weights", ("misshapen", f"{GATE} instead of [700, {GATE[1]}]"), changed(intermediate_size=700)),
     Mistake("no_tokenizer", ("tokenizer.json", "does not exist"), replaced("tokenizer.json", None)),
     Mistake("broken_tokenizer", ("tokenizer.json",), replaced("tokenizer.json", b"{}")),
     Mistake("prompt_too_long", ("5 tokens", "holds 4", "Shorten"), options={"max_model_len": 4}, prompt="a b c d e"),
@@ -123,7 +138,9 @@ MISTAKES = (
         changed(vocab_size=100, eos_token_id=1),
         {"load_format": "dummy"},
     ),
-    Mistake("context_too_long", ("max_model_len", "4096", "2048"), options={"max_model_len": 4096}),
+    Mistake(
+        "context_too_long", ("max_model_len", str(CONTEXT + 1), str(CONTEXT)), options={"max_model_len": CONTEXT + 1}
+    ),
     Mistake("unknown_device", ("'tpu'", "numpy"), options={"device": "tpu"}),
     Mistake("device_index", ("'numpy:3'", "1 device"), options={"device": "numpy:3"}),
     Mistake("device_syntax", ("'cuda:one'",), options={"device": "cuda:one"}),
@@ -132,7 +149,7 @@ MISTAKES = (
     Mistake("unknown_quantization", ("'int3'",), options={"quantization": "int3"}),
     Mistake("unknown_load_format", ("load_format", "'gguf'", "dummy"), options={"load_format": "gguf"}),
     Mistake("no_blocks", ("num_kv_blocks", "0"), options={"num_kv_blocks": 0}),
-    Mistake("too_many_blocks", ("Could not allocate", "numpy:0"), options={"num_kv_blocks": 10**12}),
+    Mistake("too_many_blocks", ("1000000000000 KV blocks", "numpy:0"), options={"num_kv_blocks": 10**12}),
     Mistake("negative_block_size", ("block_size", "-16"), options={"block_size": -16}),
     Mistake("temperature", ("temperature", "-1"), options={"temperature": -1.0}),
     Mistake("top_p", ("top_p", "2"), options={"top_p": 2.0}),
@@ -207,7 +224,7 @@ def test_from_a_process_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("prompts", "says"),
     [
-        ({"prompt_token_ids": [1, 2048]}, ("2048", "out of range", "2048 entries")),
+        ({"prompt_token_ids": [1, VOCAB_SIZE]}, ("out of range", f"{VOCAB_SIZE} entries")),
         ({"prompt_token_ids": [-1]}, ("-1", "out of range")),
         ({"prompt_token_ids": []}, ("prompt is empty",)),
         ({"prompt_token_ids": "12"}, ("prompt_token_ids", "'12'")),
@@ -229,7 +246,7 @@ def test_parameters_of_the_wrong_kind(demo: LLM) -> None:
         ([SamplingParams()], ("1 SamplingParams", "2 prompts")),
         (["greedy", "greedy"], ("'greedy'",)),
         ({"temperature": 0.0}, ("temperature",)),
-        (SamplingParams(stop_token_ids=[4000]), ("4000", "out of range")),
+        (SamplingParams(stop_token_ids=[10**6]), ("1000000", "out of range")),
     ):
         with pytest.raises(AetherMindError) as caught:
             demo.generate([PROMPT, PROMPT], params)  # type: ignore[arg-type]

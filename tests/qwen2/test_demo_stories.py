@@ -29,8 +29,12 @@ def texts() -> list[str]:
 
 def test_a_seed_gives_the_same_story_in_another_process_with_another_hash_seed() -> None:
     command = [sys.executable, str(TRAINING / "stories.py"), "--seed", "11", "--count", "20"]
-    outputs = {subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": salt}, capture_output=True, check=True,
-                              text=True).stdout for salt in ("1", "2")}
+    outputs = {
+        subprocess.run(
+            command, env={**os.environ, "PYTHONHASHSEED": salt}, capture_output=True, check=True, text=True
+        ).stdout
+        for salt in ("1", "2")
+    }
     assert len(outputs) == 1
     assert outputs.pop().split("<|endoftext|>")[0] == story(11)
 
@@ -51,10 +55,24 @@ def test_there_are_one_and_two_paragraph_stories_of_a_readable_length(texts: lis
     assert max(lengths) < 190
 
 
-@pytest.mark.parametrize("flaw", [
-    r"[{}\[\]|_]", r"  ", r" $", r"\b[Aa] [aeio]", r"\b[Aa]n (?!hour)[^aeiou]", r"\b(\w+) \1\b", r"[.!?] [a-z]",
-    r'(^|[.!?] )"[a-z]', r"\bNone\b", r" [.,!?]", r"[^.!?\"]$", r"\n\n[a-z]", r"\.\.",
-])
+@pytest.mark.parametrize(
+    "flaw",
+    [
+        r"[{}\[\]|_]",
+        r"  ",
+        r" $",
+        r"\b[Aa] [aeio]",
+        r"\b[Aa]n (?!hour)[^aeiou]",
+        r"\b(\w+) \1\b",
+        r"[.!?] [a-z]",
+        r'(^|[.!?] )"[a-z]',
+        r"\bNone\b",
+        r" [.,!?]",
+        r"[^.!?\"]$",
+        r"\n\n[a-z]",
+        r"\.\.",
+    ],
+)
 def test_no_story_has_the_flaw(flaw: str, texts: list[str]) -> None:
     found = [text for text in texts if re.search(flaw, text)]
     assert not found, found[0]
@@ -87,10 +105,16 @@ def test_a_lonely_heroine_is_never_he_and_a_hero_never_she() -> None:
     assert checked > 100
 
 
-@pytest.mark.parametrize(("deed", "skill"), [
-    ("jumped into the water, swam", "swim"), ("climbed up to the", "climb"), ("flew up, took", "fly"),
-    ("dug and dug", "dig"), ("had prickles", "prickly"),
-])
+@pytest.mark.parametrize(
+    ("deed", "skill"),
+    [
+        ("jumped into the water, swam", "swim"),
+        ("climbed up to the", "climb"),
+        ("flew up, took", "fly"),
+        ("dug and dug", "dig"),
+        ("had prickles", "prickly"),
+    ],
+)
 def test_only_a_helper_with_the_skill_does_the_deed(deed: str, skill: str) -> None:
     checked = 0
     for seed in range(1500):
@@ -107,8 +131,11 @@ def test_only_a_helper_with_the_skill_does_the_deed(deed: str, skill: str) -> No
 def test_the_lost_toy_is_back_at_the_end() -> None:
     for seed in range(500):
         text = lost_toy(Random(seed), PLACES[seed % len(PLACES)]).text()
-        toy = re.search(r"(?:had|him|his|her) (?:an? )?(?:red|blue|yellow|green|striped|white|purple|orange) "
-                        r"((?:(?:paper|wooden|spinning|glass) )?\w+)", text)
+        toy = re.search(
+            r"(?:had|him|his|her) (?:an? )?(?:red|blue|yellow|green|striped|white|purple|orange) "
+            r"((?:(?:paper|wooden|spinning|glass) )?\w+)",
+            text,
+        )
         assert toy is not None, text
         assert toy[1].split()[-1] in " ".join(text.split()[-65:]), text
 

@@ -100,7 +100,7 @@ def test_one_request_alone(device: str, runtime: Runtime, checkpoint: Checkpoint
 def test_bfloat16_is_no_further_from_the_truth_than_transformers(
     device: str, runtime: Runtime, checkpoint: CheckpointOf, family: Family
 ) -> None:
-    """The truth is the same rounded weights computed with in float64; distances are root mean squares over all logits."""
+    """The truth is float64 arithmetic on the same rounded weights; distances are root mean squares over all logits."""
     directory = checkpoint(family)
     (text,) = random_prompts(40)
     llm = LLM(

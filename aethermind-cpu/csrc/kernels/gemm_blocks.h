@@ -23,9 +23,8 @@ struct Blocking {
   Blocking(int64_t num_rows, int64_t k, int64_t steps, int64_t num_items, int64_t panels_per_item, int32_t num_workers)
       : num_rows(num_rows), k(k), num_items(num_items), panels_per_item(panels_per_item) {
     const bool is_few = num_rows <= kFewRows;
-    num_row_blocks = is_few ? 1 : divide_up(num_rows, kRowBlock);
-    row_block = is_few ? num_rows : round_up(divide_up(num_rows, num_row_blocks), kTileRows);
-    num_row_blocks = divide_up(num_rows, larger(row_block, 1));
+    row_block = is_few ? kFewRows : round_up(divide_up(num_rows, divide_up(num_rows, kRowBlock)), kTileRows);
+    num_row_blocks = larger(1, divide_up(num_rows, row_block));
     k_block = is_few ? k : kBlockK;
     const int64_t most = larger(1, (is_few ? kFewPanels : kManyPanels) / panels_per_item);
     const int64_t least = is_few ? divide_up(kMinFewBytes, panels_per_item * steps * kStepBytes) : 1;

@@ -46,7 +46,8 @@ class Tensor {
     size_ = 1;
     for (int64_t dim : shape_) size_ *= dim;
     const size_t offset = static_cast<size_t>(misalignment) * element_size(dtype);
-    memory_.reset(static_cast<char*>(::operator new(offset + static_cast<size_t>(size_) * element_size(dtype), std::align_val_t{64})));
+    memory_.reset(static_cast<char*>(::operator new(offset + static_cast<size_t>(size_) * element_size(dtype), std::align_val_t{64})),
+                  Release{});
     data_ = memory_.get() + offset;
     std::memset(data_, 0, static_cast<size_t>(size_) * element_size(dtype));
   }
@@ -94,7 +95,7 @@ class Tensor {
   am_dtype dtype_ = AM_FLOAT32;
   std::vector<int64_t> shape_;
   int64_t size_ = 0;
-  std::shared_ptr<char> memory_{nullptr, Release{}};
+  std::shared_ptr<char> memory_;
   char* data_ = nullptr;
 };
 

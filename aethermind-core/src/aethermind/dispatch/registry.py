@@ -11,9 +11,7 @@ __all__ = ["KernelRegistry"]
 
 
 class KernelRegistry:
-    """Device types to loaders of kernels; filled at boot, then frozen. A device's are loaded when it is first
-    opened.
-    """
+    """Device types to loaders of kernels; filled at boot, then frozen. Loaded when a device is first opened."""
 
     def __init__(self) -> None:
         self._loaders: dict[str, list[tuple[str, Callable[[], Sequence[Kernel]]]]] = {}

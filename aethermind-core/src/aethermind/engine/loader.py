@@ -11,7 +11,7 @@ from aethermind.cache.spec import KVCacheSpec
 from aethermind.dispatch import Fallback
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.model_graph import build_step_graph
-from aethermind.errors import InvalidArgumentError
+from aethermind.errors import InvalidArgumentError, OutOfMemoryError
 from aethermind.graph.compile import Compiled, compile_graph
 from aethermind.hal.dtype import DType
 from aethermind.log import get_logger
@@ -96,6 +96,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     )
     wanted_len = _wanted_len(config, decoder)
     num_blocks = config.num_kv_blocks or _default_num_blocks(config, cache, wanted_len, opened)
+    _check_room(num_blocks, cache, opened)
     max_model_len = min(wanted_len, num_blocks * config.block_size)
     eos_token_ids = _eos_token_ids(decoder, read_optional_json(directory / "generation_config.json"))
     builder = build_step_graph(causal_lm, runtime.operators, cache, num_blocks, max_model_len, dtype, is_adjusted=False)
@@ -205,6 +206,16 @@ def _default_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len:
     total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
     affordable = total // 3 // cache.bytes_per_block if total else wanted
     return max(1, min(wanted, affordable))
+
+
+def _check_room(num_blocks: int, cache: KVCacheSpec, opened: OpenDevice) -> None:
+    total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
+    wanted = num_blocks * cache.bytes_per_block
+    if total and wanted > total:
+        raise OutOfMemoryError(
+            f"{num_blocks} KV blocks of {cache.block_size} tokens take {wanted} bytes, and {opened.device} has {total} "
+            "in all. Lower --num-kv-blocks or --max-model-len."
+        )
 
 
 def _eos_token_ids(decoder: DecoderConfig, generation: Mapping[str, Any]) -> frozenset[int]:

@@ -15,9 +15,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """Bytes handed out now, bytes held from the system, the most ever handed out at once, and all allocations so
-    far.
-    """
+    """Bytes handed out now, bytes held from the system, the most ever handed out, and allocations made so far."""
 
     allocated_bytes: int
     reserved_bytes: int

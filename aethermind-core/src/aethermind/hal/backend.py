@@ -71,7 +71,5 @@ class Backend(ABC):
         return None
 
     def set_num_threads(self, num_threads: int | None) -> int:
-        """Use this many worker threads (None: the backend's choice) and return how many; 1 where there are no
-        workers.
-        """
+        """Use this many worker threads (None: the backend's choice) and return how many; 1 where there are none."""
         return 1

@@ -16,10 +16,6 @@ __all__ = ["DType"]
 class DType(Enum):
     """An element type: its name, its number in the native kernel ABI (`am_dtype`), and its bytes."""
 
-    label: str
-    code: int
-    itemsize: int
-
     FLOAT32 = ("float32", 0, 4)
     FLOAT16 = ("float16", 1, 2)
     BFLOAT16 = ("bfloat16", 2, 2)
@@ -58,9 +54,9 @@ class DType(Enum):
     @classmethod
     def parse(cls, name: str) -> DType:
         """Read `float32`, `bfloat16`, … or a short form such as `bf16` or `half`; else an InvalidArgumentError."""
-        label = _SHORT_FORMS.get(name, name)
+        wanted = _SHORT_FORMS.get(name, name)
         for dtype in cls:
-            if dtype.label == label:
+            if dtype.label == wanted:
                 return dtype
         known = ", ".join(dtype.label for dtype in cls)
         raise InvalidArgumentError(f"Unknown dtype {name!r}. Known: {known}.")

@@ -54,9 +54,7 @@ class DeviceRegistry:
         priority: int = 0,
         replaces: str | None = None,
     ) -> None:
-        """Claim a device name; one that another provider has is a PluginError, unless `replaces=` names that
-        provider.
-        """
+        """Claim a device name; a taken one is a PluginError, unless `replaces=` names its provider."""
         assert not self._is_frozen, "registries are frozen after boot"
         taken = self._entries.get(name)
         if taken is not None and replaces != taken.provider:
