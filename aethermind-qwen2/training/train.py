@@ -12,11 +12,10 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from stories import stories, story
 from tokenizers import Tokenizer
 from tokens import END_OF_TEXT, IM_END, save_tokenizer, train_tokenizer
@@ -35,24 +34,27 @@ def held_out_stories() -> set[str]:
 
 
 class Rows:
-    """Endless training rows of `length` + 1 ids; each begins with a story, as a prompt does (mutable)."""
+    """Training rows of stories separated by the end token; each begins with a story, as a prompt does (mutable)."""
 
-    def __init__(self, tokenizer: Tokenizer, length: int, first_seed: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, first_seed: int) -> None:
         self.first = self.seed = first_seed
         self._tokenizer = tokenizer
-        self._length = length
         self._held_out = held_out_stories()
+        self._ready: list[list[int]] = []
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def batch(self, rows: int, length: int) -> torch.Tensor:
+        """`rows` new rows of `length` + 1 ids."""
+        return torch.tensor([self._row(length) for _ in range(rows)])
+
+    def _row(self, length: int) -> list[int]:
         row: list[int] = []
-        while True:
-            texts = [text + END_OF_TEXT for text in stories(self.seed, 256) if text not in self._held_out]
-            self.seed += 256
-            for encoding in self._tokenizer.encode_batch(texts):
-                row += encoding.ids
-                if len(row) > self._length:
-                    yield row[:self._length + 1]
-                    row = []
+        while len(row) <= length:
+            if not self._ready:
+                texts = [text + END_OF_TEXT for text in stories(self.seed, 256) if text not in self._held_out]
+                self._ready = [encoding.ids for encoding in self._tokenizer.encode_batch(texts)]
+                self.seed += 256
+            row += self._ready.pop()
+        return row[:length + 1]
 
 
 def build_model(options: argparse.Namespace, tokenizer: Tokenizer) -> Qwen2ForCausalLM:
@@ -87,15 +89,15 @@ def train(model: Qwen2ForCausalLM, rows: Rows, options: argparse.Namespace) -> d
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
         lr=options.learning_rate, betas=(0.9, 0.95), fused=True)
-    source = iter(rows)
-    began, step, smooth = time.monotonic(), 0, None
+    began, step, tokens, smooth = time.monotonic(), 0, 0, None
     while True:
         elapsed = (time.monotonic() - began) / 60
         progress = max(elapsed / options.minutes if options.minutes else 0.0,
                        step / options.steps if options.steps else 0.0)
         if progress >= 1:
             break
-        batch = torch.tensor([next(source) for _ in range(options.batch)])
+        length = options.lengths[step % len(options.lengths)]
+        batch = rows.batch(options.step_tokens // length, length)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(max(progress, 1e-4), options.learning_rate)
         loss = next_token_loss(model, batch)
@@ -104,12 +106,12 @@ def train(model: Qwen2ForCausalLM, rows: Rows, options: argparse.Namespace) -> d
         optimizer.step()
         optimizer.zero_grad()
         step += 1
+        tokens += batch.shape[0] * length
         smooth = loss.item() if smooth is None else 0.95 * smooth + 0.05 * loss.item()
         if step % 100 == 0:
-            tokens = step * options.batch * options.length
             print(f"step {step}  {progress:.0%}  loss {smooth:.4f}  {tokens / 1e6:.2f} M tokens  "
                   f"{tokens / (elapsed * 60 + 1e-9):.0f} tokens/s", flush=True)
-    return {"steps": step, "tokens": step * options.batch * options.length, "stories": rows.seed - rows.first,
+    return {"steps": step, "tokens": tokens, "stories": rows.seed - rows.first,
             "loss": round(smooth or 0.0, 4), "minutes": round((time.monotonic() - began) / 60, 1)}
 
 
@@ -147,13 +149,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--minutes", type=float, default=0, help="stop after this long (0: no limit)")
     parser.add_argument("--steps", type=int, default=0, help="stop after this many steps (0: no limit)")
+    parser.add_argument("--init", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--vocab-size", type=int, default=2048)
     parser.add_argument("--hidden-size", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--intermediate-size", type=int, default=704)
-    parser.add_argument("--length", type=int, default=512, help="tokens in a row")
-    parser.add_argument("--batch", type=int, default=2, help="rows in a step")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[192, 192, 192, 512],
+                        help="row lengths, taken in turn: short rows hold one story, long ones several")
+    parser.add_argument("--step-tokens", type=int, default=1024, help="tokens in a step")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
@@ -163,9 +167,12 @@ def main() -> None:
     first = FIRST_TRAIN_SEED + 100_000_000 * options.seed
     tokenizer = train_tokenizer(stories(first, 20_000), options.vocab_size)
     model = build_model(options, tokenizer)
+    if options.init:
+        model.load_state_dict(load_file(options.init / "model.safetensors"), strict=False)
+        first += 50_000_000
     print(f"{sum(p.numel() for p in model.parameters())} parameters, {tokenizer.get_vocab_size()} tokens",
           flush=True)
-    rows = Rows(tokenizer, options.length, first)
+    rows = Rows(tokenizer, first)
     done = train(model, rows, options)
     save_model(model, tokenizer, options.out, {"seed": options.seed, "first_story": first, **done})
     print(f"saved {options.out}: {done}")

@@ -10,7 +10,7 @@ for output in llm.generate(["Once upon a time"], SamplingParams(temperature=0.0,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -146,7 +146,9 @@ class LLM:
                 self._forget(ids)
         return [finished[request_id] for request_id in ids]
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Generator[RequestOutput, None, None]:
         """Answer one prompt, yielding the answer so far after every token. Closing the iterator ends the request."""
         ids = self._add_all([prompt], [sampling_params or SamplingParams()])
         try:

@@ -1,4 +1,5 @@
-// The two products inside attention, over keys and values that lie in pages: K columns into panels, and probabilities times values.
+// The two products inside attention, over keys and values that lie in pages: K columns into panels, and probabilities
+// times values.
 #pragma once
 
 #include "kernels/gemm.h"
@@ -24,11 +25,12 @@ AETHER_INLINE void pack_keys(const T* const* keys, int64_t head_dim, char* panel
   }
 }
 
-// out[r][16 P] = out[r] * factors[r] + sum over j of p[r][j] * values[j], for R rows and P vectors that start `column` elements into a value.
-// The last vector has `lanes` lanes when P is 1.
+// out[r][16 P] = out[r] * factors[r] + sum over j of p[r][j] * values[j], for R rows and P vectors that start `column`
+// elements into a value. The last vector has `lanes` lanes when P is 1.
 template <class T, int R, int P>
-__attribute__((noinline)) void add_values(const float* p, int64_t p_stride, const T* const* values, int64_t begin, int64_t end, int64_t column,
-                                          int64_t lanes, const float* factors, float* out, int64_t out_stride) {
+__attribute__((noinline)) void add_values(const float* p, int64_t p_stride, const T* const* values, int64_t begin,
+                                          int64_t end, int64_t column, int64_t lanes, const float* factors, float* out,
+                                          int64_t out_stride) {
   Vec sums[R][P];
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r) {
@@ -61,7 +63,8 @@ __attribute__((noinline)) void add_values(const float* p, int64_t p_stride, cons
 
 template <class T>
 struct ValueKernels {
-  using Fn = void (*)(const float*, int64_t, const T* const*, int64_t, int64_t, int64_t, int64_t, const float*, float*, int64_t);
+  using Fn = void (*)(const float*, int64_t, const T* const*, int64_t, int64_t, int64_t, int64_t, const float*, float*,
+                      int64_t);
   Fn several[kValueRows + 1] = {};
   Fn single[kValueRows + 1] = {};
 
@@ -78,15 +81,17 @@ inline constexpr ValueKernels<T> kValueKernels;
 
 // The same for any number of rows and all of head_dim; rows of `out` are padded to whole vectors.
 template <class T>
-AETHER_INLINE void add_weighted_values(const float* p, int64_t p_stride, int64_t num_rows, const T* const* values, int64_t begin, int64_t end,
-                                       int64_t head_dim, const float* factors, float* out, int64_t out_stride) {
+AETHER_INLINE void add_weighted_values(const float* p, int64_t p_stride, int64_t num_rows, const T* const* values,
+                                       int64_t begin, int64_t end, int64_t head_dim, const float* factors, float* out,
+                                       int64_t out_stride) {
   for (int64_t column = 0; column < head_dim;) {
     const bool is_wide = kValueVectors > 1 && head_dim - column >= kValueVectors * kLanes;
     const int64_t lanes = smaller(head_dim - column, kLanes);
     for (int64_t r = 0; r < num_rows; r += kValueRows) {
       const int64_t rows = smaller(num_rows - r, kValueRows);
       const auto multiply = is_wide ? kValueKernels<T>.several[rows] : kValueKernels<T>.single[rows];
-      multiply(p + r * p_stride, p_stride, values, begin, end, column, lanes, factors + r, out + r * out_stride + column, out_stride);
+      multiply(p + r * p_stride, p_stride, values, begin, end, column, lanes, factors + r,
+               out + r * out_stride + column, out_stride);
     }
     column += is_wide ? kValueVectors * kLanes : kLanes;
   }

@@ -37,8 +37,9 @@ inline int64_t partition(Candidate* items, int64_t begin, int64_t end) {
   return place;
 }
 
-// Reorders the items so that a front of their descending order comes first, and returns its length: the shortest one whose measures satisfy
-// `is_enough(sum)`, or all. The last item of the front is the one that made it enough. Quickselect: linear on average.
+// Reorders the items so that a front of their descending order comes first, and returns its length: the shortest one
+// whose measures satisfy `is_enough(sum)`, or all. The last item of the front is the one that made it enough.
+// Quickselect: linear on average.
 template <class Measure, class Enough>
 AETHER_INLINE int64_t select_front(Candidate* items, int64_t count, Measure measure, Enough is_enough) {
   int64_t begin = 0, end = count;

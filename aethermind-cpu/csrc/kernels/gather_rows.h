@@ -9,12 +9,14 @@
 namespace aether::cpu::AETHER_ISA {
 
 template <class T>
-AETHER_INLINE void copy_rows(const am_tensor& source, const am_tensor& indices, const am_tensor& out, const am_team* team) {
+AETHER_INLINE void copy_rows(const am_tensor& source, const am_tensor& indices, const am_tensor& out,
+                             const am_team* team) {
   const int64_t size = source.shape[1];
   const int32_t* index = data<const int32_t>(indices);
   const Range rows = share(team, indices.shape[0]);
   for (int64_t r = rows.begin; r < rows.end; ++r) {
-    std::memcpy(data<T>(out) + r * size, data<const T>(source) + index[r] * size, static_cast<size_t>(size) * sizeof(T));
+    std::memcpy(data<T>(out) + r * size, data<const T>(source) + index[r] * size,
+                static_cast<size_t>(size) * sizeof(T));
   }
 }
 

@@ -1,14 +1,17 @@
-// The matrix product under linear, lm_head, gate_up_silu, qkv_rope_cache_write and the scores of attention: C = X · Wᵀ in float32.
+// The matrix product under linear, lm_head, gate_up_silu, qkv_rope_cache_write and the scores of attention: C = X · Wᵀ
+// in float32.
 //
-// The weight comes in panels of 16 columns (pack.h). The rows of X are copied into scratch first, in tiles of up to kTileRows rows:
+// The weight comes in panels of 16 columns (pack.h). The rows of X are copied into scratch first, in tiles of up to
+// kTileRows rows:
 //
 //   tile [K lines][rows][64 bytes]
 //
-// so that whatever K, stride and alignment the activations have, a tile kernel reads aligned, zero-padded lines next to each other. A line
-// is 64 bytes of one row. A tile kernel multiplies a tile by kTilePanels panels and keeps all sums in registers.
+// so that whatever K, stride and alignment the activations have, a tile kernel reads aligned, zero-padded lines next to
+// each other. A line is 64 bytes of one row. A tile kernel multiplies a tile by kTilePanels panels and keeps all sums
+// in registers.
 //
-// Every element of C is one chain of multiply-adds over ascending K, whatever the blocking: a row's result depends neither on the other
-// rows of the batch nor on the number of workers.
+// Every element of C is one chain of multiply-adds over ascending K, whatever the blocking: a row's result depends
+// neither on the other rows of the batch nor on the number of workers.
 #pragma once
 
 #include <cstring>
@@ -101,8 +104,9 @@ inline constexpr int64_t kLineK = kLineBytes / static_cast<int64_t>(sizeof(typen
 template <class E>
 inline constexpr int64_t kLineSteps = kLineK<E> / E::kStepK;
 
-// Steps between what is prefetched of a panel and what is used. With few rows the hardware's prefetcher keeps up by itself; with more,
-// arithmetic takes so long that the window of out-of-order execution no longer reaches far enough ahead.
+// Steps between what is prefetched of a panel and what is used. With few rows the hardware's prefetcher keeps up by
+// itself; with more, arithmetic takes so long that the window of out-of-order execution no longer reaches far enough
+// ahead.
 inline constexpr int64_t kPrefetchSteps = 96;
 inline constexpr int kPrefetchLocality = 2;  // into the second-level cache
 inline constexpr int kFewestRowsToPrefetch = 5;
@@ -110,8 +114,8 @@ inline constexpr int kFewestRowsToPrefetch = 5;
 // One tile by P panels over `num_steps` steps. The sums of row r and panel p are sums[r * row_stride + p *
 // column_stride …]; they are set, or with `is_first` false added to.
 template <class E, int R, int P>
-__attribute__((noinline)) void multiply_tile(const char* x, const char* const* panels, int64_t num_steps, float* sums, int64_t row_stride,
-                                             int64_t column_stride, bool is_first) {
+__attribute__((noinline)) void multiply_tile(const char* x, const char* const* panels, int64_t num_steps, float* sums,
+                                             int64_t row_stride, int64_t column_stride, bool is_first) {
   Vec totals[R][P];
   const char* w[P];
 #pragma GCC unroll 4
@@ -127,7 +131,8 @@ __attribute__((noinline)) void multiply_tile(const char* x, const char* const* p
     for (int64_t i = 0; i < kLineSteps<E>; ++i) {
       if constexpr (R >= kFewestRowsToPrefetch) {
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) __builtin_prefetch(w[p] + (step + i + kPrefetchSteps) * kStepBytes, 0, kPrefetchLocality);
+        for (int p = 0; p < P; ++p)
+          __builtin_prefetch(w[p] + (step + i + kPrefetchSteps) * kStepBytes, 0, kPrefetchLocality);
       }
       E::template step<R, P>(totals, x + i * (kLineBytes / kLineSteps<E>), w, (step + i) * kStepBytes);
     }
@@ -204,11 +209,12 @@ AETHER_INLINE void pack_tiles(RowFn row, int64_t num_rows, int64_t k_begin, int6
   }
 }
 
-// The tiles by `num_panels` panels, each starting `offset` bytes into its panel; C has rows of `num_panels * 16` floats. A tile kernel takes
-// its panels from as many equal parts of the list, so that each part is one long stream where panels lie one after another in memory.
+// The tiles by `num_panels` panels, each starting `offset` bytes into its panel; C has rows of `num_panels * 16`
+// floats. A tile kernel takes its panels from as many equal parts of the list, so that each part is one long stream
+// where panels lie one after another in memory.
 template <class E>
-AETHER_INLINE void multiply_tiles(const char* tiles, int64_t num_rows, int64_t k_count, const char* const* panels, int64_t num_panels,
-                                  int64_t offset, bool is_first, float* c) {
+AETHER_INLINE void multiply_tiles(const char* tiles, int64_t num_rows, int64_t k_count, const char* const* panels,
+                                  int64_t num_panels, int64_t offset, bool is_first, float* c) {
   const int64_t num_steps = divide_up(k_count, E::kStepK);
   const int64_t tile_row_bytes = divide_up(k_count, kLineK<E>) * kLineBytes;
   const int64_t row_stride = num_panels * kPanelColumns;
@@ -223,8 +229,8 @@ AETHER_INLINE void multiply_tiles(const char* tiles, int64_t num_rows, int64_t k
     for (int64_t tile = 0; tile < cut.count; ++tile) {
       const int64_t begin = cut.begin(tile), size = cut.size(tile);
       const TileFn multiply = is_single ? kTileKernels<E>.single[size] : kTileKernels<E>.several[size];
-      multiply(tiles + begin * tile_row_bytes, w, num_steps, c + begin * row_stride + first * kPanelColumns, row_stride, part * kPanelColumns,
-               is_first);
+      multiply(tiles + begin * tile_row_bytes, w, num_steps, c + begin * row_stride + first * kPanelColumns, row_stride,
+               part * kPanelColumns, is_first);
     }
   }
 }

@@ -1,8 +1,9 @@
 // Cutting a matrix product into blocks that fit a core's caches, and handing them to the workers.
 //
-// Few rows (decode) are bound by reading the weight: a block is a run of whole panels read front to back, each once for all rows. Many rows
-// (prefill) are bound by arithmetic: a block is kRowBlock rows by kManyPanels panels, walked kBlockK of K at a time, so that the block's tiles
-// (288 KiB of bfloat16), its sums (144 KiB) and two panels' slice (64 KiB) stay in a second-level cache of 1 MiB.
+// Few rows (decode) are bound by reading the weight: a block is a run of whole panels read front to back, each once for
+// all rows. Many rows (prefill) are bound by arithmetic: a block is kRowBlock rows by kManyPanels panels, walked
+// kBlockK of K at a time, so that the block's tiles (288 KiB of bfloat16), its sums (144 KiB) and two panels' slice (64
+// KiB) stay in a second-level cache of 1 MiB.
 #pragma once
 
 #include "kernels/gemm.h"
@@ -53,11 +54,12 @@ size_t block_scratch_bytes(int64_t num_rows, int64_t k, int64_t panels_per_item)
   return tile_bytes<E>(num_rows, k) + static_cast<size_t>(larger(few, many) * kPanelColumns) * sizeof(float);
 }
 
-// One worker's part. `panel(item_begin, num_items, p)` is panel p of the block with these items, in an order of the caller's choice.
-// `finish(row_begin, num_rows, item_begin, num_items, c, stride)` takes the finished sums of a block: c[row][p][16], rows `stride` floats
-// apart. It may change them.
+// One worker's part. `panel(item_begin, num_items, p)` is panel p of the block with these items, in an order of the
+// caller's choice. `finish(row_begin, num_rows, item_begin, num_items, c, stride)` takes the finished sums of a block:
+// c[row][p][16], rows `stride` floats apart. It may change them.
 template <class E, class T, class PanelFn, class FinishFn>
-AETHER_INLINE void for_each_block(const Blocking& cut, const T* x, const am_team* team, PanelFn panel, FinishFn finish) {
+AETHER_INLINE void for_each_block(const Blocking& cut, const T* x, const am_team* team, PanelFn panel,
+                                  FinishFn finish) {
   char* tiles = static_cast<char*>(team->scratch);
   float* c = reinterpret_cast<float*>(tiles + tile_bytes<E>(cut.num_rows, cut.k));
   for_each_claimed(team, cut.num_blocks(), [&](int64_t block) {

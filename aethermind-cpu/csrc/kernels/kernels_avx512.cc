@@ -1,9 +1,8 @@
 // Operators worth writing in AVX-512; those that only copy stay portable.
 #if defined(__x86_64__)
 #define AETHER_ISA avx512
-#include "simd/avx512.h"
-
 #include "kernels/isa_tables.h"
+#include "simd/avx512.h"
 
 namespace aether::cpu::AETHER_ISA {
 

@@ -1,9 +1,8 @@
 // The matrix operators with the bfloat16 dot product.
 #if defined(__x86_64__)
 #define AETHER_ISA avx512_bf16
-#include "simd/avx512_bf16.h"
-
 #include "kernels/isa_tables.h"
+#include "simd/avx512_bf16.h"
 
 namespace aether::cpu::AETHER_ISA {
 

@@ -12,7 +12,8 @@ namespace aether::cpu::AETHER_ISA {
 struct CacheLayout {
   int64_t num_heads, block_size, head_dim;
 
-  explicit CacheLayout(const am_tensor& cache) : num_heads(cache.shape[1]), block_size(cache.shape[2]), head_dim(cache.shape[3]) {}
+  explicit CacheLayout(const am_tensor& cache)
+      : num_heads(cache.shape[1]), block_size(cache.shape[2]), head_dim(cache.shape[3]) {}
 
   int64_t head_stride() const { return block_size * head_dim; }
   int64_t block_stride() const { return num_heads * head_stride(); }

@@ -7,14 +7,16 @@ namespace aether::cpu::AETHER_ISA {
 
 // `bias` may be null; O is what the sums are rounded to.
 template <class T, class O>
-AETHER_INLINE void multiply_packed(const am_tensor& x, const am_tensor& weight, const T* bias, const am_tensor& out, const am_team* team) {
+AETHER_INLINE void multiply_packed(const am_tensor& x, const am_tensor& weight, const T* bias, const am_tensor& out,
+                                   const am_team* team) {
   using E = Engine<T>;
   const int64_t n = weight.shape[0], k = weight.shape[1];
   const int64_t steps = divide_up(k, E::kStepK);
   const char* panels = data<const char>(weight);
   const Blocking cut(num_rows(x), k, steps, divide_up(n, kPanelColumns), 1, team->num_workers);
   for_each_block<E>(
-      cut, data<const T>(x), team, [&](int64_t item_begin, int64_t, int64_t p) { return panels + (item_begin + p) * steps * kStepBytes; },
+      cut, data<const T>(x), team,
+      [&](int64_t item_begin, int64_t, int64_t p) { return panels + (item_begin + p) * steps * kStepBytes; },
       [&](int64_t row_begin, int64_t rows, int64_t item_begin, int64_t items, const float* c, int64_t stride) {
         const int64_t column_begin = item_begin * kPanelColumns;
         const int64_t columns = smaller(items * kPanelColumns, n - column_begin);

@@ -1,7 +1,9 @@
-// How matrix weights are laid out: panels of sixteen output columns, so that a kernel of any ISA streams a panel from front to back.
+// How matrix weights are laid out: panels of sixteen output columns, so that a kernel of any ISA streams a panel from
+// front to back.
 //
 //   float32   [ceil(N / 16)][K][16]
-//   bfloat16  [ceil(N / 16)][ceil(K / 2)][16][2]    pairs of neighbours in K, the order of a two-way dot-product instruction
+//   bfloat16  [ceil(N / 16)][ceil(K / 2)][16][2]    pairs of neighbours in K, the order of a two-way dot-product
+//   instruction
 //
 // A panel is therefore a sequence of 64-byte steps. Columns past N and the odd element past K are zero.
 #pragma once

@@ -1,9 +1,9 @@
 // Causal attention over the paged cache, with the online softmax of FlashAttention-2.
 //
-// A unit of work is a sequence, one of its kv heads and a run of its queries: the query heads that share the kv head and the queries of the
-// run are rows of one small matrix, so that every key and value is read once for all of them. Keys come in blocks at fixed multiples of
-// kKeyBlock, whatever the run, so a query's result depends neither on the other queries nor on the number of workers. Everything but the
-// inputs is float32.
+// A unit of work is a sequence, one of its kv heads and a run of its queries: the query heads that share the kv head
+// and the queries of the run are rows of one small matrix, so that every key and value is read once for all of them.
+// Keys come in blocks at fixed multiples of kKeyBlock, whatever the run, so a query's result depends neither on the
+// other queries nor on the number of workers. Everything but the inputs is float32.
 #pragma once
 
 #include "kernels/attention_tiles.h"
@@ -14,7 +14,8 @@ namespace aether::cpu::AETHER_ISA {
 inline constexpr int64_t kKeyBlock = 64;
 inline constexpr int64_t kQueryRows = 64;
 
-// A unit's scratch: packed queries, packed keys, scores, sums of values, and per row the running maximum, total and rescaling factor.
+// A unit's scratch: packed queries, packed keys, scores, sums of values, and per row the running maximum, total and
+// rescaling factor.
 template <class T>
 struct AttentionScratch {
   using E = Engine<T>;
@@ -31,7 +32,9 @@ struct AttentionScratch {
   int64_t panel_bytes() const { return divide_up(head_dim, E::kStepK) * kStepBytes; }
   int64_t key_bytes() const { return kKeyBlock / kPanelColumns * panel_bytes(); }
   int64_t num_floats() const { return rows * (kKeyBlock + padded_dim + 3); }
-  size_t bytes() const { return static_cast<size_t>(query_bytes() + key_bytes()) + static_cast<size_t>(num_floats()) * sizeof(float); }
+  size_t bytes() const {
+    return static_cast<size_t>(query_bytes() + key_bytes()) + static_cast<size_t>(num_floats()) * sizeof(float);
+  }
 };
 
 struct AttentionRows {
@@ -39,7 +42,8 @@ struct AttentionRows {
 };
 
 // One row of scores turned into weights; `begin` and `end` bound the keys that the row sees.
-AETHER_INLINE void soften_row(float* scores, int64_t begin, int64_t end, float scale, float& maximum, float& total, float& factor) {
+AETHER_INLINE void soften_row(float* scores, int64_t begin, int64_t end, float scale, float& maximum, float& total,
+                              float& factor) {
   const float hidden = -__builtin_inff();
   if (begin >= end) {
     for (int64_t j = 0; j < kKeyBlock; j += kLanes) store(scores + j, zero());
@@ -69,11 +73,12 @@ AETHER_INLINE void soften_row(float* scores, int64_t begin, int64_t end, float s
   total = total * factor + reduce_add(sum);
 }
 
-// Queries [first, first + count) of the sequence whose queries start at row `query_begin` of q; `position` is that of query `first`.
+// Queries [first, first + count) of the sequence whose queries start at row `query_begin` of q; `position` is that of
+// query `first`.
 template <class T>
-AETHER_INLINE void attend(const T* q, const T* k_cache, const T* v_cache, T* out, int64_t row_stride, const int32_t* block_table,
-                          int64_t position, int64_t count, float scale, int64_t window, const CacheLayout& cache,
-                          const AttentionScratch<T>& layout, void* scratch) {
+AETHER_INLINE void attend(const T* q, const T* k_cache, const T* v_cache, T* out, int64_t row_stride,
+                          const int32_t* block_table, int64_t position, int64_t count, float scale, int64_t window,
+                          const CacheLayout& cache, const AttentionScratch<T>& layout, void* scratch) {
   using E = Engine<T>;
   const int64_t head_dim = layout.head_dim, group = layout.group, num_rows = count * group;
   char* queries = static_cast<char*>(scratch);
@@ -102,7 +107,8 @@ AETHER_INLINE void attend(const T* q, const T* k_cache, const T* v_cache, T* out
     const T* value_rows[kKeyBlock];
     for (int64_t j = 0; j < kKeyBlock; ++j) {
       const int64_t key = block + smaller(larger(j, low), high - 1);
-      const int64_t offset = block_table[key / cache.block_size] * cache.block_stride() + key % cache.block_size * head_dim;
+      const int64_t offset =
+          block_table[key / cache.block_size] * cache.block_stride() + key % cache.block_size * head_dim;
       key_rows[j] = k_cache + offset;
       value_rows[j] = v_cache + offset;
     }
@@ -116,15 +122,18 @@ AETHER_INLINE void attend(const T* q, const T* k_cache, const T* v_cache, T* out
     for (int64_t r = 0; r < num_rows; ++r) {
       const int64_t last = position + r / group - block;
       const int64_t visible_begin = window > 0 ? larger(last - window + 1, low) : low;
-      soften_row(rows.scores + r * kKeyBlock, visible_begin, smaller(last + 1, high), scale, rows.maxima[r], rows.totals[r], rows.factors[r]);
+      soften_row(rows.scores + r * kKeyBlock, visible_begin, smaller(last + 1, high), scale, rows.maxima[r],
+                 rows.totals[r], rows.factors[r]);
     }
-    add_weighted_values(rows.scores, kKeyBlock, num_rows, value_rows, low, high, head_dim, rows.factors, rows.sums, layout.padded_dim);
+    add_weighted_values(rows.scores, kKeyBlock, num_rows, value_rows, low, high, head_dim, rows.factors, rows.sums,
+                        layout.padded_dim);
   }
 
   for (int64_t r = 0; r < num_rows; ++r) {
     const Vec inverse = set1(1.0f / rows.totals[r]);
     for (int64_t i = 0; i < head_dim; i += kLanes) {
-      store(out + offset_of(r) + i, load(rows.sums + r * layout.padded_dim + i) * inverse, smaller(head_dim - i, kLanes));
+      store(out + offset_of(r) + i, load(rows.sums + r * layout.padded_dim + i) * inverse,
+            smaller(head_dim - i, kLanes));
     }
   }
 }
@@ -153,9 +162,10 @@ void paged_attention(const am_tensor* in, const am_tensor* out, const am_attr* a
     const int64_t first = run * layout.queries;
     const int64_t offset = (cu_seqlens_q[s] + first) * row_stride + head * layout.group * cache.head_dim;
     const int64_t cache_offset = head * cache.head_stride();
-    attend(data<const T>(in[0]) + offset, data<const T>(in[1]) + cache_offset, data<const T>(in[2]) + cache_offset, data<T>(out[0]) + offset,
-           row_stride, data<const int32_t>(in[5]) + s * table_width, seqlens_k[s] - num_queries + first,
-           smaller(layout.queries, num_queries - first), scale, attrs[1].i, cache, layout, team->scratch);
+    attend(data<const T>(in[0]) + offset, data<const T>(in[1]) + cache_offset, data<const T>(in[2]) + cache_offset,
+           data<T>(out[0]) + offset, row_stride, data<const int32_t>(in[5]) + s * table_width,
+           seqlens_k[s] - num_queries + first, smaller(layout.queries, num_queries - first), scale, attrs[1].i, cache,
+           layout, team->scratch);
   });
 }
 

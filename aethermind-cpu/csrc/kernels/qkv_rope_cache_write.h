@@ -1,7 +1,9 @@
-// The attention block's entry: project to queries, keys and values, add biases, norm and rotate heads, write keys and values to the cache.
+// The attention block's entry: project to queries, keys and values, add biases, norm and rotate heads, write keys and
+// values to the cache.
 //
-// The unit of columns is a head. A head's columns start anywhere in its weight's panels, so a head takes every panel that it touches; with a
-// head_dim that is a multiple of 16 these are exactly its own. Rounding happens once, at the end.
+// The unit of columns is a head. A head's columns start anywhere in its weight's panels, so a head takes every panel
+// that it touches; with a head_dim that is a multiple of 16 these are exactly its own. Rounding happens once, at the
+// end.
 #pragma once
 
 #include "kernels/gemm_blocks.h"
@@ -26,7 +28,8 @@ AETHER_INLINE int64_t panels_per_head(int64_t head_dim) {
 
 // Bias, norm and rotation of one head of one token, in place.
 template <class T>
-AETHER_INLINE void finish_head(float* head, const Projection<T>& projection, const T* bias, const float* table, int64_t head_dim, float eps) {
+AETHER_INLINE void finish_head(float* head, const Projection<T>& projection, const T* bias, const float* table,
+                               int64_t head_dim, float eps) {
   if (bias) {
     for (int64_t i = 0; i < head_dim; i += kLanes) {
       const int64_t n = smaller(head_dim - i, kLanes);
@@ -55,9 +58,11 @@ void qkv_rope_cache_write(const am_tensor* in, const am_tensor* out, const am_at
   // Heads of the three projections in one row: which projection, and which head of it.
   const auto which = [&](int64_t item) { return item < num_heads ? 0 : item < num_heads + num_kv_heads ? 1 : 2; };
   const auto head_of = [&](int64_t item) { return item < num_heads ? item : (item - num_heads) % num_kv_heads; };
-  const int64_t last_panel[2] = {divide_up(num_heads * head_dim, kPanelColumns) - 1, divide_up(num_kv_heads * head_dim, kPanelColumns) - 1};
+  const int64_t last_panel[2] = {divide_up(num_heads * head_dim, kPanelColumns) - 1,
+                                 divide_up(num_kv_heads * head_dim, kPanelColumns) - 1};
 
-  const Blocking cut(in[0].shape[0], k, steps, num_heads + 2 * num_kv_heads, panels_per_head(head_dim), team->num_workers);
+  const Blocking cut(in[0].shape[0], k, steps, num_heads + 2 * num_kv_heads, panels_per_head(head_dim),
+                     team->num_workers);
   for_each_block<E>(
       cut, data<const T>(in[0]), team,
       [&](int64_t item_begin, int64_t, int64_t p) {
@@ -74,7 +79,8 @@ void qkv_rope_cache_write(const am_tensor* in, const am_tensor* out, const am_at
             const int projection = which(item_begin + i);
             const T* bias = projections[projection].bias;
             float* values = c + r * stride + i * cut.panels_per_item * kPanelColumns + head * head_dim % kPanelColumns;
-            finish_head(values, projections[projection], bias ? bias + head * head_dim : nullptr, tables + t * head_dim, head_dim, eps);
+            finish_head(values, projections[projection], bias ? bias + head * head_dim : nullptr, tables + t * head_dim,
+                        head_dim, eps);
             T* target = data<T>(out[projection]);
             if (projection == 0) {
               target += (t * num_heads + head) * head_dim;

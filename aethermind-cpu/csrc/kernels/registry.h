@@ -9,8 +9,8 @@
 
 namespace aether::cpu {
 
-// A layout of a weight [rows, cols] of one element type. Two kernels that name the same entry share a packed copy. `destination` is
-// 64-byte aligned and has packed_bytes(rows, cols) bytes.
+// A layout of a weight [rows, cols] of one element type. Two kernels that name the same entry share a packed copy.
+// `destination` is 64-byte aligned and has packed_bytes(rows, cols) bytes.
 struct PackEntry {
   const char* name;
   size_t (*packed_bytes)(int64_t rows, int64_t cols);

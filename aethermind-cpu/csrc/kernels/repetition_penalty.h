@@ -1,4 +1,5 @@
-// Each listed token's logit divided by the row's penalty when positive, else multiplied by it. Lists hold no token twice.
+// Each listed token's logit divided by the row's penalty when positive, else multiplied by it. Lists hold no token
+// twice.
 #pragma once
 
 #include "kernels/suppress_tokens.h"

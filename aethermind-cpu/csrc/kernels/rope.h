@@ -1,4 +1,5 @@
-// Rotary position embedding: pairs (i, i + C/2), or (2i, 2i + 1) when interleaved, turned by the angles of the rope table.
+// Rotary position embedding: pairs (i, i + C/2), or (2i, 2i + 1) when interleaved, turned by the angles of the rope
+// table.
 #pragma once
 
 #include "kernels/team.h"

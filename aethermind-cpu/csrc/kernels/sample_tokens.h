@@ -1,8 +1,9 @@
 // One token a row: the argmax, or an inverse CDF over what top-k, top-p and min-p leave.
 //
-// Nothing is sorted. Each of the three cuts leaves a front of the descending order, and so does the inverse CDF itself: the chosen token is
-// the last of the shortest front whose mass exceeds uniform * total. Fronts are found by quickselect over the candidates, and the candidates
-// are first thinned to those whose probability is within some power of two of the greatest.
+// Nothing is sorted. Each of the three cuts leaves a front of the descending order, and so does the inverse CDF itself:
+// the chosen token is the last of the shortest front whose mass exceeds uniform * total. Fronts are found by
+// quickselect over the candidates, and the candidates are first thinned to those whose probability is within some power
+// of two of the greatest.
 #pragma once
 
 #include "kernels/candidates.h"
@@ -56,13 +57,15 @@ AETHER_INLINE double exponentials(const float* x, int64_t size, float maximum, f
   return sum;
 }
 
-// Inverse CDF in the order of token ids. A target that rounding keeps out of reach yields the last token that has any weight.
+// Inverse CDF in the order of token ids. A target that rounding keeps out of reach yields the last token that has any
+// weight.
 AETHER_INLINE int32_t sample_in_order(const float* weights, int64_t size, double target) {
   double sum = 0.0;
   for (int64_t block = 0; block < size; block += kSumBlock) {
     const int64_t end = smaller(block + kSumBlock, size);
     double after = sum;
-    for (int64_t i = block; i < end; i += kLanes) after += reduce_add_double(load(weights + i, smaller(end - i, kLanes)));
+    for (int64_t i = block; i < end; i += kLanes)
+      after += reduce_add_double(load(weights + i, smaller(end - i, kLanes)));
     // Token by token the additions round differently, so the answer may also be the first token of the next block.
     for (int64_t i = block; after > target && i < end; ++i) {
       sum += weights[i];
@@ -111,7 +114,8 @@ AETHER_INLINE int64_t thin(const float* weights, int64_t size, double total, con
   return collect(weights, size, 0.0f, items);
 }
 
-AETHER_INLINE int32_t sample_descending(const float* weights, int64_t size, double total, const Cuts& cuts, float uniform, Candidate* items) {
+AETHER_INLINE int32_t sample_descending(const float* weights, int64_t size, double total, const Cuts& cuts,
+                                        float uniform, Candidate* items) {
   const auto weight = [](const Candidate& item) { return static_cast<double>(item.weight); };
   int64_t count = thin(weights, size, total, cuts, items);
   double mass = total;

@@ -10,8 +10,8 @@ namespace aether::cpu::AETHER_ISA {
 
 // Rows of `out` equal to the logits, changed at the listed tokens by `change(row, logit)`.
 template <class F>
-AETHER_INLINE void change_listed_tokens(const am_tensor& logits, const am_tensor& tokens, const am_tensor& cu_tokens, const am_tensor& out,
-                                        const am_team* team, F change) {
+AETHER_INLINE void change_listed_tokens(const am_tensor& logits, const am_tensor& tokens, const am_tensor& cu_tokens,
+                                        const am_tensor& out, const am_team* team, F change) {
   const int64_t vocab = logits.shape[1];
   const int32_t* token = data<const int32_t>(tokens);
   const int32_t* cu = data<const int32_t>(cu_tokens);

@@ -30,7 +30,8 @@ AETHER_INLINE int64_t num_rows(const am_tensor& tensor) {
 using RunFn = void (*)(const am_tensor*, const am_tensor*, const am_attr*, const am_team*);
 using ScratchFn = size_t (*)(const am_tensor*, const am_tensor*, const am_attr*, int32_t);
 
-constexpr am_kernel make_kernel(const char* name, uint32_t inputs, uint32_t outputs, uint32_t attrs, RunFn run, ScratchFn scratch = nullptr) {
+constexpr am_kernel make_kernel(const char* name, uint32_t inputs, uint32_t outputs, uint32_t attrs, RunFn run,
+                                ScratchFn scratch = nullptr) {
   return {AM_KERNEL_ABI_VERSION, inputs, outputs, attrs, name, run, scratch};
 }
 

@@ -28,7 +28,8 @@ AETHER_INLINE int32_t count_greater(const float* x, int64_t size, float value) {
   return count;
 }
 
-// The k greatest in descending order, lower index first on ties, by insertion: most elements fall to one comparison of sixteen.
+// The k greatest in descending order, lower index first on ties, by insertion: most elements fall to one comparison of
+// sixteen.
 AETHER_INLINE void find_top(const float* x, int64_t size, int64_t k, int32_t* ids, float* values) {
   int64_t count = 0;
   const auto insert = [&](int64_t index) {
@@ -67,7 +68,8 @@ inline void token_logprobs(const am_tensor* in, const am_tensor* out, const am_a
     data<int32_t>(out[1])[r] = 1 + count_greater(logits, vocab, logit);
     float* top_logprobs = data<float>(out[3]) + r * k;
     find_top(logits, vocab, k, data<int32_t>(out[2]) + r * k, top_logprobs);
-    for (int64_t i = 0; i < k; ++i) top_logprobs[i] = static_cast<float>(static_cast<double>(top_logprobs[i]) - log_sum);
+    for (int64_t i = 0; i < k; ++i)
+      top_logprobs[i] = static_cast<float>(static_cast<double>(top_logprobs[i]) - log_sum);
   });
 }
 

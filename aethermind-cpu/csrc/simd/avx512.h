@@ -15,8 +15,9 @@ namespace aether::cpu::AETHER_ISA {
 
 inline constexpr int kLanes = 16;
 
-// Register blocking of the matrix kernels, for 32 registers: 12 × 2 accumulators leave 8 for operands. A single row has two chains of
-// multiply-adds then, which take in 128 bytes of weights in the time of one: four times what a core gets from memory.
+// Register blocking of the matrix kernels, for 32 registers: 12 × 2 accumulators leave 8 for operands. A single row has
+// two chains of multiply-adds then, which take in 128 bytes of weights in the time of one: four times what a core gets
+// from memory.
 inline constexpr int kTileRows = 12;
 inline constexpr int kTilePanels = 2;
 
@@ -72,7 +73,9 @@ AETHER_INLINE uint32_t greater_mask(Vec x, Vec y) { return _mm512_cmp_ps_mask(x,
 AETHER_INLINE uint32_t greater_equal_mask(Vec x, Vec y) { return _mm512_cmp_ps_mask(x, y, _CMP_GE_OQ); }
 
 AETHER_INLINE Vec scale_by_power_of_two(Vec p, Vec n) { return _mm512_scalef_ps(p, n); }
-AETHER_INLINE Vec round_to_integer(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+AETHER_INLINE Vec round_to_integer(Vec x) {
+  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 
 // out[word][row] for sixteen rows of up to 64 bytes; what is past `bytes` counts as zero.
 AETHER_INLINE void transpose_words(const char* const (&rows)[16], size_t bytes, int64_t num_words, char* out) {
@@ -96,8 +99,10 @@ AETHER_INLINE void transpose_words(const char* const (&rows)[16], size_t bytes, 
   // a[4 g + w]: of rows 4 g … 4 g + 3, quarter q holds word 4 q + w.
 #pragma GCC unroll 4
   for (int w = 0; w < 4; ++w) {
-    const __m512i low01 = _mm512_shuffle_i32x4(a[w], a[4 + w], 0x44), high01 = _mm512_shuffle_i32x4(a[w], a[4 + w], 0xee);
-    const __m512i low23 = _mm512_shuffle_i32x4(a[8 + w], a[12 + w], 0x44), high23 = _mm512_shuffle_i32x4(a[8 + w], a[12 + w], 0xee);
+    const __m512i low01 = _mm512_shuffle_i32x4(a[w], a[4 + w], 0x44),
+                  high01 = _mm512_shuffle_i32x4(a[w], a[4 + w], 0xee);
+    const __m512i low23 = _mm512_shuffle_i32x4(a[8 + w], a[12 + w], 0x44),
+                  high23 = _mm512_shuffle_i32x4(a[8 + w], a[12 + w], 0xee);
     b[w] = _mm512_shuffle_i32x4(low01, low23, 0x88);
     b[4 + w] = _mm512_shuffle_i32x4(low01, low23, 0xdd);
     b[8 + w] = _mm512_shuffle_i32x4(high01, high23, 0x88);

@@ -7,7 +7,8 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-// sum + x[even] w[even] + x[odd] w[odd] in every lane, for a pair x that all lanes share and the sixteen pairs of a packed step.
+// sum + x[even] w[even] + x[odd] w[odd] in every lane, for a pair x that all lanes share and the sixteen pairs of a
+// packed step.
 AETHER_INLINE __m512bh broadcast_pair(const void* pair) {
   int32_t word;
   std::memcpy(&word, pair, sizeof word);

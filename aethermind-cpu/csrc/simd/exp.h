@@ -3,8 +3,9 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-// exp(x) to within 1.5 units in the last place for -87 ≤ x ≤ 88.7; below that it goes to zero (exactly zero under -105), above it saturates
-// near the greatest float. The polynomial is a minimax fit of (exp(r) - 1 - r) / r^2 on |r| ≤ ln(2) / 2, relative error 4e-9.
+// exp(x) to within 1.5 units in the last place for -86.9 ≤ x ≤ 88.7; below that it goes to zero (exactly zero under
+// -105), above it saturates near the greatest float. The polynomial is a minimax fit of (exp(r) - 1 - r) / r^2 on |r| ≤
+// ln(2) / 2, relative error 4e-9.
 AETHER_INLINE Vec exp(const Vec& x) {
   const Vec clamped = max(min(x, set1(88.72f)), set1(-106.0f));
   const Vec n = round_to_integer(clamped * set1(1.44269504f));

@@ -1,7 +1,8 @@
 // Sixteen float lanes in plain C++ (GCC and Clang vector extensions), for any CPU.
 //
-// A header of csrc/simd is included once per translation unit, with AETHER_ISA naming the namespace of everything compiled there. Code
-// built with other machine flags so never meets at link time. For the same reason nothing below calls inline functions of std.
+// A header of csrc/simd is included once per translation unit, with AETHER_ISA naming the namespace of everything
+// compiled there. Code built with other machine flags so never meets at link time. For the same reason nothing below
+// calls inline functions of std.
 #pragma once
 
 #include <cmath>
@@ -108,11 +109,11 @@ AETHER_INLINE void store(T* p, const Vec& v, int64_t n) {
 AETHER_INLINE void load_pairs(const void* p, Vec& even, Vec& odd) {
   UInt4 w[4];
   std::memcpy(w, p, sizeof w);
-  even = {reinterpret_cast<Float4>(w[0] << 16), reinterpret_cast<Float4>(w[1] << 16), reinterpret_cast<Float4>(w[2] << 16),
-          reinterpret_cast<Float4>(w[3] << 16)};
+  even = {reinterpret_cast<Float4>(w[0] << 16), reinterpret_cast<Float4>(w[1] << 16),
+          reinterpret_cast<Float4>(w[2] << 16), reinterpret_cast<Float4>(w[3] << 16)};
   const UInt4 high = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
-  odd = {reinterpret_cast<Float4>(w[0] & high), reinterpret_cast<Float4>(w[1] & high), reinterpret_cast<Float4>(w[2] & high),
-         reinterpret_cast<Float4>(w[3] & high)};
+  odd = {reinterpret_cast<Float4>(w[0] & high), reinterpret_cast<Float4>(w[1] & high),
+         reinterpret_cast<Float4>(w[2] & high), reinterpret_cast<Float4>(w[3] & high)};
 }
 
 AETHER_INLINE float first_lane(const Vec& v) { return v.a[0]; }
@@ -138,12 +139,14 @@ AETHER_INLINE float reduce_max(const Vec& v) {
 AETHER_INLINE uint32_t mask_of(Int4 a, Int4 b, Int4 c, Int4 d) {
   uint32_t mask = 0;
   for (int i = 0; i < 4; ++i) {
-    mask |= static_cast<uint32_t>(a[i] & 1) << i | static_cast<uint32_t>(b[i] & 1) << (4 + i) | static_cast<uint32_t>(c[i] & 1) << (8 + i) |
-            static_cast<uint32_t>(d[i] & 1) << (12 + i);
+    mask |= static_cast<uint32_t>(a[i] & 1) << i | static_cast<uint32_t>(b[i] & 1) << (4 + i) |
+            static_cast<uint32_t>(c[i] & 1) << (8 + i) | static_cast<uint32_t>(d[i] & 1) << (12 + i);
   }
   return mask;
 }
-AETHER_INLINE uint32_t greater_mask(const Vec& x, const Vec& y) { return mask_of(x.a > y.a, x.b > y.b, x.c > y.c, x.d > y.d); }
+AETHER_INLINE uint32_t greater_mask(const Vec& x, const Vec& y) {
+  return mask_of(x.a > y.a, x.b > y.b, x.c > y.c, x.d > y.d);
+}
 AETHER_INLINE uint32_t greater_equal_mask(const Vec& x, const Vec& y) {
   return mask_of(x.a >= y.a, x.b >= y.b, x.c >= y.c, x.d >= y.d);
 }

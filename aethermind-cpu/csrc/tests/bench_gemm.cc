@@ -19,11 +19,18 @@ struct Shape {
   const char* operator_name;
   int64_t n, k;
 };
-constexpr Shape kShapes[] = {{"linear", 1152, 896}, {"linear", 896, 896}, {"linear", 896, 4864}, {"gate_up_silu", 4864, 896}, {"lm_head", 151936, 896}};
+constexpr Shape kShapes[] = {{"linear", 1152, 896},
+                             {"linear", 896, 896},
+                             {"linear", 896, 4864},
+                             {"gate_up_silu", 4864, 896},
+                             {"lm_head", 151936, 896}};
 constexpr int64_t kRows[] = {1, 2, 4, 8, 12, 16, 32, 64, 128, 512};
-constexpr size_t kColdBytes = size_t{400} << 20;  // weights are taken in turn from so much memory that none is found in a cache
+constexpr size_t kColdBytes = size_t{400}
+                              << 20;  // weights are taken in turn from so much memory that none is found in a cache
 
-double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 struct Call {
   const am_kernel* kernel;
@@ -33,7 +40,8 @@ struct Call {
 double best_seconds(Team& team, const std::vector<Call>& calls) {
   size_t scratch = 0;
   for (const Call& call : calls) {
-    scratch = std::max(scratch, call.kernel->scratch_bytes(call.inputs.data(), call.outputs.data(), nullptr, team.num_workers()));
+    scratch = std::max(
+        scratch, call.kernel->scratch_bytes(call.inputs.data(), call.outputs.data(), nullptr, team.num_workers()));
   }
   const auto lock = team.acquire();
   team.reserve_scratch(lock, scratch);
@@ -85,9 +93,11 @@ void bench(Team& team, const KernelEntry& entry, const Shape& shape, const Limit
     const double bytes_per_s = static_cast<double>(weight_bytes) / seconds;
     const double flops_per_s = 2.0 * static_cast<double>(rows * shape.n * shape.k * num_weights) / seconds;
     const double peak = entry.dtype == AM_BFLOAT16 ? limits.bfloat16_flops_per_s : limits.float32_flops_per_s;
-    std::printf("%-13s %-12s %s T=%-4" PRId64 " N=%-6" PRId64 " K=%-5" PRId64 " %8.1f us %6.1f GB/s (%3.0f %%) %7.1f GFLOP/s (%3.0f %%)\n",
-                entry.operator_name, entry.variant, entry.dtype == AM_BFLOAT16 ? "bf16" : "fp32", rows, shape.n, shape.k, seconds * 1e6,
-                bytes_per_s / 1e9, 100 * bytes_per_s / limits.memory_bytes_per_s, flops_per_s / 1e9, 100 * flops_per_s / peak);
+    std::printf("%-13s %-12s %s T=%-4" PRId64 " N=%-6" PRId64 " K=%-5" PRId64
+                " %8.1f us %6.1f GB/s (%3.0f %%) %7.1f GFLOP/s (%3.0f %%)\n",
+                entry.operator_name, entry.variant, entry.dtype == AM_BFLOAT16 ? "bf16" : "fp32", rows, shape.n,
+                shape.k, seconds * 1e6, bytes_per_s / 1e9, 100 * bytes_per_s / limits.memory_bytes_per_s,
+                flops_per_s / 1e9, 100 * flops_per_s / peak);
   }
 }
 
@@ -97,11 +107,12 @@ int main(int argc, char** argv) {
   Team team(argc > 1 ? std::atoi(argv[1]) : 2);
   const char* variant = argc > 2 ? argv[2] : "avx512_bf16";
   const Limits limits = measure_limits(team);
-  std::printf("%d workers: %.1f GB/s, %.0f GFLOP/s bf16, %.0f GFLOP/s fp32\n", team.num_workers(), limits.memory_bytes_per_s / 1e9,
-              limits.bfloat16_flops_per_s / 1e9, limits.float32_flops_per_s / 1e9);
+  std::printf("%d workers: %.1f GB/s, %.0f GFLOP/s bf16, %.0f GFLOP/s fp32\n", team.num_workers(),
+              limits.memory_bytes_per_s / 1e9, limits.bfloat16_flops_per_s / 1e9, limits.float32_flops_per_s / 1e9);
   for (const Shape& shape : kShapes) {
     for_each_kernel(shape.operator_name, [&](const KernelEntry& entry) {
-      if (std::strcmp(entry.variant, variant) == 0 && (entry.dtype == AM_BFLOAT16 || argc > 3)) bench(team, entry, shape, limits);
+      if (std::strcmp(entry.variant, variant) == 0 && (entry.dtype == AM_BFLOAT16 || argc > 3))
+        bench(team, entry, shape, limits);
     });
   }
   return 0;

@@ -1,4 +1,5 @@
-// What the native kernel tests share: tensors at awkward addresses, a team of threads, packing, and comparison with doubles.
+// What the native kernel tests share: tensors at awkward addresses, a team of threads, packing, and comparison with
+// doubles.
 #ifndef AETHER_CPU_TESTS_KERNEL_TESTING_H
 #define AETHER_CPU_TESTS_KERNEL_TESTING_H
 
@@ -38,7 +39,8 @@ inline uint16_t to_bfloat16(float value) {
   return static_cast<uint16_t>((word + 0x7fff + ((word >> 16) & 1)) >> 16);
 }
 
-// A tensor whose memory ends exactly with its last element (for address sanitizers), `misalignment` elements past a cache line.
+// A tensor whose memory ends exactly with its last element (for address sanitizers), `misalignment` elements past a
+// cache line.
 class Tensor {
  public:
   Tensor() = default;
@@ -46,7 +48,8 @@ class Tensor {
     size_ = 1;
     for (int64_t dim : shape_) size_ *= dim;
     const size_t offset = static_cast<size_t>(misalignment) * element_size(dtype);
-    memory_.reset(static_cast<char*>(::operator new(offset + static_cast<size_t>(size_) * element_size(dtype), std::align_val_t{64})),
+    memory_.reset(static_cast<char*>(
+                      ::operator new(offset + static_cast<size_t>(size_) * element_size(dtype), std::align_val_t{64})),
                   Release{});
     data_ = memory_.get() + offset;
     std::memset(data_, 0, static_cast<size_t>(size_) * element_size(dtype));
@@ -60,18 +63,29 @@ class Tensor {
 
   double get(int64_t i) const {
     switch (dtype_) {
-      case AM_BFLOAT16: return from_bfloat16(reinterpret_cast<const uint16_t*>(data_)[i]);
-      case AM_INT32: return reinterpret_cast<const int32_t*>(data_)[i];
-      case AM_INT64: return static_cast<double>(reinterpret_cast<const int64_t*>(data_)[i]);
-      default: return reinterpret_cast<const float*>(data_)[i];
+      case AM_BFLOAT16:
+        return from_bfloat16(reinterpret_cast<const uint16_t*>(data_)[i]);
+      case AM_INT32:
+        return reinterpret_cast<const int32_t*>(data_)[i];
+      case AM_INT64:
+        return static_cast<double>(reinterpret_cast<const int64_t*>(data_)[i]);
+      default:
+        return reinterpret_cast<const float*>(data_)[i];
     }
   }
   void set(int64_t i, double value) const {
     switch (dtype_) {
-      case AM_BFLOAT16: reinterpret_cast<uint16_t*>(data_)[i] = to_bfloat16(static_cast<float>(value)); break;
-      case AM_INT32: reinterpret_cast<int32_t*>(data_)[i] = static_cast<int32_t>(value); break;
-      case AM_INT64: reinterpret_cast<int64_t*>(data_)[i] = static_cast<int64_t>(value); break;
-      default: reinterpret_cast<float*>(data_)[i] = static_cast<float>(value);
+      case AM_BFLOAT16:
+        reinterpret_cast<uint16_t*>(data_)[i] = to_bfloat16(static_cast<float>(value));
+        break;
+      case AM_INT32:
+        reinterpret_cast<int32_t*>(data_)[i] = static_cast<int32_t>(value);
+        break;
+      case AM_INT64:
+        reinterpret_cast<int64_t*>(data_)[i] = static_cast<int64_t>(value);
+        break;
+      default:
+        reinterpret_cast<float*>(data_)[i] = static_cast<float>(value);
     }
   }
   void fill(const std::function<double(int64_t)>& value) const {
@@ -154,9 +168,11 @@ inline void run(const am_kernel& kernel, const std::vector<am_tensor>& inputs, c
     std::atomic<int64_t> ticket{0};
     std::barrier<> barrier;
   } shared{.barrier = std::barrier<>(num_workers)};
-  const size_t scratch = kernel.scratch_bytes ? kernel.scratch_bytes(inputs.data(), outputs.data(), attrs.data(), num_workers) : 0;
+  const size_t scratch =
+      kernel.scratch_bytes ? kernel.scratch_bytes(inputs.data(), outputs.data(), attrs.data(), num_workers) : 0;
   const auto work = [&](int worker) {
-    std::unique_ptr<char, decltype(&std::free)> memory(static_cast<char*>(std::aligned_alloc(64, (scratch + 127) / 64 * 64)), std::free);
+    std::unique_ptr<char, decltype(&std::free)> memory(
+        static_cast<char*>(std::aligned_alloc(64, (scratch + 127) / 64 * 64)), std::free);
     std::memset(memory.get(), 0xff, scratch);  // NaN: whatever a kernel does not write must not count
     const am_team team{worker,
                        num_workers,
@@ -173,8 +189,9 @@ inline void run(const am_kernel& kernel, const std::vector<am_tensor>& inputs, c
 }
 
 // Runs with one, two and three workers into `out`, and checks that every team leaves the same bytes there.
-inline void run_with_teams(const KernelEntry& entry, const std::vector<am_tensor>& inputs, const std::vector<Tensor>& outputs,
-                           const std::vector<am_attr>& attrs, const std::string& what) {
+inline void run_with_teams(const KernelEntry& entry, const std::vector<am_tensor>& inputs,
+                           const std::vector<Tensor>& outputs, const std::vector<am_attr>& attrs,
+                           const std::string& what) {
   std::vector<am_tensor> abi;
   for (const Tensor& output : outputs) abi.push_back(output.abi());
   std::vector<std::vector<char>> before, first;
@@ -189,7 +206,8 @@ inline void run_with_teams(const KernelEntry& entry, const std::vector<am_tensor
         first.emplace_back(outputs[i].bytes(), outputs[i].bytes() + outputs[i].num_bytes());
       } else if (!first[i].empty() && std::memcmp(first[i].data(), outputs[i].bytes(), first[i].size()) != 0) {
         ++num_failures;
-        std::printf("FAIL %s/%s %s: %d workers differ from one\n", entry.operator_name, entry.variant, what.c_str(), num_workers);
+        std::printf("FAIL %s/%s %s: %d workers differ from one\n", entry.operator_name, entry.variant, what.c_str(),
+                    num_workers);
       }
     }
   }
@@ -210,14 +228,15 @@ inline void check(bool ok, const KernelEntry& entry, const std::string& what) {
 }
 
 // |got - want| against 1e-5 of `magnitude` (the sum of the absolute terms) and, for a bfloat16 result, one rounding.
-inline void check_close(double got, double want, double magnitude, am_dtype rounded_to, const KernelEntry& entry, const std::string& what) {
+inline void check_close(double got, double want, double magnitude, am_dtype rounded_to, const KernelEntry& entry,
+                        const std::string& what) {
   double tolerance = 1e-5 * magnitude + 1e-30;
   if (rounded_to == AM_BFLOAT16) tolerance += std::fabs(want) / 256;
   ++num_checks;
   if (std::fabs(got - want) <= tolerance) return;
   if (++num_failures < 50) {
-    std::printf("FAIL %s/%s dtype %d %s: got %.9g, want %.9g, tolerance %.3g\n", entry.operator_name, entry.variant, entry.dtype,
-                what.c_str(), got, want, tolerance);
+    std::printf("FAIL %s/%s dtype %d %s: got %.9g, want %.9g, tolerance %.3g\n", entry.operator_name, entry.variant,
+                entry.dtype, what.c_str(), got, want, tolerance);
   }
 }
 

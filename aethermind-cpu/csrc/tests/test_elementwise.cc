@@ -6,7 +6,8 @@ using namespace aether::cpu::testing;
 
 namespace {
 
-const std::vector<std::vector<int64_t>> kShapes = {{0, 8}, {1, 1}, {1, 15}, {3, 16}, {2, 17}, {7, 100}, {5, 3, 33}, {2, 896}, {1, 5000}};
+const std::vector<std::vector<int64_t>> kShapes = {{0, 8},   {1, 1},     {1, 15},  {3, 16},  {2, 17},
+                                                   {7, 100}, {5, 3, 33}, {2, 896}, {1, 5000}};
 
 double silu(double x) { return x / (1.0 + std::exp(-x)); }
 
@@ -20,7 +21,8 @@ void test_unary(const KernelEntry& entry) {
     run_with_teams(entry, {x.abi()}, {out}, {}, "");
     for (int64_t i = 0; i < x.size(); ++i) {
       const double want = silu(x.get(i));
-      check_close(out.get(i), want, 0.05 * std::fabs(want), entry.dtype, entry, "silu");  // 5e-7: far inside the contract
+      check_close(out.get(i), want, 0.05 * std::fabs(want), entry.dtype, entry,
+                  "silu");  // 5e-7: far inside the contract
     }
   }
 }
@@ -30,7 +32,8 @@ void test_binary(const KernelEntry& entry, double (*f)(double, double)) {
     const Tensor x = random(entry.dtype, shape, 1), y = random(entry.dtype, shape, 2), out(entry.dtype, shape, 3);
     run_with_teams(entry, {x.abi(), y.abi()}, {out}, {}, "");
     for (int64_t i = 0; i < x.size(); ++i) {
-      check_close(out.get(i), f(x.get(i), y.get(i)), std::fabs(x.get(i)) + std::fabs(y.get(i)), entry.dtype, entry, "binary");
+      check_close(out.get(i), f(x.get(i), y.get(i)), std::fabs(x.get(i)) + std::fabs(y.get(i)), entry.dtype, entry,
+                  "binary");
     }
     const Tensor expected(entry.dtype, shape);
     std::memcpy(expected.bytes(), out.bytes(), out.num_bytes());
@@ -43,7 +46,8 @@ void test_rms_norm(const KernelEntry& entry) {
   const bool has_add = std::string(entry.operator_name) == "add_rms_norm";
   for (const auto& shape : kShapes) {
     const int64_t d = shape.back();
-    const Tensor x = random(entry.dtype, shape, 1), residual = random(entry.dtype, shape, 3), w = random(entry.dtype, {d}, 2);
+    const Tensor x = random(entry.dtype, shape, 1), residual = random(entry.dtype, shape, 3),
+                 w = random(entry.dtype, {d}, 2);
     const Tensor out(entry.dtype, shape, 1), total(entry.dtype, shape);
     std::vector<am_tensor> inputs = {x.abi(), w.abi()};
     std::vector<Tensor> outputs = {out};
@@ -55,7 +59,9 @@ void test_rms_norm(const KernelEntry& entry) {
     for (int64_t r = 0; r < x.size() / d; ++r) {
       double squares = 0.0;
       for (int64_t i = r * d; i < (r + 1) * d; ++i) {
-        if (has_add) check_close(total.get(i), x.get(i) + residual.get(i), std::fabs(x.get(i) + residual.get(i)), entry.dtype, entry, "total");
+        if (has_add)
+          check_close(total.get(i), x.get(i) + residual.get(i), std::fabs(x.get(i) + residual.get(i)), entry.dtype,
+                      entry, "total");
         const double value = has_add ? total.get(i) : x.get(i);
         squares += value * value;
       }
@@ -70,12 +76,14 @@ void test_rms_norm(const KernelEntry& entry) {
 
 void test_rope_table(const KernelEntry& entry) {
   for (int64_t e : {1, 4, 33}) {
-    const Tensor positions = of(AM_INT64, {0, 1, 17, 4095, 131071}), inv_freq(AM_FLOAT32, {e}, 1), out(AM_FLOAT32, {5, 2 * e}, 3);
+    const Tensor positions = of(AM_INT64, {0, 1, 17, 4095, 131071}), inv_freq(AM_FLOAT32, {e}, 1),
+                 out(AM_FLOAT32, {5, 2 * e}, 3);
     inv_freq.fill([&](int64_t i) { return std::pow(1e6, -static_cast<double>(i) / static_cast<double>(e)); });
     run_with_teams(entry, {positions.abi(), inv_freq.abi()}, {out}, {attr(1.25)}, "");
     for (int64_t t = 0; t < 5; ++t) {
       for (int64_t i = 0; i < e; ++i) {
-        const auto angle = static_cast<double>(static_cast<float>(positions.get(t)) * static_cast<float>(inv_freq.get(i)));
+        const auto angle =
+            static_cast<double>(static_cast<float>(positions.get(t)) * static_cast<float>(inv_freq.get(i)));
         check_close(out.get(t * 2 * e + i), 1.25 * std::cos(angle), 0.02, AM_FLOAT32, entry, "cos");
         check_close(out.get(t * 2 * e + e + i), 1.25 * std::sin(angle), 0.02, AM_FLOAT32, entry, "sin");
       }
@@ -87,11 +95,13 @@ void test_rope(const KernelEntry& entry) {
   for (int64_t c : {2, 8, 10, 64, 80, 128}) {
     for (bool is_interleaved : {false, true}) {
       const int64_t t = 5, h = 3;
-      const Tensor x = random(entry.dtype, {t, h, c}, 1), table = random(AM_FLOAT32, {t, c}, 3), out(entry.dtype, {t, h, c}, 1);
+      const Tensor x = random(entry.dtype, {t, h, c}, 1), table = random(AM_FLOAT32, {t, c}, 3),
+                   out(entry.dtype, {t, h, c}, 1);
       run_with_teams(entry, {x.abi(), table.abi()}, {out}, {attr(is_interleaved ? 1 : 0)}, "");
       for (int64_t row = 0; row < t * h; ++row) {
         for (int64_t i = 0; i < c / 2; ++i) {
-          const int64_t a = row * c + (is_interleaved ? 2 * i : i), b = row * c + (is_interleaved ? 2 * i + 1 : i + c / 2);
+          const int64_t a = row * c + (is_interleaved ? 2 * i : i),
+                        b = row * c + (is_interleaved ? 2 * i + 1 : i + c / 2);
           const double cosine = table.get(row / h * c + i), sine = table.get(row / h * c + c / 2 + i);
           const double magnitude = std::fabs(x.get(a)) + std::fabs(x.get(b));
           check_close(out.get(a), x.get(a) * cosine - x.get(b) * sine, 3 * magnitude, entry.dtype, entry, "rope");
@@ -109,7 +119,8 @@ void test_rope(const KernelEntry& entry) {
 void test_rows(const KernelEntry& entry) {
   const bool is_embedding = std::string(entry.operator_name) == "embedding";
   for (int64_t d : {1, 16, 37}) {
-    const Tensor table = random(entry.dtype, {9, d}, 1), out(entry.dtype, {5, d}, 3), rows = of(AM_INT32, {8, 0, 3, 3, 1});
+    const Tensor table = random(entry.dtype, {9, d}, 1), out(entry.dtype, {5, d}, 3),
+                 rows = of(AM_INT32, {8, 0, 3, 3, 1});
     if (is_embedding) {
       run_with_teams(entry, {rows.abi(), table.abi()}, {out}, {}, "");
     } else {
@@ -124,7 +135,8 @@ void test_rows(const KernelEntry& entry) {
 void test_kv_cache_write(const KernelEntry& entry) {
   const int64_t t = 6, heads = 2, block_size = 4, c = 10, blocks = 3;
   const Tensor k = random(entry.dtype, {t, heads, c}), v = random(entry.dtype, {t, heads, c});
-  const Tensor k_cache = random(entry.dtype, {blocks, heads, block_size, c}), v_cache = random(entry.dtype, {blocks, heads, block_size, c});
+  const Tensor k_cache = random(entry.dtype, {blocks, heads, block_size, c}),
+               v_cache = random(entry.dtype, {blocks, heads, block_size, c});
   const Tensor slots = of(AM_INT64, {3, 4, -1, 11, 0, -5});
   std::vector<double> want_k, want_v;
   for (int64_t i = 0; i < k_cache.size(); ++i) {
@@ -135,13 +147,15 @@ void test_kv_cache_write(const KernelEntry& entry) {
     const auto slot = static_cast<int64_t>(slots.get(i / (heads * c)));
     if (slot < 0) continue;
     const int64_t head = i / c % heads;
-    const auto at = static_cast<size_t>(((slot / block_size * heads + head) * block_size + slot % block_size) * c + i % c);
+    const auto at =
+        static_cast<size_t>(((slot / block_size * heads + head) * block_size + slot % block_size) * c + i % c);
     want_k[at] = k.get(i);
     want_v[at] = v.get(i);
   }
   run_with_teams(entry, {k.abi(), v.abi(), slots.abi(), k_cache.abi(), v_cache.abi()}, {k_cache, v_cache}, {}, "");
   for (int64_t i = 0; i < k_cache.size(); ++i) {
-    check(k_cache.get(i) == want_k[static_cast<size_t>(i)] && v_cache.get(i) == want_v[static_cast<size_t>(i)], entry, "cache");
+    check(k_cache.get(i) == want_k[static_cast<size_t>(i)] && v_cache.get(i) == want_v[static_cast<size_t>(i)], entry,
+          "cache");
   }
 }
 
@@ -149,9 +163,12 @@ void test_kv_cache_write(const KernelEntry& entry) {
 
 int main() {
   for_each_kernel("silu", test_unary);
-  for_each_kernel("add", [](const KernelEntry& entry) { test_binary(entry, [](double a, double b) { return a + b; }); });
-  for_each_kernel("mul", [](const KernelEntry& entry) { test_binary(entry, [](double a, double b) { return a * b; }); });
-  for_each_kernel("silu_mul", [](const KernelEntry& entry) { test_binary(entry, [](double a, double b) { return silu(a) * b; }); });
+  for_each_kernel("add",
+                  [](const KernelEntry& entry) { test_binary(entry, [](double a, double b) { return a + b; }); });
+  for_each_kernel("mul",
+                  [](const KernelEntry& entry) { test_binary(entry, [](double a, double b) { return a * b; }); });
+  for_each_kernel("silu_mul",
+                  [](const KernelEntry& entry) { test_binary(entry, [](double a, double b) { return silu(a) * b; }); });
   for_each_kernel("rms_norm", test_rms_norm);
   for_each_kernel("add_rms_norm", test_rms_norm);
   for_each_kernel("rope_table", test_rope_table);

@@ -71,8 +71,10 @@ void test(const KernelEntry& entry) {
     }
     const double scale = 2.0 / std::sqrt(static_cast<double>(c.head_dim));
     const Tensor out(entry.dtype, {num_tokens + 2, c.num_heads, c.head_dim}, 1);
-    const std::string what = "H=" + std::to_string(c.num_heads) + " C=" + std::to_string(c.head_dim) + " window=" + std::to_string(c.window);
-    const std::vector<am_tensor> inputs = {q.abi(), k_cache.abi(), v_cache.abi(), cu_seqlens.abi(), seqlens.abi(), tables.abi()};
+    const std::string what =
+        "H=" + std::to_string(c.num_heads) + " C=" + std::to_string(c.head_dim) + " window=" + std::to_string(c.window);
+    const std::vector<am_tensor> inputs = {q.abi(),          k_cache.abi(), v_cache.abi(),
+                                           cu_seqlens.abi(), seqlens.abi(), tables.abi()};
     run_with_teams(entry, inputs, {out}, {attr(scale), attr(static_cast<int>(c.window))}, what);
     for (int64_t s = 0; s < num_sequences; ++s) {
       const auto& [queries, keys] = c.sequences[static_cast<size_t>(s)];
@@ -100,12 +102,14 @@ void test(const KernelEntry& entry) {
           for (int64_t e = 0; e < c.head_dim; ++e) {
             double value = 0.0, magnitude = 0.0;
             for (int64_t key = first; key <= position; ++key) {
-              const double term = scores[static_cast<size_t>(key - first)] / total * v_cache.get(at(s, kv_head, key) + e);
+              const double term =
+                  scores[static_cast<size_t>(key - first)] / total * v_cache.get(at(s, kv_head, key) + e);
               value += term;
               magnitude += std::fabs(term);
             }
             // An error of a score is a relative error of its weight.
-            check_close(out.get(row * c.head_dim + e), value, magnitude * (1.0 + 0.1 * score_magnitude), entry.dtype, entry, what);
+            check_close(out.get(row * c.head_dim + e), value, magnitude * (1.0 + 0.1 * score_magnitude), entry.dtype,
+                        entry, what);
           }
         }
       }

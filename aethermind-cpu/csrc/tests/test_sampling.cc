@@ -14,9 +14,10 @@ struct Params {
 };
 
 const std::vector<Params> kParams = {
-    {0, 0, 1, 0},     {1, 0, 1, 0},       {0.3, 0, 1, 0},     {1, 1, 1, 0},      {1, 5, 1, 0},    {2, 50, 1, 0},       {1, 0, 0.9, 0},   {1, 0, 0.0, 0},
-    {1, 0, 0.3, 0},   {1, 0, 1, 0.1},     {1, 0, 1, 1.0},     {5, 0, 0.99, 0},   {1, 20, 0.8, 0}, {1, 20, 0.95, 0.05}, {1, 100000, 1, 0}, {0.01, 40, 0.9, 0},
-    {100, 0, 0.5, 0}, {50, 300, 0.7, 0.9}, {1, 0, 0.95, 1e-9}, {3, 0, 0.9999, 0},
+    {0, 0, 1, 0},       {1, 0, 1, 0},     {0.3, 0, 1, 0},      {1, 1, 1, 0},        {1, 5, 1, 0},
+    {2, 50, 1, 0},      {1, 0, 0.9, 0},   {1, 0, 0.0, 0},      {1, 0, 0.3, 0},      {1, 0, 1, 0.1},
+    {1, 0, 1, 1.0},     {5, 0, 0.99, 0},  {1, 20, 0.8, 0},     {1, 20, 0.95, 0.05}, {1, 100000, 1, 0},
+    {0.01, 40, 0.9, 0}, {100, 0, 0.5, 0}, {50, 300, 0.7, 0.9}, {1, 0, 0.95, 1e-9},  {3, 0, 0.9999, 0},
 };
 
 // The kept tokens in the order of the inverse CDF, with cumulated probability.
@@ -25,12 +26,14 @@ std::vector<std::pair<int, double>> kept_tokens(const Tensor& logits, int64_t ro
   double greatest = -INFINITY;
   for (int64_t i = 0; i < vocab; ++i) greatest = std::max(greatest, logits.get(row * vocab + i));
   std::vector<double> p(static_cast<size_t>(vocab));
-  for (int64_t i = 0; i < vocab; ++i) p[static_cast<size_t>(i)] = std::exp((logits.get(row * vocab + i) - greatest) / params.temperature);
+  for (int64_t i = 0; i < vocab; ++i)
+    p[static_cast<size_t>(i)] = std::exp((logits.get(row * vocab + i) - greatest) / params.temperature);
   std::vector<int> order(static_cast<size_t>(vocab));
   std::iota(order.begin(), order.end(), 0);
   const bool is_cut = params.top_k > 0 || params.top_p < 1 || params.min_p > 0;
   if (is_cut) {
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return p[static_cast<size_t>(a)] > p[static_cast<size_t>(b)]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int a, int b) { return p[static_cast<size_t>(a)] > p[static_cast<size_t>(b)]; });
     size_t count = params.top_k > 0 ? std::min(order.size(), static_cast<size_t>(params.top_k)) : order.size();
     double mass = 0.0, sum = 0.0;
     for (size_t i = 0; i < count; ++i) mass += p[static_cast<size_t>(order[i])];
@@ -42,7 +45,9 @@ std::vector<std::pair<int, double>> kept_tokens(const Tensor& logits, int64_t ro
       }
       count = kept;
     }
-    while (count > 1 && p[static_cast<size_t>(order[count - 1])] < static_cast<double>(static_cast<float>(params.min_p))) --count;
+    while (count > 1 &&
+           p[static_cast<size_t>(order[count - 1])] < static_cast<double>(static_cast<float>(params.min_p)))
+      --count;
     order.resize(count);
   }
   std::vector<std::pair<int, double>> kept;
@@ -71,16 +76,19 @@ void test_sample_tokens(const KernelEntry& entry) {
       }
       const Tensor out(AM_INT32, {num_rows});
       run_with_teams(entry,
-                     {logits.abi(), of(AM_FLOAT32, columns[0]).abi(), of(AM_INT32, columns[1]).abi(), of(AM_FLOAT32, columns[2]).abi(),
-                      of(AM_FLOAT32, columns[3]).abi(), of(AM_FLOAT32, std::vector<double>(kParams.size(), u)).abi()},
+                     {logits.abi(), of(AM_FLOAT32, columns[0]).abi(), of(AM_INT32, columns[1]).abi(),
+                      of(AM_FLOAT32, columns[2]).abi(), of(AM_FLOAT32, columns[3]).abi(),
+                      of(AM_FLOAT32, std::vector<double>(kParams.size(), u)).abi()},
                      {out}, {}, "");
       for (int64_t r = 0; r < num_rows; ++r) {
         const Params& p = kParams[static_cast<size_t>(r)];
         const auto token = static_cast<int>(out.get(r));
-        const std::string what = "V=" + std::to_string(vocab) + " params " + std::to_string(r) + " u=" + std::to_string(u);
+        const std::string what =
+            "V=" + std::to_string(vocab) + " params " + std::to_string(r) + " u=" + std::to_string(u);
         if (p.temperature == 0) {
           int best = 0;
-          for (int64_t i = 0; i < vocab; ++i) best = logits.get(r * vocab + i) > logits.get(r * vocab + best) ? static_cast<int>(i) : best;
+          for (int64_t i = 0; i < vocab; ++i)
+            best = logits.get(r * vocab + i) > logits.get(r * vocab + best) ? static_cast<int>(i) : best;
           check(token == best, entry, "greedy " + what);
           continue;
         }
@@ -106,11 +114,13 @@ void test_frequencies(const KernelEntry& entry) {
   logits.fill([&](int64_t i) { return std::sin(static_cast<double>(i % vocab) * 1.7) * 2; });
   uniform.fill([&](int64_t i) { return (static_cast<double>(i) + 0.5) / static_cast<double>(rows); });
   for (const Params& p : {Params{1, 0, 1, 0}, Params{1, 7, 1, 0}, Params{0.7, 0, 0.8, 0}}) {
-    const auto all = [&](am_dtype dtype, double value) { return of(dtype, std::vector<double>(static_cast<size_t>(rows), value)); };
+    const auto all = [&](am_dtype dtype, double value) {
+      return of(dtype, std::vector<double>(static_cast<size_t>(rows), value));
+    };
     const Tensor out(AM_INT32, {rows});
     run(*entry.kernel,
-        {logits.abi(), all(AM_FLOAT32, p.temperature).abi(), all(AM_INT32, p.top_k).abi(), all(AM_FLOAT32, p.top_p).abi(),
-         all(AM_FLOAT32, p.min_p).abi(), uniform.abi()},
+        {logits.abi(), all(AM_FLOAT32, p.temperature).abi(), all(AM_INT32, p.top_k).abi(),
+         all(AM_FLOAT32, p.top_p).abi(), all(AM_FLOAT32, p.min_p).abi(), uniform.abi()},
         {out.abi()}, {}, 2);
     std::vector<int> counts(static_cast<size_t>(vocab));
     for (int64_t r = 0; r < rows; ++r) ++counts[static_cast<size_t>(out.get(r))];
@@ -126,9 +136,11 @@ void test_token_logprobs(const KernelEntry& entry) {
   for (int64_t vocab : {1, 5, 40, 3001}) {
     for (int64_t k : {0, 1, 7, 20}) {
       const int64_t rows = 3;
-      const Tensor logits(AM_FLOAT32, {rows, vocab}, 1), tokens = of(AM_INT32, {0, static_cast<double>(vocab / 2), static_cast<double>(vocab - 1)});
+      const Tensor logits(AM_FLOAT32, {rows, vocab}, 1),
+          tokens = of(AM_INT32, {0, static_cast<double>(vocab / 2), static_cast<double>(vocab - 1)});
       logits.fill([](int64_t) { return std::round(normal() * 40) / 8; });  // many ties
-      const Tensor logprob(AM_FLOAT32, {rows}), rank(AM_INT32, {rows}), ids(AM_INT32, {rows, k}), top(AM_FLOAT32, {rows, k});
+      const Tensor logprob(AM_FLOAT32, {rows}), rank(AM_INT32, {rows}), ids(AM_INT32, {rows, k}),
+          top(AM_FLOAT32, {rows, k});
       run_with_teams(entry, {logits.abi(), tokens.abi()}, {logprob, rank, ids, top}, {attr(static_cast<int>(k))}, "");
       for (int64_t r = 0; r < rows; ++r) {
         const auto logit = [&](int64_t i) { return logits.get(r * vocab + i); };
@@ -161,7 +173,8 @@ void test_listed_tokens(const KernelEntry& entry) {
   const bool is_penalty = std::string(entry.operator_name) == "repetition_penalty";
   const int64_t vocab = 37;
   const Tensor logits = random(AM_FLOAT32, {3, vocab}, 1), out(AM_FLOAT32, {3, vocab}, 3);
-  const Tensor tokens = of(AM_INT32, {0, 36, 5, 7}), cu = of(AM_INT32, {0, 2, 2, 4}), penalty = of(AM_FLOAT32, {1.5, 2.0, 0.5});
+  const Tensor tokens = of(AM_INT32, {0, 36, 5, 7}), cu = of(AM_INT32, {0, 2, 2, 4}),
+               penalty = of(AM_FLOAT32, {1.5, 2.0, 0.5});
   std::vector<am_tensor> inputs = {logits.abi(), tokens.abi(), cu.abi()};
   if (is_penalty) inputs.push_back(penalty.abi());
   run_with_teams(entry, inputs, {out}, {}, "");

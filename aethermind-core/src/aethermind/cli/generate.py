@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -15,7 +15,6 @@ from aethermind.cli import console, options
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
 
     from aethermind.engine.output import RequestOutput
     from aethermind.llm import LLM, ModelInfo
@@ -125,7 +124,7 @@ def answer(
     output: RequestOutput | None = None
     is_interrupted = False
     try:
-        with closing(cast("Generator[RequestOutput]", llm.stream(prompt, params))) as outputs:
+        with closing(llm.stream(prompt, params)) as outputs:
             for output in outputs:
                 if is_streaming:
                     writer.show(output.outputs[0].text)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from aethermind.cache.kv_cache import KVCache
 from aethermind.engine.loader import PlannedModel
 from aethermind.engine.model_runner import ModelRunner, SampledToken
-from aethermind.engine.output import OutputBuilder, RequestOutput
-from aethermind.engine.request import FinishReason, Request, RequestState
+from aethermind.engine.output import RequestOutput
+from aethermind.engine.output_builder import OutputBuilder
+from aethermind.engine.request import FinishReason, Request
 from aethermind.engine.scheduler import ScheduleDecision, Scheduler, SchedulerConfig
 from aethermind.errors import ContextLengthError, InvalidArgumentError
 from aethermind.sampling.random import derive_seed
@@ -100,8 +101,7 @@ class Engine:
                 f"Request {entry.request.request_id} needs {entry.num_tokens} tokens of KV cache, and the whole cache "
                 f"holds {entry.capacity_tokens}. Raise --num-kv-blocks or shorten the prompt."
             )
-            entry.request.state = RequestState.FINISHED
-            entry.request.finish_reason = FinishReason.ABORT
+            self.scheduler.finish(entry.request, FinishReason.ABORT, self.waiting, self.running)
             refused.append(builder.snapshot(now))
         return refused
 

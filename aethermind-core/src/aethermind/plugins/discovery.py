@@ -50,9 +50,10 @@ class PluginRecord:
 
 
 def discover() -> list[PluginRecord]:
-    """Every entry point of a group `aethermind.plugins.v*` that `AETHERMIND_PLUGINS` allows, by name; imports nothing.
+    """Every entry point of a group `aethermind.plugins.v*` that `AETHERMIND_PLUGINS` allows; imports nothing.
 
-    A distribution that offers one name for several contracts counts once, with this core's contract if it has it.
+    They come by name: where two plugins claim one thing the first has it. A distribution that offers one name for
+    several contracts counts once, with this core's contract if it has it.
     """
     allowed = env.plugin_allow_list()
     records: dict[tuple[str, str], PluginRecord] = {}

@@ -1,0 +1,58 @@
+"""Installed packages that exist for one test only."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+__all__ = ["FakeDistributions"]
+
+
+class FakeDistributions:
+    """Writes modules and `*.dist-info` folders into a folder that is first on sys.path."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self._monkeypatch = monkeypatch
+        monkeypatch.syspath_prepend(folder)
+
+    def install(
+        self,
+        plugin: str,
+        source: str,
+        *,
+        distribution: str | None = None,
+        contracts: tuple[int, ...] = (1,),
+        version: str = "9.9",
+    ) -> str:
+        """Install a plugin called `plugin`, whose module is `source`; returns the module's name."""
+        distribution = distribution or f"fake-{plugin}"
+        module = f"plugin_of_{distribution.replace('-', '_')}_{plugin}"
+        (self.folder / f"{module}.py").write_text(PREAMBLE + dedent(source))
+        groups = "".join(f"[aethermind.plugins.v{contract}]\n{plugin} = {module}\n" for contract in contracts)
+        self.write(distribution, groups, version=version)
+        self._monkeypatch.delitem(sys.modules, module, raising=False)
+        return module
+
+    def write(self, distribution: str, entry_points: str, *, version: str = "9.9", folder: Path | None = None) -> None:
+        """Write a distribution's metadata with this text as its entry points."""
+        info = (folder or self.folder) / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(entry_points)
+
+
+PREAMBLE = """\
+from aethermind.hal import Probe
+from aethermind.hal.null_backend import NullBackend
+from aethermind.plugins import hookimpl
+
+
+def claim_device(registry, name, provider):
+    registry.register(name, probe=lambda: Probe(1, "it is a fake."), open=NullBackend, priority=-5, provider=provider)
+
+
+"""

@@ -1,0 +1,157 @@
+"""Finding and loading plugins: whatever is wrong with one is written into its record in words."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from aethermind.plugins.discovery import PluginRecord, call_each, discover, load
+from tests.core.plugins.fake_distributions import FakeDistributions
+
+
+def record_of(records: list[PluginRecord], name: str) -> PluginRecord:
+    (record,) = [record for record in records if record.name == name]
+    return record
+
+
+def test_discovery_imports_nothing_and_sorts_by_name(fakes: FakeDistributions) -> None:
+    module = fakes.install("zebra", "raise RuntimeError")
+    fakes.install("aardvark", "")
+    records = discover()
+    names = [record.name for record in records]
+    assert names == sorted(names)
+    assert {"aardvark", "zebra", "qwen2"} <= set(names)
+    assert module not in sys.modules
+    zebra = record_of(records, "zebra")
+    assert (zebra.title, zebra.contract, zebra.status) == ("zebra (fake-zebra 9.9)", "1", "loaded")
+
+
+def test_the_allow_list_applies_before_anything_is_loaded(
+    fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakes.install("wanted", "")
+    fakes.install("unwanted", "")
+    monkeypatch.setenv("AETHERMIND_PLUGINS", "wanted, missing")
+    assert [record.name for record in discover()] == ["wanted"]
+    monkeypatch.setenv("AETHERMIND_PLUGINS", "")
+    assert discover() == []
+
+
+def test_a_distribution_found_twice_counts_once(fakes: FakeDistributions, tmp_path: Path) -> None:
+    fakes.install("twice", "", version="2.0")
+    later = tmp_path / "later"
+    fakes.write("fake-twice", "[aethermind.plugins.v1]\ntwice = old\n", version="1.0", folder=later)
+    sys.path.append(str(later))
+    try:
+        assert record_of(discover(), "twice").version == "2.0"
+    finally:
+        sys.path.remove(str(later))
+
+
+@pytest.mark.parametrize("contracts", [(1, 2), (2, 1), (0, 1, 2)])
+def test_a_plugin_for_several_contracts_is_taken_with_this_one(
+    fakes: FakeDistributions, contracts: tuple[int, ...]
+) -> None:
+    fakes.install("modern", "", contracts=contracts)
+    record = record_of(discover(), "modern")
+    load([record])
+    assert (record.contract, record.error) == ("1", None)
+
+
+def test_unreadable_metadata_of_others_is_passed_over(fakes: FakeDistributions) -> None:
+    fakes.write("rubbish", "[aethermind.plugins.v1]\nthis is not an entry point\n")
+    fakes.install("fine", "")
+    assert record_of(discover(), "fine").error is None
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise ImportError('no libx.so.')", "importing it raised ImportError: no libx.so."),
+        ("raise SystemExit(3)", "importing it raised SystemExit: 3."),
+        ("class Odd(BaseException): ...\nraise Odd", "importing it raised Odd: without a message."),
+        ("x = (", "importing it raised SyntaxError: "),
+        ("import no_such_module", "importing it raised ModuleNotFoundError: No module named 'no_such_module'."),
+        (
+            "@hookimpl\ndef register_devcies(registry): ...",
+            "its hooks do not fit contract 1: PluginValidationError: unknown hook 'register_devcies'",
+        ),
+        (
+            "@hookimpl\ndef register_devices(registry, colour): ...",
+            "its hooks do not fit contract 1: PluginValidationError: Plugin 'bad' for hook 'register_devices'",
+        ),
+    ],
+)
+def test_a_plugin_that_cannot_be_loaded_is_recorded(fakes: FakeDistributions, source: str, reason: str) -> None:
+    fakes.install("bad", source)
+    fakes.install("good", "@hookimpl\ndef doctor_checks(): return []")
+    records = [record for record in discover() if record.name in ("bad", "good")]
+    manager = load(records)
+    bad, good = records
+    assert bad.error is not None
+    assert bad.error.startswith(reason)
+    assert bad.error.endswith(".")
+    assert "\n" not in bad.error
+    assert bad.status == "failed"
+    assert good.error is None
+    assert not manager.has_plugin("bad")
+    assert manager.has_plugin("good")
+
+
+def test_an_entry_point_without_its_module(fakes: FakeDistributions) -> None:
+    fakes.write("ghost", "[aethermind.plugins.v1]\nghost = nowhere.at_all\n")
+    record = record_of(discover(), "ghost")
+    load([record])
+    assert record.error == "importing it raised ModuleNotFoundError: No module named 'nowhere'."
+
+
+def test_another_contract_is_not_imported(fakes: FakeDistributions) -> None:
+    module = fakes.install("future", "", contracts=(7,))
+    record = record_of(discover(), "future")
+    load([record])
+    assert record.error == (
+        "it speaks plugin contract 7, this core speaks 1; install a version of fake-future made for contract 1."
+    )
+    assert module not in sys.modules
+
+
+def test_two_plugins_of_one_name(fakes: FakeDistributions) -> None:
+    fakes.install("same", "", distribution="one")
+    fakes.install("same", "", distribution="two")
+    first, second = [record for record in discover() if record.name == "same"]
+    load([first, second])
+    assert first.error is None
+    assert second.error == "another plugin is called 'same' too; uninstall one of the two distributions."
+
+
+def test_load_times_are_recorded(fakes: FakeDistributions) -> None:
+    fakes.install("timed", "raise ImportError")
+    record = record_of(discover(), "timed")
+    load([record])
+    assert record.load_ms > 0
+
+
+def test_a_hook_is_called_plugin_by_plugin(fakes: FakeDistributions) -> None:
+    fakes.install("a", "@hookimpl\ndef doctor_checks(): return ['a']")
+    fakes.install("b", "@hookimpl\ndef doctor_checks(): raise SystemExit")
+    fakes.install("c", "")
+    fakes.install("d", "@hookimpl\ndef doctor_checks(): return ['d']")
+    records = [record for record in discover() if record.name in "abcd"]
+    manager = load(records)
+    called = [(record.name, results) for record, results in call_each(manager, records, "doctor_checks")]
+    assert called == [("a", [["a"]]), ("c", []), ("d", [["d"]])]
+    assert [record.error for record in records] == [
+        None,
+        "doctor_checks raised SystemExit: without a message.",
+        None,
+        None,
+    ]
+    assert [record.name for record, _ in call_each(manager, records, "doctor_checks")] == ["a", "c", "d"]
+
+
+def test_an_interrupt_is_not_swallowed(fakes: FakeDistributions) -> None:
+    fakes.install("impatient", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        load([record_of(discover(), "impatient")])
