@@ -7,7 +7,7 @@ PROMPT ?= Once upon a time
 PACKAGES := $(wildcard aethermind-*/pyproject.toml) pyproject.toml constraints.txt
 SOURCES := $(shell find aethermind-*/src aethermind-cpu/csrc -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: run install test test-env lint format clean bench
+.PHONY: run install test test-env native-test lint format clean bench
 
 run: install
 	@$(BIN)/aethermind generate "$(PROMPT)"
@@ -27,8 +27,15 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@ $(VENV)/.installed
 
-test: test-env
+test: test-env native-test
 	$(BIN)/python -m pytest
+
+native-test: test-env
+	@$(BIN)/cmake -S aethermind-cpu -B build/native -G Ninja -DCMAKE_BUILD_TYPE=Release -DAETHER_TESTS=ON \
+		-DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+		-Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) > /dev/null
+	@$(BIN)/cmake --build build/native --target native_tests
+	$(BIN)/ctest --test-dir build/native --output-on-failure --no-tests=error
 
 bench: test-env
 	$(BIN)/python -m pytest tests/bench -s -q -o python_files='bench_*.py' -o python_functions='bench_*'
@@ -37,7 +44,8 @@ lint: test-env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m pytest -q tests/architecture
 	$(BIN)/clang-format --dry-run --Werror $$(find aethermind-*/csrc aethermind-core/src -name '*.h' -o -name '*.cc')
 
 format: test-env

@@ -118,10 +118,10 @@ def main() -> None:
     torch.manual_seed(options.seed)
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
     model = Qwen2ForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
-    run = json.loads((options.model / "training.json").read_text(encoding="utf-8"))
+    runs = json.loads((options.model / "training.json").read_text(encoding="utf-8"))
     held_out = held_out_stories()
-    known = set(stories(run["first_story"], run["stories"]))
-    print(f"{len(known)} distinct training stories of {run['stories']}; "
+    known = {text for run in runs for text in stories(run["first_story"], run["stories"])}
+    print(f"{len(known)} distinct training stories of {sum(run['stories'] for run in runs)}; "
           f"{len(known & held_out)} equal a held-out story (those are left out of training)")
     print(f"held-out perplexity {perplexity(model, tokenizer):.3f} over {len(held_out)} stories")
     greedy = [generate(model, tokenizer, prompt, 1, 0.0, options.limit)[0] for prompt in PROMPTS]

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from stories import stories, story
 from tokenizers import Tokenizer
 from tokens import END_OF_TEXT, IM_END, save_tokenizer, train_tokenizer
@@ -34,7 +34,7 @@ def held_out_stories() -> set[str]:
 
 
 class Rows:
-    """Training rows of stories separated by the end token; each begins with a story, as a prompt does (mutable)."""
+    """Training rows of stories and end tokens; each row begins with a story, as a prompt does (mutable)."""
 
     def __init__(self, tokenizer: Tokenizer, first_seed: int) -> None:
         self.first = self.seed = first_seed
@@ -82,7 +82,7 @@ def next_token_loss(model: Qwen2ForCausalLM, batch: torch.Tensor) -> torch.Tenso
     return cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
 
 
-def train(model: Qwen2ForCausalLM, rows: Rows, options: argparse.Namespace) -> dict[str, float]:
+def train(model: Qwen2ForCausalLM, rows: Rows, options: argparse.Namespace) -> dict[str, object]:
     """Run AdamW until the minutes or the steps are used up; returns what was done."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
@@ -115,15 +115,16 @@ def train(model: Qwen2ForCausalLM, rows: Rows, options: argparse.Namespace) -> d
             "loss": round(smooth or 0.0, 4), "minutes": round((time.monotonic() - began) / 60, 1)}
 
 
-def save_model(model: Qwen2ForCausalLM, tokenizer: Tokenizer, folder: Path, run: dict[str, object]) -> None:
+def save_model(model: Qwen2ForCausalLM, tokenizer: Tokenizer, folder: Path,
+               runs: list[dict[str, object]]) -> None:
     """Write the Hugging Face directory; the config uses the spelling that old and new readers share."""
     folder.mkdir(parents=True, exist_ok=True)
     config = model.config
     end, im_end = tokenizer.token_to_id(END_OF_TEXT), tokenizer.token_to_id(IM_END)
     written = {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "attention_dropout": 0.0,
-        "bos_token_id": None,
-        "eos_token_id": end, "pad_token_id": end, "hidden_act": "silu", "hidden_size": config.hidden_size,
+        "bos_token_id": None, "eos_token_id": end, "pad_token_id": end, "hidden_act": "silu",
+        "hidden_size": config.hidden_size,
         "initializer_range": 0.02, "intermediate_size": config.intermediate_size,
         "max_position_embeddings": MAX_POSITIONS, "num_attention_heads": config.num_attention_heads,
         "num_hidden_layers": config.num_hidden_layers, "num_key_value_heads": config.num_key_value_heads,
@@ -133,11 +134,10 @@ def save_model(model: Qwen2ForCausalLM, tokenizer: Tokenizer, folder: Path, run:
     }
     generation = {"bos_token_id": None, "eos_token_id": [end, im_end], "pad_token_id": end, "do_sample": True,
                   "temperature": 0.8, "top_k": 40, "top_p": 0.95}
-    for name, content in (("config", written), ("generation_config", generation), ("training", run)):
+    for name, content in (("config", written), ("generation_config", generation), ("training", runs)):
         (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    weights = {name: weight.detach().to(torch.bfloat16).contiguous() for name,
-               weight in model.state_dict().items()
-               if name != "lm_head.weight"}
+    weights = {name: weight.detach().to(torch.bfloat16).contiguous()
+               for name, weight in model.state_dict().items() if name != "lm_head.weight"}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
     save_tokenizer(tokenizer, folder, MAX_POSITIONS)
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--minutes", type=float, default=0, help="stop after this long (0: no limit)")
     parser.add_argument("--steps", type=int, default=0, help="stop after this many steps (0: no limit)")
-    parser.add_argument("--init", type=Path)
+    parser.add_argument("--init", type=Path, help="continue from this folder, with stories it has not seen")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--vocab-size", type=int, default=2048)
     parser.add_argument("--hidden-size", type=int, default=256)
@@ -165,16 +165,20 @@ def main() -> None:
         parser.error("give --minutes or --steps")
     torch.set_num_threads(options.threads)
     first = FIRST_TRAIN_SEED + 100_000_000 * options.seed
-    tokenizer = train_tokenizer(stories(first, 20_000), options.vocab_size)
-    model = build_model(options, tokenizer)
+    runs: list[dict[str, object]] = []
     if options.init:
-        model.load_state_dict(load_file(options.init / "model.safetensors"), strict=False)
-        first += 50_000_000
+        runs = json.loads((options.init / "training.json").read_text(encoding="utf-8"))
+        first = max(int(run["first_story"]) + int(run["stories"]) for run in runs)
+        tokenizer = Tokenizer.from_file(str(options.init / "tokenizer.json"))
+        model = Qwen2ForCausalLM.from_pretrained(options.init, dtype=torch.float32)
+    else:
+        tokenizer = train_tokenizer(stories(first, 20_000), options.vocab_size)
+        model = build_model(options, tokenizer)
     print(f"{sum(p.numel() for p in model.parameters())} parameters, {tokenizer.get_vocab_size()} tokens",
           flush=True)
     rows = Rows(tokenizer, first)
     done = train(model, rows, options)
-    save_model(model, tokenizer, options.out, {"seed": options.seed, "first_story": first, **done})
+    save_model(model, tokenizer, options.out, [*runs, {"seed": options.seed, "first_story": first, **done}])
     print(f"saved {options.out}: {done}")
 
 

@@ -10,12 +10,15 @@ from typing import NoReturn
 from aethermind.errors import DeviceError
 from aethermind.hal import Probe
 
-__all__ = ["open_backend", "probe"]
+__all__ = ["DEVICE_NODES", "open_backend", "probe"]
+
+DEVICE_NODES = Path("/dev")
+"""Where the driver shows each NPU as `davinci0`, `davinci1`, …"""
 
 
 def probe() -> Probe:
     """Look for the hardware first, then for what drives it; opens nothing."""
-    count = sum(node.name.removeprefix("davinci").isdecimal() for node in Path("/dev").glob("davinci*"))
+    count = sum(node.name.removeprefix("davinci").isdecimal() for node in DEVICE_NODES.glob("davinci*"))
     if count == 0:
         return Probe(0, "no Ascend NPU is visible (there is no /dev/davinci* device).")
     if "ASCEND_HOME_PATH" not in os.environ:

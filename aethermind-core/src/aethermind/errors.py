@@ -2,6 +2,7 @@
 
     AetherMindError
     ├── InvalidArgumentError       a value given by the caller is out of range or of the wrong kind
+    │   └── ContextLengthError     a prompt does not fit the context
     ├── ConfigError                a model's configuration cannot be read or is inconsistent
     ├── CheckpointError            a checkpoint is missing, corrupt or does not fit the model
     ├── TokenizerError             a tokenizer or chat template cannot be read or used
@@ -9,8 +10,7 @@
     ├── DeviceError                a device is unknown or absent
     │   └── OutOfMemoryError       a device could not provide the memory that was asked for
     ├── OperatorError              an operator was called with inputs its schema does not allow
-    ├── KernelNotFoundError        no kernel of the chosen device computes an operator
-    └── ContextLengthError         a prompt does not fit the context
+    └── KernelNotFoundError        no kernel of the chosen device computes an operator
 
 Every message is one sentence or two: what failed, with which values, what was considered, what to do.
 The command line turns each of them into exit code 2 without a traceback.

@@ -26,7 +26,7 @@ from aethermind.runtime import Runtime
 from aethermind.sampling.params import SamplingParams
 from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "ModelInfo", "RequestOutput", "SamplingParams"]
+__all__ = ["CompletionOutput", "LLM", "Logprob", "ModelInfo", "RequestOutput", "SamplingParams"]
 
 Prompt = str | Mapping[str, Sequence[int]]
 

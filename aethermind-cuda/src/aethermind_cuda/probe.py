@@ -20,11 +20,10 @@ def probe() -> Probe:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return Probe(0, "no NVIDIA driver is installed (libcuda.so.1 was not found).")
-    status = driver.cuInit(0)
-    if status == _NO_DEVICE:
-        return Probe(0, "the NVIDIA driver is installed and sees no GPU.")
     count = ctypes.c_int()
-    status = status or driver.cuDeviceGetCount(ctypes.byref(count))
+    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if status == _NO_DEVICE or (status == _SUCCESS and count.value == 0):
+        return Probe(0, "the NVIDIA driver is installed and sees no GPU.")
     if status != _SUCCESS:
         return Probe(0, f"the NVIDIA driver answered with error {status}; `nvidia-smi` may tell more.")
     return Probe(0, f"{count.value} GPU(s) found, but this version of aethermind-cuda has no kernels for them yet.")

@@ -153,7 +153,7 @@ def given_values(builder: GraphBuilder, symbols: Mapping[str, int], seed: int = 
         shape = resolve(value.type.shape, symbols)
         array = rng.standard_normal(shape) if value.type.dtype.is_floating else np.zeros(shape)
         values[value.name] = array.astype(value.type.dtype.numpy)
-    values.update({name: array for name, array in builder.constants.items()})
+    values.update(builder.constants)
     num_tokens, num_rows = symbols.get("T", 0), symbols.get("R", 0)
     integers = {
         "rows": np.arange(num_rows)[::-1] % max(num_tokens, 1),
@@ -185,7 +185,9 @@ def reference_values(graph: Graph, given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def dispatcher_of(fused: Sequence[str] = (), *, has_references: bool = True, with_fallbacks: bool = False) -> Dispatcher:
+def dispatcher_of(
+    fused: Sequence[str] = (), *, has_references: bool = True, with_fallbacks: bool = False
+) -> Dispatcher:
     """A device `numpy` with kernels for these composites, beside the references of what does not decompose."""
     references = reference_kernels(OPERATORS, "numpy")
     own = [composite_kernel(name) for name in fused]

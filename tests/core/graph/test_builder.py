@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.core.graph.graphs import OPERATORS
 
 from aethermind.errors import OperatorError
 from aethermind.graph import GraphBuilder
 from aethermind.hal import DType
 from aethermind.ops.dims import SymDim
 from aethermind.ops.schema import TensorType
-from tests.core.graph.graphs import OPERATORS
 
 T = SymDim("T")
 

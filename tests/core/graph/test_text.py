@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
+from tests.core.graph.graphs import OPERATORS, dispatcher_of, model_builder, random_builders
 
 from aethermind.errors import InvalidArgumentError
 from aethermind.graph import GraphBuilder
@@ -12,7 +13,6 @@ from aethermind.graph.lowering import lower
 from aethermind.graph.text import format_graph, parse_graph
 from aethermind.hal import DType
 from aethermind.ops.dims import SymDim
-from tests.core.graph.graphs import OPERATORS, dispatcher_of, model_builder, random_builders
 
 TEXT = """\
 graph tiny {
@@ -72,6 +72,7 @@ def test_an_empty_graph() -> None:
         ("%x: float32[T] = silu(%a) {eps=small}", 3),
         ("input %b: float32[T*2]", 3),
         ("output y = %missing", 3),
+        ("%a: float32[T] = silu(%a)", 3),
         ("gibberish", 3),
     ],
 )
@@ -82,5 +83,5 @@ def test_a_line_that_cannot_be_read_is_named(line: str, number: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "graph g {", "graph {\n}", "%x: float32[T] = silu(%a)"])
 def test_text_that_is_no_graph_says_how_one_looks(text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="starts with 'graph NAME {' and ends with '}'"):
+    with pytest.raises(InvalidArgumentError, match=r"starts with 'graph NAME \{' and ends with '\}'"):
         parse_graph(text)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tests.core.hal.contract import BackendContract
 
 from aethermind.hal import Backend, DeviceId, DType, MemoryKind, Tensor
 from aethermind.hal.null_backend import NullBackend
 from aethermind.hal.numpy_backend import NumpyBackend
-from tests.core.hal.contract import BackendContract
 
 
 class TestNumpyBackend(BackendContract):

@@ -9,7 +9,8 @@ from aethermind.hal import DeviceId, Probe
 
 
 @pytest.mark.parametrize(
-    ("text", "device"), [("cpu", DeviceId("cpu", 0)), ("cuda:0", DeviceId("cuda", 0)), ("my-chip:12", DeviceId("my-chip", 12))]
+    ("text", "device"),
+    [("cpu", DeviceId("cpu", 0)), ("cuda:0", DeviceId("cuda", 0)), ("my-chip:12", DeviceId("my-chip", 12))],
 )
 def test_parse(text: str, device: DeviceId) -> None:
     assert DeviceId.parse(text) == device

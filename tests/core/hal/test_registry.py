@@ -14,7 +14,9 @@ from aethermind.hal.null_backend import NullBackend
 def registry_of(*devices: tuple[str, int, Probe]) -> DeviceRegistry:
     registry = DeviceRegistry()
     for name, priority, probe in devices:
-        registry.register(name, probe=lambda probe=probe: probe, open=NullBackend, priority=priority, provider=f"p-{name}")
+        registry.register(
+            name, probe=lambda probe=probe: probe, open=NullBackend, priority=priority, provider=f"p-{name}"
+        )
     return registry
 
 
@@ -78,7 +80,7 @@ def test_a_failed_plugin_is_named() -> None:
 
 def test_a_taken_name_names_both_providers() -> None:
     registry = registry_of(("cpu", 0, HERE))
-    with pytest.raises(PluginError, match="'cpu' is claimed by both p-cpu and thief. .* replaces='p-cpu'"):
+    with pytest.raises(PluginError, match=r"'cpu' is claimed by both p-cpu and thief\. .* replaces='p-cpu'"):
         registry.register("cpu", probe=lambda: HERE, open=NullBackend, provider="thief")
     assert registry.select("cpu").entry.provider == "p-cpu"
 
@@ -94,7 +96,9 @@ def test_a_name_may_be_replaced_by_name_of_its_provider() -> None:
 def test_a_probe_that_raises_counts_as_absent() -> None:
     registry = registry_of(("low", 0, HERE))
     registry.register("broken", probe=lambda: Probe(1 // 0, ""), open=NullBackend, provider="p", priority=9)
-    assert registry.select("auto").reason.endswith("passed over broken: its probe raised ZeroDivisionError: " + DIVISION)
+    assert registry.select("auto").reason.endswith(
+        "passed over broken: its probe raised ZeroDivisionError: " + DIVISION
+    )
     with pytest.raises(DeviceError, match="'broken' is not available: its probe raised ZeroDivisionError"):
         registry.select("broken")
 
@@ -113,9 +117,9 @@ def test_a_backend_that_cannot_be_opened_is_one_sentence() -> None:
     registry = DeviceRegistry()
     for name, error in (("broken", ImportError("no libx.so")), ("full", OutOfMemoryError("Out of memory."))):
         registry.register(name, probe=lambda: HERE, open=raising(error), provider="p")
-    with pytest.raises(DeviceError, match="^Device 'broken' could not be opened: ImportError: no libx.so. Run"):
+    with pytest.raises(DeviceError, match=r"^Device 'broken' could not be opened: ImportError: no libx\.so\. Run"):
         registry.select("broken").entry.open()
-    with pytest.raises(OutOfMemoryError, match="^Out of memory.$"):
+    with pytest.raises(OutOfMemoryError, match=r"^Out of memory\.$"):
         registry.select("full").entry.open()
 
 

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.core.plugins.fake_distributions import FakeDistributions
 
 from aethermind.plugins.discovery import PluginRecord, call_each, discover, load
-from tests.core.plugins.fake_distributions import FakeDistributions
 
 
 def record_of(records: list[PluginRecord], name: str) -> PluginRecord:

@@ -1,15 +1,7 @@
-"""Fake packages for the tests of this folder."""
+"""Fake packages for the tests of this folder too."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from tests.core.plugins.conftest import fakes
 
-import pytest
-
-from tests.core.plugins.fake_distributions import FakeDistributions
-
-
-@pytest.fixture
-def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDistributions:
-    """Room for fake packages, beside those that are really installed."""
-    return FakeDistributions(tmp_path, monkeypatch)
+__all__ = ["fakes"]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.core.plugins.fake_distributions import FakeDistributions
 
 from aethermind import Runtime
 from aethermind.dispatch import Fallback, Signature
@@ -13,7 +14,6 @@ from aethermind.errors import ConfigError, DeviceError, PluginError
 from aethermind.hal import DType
 from aethermind.hal.registry import DeviceRegistry
 from aethermind.plugins.discovery import PluginRecord
-from tests.core.plugins.fake_distributions import FakeDistributions
 
 GOOD = """
     @hookimpl
@@ -62,7 +62,9 @@ def test_a_broken_plugin_takes_no_other_with_it(fakes: FakeDistributions, source
     assert {"good", "cpu", "numpy", "null"} <= device_names(runtime.devices)
     assert "Qwen2ForCausalLM" in runtime.architectures.names()
     assert runtime.devices.select("numpy").entry.provider == "aethermind-core"
-    with pytest.raises(DeviceError, match=r"^Device 'rogue' is not available: its plugin rogue \(fake-rogue 9\.9\) failed: "):
+    with pytest.raises(
+        DeviceError, match=r"^Device 'rogue' is not available: its plugin rogue \(fake-rogue 9\.9\) failed: "
+    ):
         runtime.devices.select("rogue")
 
 
@@ -180,7 +182,9 @@ def test_kernels_that_cannot_be_loaded_name_their_package(fakes: FakeDistributio
         """,
     )
     runtime = Runtime.boot()
-    with pytest.raises(PluginError, match=r"kernels of fake-k for numpy cannot be loaded: OSError: libk\.so is missing"):
+    with pytest.raises(
+        PluginError, match=r"kernels of fake-k for numpy cannot be loaded: OSError: libk\.so is missing"
+    ):
         runtime.open_device("numpy")
 
 
@@ -204,7 +208,16 @@ def test_booting_imports_nothing_heavy(fakes: FakeDistributions) -> None:
             registry.register("lazy", probe=lambda: Probe(1, "here."), open=open_backend, priority=99, provider="lazy")
         """,
     )
-    heavy = ("heavy_part", "numpy", "torch", "transformers", "tokenizers", "pydantic", "jinja2", "aethermind_cpu._native")
+    heavy = (
+        "heavy_part",
+        "numpy",
+        "torch",
+        "transformers",
+        "tokenizers",
+        "pydantic",
+        "jinja2",
+        "aethermind_cpu._native",
+    )
     code = (
         "import sys; from aethermind import Runtime; runtime = Runtime.boot()\n"
         "assert str(runtime.devices.select('auto').device) == 'lazy:0'\n"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from enum import Enum
 from types import MappingProxyType
 
-__all__ = ["LEGAL_TRANSITIONS", "CacheState", "is_legal"]
+__all__ = ["CacheState", "LEGAL_TRANSITIONS", "is_legal"]
 
 
 class CacheState(Enum):

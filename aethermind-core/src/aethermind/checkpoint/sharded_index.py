@@ -13,7 +13,7 @@ from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError
 
-__all__ = ["INDEX_NAME", "SINGLE_NAME", "Checkpoint"]
+__all__ = ["Checkpoint", "INDEX_NAME", "SINGLE_NAME"]
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"

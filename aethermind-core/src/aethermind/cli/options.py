@@ -11,8 +11,8 @@ from aethermind import env
 __all__ = [
     "AsJson",
     "BlockSize",
-    "Device",
     "DType",
+    "Device",
     "LoadFormat",
     "MaxModelLen",
     "Model",

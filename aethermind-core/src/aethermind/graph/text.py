@@ -23,7 +23,7 @@ __all__ = ["format_graph", "parse_graph"]
 _DECLARATION = re.compile(r"^(input|param|state) [%@$](\S+): (\w+)\[(.*)\]$")
 _OUTPUT = re.compile(r"^output (\S+) = [%@$](\S+)$")
 _NODE = re.compile(r"^(.*) = (\w+)\((.*?)\)(?: \{(.*)\})?$")
-_RESULT = re.compile(r"%(\S+): (\w+)\[([^\]]*)\]")
+_RESULT = re.compile(r"^%(\S+): (\w+)\[([^\]]*)\]$")
 
 
 def format_graph(graph: Graph) -> str:
@@ -57,8 +57,8 @@ def parse_graph(text: str) -> Graph:
         try:
             if found := _DECLARATION.match(line):
                 kind, name, dtype, shape = found.groups()
-                values[name] = Value(name, _parse_type(dtype, shape), ValueKind(kind))
-                given[ValueKind(kind)].append(values[name])
+                value = Value(name, _parse_type(dtype, shape), ValueKind(kind))
+                given[value.kind].append(_define(value, values))
             elif found := _OUTPUT.match(line):
                 outputs[found[1]] = values[found[2]]
             else:
@@ -78,10 +78,21 @@ def parse_graph(text: str) -> Graph:
 def _parse_node(line: str, values: dict[str, Value]) -> Node:
     results, operator, arguments, attributes = _NODE.match(line).groups()  # type: ignore[union-attr]
     inputs = tuple(None if name == "_" else values[name[1:]] for name in arguments.split(", ") if name)
-    outputs = tuple(Value(name, _parse_type(dtype, shape)) for name, dtype, shape in _RESULT.findall(results))
-    values.update((value.name, value) for value in outputs)
+    outputs = tuple(_define(_parse_result(text), values) for text in re.split(", (?=%)", results))
     pairs = (pair.split("=") for pair in (attributes or "").split(", ") if pair)
     return Node(operator, inputs, outputs, {name: _parse_attribute(value) for name, value in pairs})
+
+
+def _parse_result(text: str) -> Value:
+    name, dtype, shape = _RESULT.match(text).groups()  # type: ignore[union-attr]
+    return Value(name, _parse_type(dtype, shape))
+
+
+def _define(value: Value, values: dict[str, Value]) -> Value:
+    if value.name in values:
+        raise ValueError(f"{value} is defined twice")
+    values[value.name] = value
+    return value
 
 
 def _parse_type(dtype: str, shape: str) -> TensorType:

@@ -1,13 +1,14 @@
 /* The native kernel ABI: how a kernel from any wheel joins a native plan.
  *
- * A kernel is a pure function over caller-owned tensors. It never allocates, logs, parses or throws, and keeps no state between calls.
- * It runs SPMD: every worker of the team calls `run` with the same tensors and its own am_team, and the workers divide the work among
- * themselves, statically by `worker` or dynamically by `claim`. The plan runner puts a barrier after each step, so a kernel needs one
- * only between its own phases. Results must not depend on the number of workers.
+ * A kernel is a pure function over caller-owned tensors. It never allocates, logs, parses or throws, and keeps no state
+ * between calls. It runs SPMD: every worker of the team calls `run` with the same tensors and its own am_team, and the
+ * workers divide the work among themselves, statically by `worker` or dynamically by `claim`. The plan runner puts a
+ * barrier after each step, so a kernel needs one only between its own phases. Results must not depend on the number of
+ * workers.
  *
- * A Python wheel hands a kernel over as a PyCapsule named AM_KERNEL_CAPSULE that points to an am_kernel with static storage.
- * Order of inputs, outputs and attributes is that of the operator's schema. An output may share memory with an input only where the
- * schema says so (`alias`, `inplace`).
+ * A Python wheel hands a kernel over as a PyCapsule named AM_KERNEL_CAPSULE that points to an am_kernel with static
+ * storage. Order of inputs, outputs and attributes is that of the operator's schema. An output may share memory with an
+ * input only where the schema says so (`alias`, `inplace`).
  */
 #ifndef AETHERMIND_KERNEL_ABI_H
 #define AETHERMIND_KERNEL_ABI_H
@@ -36,8 +37,9 @@ typedef enum am_dtype {
   AM_BOOL = 8,
 } am_dtype;
 
-/* A row-major contiguous tensor. A packed weight keeps its logical shape while `data` points to the kernel's own packing.
- * An absent optional input has data == NULL and ndim == 0; a tensor with a zero in its shape may have any data. */
+/* A row-major contiguous tensor. A packed weight keeps its logical shape while `data` points to the kernel's own
+ * packing. An absent optional input has data == NULL and ndim == 0; a tensor with a zero in its shape may have any
+ * data. */
 typedef struct am_tensor {
   void* data;
   int32_t dtype; /* am_dtype */
@@ -58,7 +60,8 @@ typedef struct am_team {
   void* scratch;       /* private to this worker, 64-byte aligned, as many bytes as the kernel asked for */
   void* shared;        /* the runner's own state */
   void (*barrier)(const struct am_team* team);
-  int64_t (*claim)(const struct am_team* team); /* tickets 0, 1, 2, …, unique in the team; they restart with every step */
+  int64_t (*claim)(
+      const struct am_team* team); /* tickets 0, 1, 2, …, unique in the team; they restart with every step */
 } am_team;
 
 typedef struct am_kernel {

@@ -1,0 +1,32 @@
+"""Where the sources are, for the tests that judge their shape."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from pkgutil import walk_packages
+from types import ModuleType
+
+__all__ = ["PACKAGES", "ROOT", "modules", "source_files"]
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("aethermind", "aethermind_cpu", "aethermind_cuda", "aethermind_cann", "aethermind_qwen2")
+
+
+def source_files(*suffixes: str) -> list[Path]:
+    """Source files of the packages and the tests, build outputs left out."""
+    folders = [*ROOT.glob("aethermind-*"), ROOT / "tests"]
+    found = (path for folder in folders for suffix in suffixes for path in folder.rglob(f"*{suffix}"))
+    return sorted(path for path in found if not {"build", ".venv"} & set(path.relative_to(ROOT).parts))
+
+
+def modules(*, packages_only: bool = False) -> list[ModuleType]:
+    """Every Python module of the installed packages, imported; or only those that are packages."""
+    found = {}
+    for name in PACKAGES:
+        top = import_module(name)
+        found[name] = top
+        for info in walk_packages(top.__path__, f"{name}."):
+            if (info.ispkg or not packages_only) and not info.name.endswith(".__main__"):
+                found[info.name] = import_module(info.name)
+    return [module for module in found.values() if str(module.__file__).endswith(".py")]

@@ -1,0 +1,50 @@
+"""The probe says truthfully why there is no NPU to use."""
+
+from __future__ import annotations
+
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+
+from aethermind import LLM
+from aethermind.errors import DeviceError
+from aethermind_cann import probe as probe_module
+from aethermind_cann.probe import open_backend, probe
+
+ABSENT = "no Ascend NPU is visible (there is no /dev/davinci* device)."
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A /dev of the test's own, on a machine without CANN."""
+    monkeypatch.setattr(probe_module, "DEVICE_NODES", tmp_path)
+    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
+    monkeypatch.setattr(probe_module, "find_spec", lambda _: None)
+    return tmp_path
+
+
+def test_without_hardware(nodes: Path) -> None:
+    (nodes / "davinci_manager").touch()
+    assert (probe().count, probe().reason) == (0, ABSENT)
+
+
+def test_hardware_without_software(nodes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("davinci0", "davinci1", "davinci_manager"):
+        (nodes / name).touch()
+    assert probe().reason == "2 NPU(s) found, but the CANN toolkit is not set up; source its set_env.sh."
+    monkeypatch.setenv("ASCEND_HOME_PATH", "/opt/ascend")
+    assert probe().reason == "2 NPU(s) found, but torch_npu is not installed."
+    monkeypatch.setattr(probe_module, "find_spec", lambda name: ModuleSpec(name, None))
+    assert probe().reason == "2 NPU(s) found, but this version of aethermind-cann has no kernels for them yet."
+    assert not probe().is_available
+
+
+@pytest.mark.usefixtures("nodes")
+def test_asking_for_the_device_gives_the_reason_and_a_way_out() -> None:
+    with pytest.raises(DeviceError) as caught:
+        LLM("demo", device="cann")
+    expected = f"Device 'cann' is not available: {ABSENT} Pass --device auto to use what this machine has."
+    assert str(caught.value) == expected
+    with pytest.raises(DeviceError, match=r"^Device 'cann' cannot be opened: no Ascend NPU is visible"):
+        open_backend()

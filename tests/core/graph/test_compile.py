@@ -1,0 +1,132 @@
+"""From a graph to a plan: operands in their places, constants in the layouts that kernels want."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.core.graph.graphs import OPERATORS, dispatcher_of, model_builder
+
+from aethermind.dispatch import Dispatcher, Fallback, Kernel, Pack
+from aethermind.dispatch.reference import reference_kernels
+from aethermind.errors import KernelNotFoundError
+from aethermind.graph import Compiled, GraphBuilder, Operand, Place, compile_graph
+from aethermind.hal import DType
+from aethermind.ops.dims import SymDim
+from aethermind.ops.schema import TensorType
+
+T = SymDim("T")
+F32 = DType.FLOAT32
+
+
+def compiled(builder: GraphBuilder, dispatcher: Dispatcher | None = None, **options: object) -> Compiled:
+    return compile_graph(builder.finish(), OPERATORS, dispatcher or dispatcher_of(), "numpy", {"T": 9}, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def builder() -> GraphBuilder:
+    """y = rows of table, scaled by a constant, written to a cache by heads."""
+    builder = GraphBuilder("g", OPERATORS)
+    token_ids = builder.input("token_ids", DType.INT32, (T,))
+    slots = builder.input("slots", DType.INT64, (T,))
+    caches = [builder.state(name, F32, (3, 2, 4, 4)) for name in ("k", "v")]
+    x = builder.op("embedding", token_ids, builder.parameter("table", (20, 8)))
+    x = builder.op("rms_norm", x, builder.constant("scale", np.ones(8, np.float32)), eps=1e-6)
+    heads = builder.op("split_heads", x, num_heads=2)
+    k_out, _ = builder.op("kv_cache_write", heads, heads, slots, *caches)
+    builder.output("heads", heads)
+    builder.output("cache", k_out)
+    builder.output("logits", builder.op("lm_head", x, builder.parameter("table", (20, 8))))
+    return builder
+
+
+def test_operands_know_their_places(builder: GraphBuilder) -> None:
+    plan = compiled(builder).plan
+    assert [step.kernel.operator for step in plan.steps] == ["embedding", "rms_norm", "kv_cache_write", "lm_head"]
+    embedding, norm, write, head = plan.steps
+    x = Operand(Place.ARENA, "", TensorType(F32, (T, 8)), embedding.outputs[0].offset_bytes)
+    assert embedding.inputs == (
+        Operand(Place.INPUT, "token_ids", TensorType(DType.INT32, (T,))),
+        Operand(Place.CONSTANT, "table", TensorType(F32, (20, 8))),
+    )
+    assert embedding.outputs == norm.outputs == (x,)
+    heads = replace(x, type=TensorType(F32, (T, 2, 4)))
+    cache = TensorType(F32, (3, 2, 4, 4))
+    slots = Operand(Place.INPUT, "slots", TensorType(DType.INT64, (T,)))
+    states = (Operand(Place.STATE, "k", cache), Operand(Place.STATE, "v", cache))
+    assert write.inputs == (heads, heads, slots, *states)
+    assert write.outputs == states
+    assert plan.outputs == {"heads": heads, "cache": states[0], "logits": head.outputs[0]}
+    assert list(plan.operands())[:3] == [*embedding.inputs, x]
+
+
+def test_a_plan_says_what_it_needs(builder: GraphBuilder) -> None:
+    result = compiled(builder)
+    plan = result.plan
+    assert (plan.name, plan.symbols, plan.arena_bytes) == ("g", {"T": 9}, result.memory.arena_bytes)
+    assert set(plan.inputs) == {"token_ids", "slots"}
+    assert set(plan.states) == {"k", "v"}
+    assert plan.constants == {"table": ("table", None), "scale": ("scale", None)}
+    assert len(result.resolutions) == len(plan.steps)
+    assert result.fallbacks == ()
+
+
+def test_steps_carry_attributes_in_schema_order_and_the_names_of_their_values(builder: GraphBuilder) -> None:
+    _, norm, write, _ = compiled(builder).plan.steps
+    assert norm.attribute_values() == (1e-6,)
+    assert (norm.source, norm.names) == ("rms_norm", ("rms_norm",))
+    assert write.names == ("kv_cache_write.k_out", "kv_cache_write.v_out")
+    assert write.source == "kv_cache_write.k_out"
+
+
+def test_absent_inputs_stay_absent() -> None:
+    builder = GraphBuilder("g", OPERATORS)
+    builder.output("y", builder.op("linear", builder.input("x", F32, (T, 8)), builder.parameter("w", (4, 8))))
+    (step,) = compiled(builder).plan.steps
+    assert step.inputs[2] is None
+
+
+def packing(operator: str, **packs: str) -> Kernel:
+    made = {name: Pack(layout, lambda shape, _: 4 * shape[0], lambda *_: None) for name, layout in packs.items()}
+    return Kernel(operator, "numpy", f"packing/{operator}", frozenset({F32}), 9, function=print, packs=made)
+
+
+def test_a_constant_is_wanted_once_per_layout() -> None:
+    builder = GraphBuilder("g", OPERATORS)
+    x, w = builder.input("x", F32, (T, 8)), builder.parameter("w", (8, 8))
+    for operator in ("linear", "linear", "lm_head"):
+        builder.output(f"out.{len(builder.finish().nodes)}", builder.op(operator, x, w))
+    builder.output("w", w)
+    kernels = [packing("linear", weight="panels"), packing("lm_head", weight="columns")]
+    plan = compiled(builder, Dispatcher(kernels)).plan
+    assert [step.inputs[1].name for step in plan.steps if step.inputs[1]] == ["w#panels", "w#panels", "w#columns"]
+    assert plan.constants == {"w#panels": ("w", "panels"), "w#columns": ("w", "columns"), "w": ("w", None)}
+    assert plan.outputs["w"] == Operand(Place.CONSTANT, "w", TensorType(F32, (8, 8)))
+
+
+def test_parameters_that_no_step_reads_are_not_loaded() -> None:
+    builder = GraphBuilder("g", OPERATORS)
+    builder.parameter("idle", (4,))
+    builder.output("y", builder.op("silu", builder.input("x", F32, (T, 8))))
+    assert compiled(builder).plan.constants == {}
+
+
+def test_fallbacks_follow_the_policy(builder: GraphBuilder) -> None:
+    own = [kernel for kernel in reference_kernels(OPERATORS, "numpy") if kernel.operator != "embedding"]
+    dispatcher = Dispatcher(own, reference_kernels(OPERATORS, "numpy"))
+    assert compiled(builder, dispatcher, fallback=Fallback.ALLOW).fallbacks == ("embedding",)
+    with pytest.raises(KernelNotFoundError, match="No kernel for operator embedding on numpy"):
+        compiled(builder, dispatcher, fallback=Fallback.ERROR)
+
+
+def test_without_fusion_every_intermediate_value_has_a_step() -> None:
+    builder = model_builder()
+    symbols = {"T": 4, "S": 2, "R": 2, "B": 2, "X": 0, "Y": 0}
+    fused = dispatcher_of(["mlp_swiglu", "qkv_rope_cache_write"])
+    graph = builder.finish()
+    whole = compile_graph(graph, OPERATORS, fused, "numpy", symbols)
+    apart = compile_graph(graph, OPERATORS, fused, "numpy", symbols, fuse=False)
+    assert "mlp_swiglu" in {step.kernel.operator for step in whole.plan.steps}
+    assert "mlp_swiglu" not in {step.kernel.operator for step in apart.plan.steps}
+    assert len(apart.plan.steps) > len(whole.plan.steps)

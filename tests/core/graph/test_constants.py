@@ -1,0 +1,146 @@
+"""Weights: read in place where that is possible, converted where it is not, packed once per layout."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tests.core.graph.graphs import OPERATORS, dispatcher_of
+from tests.core.graph.remote_backend import RemoteBackend
+
+from aethermind.dispatch import Dispatcher, Kernel, Pack
+from aethermind.graph import GraphBuilder, Plan, compile_graph
+from aethermind.graph.constants import ConstantStore
+from aethermind.hal import DeviceId, DType
+from aethermind.hal.numpy_backend import NumpyBackend
+from aethermind.ops.dims import SymDim
+
+NUMPY = DeviceId("numpy")
+SHAPE = (6, 8)
+
+
+class PackingKernel:
+    """A linear kernel that wants its weight transposed, and counts how often it gets it."""
+
+    def __init__(self) -> None:
+        self.num_packed = 0
+        pack = Pack("transposed", lambda shape, dtype: shape[0] * shape[1] * dtype.itemsize, self.pack)
+        self.kernel = Kernel(
+            "linear", "numpy", "packing", frozenset({DType.FLOAT32}), 9, function=print, packs={"weight": pack}
+        )
+
+    def pack(self, source: np.ndarray[Any, Any], address: int) -> None:
+        self.num_packed += 1
+        data = np.ascontiguousarray(source.T).tobytes()
+        ctypes.memmove(address, data, len(data))
+
+
+def linear_plan(dispatcher: Dispatcher, dtype: DType = DType.FLOAT32, name: str = "g") -> Plan:
+    builder = GraphBuilder(name, OPERATORS, dtype)
+    x, weight = builder.input("x", dtype, (SymDim("T"), SHAPE[1])), builder.parameter("w", SHAPE)
+    builder.output("y", builder.op("linear", x, weight))
+    builder.output("z", builder.op("linear", x, weight))
+    return compile_graph(builder.finish(), OPERATORS, dispatcher, "numpy", {"T": 3}).plan
+
+
+class Source:
+    """A checkpoint with one weight, which counts its readers."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+        self.reads: list[str] = []
+
+    def read(self, name: str) -> np.ndarray[Any, Any]:
+        self.reads.append(name)
+        return self.array
+
+
+def store_of(source: Source, dtype: DType = DType.FLOAT32, backend: Any = None) -> ConstantStore:
+    from aethermind.ops.schema import TensorType
+
+    types: Mapping[str, TensorType] = {"w": TensorType(dtype, SHAPE)}
+    return ConstantStore(backend or NumpyBackend(), NUMPY, source.read, types)
+
+
+def numbers(dtype: Any = np.float32) -> np.ndarray[Any, Any]:
+    return np.arange(48).reshape(SHAPE).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16], ids=str)
+def test_a_weight_of_the_right_dtype_is_not_copied(dtype: DType) -> None:
+    source = Source(numbers(dtype.numpy))
+    source.array.flags.writeable = False
+    store = store_of(source, dtype)
+    store.load(linear_plan(dispatcher_of(), dtype))
+    assert store.address("w") == source.array.ctypes.data
+    assert np.shares_memory(store.tensor("w").numpy(), source.array)
+    assert store.nbytes == source.array.nbytes
+
+
+@pytest.mark.parametrize(
+    "array",
+    [numbers(np.float16), numbers(ml_dtypes.bfloat16), np.asfortranarray(numbers()), numbers(np.float64)],
+    ids=["float16", "bfloat16", "column-major", "float64"],
+)
+def test_another_dtype_or_layout_is_converted(array: np.ndarray[Any, Any]) -> None:
+    store = store_of(Source(array))
+    store.load(linear_plan(dispatcher_of()))
+    tensor = store.tensor("w")
+    assert (tensor.dtype, tensor.shape, tensor.is_contiguous) == (DType.FLOAT32, SHAPE, True)
+    np.testing.assert_array_equal(tensor.numpy(), numbers())
+    assert not np.shares_memory(tensor.numpy(), array)
+
+
+def test_a_weight_between_addresses_is_copied_to_an_aligned_one() -> None:
+    raw = np.zeros(48 * 4 + 1, np.uint8)
+    array = raw[1:].view(np.float32).reshape(SHAPE)
+    array[...] = numbers()
+    store = store_of(Source(array))
+    store.load(linear_plan(dispatcher_of()))
+    assert store.address("w") % 4 == 0
+    np.testing.assert_array_equal(store.tensor("w").numpy(), numbers())
+
+
+def test_a_layout_is_packed_once_for_all_plans() -> None:
+    packing, source = PackingKernel(), Source(numbers())
+    store = store_of(source)
+    dispatcher = Dispatcher([packing.kernel])
+    progress: list[tuple[int, int]] = []
+    for name in ("first", "second"):
+        store.load(linear_plan(dispatcher, name=name), lambda done, total: progress.append((done, total)))
+    assert (packing.num_packed, source.reads, progress) == (1, ["w"], [(1, 1)])
+    packed = store.tensor("w#transposed")
+    assert (packed.dtype, packed.shape) == (DType.UINT8, (192,))
+    np.testing.assert_array_equal(packed.numpy().view(np.float32).reshape(8, 6), numbers().T)
+    assert store.address("w#transposed") % 64 == 0
+
+
+def test_a_weight_in_two_layouts_counts_twice() -> None:
+    source = Source(numbers())
+    store = store_of(source)
+    store.load(linear_plan(Dispatcher([PackingKernel().kernel])))
+    store.load(linear_plan(dispatcher_of()))
+    assert source.reads == ["w", "w"]
+    assert store.nbytes == 2 * source.array.nbytes
+
+
+def test_weights_are_packed_in_the_dtype_of_the_model() -> None:
+    packing = PackingKernel()
+    store = store_of(Source(numbers(ml_dtypes.bfloat16)))
+    store.load(linear_plan(Dispatcher([packing.kernel])))
+    packed = store.tensor("w#transposed").numpy().view(np.float32).reshape(8, 6)
+    np.testing.assert_array_equal(packed, numbers().T)
+
+
+def test_a_device_that_the_host_cannot_reach_gets_a_copy() -> None:
+    source, backend = Source(numbers(np.float16)), RemoteBackend()
+    store = store_of(source, backend=backend)
+    store.load(linear_plan(dispatcher_of()))
+    tensor = store.tensor("w")
+    assert not tensor.buffer.is_host_accessible
+    assert backend.allocator.stats().allocated_bytes == 192
+    np.testing.assert_array_equal(backend.peek(tensor), numbers())

@@ -1,0 +1,64 @@
+"""Logging: everything below one logger, handlers on request only."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from aethermind.log import get_logger, setup_console
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    """The logger of everything, put back as it was."""
+    root = logging.getLogger("aethermind")
+    handlers, level = root.handlers[:], root.level
+    root.handlers[:] = []
+    yield root
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize(
+    ("name", "logger"),
+    [
+        ("aethermind", "aethermind"),
+        ("aethermind.engine.loader", "aethermind.engine.loader"),
+        ("aethermind_cpu.plugin", "aethermind.aethermind_cpu.plugin"),
+        ("somewhere", "aethermind.somewhere"),
+    ],
+)
+def test_every_logger_is_below_ours(name: str, logger: str) -> None:
+    assert get_logger(name).name == logger
+
+
+@pytest.mark.parametrize(
+    ("value", "level"),
+    [("debug", logging.DEBUG), ("ERROR", logging.ERROR), ("loud", logging.WARNING), ("basic_format", logging.WARNING)],
+)
+def test_the_console_shows_what_the_level_asks_for(
+    root: logging.Logger, monkeypatch: pytest.MonkeyPatch, value: str, level: int
+) -> None:
+    monkeypatch.setenv("AETHERMIND_LOG", value)
+    setup_console()
+    assert root.level == level
+
+
+@pytest.mark.usefixtures("root")
+def test_the_console_is_set_up_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("AETHERMIND_LOG", "info")
+    setup_console()
+    setup_console()
+    get_logger("aethermind_cpu").info("hello")
+    get_logger("x").debug("not this")
+    assert capsys.readouterr().err == "I aethermind.aethermind_cpu: hello\n"
+
+
+def test_importing_installs_no_handler() -> None:
+    code = "import logging, aethermind.log, aethermind.llm; print(logging.getLogger('aethermind').handlers)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
