@@ -16,12 +16,14 @@ def record_of(records: list[PluginRecord], name: str) -> PluginRecord:
     return record
 
 
-def test_discovery_imports_nothing_and_sorts_by_name(fakes: FakeDistributions) -> None:
+def test_discovery_imports_nothing_and_puts_the_own_distributions_first(fakes: FakeDistributions) -> None:
     module = fakes.install("zebra", "raise RuntimeError")
     fakes.install("aardvark", "")
     records = discover()
     names = [record.name for record in records]
-    assert names == sorted(names)
+    own = [record.distribution.startswith("aethermind-") for record in records]
+    assert own == sorted(own, reverse=True)
+    assert names[-2:] == ["aardvark", "zebra"]
     assert {"aardvark", "zebra", "qwen2"} <= set(names)
     assert module not in sys.modules
     zebra = record_of(records, "zebra")

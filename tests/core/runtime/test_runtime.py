@@ -105,6 +105,14 @@ def test_of_two_plugins_that_claim_one_device_the_first_by_name_has_it(fakes: Fa
     assert str(record_of(runtime, "b").error).startswith("Device 'x' is claimed by both fake-a and fake-b.")
 
 
+def test_a_stranger_cannot_take_away_what_came_with_the_engine(fakes: FakeDistributions) -> None:
+    fakes.install("a", "@hookimpl\ndef register_devices(registry):\n    claim_device(registry, 'cpu', 'stranger')\n")
+    runtime = Runtime.boot()
+    (stranger,) = [record for record in runtime.plugins if record.name == "a"]
+    assert "claimed by both aethermind-cpu and stranger" in str(stranger.error)
+    assert runtime.open_device("cpu").backend.name == "cpu"
+
+
 def test_operators_of_a_plugin_join_the_catalog_whole_or_not_at_all(fakes: FakeDistributions) -> None:
     source = """
         from dataclasses import replace

@@ -52,8 +52,9 @@ class PluginRecord:
 def discover() -> list[PluginRecord]:
     """Every entry point of a group `aethermind.plugins.v*` that `AETHERMIND_PLUGINS` allows; imports nothing.
 
-    They come by name: where two plugins claim one thing the first has it. A distribution that offers one name for
-    several contracts counts once, with this core's contract if it has it.
+    Where two plugins claim one thing the first has it: those of distributions called `aethermind-*` come first, so that
+    a stranger's mistake cannot take away what came with the engine, and all others by name. A distribution that offers
+    one name for several contracts counts once, with this core's contract if it has it.
     """
     allowed = env.plugin_allow_list()
     records: dict[tuple[str, str], PluginRecord] = {}
@@ -69,7 +70,11 @@ def discover() -> list[PluginRecord]:
             key = (entry_point.name, str(distribution.name))
             if key not in records or _contract_of(entry_point) == str(CONTRACT_VERSION):
                 records[key] = PluginRecord(*key, str(distribution.version), _contract_of(entry_point), entry_point)
-    return [records[key] for key in sorted(records)]
+    return sorted(records.values(), key=_order)
+
+
+def _order(record: PluginRecord) -> tuple[bool, str, str]:
+    return not record.distribution.startswith("aethermind-"), record.name, record.distribution
 
 
 def _plugin_entry_points(distribution: Distribution) -> list[EntryPoint]:
