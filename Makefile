@@ -10,7 +10,7 @@ SOURCES := $(shell find aethermind-*/src aethermind-cpu/csrc -type f -not -name 
 .PHONY: run install test test-env native-test lint format clean bench
 
 run: install
-	@$(BIN)/aethermind generate "$(PROMPT)"
+	$(BIN)/aethermind generate "$(PROMPT)"
 
 install: $(VENV)/.installed
 test-env: $(VENV)/.installed-dev

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from aethermind import env
@@ -21,6 +22,9 @@ from aethermind_cpu.streams import CpuStreams
 from aethermind_cpu.transfer import CpuTransfer
 
 __all__ = ["CpuBackend"]
+
+_THREADS_PER_PROCESSOR = 16
+"""More threads than this a processor can only be a mistake, and the system may refuse to start them."""
 
 
 class CpuBackend(Backend):
@@ -52,8 +56,7 @@ class CpuBackend(Backend):
 
     def measure_limits(self, dtypes: Sequence[DType], num_threads: int | None = None) -> MeasuredLimits:
         """Memory bandwidth, and the peak rates of those of `dtypes` that have one: float32, bfloat16, int8."""
-        if num_threads is not None and num_threads < 1:
-            raise InvalidArgumentError(f"Cannot measure with {num_threads} threads: at least one is needed.")
+        _check_num_threads(num_threads)
         team = self._team if num_threads in (None, self.num_threads) else _native.Team(num_threads)
         limits = _native.measure_limits(team)
         rates = {
@@ -67,10 +70,18 @@ class CpuBackend(Backend):
 
     def set_num_threads(self, num_threads: int | None) -> int:
         """Use this many workers from the next run on; None means `AETHERMIND_NUM_THREADS`, or one per physical core."""
-        if num_threads is not None and num_threads < 1:
-            raise InvalidArgumentError(f"The number of threads is {num_threads}; it must be at least 1.")
+        _check_num_threads(num_threads)
         self._team.set_num_workers(num_threads or _default_num_threads())
         return self.num_threads
+
+
+def _check_num_threads(num_threads: int | None) -> None:
+    most = _THREADS_PER_PROCESSOR * (os.cpu_count() or 1)
+    if num_threads is not None and not 1 <= num_threads <= most:
+        raise InvalidArgumentError(
+            f"The number of threads is {num_threads}; it must be from 1 to {most} on this machine, "
+            f"where {num_physical_cores()} use all cores."
+        )
 
 
 def _default_num_threads() -> int:
