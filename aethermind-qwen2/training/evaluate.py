@@ -25,7 +25,7 @@ PROMPTS = ("Once upon a time", "Once upon a time, in a quiet forest,",
            "Once upon a time there was a girl named", "There was once a", "A little fox named",
            "By the sea lived", "A long time ago,", "The young mouse", "This is the story of",
            "In a small village lived")
-_INTRODUCED = (r"(?:named|called|friend|story of) {0}\b", r"\b{0} (?:was an?|the) [a-z]+")
+_INTRODUCED = (r"(?:named|(?<!\" )called|friend|story of) {0}\b", r"\b{0} (?:was an?|the) [a-z]+")
 
 
 def perplexity(model: Qwen2ForCausalLM, tokenizer: Tokenizer) -> float:
@@ -86,6 +86,12 @@ def stray_names(text: str) -> set[str]:
             if not any(re.search(pattern.format(name), text) for pattern in _INTRODUCED)}
 
 
+def shares_a_name(text: str) -> bool:
+    """True when two characters are introduced with one name."""
+    names = re.findall(r"(?:named|(?<!\" )called|story of) ([A-Z][a-z]+)", text)
+    return len(names) != len(set(names))
+
+
 def report(name: str, made: list[tuple[str, bool]], tokenizer: Tokenizer,
            known: set[str]) -> dict[str, float]:
     """The sanity figures of a set of stories, printed and returned as fractions."""
@@ -94,6 +100,7 @@ def report(name: str, made: list[tuple[str, bool]], tokenizer: Tokenizer,
         "ends_within_limit": sum(done for _, done in made) / len(made),
         "no_loop": sum(not loops(text, tokenizer) for text in texts) / len(made),
         "names_consistent": sum(not stray_names(text) for text in texts) / len(made),
+        "one_bearer_per_name": sum(not shares_a_name(text) for text in texts) / len(made),
         "distinct": len(set(texts)) / len(made),
         "memorised": sum(text in known for text in texts) / len(made),
     }

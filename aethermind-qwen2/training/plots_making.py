@@ -247,7 +247,7 @@ def repair(rng: Random, place: Place) -> Tale:
     tale.say("they worked [all day|side by side] until the work was done.",
              "{f} brought the {material}, and {h} held the hammer. By evening they had {part}.",
              "together they carried the {material} and built {part}.")
-    many = tale.fill("{material}").endswith("s")
+    many = tale.fill("{material}") not in ("straw", "clay", "old glass")
     tale.maybe("the {material} were heavy, but they laughed and sang." if many else
                "it was hard work, but they laughed and sang.", chance=0.5)
     tale.turn()
