@@ -1,6 +1,6 @@
 """Measure a demo model: held-out perplexity, and how sane its sampled and greedy stories are.
 
-    python evaluate.py DIR --samples 200 --show 20
+python evaluate.py DIR --samples 200 --show 20
 """
 
 from __future__ import annotations
@@ -21,10 +21,18 @@ from torch.nn.functional import cross_entropy
 from train import HELD_OUT_SEEDS, held_out_stories
 from transformers import Qwen2ForCausalLM
 
-PROMPTS = ("Once upon a time", "Once upon a time, in a quiet forest,",
-           "Once upon a time there was a girl named", "There was once a", "A little fox named",
-           "By the sea lived", "A long time ago,", "The young mouse", "This is the story of",
-           "In a small village lived")
+PROMPTS = (
+    "Once upon a time",
+    "Once upon a time, in a quiet forest,",
+    "Once upon a time there was a girl named",
+    "There was once a",
+    "A little fox named",
+    "By the sea lived",
+    "A long time ago,",
+    "The young mouse",
+    "This is the story of",
+    "In a small village lived",
+)
 _INTRODUCED = (r"(?:named|(?<!\" )called|friend|story of) {0}\b", r"\b{0} (?:was an?|the) [a-z]+")
 
 
@@ -41,8 +49,9 @@ def perplexity(model: Qwen2ForCausalLM, tokenizer: Tokenizer) -> float:
 
 
 @torch.inference_mode()
-def generate(model: Qwen2ForCausalLM, tokenizer: Tokenizer, prompt: str, copies: int, temperature: float,
-             limit: int) -> list[tuple[str, bool]]:
+def generate(
+    model: Qwen2ForCausalLM, tokenizer: Tokenizer, prompt: str, copies: int, temperature: float, limit: int
+) -> list[tuple[str, bool]]:
     """`copies` continuations of `prompt` as (whole text, ended by itself); temperature 0 is greedy."""
     end = tokenizer.token_to_id(END_OF_TEXT)
     ids = torch.tensor([tokenizer.encode(prompt).ids] * copies)
@@ -51,8 +60,9 @@ def generate(model: Qwen2ForCausalLM, tokenizer: Tokenizer, prompt: str, copies:
     for _ in range(limit):
         output = model(step, past_key_values=past, use_cache=True)
         logits, past = output.logits[:, -1].float(), output.past_key_values
-        step = (torch.multinomial((logits / temperature).softmax(-1), 1) if temperature
-                else logits.argmax(-1, keepdim=True))
+        step = (
+            torch.multinomial((logits / temperature).softmax(-1), 1) if temperature else logits.argmax(-1, keepdim=True)
+        )
         step[ended] = end
         ids = torch.cat([ids, step], 1)
         ended |= step[:, 0] == end
@@ -64,7 +74,7 @@ def generate(model: Qwen2ForCausalLM, tokenizer: Tokenizer, prompt: str, copies:
 def loops(text: str, tokenizer: Tokenizer) -> bool:
     """True when some run of 8 tokens occurs three times within the first 200."""
     ids = tokenizer.encode(text).ids[:200]
-    runs = Counter(tuple(ids[i:i + 8]) for i in range(len(ids) - 7))
+    runs = Counter(tuple(ids[i : i + 8]) for i in range(len(ids) - 7))
     return any(times >= 3 for times in runs.values())
 
 
@@ -82,8 +92,11 @@ def stray_names(text: str) -> set[str]:
     inside = set(re.findall(r"(?<=[a-z,] )([A-Z][a-z]+)", text))
     starting = {word for word in re.findall(r"\b[A-Z][a-z]+\b", text) if word.lower() not in small}
     called = {word.capitalize() for word in re.findall(r"\bthe ([a-z]+)", text)}
-    return {name for name in (inside | starting) - titles - called
-            if not any(re.search(pattern.format(name), text) for pattern in _INTRODUCED)}
+    return {
+        name
+        for name in (inside | starting) - titles - called
+        if not any(re.search(pattern.format(name), text) for pattern in _INTRODUCED)
+    }
 
 
 def shares_a_name(text: str) -> bool:
@@ -92,8 +105,7 @@ def shares_a_name(text: str) -> bool:
     return len(names) != len(set(names))
 
 
-def report(name: str, made: list[tuple[str, bool]], tokenizer: Tokenizer,
-           known: set[str]) -> dict[str, float]:
+def report(name: str, made: list[tuple[str, bool]], tokenizer: Tokenizer, known: set[str]) -> dict[str, float]:
     """The sanity figures of a set of stories, printed and returned as fractions."""
     texts = [text for text, _ in made]
     figures = {
@@ -105,8 +117,10 @@ def report(name: str, made: list[tuple[str, bool]], tokenizer: Tokenizer,
         "memorised": sum(text in known for text in texts) / len(made),
     }
     lengths = sorted(len(tokenizer.encode(text).ids) for text in texts)
-    print(f"{name}: {len(made)} stories, {lengths[0]}–{lengths[-1]} tokens,",
-          ", ".join(f"{key} {value:.1%}" for key, value in figures.items()))
+    print(
+        f"{name}: {len(made)} stories, {lengths[0]}–{lengths[-1]} tokens,",
+        ", ".join(f"{key} {value:.1%}" for key, value in figures.items()),
+    )
     return figures
 
 
@@ -128,22 +142,29 @@ def main() -> None:
     runs = json.loads((options.model / "training.json").read_text(encoding="utf-8"))
     held_out = held_out_stories()
     known = {text for run in runs for text in stories(run["first_story"], run["stories"])}
-    print(f"{len(known)} distinct training stories of {sum(run['stories'] for run in runs)}; "
-          f"{len(known & held_out)} equal a held-out story (those are left out of training)")
+    print(
+        f"{len(known)} distinct training stories of {sum(run['stories'] for run in runs)}; "
+        f"{len(known & held_out)} equal a held-out story (those are left out of training)"
+    )
     print(f"held-out perplexity {perplexity(model, tokenizer):.3f} over {len(held_out)} stories")
     greedy = [generate(model, tokenizer, prompt, 1, 0.0, options.limit)[0] for prompt in PROMPTS]
     per_prompt = -(-options.samples // len(PROMPTS))
-    sampled = [made for prompt in PROMPTS
-               for made in generate(model, tokenizer, prompt, per_prompt, options.temperature, options.limit)]
-    real = [(text, True) for text in sorted(held_out)[:options.samples]]
+    sampled = [
+        made
+        for prompt in PROMPTS
+        for made in generate(model, tokenizer, prompt, per_prompt, options.temperature, options.limit)
+    ]
+    real = [(text, True) for text in sorted(held_out)[: options.samples]]
     report("held-out (the generator's own)", real, tokenizer, known)
     report("greedy", greedy, tokenizer, known)
     report(f"sampled at {options.temperature}", sampled, tokenizer, known)
     step = max(1, len(sampled) // max(1, options.show))
-    for kind, made in (("greedy", greedy), ("sampled", sampled[::step][:options.show])):
+    for kind, made in (("greedy", greedy), ("sampled", sampled[::step][: options.show])):
         for text, done in made:
-            print(f"\n[{kind}{'' if done else ', did not end'}"
-                  f"{'; stray ' + str(stray_names(text)) if stray_names(text) else ''}] {text}")
+            print(
+                f"\n[{kind}{'' if done else ', did not end'}"
+                f"{'; stray ' + str(stray_names(text)) if stray_names(text) else ''}] {text}"
+            )
 
 
 if __name__ == "__main__":

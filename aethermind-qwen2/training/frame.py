@@ -32,20 +32,29 @@ _HABITS = (
     "when the sun was shining, {h} liked to {pastime}.",
 )
 _CODAS = {
-    "happy": ("and from that day on, {h} was [never sad for long|a little braver|a little wiser].",
-              "it was the best day of the [whole year|whole summer].",
-              "that night, {h} fell asleep with a smile.", "{h} was very happy.",
-              "{h} smiled all the way home.", "and they all lived happily ever after.",
-              "that evening, {h} was tired and happy."),
-    "thanks": ("{h} never forgot how {f} had helped {him}.",
-               "from that day on, {h} and {f} were [good|best] friends.",
-               "after that, {h} and {f} [met|played together] every day.",
-               '"[Thank you|Thank you so much|You are a true friend], {f_call}," said {h}.',
-               "{h} thanked {f} and gave {f.him} a big hug.",
-               "since that day, {h} has always been ready to help others too."),
-    "family": ('"Thank you, {f_call}," said {h}.', "{h} thanked {f} and gave {f.him} a big hug.",
-               "{f} and {h} [laughed together|smiled at each other].",
-               "{h} never forgot how {f} had helped {him}."),
+    "happy": (
+        "and from that day on, {h} was [never sad for long|a little braver|a little wiser].",
+        "it was the best day of the [whole year|whole summer].",
+        "that night, {h} fell asleep with a smile.",
+        "{h} was very happy.",
+        "{h} smiled all the way home.",
+        "and they all lived happily ever after.",
+        "that evening, {h} was tired and happy.",
+    ),
+    "thanks": (
+        "{h} never forgot how {f} had helped {him}.",
+        "from that day on, {h} and {f} were [good|best] friends.",
+        "after that, {h} and {f} [met|played together] every day.",
+        '"[Thank you|Thank you so much|You are a true friend], {f_call}," said {h}.',
+        "{h} thanked {f} and gave {f.him} a big hug.",
+        "since that day, {h} has always been ready to help others too.",
+    ),
+    "family": (
+        '"Thank you, {f_call}," said {h}.',
+        "{h} thanked {f} and gave {f.him} a big hug.",
+        "{f} and {h} [laughed together|smiled at each other].",
+        "{h} never forgot how {f} had helped {him}.",
+    ),
 }
 
 
@@ -54,8 +63,16 @@ def open_story(tale: Tale) -> None:
     rng, hero, place = tale.rng, tale.hero, tale.place
     adjective = rng.choice(ADJECTIVES)
     pastime, other = rng.sample(place.pastimes, 2)
-    tale.bind(at=rng.choice(place.at), a_hero=f"a {adjective} {hero.kind}", kind=hero.kind, adj=adjective,
-              His=hero.his.capitalize(), pastime=pastime, pastime2=other, hand=hero.hand)
+    tale.bind(
+        at=rng.choice(place.at),
+        a_hero=f"a {adjective} {hero.kind}",
+        kind=hero.kind,
+        adj=adjective,
+        His=hero.his.capitalize(),
+        pastime=pastime,
+        pastime2=other,
+        hand=hero.hand,
+    )
     other = _OTHER if hero.child else (*_OTHER, "{h} the {kind} lived {at}.")
     tale.say(*(_ONCE if rng.random() < 0.68 else other))
     tale.maybe(*_HABITS, chance=0.35)

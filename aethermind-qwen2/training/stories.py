@@ -1,6 +1,6 @@
 """The story generator: seed in, story out; every story is a plot played by fitting characters in one place.
 
-    python stories.py --seed 7 --count 3
+python stories.py --seed 7 --count 3
 """
 
 from __future__ import annotations
@@ -19,7 +19,19 @@ END = "<|endoftext|>"
 """What separates stories in the training text, and the token at which a model stops."""
 
 PLOTS: tuple[Callable[[Random, Place], Tale], ...] = (
-    lost_toy, lost_young, journey, cook, gift, plant, repair, learn, shy_friend, night_noise, quarrel, party)
+    lost_toy,
+    lost_young,
+    journey,
+    cook,
+    gift,
+    plant,
+    repair,
+    learn,
+    shy_friend,
+    night_noise,
+    quarrel,
+    party,
+)
 
 
 def story(seed: int) -> str:

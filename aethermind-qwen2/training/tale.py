@@ -24,8 +24,14 @@ class Tale:
         self.place = place
         self.cast = cast
         self.brief = rng.random() < 0.4
-        self._slots: dict[str, object] = {"h": hero, "he": hero.he, "him": hero.him, "his": hero.his,
-                                          "He": hero.he.capitalize(), "place": place.name}
+        self._slots: dict[str, object] = {
+            "h": hero,
+            "he": hero.he,
+            "him": hero.him,
+            "his": hero.his,
+            "He": hero.he.capitalize(),
+            "place": place.name,
+        }
         self._sentences: list[str] = []
         self._turns: list[int] = []
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-_SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-          r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
@@ -24,19 +26,23 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     special = [END_OF_TEXT, IM_START, IM_END]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size - len(special), show_progress=False,
-                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(special),
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens(special)
     if tokenizer.get_vocab_size() != vocab_size:
-        raise SystemExit(f"the text yields {tokenizer.get_vocab_size()} tokens, not {vocab_size}: lower "
-                         f"--vocab-size")
+        raise SystemExit(f"the text yields {tokenizer.get_vocab_size()} tokens, not {vocab_size}: lower --vocab-size")
     return tokenizer
 
 
@@ -44,9 +50,14 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
     """Write tokenizer.json and tokenizer_config.json into `folder`."""
     tokenizer.save(str(folder / "tokenizer.json"))
     added = {
-        str(tokenizer.token_to_id(token)): {"content": token, "lstrip": False, "normalized": False,
-                                            "rstrip": False,
-                                            "single_word": False, "special": True}
+        str(tokenizer.token_to_id(token)): {
+            "content": token,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
+            "special": True,
+        }
         for token in (END_OF_TEXT, IM_START, IM_END)
     }
     config = {

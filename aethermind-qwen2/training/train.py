@@ -54,18 +54,27 @@ class Rows:
                 self._ready = [encoding.ids for encoding in self._tokenizer.encode_batch(texts)]
                 self.seed += 256
             row += self._ready.pop()
-        return row[:length + 1]
+        return row[: length + 1]
 
 
 def build_model(options: argparse.Namespace, tokenizer: Tokenizer) -> Qwen2ForCausalLM:
     """A freshly initialised model of the chosen shape."""
     torch.manual_seed(options.seed)
-    return Qwen2ForCausalLM(Qwen2Config(
-        vocab_size=tokenizer.get_vocab_size(), hidden_size=options.hidden_size,
-        num_hidden_layers=options.layers, intermediate_size=options.intermediate_size,
-        num_attention_heads=options.hidden_size // 32,
-        num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=MAX_POSITIONS,
-        bos_token_id=None, eos_token_id=tokenizer.token_to_id(END_OF_TEXT), use_sliding_window=False))
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=tokenizer.get_vocab_size(),
+            hidden_size=options.hidden_size,
+            num_hidden_layers=options.layers,
+            intermediate_size=options.intermediate_size,
+            num_attention_heads=options.hidden_size // 32,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
+            max_position_embeddings=MAX_POSITIONS,
+            bos_token_id=None,
+            eos_token_id=tokenizer.token_to_id(END_OF_TEXT),
+            use_sliding_window=False,
+        )
+    )
 
 
 def learning_rate(progress: float, peak: float) -> float:
@@ -88,12 +97,16 @@ def train(model: Qwen2ForCausalLM, rows: Rows, options: argparse.Namespace) -> d
     vectors = [p for p in model.parameters() if p.dim() == 1]
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-        lr=options.learning_rate, betas=(0.9, 0.95), fused=True)
+        lr=options.learning_rate,
+        betas=(0.9, 0.95),
+        fused=True,
+    )
     began, step, tokens, smooth = time.monotonic(), 0, 0, None
     while True:
         elapsed = (time.monotonic() - began) / 60
-        progress = max(elapsed / options.minutes if options.minutes else 0.0,
-                       step / options.steps if options.steps else 0.0)
+        progress = max(
+            elapsed / options.minutes if options.minutes else 0.0, step / options.steps if options.steps else 0.0
+        )
         if progress >= 1:
             break
         length = options.lengths[step % len(options.lengths)]
@@ -109,35 +122,65 @@ def train(model: Qwen2ForCausalLM, rows: Rows, options: argparse.Namespace) -> d
         tokens += batch.shape[0] * length
         smooth = loss.item() if smooth is None else 0.95 * smooth + 0.05 * loss.item()
         if step % 100 == 0:
-            print(f"step {step}  {progress:.0%}  loss {smooth:.4f}  {tokens / 1e6:.2f} M tokens  "
-                  f"{tokens / (elapsed * 60 + 1e-9):.0f} tokens/s", flush=True)
-    return {"steps": step, "tokens": tokens, "stories": rows.seed - rows.first,
-            "loss": round(smooth or 0.0, 4), "minutes": round((time.monotonic() - began) / 60, 1)}
+            print(
+                f"step {step}  {progress:.0%}  loss {smooth:.4f}  {tokens / 1e6:.2f} M tokens  "
+                f"{tokens / (elapsed * 60 + 1e-9):.0f} tokens/s",
+                flush=True,
+            )
+    return {
+        "steps": step,
+        "tokens": tokens,
+        "stories": rows.seed - rows.first,
+        "loss": round(smooth or 0.0, 4),
+        "minutes": round((time.monotonic() - began) / 60, 1),
+    }
 
 
-def save_model(model: Qwen2ForCausalLM, tokenizer: Tokenizer, folder: Path,
-               runs: list[dict[str, object]]) -> None:
+def save_model(model: Qwen2ForCausalLM, tokenizer: Tokenizer, folder: Path, runs: list[dict[str, object]]) -> None:
     """Write the Hugging Face directory; the config uses the spelling that old and new readers share."""
     folder.mkdir(parents=True, exist_ok=True)
     config = model.config
     end, im_end = tokenizer.token_to_id(END_OF_TEXT), tokenizer.token_to_id(IM_END)
     written = {
-        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "attention_dropout": 0.0,
-        "bos_token_id": None, "eos_token_id": end, "pad_token_id": end, "hidden_act": "silu",
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": end,
+        "pad_token_id": end,
+        "hidden_act": "silu",
         "hidden_size": config.hidden_size,
-        "initializer_range": 0.02, "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": MAX_POSITIONS, "num_attention_heads": config.num_attention_heads,
-        "num_hidden_layers": config.num_hidden_layers, "num_key_value_heads": config.num_key_value_heads,
-        "rms_norm_eps": config.rms_norm_eps, "rope_theta": ROPE_THETA, "tie_word_embeddings": True,
-        "dtype": "bfloat16", "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False,
+        "initializer_range": 0.02,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": MAX_POSITIONS,
+        "num_attention_heads": config.num_attention_heads,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_key_value_heads": config.num_key_value_heads,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": ROPE_THETA,
+        "tie_word_embeddings": True,
+        "dtype": "bfloat16",
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_sliding_window": False,
         "vocab_size": config.vocab_size,
     }
-    generation = {"bos_token_id": None, "eos_token_id": [end, im_end], "pad_token_id": end, "do_sample": True,
-                  "temperature": 0.8, "top_k": 40, "top_p": 0.95}
+    generation = {
+        "bos_token_id": None,
+        "eos_token_id": [end, im_end],
+        "pad_token_id": end,
+        "do_sample": True,
+        "temperature": 0.8,
+        "top_k": 40,
+        "top_p": 0.95,
+    }
     for name, content in (("config", written), ("generation_config", generation), ("training", runs)):
         (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    weights = {name: weight.detach().to(torch.bfloat16).contiguous()
-               for name, weight in model.state_dict().items() if name != "lm_head.weight"}
+    weights = {
+        name: weight.detach().to(torch.bfloat16).contiguous()
+        for name, weight in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
     save_tokenizer(tokenizer, folder, MAX_POSITIONS)
@@ -155,8 +198,13 @@ def main() -> None:
     parser.add_argument("--hidden-size", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--intermediate-size", type=int, default=704)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[192, 192, 192, 512],
-                        help="row lengths, taken in turn: short rows hold one story, long ones several")
+    parser.add_argument(
+        "--lengths",
+        type=int,
+        nargs="+",
+        default=[192, 192, 192, 512],
+        help="row lengths, taken in turn: short rows hold one story, long ones several",
+    )
     parser.add_argument("--step-tokens", type=int, default=1024, help="tokens in a step")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--threads", type=int, default=2)
@@ -174,8 +222,7 @@ def main() -> None:
     else:
         tokenizer = train_tokenizer(stories(first, 20_000), options.vocab_size)
         model = build_model(options, tokenizer)
-    print(f"{sum(p.numel() for p in model.parameters())} parameters, {tokenizer.get_vocab_size()} tokens",
-          flush=True)
+    print(f"{sum(p.numel() for p in model.parameters())} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
     rows = Rows(tokenizer, first)
     done = train(model, rows, options)
     save_model(model, tokenizer, options.out, [*runs, {"seed": options.seed, "first_story": first, **done}])

@@ -15,7 +15,6 @@ from aethermind.cli import console, options
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-
     from aethermind.engine.output import RequestOutput
     from aethermind.llm import LLM, ModelInfo
     from aethermind.sampling.params import SamplingParams
