@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
+from cast import Cast
 from frame import bind_helper, close_story, open_story
 from tale import Tale
-from world import KINDS, Cast, Place
+from world import KINDS, Place
 
 _DISHES = (
     ("an apple pie", "apples", "flour"),

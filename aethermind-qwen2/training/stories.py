@@ -9,9 +9,11 @@ import argparse
 from collections.abc import Callable, Iterator
 from random import Random
 
-from plots_heart import learn, night_noise, party, quarrel, shy_friend
+from plots_heart import learn, night_noise, shy_friend
+from plots_journey import journey
 from plots_making import cook, gift, plant, repair
-from plots_search import journey, lost_toy, lost_young
+from plots_search import lost_toy, lost_young
+from plots_together import party, quarrel
 from tale import Tale
 from world import PLACES, Place
 

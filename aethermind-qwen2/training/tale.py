@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from random import Random
 
-from world import Cast, Character, Place
+from cast import Cast, Character
+from world import Place
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _SENTENCE_START = re.compile(r'(^"?|[.!?] "?|\." "?|[!?]" ")([a-z])')

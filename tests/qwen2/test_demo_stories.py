@@ -14,10 +14,12 @@ import pytest
 TRAINING = Path(__file__).parents[2] / "aethermind-qwen2" / "training"
 sys.path.append(str(TRAINING))
 
+from cast import Cast  # noqa: E402
+from names import ALL_NAMES  # noqa: E402
 from plots_heart import night_noise  # noqa: E402
 from plots_search import lost_toy  # noqa: E402
 from stories import PLOTS, stories, story  # noqa: E402
-from world import ALL_NAMES, KINDS, PLACES, Cast  # noqa: E402
+from world import KINDS, PLACES  # noqa: E402
 
 COUNT = 3000
 
