@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from names import BOYS, GIRLS, HE_ANIMALS, INVENTED_SHARE, SHE_ANIMALS, invented_name
+from names import BOYS, GIRLS, HE_ANIMALS, SHE_ANIMALS, invented_name
 from world import HELPER_ADJECTIVES, KINDS, Place
 
 
@@ -103,7 +103,7 @@ class Cast:
         return Character(name, role, *_PRONOUNS[sex], name)
 
     def _fresh(self, names: list[str], sex: str) -> str:
-        if self.rng.random() < INVENTED_SHARE:
+        if self.rng.random() < self.place.invented_names:
             names = [invented_name(self.rng, sex) for _ in range(3)]
         name = self.rng.choice([name for name in names if name not in self.names])
         self.names.add(name)

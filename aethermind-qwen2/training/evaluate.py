@@ -141,7 +141,7 @@ def main() -> None:
     model = Qwen2ForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
     runs = json.loads((options.model / "training.json").read_text(encoding="utf-8"))
     held_out = held_out_stories()
-    known = {text for run in runs for text in stories(run["first_story"], run["stories"])}
+    known = {text for run in runs for text in stories(run["first_story"], run["stories"], run["invented_names"])}
     print(
         f"{len(known)} distinct training stories of {sum(run['stories'] for run in runs)}; "
         f"{len(known & held_out)} equal a held-out story (those are left out of training)"

@@ -168,7 +168,6 @@ _ENDINGS = {
     "she": ["a", "ia", "ina", "elle", "ie", "ara", "isa", "una", "ette"],
     "he": ["o", "us", "in", "on", "ek", "or", "ian", "as", "ert"],
 }
-INVENTED_SHARE = 0.15
 
 
 def invented_name(rng: Random, sex: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
 
 from plots_heart import learn, night_noise, shy_friend
@@ -19,6 +20,9 @@ from world import PLACES, Place
 
 END = "<|endoftext|>"
 """What separates stories in the training text, and the token at which a model stops."""
+
+INVENTED_NAMES = 0.02
+"""The share of characters with a name that the reader has hardly ever seen."""
 
 PLOTS: tuple[Callable[[Random, Place], Tale], ...] = (
     lost_toy,
@@ -36,17 +40,17 @@ PLOTS: tuple[Callable[[Random, Place], Tale], ...] = (
 )
 
 
-def story(seed: int) -> str:
+def story(seed: int, invented_names: float = INVENTED_NAMES) -> str:
     """The story of this seed, without the end token; the same text for the same seed on every machine."""
     rng = Random(seed)
     plot, place = rng.choice(PLOTS), rng.choice(PLACES)
-    return plot(rng, place).text()
+    return plot(rng, replace(place, invented_names=invented_names)).text()
 
 
-def stories(first_seed: int, count: int) -> Iterator[str]:
+def stories(first_seed: int, count: int, invented_names: float = INVENTED_NAMES) -> Iterator[str]:
     """`count` stories of consecutive seeds."""
     for seed in range(first_seed, first_seed + count):
-        yield story(seed)
+        yield story(seed, invented_names)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from stories import stories, story
+from stories import INVENTED_NAMES, stories, story
 from tokenizers import Tokenizer
 from tokens import END_OF_TEXT, IM_END, save_tokenizer, train_tokenizer
 from torch.nn.functional import cross_entropy
@@ -36,8 +36,9 @@ def held_out_stories() -> set[str]:
 class Rows:
     """Training rows of stories and end tokens; each row begins with a story, as a prompt does (mutable)."""
 
-    def __init__(self, tokenizer: Tokenizer, first_seed: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, first_seed: int, invented_names: float) -> None:
         self.first = self.seed = first_seed
+        self._invented_names = invented_names
         self._tokenizer = tokenizer
         self._held_out = held_out_stories()
         self._ready: list[list[int]] = []
@@ -50,7 +51,8 @@ class Rows:
         row: list[int] = []
         while len(row) <= length:
             if not self._ready:
-                texts = [text + END_OF_TEXT for text in stories(self.seed, 256) if text not in self._held_out]
+                told = stories(self.seed, 256, self._invented_names)
+                texts = [text + END_OF_TEXT for text in told if text not in self._held_out]
                 self._ready = [encoding.ids for encoding in self._tokenizer.encode_batch(texts)]
                 self.seed += 256
             row += self._ready.pop()
@@ -194,6 +196,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="stop after this many steps (0: no limit)")
     parser.add_argument("--init", type=Path, help="continue from this folder, with stories it has not seen")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--invented-names", type=float, default=INVENTED_NAMES, help="share of such names")
     parser.add_argument("--vocab-size", type=int, default=2048)
     parser.add_argument("--hidden-size", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
@@ -223,9 +226,10 @@ def main() -> None:
         tokenizer = train_tokenizer(stories(first, 20_000), options.vocab_size)
         model = build_model(options, tokenizer)
     print(f"{sum(p.numel() for p in model.parameters())} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
-    rows = Rows(tokenizer, first)
+    rows = Rows(tokenizer, first, options.invented_names)
     done = train(model, rows, options)
-    save_model(model, tokenizer, options.out, [*runs, {"seed": options.seed, "first_story": first, **done}])
+    run = {"seed": options.seed, "first_story": first, "invented_names": options.invented_names, **done}
+    save_model(model, tokenizer, options.out, [*runs, run])
     print(f"saved {options.out}: {done}")
 
 

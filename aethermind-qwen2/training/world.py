@@ -71,7 +71,10 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place with its phrases, who lives there, and where a thing may get stuck (by sort of spot)."""
+    """A place with its phrases, who lives there, and where a thing may get stuck (by sort of spot).
+
+    `invented_names` is the share of characters whose name is made of syllables rather than taken from a list.
+    """
 
     name: str
     at: tuple[str, ...]
@@ -80,6 +83,7 @@ class Place:
     spots: dict[str, tuple[str, ...]]
     pastimes: tuple[str, ...]
     finds: tuple[str, ...]
+    invented_names: float = 0.0
 
     def helpers(self, *skills: str) -> list[str]:
         """Kinds living here that have any of `skills`."""

@@ -10,6 +10,7 @@ from transformers import Qwen2Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
+from aethermind.errors import ConfigError
 from aethermind.model.rope import inverse_frequencies, read_rope
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
@@ -75,3 +76,20 @@ def test_positions_that_a_scaling_reaches() -> None:
     assert reach(type="dynamic", factor=3.0, original_max_position_embeddings=10) == 3000
     assert reach(type="yarn", factor=4.0, original_max_position_embeddings=100) == 400
     assert reach() == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "head_dim", "sentence"),
+    [
+        ({"partial_rotary_factor": 0.5}, 64, "partial_rotary_factor 0.5"),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}},
+            64,
+            "partial_rotary_factor 0.25",
+        ),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 2, "head_dim above 2"),
+    ],
+)
+def test_what_is_not_rotated_as_asked_is_refused(fields: dict[str, Any], head_dim: int, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        read_rope(fields, head_dim=head_dim, max_position_embeddings=4096)
