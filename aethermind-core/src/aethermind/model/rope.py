@@ -56,9 +56,7 @@ def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddin
         )
     partial = parameters.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
     if partial != 1.0:
-        raise ConfigError(
-            f"partial_rotary_factor {partial!r} in config.json is not supported; whole heads are rotated."
-        )
+        raise ConfigError(f"partial_rotary_factor {partial!r} in config.json is not supported; leave it out.")
     if kind == "dynamic" and head_dim == 2:
         raise ConfigError("rope_type 'dynamic' in config.json needs a head_dim above 2, got 2.")
     theta = _number(parameters, "rope_theta", fields.get("rope_theta", 10000.0))
