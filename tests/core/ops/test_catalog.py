@@ -13,6 +13,7 @@ from torch.nn import functional
 from aethermind.dispatch.reference import evaluate, rounded_inputs
 from aethermind.hal.dtype import DType
 from aethermind.ops import catalog
+from aethermind.ops.catalog.alibi import alibi_slopes
 from aethermind.ops.operator import Operator, OperatorRegistry, Sample
 from aethermind.ops.schema import TensorType
 
@@ -114,6 +115,35 @@ def qkv_rope_cache_write(
     return rope(q, table), *kv_cache_write(rope(k, table), v, slots, k_cache, v_cache)
 
 
+def attention(q, k, v, scale, causal):
+    num_queries, num_keys, num_groups = q.shape[-3], k.shape[-3], q.shape[-2] // k.shape[-2]
+    q, k, v = (
+        x.transpose(-3, -2) for x in (q, k.repeat_interleave(num_groups, -2), v.repeat_interleave(num_groups, -2))
+    )
+    visible = torch.ones(num_queries, num_keys, dtype=torch.bool)
+    visible = visible.tril(num_keys - num_queries) if causal else visible
+    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
+    return torch.where(visible.any(1)[:, None], out, 0).transpose(-3, -2)
+
+
+def alibi(scores, slopes):
+    num_queries, num_keys = scores.shape[-2:]
+    behind = torch.tensor([[num_keys - num_queries + q - k for k in range(num_keys)] for q in range(num_queries)])
+    return scores - torch.einsum("h,qk->hqk", slopes, behind.reshape(num_queries, num_keys).double())
+
+
+def gelu(x, approximate):
+    return functional.gelu(x, approximate="tanh" if approximate else "none")
+
+
+def ffn_relu(x, w_in, b_in, w_out, b_out):
+    return functional.linear(functional.relu(functional.linear(x, w_in, b_in)), w_out, b_out)
+
+
+def ffn_gelu(x, w_in, b_in, w_out, b_out, approximate):
+    return functional.linear(gelu(functional.linear(x, w_in, b_in), approximate), w_out, b_out)
+
+
 def suppress_tokens(logits, tokens, cu_tokens):
     rows = [
         row.index_fill(0, tokens[begin:end].long(), -torch.inf)
@@ -169,6 +199,11 @@ def token_logprobs(logits, token_ids, k):
     return logprob[:, 0], rank.int(), top_ids.int(), functional.pad(top.values[:, :k], missing, value=-torch.inf)
 
 
+def first_largest(x):
+    """torch promises no particular index on ties."""
+    return (x.cummax(-1).values < x.amax(-1, keepdim=True)).sum(-1).int()
+
+
 TORCH: dict[str, Callable[..., Any]] = {
     "embedding": lambda token_ids, table: functional.embedding(token_ids, table),
     "rope_table": rope_table,
@@ -193,12 +228,47 @@ TORCH: dict[str, Callable[..., Any]] = {
     "repetition_penalty": repetition_penalty,
     "sample_tokens": sample_tokens,
     "token_logprobs": token_logprobs,
+    "layer_norm": lambda x, weight, bias, eps: functional.layer_norm(x, weight.shape, weight, bias, eps),
+    "attention": attention,
+    "alibi": alibi,
+    "relu": functional.relu,
+    "gelu": gelu,
+    "ffn_relu": ffn_relu,
+    "ffn_gelu": ffn_gelu,
+    "sub": torch.sub,
+    "div": torch.div,
+    "exp": torch.exp,
+    "log": torch.log,
+    "sum": lambda x: torch.sum(x, dim=-1),
+    "mean": lambda x: torch.mean(x, dim=-1),
+    "max": lambda x: torch.amax(x, dim=-1),
+    "min": lambda x: torch.amin(x, dim=-1),
+    "argmax": first_largest,
+    "softmax": lambda x: torch.softmax(x, dim=-1),
+    "matmul": torch.matmul,
+    "transpose": lambda x: x.mT,
+    "permute_heads": lambda x: x.movedim(-2, -3),
+    "split_last": lambda x, count: x.unflatten(-1, (count, x.shape[-1] // count)),
+    "merge_last": lambda x: x.flatten(-2),
 }
 
 
 def test_every_operator_has_a_torch_counterpart() -> None:
     assert set(TORCH) == {operator.name for operator in OPERATORS}
-    assert len(OPERATORS) == 23
+    assert len(OPERATORS) == 45
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "slopes"),
+    [
+        (1, [2**-8]),
+        (4, [2**-2, 2**-4, 2**-6, 2**-8]),
+        (8, [2**-exponent for exponent in range(1, 9)]),
+        (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
+    ],
+)
+def test_slopes_of_alibi_are_the_papers(num_heads: int, slopes: list[float]) -> None:
+    np.testing.assert_allclose(alibi_slopes(num_heads), slopes, rtol=1e-15)
 
 
 @each_case

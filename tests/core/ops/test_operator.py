@@ -40,6 +40,11 @@ def test_a_frozen_registry_takes_nothing():
         registry.register(catalog.load()[0])
 
 
+def test_a_page_is_found_under_its_operators_name():
+    assert [catalog.page(name).name for name in catalog.NAMES] == list(catalog.NAMES)
+    assert len(set(catalog.NAMES)) == len(catalog.NAMES)
+
+
 def test_importing_the_catalog_does_not_import_numpy():
     code = "import sys, aethermind.ops.catalog, aethermind.ops.operator; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -77,7 +77,7 @@ def test_every_signature_of_the_catalog_prints_as_it_was_written():
 
 def test_views_are_told_from_operators_that_change_memory():
     views = {operator.name for operator in catalog.load() if operator.schema.is_view}
-    assert views == {"split_heads", "merge_heads"}
+    assert views == {"split_heads", "merge_heads", "split_last", "merge_last"}
     assert not OperatorSchema.parse("scale(x: F[T]) -> (out: F[T] = x)").is_view
 
 

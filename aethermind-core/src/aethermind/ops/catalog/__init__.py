@@ -2,51 +2,77 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aethermind.ops.operator import Operator
 
-__all__ = ["load"]
+__all__ = ["NAMES", "load", "page"]
+
+_EMBEDDED = ("embedding", "rope_table")
+_ATTENTION = (
+    "rms_norm",
+    "layer_norm",
+    "linear",
+    "split_heads",
+    "rope",
+    "kv_cache_write",
+    "qkv_rope_cache_write",
+    "paged_attention",
+    "attention",
+    "alibi",
+    "merge_heads",
+)
+_FEED_FORWARD = (
+    "add",
+    "add_rms_norm",
+    "silu",
+    "mul",
+    "silu_mul",
+    "gate_up_silu",
+    "mlp_swiglu",
+    "relu",
+    "gelu",
+    "ffn_relu",
+    "ffn_gelu",
+)
+_SAMPLED = (
+    "gather_rows",
+    "lm_head",
+    "suppress_tokens",
+    "repetition_penalty",
+    "sample_tokens",
+    "token_logprobs",
+)
+_GENERAL = (
+    "sub",
+    "div",
+    "exp",
+    "log",
+    "sum",
+    "mean",
+    "max",
+    "min",
+    "argmax",
+    "softmax",
+    "matmul",
+    "transpose",
+    "permute_heads",
+    "split_last",
+    "merge_last",
+)
+
+NAMES = (*_EMBEDDED, *_ATTENTION, *_FEED_FORWARD, *_SAMPLED, *_GENERAL)
+"""Every operator of core's catalog, in the order in which a model meets them; the general ones come last."""
+
+
+def page(name: str) -> Operator:
+    """The page of one of `NAMES`: the constant of the operator's name in the module of its name."""
+    operator: Operator = getattr(import_module(f"{__name__}.{name}"), name.upper())
+    return operator
 
 
 def load() -> tuple[Operator, ...]:
-    """Every page of core's catalog, in the order in which a model meets the operators."""
-    from aethermind.ops.catalog.add import ADD
-    from aethermind.ops.catalog.add_rms_norm import ADD_RMS_NORM
-    from aethermind.ops.catalog.embedding import EMBEDDING
-    from aethermind.ops.catalog.gate_up_silu import GATE_UP_SILU
-    from aethermind.ops.catalog.gather_rows import GATHER_ROWS
-    from aethermind.ops.catalog.kv_cache_write import KV_CACHE_WRITE
-    from aethermind.ops.catalog.linear import LINEAR
-    from aethermind.ops.catalog.lm_head import LM_HEAD
-    from aethermind.ops.catalog.merge_heads import MERGE_HEADS
-    from aethermind.ops.catalog.mlp_swiglu import MLP_SWIGLU
-    from aethermind.ops.catalog.mul import MUL
-    from aethermind.ops.catalog.paged_attention import PAGED_ATTENTION
-    from aethermind.ops.catalog.qkv_rope_cache_write import QKV_ROPE_CACHE_WRITE
-    from aethermind.ops.catalog.repetition_penalty import REPETITION_PENALTY
-    from aethermind.ops.catalog.rms_norm import RMS_NORM
-    from aethermind.ops.catalog.rope import ROPE
-    from aethermind.ops.catalog.rope_table import ROPE_TABLE
-    from aethermind.ops.catalog.sample_tokens import SAMPLE_TOKENS
-    from aethermind.ops.catalog.silu import SILU
-    from aethermind.ops.catalog.silu_mul import SILU_MUL
-    from aethermind.ops.catalog.split_heads import SPLIT_HEADS
-    from aethermind.ops.catalog.suppress_tokens import SUPPRESS_TOKENS
-    from aethermind.ops.catalog.token_logprobs import TOKEN_LOGPROBS
-
-    embedded = (EMBEDDING, ROPE_TABLE)
-    attention = (
-        RMS_NORM,
-        LINEAR,
-        SPLIT_HEADS,
-        ROPE,
-        KV_CACHE_WRITE,
-        QKV_ROPE_CACHE_WRITE,
-        PAGED_ATTENTION,
-        MERGE_HEADS,
-    )
-    feed_forward = (ADD, ADD_RMS_NORM, SILU, MUL, SILU_MUL, GATE_UP_SILU, MLP_SWIGLU)
-    sampled = (GATHER_ROWS, LM_HEAD, SUPPRESS_TOKENS, REPETITION_PENALTY, SAMPLE_TOKENS, TOKEN_LOGPROBS)
-    return (*embedded, *attention, *feed_forward, *sampled)
+    """Every page."""
+    return tuple(map(page, NAMES))

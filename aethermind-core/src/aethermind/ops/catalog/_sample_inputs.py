@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from aethermind.ops.operator import Array
+from aethermind.ops.operator import Array, Sample
 
-__all__ = ["PagedBatch", "normal", "paged_batch", "token_lists", "weight"]
+__all__ = ["PagedBatch", "normal", "paged_batch", "same_shaped", "token_lists", "vectors", "weight"]
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Array:
     """Standard normal activations."""
     return rng.standard_normal(shape)
+
+
+def same_shaped(rng: np.random.Generator, num_inputs: int, draw: Callable[..., Array] = normal) -> Iterator[Sample]:
+    """Samples of an operator that works element by element on inputs of one shape; `draw` is called as `normal` is."""
+    for shape in ((3, 7), (1, 33), (0, 8), (5,), (2, 3, 17), (16, 64)):
+        yield Sample("x".join(map(str, shape)), tuple(draw(rng, *shape) for _ in range(num_inputs)))
+
+
+def vectors(rng: np.random.Generator) -> Iterator[Sample]:
+    """Samples of an operator that works on every vector of its only input."""
+    for shape in ((3, 7), (1, 896), (0, 16), (5, 2, 80), (17, 33), (2, 1), (2, 0, 5), (11,)):
+        yield Sample("x".join(map(str, shape)), (normal(rng, *shape) * 2,))
 
 
 def weight(rng: np.random.Generator, num_outputs: int, num_inputs: int) -> Array:

@@ -1,0 +1,48 @@
+"""The matrix product of two activations, for every leading index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aethermind.ops.catalog._sample_inputs import normal
+from aethermind.ops.catalog._tolerances import ONE_ROUNDING
+from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.schema import OperatorSchema
+
+__all__ = ["MATMUL"]
+
+
+def _reference(a: Array, b: Array) -> Array:
+    return a @ b
+
+
+def _term_magnitudes(a: Array, b: Array) -> Array:
+    return np.abs(a) @ np.abs(b)
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for leading, num_rows, num_inner, num_columns in (
+        ((), 3, 7, 5),
+        ((), 1, 65, 33),
+        ((), 0, 8, 4),
+        ((), 17, 31, 47),
+        ((1,), 4, 1, 1),
+        ((0,), 2, 3, 4),
+        ((3,), 5, 19, 2),
+        ((2, 3), 4, 9, 6),
+        ((2,), 33, 64, 40),
+    ):
+        label = "x".join(map(str, (*leading, num_rows, num_inner, num_columns)))
+        yield Sample(label, (normal(rng, *leading, num_rows, num_inner), normal(rng, *leading, num_inner, num_columns)))
+
+
+MATMUL = Operator(
+    schema=OperatorSchema.parse("matmul(a: F[..., M, K], b: F[..., K, N]) -> (out: F[..., M, N])"),
+    summary="a @ b over the last two dims, summed in float32.",
+    reference=_reference,
+    samples=_samples,
+    term_magnitudes=_term_magnitudes,
+    tolerances=ONE_ROUNDING,
+)
