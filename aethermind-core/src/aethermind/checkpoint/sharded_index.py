@@ -62,6 +62,11 @@ class Checkpoint:
         """Size of all values together."""
         return sum(file.tensors[name].num_bytes for name, file in self._file_of_name.items())
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that hold the tensors, in the order in which they first occur."""
+        return tuple(dict.fromkeys(file.path for file in self._file_of_name.values()))
+
     def info(self, name: str) -> TensorInfo:
         """Describe a tensor; its offsets are those in its own file. Raises CheckpointError for an unknown name."""
         return self._file(name).info(name)

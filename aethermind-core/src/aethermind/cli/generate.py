@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from aethermind.cli import console, options
-from aethermind.errors import InvalidArgumentError
+from aethermind.cli.prompt_text import read_text
 
 if TYPE_CHECKING:
     from aethermind.engine.output import RequestOutput
@@ -63,7 +63,7 @@ def generate(
     from aethermind.cli.load import open_llm
     from aethermind.sampling.params import SamplingParams
 
-    text = read_prompt(prompt, prompt_file)
+    text = read_text(prompt, prompt_file, noun="prompt", option="--prompt-file")
     params = SamplingParams(
         temperature=temperature,
         top_k=top_k,
@@ -90,29 +90,6 @@ def generate(
     with closing(llm):
         has_stats = console.is_terminal(sys.stderr) if stats is None else stats
         answer(llm, text, params, is_streaming=stream and not as_json, has_stats=has_stats, as_json=as_json)
-
-
-def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """The prompt from where it was given, without the newline that ends a file. There must be exactly one."""
-    if (prompt is None) == (prompt_file is None):
-        found = "no prompt" if prompt is None else "two prompts"
-        raise InvalidArgumentError(
-            f"Found {found}. Give one as an argument, as - for standard input, or as --prompt-file."
-        )
-    if prompt is not None and prompt != "-":
-        return prompt
-    try:
-        raw = sys.stdin.buffer.read() if prompt_file is None else prompt_file.read_bytes()
-        return raw.decode().removesuffix("\n").removesuffix("\r")
-    except OSError as error:
-        raise InvalidArgumentError(
-            f"Prompt file {prompt_file} cannot be read: {error.strerror}. Pass another one."
-        ) from None
-    except UnicodeDecodeError as error:
-        name = prompt_file or "from standard input"
-        raise InvalidArgumentError(
-            f"The prompt {name} is not UTF-8 text (byte {error.start}). Convert it first."
-        ) from None
 
 
 def answer(
