@@ -23,9 +23,9 @@ TOKENIZE_EXAMPLES = console.examples(
     "aethermind tokenize --file README.md --model demo",
 )
 DETOKENIZE_EXAMPLES = console.examples(
-    "aethermind detokenize 72 101 108",
+    "aethermind detokenize 382 383 258 351",
     'aethermind tokenize "Once upon a time" --json | aethermind detokenize -',
-    "aethermind detokenize 72 101 108 --json",
+    "aethermind detokenize 382 383 258 351 --json",
 )
 
 
