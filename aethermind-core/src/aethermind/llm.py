@@ -23,6 +23,7 @@ from aethermind.engine.loader import PlannedModel, plan_model
 from aethermind.engine.output import CompletionOutput, Logprob, RequestOutput
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.runtime import Runtime
+from aethermind.sampling.generation_config import read_sampling_defaults
 from aethermind.sampling.params import SamplingParams
 from aethermind.text.tokenizer import Tokenizer
 
@@ -115,6 +116,15 @@ class LLM:
         """Finish the device's work and give everything back."""
         self.engine.planned.open_device.backend.close()
 
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """What generation_config.json says, as arguments for SamplingParams; ConfigError names a bad value."""
+        return read_sampling_defaults(self.engine.planned.generation)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters that requests without their own get: `sampling_defaults`, else those of SamplingParams."""
+        return SamplingParams(**self.sampling_defaults)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -125,11 +135,13 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer all prompts, batched together; results are in the order of the prompts.
 
-        A prompt is a string or `{"prompt_token_ids": [...]}`. `on_output` sees every request after each step in which
+        A prompt is a string or `{"prompt_token_ids": [...]}`. Without `sampling_params` there are the model's own (see
+        `get_default_sampling_params`). `on_output` sees every request after each step in which
         it grew. `use_tqdm` shows a progress bar on stderr.
         """
         items = _listed(prompts)
-        ids = self._add_all(items, _params_for(items, sampling_params))
+        given = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        ids = self._add_all(items, _params_for(items, given))
         waited_for = set(ids)
         finished: dict[str, RequestOutput] = {}
         with _ProgressBar(len(ids), use_tqdm) as advance:
@@ -150,7 +162,7 @@ class LLM:
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
         """Answer one prompt, yielding the answer so far after every token. Closing the iterator ends the request."""
-        ids = self._add_all([prompt], [sampling_params or SamplingParams()])
+        ids = self._add_all([prompt], [sampling_params or self.get_default_sampling_params()])
         try:
             while True:
                 for output in self._next(ids):
@@ -214,8 +226,8 @@ def _listed(prompts: Any) -> list[Prompt]:
 
 
 def _params_for(prompts: Sequence[Prompt], given: Any) -> list[SamplingParams]:
-    if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * len(prompts)
+    if isinstance(given, SamplingParams):
+        return [given] * len(prompts)
     if not isinstance(given, Sequence) or not all(isinstance(params, SamplingParams) for params in given):
         raise InvalidArgumentError(f"sampling_params should be SamplingParams or a list of them, got {given!r:.80}.")
     if len(given) != len(prompts):

@@ -144,14 +144,21 @@ def test_a_corrupt_shard_is_named(sharded: Path) -> None:
 def test_no_weights_lists_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         Checkpoint.open(tmp_path)
-    for part in (str(tmp_path), "model.safetensors ", INDEX, "found neither", "--load-format dummy"):
+    for part in (
+        str(tmp_path),
+        "model.safetensors,",
+        INDEX,
+        "pytorch_model.bin,",
+        "found none of them",
+        "--load-format dummy",
+    ):
         assert part in str(caught.value)
 
 
 def test_no_weights_names_the_ones_it_cannot_read(tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model.bin").touch()
+    (tmp_path / "model.gguf").touch()
     (tmp_path / "consolidated.safetensors").touch()
-    with pytest.raises(CheckpointError, match=r"found consolidated\.safetensors, pytorch_model\.bin\."):
+    with pytest.raises(CheckpointError, match=r"found consolidated\.safetensors, model\.gguf\."):
         Checkpoint.open(tmp_path)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -58,6 +59,7 @@ class FakeLLM:
     """Answers with the given growing texts, a token each and 0.1 s apart; an exception among them is raised there."""
 
     info = INFO
+    sampling_defaults: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, *texts: str | BaseException) -> None:
         self.texts = texts

@@ -92,6 +92,27 @@ def test_options_reach_the_model_and_the_sampler(invoke: Any, fake_llm: Any) -> 
     assert (params.stop, params.ignore_eos) == (("x", "yy"), True)
 
 
+def test_what_is_not_given_is_the_model_s_then_ours(invoke: Any, fake_llm: Any) -> None:
+    llm = fake_llm("a")
+    llm.sampling_defaults = {"temperature": 0.9, "top_k": 7, "max_tokens": 5}
+    assert invoke("generate", "hi", "--top-k", "3", "--temperature", "0").exit_code == 0
+    assert invoke("generate", "hi").exit_code == 0
+    fields = ("temperature", "top_k", "max_tokens", "top_p", "min_p", "repetition_penalty")
+    given, untold = ([getattr(params, name) for name in fields] for params in llm.params)
+    assert given == [0, 3, 5, 1, 0, 1]
+    assert untold == [0.9, 7, 5, 1, 0, 1]
+    llm.sampling_defaults = {}
+    invoke("generate", "hi")
+    assert [getattr(llm.params[-1], name) for name in fields] == [0.7, 0, 200, 1, 0, 1]
+
+
+def test_help_says_where_defaults_come_from(invoke: Any) -> None:
+    text = " ".join(invoke("generate", "--help").stdout.split())
+    assert "generation_config.json" in text
+    for default in ("0.7", "200"):
+        assert f"the model's, or {default})]" in text
+
+
 def test_model_comes_from_the_environment_then_is_the_demo(
     invoke: Any, fake_llm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

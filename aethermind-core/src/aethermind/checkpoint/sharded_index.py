@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
 from aethermind.checkpoint.safetensors import SafetensorsFile
-from aethermind.checkpoint.source import TensorInfo
+from aethermind.checkpoint.source import TensorFile, TensorInfo
+from aethermind.checkpoint.torch_pickle import TorchFile
 from aethermind.errors import CheckpointError
 
-__all__ = ["Checkpoint", "INDEX_NAME", "SINGLE_NAME"]
+__all__ = ["Checkpoint"]
 
-SINGLE_NAME = "model.safetensors"
-INDEX_NAME = "model.safetensors.index.json"
 
-_UNREADABLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.safetensors")
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How a kind of weights lies in a directory: one file, or an index and shards with a suffix."""
+
+    single: str
+    suffix: str
+    open: Callable[[Path], TensorFile]
+
+    @property
+    def index(self) -> str:
+        return f"{self.single}.index.json"
+
+
+_LAYOUTS = (
+    _Layout("model.safetensors", ".safetensors", SafetensorsFile),
+    _Layout("pytorch_model.bin", ".bin", TorchFile),
+)
+_LONE_PATTERNS = ("*.pt", "*.pth")
+_OTHER_PATTERNS = ("*.bin", *_LONE_PATTERNS, "*.gguf", "*.safetensors")
 
 
 class Checkpoint:
     """Tensors by name over one or more mapped files; implements `TensorSource`. Immutable."""
 
-    def __init__(self, file_of_name: Mapping[str, SafetensorsFile]) -> None:
+    def __init__(self, file_of_name: Mapping[str, TensorFile]) -> None:
         """Join files that are already open; use `open` for a directory."""
         self._file_of_name = dict(file_of_name)
 
@@ -32,24 +50,32 @@ class Checkpoint:
     def open(cls, directory: Path) -> Checkpoint:
         """Map the weights of a model directory in the Hugging Face layout.
 
-        `model.safetensors` is taken first, else the shards that `model.safetensors.index.json` lists.
+        `model.safetensors` is taken first, else the shards that `model.safetensors.index.json` lists, else
+        `pytorch_model.bin` or its shards, else the only .pt or .pth file. The last ones need torch.
 
         Raises:
-            CheckpointError: there are no weights; a file is corrupt; the index and its shards disagree.
+            CheckpointError: there are no weights; a file is corrupt; the index and its shards disagree; torch is
+                needed and not installed.
         """
         directory = Path(directory)
         if not directory.is_dir():
             raise CheckpointError(f"{directory} is not a directory. Pass the directory of a model.")
-        if (directory / SINGLE_NAME).is_file():
-            file = SafetensorsFile(directory / SINGLE_NAME)
-            return cls(dict.fromkeys(file.tensors, file))
-        if (directory / INDEX_NAME).is_file():
-            return cls(_open_shards(directory / INDEX_NAME))
-        others = sorted({path.name for pattern in _UNREADABLE_PATTERNS for path in directory.glob(pattern)})
-        found = f"found {', '.join(others[:5])}{', ...' if len(others) > 5 else ''}" if others else "found neither"
+        for layout in _LAYOUTS:
+            if (directory / layout.single).is_file():
+                file = layout.open(directory / layout.single)
+                return cls(dict.fromkeys(file.names, file))
+            if (directory / layout.index).is_file():
+                return cls(_open_shards(directory / layout.index, layout))
+        lone = [path for pattern in _LONE_PATTERNS for path in directory.glob(pattern)]
+        if len(lone) == 1:
+            file = TorchFile(lone[0])
+            return cls(dict.fromkeys(file.names, file))
+        others = sorted({path.name for pattern in _OTHER_PATTERNS for path in directory.glob(pattern)})
+        found = f"found {', '.join(others[:5])}{', ...' if len(others) > 5 else ''}" if others else "found none of them"
+        wanted = ", ".join(name for layout in _LAYOUTS for name in (layout.single, layout.index))
         raise CheckpointError(
-            f"{directory} has no weights: looked for {SINGLE_NAME} and {INDEX_NAME}, {found}. Put the model's "
-            "safetensors files there, or pass --load-format dummy to run with made-up weights."
+            f"{directory} has no weights: looked for {wanted} and a single .pt or .pth file, {found}. Put the model's "
+            "weights there, or pass --load-format dummy to run with made-up ones."
         )
 
     @property
@@ -60,34 +86,43 @@ class Checkpoint:
     @property
     def total_bytes(self) -> int:
         """Size of all values together."""
-        return sum(file.tensors[name].num_bytes for name, file in self._file_of_name.items())
+        return sum(file.info(name).num_bytes for name, file in self._file_of_name.items())
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that hold the tensors, in the order in which they first occur."""
+        return tuple(dict.fromkeys(file.path for file in self._file_of_name.values()))
 
     def info(self, name: str) -> TensorInfo:
         """Describe a tensor; its offsets are those in its own file. Raises CheckpointError for an unknown name."""
         return self._file(name).info(name)
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """Return a tensor's values: a read-only view on its file. Raises CheckpointError for an unknown name."""
+        """Return a tensor's values, read-only, a view on its file where it can be one.
+
+        Raises CheckpointError for an unknown name.
+        """
         return self._file(name).array(name)
 
-    def _file(self, name: str) -> SafetensorsFile:
+    def _file(self, name: str) -> TensorFile:
         file = self._file_of_name.get(name)
         if file is None:
             raise CheckpointError(f"The checkpoint has no tensor {name!r} among its {len(self._file_of_name)}.")
         return file
 
 
-def _open_shards(index: Path) -> dict[str, SafetensorsFile]:
-    weight_map = _read_weight_map(index)
-    shards = {shard: _open_shard(index, shard) for shard in dict.fromkeys(weight_map.values())}
+def _open_shards(index: Path, layout: _Layout) -> dict[str, TensorFile]:
+    weight_map = _read_weight_map(index, layout.suffix)
+    shards = {shard: _open_shard(index, shard, layout) for shard in dict.fromkeys(weight_map.values())}
+    names = {shard: frozenset(file.names) for shard, file in shards.items()}
     for name, shard in weight_map.items():
-        if name not in shards[shard].tensors:
+        if name not in names[shard]:
             raise CheckpointError(
                 f"{index} puts tensor {name!r} into {shard}, which does not have it among its "
-                f"{len(shards[shard].tensors)}. Fetch the index and its {len(shards)} shards from one place."
+                f"{len(names[shard])}. Fetch the index and its {len(shards)} shards from one place."
             )
     for shard, file in shards.items():
-        for name in file.tensors:
+        for name in file.names:
             if weight_map.get(name) != shard:
                 raise CheckpointError(
                     f"{shard} has a tensor {name!r}, which {index} puts into {weight_map.get(name, 'no shard')}. "
@@ -96,7 +131,7 @@ def _open_shards(index: Path) -> dict[str, SafetensorsFile]:
     return {name: shards[shard] for name, shard in weight_map.items()}
 
 
-def _read_weight_map(index: Path) -> dict[str, str]:
+def _read_weight_map(index: Path, suffix: str) -> dict[str, str]:
     try:
         content = json.loads(index.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -107,16 +142,16 @@ def _read_weight_map(index: Path) -> dict[str, str]:
         raise CheckpointError(f"{index} has no weight_map from tensor names to shards. Fetch the file again.")
     for name, shard in weight_map.items():
         # A shard lies beside its index; any path, however it is written, could read files elsewhere.
-        if not isinstance(shard, str) or not shard.endswith(".safetensors") or set(shard) & set("/\\:\0"):
+        if not isinstance(shard, str) or not shard.endswith(suffix) or set(shard) & set("/\\:\0"):
             raise CheckpointError(
-                f"{index} puts tensor {name!r} into {shard!r}, which is not the plain name of a .safetensors file "
+                f"{index} puts tensor {name!r} into {shard!r}, which is not the plain name of a {suffix} file "
                 "in the same directory. Do not use this checkpoint unless you trust it; correct the index if you do."
             )
     return weight_map
 
 
-def _open_shard(index: Path, shard: str) -> SafetensorsFile:
+def _open_shard(index: Path, shard: str, layout: _Layout) -> TensorFile:
     path = index.parent / shard
     if not path.is_file():
         raise CheckpointError(f"{index} names the shard {shard}, which is not in the directory. Fetch it as well.")
-    return SafetensorsFile(path)
+    return layout.open(path)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["TensorInfo", "TensorSource", "dtype_names"]
+__all__ = ["TensorFile", "TensorInfo", "TensorSource", "dtype_names"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,12 @@ class TensorSource(Protocol):
     def array(self, name: str) -> npt.NDArray[Any]:
         """Return a tensor's values as a read-only array. Raises CheckpointError for an unknown name."""
         ...
+
+
+class TensorFile(TensorSource, Protocol):
+    """A set of named tensors in one file."""
+
+    path: Path
 
 
 @cache

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from aethermind import env, log
-from aethermind.cli import bench, console, doctor, explain, generate, plugins
+from aethermind.cli import bench, console, doctor, explain, generate, models, plugins, tokens
 from aethermind.errors import AetherMindError
 
 __all__ = ["app", "run"]
@@ -73,12 +73,16 @@ app = typer.Typer(
         'aethermind generate "Once upon a time"',
         "aethermind doctor",
         "aethermind explain --model demo",
+        "aethermind models",
         "aethermind bench latency --prompt-tokens 64 --output-tokens 32",
     ),
 )
 app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
+app.command("models", epilog=models.EXAMPLES)(models.models)
+app.command("tokenize", epilog=tokens.TOKENIZE_EXAMPLES)(tokens.tokenize)
+app.command("detokenize", epilog=tokens.DETOKENIZE_EXAMPLES)(tokens.detokenize)
 app.add_typer(plugins.app, name="plugins")
 app.add_typer(bench.app, name="bench")
 

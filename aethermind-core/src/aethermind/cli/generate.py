@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from aethermind.cli import console, options
-from aethermind.errors import InvalidArgumentError
+from aethermind.cli.prompt_text import read_text
 
 if TYPE_CHECKING:
     from aethermind.engine.output import RequestOutput
@@ -28,6 +28,19 @@ EXAMPLES = console.examples(
     'aethermind generate "Once upon a time" --max-tokens 40 --json',
 )
 
+_DEFAULTS: dict[str, Any] = {
+    "max_tokens": 200,
+    "temperature": 0.7,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+
+
+def _default(name: str) -> str:
+    return f"the model's, or {_DEFAULTS[name]}"
+
 
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The text to continue; - reads standard input.")] = None,
@@ -37,12 +50,33 @@ def generate(
     dtype: options.DType = "auto",
     quantization: options.Quantization = None,
     load_format: options.LoadFormat = "auto",
-    max_tokens: Annotated[int, typer.Option(help="The most tokens to write.")] = 200,
-    temperature: Annotated[float, typer.Option(help="Divides the logits; 0 always takes the likeliest token.")] = 0.7,
-    top_k: Annotated[int, typer.Option(help="Choose among the k likeliest tokens; 0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Choose among the likeliest tokens of this total probability.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Drop tokens below this fraction of the likeliest one.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages tokens already there.")] = 1.0,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="The most tokens to write.", show_default=_default("max_tokens"))
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="Divides the logits; 0 always takes the likeliest token.", show_default=_default("temperature")
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(help="Choose among the k likeliest tokens; 0 is off.", show_default=_default("top_k")),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Choose among the likeliest tokens of this total probability.", show_default=_default("top_p")
+        ),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(help="Drop tokens below this fraction of the likeliest one.", show_default=_default("min_p")),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(help="Above 1 discourages tokens already there.", show_default=_default("repetition_penalty")),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Repeat a run; --stats shows the seed.", show_default="random")
     ] = None,
@@ -59,22 +93,27 @@ def generate(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Continue a prompt and print the text."""
+    """Continue a prompt and print the text.
+
+    Options that say "the model's" come from its generation_config.json unless they are given.
+    """
     from aethermind.cli.load import open_llm
     from aethermind.sampling.params import SamplingParams
 
-    text = read_prompt(prompt, prompt_file)
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=int.from_bytes(os.urandom(4)) if seed is None else seed,
-        max_tokens=max_tokens,
-        stop=stop or None,
-        ignore_eos=ignore_eos,
-    )
+    text = read_text(prompt, prompt_file, noun="prompt", option="--prompt-file")
+    options_of_sampling = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": int.from_bytes(os.urandom(4)) if seed is None else seed,
+        "max_tokens": max_tokens,
+        "stop": stop or None,
+        "ignore_eos": ignore_eos,
+    }
+    given: dict[str, Any] = {name: value for name, value in options_of_sampling.items() if value is not None}
+    SamplingParams(**given)  # what is wrong with them is said before a model is loaded
     llm = open_llm(
         options.chosen_model(model),
         device=device,
@@ -88,31 +127,9 @@ def generate(
         max_num_seqs=1,
     )
     with closing(llm):
+        params = SamplingParams(**{**_DEFAULTS, **llm.sampling_defaults, **given})
         has_stats = console.is_terminal(sys.stderr) if stats is None else stats
         answer(llm, text, params, is_streaming=stream and not as_json, has_stats=has_stats, as_json=as_json)
-
-
-def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """The prompt from where it was given, without the newline that ends a file. There must be exactly one."""
-    if (prompt is None) == (prompt_file is None):
-        found = "no prompt" if prompt is None else "two prompts"
-        raise InvalidArgumentError(
-            f"Found {found}. Give one as an argument, as - for standard input, or as --prompt-file."
-        )
-    if prompt is not None and prompt != "-":
-        return prompt
-    try:
-        raw = sys.stdin.buffer.read() if prompt_file is None else prompt_file.read_bytes()
-        return raw.decode().removesuffix("\n").removesuffix("\r")
-    except OSError as error:
-        raise InvalidArgumentError(
-            f"Prompt file {prompt_file} cannot be read: {error.strerror}. Pass another one."
-        ) from None
-    except UnicodeDecodeError as error:
-        name = prompt_file or "from standard input"
-        raise InvalidArgumentError(
-            f"The prompt {name} is not UTF-8 text (byte {error.start}). Convert it first."
-        ) from None
 
 
 def answer(

@@ -35,7 +35,7 @@ logger = get_logger(__name__)
 class PlannedModel:
     """A model compiled for a device, its weights not read yet.
 
-    `computed` holds parameters that come from the configuration.
+    `computed` holds parameters that come from the configuration, `generation` what generation_config.json holds.
     """
 
     directory: Path
@@ -50,6 +50,7 @@ class PlannedModel:
     num_kv_blocks: int
     max_model_len: int
     eos_token_ids: frozenset[int]
+    generation: Mapping[str, Any]
     compiled: Compiled
     computed: Mapping[str, Any]
 
@@ -98,7 +99,8 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     num_blocks = config.num_kv_blocks or _default_num_blocks(config, cache, wanted_len, opened)
     _check_room(num_blocks, cache, opened)
     max_model_len = min(wanted_len, num_blocks * config.block_size)
-    eos_token_ids = _eos_token_ids(decoder, read_optional_json(directory / "generation_config.json"))
+    generation = read_optional_json(directory / "generation_config.json")
+    eos_token_ids = _eos_token_ids(decoder, generation)
     builder = build_step_graph(causal_lm, runtime.operators, cache, num_blocks, max_model_len, dtype, is_adjusted=False)
     symbols = _greatest_symbols(config, max_model_len, cache, decoder.vocab_size, len(eos_token_ids))
     compiled = _compile(builder.finish(), runtime.operators, opened, symbols, config, fuse=True)
@@ -115,6 +117,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
         num_blocks,
         max_model_len,
         eos_token_ids,
+        generation,
         compiled,
         builder.constants,
     )

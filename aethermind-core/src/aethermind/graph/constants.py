@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 from aethermind.dispatch.kernel import Pack
@@ -13,7 +14,7 @@ from aethermind.hal.dtype import DType
 from aethermind.hal.tensor import Tensor
 from aethermind.ops.schema import TensorType
 
-__all__ = ["ConstantStore"]
+__all__ = ["ConstantStore", "constant_bytes"]
 
 Array = Any
 
@@ -71,6 +72,16 @@ class ConstantStore:
         destination = Tensor.of(buffer, wanted, source.shape)
         self._backend.transfer.copy(destination, source)
         return destination
+
+
+def constant_bytes(plan: Plan, types: Mapping[str, TensorType]) -> int:
+    """Bytes that a plan's constants will take once they are loaded: `ConstantStore.nbytes`, foretold."""
+    packs = _packs_of(plan)
+    total = 0
+    for name, pack_name in plan.constants.values():
+        dtype, shape = types[name].dtype, tuple(dim for dim in types[name].shape if isinstance(dim, int))
+        total += packs[pack_name].nbytes(shape, dtype) if pack_name else prod(shape) * dtype.itemsize
+    return total
 
 
 def _as_stored(array: Array, wanted: DType) -> Array:

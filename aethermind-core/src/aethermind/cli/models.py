@@ -1,0 +1,198 @@
+"""`aethermind models`: the models at hand, what they are, and what they would take on a device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from math import prod
+from os.path import isfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aethermind.cli import console, options
+from aethermind.errors import AetherMindError
+
+if TYPE_CHECKING:
+    from aethermind.engine.config import EngineConfig
+    from aethermind.runtime import Runtime
+
+__all__ = ["EXAMPLES", "describe_model", "estimate_memory", "models"]
+
+EXAMPLES = console.examples(
+    "aethermind models",
+    "aethermind models ./Qwen2-0.5B-Instruct ./checkpoints",
+    "aethermind models --estimate --device cpu --max-model-len 2048",
+    "aethermind models --json",
+)
+
+
+def models(
+    directories: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DIR]...", help="Model directories, or directories of them; else what is installed."),
+    ] = None,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Add the memory each needs on --device.")] = False,
+    device: options.Device = "auto",
+    dtype: options.DType = "auto",
+    max_model_len: options.MaxModelLen = None,
+    num_kv_blocks: options.NumKvBlocks = None,
+    block_size: options.BlockSize = 16,
+    as_json: options.AsJson = False,
+) -> None:
+    """List models, installed or in directories.
+
+    Weights are not read. A model that cannot be used is listed with the reason. --estimate adds what each takes on
+    --device with --dtype, --max-model-len, --num-kv-blocks and --block-size, for as many requests at once as `LLM`
+    plans for by default.
+    """
+    from aethermind.engine.config import EngineConfig
+    from aethermind.runtime import Runtime
+
+    config = EngineConfig(
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        num_kv_blocks=num_kv_blocks,
+        block_size=block_size,
+        fallback="allow",
+    )
+    runtime = Runtime.boot()
+    if estimate:
+        runtime.devices.select(device)
+    records = [describe_model(runtime, name, path) for name, path in _find(runtime, directories or [])]
+    for record in records:
+        if estimate and record["error"] is None:
+            _add_estimate(record, runtime, config)
+    if as_json:
+        console.print_json({"models": records})
+    elif records:
+        _print_records(records)
+    else:
+        print("No models are installed. Install aethermind[qwen2], or name a directory.")
+
+
+def describe_model(runtime: Runtime, name: str, path: Path) -> dict[str, Any]:
+    """What the files of a model say, as JSON would have it; `error` is why it cannot be used, the rest what was found.
+
+    `parameters` counts the values in the checkpoint, `dtype` is that of most of them, `size_bytes` is that of the
+    files that hold them.
+    """
+    record: dict[str, Any] = {"name": name, "path": str(path), **dict.fromkeys(_FACTS), "error": None}
+    try:
+        record.update(_facts_of_config(runtime, path, record))
+        record.update(_facts_of_weights(path))
+    except AetherMindError as error:
+        record["error"] = str(error)
+    except OSError as error:
+        record["error"] = f"{error.filename} cannot be read: {error.strerror}."
+    return record
+
+
+def estimate_memory(runtime: Runtime, path: Path, config: EngineConfig) -> dict[str, Any]:
+    """Bytes that a model takes on a device, from its plan: weights as its kernels want them, KV cache and arena.
+
+    `available_bytes` is all the memory that the device has, None where it does not tell.
+    """
+    from aethermind.engine.loader import plan_model
+    from aethermind.graph.constants import constant_bytes
+
+    planned = plan_model(runtime, path, config)
+    with closing(planned.open_device.backend) as backend:
+        weights = constant_bytes(planned.compiled.plan, planned.parameter_types)
+        kv_cache = planned.num_kv_blocks * planned.cache_spec.bytes_per_block
+        arena = planned.compiled.memory.arena_bytes
+        return {
+            "device": str(planned.open_device.device),
+            "dtype": planned.dtype.label,
+            "max_model_len": planned.max_model_len,
+            "num_kv_blocks": planned.num_kv_blocks,
+            "weight_bytes": weights,
+            "kv_cache_bytes": kv_cache,
+            "arena_bytes": arena,
+            "total_bytes": weights + kv_cache + arena,
+            "available_bytes": backend.devices.properties(planned.open_device.device.index).total_memory_bytes or None,
+        }
+
+
+_FACTS = ("architecture", "parameters", "size_bytes", "dtype", "format", "context_length")
+
+
+def _facts_of_config(runtime: Runtime, path: Path, record: dict[str, Any]) -> dict[str, Any]:
+    from aethermind.model.hf_config import architecture_name, read_hf_config
+
+    raw = read_hf_config(path)
+    name = record["architecture"] = architecture_name(raw, path)
+    return {"context_length": runtime.architectures.get(name).create(raw).config.max_position_embeddings}
+
+
+def _facts_of_weights(path: Path) -> dict[str, Any]:
+    from aethermind.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.open(path)
+    counts: Counter[str] = Counter()
+    for info in map(checkpoint.info, checkpoint.names):
+        counts[str(info.dtype)] += prod(info.shape)
+    kind = checkpoint.paths[0].suffix.removeprefix(".") if checkpoint.paths else "empty"
+    num_files = len(checkpoint.paths)
+    return {
+        "parameters": counts.total(),
+        "size_bytes": sum(file.stat().st_size for file in checkpoint.paths),
+        "dtype": counts.most_common(1)[0][0] if counts else None,
+        "format": kind if num_files == 1 else f"{kind} ×{num_files}",
+    }
+
+
+def _find(runtime: Runtime, directories: list[str]) -> list[tuple[str, Path]]:
+    """Names and directories; a directory without config.json stands for the models right below it, if there are any."""
+    if not directories:
+        return [(name, runtime.models.locate(name)) for name in runtime.models.names()]
+    found = []
+    for text in directories:
+        directory = Path(text).expanduser()
+        if text in runtime.models.names() and not directory.exists():
+            directory = runtime.models.locate(text)
+        is_model = isfile(directory / "config.json")
+        below = [] if is_model else sorted(config.parent for config in directory.glob("*/config.json"))
+        found += [(path.resolve().name, path) for path in below or [directory]]
+    return found
+
+
+def _add_estimate(record: dict[str, Any], runtime: Runtime, config: EngineConfig) -> None:
+    try:
+        record["estimate"] = estimate_memory(runtime, Path(record["path"]), config)
+    except AetherMindError as error:
+        record["error"] = str(error)
+
+
+def _print_records(records: list[dict[str, Any]]) -> None:
+    rows: list[tuple[str, ...]] = [("name", "parameters", "size", "dtype", "format", "context", "architecture", "path")]
+    rows += [_row(record) for record in records]
+    print(console.columns(rows, indent=""))
+    for record in records:
+        if "estimate" in record:
+            print(f"\n{record['name']} {_sentence(record['estimate'])}")
+
+
+def _row(record: dict[str, Any]) -> tuple[str, ...]:
+    parameters, size = record["parameters"], record["size_bytes"]
+    return (
+        record["name"],
+        "-" if parameters is None else console.quantity(parameters, "").rstrip(),
+        "-" if size is None else console.quantity(size, "B"),
+        *(str(record[name] or "-") for name in ("dtype", "format", "context_length", "architecture", "path")),
+        record["error"] or "",
+    )
+
+
+def _sentence(estimate: dict[str, Any]) -> str:
+    names = ("weight", "kv_cache", "arena", "total")
+    weights, kv_cache, arena, total = (console.quantity(estimate[f"{name}_bytes"], "B") for name in names)
+    available = estimate["available_bytes"]
+    of = f" of {console.quantity(available, 'B')}" if available else ""
+    return (
+        f"takes {total}{of} on {estimate['device']} in {estimate['dtype']}: weights {weights}, KV cache {kv_cache} "
+        f"({estimate['num_kv_blocks']} blocks, contexts of {estimate['max_model_len']} tokens), "
+        f"intermediate values {arena}"
+    )

@@ -1,0 +1,127 @@
+"""`aethermind tokenize` and `aethermind detokenize`: text to token ids and back, as a model's tokenizer does it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aethermind.cli import console, options
+from aethermind.cli.prompt_text import read_text
+from aethermind.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from aethermind.text.tokenizer import Tokenizer
+
+__all__ = ["DETOKENIZE_EXAMPLES", "TOKENIZE_EXAMPLES", "detokenize", "parse_token_ids", "tokenize"]
+
+TOKENIZE_EXAMPLES = console.examples(
+    'aethermind tokenize "Once upon a time"',
+    'echo "The old fox" | aethermind tokenize - --json',
+    "aethermind tokenize --file README.md --model demo",
+)
+DETOKENIZE_EXAMPLES = console.examples(
+    "aethermind detokenize 382 383 258 351",
+    'aethermind tokenize "Once upon a time" --json | aethermind detokenize -',
+    "aethermind detokenize 382 383 258 351 --json",
+)
+
+
+def tokenize(
+    text: Annotated[str | None, typer.Argument(help="The text; - reads standard input.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Read the text from a UTF-8 file.")] = None,
+    model: options.Model = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show the tokens of a text: a line with id and text for each.
+
+    The text is taken as `generate` takes its prompt: nothing is added to it, and special tokens written out in it
+    count as such.
+    """
+    content = read_text(text, file, noun="text", option="--file")
+    tokenizer = open_tokenizer(model)
+    token_ids = tokenizer.encode(content)
+    if as_json:
+        names = [tokenizer.id_to_token(token_id) for token_id in token_ids]
+        console.print_json({"text": content, "token_ids": token_ids, "tokens": names})
+        return
+    rows = [(str(token_id), _shown(tokenizer, token_id)) for token_id in token_ids]
+    width = max((len(token_id) for token_id, _ in rows), default=0)
+    for token_id, shown in rows:
+        print(f"{token_id:>{width}}  {shown}")
+    total = f"{len(token_ids)} token{'s' * (len(token_ids) != 1)}"
+    print(console.style(total, "dim", sys.stderr), file=sys.stderr)
+
+
+def detokenize(
+    token_ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="IDS...", help="Token ids; - reads them, or what `tokenize --json` prints, from stdin."),
+    ] = None,
+    model: options.Model = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Print the text of token ids, special tokens included."""
+    words = token_ids or []
+    text = read_text("-", None, noun="list of token ids", option="-") if words == ["-"] else " ".join(words)
+    ids = parse_token_ids(text)
+    if not ids:
+        raise InvalidArgumentError("Found no token ids. Give them as arguments, or as - for standard input.")
+    tokenizer = open_tokenizer(model)
+    for token_id in ids:
+        if tokenizer.id_to_token(token_id) is None:
+            raise InvalidArgumentError(
+                f"Token id {token_id} is not in the vocabulary of {tokenizer.vocab_size} tokens. "
+                "Pass --model the model that the ids come from."
+            )
+    decoded = tokenizer.decode(ids, skip_special_tokens=False)
+    if as_json:
+        console.print_json({"text": decoded, "token_ids": ids})
+    else:
+        print(decoded)
+
+
+def open_tokenizer(model: str | None) -> Tokenizer:
+    """The tokenizer of the chosen model, without the model."""
+    from aethermind.runtime import Runtime
+    from aethermind.text.tokenizer import Tokenizer
+
+    return Tokenizer.from_directory(Runtime.boot().models.locate(options.chosen_model(model)))
+
+
+def parse_token_ids(text: str) -> list[int]:
+    """Ids from a JSON list, from an object with `token_ids`, or from numbers between spaces or commas."""
+    if text.lstrip().startswith(("[", "{")):
+        items = _from_json(text)
+    else:
+        items = [int(word) if word.isdecimal() else word for word in text.replace(",", " ").split()]
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, int) or item < 0:
+            raise InvalidArgumentError(f"{item!r:.60} is not a token id. Give integers from 0 on, such as 72 101 108.")
+    return items
+
+
+def _from_json(text: str) -> list[Any]:
+    import json
+
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"The token ids are not valid JSON ({error}). Give a list of integers.") from None
+    items = value.get("token_ids") if isinstance(value, dict) else value
+    if not isinstance(items, list):
+        raise InvalidArgumentError("The JSON holds no token_ids. Give a list, or an object with token_ids in it.")
+    return items
+
+
+def _shown(tokenizer: Tokenizer, token_id: int) -> str:
+    """A token's text in quotes; the bytes themselves where they are only part of a character."""
+    raw = tokenizer.token_bytes(token_id)
+    if raw is None:
+        return repr(tokenizer.token_text(token_id))
+    try:
+        return repr(raw.decode())
+    except UnicodeDecodeError:
+        return repr(raw)

@@ -1,0 +1,117 @@
+"""models: what is told of good models, of broken ones, and of the memory they would take."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.end_to_end.models import DEMO, copy_demo
+
+from aethermind import LLM, Runtime
+from aethermind.cli.models import estimate_memory
+from aethermind.engine.config import EngineConfig
+
+
+def listed(invoke: Any, *args: str) -> list[dict[str, Any]]:
+    result = invoke("models", *args, "--json")
+    assert result.exit_code == 0, result.output
+    records: list[dict[str, Any]] = json.loads(result.stdout)["models"]
+    return records
+
+
+def test_installed_models(invoke: Any) -> None:
+    (demo,) = (record for record in listed(invoke) if record["name"] == "demo")
+    config = json.loads((DEMO / "config.json").read_text())
+    assert Path(demo["path"]) == DEMO
+    assert demo["architecture"] == config["architectures"][0]
+    assert demo["context_length"] == config["max_position_embeddings"]
+    assert demo["size_bytes"] == (DEMO / "model.safetensors").stat().st_size
+    assert demo["size_bytes"] > 2 * demo["parameters"] > 0.99 * demo["size_bytes"]
+    assert (demo["dtype"], demo["format"], demo["error"]) == ("bfloat16", "safetensors", None)
+    assert "estimate" not in demo
+
+
+def test_a_directory_of_models_stands_for_them(invoke: Any, tmp_path: Path) -> None:
+    copy_demo(tmp_path / "b")
+    copy_demo(tmp_path / "a", {"max_position_embeddings": 77})
+    (tmp_path / "empty").mkdir()
+    records = listed(invoke, str(tmp_path), str(tmp_path / "b"))
+    assert [record["name"] for record in records] == ["a", "b", "b"]
+    assert [record["context_length"] for record in records] == [77, 2048, 2048]
+    assert records[1] == records[2]
+
+
+def test_broken_directories_are_rows(invoke: Any, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    copy_demo(tmp_path / "garbled", files={"config.json": b"{"})
+    copy_demo(tmp_path / "unknown", {"architectures": ["AbacusForCausalLM"]})
+    copy_demo(tmp_path / "unfit", {"hidden_size": 7})
+    copy_demo(tmp_path / "truncated", files={"model.safetensors": b"abc"})
+    copy_demo(tmp_path / "weightless", files={"model.safetensors": None})
+    shutil.copy(DEMO / "config.json", tmp_path / "file")
+    reasons = {
+        "empty": "no config.json",
+        "garbled": "not valid JSON",
+        "unknown": "AbacusForCausalLM",
+        "unfit": "hidden_size",
+        "truncated": "3 bytes",
+        "weightless": "no weights",
+        "file": "is a file",
+        "nowhere": "does not exist",
+    }
+    paths = [str(tmp_path / name) for name in reasons]
+    by_name = {record["name"]: record for record in listed(invoke, *paths, "--estimate", "--device", "numpy")}
+    for name, reason in reasons.items():
+        assert reason in by_name[name]["error"]
+        assert "estimate" not in by_name[name]
+    assert by_name["unknown"]["architecture"] == "AbacusForCausalLM"
+    assert by_name["weightless"]["context_length"] == 2048
+    result = invoke("models", *paths, str(DEMO))
+    assert result.exit_code == 0
+    rows = {line.split()[0]: line for line in result.stdout.splitlines()}
+    assert all(reason in rows[name] for name, reason in reasons.items())
+    assert "3.35 M" in rows["demo"]
+    assert rows["demo"].endswith(str(DEMO))
+
+
+def test_the_estimate_is_what_loading_takes(runtime: Runtime, device: str) -> None:
+    options: dict[str, Any] = {"device": device, "dtype": "float32", "max_model_len": 96, "num_kv_blocks": 9}
+    estimate = estimate_memory(runtime, DEMO, EngineConfig(**options))
+    with LLM(DEMO, runtime=runtime, **options) as llm:
+        info = llm.info
+    for name in ("device", "dtype", "max_model_len", "num_kv_blocks", "weight_bytes", "kv_cache_bytes", "arena_bytes"):
+        assert estimate[name] == getattr(info, name), name
+    assert estimate["total_bytes"] == info.weight_bytes + info.kv_cache_bytes + info.arena_bytes
+
+
+def test_the_estimate_takes_the_options(invoke: Any) -> None:
+    args = ("demo", "--estimate", "--device", "numpy", "--dtype", "float32", "--max-model-len", "64")
+    (record,) = listed(invoke, *args, "--num-kv-blocks", "3", "--block-size", "8")
+    estimate = record["estimate"]
+    assert (estimate["device"], estimate["dtype"], estimate["max_model_len"]) == ("numpy:0", "float32", 24)
+    text = invoke("models", *args).stdout
+    assert "demo takes" in text
+    assert "contexts of 64 tokens" in text
+
+
+def test_what_does_not_fit_is_a_reason(invoke: Any) -> None:
+    (record,) = listed(invoke, "demo", "--estimate", "--device", "numpy", "--dtype", "int8")
+    assert "int8" in record["error"]
+
+
+@pytest.mark.parametrize(
+    ("args", "word"), [(("--estimate", "--device", "abacus"), "abacus"), (("--max-model-len", "0"), "max_model_len")]
+)
+def test_bad_options_are_one_sentence(invoke: Any, args: tuple[str, ...], word: str) -> None:
+    result = invoke("models", *args)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert word in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_no_models(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AETHERMIND_PLUGINS", "")
+    assert "No models are installed" in invoke("models").stdout

@@ -1,0 +1,102 @@
+"""tokenize and detokenize: what the tokenizer says, both ways, and ids that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+
+import aethermind_qwen2
+from aethermind.cli.tokens import parse_token_ids
+from aethermind.errors import InvalidArgumentError
+
+TEXTS = ("Once upon a time", "Grüße 😀\n\ttabs", "<|im_start|>user\nhi<|im_end|>", " ")
+
+
+@pytest.fixture(scope="module")
+def reference() -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(Path(aethermind_qwen2.__file__).parent / "demo" / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_json_is_what_the_library_says(invoke: Any, reference: tokenizers.Tokenizer, text: str) -> None:
+    record = json.loads(invoke("tokenize", text, "--json").stdout)
+    wanted = reference.encode(text, add_special_tokens=False)
+    assert record == {"text": text, "token_ids": wanted.ids, "tokens": wanted.tokens}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_there_and_back(invoke: Any, text: str) -> None:
+    tokenized = invoke("tokenize", text, "--json").stdout
+    assert invoke("detokenize", "-", input=tokenized).stdout == text + "\n"
+    ids = json.loads(tokenized)["token_ids"]
+    assert invoke("detokenize", *map(str, ids)).stdout == text + "\n"
+    assert json.loads(invoke("detokenize", "-", "--json", input=json.dumps(ids)).stdout) == {
+        "text": text,
+        "token_ids": ids,
+    }
+
+
+def test_a_line_for_each_token(invoke: Any, reference: tokenizers.Tokenizer) -> None:
+    result = invoke("tokenize", "Once upon 😀")
+    assert result.exit_code == 0
+    ids = reference.encode("Once upon 😀").ids
+    lines = [line.split(maxsplit=1) for line in result.stdout.splitlines()]
+    assert [int(token_id) for token_id, _ in lines] == ids
+    assert lines[0][1] == "'Once'"
+    assert b"".join(eval(shown) for _, shown in lines if shown.startswith("b")) == "😀".encode()
+    assert result.stderr == f"{len(ids)} tokens\n"
+
+
+def test_texts_come_from_stdin_and_files(invoke: Any, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("Once upon\n")
+    given = [
+        invoke("tokenize", "Once upon", "--json"),
+        invoke("tokenize", "-", "--json", input="Once upon\n"),
+        invoke("tokenize", "--file", str(tmp_path / "text.txt"), "--json"),
+    ]
+    assert len({result.stdout for result in given}) == 1
+
+
+def test_an_empty_text_has_no_tokens(invoke: Any) -> None:
+    result = invoke("tokenize", "")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "0 tokens\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("tokenize",), ["no text", "--file"]),
+        (("tokenize", "a", "--file", "b"), ["two texts"]),
+        (("tokenize", "--file", "missing.txt"), ["missing.txt", "No such file"]),
+        (("tokenize", "a", "--model", "nothing-like-it"), ["nothing-like-it", "demo"]),
+        (("tokenize", "a", "--model", "/nowhere"), ["tokenizer.json", "does not exist"]),
+        (("detokenize",), ["no token ids"]),
+        (("detokenize", "12", "x"), ["'x'", "not a token id"]),
+        (("detokenize", "12", "2.5"), ["'2.5'"]),
+        (("detokenize", "[1, -2]"), ["-2", "not a token id"]),
+        (("detokenize", "99999"), ["99999", "vocabulary of 2048", "--model"]),
+        (("detokenize", "9" * 30), ["not in the vocabulary"]),
+    ],
+)
+def test_bad_input_is_one_sentence(invoke: Any, args: tuple[str, ...], words: list[str]) -> None:
+    result = invoke(*args)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("Error: ")
+    assert len(result.stderr.splitlines()) == 1
+    for word in words:
+        assert word in result.stderr
+
+
+@pytest.mark.parametrize("text", ["1 2 3", "1,2,3", " 1, 2\n3 ", "[1, 2, 3]", '{"token_ids": [1, 2, 3], "text": "x"}'])
+def test_ids_are_read_from_what_people_paste(text: str) -> None:
+    assert parse_token_ids(text) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("text", ["[1", '{"ids": [1]}', "[true]", "[1.0]", "{}", '["1"]', "²", "[" * 100_000])
+def test_ids_that_are_none(text: str) -> None:
+    with pytest.raises(InvalidArgumentError):
+        parse_token_ids(text)
