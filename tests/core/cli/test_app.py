@@ -19,6 +19,7 @@ VERBS = (
     ("generate",),
     ("doctor",),
     ("explain",),
+    ("ops",),
     ("plugins",),
     ("plugins", "list"),
     ("bench",),

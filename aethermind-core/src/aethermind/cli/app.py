@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from aethermind import env, log
-from aethermind.cli import bench, console, doctor, explain, generate, plugins
+from aethermind.cli import bench, console, doctor, explain, generate, ops, plugins
 from aethermind.errors import AetherMindError
 
 __all__ = ["app", "run"]
@@ -79,6 +79,7 @@ app = typer.Typer(
 app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
+app.command("ops", epilog=ops.EXAMPLES)(ops.ops)
 app.add_typer(plugins.app, name="plugins")
 app.add_typer(bench.app, name="bench")
 

@@ -5,8 +5,8 @@
     y = eager.silu(x)                              # NumPy in, NumPy out; torch in, torch out
     y = eager.Eager(device="numpy").silu(x)        # another device
 
-Every operator of the catalog and of plugins is a function here; `aethermind ops` lists them. They run on the best device
-of this machine whose memory is the host's.
+Every operator of the catalog and of plugins is a function here; `aethermind ops` lists them. They run on the `cpu`
+device, or on `numpy` where that is not installed.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol
 
-from aethermind.errors import InvalidArgumentError, OperatorError
+from aethermind.errors import OperatorError
 from aethermind.hal.dtype import DType
 
 __all__ = ["Array", "ArrayKind", "NumpyKind", "TorchKind", "kind_of"]
@@ -136,8 +136,6 @@ def _data_reader() -> Callable[[Array], int]:
     def read(array: Array) -> int:
         return pointer_at(id(array) + offset).value
 
-    probes = [np.zeros(3), np.zeros((2, 5), np.int8)[1:], np.zeros(8, np.uint8).view(np.float64)]
+    probes: list[Array] = [np.zeros(3), np.zeros((2, 5), np.int8)[1:], np.zeros(8, np.uint8).view(np.float64)]
     is_as_promised = sys.implementation.name == "cpython" and all(read(array) == array.ctypes.data for array in probes)
     return read if is_as_promised else lambda array: int(array.ctypes.data)
-
-

@@ -63,11 +63,13 @@ class SignatureCall:
         )
 
     def _settle(self, position: int, kind: ArrayKind, tensor: Array) -> Array:
+        if kind.address(tensor) is not None:
+            return tensor
         settled = kind.settled(tensor)
-        if position in self._changed and kind.address(tensor) is None:
+        if position in self._changed:
             raise OperatorError(
-                f"Operator {self._planned.operator.name} changes its input {self._names[position]!r} in place, which must "
-                "be row-major and aligned; pass a contiguous copy."
+                f"Operator {self._planned.operator.name} changes its input {self._names[position]!r} in place, "
+                "which must be row-major and aligned, and require no gradients; pass a contiguous copy."
             )
         return settled
 
@@ -109,9 +111,7 @@ class SignatureCall:
         plan, packs = self._planned.plan, self._planned.packs
         types = {operand.name: operand for operand in plan.operands() if operand.place is Place.CONSTANT}
         return {
-            key: self._backend.allocator.alloc(
-                packs[pack_name].nbytes(resolve(types[key].shape, {}), types[key].dtype)
-            )
+            key: self._backend.allocator.alloc(packs[pack_name].nbytes(resolve(types[key].shape, {}), types[key].dtype))
             for key, (_, pack_name) in plan.constants.items()
             if pack_name is not None
         }
@@ -172,7 +172,7 @@ class SubmittedCall(SignatureCall):
 
     def __call__(self, tensors: Sequence[Array | None]) -> Any:
         self._check_writable(tensors)
-        tensors = self._settled(tensors)
+        given, tensors = tensors, self._settled(tensors)
         memory: dict[Slot, int] = {}
         for position, (kind, tensor) in enumerate(zip(self._kinds, tensors, strict=True)):
             if kind is not None:
@@ -192,7 +192,7 @@ class SubmittedCall(SignatureCall):
                 self._memory = memory
             self._executable.run((), self._stream)
             self._stream.synchronize()
-        return self._results(new, tensors)
+        return self._results(new, given)
 
 
 def _address(kind: ArrayKind, array: Array) -> int:

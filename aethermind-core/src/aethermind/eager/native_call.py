@@ -105,7 +105,7 @@ class NativeCall:
                 words[index] = address + offset_bytes
 
     def places(self, slot: Slot) -> tuple[tuple[Any, int], ...]:
-        """Where the address of a memory outside the arena is kept: write it to `words[index]` of each (words, index)."""
+        """Where the address of a memory outside the arena is kept: in `words[index]` of each (words, index)."""
         return tuple((words, index) for step in self._steps for words, index, _ in step.places(slot))
 
     def run(self) -> None:
@@ -138,7 +138,7 @@ class _BoundStep:
             self.scratch_bytes = _ScratchBytes(kernel.scratch_bytes)(self.inputs, self.outputs, self.attributes, 1)
 
     def places(self, slot: Slot) -> list[tuple[Any, int, int]]:
-        words = memoryview(self._tensors).cast("B").cast("N")
+        words = memoryview(self._tensors).cast("B").cast("P")
         stride = ctypes.sizeof(_Tensor) // words.itemsize
         return [
             (words, index * stride, operand.offset_bytes)

@@ -125,21 +125,23 @@ class Operation:
         self._calls[signature] = call
         return call(tensors)
 
-    def _described(
-        self, tensors: Sequence[Array | None]
-    ) -> tuple[list[ArrayKind | None], list[TensorType | None]]:
+    def _described(self, tensors: Sequence[Array | None]) -> tuple[list[ArrayKind | None], list[TensorType | None]]:
         from aethermind.eager.arrays import kind_of
         from aethermind.ops.schema import TensorType
 
         kinds: list[ArrayKind | None] = []
         types: list[TensorType | None] = []
         for tensor in tensors:
-            kind = None if tensor is None else kind_of(tensor)
-            kinds.append(kind)
+            if tensor is None:
+                kinds.append(None)
+                types.append(None)
+                continue
+            kind = kind_of(tensor)
             try:
-                types.append(None if kind is None else TensorType(kind.dtype(tensor), tuple(tensor.shape)))
+                types.append(TensorType(kind.dtype(tensor), tuple(tensor.shape)))
             except InvalidArgumentError as error:
                 raise OperatorError(f"Operator {self._operator.name}: {error}") from None
+            kinds.append(kind)
         return kinds, types
 
 

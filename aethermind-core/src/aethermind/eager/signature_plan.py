@@ -38,7 +38,9 @@ class SignaturePlan:
     @property
     def nbytes(self) -> int:
         """Bytes that the steps' operands have together, those of an operand once a step."""
-        return sum(num_elements(resolve(operand.shape, {})) * operand.dtype.itemsize for operand in self.plan.operands())
+        return sum(
+            num_elements(resolve(operand.shape, {})) * operand.dtype.itemsize for operand in self.plan.operands()
+        )
 
 
 def plan_signature(
@@ -49,7 +51,10 @@ def plan_signature(
     types: Sequence[TensorType | None],
     attributes: Mapping[str, Attribute],
 ) -> SignaturePlan:
-    """Resolve one signature. OperatorError where it does not fit the schema, KernelNotFoundError where nobody computes it."""
+    """Resolve one signature.
+
+    OperatorError where it does not fit the schema, KernelNotFoundError where nobody computes it.
+    """
     schema = operator.schema
     schema.infer(types, schema.complete(attributes))
     builder = GraphBuilder(operator.name, operators)
@@ -85,9 +90,7 @@ def _with_results_outside(compiled: Compiled, operators: OperatorRegistry) -> Pl
     """The plan with every result in a memory of its own instead of the arena."""
     memory, graph = compiled.memory, compiled.graph
     owners = {
-        memory.roots[value.name]: name
-        for name, value in graph.outputs.items()
-        if memory.offset(value.name) is not None
+        memory.roots[value.name]: name for name, value in graph.outputs.items() if memory.offset(value.name) is not None
     }
 
     def moved(operand: Operand, value: Value) -> Operand:
