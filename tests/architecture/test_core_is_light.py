@@ -33,7 +33,8 @@ def test_the_package_alone_loads_next_to_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["hal", "ops", "ops.catalog", "dispatch", "graph", "plugins", "runtime", "cache", "model", "sampling"]
+    "package",
+    ["hal", "ops", "ops.catalog", "dispatch", "graph", "plugins", "runtime", "cache", "model", "sampling", "eager"],
 )
 def test_floors_below_the_engine_load_neither_numpy_nor_the_command_line(package: str) -> None:
     assert loaded_by(f"import aethermind.{package}", "numpy", "torch", "typer", "tokenizers", "jinja2") == []

@@ -58,7 +58,9 @@ def _pack_in_parts(entry: _native.PackEntry, source: Any, destination: int) -> N
     """Pack a row-major array, perhaps a read-only mapped file, to an address; large ones on all cores."""
     assert source.flags.c_contiguous, "weights are packed from row-major arrays"
     rows, columns = _rows_and_columns(source.shape)
-    num_parts = max(1, min(num_physical_cores(), source.nbytes // _BYTES_PER_PART, rows // _ROWS_PER_PART))
+    num_parts = max(1, min(source.nbytes // _BYTES_PER_PART, rows // _ROWS_PER_PART))
+    if num_parts > 1:  # counting cores takes longer than packing a small weight
+        num_parts = min(num_parts, num_physical_cores())
     rows_per_part = max(1, math.ceil(rows / num_parts / _ROWS_PER_PART)) * _ROWS_PER_PART
     row_bytes = columns * source.itemsize
 

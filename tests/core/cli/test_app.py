@@ -22,6 +22,7 @@ VERBS = (
     ("models",),
     ("tokenize",),
     ("detokenize",),
+    ("ops",),
     ("plugins",),
     ("plugins", "list"),
     ("bench",),

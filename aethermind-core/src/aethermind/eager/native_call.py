@@ -1,0 +1,166 @@
+"""Native kernels called where the caller is: through the kernel ABI, by a team of one, with addresses put in each time.
+
+Handing a call over to a stream's thread and waiting for it costs several times as much as a small kernel runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+from aethermind.graph.plan import Operand, Place, Plan, Step
+from aethermind.hal.allocator import ALIGNMENT
+from aethermind.hal.layout import align_up
+from aethermind.ops.dims import resolve
+
+__all__ = ["NativeCall", "Slot"]
+
+Slot = tuple[Place, str]
+"""A memory that a plan's operands lie in."""
+
+_ABI_VERSION = 1
+_CAPSULE = b"aethermind.kernel.v1"
+_MAX_DIMS = 6
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_size_t),
+        ("dtype", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("shape", ctypes.c_int64 * _MAX_DIMS),
+    )
+
+
+class _Attribute(ctypes.Union):
+    _fields_ = (("i", ctypes.c_int64), ("f", ctypes.c_double))
+
+
+_Barrier = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_Claim = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
+
+
+class _Team(ctypes.Structure):
+    _fields_ = (
+        ("worker", ctypes.c_int32),
+        ("num_workers", ctypes.c_int32),
+        ("scratch", ctypes.c_void_p),
+        ("shared", ctypes.c_void_p),
+        ("barrier", _Barrier),
+        ("claim", _Claim),
+    )
+
+
+_Pointers = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class _Kernel(ctypes.Structure):
+    _fields_ = (
+        ("abi_version", ctypes.c_uint32),
+        ("num_inputs", ctypes.c_uint32),
+        ("num_outputs", ctypes.c_uint32),
+        ("num_attrs", ctypes.c_uint32),
+        ("name", ctypes.c_char_p),
+        ("run", ctypes.c_void_p),
+        ("scratch_bytes", ctypes.c_void_p),
+    )
+
+
+# Small kernels keep the interpreter's lock: giving it up and taking it back costs more than they run.
+_Run = ctypes.PYFUNCTYPE(None, *_Pointers, ctypes.c_void_p)
+_ScratchBytes = ctypes.PYFUNCTYPE(ctypes.c_size_t, *_Pointers, ctypes.c_int32)
+
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype = ctypes.c_void_p
+_pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+class NativeCall:
+    """The steps of a plan over native kernels only. Mutable: the addresses; one thread at a time may run it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._steps = [_BoundStep(step) for step in plan.steps]
+        num_scratch_bytes = max((step.scratch_bytes for step in self._steps), default=0)
+        arena_offset = align_up(num_scratch_bytes, ALIGNMENT)
+        self._memory = ctypes.create_string_buffer(arena_offset + plan.arena_bytes + ALIGNMENT)
+        begin = align_up(ctypes.addressof(self._memory), ALIGNMENT)
+        self._tickets = count()
+        self._barrier = _Barrier(lambda _: None)
+        self._claim = _Claim(lambda _: next(self._tickets))
+        self._team = _Team(0, 1, begin, None, self._barrier, self._claim)
+        self._team_address = ctypes.addressof(self._team)
+        self.set_address((Place.ARENA, ""), begin + arena_offset)
+
+    @staticmethod
+    def can_run(plan: Plan) -> bool:
+        """Whether every kernel is native and of the ABI that is spoken here."""
+        return all(_is_callable(step) for step in plan.steps)
+
+    def set_address(self, slot: Slot, address: int) -> None:
+        """Say where a memory lies, for all runs from now on."""
+        for step in self._steps:
+            for words, index, offset_bytes in step.places(slot):
+                words[index] = address + offset_bytes
+
+    def places(self, slot: Slot) -> tuple[tuple[Any, int], ...]:
+        """Where the address of a memory outside the arena is kept: in `words[index]` of each (words, index)."""
+        return tuple((words, index) for step in self._steps for words, index, _ in step.places(slot))
+
+    def run(self) -> None:
+        """Run all steps, on what lies at the addresses that were written last."""
+        for step in self._steps:
+            self._tickets = count()
+            step.run(step.inputs, step.outputs, step.attributes, self._team_address)
+
+
+class _BoundStep:
+    """A kernel's function and its arguments."""
+
+    def __init__(self, step: Step) -> None:
+        kernel = _kernel_of(step)
+        self._operands = (*step.inputs, *step.outputs)
+        self._tensors = (_Tensor * max(len(self._operands), 1))(*(_tensor(operand) for operand in self._operands))
+        values = step.attribute_values()
+        self._attributes = (_Attribute * max(len(values), 1))()
+        for attribute, value in zip(self._attributes, values, strict=False):
+            if isinstance(value, float):
+                attribute.f = value
+            else:
+                attribute.i = int(value)
+        self.inputs = ctypes.addressof(self._tensors)
+        self.outputs = self.inputs + len(step.inputs) * ctypes.sizeof(_Tensor)
+        self.attributes = ctypes.addressof(self._attributes)
+        self.run = _Run(kernel.run)
+        self.scratch_bytes = 0
+        if kernel.scratch_bytes:
+            self.scratch_bytes = _ScratchBytes(kernel.scratch_bytes)(self.inputs, self.outputs, self.attributes, 1)
+
+    def places(self, slot: Slot) -> list[tuple[Any, int, int]]:
+        words = memoryview(self._tensors).cast("B").cast("P")
+        stride = ctypes.sizeof(_Tensor) // words.itemsize
+        return [
+            (words, index * stride, operand.offset_bytes)
+            for index, operand in enumerate(self._operands)
+            if operand is not None and (operand.place, operand.name) == slot
+        ]
+
+
+def _is_callable(step: Step) -> bool:
+    if step.kernel.native is None:
+        return False
+    kernel = _kernel_of(step)
+    given = (kernel.abi_version, kernel.num_inputs, kernel.num_outputs, kernel.num_attrs)
+    return given == (_ABI_VERSION, len(step.inputs), len(step.outputs), len(step.attributes))
+
+
+def _kernel_of(step: Step) -> _Kernel:
+    return _Kernel.from_address(_pointer_of(step.kernel.native, _CAPSULE))
+
+
+def _tensor(operand: Operand | None) -> _Tensor:
+    if operand is None:
+        return _Tensor()
+    shape: Sequence[int] = resolve(operand.shape, {})
+    return _Tensor(0, operand.dtype.code, len(shape), (ctypes.c_int64 * _MAX_DIMS)(*shape))

@@ -1,0 +1,227 @@
+"""Operators called on arrays say what their float64 references say, on every device and for both kinds of arrays."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from aethermind import eager
+from aethermind.dispatch.reference import evaluate, rounded_inputs
+from aethermind.eager import Eager
+from aethermind.errors import DeviceError, KernelNotFoundError, OperatorError
+from aethermind.hal.dtype import DType
+from aethermind.ops import catalog
+from aethermind.ops.operator import Operator, OperatorRegistry, Sample, Tolerance
+
+REGISTRY = OperatorRegistry(catalog.load())
+CASES = [
+    pytest.param(operator, sample, float_type, id=f"{operator.name}-{sample.label}-{float_type}")
+    for operator in REGISTRY
+    for sample in operator.samples(np.random.default_rng(5))
+    for float_type in (DType.FLOAT32, DType.BFLOAT16)
+    if float_type in operator.tolerances
+]
+
+
+@pytest.fixture(scope="module", params=["numpy", "cpu"])
+def session(request: pytest.FixtureRequest) -> Iterator[Eager]:
+    opened = Eager(device=request.param)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("is_torch", [False, True], ids=["numpy_arrays", "torch_tensors"])
+@pytest.mark.parametrize(("operator", "sample", "float_type"), CASES)
+def test_results_are_within_the_tolerance_of_the_reference(
+    session: Eager, operator: Operator, sample: Sample, float_type: DType, is_torch: bool
+) -> None:
+    arrays = rounded_inputs(operator, sample, float_type)
+    expected = evaluate(REGISTRY, operator, arrays, sample.attributes)
+    magnitudes = terms(operator, arrays, operator.schema.complete(sample.attributes), expected)
+    given = [None if array is None else to_torch(array) if is_torch else array.copy() for array in arrays]
+    operation = getattr(session, operator.name)
+    results = operation(*given, **sample.attributes)
+    results = results if isinstance(results, tuple) else (results,)
+    names = [spec.name for spec in operator.schema.inputs]
+    for spec, result, exact, magnitude in zip(operator.schema.outputs, results, expected, magnitudes, strict=True):
+        assert isinstance(result, torch.Tensor if is_torch else np.ndarray)
+        if spec.alias is not None and not operator.schema.is_view:
+            assert result is given[names.index(spec.alias)]
+        array = to_numpy(result) if is_torch else result
+        assert DType.of_numpy(array.dtype) is spec.dtype(float_type)
+        assert_close(operator.tolerances[float_type], array, exact, magnitude)
+
+
+def test_inputs_of_any_size_stay_as_they_are_and_results_are_new(session: Eager) -> None:
+    for num_rows in (1, 3, 1000):
+        x = np.random.default_rng(0).standard_normal((num_rows, 64)).astype(np.float32)
+        before = x.copy()
+        first, second = session.silu(x), session.silu(x)
+        np.testing.assert_array_equal(x, before)
+        np.testing.assert_allclose(first, x / (1 + np.exp(-x)), rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(first, second)
+        assert not np.shares_memory(first, second)
+
+
+def test_a_remembered_signature_reads_the_arrays_of_this_call(session: Eager) -> None:
+    rng = np.random.default_rng(1)
+    for num_inputs in (16, 700):
+        for _ in range(4):
+            x, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, num_inputs), (40, num_inputs)))
+            np.testing.assert_allclose(session.linear(x, weight), x @ weight.T, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(
+                session.linear(x, weight, -x[0, :1].repeat(40)), x @ weight.T - x[0, 0], 1e-4, 1e-4
+            )
+
+
+def test_arrays_that_are_not_row_major_are_read_as_they_are_meant(session: Eager) -> None:
+    x = np.random.default_rng(2).standard_normal((6, 10)).astype(np.float32)
+    unaligned = np.zeros(x.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(x.shape)
+    unaligned[...] = x
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    expected = functional.silu(torch.tensor(x)).numpy()
+    for array, result in (
+        (x.T, expected.T),
+        (x[::2, ::-1], expected[::2, ::-1]),
+        (unaligned, expected),
+        (frozen, expected),
+    ):
+        np.testing.assert_allclose(session.silu(array), result, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(session.silu(array), result, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(session.silu(torch.tensor(x).T), expected.T, rtol=1e-5, atol=1e-6)
+
+
+def test_torch_results_agree_with_torch_in_bfloat16(session: Eager) -> None:
+    x, weight = torch.randn(5, 32).bfloat16(), torch.randn(32).bfloat16()
+    result = session.rms_norm(x, weight=weight, eps=1e-6)
+    assert result.dtype is torch.bfloat16
+    exact = functional.rms_norm(x.double(), (32,), weight.double(), 1e-6)
+    torch.testing.assert_close(result.double(), exact, rtol=2**-8, atol=1e-6)
+
+
+def test_a_cache_is_written_in_place(session: Eager) -> None:
+    values = np.arange(2 * 1 * 4, dtype=np.float32).reshape(2, 1, 4)
+    caches = [np.zeros((2, 1, 2, 4), np.float32) for _ in range(2)]
+    k_out, v_out = session.kv_cache_write(values, -values, np.array([3, 0], np.int64), *caches)
+    assert k_out is caches[0]
+    assert v_out is caches[1]
+    np.testing.assert_array_equal(caches[0][1, 0, 1], values[0, 0])
+    np.testing.assert_array_equal(caches[1][0, 0, 0], -values[1, 0])
+    frozen = caches[0].copy()
+    frozen.flags.writeable = False
+    with pytest.raises(OperatorError, match="'k_cache' in place, which is read-only"):
+        session.kv_cache_write(values, values, np.array([3, 0], np.int64), frozen, caches[1])
+    backwards = caches[0][::-1]
+    for _ in range(2):
+        with pytest.raises(OperatorError, match="must be row-major"):
+            session.kv_cache_write(values, values, np.array([3, 0], np.int64), backwards, caches[1])
+
+
+def test_a_view_shares_memory(session: Eager) -> None:
+    x = np.arange(12, dtype=np.float32).reshape(2, 6)
+    heads = session.split_heads(x, num_heads=3)
+    assert heads.shape == (2, 3, 2)
+    assert np.shares_memory(heads, x)
+
+
+def test_what_does_not_fit_the_schema_is_refused(session: Eager) -> None:
+    x, weight = np.zeros((2, 8), np.float32), np.zeros((5, 8), np.float32)
+    with pytest.raises(OperatorError, match=r"input 'weight' is float32\[8,5\], but K is 8 elsewhere"):
+        session.linear(x, weight.T)
+    with pytest.raises(OperatorError, match="dtype should be float32"):
+        session.linear(x, weight.astype(np.float16))
+    with pytest.raises(OperatorError, match="takes 1 inputs, got 2"):
+        session.silu(x, x)
+    with pytest.raises(OperatorError, match="needs the input 'weight'"):
+        session.linear(x)
+    with pytest.raises(OperatorError, match="input 'x' twice"):
+        session.silu(x, x=x)
+    with pytest.raises(OperatorError, match="no attribute 'slope'"):
+        session.silu(x, slope=[1])
+    with pytest.raises(OperatorError, match="should be of type float"):
+        session.rms_norm(x, x[0], eps=True)
+    with pytest.raises(OperatorError, match="got list"):
+        session.silu([1.0])
+    with pytest.raises(OperatorError, match="complex64"):
+        session.silu(x.astype(np.complex64))
+    with pytest.raises(OperatorError, match="requires gradients"):
+        session.silu(torch.ones(3, requires_grad=True))
+    with pytest.raises(KernelNotFoundError, match="float64"):
+        session.silu(x.astype(np.float64))
+
+
+def test_without_gradients_parameters_are_tensors_like_others(session: Eager) -> None:
+    with torch.no_grad():
+        result = session.silu(torch.ones(3, requires_grad=True))
+    torch.testing.assert_close(result, functional.silu(torch.ones(3)))
+
+
+def test_nothing_of_the_caller_is_kept(session: Eager) -> None:
+    for shape in ((2, 8), (300, 64)):
+        x = np.ones(shape, np.float32)
+        died = weakref.ref(x)
+        result = weakref.ref(session.silu(x))
+        del x
+        gc.collect()
+        assert died() is None
+        assert result() is None
+
+
+def test_threads_may_share_an_operation(session: Eager) -> None:
+    arrays = [np.full((4, 8), number, np.float32) for number in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda x: session.add(x, x), arrays))
+    for x, result in zip(arrays, results, strict=True):
+        np.testing.assert_array_equal(result, 2 * x)
+
+
+def test_the_module_has_every_operator() -> None:
+    x = np.ones(4, np.float32)
+    np.testing.assert_allclose(eager.silu(x), x / (1 + np.exp(-1.0)), rtol=1e-6)
+    assert "silu(x: F[...])" in inspect.getdoc(eager.silu)
+    assert eager.silu is eager.silu
+    with pytest.raises(AttributeError, match="aethermind ops"):
+        _ = eager.frobnicate
+    with pytest.raises(DeviceError):
+        Eager(device="frobnicator")
+
+
+def to_torch(array: Any) -> torch.Tensor:
+    if array.dtype == DType.BFLOAT16.numpy:
+        return torch.from_numpy(array.copy().view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+def to_numpy(tensor: torch.Tensor) -> Any:
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(DType.BFLOAT16.numpy)
+    return tensor.numpy()
+
+
+def terms(operator: Operator, arrays: Any, attributes: Any, expected: Any) -> tuple[Any, ...]:
+    """The magnitudes that the tolerance is relative to, one array an output."""
+    if operator.term_magnitudes is None:
+        return tuple(np.abs(exact) for exact in expected)
+    found = operator.term_magnitudes(*(None if array is None else widen(array) for array in arrays), **attributes)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def assert_close(tolerance: Tolerance, result: Any, exact: Any, magnitude: Any) -> None:
+    with np.errstate(invalid="ignore"):
+        error = np.abs(widen(result) - exact)
+        limit = tolerance.relative_to_terms * magnitude + tolerance.relative * np.abs(exact) + tolerance.absolute
+    assert np.all((widen(result) == exact) | (error <= limit) | np.isposinf(magnitude))
+
+
+def widen(array: Any) -> Any:
+    return array.astype(np.float64) if DType.of_numpy(array.dtype).is_floating else array
