@@ -167,32 +167,44 @@ class SubmittedCall(SignatureCall):
     def __init__(self, planned: SignaturePlan, kinds: Sequence[ArrayKind | None], backend: Backend) -> None:
         super().__init__(planned, kinds, backend)
         self._stream = backend.streams.default(0)
+        used = {(operand.place, operand.name) for operand in planned.plan.operands()}
+        self._inputs = [
+            (position, kind.address, [slot for slot in self._slots(position) if slot in used])
+            for position, kind in enumerate(kinds)
+            if kind is not None
+        ]
         self._memory: dict[Slot, int] = {}
         self._executable: Executable | None = None
 
     def __call__(self, tensors: Sequence[Array | None]) -> Any:
-        self._check_writable(tensors)
-        given, tensors = tensors, self._settled(tensors)
+        plan = self._planned.plan
+        if not plan.steps:  # a view needs no address, so it shares the memory of any array
+            return self._results({}, tensors)
+        if self._changed:
+            self._check_writable(tensors)
         memory: dict[Slot, int] = {}
-        for position, (kind, tensor) in enumerate(zip(self._kinds, tensors, strict=True)):
-            if kind is not None:
-                memory.update(dict.fromkeys(self._slots(position), _address(kind, tensor)))
+        for position, address_of, slots in self._inputs:
+            address = address_of(tensors[position])
+            if address is None:
+                return self(self._settled(tensors))
+            for slot in slots:
+                memory[slot] = address
         new = {position: make() for position, make in self._new}
         for position, result in new.items():
             memory[Place.STATE, f"{RESULT}{position}"] = _address(self._result_kind, result)
-        buffers = self._pack_buffers()
+        buffers = self._pack_buffers() if self._planned.packs else {}
+        for key, buffer in buffers.items():
+            memory[Place.CONSTANT, key] = buffer.address
         self._packed(tensors, buffers)
-        arena = self._backend.allocator.alloc(self._planned.plan.arena_bytes)
-        memory[Place.ARENA, ""] = arena.address
-        memory.update({(Place.CONSTANT, key): buffer.address for key, buffer in buffers.items()})
+        arena = self._backend.allocator.alloc(plan.arena_bytes) if plan.arena_bytes else None
+        memory[Place.ARENA, ""] = arena.address if arena else 0
         with self._lock:
             if self._executable is None or memory != self._memory:
-                plan = self._planned.plan
                 self._executable = self._backend.compile(plan, memory) or StepLoop(plan, memory)
                 self._memory = memory
             self._executable.run((), self._stream)
             self._stream.synchronize()
-        return self._results(new, given)
+        return self._results(new, tensors)
 
 
 def _address(kind: ArrayKind, array: Array) -> int:
