@@ -11,6 +11,7 @@ from aethermind.graph.plan import Plan
 from aethermind.hal.backend import Backend
 from aethermind.hal.device import DeviceId
 from aethermind.hal.dtype import DType
+from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.hal.tensor import Tensor
 from aethermind.ops.schema import TensorType
 
@@ -60,10 +61,12 @@ class ConstantStore:
 
     def _load_one(self, name: str, pack: Pack | None) -> Tensor:
         wanted = self._types[name].dtype
-        array = _as_stored(self._read(name), wanted)
+        original = self._read(name)
+        array = _as_stored(original, wanted)
         if pack is not None:
             buffer = self._backend.allocator.alloc(pack.nbytes(array.shape, wanted))
             pack.pack(array, buffer.address)
+            drop_mapped_pages(original)
             return Tensor.of(buffer, DType.UINT8, (buffer.nbytes,))
         source = Tensor.of_numpy(array, self._device)
         if self._backend.capabilities.is_host_accessible:
@@ -71,6 +74,7 @@ class ConstantStore:
         buffer = self._backend.allocator.alloc(source.nbytes)
         destination = Tensor.of(buffer, wanted, source.shape)
         self._backend.transfer.copy(destination, source)
+        drop_mapped_pages(original)
         return destination
 
 
