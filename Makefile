@@ -7,7 +7,7 @@ PROMPT ?= Once upon a time
 PACKAGES := $(wildcard aethermind-*/pyproject.toml) pyproject.toml constraints.txt
 SOURCES := $(shell find aethermind-*/src aethermind-cpu/csrc -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: run install test test-env native-test lint format clean bench
+.PHONY: run install test test-env native-test sanitize lint format clean bench
 
 run: install
 	$(BIN)/aethermind generate "$(PROMPT)"
@@ -30,12 +30,15 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
 test: test-env native-test
 	$(BIN)/python -m pytest
 
-native-test: test-env
-	@$(BIN)/cmake -S aethermind-cpu -B build/native -G Ninja -DCMAKE_BUILD_TYPE=Release -DAETHER_TESTS=ON \
+native-test: NATIVE_BUILD := build/native
+sanitize: NATIVE_BUILD := build/sanitize
+sanitize: NATIVE_OPTIONS := -DAETHER_SANITIZE=ON
+native-test sanitize: test-env
+	@$(BIN)/cmake -S aethermind-cpu -B $(NATIVE_BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DAETHER_TESTS=ON $(NATIVE_OPTIONS) \
 		-DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
 		-Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) > /dev/null
-	@$(BIN)/cmake --build build/native --target native_tests
-	$(BIN)/ctest --test-dir build/native --output-on-failure --no-tests=error
+	@$(BIN)/cmake --build $(NATIVE_BUILD) --target native_tests
+	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --no-tests=error
 
 bench: test-env
 	$(BIN)/python -m pytest tests/bench -s -q -o python_files='bench_*.py' -o python_functions='bench_*'
