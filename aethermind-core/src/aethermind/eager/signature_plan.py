@@ -11,8 +11,6 @@ from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.compile import Compiled, compile_graph
 from aethermind.graph.ir import Value
 from aethermind.graph.plan import Operand, Place, Plan, Step
-from aethermind.hal.layout import num_elements
-from aethermind.ops.dims import resolve
 from aethermind.ops.operator import Operator, OperatorRegistry
 from aethermind.ops.schema import Attribute, TensorSpec, TensorType
 
@@ -38,9 +36,7 @@ class SignaturePlan:
     @property
     def nbytes(self) -> int:
         """Bytes that the steps' operands have together, those of an operand once a step."""
-        return sum(
-            num_elements(resolve(operand.shape, {})) * operand.dtype.itemsize for operand in self.plan.operands()
-        )
+        return sum(operand.type.nbytes({}) for operand in self.plan.operands())
 
 
 def plan_signature(
@@ -72,7 +68,7 @@ def plan_signature(
     return SignaturePlan(
         operator,
         _with_results_outside(compiled, operators),
-        {pack.name: pack for step in compiled.plan.steps for pack in step.kernel.packs.values()},
+        compiled.plan.packs(),
         tuple(value.type for value in results),
         tuple(None if spec.alias is None else names.index(spec.alias) for spec in schema.outputs),
     )
@@ -111,9 +107,5 @@ def _with_results_outside(compiled: Compiled, operators: OperatorRegistry) -> Pl
 
 def _arena_bytes(steps: Sequence[Step]) -> int:
     operands = [operand for step in steps for operand in (*step.inputs, *step.outputs) if operand is not None]
-    ends = [
-        operand.offset_bytes + num_elements(resolve(operand.shape, {})) * operand.dtype.itemsize
-        for operand in operands
-        if operand.place is Place.ARENA
-    ]
+    ends = [operand.offset_bytes + operand.type.nbytes({}) for operand in operands if operand.place is Place.ARENA]
     return max(ends, default=0)

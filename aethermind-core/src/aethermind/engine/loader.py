@@ -70,11 +70,8 @@ class PlannedModel:
             self.dtype,
             is_adjusted=is_adjusted,
         )
-        return _compile(builder.finish(), self.operators, self.open_device, self._symbols(), self.config, fuse=fuse)
-
-    def _symbols(self) -> dict[str, int]:
-        return _greatest_symbols(
-            self.config, self.max_model_len, self.cache_spec, self.model.config.vocab_size, len(self.eos_token_ids)
+        return _compile(
+            builder.finish(), self.operators, self.open_device, self.compiled.plan.symbols, self.config, fuse=fuse
         )
 
 

@@ -16,6 +16,7 @@ from aethermind.graph.constants import ConstantStore
 from aethermind.graph.executor import Executor
 from aethermind.hal.tensor import Tensor
 from aethermind.ops.dims import resolve
+from aethermind.ops.schema import TensorType
 from aethermind.sampling.rows import SamplingRows, needs_adjusted_logits
 
 if TYPE_CHECKING:
@@ -118,12 +119,9 @@ class ModelRunner:
             self._adjusted = self._prepare(self.planned.compile(is_adjusted=True))
         return self._adjusted
 
-    def _state(self, type: Any) -> Tensor:
+    def _state(self, type: TensorType) -> Tensor:
         shape = resolve(type.shape, {})
-        nbytes = type.dtype.itemsize
-        for length in shape:
-            nbytes *= length
-        return Tensor.of(self._backend.allocator.alloc(nbytes), type.dtype, shape)
+        return Tensor.of(self._backend.allocator.alloc(type.nbytes({})), type.dtype, shape)
 
     def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy whole KV blocks of all layers, where a shared block is about to be written."""
@@ -139,6 +137,8 @@ class ModelRunner:
     def _logprobs(
         self, variant: _Variant, symbols: tuple[int, ...], sampled: list[Request]
     ) -> list[TokenLogprobs | None]:
+        if all(request.params.logprobs is None for request in sampled):
+            return [None] * len(sampled)
         names = ("logprob", "rank", "top_ids", "top_logprobs")
         columns = [variant.executor.output(name, symbols).tolist() for name in names]
         found: list[TokenLogprobs | None] = []

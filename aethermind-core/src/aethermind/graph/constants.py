@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import prod
 from typing import Any
 
 from aethermind.dispatch.kernel import Pack
@@ -13,6 +12,7 @@ from aethermind.hal.device import DeviceId
 from aethermind.hal.dtype import DType
 from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.hal.tensor import Tensor
+from aethermind.ops.dims import resolve
 from aethermind.ops.schema import TensorType
 
 __all__ = ["ConstantStore", "constant_bytes"]
@@ -43,7 +43,7 @@ class ConstantStore:
 
     def load(self, plan: Plan, on_progress: Callable[[int, int], None] | None = None) -> None:
         """Make every constant of a plan available; `on_progress(done, total)` counts constants."""
-        packs = _packs_of(plan)
+        packs = plan.packs()
         missing = [key for key in plan.constants if key not in self._tensors]
         for done, key in enumerate(missing):
             name, pack_name = plan.constants[key]
@@ -80,11 +80,11 @@ class ConstantStore:
 
 def constant_bytes(plan: Plan, types: Mapping[str, TensorType]) -> int:
     """Bytes that a plan's constants will take once they are loaded: `ConstantStore.nbytes`, foretold."""
-    packs = _packs_of(plan)
+    packs = plan.packs()
     total = 0
     for name, pack_name in plan.constants.values():
-        dtype, shape = types[name].dtype, tuple(dim for dim in types[name].shape if isinstance(dim, int))
-        total += packs[pack_name].nbytes(shape, dtype) if pack_name else prod(shape) * dtype.itemsize
+        type = types[name]
+        total += packs[pack_name].nbytes(resolve(type.shape, {}), type.dtype) if pack_name else type.nbytes({})
     return total
 
 
@@ -93,7 +93,3 @@ def _as_stored(array: Array, wanted: DType) -> Array:
     import numpy as np
 
     return np.require(array, wanted.numpy, ["C_CONTIGUOUS", "ALIGNED"])
-
-
-def _packs_of(plan: Plan) -> dict[str, Pack]:
-    return {pack.name: pack for step in plan.steps for pack in step.kernel.packs.values()}

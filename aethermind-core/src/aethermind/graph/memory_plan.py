@@ -14,8 +14,7 @@ from operator import itemgetter
 
 from aethermind.graph.ir import Graph, Node, Value
 from aethermind.hal.allocator import ALIGNMENT
-from aethermind.hal.layout import align_up, num_elements
-from aethermind.ops.dims import resolve
+from aethermind.hal.layout import align_up
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.schema import OperatorSchema
 
@@ -96,7 +95,7 @@ class _Sharing:
         self.roots[value.name] = root
         last = self._last_use[value.name]
         if root == value.name:
-            nbytes = num_elements(resolve(value.type.shape, self._symbols)) * value.type.dtype.itemsize
+            nbytes = value.type.nbytes(self._symbols)
             self.storages[root] = Storage(root, align_up(nbytes, ALIGNMENT), position, last)
         elif root in self.storages:
             self.storages[root].last = max(self.storages[root].last, last)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from aethermind.dispatch.kernel import Kernel
+from aethermind.dispatch.kernel import Kernel, Pack
 from aethermind.hal.dtype import DType
 from aethermind.ops.dims import Shape
 from aethermind.ops.schema import Attribute, TensorType
@@ -82,6 +82,10 @@ class Plan:
     states: Mapping[str, TensorType]
     constants: Mapping[str, tuple[str, str | None]]
     outputs: Mapping[str, Operand]
+
+    def packs(self) -> dict[str, Pack]:
+        """The layouts that the steps' kernels want weights in, by name."""
+        return {pack.name: pack for step in self.steps for pack in step.kernel.packs.values()}
 
     def operands(self) -> Iterator[Operand]:
         """Every operand of every step, inputs before outputs."""

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from aethermind.errors import OperatorError
 from aethermind.hal.dtype import DType
+from aethermind.hal.layout import num_elements
 from aethermind.ops import dims
 from aethermind.ops.dims import Shape
 
@@ -48,6 +49,10 @@ class TensorType:
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    def nbytes(self, symbols: Mapping[str, int]) -> int:
+        """Bytes of the elements when the symbols have these values."""
+        return num_elements(dims.resolve(self.shape, symbols)) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
