@@ -1,0 +1,49 @@
+"""What the time from process start to the first token is made of.
+
+make bench
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PARTS = """
+import time
+marks, last = [], time.perf_counter()
+def mark(name):
+    global last
+    now = time.perf_counter()
+    marks.append(f"{name} {(now - last) * 1e3:.0f} ms")
+    last = now
+import aethermind.cli.app
+mark("command line")
+import numpy
+mark("NumPy")
+import aethermind.llm
+mark("engine's modules")
+from aethermind.engine.config import EngineConfig
+from aethermind.engine.engine import Engine
+from aethermind.engine.loader import plan_model
+from aethermind.runtime import Runtime
+runtime = Runtime.boot()
+mark("plugins")
+runtime.operators
+mark("operator pages")
+planned = plan_model(runtime, "demo", EngineConfig(max_num_seqs=1))
+mark("device and graph")
+tokenizer = aethermind.llm.Tokenizer.from_directory(planned.directory)
+mark("tokenizer")
+engine = Engine(planned, tokenizer)
+mark("weights and memory")
+engine.add_request("0", tokenizer.encode("Once upon a time"), aethermind.llm.SamplingParams(max_tokens=1))
+assert len(engine.step()) == 1
+mark("first step")
+print(", ".join(marks))
+"""
+
+
+def bench_parts_of_the_start() -> None:
+    """Print the milliseconds of each part, three processes one after another."""
+    for _ in range(3):
+        print("\n" + subprocess.run([sys.executable, "-c", PARTS], capture_output=True, text=True, check=True).stdout)
