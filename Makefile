@@ -23,7 +23,7 @@ $(VENV)/.installed: $(VENV)/bin/pip requirements.txt $(PACKAGES) $(SOURCES)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt $(wildcard examples/*/pyproject.toml)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@ $(VENV)/.installed
 
