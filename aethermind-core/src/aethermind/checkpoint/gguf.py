@@ -24,12 +24,13 @@ import numpy.typing as npt
 from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError
 
-__all__ = ["GgufFile", "GgufStrings", "is_gguf"]
+__all__ = ["GgufFile", "GgufStrings"]
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_RANK = 4
+_LENGTH = struct.Struct("<Q")
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {
     0: "<u1",
@@ -53,17 +54,6 @@ _QUANTISED = {
 }  # fmt: skip
 
 
-def is_gguf(path: Path) -> bool:
-    """Whether a path names a GGUF file: by its suffix, or by how the file begins where it has another name."""
-    if path.suffix.lower() == ".gguf":
-        return True
-    try:
-        with open(path, "rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return False
-
-
 class GgufStrings:
     """The strings of an array in a mapped file, decoded each time they are walked through."""
 
@@ -78,8 +68,14 @@ class GgufStrings:
 
     def __iter__(self) -> Iterator[str]:
         """CheckpointError where a string is not UTF-8."""
-        reader = _Reader(self._file, self._begin)
-        return (reader.string() for _ in range(self._count))
+        data, position = self._file.map, self._begin
+        for _ in range(self._count):
+            begin = position + _LENGTH.size
+            position = begin + _LENGTH.unpack_from(data, position)[0]
+            try:
+                yield data[begin:position].decode()
+            except UnicodeDecodeError:
+                self._file.fail(f"has a string at byte {begin} that is not UTF-8")
 
 
 class GgufFile:
@@ -173,6 +169,9 @@ class GgufFile:
         # GGUF writes the innermost size first.
         shape = tuple(reversed([reader.number("<u8") for _ in range(rank)]))
         kind, begin = reader.number("<u4"), reader.number("<u8")
+        # Sizes beside a zero take no bytes, so nothing else bounds them; NumPy multiplies them all the same.
+        if prod(max(size, 1) for size in shape) >= 2**60:
+            self.fail(f"has a tensor {name!r:.80} of shape {shape}, which is too big to address")
         self._types[name] = kind
         if kind in _PLAIN:
             info = TensorInfo(_PLAIN[kind], shape, begin, begin)
@@ -214,8 +213,7 @@ class _Reader:
 
     def string(self) -> str:
         """A length and so many bytes of UTF-8."""
-        length = int.from_bytes(self._file.map[self._advance(8) : self.position], "little")
-        begin = self._advance(length)
+        begin = self._advance(self.number("<u8"))
         try:
             return self._file.map[begin : self.position].decode()
         except UnicodeDecodeError:
@@ -239,10 +237,10 @@ class _Reader:
         return strings
 
     def _skip_strings(self, count: int) -> None:
-        read_length, position = struct.Struct("<Q").unpack_from, self.position
+        position = self.position
         try:
             for _ in range(count):
-                position += 8 + read_length(self._file.map, position)[0]
+                position += _LENGTH.size + _LENGTH.unpack_from(self._file.map, position)[0]
         except (struct.error, OverflowError):
             self._truncated()
         self.position = position
