@@ -23,7 +23,7 @@ __all__ = ["EXAMPLES", "describe_model", "estimate_memory", "models"]
 
 EXAMPLES = console.examples(
     "aethermind models",
-    "aethermind models ./Qwen2-0.5B-Instruct ./checkpoints",
+    "aethermind models ./Qwen2-0.5B-Instruct ./checkpoints ./model.gguf",
     "aethermind models --estimate --device cpu --max-model-len 2048",
     "aethermind models --json",
 )
@@ -33,7 +33,7 @@ def models(
     directories: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[DIR]...", help="Model directories, .gguf files, or directories of them; else what is installed."
+            metavar="[PATH]...", help="Model directories and .gguf files, or directories of these; else all installed."
         ),
     ] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Add the memory each needs on --device.")] = False,

@@ -55,4 +55,4 @@ def read_with_transformers(directory: Path) -> tuple[FastTokenizer, dict[str, st
             f"{directory} has a tokenizer that runs in Python only ({type(tokenizer).__name__}). Find the model with "
             f"a fast tokenizer, and {_INSTEAD}."
         )
-    return fast, dict(tokenizer.special_tokens_map)
+    return fast, {role: text for role, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}
