@@ -82,6 +82,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, directory: Path, vocab_size: int) -> 
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     config = json.loads((directory / "tokenizer_config.json").read_text())
     writer.add_eos_token_id(ids[config["eos_token"]])
+    writer.add_pad_token_id(ids[config["pad_token"]])
     writer.add_chat_template(config["chat_template"])
 
 

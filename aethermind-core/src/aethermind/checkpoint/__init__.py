@@ -3,18 +3,16 @@
 TensorSource      what every set of weights can do: names, info, array
 SafetensorsFile   one .safetensors file, mapped into memory
 Checkpoint        a model directory's weights, in one file or in shards with an index
-GgufFile          one .gguf file, mapped into memory
-GgufTensors       its tensors by Hugging Face's names
 TorchFile         one .bin, .pt or .pth file, written by torch.save (needs torch)
 DummyCheckpoint   weights that look random, for trying a model without having it
 match_names       the check that a set of weights is exactly what a model needs
+
+GGUF files are read by `gguf` and named by `gguf_names`, which are imported only for such a file.
 """
 
 from __future__ import annotations
 
 from aethermind.checkpoint.dummy import DummyCheckpoint
-from aethermind.checkpoint.gguf import GgufFile
-from aethermind.checkpoint.gguf_names import GgufTensors
 from aethermind.checkpoint.name_map import match_names
 from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.checkpoint.sharded_index import Checkpoint
@@ -24,8 +22,6 @@ from aethermind.checkpoint.torch_pickle import TorchFile
 __all__ = [
     "Checkpoint",
     "DummyCheckpoint",
-    "GgufFile",
-    "GgufTensors",
     "SafetensorsFile",
     "StoredTensors",
     "TensorFile",
