@@ -7,7 +7,7 @@ import sys
 from collections.abc import Container, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from aethermind.cli import console, options
@@ -24,8 +24,6 @@ EXAMPLES = console.examples(
     "aethermind explain --model demo --device numpy --dtype float32",
     "aethermind explain --json",
 )
-
-_LAYER = re.compile(r"^(?:[^/]*?\.)?(\d+)\.")
 
 
 def explain(
@@ -110,18 +108,14 @@ def sections(compiled: Compiled, operators: Container[str]) -> list[Section]:
 
 
 def _runs(compiled: Compiled, operators: Container[str]) -> list[tuple[int | None, tuple[StepLine, ...]]]:
-    """Consecutive steps of one layer; a step without a layer's name between two of layer i belongs to i."""
-    sources = [step.source for step in compiled.plan.steps]
-    layers = [int(match[1]) if (match := _LAYER.match(source)) else None for source in sources]
-    named = [position for position, layer in enumerate(layers) if layer is not None]
-    for before, after in pairwise(named):
-        if layers[before] == layers[after]:
-            layers[before:after] = [layers[before]] * (after - before)
+    """Consecutive steps of one layer."""
+    from aethermind.graph.plan import LAYER_PREFIX
+
     runs: list[tuple[int | None, list[StepLine]]] = []
-    for layer, source, resolution in zip(layers, sources, compiled.resolutions, strict=True):
+    for layer, step, resolution in zip(compiled.plan.layers(), compiled.plan.steps, compiled.resolutions, strict=True):
         if not runs or runs[-1][0] != layer:
             runs.append((layer, []))
-        runs[-1][1].append(_line(_LAYER.sub("", source), resolution, operators))
+        runs[-1][1].append(_line(LAYER_PREFIX.sub("", step.source), resolution, operators))
     return [(layer, tuple(lines)) for layer, lines in runs]
 
 

@@ -14,6 +14,7 @@ from aethermind.engine.scheduler import ScheduleDecision
 from aethermind.graph.compile import Compiled
 from aethermind.graph.constants import ConstantStore
 from aethermind.graph.executor import Executor
+from aethermind.graph.hooks import HookRegistry
 from aethermind.hal.tensor import Tensor
 from aethermind.ops.dims import resolve
 from aethermind.ops.schema import TensorType
@@ -22,7 +23,10 @@ from aethermind.sampling.rows import SamplingRows, needs_adjusted_logits
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["ModelRunner", "SampledToken", "TokenLogprobs"]
+__all__ = ["ModelRunner", "SampledToken", "StepObserver", "TokenLogprobs"]
+
+StepObserver = Callable[[Executor, tuple[int, ...], ScheduleDecision], None]
+"""Runs a step in place of `executor.run(symbols)`, to see how it goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,10 @@ class _Variant:
 
 
 class ModelRunner:
-    """Owns weights, KV memory and the executors of one model on one device."""
+    """Owns weights, KV memory and the executors of one model on one device.
+
+    `hooks` see values of steps; `observer`, where there is one, runs the steps that no hook wants to see.
+    """
 
     def __init__(
         self, planned: PlannedModel, cache: KVCache, on_progress: Callable[[int, int], None] | None = None
@@ -75,7 +82,9 @@ class ModelRunner:
         )
         self._on_progress = on_progress
         self._plain = self._prepare(planned.compiled)
-        self._adjusted: _Variant | None = None
+        self._variants = {(False, True): self._plain}
+        self.hooks = HookRegistry(self._value_names)
+        self.observer: StepObserver | None = None
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -90,13 +99,19 @@ class ModelRunner:
     def run(self, decision: ScheduleDecision) -> list[SampledToken]:
         """Compute a step: the KV of its tokens, and a sampled token for each row that needs logits."""
         is_adjusted = any(entry.needs_logits and needs_adjusted_logits(entry.request) for entry in decision.scheduled)
-        variant = self._adjusted_variant() if is_adjusted else self._plain
+        hooks = self.hooks
+        variant = self._variant(is_adjusted, hooks.fuse) if is_adjusted or hooks.is_active else self._plain
         self._copy_blocks(decision.copies)
         sampled, width = variant.batch.write(decision)
         variant.rows.fill(sampled)
         num_seen, num_held_back = variant.rows.fill_adjustments(sampled) if is_adjusted else (0, 0)
         symbols = (decision.num_batched_tokens, len(decision.scheduled), len(sampled), width, num_seen, num_held_back)
-        variant.executor.run(symbols)
+        if hooks.is_active:
+            hooks.run(variant.executor, symbols, decision.phase, decision.num_batched_tokens)
+        elif self.observer is not None:
+            self.observer(variant.executor, symbols, decision)
+        else:
+            variant.executor.run(symbols)
         variant.executor.synchronize()
         if not sampled:
             return []
@@ -114,10 +129,16 @@ class ModelRunner:
         executor = Executor(compiled.plan, self._backend, self._device, self.constants, self._states)
         return _Variant(executor, self._cache)
 
-    def _adjusted_variant(self) -> _Variant:
-        if self._adjusted is None:
-            self._adjusted = self._prepare(self.planned.compile(is_adjusted=True))
-        return self._adjusted
+    def _variant(self, is_adjusted: bool, fuse: bool) -> _Variant:
+        key = (is_adjusted, fuse)
+        if key not in self._variants:
+            self._variants[key] = self._prepare(self.planned.compile(is_adjusted=is_adjusted, fuse=fuse))
+        return self._variants[key]
+
+    def _value_names(self, fuse: bool) -> list[str]:
+        """The values that steps compute, those of adjusted steps among them."""
+        plans = [self.planned.compile(is_adjusted=is_adjusted, fuse=fuse).plan for is_adjusted in (False, True)]
+        return list(dict.fromkeys(name for plan in plans for step in plan.steps for name in step.names))
 
     def _state(self, type: TensorType) -> Tensor:
         shape = resolve(type.shape, {})
