@@ -121,7 +121,7 @@ class LLM:
 
     @property
     def hooks(self) -> HookRegistry:
-        """Functions that see values while the model runs: `llm.hooks.on(pattern, hook)`, see `aethermind.graph.hooks`."""
+        """Functions that see values while the model runs; see `aethermind.graph.hooks`."""
         return self.engine.runner.hooks
 
     @property
