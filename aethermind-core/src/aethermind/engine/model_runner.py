@@ -96,6 +96,11 @@ class ModelRunner:
         """The executor of plain steps."""
         return self._plain.executor
 
+    @property
+    def executors(self) -> list[Executor]:
+        """Those of all kinds of steps that came up so far."""
+        return [variant.executor for variant in self._variants.values()]
+
     def run(self, decision: ScheduleDecision) -> list[SampledToken]:
         """Compute a step: the KV of its tokens, and a sampled token for each row that needs logits."""
         is_adjusted = any(entry.needs_logits and needs_adjusted_logits(entry.request) for entry in decision.scheduled)
