@@ -56,9 +56,7 @@ def explain(
         float | None,
         typer.Option(help="Error that --diff allows, of a row's largest magnitude.", show_default="by dtype"),
     ] = None,
-    atol: Annotated[
-        float | None, typer.Option(help="Error that --diff allows besides.", show_default="1e-05")
-    ] = None,
+    atol: Annotated[float | None, typer.Option(help="Error that --diff allows besides.", show_default="1e-05")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show which kernel computes which operator, or where two devices disagree.
