@@ -65,7 +65,7 @@ def test_what_a_hook_raises_reaches_the_caller_and_others_go_on(demo: LLM) -> No
     other = demo.stream(PROMPT, GREEDY)
     next(other)
 
-    def fail(name: str, array: Any, info: Any) -> None:
+    def fail(name: str, *_: object) -> None:
         raise ZeroDivisionError(name)
 
     with demo.hooks.on("model.layers.1.*", fail), pytest.raises(ZeroDivisionError, match=r"model\.layers\.1\."):

@@ -102,7 +102,7 @@ def test_hooks_end_when_they_are_removed(model: Model) -> None:
 
 
 def test_what_a_hook_raises_reaches_the_caller(model: Model) -> None:
-    def fail(name: str, array: Any, info: ValueInfo) -> None:
+    def fail(name: str, *_: object) -> None:
         raise KeyError(name)
 
     with model.hooks.on("embedding", fail), pytest.raises(KeyError, match="embedding"):

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any
 
 from aethermind.errors import InvalidArgumentError
@@ -79,7 +80,7 @@ class HookRegistry:
     def __init__(self, value_names: Callable[[bool], Sequence[str]]) -> None:
         self.is_active = False
         self.fuse = True
-        self._value_names = value_names
+        self._value_names = cache(value_names)
         self._registrations: list[_Registration] = []
         self._num_steps = 0
 
@@ -87,7 +88,7 @@ class HookRegistry:
         """Call `hook(name, array, info)` for every value whose name fits a pattern as in `fnmatch` (`*`, `?`, `[…]`).
 
         With `fuse=False` the model runs without fused operators as long as the hook is there, so that the values
-        inside of them exist. What the hook raises ends the step and reaches whoever asked for it; the model stays
+        inside of them exist; weights that it needs in another layout stay in memory. What the hook raises ends the step and reaches whoever asked for it; the model stays
         usable. InvalidArgumentError when no value has such a name.
         """
         self._check(pattern, fuse)
