@@ -88,8 +88,9 @@ class HookRegistry:
         """Call `hook(name, array, info)` for every value whose name fits a pattern as in `fnmatch` (`*`, `?`, `[…]`).
 
         With `fuse=False` the model runs without fused operators as long as the hook is there, so that the values
-        inside of them exist; weights that it needs in another layout stay in memory. What the hook raises ends the step and reaches whoever asked for it; the model stays
-        usable. InvalidArgumentError when no value has such a name.
+        inside of them exist; weights that this takes in another layout stay in memory. What the hook raises ends the
+        step and reaches whoever asked for it; the model stays usable. InvalidArgumentError when no value has such a
+        name.
         """
         self._check(pattern, fuse)
         registration = _Registration(pattern, hook, fuse)
