@@ -26,6 +26,7 @@ def test_summaries_are_sorted_and_set_against_the_limits() -> None:
     report = summarize(steps, Limits(240.0, {"fp32": 800.0}), "float32")
     assert (report["num_steps"], report["seconds"], report["unmarked_seconds"]) == (2, 6.0, 5.0)
     assert report["overhead_fraction"] == pytest.approx(0.2)
+    assert report["overhead_s_per_call"] == pytest.approx(1 / 4)
     linear, add = report["operators"]
     assert (linear["operator"], linear["num_calls"], linear["seconds"]) == ("linear", 2, 4.0)
     assert (linear["bytes_read"], linear["bytes_written"], linear["flops"]) == (200, 40, 800)

@@ -144,6 +144,7 @@ def summarize(steps: Sequence[StepProfile], limits: Limits, dtype: str) -> dict[
         "seconds": marked,
         "unmarked_seconds": unmarked,
         "overhead_fraction": marked / unmarked - 1 if unmarked > 0 else None,
+        "overhead_s_per_call": (marked - unmarked) / sum(one.num_calls for one in operators.values()),
         "operators": [{"operator": name, **_record(one, marked, limits, dtype)} for name, one in slowest_first],
         "layers": [{"layer": layer, **_record(one, marked, limits, dtype)} for layer, one in layers.items()],
     }
@@ -195,7 +196,8 @@ def _print_report(report: dict[str, Any], limits: Limits) -> None:
     )
     for name, phase in report["phases"].items():
         overhead = phase["overhead_fraction"]
-        told = "" if overhead is None else f", {overhead:+.1%} with the marks"
+        per_call_us = phase["overhead_s_per_call"] * 1e6
+        told = "" if overhead is None else f", {overhead:+.1%} with the marks ({per_call_us:+.1f} µs a call)"
         title = f"{name}: {phase['num_steps']} × {phase['unmarked_seconds'] / phase['num_steps'] * 1e3:.2f} ms{told}"
         print(f"\n{console.style(title, 'bold', sys.stdout)}")
         print(console.columns(_rows("operator", phase["operators"])))

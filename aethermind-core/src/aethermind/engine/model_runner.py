@@ -125,7 +125,7 @@ class ModelRunner:
         return [SampledToken(*row) for row in zip(sampled, token_ids, logprobs, strict=True)]
 
     def logits(self, num_rows: int) -> np.ndarray[Any, Any]:
-        """The logits of the last plain step with fused operators, float32 [num_rows, V]; the next one overwrites them."""
+        """The logits of the last plain, fused step, float32 [num_rows, V]; a view that the next step overwrites."""
         logits: np.ndarray[Any, Any] = self._plain.executor.output("logits", (0, 0, num_rows, 0, 0, 0))
         return logits
 
