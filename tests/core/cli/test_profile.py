@@ -22,9 +22,10 @@ def call(operator: str, layer: int | None, seconds: float, cost: Cost) -> CallPr
 
 def test_summaries_are_sorted_and_set_against_the_limits() -> None:
     calls = (call("add", 0, 1.0, Cost(10, 20, 5)), call("linear", 0, 2.0, Cost(100, 20, 400)))
-    steps = [StepProfile("decode", 1, 9, calls, 2.0), StepProfile("decode", 1, 10, calls, 3.0)]
+    steps = [StepProfile("decode", 1, 9, calls, 3.5, 2.0), StepProfile("decode", 1, 10, calls, 2.5, 3.0)]
     report = summarize(steps, Limits(240.0, {"fp32": 800.0}), "float32")
     assert (report["num_steps"], report["seconds"], report["unmarked_seconds"]) == (2, 6.0, 5.0)
+    assert report["marked_seconds"] == 6.0
     assert report["overhead_fraction"] == pytest.approx(0.2)
     assert report["overhead_s_per_call"] == pytest.approx(1 / 4)
     linear, add = report["operators"]
@@ -38,7 +39,7 @@ def test_summaries_are_sorted_and_set_against_the_limits() -> None:
 
 
 def test_without_limits_or_time_there_is_no_fraction() -> None:
-    steps = [StepProfile("decode", 1, 9, (call("add", None, 0.0, Cost(1, 1, 1)),), 0.0)]
+    steps = [StepProfile("decode", 1, 9, (call("add", None, 0.0, Cost(1, 1, 1)),), 0.0, 0.0)]
     report = summarize(steps, Limits(None, {}), "float64")
     (record,) = report["operators"]
     assert report["overhead_fraction"] is None

@@ -15,7 +15,7 @@ CALLS = (
     CallProfile("embedding", "embedding", "k/1", None, ("int32[2]",), 0.5, Cost(1, 2, 3)),
     CallProfile("layers.0.silu", "silu", "k/2", 0, ("float32[2,4]",), 0.25, Cost(4, 5, 6)),
 )
-STEPS = (StepProfile("prefill", 2, 2, CALLS, 0.7), StepProfile("decode", 1, 3, CALLS, 0.6))
+STEPS = (StepProfile("prefill", 2, 2, CALLS, 0.8, 0.7), StepProfile("decode", 1, 3, CALLS, 0.8, 0.6))
 MEMORY = (
     (0, MemoryUse("loaded", 1, 2, 3, 4, 5, 6, None)),
     (1, MemoryUse("after prefill", 1, 2, 3, 4, 5, 6, 700)),

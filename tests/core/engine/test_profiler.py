@@ -42,6 +42,7 @@ def test_each_call_of_the_plan_is_there_once(engine: Engine, steps: list[StepPro
         assert [call.kernel for call in step.calls] == [planned.kernel.name for planned in plan.steps]
         assert [call.layer for call in step.calls] == plan.layers()
         assert step.unmarked_s > 0
+        assert step.marked_s > 0
         assert all(call.seconds >= 0 for call in step.calls)
         assert step.seconds == sum(call.seconds for call in step.calls) > 0
     embedding = next(call for call in steps[0].calls if call.operator == "embedding")

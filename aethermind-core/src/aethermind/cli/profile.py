@@ -46,9 +46,9 @@ def profile(
     """Show where time and memory go.
 
     Every kernel call of a prompt and its answer is timed, beside the bytes and operations that it
-    cannot avoid and the limits of the device, measured right after. The marks between calls take
-    time themselves, which weighs on small calls most; how much is told. In the trace calls follow
-    one another without the host's time in between.
+    cannot avoid and the limits of the device, measured before and after. The marks between calls
+    take time themselves, which weighs on small calls most; how much is told. In the trace calls
+    follow one another without the host's time in between.
     """
     from aethermind.cli.bench.limits import Limits, measure_limits
     from aethermind.engine.loader import plan_model
@@ -71,8 +71,9 @@ def profile(
     )
     backend = planned.open_device.backend
     with closing(backend):
+        before = measure_limits(backend, threads)
         steps, memory = _run(planned, prompt_tokens, output_tokens, repeat)
-        limits = Limits.average([measure_limits(backend, threads)])
+        limits = Limits.average([before, measure_limits(backend, threads)])
     if trace is not None:
         _write_trace(trace, steps, memory, str(planned.open_device.device))
     report = {
@@ -135,18 +136,20 @@ def summarize(steps: Sequence[StepProfile], limits: Limits, dtype: str) -> dict[
     """The tables of one phase, as JSON would have them."""
     from aethermind.engine.profiler import total
 
-    marked, unmarked = sum(step.seconds for step in steps), sum(step.unmarked_s for step in steps)
+    seconds = sum(step.seconds for step in steps)
+    marked, unmarked = sum(step.marked_s for step in steps), sum(step.unmarked_s for step in steps)
     operators = total(steps, key=lambda call: call.operator)
     layers = total(steps, key=lambda call: call.layer)
     slowest_first = sorted(operators.items(), key=lambda item: -item[1].seconds)
     return {
         "num_steps": len(steps),
-        "seconds": marked,
+        "seconds": seconds,
+        "marked_seconds": marked,
         "unmarked_seconds": unmarked,
         "overhead_fraction": marked / unmarked - 1 if unmarked > 0 else None,
         "overhead_s_per_call": (marked - unmarked) / sum(one.num_calls for one in operators.values()),
-        "operators": [{"operator": name, **_record(one, marked, limits, dtype)} for name, one in slowest_first],
-        "layers": [{"layer": layer, **_record(one, marked, limits, dtype)} for layer, one in layers.items()],
+        "operators": [{"operator": name, **_record(one, seconds, limits, dtype)} for name, one in slowest_first],
+        "layers": [{"layer": layer, **_record(one, seconds, limits, dtype)} for layer, one in layers.items()],
     }
 
 

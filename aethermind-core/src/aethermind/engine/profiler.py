@@ -45,7 +45,7 @@ class CallProfile:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """One step of the engine: its calls in order, and the median time of the same step run without marks.
+    """One step of the engine: its calls in order, and the median times of all of it with marks and without.
 
     `num_tokens` are those that it computes, `num_context_tokens` those that its sequences then hold.
     """
@@ -54,11 +54,12 @@ class StepProfile:
     num_tokens: int
     num_context_tokens: int
     calls: tuple[CallProfile, ...]
+    marked_s: float
     unmarked_s: float
 
     @property
     def seconds(self) -> float:
-        """The time of all calls."""
+        """The calls' own medians added up; where the machine is shared this is less than `marked_s`."""
         return sum(call.seconds for call in self.calls)
 
 
@@ -88,8 +89,14 @@ class Profiler:
         sizes = dict(zip(executor.plan.symbols, symbols, strict=True))
         timed = zip(executor.plan.steps, executor.plan.layers(), zip(*marked, strict=True), strict=True)
         calls = tuple(self._profile(step, layer, median(times), sizes, sequences) for step, layer, times in timed)
-        num_context_tokens = sum(held for _, held in sequences)
-        profile = StepProfile(decision.phase, decision.num_batched_tokens, num_context_tokens, calls, median(unmarked))
+        profile = StepProfile(
+            decision.phase,
+            decision.num_batched_tokens,
+            sum(held for _, held in sequences),
+            calls,
+            median(map(sum, marked)),
+            median(unmarked),
+        )
         self.steps.append(profile)
 
     def _profile(
