@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from aethermind.cache.kv_cache import KVCache
 from aethermind.engine.batch import BatchWriter
+from aethermind.engine.embedding_rows import EmbeddingRows, needs_embeddings
 from aethermind.engine.loader import PlannedModel, open_weights
 from aethermind.engine.request import Request
 from aethermind.engine.scheduler import ScheduleDecision
@@ -49,6 +51,14 @@ class SampledToken:
     logprobs: TokenLogprobs | None = None
 
 
+class _VariantKey(NamedTuple):
+    """What some steps need and most do not."""
+
+    is_adjusted: bool = False
+    has_embeddings: bool = False
+    fuse: bool = True
+
+
 class _Variant:
     """One compiled graph with its memory and the writers of its inputs."""
 
@@ -56,6 +66,12 @@ class _Variant:
         self.executor = executor
         self.batch = BatchWriter(executor.host_inputs, cache)
         self.rows = SamplingRows(executor.host_inputs)
+
+    @cached_property
+    def embeddings(self) -> EmbeddingRows:
+        """Of variants that have embeddings only."""
+        values = self.executor.plan.inputs["inputs_embeds"]
+        return EmbeddingRows(self.executor.host_inputs, cast(int, values.shape[1]))
 
 
 class ModelRunner:
@@ -82,7 +98,7 @@ class ModelRunner:
         )
         self._on_progress = on_progress
         self._plain = self._prepare(planned.compiled)
-        self._variants = {(False, True): self._plain}
+        self._variants = {_VariantKey(): self._plain}
         self.hooks = HookRegistry(self._value_names)
         self.observer: StepObserver | None = None
 
@@ -104,13 +120,24 @@ class ModelRunner:
     def run(self, decision: ScheduleDecision) -> list[SampledToken]:
         """Compute a step: the KV of its tokens, and a sampled token for each row that needs logits."""
         is_adjusted = any(entry.needs_logits and needs_adjusted_logits(entry.request) for entry in decision.scheduled)
+        has_embeddings = needs_embeddings(decision)
         hooks = self.hooks
-        variant = self._variant(is_adjusted, hooks.fuse) if is_adjusted or hooks.is_active else self._plain
+        is_plain = not (is_adjusted or has_embeddings or hooks.is_active)
+        variant = self._plain if is_plain else self._variant(_VariantKey(is_adjusted, has_embeddings, hooks.fuse))
         self._copy_blocks(decision.copies)
         sampled, width = variant.batch.write(decision)
         variant.rows.fill(sampled)
         num_seen, num_held_back = variant.rows.fill_adjustments(sampled) if is_adjusted else (0, 0)
-        symbols = (decision.num_batched_tokens, len(decision.scheduled), len(sampled), width, num_seen, num_held_back)
+        num_embeddings = variant.embeddings.fill(decision) if has_embeddings else 0
+        symbols = (
+            decision.num_batched_tokens,
+            len(decision.scheduled),
+            len(sampled),
+            width,
+            num_seen,
+            num_held_back,
+            num_embeddings,
+        )
         if hooks.is_active:
             hooks.run(variant.executor, symbols, decision.phase, decision.num_batched_tokens)
         elif self.observer is not None:
@@ -124,9 +151,13 @@ class ModelRunner:
         logprobs = self._logprobs(variant, symbols, sampled) if is_adjusted else [None] * len(sampled)
         return [SampledToken(*row) for row in zip(sampled, token_ids, logprobs, strict=True)]
 
+    def prepare_embeddings(self) -> None:
+        """Compile the steps that have embeddings, so that a model that cannot take them says so before one runs."""
+        self._variant(_VariantKey(has_embeddings=True))
+
     def logits(self, num_rows: int) -> np.ndarray[Any, Any]:
         """The logits of the last plain, fused step, float32 [num_rows, V]; a view that the next step overwrites."""
-        logits: np.ndarray[Any, Any] = self._plain.executor.output("logits", (0, 0, num_rows, 0, 0, 0))
+        logits: np.ndarray[Any, Any] = self._plain.executor.output("logits", (0, 0, num_rows, 0, 0, 0, 0))
         return logits
 
     def _prepare(self, compiled: Compiled) -> _Variant:
@@ -134,11 +165,11 @@ class ModelRunner:
         executor = Executor(compiled.plan, self._backend, self._device, self.constants, self._states)
         return _Variant(executor, self._cache)
 
-    def _variant(self, is_adjusted: bool, fuse: bool) -> _Variant:
-        key = (is_adjusted, fuse)
-        if key not in self._variants:
-            self._variants[key] = self._prepare(self.planned.compile(is_adjusted=is_adjusted, fuse=fuse))
-        return self._variants[key]
+    def _variant(self, key: _VariantKey) -> _Variant:
+        variant = self._variants.get(key)
+        if variant is None:
+            variant = self._variants[key] = self._prepare(self.planned.compile(**key._asdict()))
+        return variant
 
     def _value_names(self, fuse: bool) -> list[str]:
         """The values that steps compute, those of adjusted steps among them."""
