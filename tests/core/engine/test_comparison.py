@@ -93,6 +93,7 @@ def test_the_cpu_computes_what_the_references_do(runtime: Runtime, dtype: str, f
     plan = engines[1].planned.compile(is_adjusted=False, fuse=fuse).plan
     names = [name for step in plan.steps for name in step.names]
     assert [difference.name for difference in comparison.differences] == names * 3
+    assert [difference.step for difference in comparison.differences] == sorted([*range(3)] * len(names))
     assert list(comparison.worst_by_layer()) == [None, *range(engines[0].planned.model.config.num_hidden_layers)]
     for engine in engines:
         assert not engine.has_unfinished

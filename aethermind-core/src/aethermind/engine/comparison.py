@@ -46,7 +46,7 @@ class Tolerance:
 class Difference:
     """How far one value of one step is off, at its worst element: where it is, what the two devices hold there.
 
-    `excess` is the error as a multiple of what is allowed; more than 1 diverges. Operator, kernel and layer are the
+    Steps are counted from 0. `excess` is the error as a multiple of what is allowed; more than 1 diverges. Operator, kernel and layer are the
     tested device's.
     """
 
@@ -110,6 +110,7 @@ def compare(
     """
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     expected = _Recorder(reference)
+    num_steps = 0
     differences: list[Difference] = []
     names: dict[str, None] = {}
 
@@ -117,10 +118,11 @@ def compare(
         names[name] = None
         if name in expected.values:
             actual = _own_part(tested, array, info)
-            differences.append(_difference(name, expected.values[name], actual, info, tolerance))
+            compared = compare_arrays(expected.values[name], actual, tolerance)
+            where = (info.phase, info.operator, info.kernel, info.layer, actual.shape, str(actual.dtype))
+            differences.append(Difference(name, num_steps, *where, *compared))
 
     engines = (reference, tested)
-    num_steps = 0
     try:
         for engine in engines:
             engine.add_request(_REQUEST_ID, prompt_token_ids, params)
@@ -192,20 +194,6 @@ def _own_part(engine: Engine, array: Any, info: ValueInfo) -> Any:
     block_size = array.shape[2]
     slots = [engine.cache.slot(_REQUEST_ID, begin + offset) for offset in range(info.num_tokens)]
     return array[[slot // block_size for slot in slots], :, [slot % block_size for slot in slots]]
-
-
-def _difference(name: str, expected: Any, actual: Any, info: ValueInfo, tolerance: Tolerance) -> Difference:
-    return Difference(
-        name,
-        info.step,
-        info.phase,
-        info.operator,
-        info.kernel,
-        info.layer,
-        actual.shape,
-        str(actual.dtype),
-        *compare_arrays(expected, actual, tolerance),
-    )
 
 
 def _without(names: Iterable[str], others: dict[str, None]) -> tuple[str, ...]:
