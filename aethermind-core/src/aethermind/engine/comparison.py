@@ -46,8 +46,8 @@ class Tolerance:
 class Difference:
     """How far one value of one step is off, at its worst element: where it is, what the two devices hold there.
 
-    Steps are counted from 0. `excess` is the error as a multiple of what is allowed; more than 1 diverges. Operator, kernel and layer are the
-    tested device's.
+    Steps are counted from 0. `excess` is the error as a multiple of what is allowed; more than 1 diverges. Operator,
+    kernel and layer are the tested device's.
     """
 
     name: str
