@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.engine import Engine
@@ -26,6 +26,9 @@ from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults
 from aethermind.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from aethermind.graph.hooks import HookRegistry
 
 __all__ = ["CompletionOutput", "LLM", "Logprob", "ModelInfo", "RequestOutput", "SamplingParams"]
 
@@ -114,6 +117,11 @@ class LLM:
     def close(self) -> None:
         """Finish the device's work and give everything back."""
         self.engine.planned.open_device.backend.close()
+
+    @property
+    def hooks(self) -> HookRegistry:
+        """Functions that see values while the model runs; see `aethermind.graph.hooks`."""
+        return self.engine.runner.hooks
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:

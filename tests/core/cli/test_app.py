@@ -23,6 +23,7 @@ VERBS = (
     ("tokenize",),
     ("detokenize",),
     ("ops",),
+    ("profile",),
     ("plugins",),
     ("plugins", "list"),
     ("bench",),

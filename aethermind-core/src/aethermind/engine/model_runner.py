@@ -16,6 +16,7 @@ from aethermind.engine.scheduler import ScheduleDecision
 from aethermind.graph.compile import Compiled
 from aethermind.graph.constants import ConstantStore
 from aethermind.graph.executor import Executor
+from aethermind.graph.hooks import HookRegistry
 from aethermind.hal.tensor import Tensor
 from aethermind.ops.dims import resolve
 from aethermind.ops.schema import TensorType
@@ -24,7 +25,10 @@ from aethermind.sampling.rows import SamplingRows, needs_adjusted_logits
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["ModelRunner", "SampledToken", "TokenLogprobs"]
+__all__ = ["ModelRunner", "SampledToken", "StepObserver", "TokenLogprobs"]
+
+StepObserver = Callable[[Executor, tuple[int, ...], ScheduleDecision], None]
+"""Runs a step in place of `executor.run(symbols)`, to see how it goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class _VariantKey(NamedTuple):
 
     is_adjusted: bool = False
     has_embeddings: bool = False
+    fuse: bool = True
 
 
 class _Variant:
@@ -70,7 +75,10 @@ class _Variant:
 
 
 class ModelRunner:
-    """Owns weights, KV memory and the executors of one model on one device."""
+    """Owns weights, KV memory and the executors of one model on one device.
+
+    `hooks` see values of steps; `observer`, where there is one, runs the steps that no hook wants to see.
+    """
 
     def __init__(
         self, planned: PlannedModel, cache: KVCache, on_progress: Callable[[int, int], None] | None = None
@@ -91,6 +99,8 @@ class ModelRunner:
         self._on_progress = on_progress
         self._plain = self._prepare(planned.compiled)
         self._variants = {_VariantKey(): self._plain}
+        self.hooks = HookRegistry(self._value_names)
+        self.observer: StepObserver | None = None
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -102,12 +112,18 @@ class ModelRunner:
         """The executor of plain steps."""
         return self._plain.executor
 
+    @property
+    def executors(self) -> list[Executor]:
+        """Those of all kinds of steps that came up so far."""
+        return [variant.executor for variant in self._variants.values()]
+
     def run(self, decision: ScheduleDecision) -> list[SampledToken]:
         """Compute a step: the KV of its tokens, and a sampled token for each row that needs logits."""
         is_adjusted = any(entry.needs_logits and needs_adjusted_logits(entry.request) for entry in decision.scheduled)
         has_embeddings = needs_embeddings(decision)
-        is_plain = not (is_adjusted or has_embeddings)
-        variant = self._plain if is_plain else self._variant(_VariantKey(is_adjusted, has_embeddings))
+        hooks = self.hooks
+        is_plain = not (is_adjusted or has_embeddings or hooks.is_active)
+        variant = self._plain if is_plain else self._variant(_VariantKey(is_adjusted, has_embeddings, hooks.fuse))
         self._copy_blocks(decision.copies)
         sampled, width = variant.batch.write(decision)
         variant.rows.fill(sampled)
@@ -122,7 +138,12 @@ class ModelRunner:
             num_held_back,
             num_embeddings,
         )
-        variant.executor.run(symbols)
+        if hooks.is_active:
+            hooks.run(variant.executor, symbols, decision.phase, decision.num_batched_tokens)
+        elif self.observer is not None:
+            self.observer(variant.executor, symbols, decision)
+        else:
+            variant.executor.run(symbols)
         variant.executor.synchronize()
         if not sampled:
             return []
@@ -135,7 +156,7 @@ class ModelRunner:
         self._variant(_VariantKey(has_embeddings=True))
 
     def logits(self, num_rows: int) -> np.ndarray[Any, Any]:
-        """The logits of the last plain step, float32 [num_rows, V]; a view that the next step overwrites."""
+        """The logits of the last plain, fused step, float32 [num_rows, V]; a view that the next step overwrites."""
         logits: np.ndarray[Any, Any] = self._plain.executor.output("logits", (0, 0, num_rows, 0, 0, 0, 0))
         return logits
 
@@ -149,6 +170,11 @@ class ModelRunner:
         if variant is None:
             variant = self._variants[key] = self._prepare(self.planned.compile(**key._asdict()))
         return variant
+
+    def _value_names(self, fuse: bool) -> list[str]:
+        """The values that steps compute, those of adjusted steps among them."""
+        plans = [self.planned.compile(is_adjusted=is_adjusted, fuse=fuse).plan for is_adjusted in (False, True)]
+        return list(dict.fromkeys(name for plan in plans for step in plan.steps for name in step.names))
 
     def _state(self, type: TensorType) -> Tensor:
         shape = resolve(type.shape, {})

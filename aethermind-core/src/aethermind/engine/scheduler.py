@@ -75,6 +75,13 @@ class ScheduleDecision:
     num_decodes: int = 0
     """How many leading entries of `scheduled` are decodes of one token."""
 
+    @property
+    def phase(self) -> str:
+        """`prefill` where no entry is a decode, `decode` where all are, else `mixed`."""
+        if self.num_decodes == 0:
+            return "prefill"
+        return "decode" if self.num_decodes == len(self.scheduled) else "mixed"
+
 
 class _Step(NamedTuple):
     """What the slower ways through a step share."""
