@@ -95,6 +95,11 @@ def test_tokens_are_the_same(pair: tuple[Tokenizer, Tokenizer], text: str) -> No
     assert ours.decode(token_ids) == theirs.decode(token_ids)
 
 
+def test_a_chat_template_is_text(metadata: dict[str, Any]) -> None:
+    with pytest.raises(TokenizerError, match="chat_template that is not text"):
+        read({**metadata, "tokenizer.chat_template": 7})
+
+
 def test_without_nfc_text_stays_as_it_is(metadata: dict[str, Any]) -> None:
     tokenizer = gguf_tokenizer(metadata, {"mine": SplitRule(PATTERN)}, PATH)
     text = "e\u0301"
@@ -118,6 +123,10 @@ def test_a_first_token_is_added_where_the_file_asks_for_it(metadata: dict[str, A
         ({"tokens": None}, r"no tokenizer\.ggml\.tokens"),
         ({"token_type": None}, r"no tokenizer\.ggml\.token_type"),
         ({"token_type": np.zeros(3, np.int32)}, "tokens but 3 token types"),
+        ({"tokens": "abc"}, r"tokens that is not a list of str"),
+        ({"tokens": np.arange(3)}, r"tokens that is not a list of str"),
+        ({"token_type": 1}, r"token_type that is not a list of int"),
+        ({"pre": np.arange(3)}, "does not know"),
         ({"merges": None}, r"no tokenizer\.ggml\.merges"),
         ({"merges": ["nope nothing"]}, "vocabulary that is not one"),
         ({"merges": ["single"]}, "vocabulary that is not one"),

@@ -141,10 +141,10 @@ class GgufFile:
         if info is None:
             if name not in self._types:
                 raise CheckpointError(f"{self.path} has no tensor {name!r} among its {len(self._types)}.")
-            kinds = len(self._types) - len(self._tensors)
+            num_quantised = len(self._types) - len(self._tensors)
             raise CheckpointError(
                 f"{self.path} stores tensor {name!r} in the quantised type {_QUANTISED[self._types[name]]} (as it "
-                f"does {kinds} of its {len(self._types)}), which cannot be computed with yet. Quantised weight "
+                f"does {num_quantised} of its {len(self._types)}), which cannot be computed with yet. Quantised weight "
                 "formats are to come; until then convert the model to F16 or BF16."
             )
         return info

@@ -31,6 +31,7 @@ _OPTIONAL_FIELDS = {
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
     "rope_theta": "rope.freq_base",
+    "rotary_dim": "rope.dimension_count",
 }
 _ROPE_SCALING = {
     "type": "rope_type",
@@ -68,14 +69,14 @@ class GgufSource:
         for key in _FIELDS.values():
             if key not in found:
                 raise ConfigError(f"{self.path} has no {prefix}{key} in its metadata. Convert the model to GGUF again.")
-        config = {name: found[key] for name, key in {**_FIELDS, **_OPTIONAL_FIELDS}.items() if key in found}
+        config = {name: found[key] for name, key in (_FIELDS | _OPTIONAL_FIELDS).items() if key in found}
         for name, value in config.items():
             if not isinstance(value, int | float):
-                key = {**_FIELDS, **_OPTIONAL_FIELDS}[name]
+                key = (_FIELDS | _OPTIONAL_FIELDS)[name]
                 raise ConfigError(f"{self.path} has a {prefix}{key} that is not one number; that is not supported.")
         config.setdefault("head_dim", config["hidden_size"] // max(config["num_attention_heads"], 1))
-        if "rope.dimension_count" in found:
-            config["partial_rotary_factor"] = found["rope.dimension_count"] / max(config["head_dim"], 1)
+        if "rotary_dim" in config:
+            config["partial_rotary_factor"] = config.pop("rotary_dim") / max(config["head_dim"], 1)
         sizes: Counter[str] = Counter()
         for info in map(tensors.info, tensors.names):
             sizes[str(info.dtype)] += info.num_bytes
@@ -112,7 +113,7 @@ class GgufSource:
     def _file(self) -> GgufFile:
         file = GgufFile(self.path)
         num_parts = file.metadata.get("split.count", 1)
-        if num_parts > 1:
+        if num_parts != 1:
             raise CheckpointError(
                 f"{self.path} is one of {num_parts} parts of a model. Join them with `llama-gguf-split --merge`."
             )

@@ -40,25 +40,25 @@ def gguf_tokenizer(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule],
     Raises:
         TokenizerError: a key is missing or wrong, or the tokenizer is of a kind that is not known.
     """
-    kind = _required(metadata, "model", path)
+    kind = str(_required(metadata, "model", path))
     if kind != "gpt2":
         raise TokenizerError(
             f"{path} has a tokenizer of the kind {kind!r}; byte-level BPE, which GGUF calls 'gpt2', is read. "
             "Use the model's Hugging Face directory."
         )
-    pre = _required(metadata, "pre", path)
+    pre = str(_required(metadata, "pre", path))
     rule = splits.get(pre)
     if rule is None:
         raise TokenizerError(
             f"{path} splits text by the rule {pre!r}, which the model's package does not know; it knows "
             f"{', '.join(map(repr, splits))}. Use the model's Hugging Face directory."
         )
-    tokens = list(_required(metadata, "tokens", path))
-    types = _required(metadata, "token_type", path).tolist()
+    tokens, types = (_listed(metadata, name, kind, path) for name, kind in (("tokens", str), ("token_type", int)))
+    merges = _listed(metadata, "merges", str, path)
     if len(types) != len(tokens):
         raise TokenizerError(f"{path} has {len(tokens)} tokens but {len(types)} token types. Fetch the file again.")
     vocabulary = {token: i for i, (token, type) in enumerate(zip(tokens, types, strict=True)) if type != _UNUSED}
-    fast = _build(vocabulary, _required(metadata, "merges", path), rule, path)
+    fast = _build(vocabulary, merges, rule, path)
     _add_tokens(fast, zip(tokens, types, strict=True))
     special_tokens = {
         role: tokens[token_id]
@@ -68,6 +68,8 @@ def gguf_tokenizer(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule],
     if metadata.get(_KEY + "add_bos_token") and "bos_token" in special_tokens:
         _add_bos(fast, special_tokens["bos_token"])
     template = metadata.get("tokenizer.chat_template")
+    if not isinstance(template, str | None):
+        raise TokenizerError(f"{path} has a tokenizer.chat_template that is not text. Convert the model again.")
     return Tokenizer(fast, special_tokens=special_tokens, chat_template=template)
 
 
@@ -124,6 +126,14 @@ def _required(metadata: Mapping[str, Any], name: str, path: Path) -> Any:
             f"{path} has no {_KEY}{name}, without which there is no tokenizer. Convert the model again with its own."
         )
     return value
+
+
+def _listed(metadata: Mapping[str, Any], name: str, kind: type[str] | type[int], path: Path) -> list[Any]:
+    value = _required(metadata, name, path)
+    items = value.tolist() if hasattr(value, "tolist") else list(value) if isinstance(value, Iterable) else None
+    if items is None or isinstance(value, str) or not all(isinstance(item, kind) for item in items):
+        raise TokenizerError(f"{path} has a {_KEY}{name} that is not a list of {kind.__name__}. Fetch the file again.")
+    return items
 
 
 def _token_id(metadata: Mapping[str, Any], name: str, num_tokens: int, path: Path) -> int | None:
