@@ -26,7 +26,6 @@ from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults
 from aethermind.sampling.params import SamplingParams
-from aethermind.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from aethermind.graph.hooks import HookRegistry
@@ -78,7 +77,7 @@ class LLM:
         runtime: Runtime | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Load `model`: a Hugging Face directory, or the name of an installed model.
+        """Load `model`: a Hugging Face directory, a .gguf file, or the name of an installed model.
 
         `num_kv_blocks` blocks of `block_size` tokens bound what all requests together can keep; the context is at
         most that long.
@@ -100,7 +99,7 @@ class LLM:
             fallback=fallback,
         )
         planned = plan_model(runtime or Runtime.boot(), model, config)
-        self.tokenizer = Tokenizer.from_directory(planned.directory)
+        self.tokenizer = planned.source.tokenizer()
         self.engine = Engine(planned, self.tokenizer, on_progress=on_progress)
         self._prompts = PromptReader(planned, self.tokenizer)
         self.info = _describe(self.engine, time.perf_counter() - started)
@@ -250,7 +249,7 @@ def _describe(engine: Engine, load_s: float) -> ModelInfo:
         f", NumPy reference for {', '.join(fallbacks)}" if fallbacks else ""
     )
     return ModelInfo(
-        model=str(planned.directory),
+        model=str(planned.source.path),
         architecture=planned.architecture,
         device=str(opened.device),
         device_reason=opened.selection.reason,
