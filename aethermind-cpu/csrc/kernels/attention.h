@@ -25,9 +25,10 @@ void attention(const am_tensor* in, const am_tensor* out, const am_attr* attrs, 
     const int64_t key_offset = batch * num_keys * key_stride + head * layout.head_dim;
     // A query behind all keys sees every one of them.
     const int64_t position = is_causal ? num_keys - num_queries + first : num_keys;
-    attend(data<const T>(in[0]) + offset, data<const T>(in[1]) + key_offset, data<const T>(in[2]) + key_offset,
-           data<T>(out[0]) + offset, row_stride, [&](int64_t key) { return key * key_stride; }, num_keys, position,
-           smaller(layout.queries, num_queries - first), scale, 0, layout, team->scratch);
+    attend(
+        data<const T>(in[0]) + offset, data<const T>(in[1]) + key_offset, data<const T>(in[2]) + key_offset,
+        data<T>(out[0]) + offset, row_stride, [&](int64_t key) { return key * key_stride; }, num_keys, position,
+        smaller(layout.queries, num_queries - first), scale, 0, layout, team->scratch);
   });
 }
 

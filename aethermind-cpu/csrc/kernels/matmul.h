@@ -1,8 +1,8 @@
 // a · b over the last two dimensions, for every leading index.
 //
 // The matrix kernels of gemm.h want b in panels of sixteen columns. A unit of work is kRowBlock rows of a by
-// kMatmulPanels panels of b: it copies both into scratch, kMatmulBlockK of K at a time, which a core's second-level cache
-// holds together with the sums.
+// kMatmulPanels panels of b: it copies both into scratch, kMatmulBlockK of K at a time, which a core's second-level
+// cache holds together with the sums.
 #pragma once
 
 #include "kernels/gemm_blocks.h"
@@ -34,7 +34,8 @@ struct MatmulShape {
   size_t bytes() const { return static_cast<size_t>(tile_bytes() + group * panel_bytes() + sum_bytes()); }
 };
 
-// Sixteen columns of a row-major matrix become a panel of pack.h; absent ones, and the row past an odd number, are zero.
+// Sixteen columns of a row-major matrix become a panel of pack.h; absent ones, and the row past an odd number, are
+// zero.
 template <class T>
 AETHER_INLINE void pack_columns(const T* b, int64_t stride, int64_t num_rows, int64_t num_columns, char* panel) {
   constexpr int64_t kPerWord = kStepBytes / kPanelColumns / static_cast<int64_t>(sizeof(T));

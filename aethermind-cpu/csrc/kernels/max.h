@@ -7,9 +7,7 @@ namespace aether::cpu::AETHER_ISA {
 
 template <class T>
 void max(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
-  reduce_rows<T>(in[0], out[0], team, [](const T* row, int64_t size) {
-    return greatest_of(row, size);
-  });
+  reduce_rows<T>(in[0], out[0], team, [](const T* row, int64_t size) { return greatest_of(row, size); });
 }
 
 }  // namespace aether::cpu::AETHER_ISA

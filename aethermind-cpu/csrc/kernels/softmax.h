@@ -15,8 +15,7 @@ void softmax(const am_tensor* in, const am_tensor* out, const am_attr*, const am
     T* target = data<T>(out[0]) + r * size;
     const Vec greatest = set1(greatest_of(x, size));
     const int64_t whole = size / kLanes * kLanes;
-    double total =
-        sum_lanes(whole, [&](int64_t i, int64_t) { return exp_or_infinity(load(x + i) - greatest); });
+    double total = sum_lanes(whole, [&](int64_t i, int64_t) { return exp_or_infinity(load(x + i) - greatest); });
     for (int64_t i = whole; i < size; ++i) {
       total += static_cast<double>(first_lane(exp_or_infinity(load(x + i, 1) - greatest)));
     }

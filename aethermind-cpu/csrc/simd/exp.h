@@ -23,9 +23,7 @@ AETHER_INLINE Vec exp_of_clamped(const Vec& x) {
 AETHER_INLINE Vec exp(const Vec& x) { return exp_of_clamped(max(min(x, set1(88.72f)), set1(-106.0f))); }
 
 // The same, but infinite above, and NaN for NaN: of two operands, min and max return the second where one is NaN.
-AETHER_INLINE Vec exp_or_infinity(const Vec& x) {
-  return exp_of_clamped(max(set1(-106.0f), min(set1(89.5f), x)));
-}
+AETHER_INLINE Vec exp_or_infinity(const Vec& x) { return exp_of_clamped(max(set1(-106.0f), min(set1(89.5f), x))); }
 
 AETHER_INLINE Vec silu(const Vec& x) { return x / (set1(1.0f) + exp(-x)); }
 
