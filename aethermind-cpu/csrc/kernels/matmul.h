@@ -1,16 +1,22 @@
 // a · b over the last two dimensions, for every leading index.
 //
-// The matrix kernels of gemm.h want b in panels of sixteen columns. A unit of work is kRowBlock rows of a by
+// The matrix kernels of gemm.h want b in panels of sixteen columns. A unit of work is up to kRowBlock rows of a by
 // kMatmulPanels panels of b: it copies both into scratch, kMatmulBlockK of K at a time, which a core's second-level
 // cache holds together with the sums.
+//
+// Up to kDirectRows rows meet every element of b so few times that copying b would cost more than the product. They are
+// weights of its rows, as probabilities are of values in attention: a unit is kDirectColumns columns of b as they lie.
 #pragma once
 
+#include "kernels/attention_tiles.h"
 #include "kernels/gemm_blocks.h"
 
 namespace aether::cpu::AETHER_ISA {
 
 inline constexpr int64_t kMatmulPanels = 16;
 inline constexpr int64_t kMatmulBlockK = 256;
+inline constexpr int64_t kDirectRows = kValueRows;
+inline constexpr int64_t kDirectColumns = 256;
 
 template <class T>
 struct MatmulShape {
@@ -56,11 +62,50 @@ AETHER_INLINE void pack_columns(const T* b, int64_t stride, int64_t num_rows, in
   }
 }
 
+// Scratch of the direct product: a in float, where the rows of b lie, and the sums.
+AETHER_INLINE size_t direct_matmul_bytes(int64_t rows, int64_t k) {
+  const int64_t num_floats = rows * (k + kDirectColumns);
+  return static_cast<size_t>(num_floats) * sizeof(float) + static_cast<size_t>(k) * sizeof(void*);
+}
+
+template <class T>
+AETHER_INLINE void multiply_direct(const T* a, const T* b, T* out, const MatmulShape<T>& shape, int64_t num_columns,
+                                   void* scratch) {
+  const int64_t rows = shape.rows, k = shape.k;
+  const T** b_rows = static_cast<const T**>(scratch);
+  float* weights = reinterpret_cast<float*>(b_rows + k);
+  float* sums = weights + rows * k;
+  float zeros[kDirectRows] = {};
+  for (int64_t i = 0; i < k; ++i) b_rows[i] = b + i * shape.columns;
+  for (int64_t i = 0; i < rows * k; i += kLanes) {
+    const int64_t lanes = smaller(rows * k - i, kLanes);
+    store(weights + i, load(a + i, lanes), lanes);
+  }
+  std::memset(sums, 0, static_cast<size_t>(rows * kDirectColumns) * sizeof(float));
+  add_weighted_values(weights, k, rows, b_rows, 0, k, num_columns, zeros, sums, kDirectColumns);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t j = 0; j < num_columns; j += kLanes) {
+      store(out + r * shape.columns + j, load(sums + r * kDirectColumns + j), smaller(num_columns - j, kLanes));
+    }
+  }
+}
+
 template <class T>
 void matmul(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
   using E = Engine<T>;
   const MatmulShape<T> shape(in[0], in[1]);
   if (num_elements(out[0]) == 0) return;
+  if (shape.rows <= kDirectRows) {
+    const int64_t runs = divide_up(shape.columns, kDirectColumns);
+    for_each_claimed(team, num_elements(out[0]) / (shape.rows * shape.columns) * runs, [&](int64_t unit) {
+      const int64_t matrix = unit / runs, column = unit % runs * kDirectColumns;
+      multiply_direct(data<const T>(in[0]) + matrix * shape.rows * shape.k,
+                      data<const T>(in[1]) + matrix * shape.k * shape.columns + column,
+                      data<T>(out[0]) + matrix * shape.rows * shape.columns + column, shape,
+                      smaller(kDirectColumns, shape.columns - column), team->scratch);
+    });
+    return;
+  }
   char* tiles = static_cast<char*>(team->scratch);
   char* packed = tiles + shape.tile_bytes();
   float* sums = reinterpret_cast<float*>(packed + shape.group * shape.panel_bytes());
@@ -100,7 +145,9 @@ void matmul(const am_tensor* in, const am_tensor* out, const am_attr*, const am_
 
 template <class T>
 size_t matmul_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t) {
-  return MatmulShape<T>(in[0], in[1]).bytes();
+  const MatmulShape<T> shape(in[0], in[1]);
+  const size_t direct = direct_matmul_bytes(smaller(shape.rows, kDirectRows), shape.k), packed = shape.bytes();
+  return direct > packed ? direct : packed;
 }
 
 }  // namespace aether::cpu::AETHER_ISA
