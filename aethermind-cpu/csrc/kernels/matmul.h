@@ -17,6 +17,9 @@ inline constexpr int64_t kMatmulPanels = 16;
 inline constexpr int64_t kMatmulBlockK = 256;
 inline constexpr int64_t kDirectRows = kValueRows;
 inline constexpr int64_t kDirectColumns = 256;
+// Only where both ways are the same chain of multiply-adds, so that a row's result does not depend on their number.
+template <class T>
+inline constexpr bool kIsDirect = sizeof(typename Engine<T>::Lane) == sizeof(float);
 
 template <class T>
 struct MatmulShape {
@@ -95,7 +98,7 @@ void matmul(const am_tensor* in, const am_tensor* out, const am_attr*, const am_
   using E = Engine<T>;
   const MatmulShape<T> shape(in[0], in[1]);
   if (num_elements(out[0]) == 0) return;
-  if (shape.rows <= kDirectRows) {
+  if (kIsDirect<T> && shape.rows <= kDirectRows) {
     const int64_t runs = divide_up(shape.columns, kDirectColumns);
     for_each_claimed(team, num_elements(out[0]) / (shape.rows * shape.columns) * runs, [&](int64_t unit) {
       const int64_t matrix = unit / runs, column = unit % runs * kDirectColumns;

@@ -39,6 +39,18 @@ void test_matmul(const KernelEntry& entry) {
   }
 }
 
+// A row alone, and in company.
+void test_rows_are_independent(const KernelEntry& entry) {
+  const int64_t rows = 40, inner = 300, columns = 70;
+  const Tensor a = random(entry.dtype, {rows, inner}), b = random(entry.dtype, {inner, columns}),
+               all(entry.dtype, {rows, columns}), alone(entry.dtype, {1, columns});
+  run(*entry.kernel, {a.abi(), b.abi()}, {all.abi()}, {}, 2);
+  am_tensor first = a.abi();
+  first.shape[0] = 1;
+  run(*entry.kernel, {first, b.abi()}, {alone.abi()}, {}, 2);
+  check(std::memcmp(all.bytes(), alone.bytes(), alone.num_bytes()) == 0, entry, "a row alone");
+}
+
 // Plans size a kernel's scratch for the largest shapes, and run with smaller ones.
 void test_scratch(const KernelEntry& entry) {
   const auto bytes = [&](int64_t rows, int64_t inner, int64_t columns) {
@@ -108,6 +120,7 @@ void test_attention(const KernelEntry& entry) {
 
 int main() {
   for_each_kernel("matmul", test_matmul);
+  for_each_kernel("matmul", test_rows_are_independent);
   for_each_kernel("matmul", test_scratch);
   for_each_kernel("attention", test_attention);
   return report();

@@ -95,9 +95,9 @@ class PackedKind:
         if weight.backend is self._backend and (weight.operator, weight.input) == (self._operator, self._input):
             return
         raise OperatorError(
-            f"The weight was packed for {weight.operator}'s input {weight.input!r} on device {weight.backend.name}, and "
-            f"was given to {self._operator} as {self._input!r} on {self._backend.name}; pack the array for that again, "
-            "with the session that calls."
+            f"The weight was packed for {weight.operator}'s input {weight.input!r} on device {weight.backend.name}, "
+            f"and was given to {self._operator} as {self._input!r} on {self._backend.name}; pack the array for that "
+            "again, with the session that calls."
         )
 
 
