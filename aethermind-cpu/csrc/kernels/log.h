@@ -8,18 +8,20 @@ namespace aether::cpu::AETHER_ISA {
 // Lanes that integer arithmetic reaches; the compiler splits them into the registers there are.
 using FloatLanes [[gnu::vector_size(4 * kLanes)]] = float;
 using IntLanes [[gnu::vector_size(4 * kLanes)]] = int32_t;
+using BitLanes [[gnu::vector_size(4 * kLanes)]] = uint32_t;
 
 // Within 1 unit in the last place. x = 2^e · (1 + f) with √½ ≤ 1 + f < √2; the polynomial is a minimax fit of
 // (log(1 + f) - f + f^2 / 2) / f^3 there, 7e-9 of the result.
 AETHER_INLINE Vec log_of(const Vec& value) {
-  constexpr int32_t kRootOfHalf = 0x3f3504f3, kOne = 0x3f800000;
+  constexpr uint32_t kRootOfHalf = 0x3f3504f3, kOne = 0x3f800000;
   FloatLanes x;
   std::memcpy(&x, &value, sizeof x);
   const IntLanes is_subnormal = x < 0x1p-126f;
   const FloatLanes normal = is_subnormal ? x * 0x1p23f : x;
   // Adding the distance from √½ to one makes the exponent field change at √½ instead of at powers of two.
-  const IntLanes bits = reinterpret_cast<IntLanes>(normal) + (kOne - kRootOfHalf);
-  const FloatLanes exponent = __builtin_convertvector((bits >> 23) - 127 + is_subnormal * 23, FloatLanes);
+  const BitLanes bits = reinterpret_cast<BitLanes>(normal) + (kOne - kRootOfHalf);
+  const FloatLanes exponent =
+      __builtin_convertvector(reinterpret_cast<IntLanes>(bits >> 23) - 127 + is_subnormal * 23, FloatLanes);
   const FloatLanes f = reinterpret_cast<FloatLanes>((bits & 0x007fffff) + kRootOfHalf) - 1.0f;
   FloatLanes p = f * -0x1.404c90p-4f + 0x1.07acfcp-3f;
   p = p * f - 0x1.0d1eeap-3f;

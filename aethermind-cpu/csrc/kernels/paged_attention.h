@@ -128,7 +128,7 @@ AETHER_INLINE void attend(const T* q, const T* k, const T* v, T* out, int64_t ro
   }
 
   for (int64_t r = 0; r < num_rows; ++r) {
-    const Vec inverse = set1(rows.totals[r] > 0.0f ? 1.0f / rows.totals[r] : 0.0f);  // a row that sees no key
+    const Vec inverse = set1(rows.totals[r] == 0.0f ? 0.0f : 1.0f / rows.totals[r]);  // zero: it sees no key
     for (int64_t i = 0; i < head_dim; i += kLanes) {
       store(out + offset_of(r) + i, load(rows.sums + r * layout.padded_dim + i) * inverse,
             smaller(head_dim - i, kLanes));
