@@ -1,12 +1,15 @@
 // Every matrix of the last two dimensions with rows and columns swapped.
 #pragma once
 
+#include <cstring>
+
 #include "kernels/team.h"
 #include "kernels/tensor.h"
 
 namespace aether::cpu::AETHER_ISA {
 
-// Elements along one side of the blocks that are turned one at a time, so that both sides stay in a first-level cache.
+// Elements along one side of the blocks that are turned one at a time. They are turned in a block of their own: rows of
+// a matrix may lie a power of two apart, where a cache holds only a few.
 inline constexpr int64_t kTransposeBlock = 32;
 
 template <class T>
@@ -23,8 +26,13 @@ void transpose(const am_tensor* in, const am_tensor* out, const am_attr*, const 
     T* target = data<T>(out[0]) + matrix;
     for (int64_t first = 0; first < rows; first += kTransposeBlock) {
       const int64_t last = smaller(first + kTransposeBlock, rows);
+      T block[kTransposeBlock][kTransposeBlock];
+      for (int64_t r = first; r < last; ++r) {
+        const T* row = source + r * columns;
+        for (int64_t c = begin; c < end; ++c) block[c - begin][r - first] = row[c];
+      }
       for (int64_t c = begin; c < end; ++c) {
-        for (int64_t r = first; r < last; ++r) target[c * rows + r] = source[r * columns + c];
+        std::memcpy(target + c * rows + first, block[c - begin], static_cast<size_t>(last - first) * sizeof(T));
       }
     }
   }
