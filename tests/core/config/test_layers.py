@@ -31,7 +31,9 @@ WANTED = {
 def test_any_layers_for_any_settings_the_highest_wins(tmp_path: Path, chosen: dict[str, set[str]]) -> None:
     file = tmp_path / "a.toml"
     file.write_text("".join(f"{name} = {GIVEN['file'][name]}\n" for name in sorted(chosen["file"])))
-    variables = {f"AETHERMIND_{name}".upper().replace(".", "__"): GIVEN["variable"][name] for name in chosen["variable"]}
+    variables = {
+        f"AETHERMIND_{name}".upper().replace(".", "__"): GIVEN["variable"][name] for name in chosen["variable"]
+    }
     flags = {name: Value(GIVEN["flag"][name], "flag --it") for name in chosen["flag"]}
     result = resolve(SECTIONS, file=file, variables=variables, flags=flags)
     for name in NAMES:
@@ -51,7 +53,10 @@ def test_any_layers_for_any_settings_the_highest_wins(tmp_path: Path, chosen: di
         ("ovn: {}", "F has an unknown section 'ovn'; did you mean oven? Sections are oven, bread."),
         ("1: {}", "F has an unknown section 1. Sections are oven, bread."),
         ("oven: 3", "F gives oven the value 3. It is a section: put keys into it."),
-        ("oven: {haet: 3}", "F has an unknown key oven.haet; did you mean oven.heat? Keys of oven are heat, rate, door."),
+        (
+            "oven: {haet: 3}",
+            "F has an unknown key oven.haet; did you mean oven.heat? Keys of oven are heat, rate, door.",
+        ),
         ("bread: {heat: 3}", "F has an unknown key bread.heat; did you mean oven.heat? Keys of bread are name, seeds."),
         ("oven: {heat: '3'}", "F:oven.heat is '3': oven.heat should be a valid integer."),
         ("oven: {heat: true}", "F:oven.heat is True: oven.heat should be a valid integer."),

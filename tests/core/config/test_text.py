@@ -21,7 +21,9 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]))
     seeds=st.lists(TEXT).map(tuple),
     origin=TEXT,
 )
-def test_what_is_printed_reads_back(heat: int, rate: float | None, name: str, seeds: tuple[str, ...], origin: str) -> None:
+def test_what_is_printed_reads_back(
+    heat: int, rate: float | None, name: str, seeds: tuple[str, ...], origin: str
+) -> None:
     given_values = {"oven.heat": heat, "oven.rate": rate, "bread.name": name, "bread.seeds": seeds}
     flags = {full: Value(value, origin) for full, value in given_values.items()}
     read = tomllib.loads(to_toml(resolve(SECTIONS, flags=flags)))

@@ -73,9 +73,7 @@ class SamplingSettings:
         None, "choose among the likeliest tokens of this total probability", unset=_OF_THE_MODEL
     )
     min_p: float | None = setting(None, "drop tokens below this fraction of the likeliest one", unset=_OF_THE_MODEL)
-    repetition_penalty: float | None = setting(
-        None, "above 1 discourages tokens already there", unset=_OF_THE_MODEL
-    )
+    repetition_penalty: float | None = setting(None, "above 1 discourages tokens already there", unset=_OF_THE_MODEL)
     seed: int | None = setting(None, "repeats a run", unset="random")
     stop: tuple[str, ...] | None = setting(None, "texts before which an answer ends", unset="none")
     ignore_eos: bool = setting(False, "go on past the end-of-text token")

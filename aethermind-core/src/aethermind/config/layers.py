@@ -85,9 +85,7 @@ def _in_file(file: Path, settings: Mapping[str, Setting]) -> Iterator[tuple[Sett
             yield settings[name], value
 
 
-def _in_variables(
-    variables: Mapping[str, str], settings: Mapping[str, Setting]
-) -> Iterator[tuple[Setting, str, str]]:
+def _in_variables(variables: Mapping[str, str], settings: Mapping[str, Setting]) -> Iterator[tuple[Setting, str, str]]:
     for one in settings.values():
         given = [(name, variables[name]) for name in one.variables if variables.get(name)]
         if len({text for _, text in given}) > 1:
