@@ -78,9 +78,9 @@ def _in_file(file: Path, settings: Mapping[str, Setting]) -> Iterator[tuple[Sett
             raise SettingsError(f"{file} gives {section} the value {content!r}. It is a section: put keys into it.")
         for key, value in content.items():
             if (name := f"{section}.{key}") not in settings:
+                keys = ", ".join(one.key for one in settings.values() if one.section == section)
                 raise SettingsError(
-                    f"{file} has an unknown key {name}{did_you_mean(name, settings)} "
-                    f"Keys of {section} are {', '.join(one.key for one in settings.values() if one.section == section)}."
+                    f"{file} has an unknown key {name}{did_you_mean(name, settings)} Keys of {section} are {keys}."
                 )
             yield settings[name], value
 
