@@ -10,12 +10,12 @@ from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.params import SamplingParams
 
 __all__ = [
-    "SECTIONS",
     "BenchSettings",
     "EngineSettings",
     "LogSettings",
     "ModelSettings",
     "OutputSettings",
+    "SECTIONS",
     "SamplingSettings",
 ]
 

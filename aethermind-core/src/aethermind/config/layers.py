@@ -18,7 +18,7 @@ from aethermind.config.section import Section, Setting
 from aethermind.config.suggest import did_you_mean
 from aethermind.errors import SettingsError
 
-__all__ = ["DEFAULT", "Configuration", "Value", "resolve"]
+__all__ = ["Configuration", "DEFAULT", "Value", "resolve"]
 
 DEFAULT = "default"
 """The origin of a value that nobody gave."""
