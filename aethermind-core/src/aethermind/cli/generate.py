@@ -86,6 +86,8 @@ def generate(
     num_kv_blocks: options.NumKvBlocks = None,
     block_size: options.BlockSize = 16,
     threads: options.NumThreads = None,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
+    fallback: options.Fallback = "warn",
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is written.")] = True,
     stats: Annotated[
         bool | None,
@@ -124,6 +126,8 @@ def generate(
         num_kv_blocks=num_kv_blocks,
         block_size=block_size,
         num_threads=threads,
+        max_num_batched_tokens=max_num_batched_tokens,
+        fallback=fallback,
         max_num_seqs=1,
     )
     with closing(llm):

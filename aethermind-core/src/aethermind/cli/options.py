@@ -13,8 +13,10 @@ __all__ = [
     "BlockSize",
     "DType",
     "Device",
+    "Fallback",
     "LoadFormat",
     "MaxModelLen",
+    "MaxNumBatchedTokens",
     "Model",
     "NumKvBlocks",
     "NumThreads",
@@ -38,6 +40,12 @@ LoadFormat = Annotated[str, typer.Option("--load-format", help="auto reads the w
 MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Longest context in tokens.")]
 NumKvBlocks = Annotated[int | None, typer.Option("--num-kv-blocks", help="Blocks of the KV cache.")]
 BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a block of the KV cache.")]
+MaxNumBatchedTokens = Annotated[
+    int, typer.Option("--max-num-batched-tokens", help="The most tokens in a step, a piece of a prompt included.")
+]
+Fallback = Annotated[
+    str, typer.Option("--fallback", help="Operators without a kernel of the device: error, warn or allow.")
+]
 NumThreads = Annotated[int | None, typer.Option("--threads", help="Worker threads of the device.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from aethermind.cli.bench import latency, limits
+from aethermind.cli.configured import ConfiguredCommand
 
 __all__ = ["app"]
 
@@ -14,5 +15,5 @@ app = typer.Typer(
     help="Measure speed, and what limits it.",
     epilog=latency.EXAMPLES,
 )
-app.command("latency", epilog=latency.EXAMPLES)(latency.latency)
-app.command("limits", epilog=limits.EXAMPLES)(limits.limits)
+app.command("latency", cls=ConfiguredCommand, epilog=latency.EXAMPLES)(latency.latency)
+app.command("limits", cls=ConfiguredCommand, epilog=limits.EXAMPLES)(limits.limits)
