@@ -124,7 +124,7 @@ def rms(values: np.ndarray[Any, Any]) -> float:
     return float(np.sqrt(np.mean(np.square(values))))
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx512", "avx512_bf16"])
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512_bf16"])
 @pytest.mark.parametrize("name", ["head_dim_80", "seven_kv_heads_tied_odd_intermediate", "qwen3_sliding"])
 def test_every_instruction_set_of_the_cpu(
     monkeypatch: pytest.MonkeyPatch, checkpoint: CheckpointOf, isa: str, name: str

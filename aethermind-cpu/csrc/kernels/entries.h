@@ -32,11 +32,15 @@ template <class T>
 inline constexpr am_dtype kTypeOf = AM_FLOAT32;
 template <>
 inline constexpr am_dtype kTypeOf<BFloat16> = AM_BFLOAT16;
+template <>
+inline constexpr am_dtype kTypeOf<Float16> = AM_FLOAT16;
 
 template <class T>
 inline constexpr const PackEntry* kPanels = &kPanelsFloat32;
 template <>
 inline constexpr const PackEntry* kPanels<BFloat16> = &kPanelsBFloat16;
+template <>
+inline constexpr const PackEntry* kPanels<Float16> = &kPanelsFloat16;
 
 // The am_kernel of an operator for F = T (or, for an operator without F, for float32).
 #define AETHER_KERNEL(op, inputs, outputs, attrs, ...) \
@@ -82,8 +86,10 @@ constexpr KernelEntry packed_entry(const char* name, const am_kernel& kernel, in
 }
 
 #define AETHER_ENTRY(op, T) entry<T>(#op, k_##op<T>)
-#define AETHER_ENTRIES(op) AETHER_ENTRY(op, float), AETHER_ENTRY(op, BFloat16)
-#define AETHER_PACKED_ENTRIES(op, first, count) \
-  packed_entry<float>(#op, k_##op<float>, first, count), packed_entry<BFloat16>(#op, k_##op<BFloat16>, first, count)
+#define AETHER_ENTRIES(op) AETHER_ENTRY(op, float), AETHER_ENTRY(op, BFloat16), AETHER_ENTRY(op, Float16)
+#define AETHER_PACKED_ENTRY(op, T, first, count) packed_entry<T>(#op, k_##op<T>, first, count)
+#define AETHER_PACKED_ENTRIES(op, first, count)                                                  \
+  AETHER_PACKED_ENTRY(op, float, first, count), AETHER_PACKED_ENTRY(op, BFloat16, first, count), \
+      AETHER_PACKED_ENTRY(op, Float16, first, count)
 
 }  // namespace aether::cpu::AETHER_ISA

@@ -44,6 +44,14 @@ struct FloatEngine {
   }
 };
 
+// The two elements of K that a step of a packed weight (pack.h) has of each of its sixteen columns.
+AETHER_INLINE void load_step(const BFloat16* step, Vec& first, Vec& second) { load_pairs(step, first, second); }
+AETHER_INLINE void load_step(const Float16* step, Vec& first, Vec& second) {
+  first = load(step);
+  second = load(step + kPanelColumns);
+}
+
+template <class T>
 struct WideningEngine {
   using Lane = float;
   static constexpr int64_t kStepK = 2;
@@ -52,13 +60,19 @@ struct WideningEngine {
   AETHER_INLINE static void step(Vec (&sums)[R][P], const char* x, const char* const (&w)[P], int64_t offset) {
     Vec even[P], odd[P];
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) load_pairs(w[p] + offset, even[p], odd[p]);
+    for (int p = 0; p < P; ++p) load_step(reinterpret_cast<const T*>(w[p] + offset), even[p], odd[p]);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      const float* pair = reinterpret_cast<const float*>(x + r * kLineBytes);
-      const Vec first = set1(pair[0]), second = set1(pair[1]);
+      const Vec value = set1(*reinterpret_cast<const float*>(x + r * kLineBytes));
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) sums[r][p] = fma(second, odd[p], fma(first, even[p], sums[r][p]));
+      for (int p = 0; p < P; ++p) sums[r][p] = fma(value, even[p], sums[r][p]);
+    }
+    // In a second pass, so that sixteen registers hold one half of the columns at a time.
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const Vec value = set1(*reinterpret_cast<const float*>(x + r * kLineBytes + sizeof(float)));
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) sums[r][p] = fma(value, odd[p], sums[r][p]);
     }
   }
 };
@@ -83,7 +97,7 @@ struct PairDotEngine {
 };
 using BFloat16Engine = PairDotEngine;
 #else
-using BFloat16Engine = WideningEngine;
+using BFloat16Engine = WideningEngine<BFloat16>;
 #endif
 
 template <class T>
@@ -95,6 +109,10 @@ struct EngineFor<float> {
 template <>
 struct EngineFor<BFloat16> {
   using Type = BFloat16Engine;
+};
+template <>
+struct EngineFor<Float16> {
+  using Type = WideningEngine<Float16>;
 };
 template <class T>
 using Engine = typename EngineFor<T>::Type;
@@ -178,14 +196,18 @@ struct Tiles {
 };
 
 // `count` activations as lanes of a tile, the rest of the line zero.
-AETHER_INLINE void copy_line(const float* x, int64_t count, float* line) { store(line, load(x, count)); }
-AETHER_INLINE void copy_line(const BFloat16* x, int64_t count, float* line) { store(line, load(x, count)); }
+template <class T>
+AETHER_INLINE void copy_line(const T* x, int64_t count, float* line) {
+  store(line, load(x, count));
+}
 AETHER_INLINE void copy_line(const BFloat16* x, int64_t count, BFloat16* line) {
   std::memset(line, 0, kLineBytes);
   std::memcpy(line, x, static_cast<size_t>(count) * sizeof(BFloat16));
 }
-AETHER_INLINE void copy_full_line(const float* x, float* line) { std::memcpy(line, x, kLineBytes); }
-AETHER_INLINE void copy_full_line(const BFloat16* x, float* line) { store(line, load(x)); }
+template <class T>
+AETHER_INLINE void copy_full_line(const T* x, float* line) {
+  store(line, load(x));
+}
 AETHER_INLINE void copy_full_line(const BFloat16* x, BFloat16* line) { std::memcpy(line, x, kLineBytes); }
 
 // Copies columns [k_begin, k_begin + k_count) of the rows `row(0) … row(num_rows - 1)` into tiles, one after another.
