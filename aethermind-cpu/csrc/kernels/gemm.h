@@ -45,11 +45,10 @@ struct FloatEngine {
 };
 
 // The two elements of K that a step of a packed weight (pack.h) has of each of its sixteen columns.
-AETHER_INLINE void load_step(const BFloat16* step, Vec& first, Vec& second) { load_pairs(step, first, second); }
-AETHER_INLINE void load_step(const Float16* step, Vec& first, Vec& second) {
-  first = load(step);
-  second = load(step + kPanelColumns);
-}
+AETHER_INLINE Vec load_first(const BFloat16* step) { return load_even(step); }
+AETHER_INLINE Vec load_first(const Float16* step) { return load(step); }
+AETHER_INLINE Vec load_second(const BFloat16* step) { return load_odd(step); }
+AETHER_INLINE Vec load_second(const Float16* step) { return load(step + kPanelColumns); }
 
 template <class T>
 struct WideningEngine {
@@ -58,21 +57,23 @@ struct WideningEngine {
 
   template <int R, int P>
   AETHER_INLINE static void step(Vec (&sums)[R][P], const char* x, const char* const (&w)[P], int64_t offset) {
-    Vec even[P], odd[P];
+    // One after the other, so that sixteen registers hold the sums and one half of the columns.
+    Vec columns[P];
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) load_step(reinterpret_cast<const T*>(w[p] + offset), even[p], odd[p]);
+    for (int p = 0; p < P; ++p) columns[p] = load_first(reinterpret_cast<const T*>(w[p] + offset));
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       const Vec value = set1(*reinterpret_cast<const float*>(x + r * kLineBytes));
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) sums[r][p] = fma(value, even[p], sums[r][p]);
+      for (int p = 0; p < P; ++p) sums[r][p] = fma(value, columns[p], sums[r][p]);
     }
-    // In a second pass, so that sixteen registers hold one half of the columns at a time.
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) columns[p] = load_second(reinterpret_cast<const T*>(w[p] + offset));
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       const Vec value = set1(*reinterpret_cast<const float*>(x + r * kLineBytes + sizeof(float)));
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) sums[r][p] = fma(value, odd[p], sums[r][p]);
+      for (int p = 0; p < P; ++p) sums[r][p] = fma(value, columns[p], sums[r][p]);
     }
   }
 };

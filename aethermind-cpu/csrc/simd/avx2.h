@@ -100,13 +100,18 @@ AETHER_INLINE void store(T* p, const Vec& v, int64_t n) {
   std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
 }
 
-// Pairs of bfloat16 as they lie in a packed weight: sixteen even and sixteen odd elements.
-AETHER_INLINE void load_pairs(const void* p, Vec& even, Vec& odd) {
-  const __m256i* words = static_cast<const __m256i*>(p);
-  const __m256i low = _mm256_loadu_si256(words), high = _mm256_loadu_si256(words + 1);
-  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-  even = {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
-  odd = {_mm256_castsi256_ps(_mm256_and_si256(low, mask)), _mm256_castsi256_ps(_mm256_and_si256(high, mask))};
+// The even and the odd ones of sixteen pairs.
+AETHER_INLINE Vec load_even(const BFloat16* p) {
+  const __m256i* words = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(words), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(words + 1), 16))};
+}
+AETHER_INLINE Vec load_odd(const BFloat16* p) {
+  const float* words = reinterpret_cast<const float*>(p);
+  // The compiler must not see that these are the words of load_even: keeping them costs registers that the sums need.
+  __asm__("" : "+r"(words));
+  const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xffff0000u)));
+  return {_mm256_and_ps(_mm256_loadu_ps(words), mask), _mm256_and_ps(_mm256_loadu_ps(words + 8), mask)};
 }
 
 AETHER_INLINE float first_lane(const Vec& v) { return _mm256_cvtss_f32(v.low); }

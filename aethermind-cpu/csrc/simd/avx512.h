@@ -63,11 +63,13 @@ AETHER_INLINE __m256i narrow_half(Vec v) { return _mm512_cvtps_ph(v, _MM_FROUND_
 AETHER_INLINE void store(Float16* p, Vec v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow_half(v)); }
 AETHER_INLINE void store(Float16* p, Vec v, int64_t n) { _mm256_mask_storeu_epi16(p, first_lanes(n), narrow_half(v)); }
 
-// Pairs of bfloat16 as they lie in a packed weight: sixteen even and sixteen odd elements.
-AETHER_INLINE void load_pairs(const void* p, Vec& even, Vec& odd) {
-  const __m512i w = _mm512_loadu_si512(p);
-  even = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
-  odd = _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+// The even and the odd ones of sixteen pairs.
+AETHER_INLINE Vec load_even(const BFloat16* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+}
+AETHER_INLINE Vec load_odd(const BFloat16* p) {
+  const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask));
 }
 
 AETHER_INLINE float first_lane(Vec v) { return _mm512_cvtss_f32(v); }

@@ -149,15 +149,19 @@ AETHER_INLINE void store(T* p, const Vec& v, int64_t n) {
   std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
 }
 
-// Pairs of bfloat16 as they lie in a packed weight: sixteen even and sixteen odd elements.
-AETHER_INLINE void load_pairs(const void* p, Vec& even, Vec& odd) {
+// The even and the odd ones of sixteen pairs.
+AETHER_INLINE Vec load_even(const BFloat16* p) {
   UInt4 w[4];
   std::memcpy(w, p, sizeof w);
-  even = {reinterpret_cast<Float4>(w[0] << 16), reinterpret_cast<Float4>(w[1] << 16),
+  return {reinterpret_cast<Float4>(w[0] << 16), reinterpret_cast<Float4>(w[1] << 16),
           reinterpret_cast<Float4>(w[2] << 16), reinterpret_cast<Float4>(w[3] << 16)};
+}
+AETHER_INLINE Vec load_odd(const BFloat16* p) {
+  UInt4 w[4];
+  std::memcpy(w, p, sizeof w);
   const UInt4 high = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
-  odd = {reinterpret_cast<Float4>(w[0] & high), reinterpret_cast<Float4>(w[1] & high),
-         reinterpret_cast<Float4>(w[2] & high), reinterpret_cast<Float4>(w[3] & high)};
+  return {reinterpret_cast<Float4>(w[0] & high), reinterpret_cast<Float4>(w[1] & high),
+          reinterpret_cast<Float4>(w[2] & high), reinterpret_cast<Float4>(w[3] & high)};
 }
 
 AETHER_INLINE float first_lane(const Vec& v) { return v.a[0]; }

@@ -58,7 +58,7 @@ inline uint16_t to_float16(double value) {
   if (magnitude >= 65520) return sign | 0x7c00;
   int exponent;
   std::frexp(magnitude, &exponent);
-  exponent = std::max(exponent, -13);
+  exponent = magnitude == 0 ? -13 : std::max(exponent, -13);
   const auto units = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 11 - exponent)));
   return static_cast<uint16_t>(sign + (exponent + 13) * 0x400 + units);
 }
