@@ -7,8 +7,8 @@
 //   tile [K lines][rows][64 bytes]
 //
 // so that whatever K, stride and alignment the activations have, a tile kernel reads aligned, zero-padded lines next to
-// each other. A line is 64 bytes of one row. A tile kernel multiplies a tile by kTilePanels panels and keeps all sums
-// in registers.
+// each other. A line is 64 bytes of one row. A tile kernel multiplies a tile by a few panels and keeps all
+// sums in registers.
 //
 // Every element of C is one chain of multiply-adds over ascending K, whatever the blocking: a row's result depends
 // neither on the other rows of the batch nor on the number of workers.
@@ -169,7 +169,12 @@ __attribute__((noinline)) void multiply_tile(const char* x, const char* const* p
 
 using TileFn = void (*)(const char*, const char* const*, int64_t, float*, int64_t, int64_t, bool);
 
-// Tile kernels by number of rows, for kTilePanels panels and for a single one.
+// Panels that a tile of so many rows takes at once. Where that is one, few rows take two: their sums leave registers enough,
+// and one row's chains of multiply-adds are too few to keep up with memory.
+constexpr int tile_panels(int64_t rows) { return kTilePanels == 1 && 3 * rows <= kTileRows ? 2 : kTilePanels; }
+inline constexpr int kMostTilePanels = tile_panels(1);
+
+// Tile kernels by number of rows, for several panels and for a single one.
 template <class E>
 struct TileKernels {
   TileFn several[kTileRows + 1] = {};
@@ -177,7 +182,7 @@ struct TileKernels {
 
   template <int R>
   constexpr void fill() {
-    several[R] = multiply_tile<E, R, kTilePanels>;
+    several[R] = multiply_tile<E, R, tile_panels(R)>;
     single[R] = multiply_tile<E, R, 1>;
     if constexpr (R > 1) fill<R - 1>();
   }
@@ -241,14 +246,15 @@ AETHER_INLINE void multiply_tiles(const char* tiles, int64_t num_rows, int64_t k
   const int64_t num_steps = divide_up(k_count, E::kStepK);
   const int64_t tile_row_bytes = divide_up(k_count, kLineK<E>) * kLineBytes;
   const int64_t row_stride = num_panels * kPanelColumns;
-  const int64_t part = num_panels / kTilePanels;
-  const int64_t num_single = num_panels - part * kTilePanels;
   const Tiles cut(num_rows);
+  const int64_t together = cut.count == 1 ? tile_panels(num_rows) : kTilePanels;
+  const int64_t part = together == 1 ? 0 : num_panels / together;
+  const int64_t num_single = num_panels - part * together;
   for (int64_t p = 0; p < part + num_single; ++p) {
     const bool is_single = p >= part;
-    const int64_t first = is_single ? part * kTilePanels + (p - part) : p;
-    const char* w[kTilePanels];
-    for (int64_t i = 0; i < (is_single ? 1 : kTilePanels); ++i) w[i] = panels[first + i * part] + offset;
+    const int64_t first = is_single ? part * together + (p - part) : p;
+    const char* w[kMostTilePanels];
+    for (int64_t i = 0; i < (is_single ? 1 : together); ++i) w[i] = panels[first + i * part] + offset;
     for (int64_t tile = 0; tile < cut.count; ++tile) {
       const int64_t begin = cut.begin(tile), size = cut.size(tile);
       const TileFn multiply = is_single ? kTileKernels<E>.single[size] : kTileKernels<E>.several[size];

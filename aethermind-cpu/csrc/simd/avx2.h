@@ -107,11 +107,13 @@ AETHER_INLINE Vec load_even(const BFloat16* p) {
           _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(words + 1), 16))};
 }
 AETHER_INLINE Vec load_odd(const BFloat16* p) {
-  const float* words = reinterpret_cast<const float*>(p);
+  const __m256i* words = reinterpret_cast<const __m256i*>(p);
   // The compiler must not see that these are the words of load_even: keeping them costs registers that the sums need.
+  // So would a mask.
   __asm__("" : "+r"(words));
-  const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xffff0000u)));
-  return {_mm256_and_ps(_mm256_loadu_ps(words), mask), _mm256_and_ps(_mm256_loadu_ps(words + 8), mask)};
+  const __m256i low = _mm256_srli_epi32(_mm256_loadu_si256(words), 16);
+  const __m256i high = _mm256_srli_epi32(_mm256_loadu_si256(words + 1), 16);
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
 }
 
 AETHER_INLINE float first_lane(const Vec& v) { return _mm256_cvtss_f32(v.low); }
