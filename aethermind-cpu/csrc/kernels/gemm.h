@@ -7,8 +7,8 @@
 //   tile [K lines][rows][64 bytes]
 //
 // so that whatever K, stride and alignment the activations have, a tile kernel reads aligned, zero-padded lines next to
-// each other. A line is 64 bytes of one row. A tile kernel multiplies a tile by a few panels and keeps all
-// sums in registers.
+// each other. A line is 64 bytes of one row. A tile kernel multiplies a tile by a few panels and keeps all sums in
+// registers.
 //
 // Every element of C is one chain of multiply-adds over ascending K, whatever the blocking: a row's result depends
 // neither on the other rows of the batch nor on the number of workers.
