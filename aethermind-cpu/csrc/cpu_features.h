@@ -18,8 +18,10 @@ struct CpuFeatures {
   bool avx512_bf16 = false;
   bool avx512_vnni = false;
 
+  // Everything that files compiled as *_avx2.cc may use.
+  bool has_avx2() const noexcept { return avx2 && fma && f16c; }
   // Everything that files compiled as *_avx512.cc may use.
-  bool has_avx512() const noexcept { return avx512f && avx512bw && avx512dq && avx512vl && fma && f16c; }
+  bool has_avx512() const noexcept { return has_avx2() && avx512f && avx512bw && avx512dq && avx512vl; }
   // Everything that files compiled as *_avx512bf16.cc may use.
   bool has_avx512bf16() const noexcept { return has_avx512() && avx512_bf16 && avx512_vnni; }
 

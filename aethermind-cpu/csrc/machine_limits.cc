@@ -32,6 +32,10 @@ struct Probes {
 Probes choose_probes() {
   Probes probes;
 #if defined(__x86_64__)
+  if (cpu_features().has_avx2()) {
+    probes.read = read_avx2;
+    probes.float32 = float32_rate_avx2;
+  }
   if (cpu_features().has_avx512()) {
     probes.read = read_avx512;
     probes.float32 = float32_rate_avx512;

@@ -27,7 +27,7 @@ CASES = [
     pytest.param(operator, sample, float_type, id=f"{operator.name}-{sample.label}-{float_type}")
     for operator in REGISTRY
     for sample in operator.samples(np.random.default_rng(5))
-    for float_type in (DType.FLOAT32, DType.BFLOAT16)
+    for float_type in (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
     if float_type in operator.tolerances
 ]
 

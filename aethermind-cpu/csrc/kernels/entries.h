@@ -51,11 +51,15 @@ template <class T>
 inline constexpr am_dtype kTypeOf = AM_FLOAT32;
 template <>
 inline constexpr am_dtype kTypeOf<BFloat16> = AM_BFLOAT16;
+template <>
+inline constexpr am_dtype kTypeOf<Float16> = AM_FLOAT16;
 
 template <class T>
 inline constexpr const PackEntry* kPanels = &kPanelsFloat32;
 template <>
 inline constexpr const PackEntry* kPanels<BFloat16> = &kPanelsBFloat16;
+template <>
+inline constexpr const PackEntry* kPanels<Float16> = &kPanelsFloat16;
 
 // The am_kernel of an operator for F = T (or, for an operator without F, for float32).
 #define AETHER_KERNEL(op, inputs, outputs, attrs, ...) \
@@ -120,8 +124,21 @@ constexpr KernelEntry packed_entry(const char* name, const am_kernel& kernel, in
 }
 
 #define AETHER_ENTRY(op, T) entry<T>(#op, k_##op<T>)
-#define AETHER_ENTRIES(op) AETHER_ENTRY(op, float), AETHER_ENTRY(op, BFloat16)
-#define AETHER_PACKED_ENTRIES(op, first, count) \
-  packed_entry<float>(#op, k_##op<float>, first, count), packed_entry<BFloat16>(#op, k_##op<BFloat16>, first, count)
+#define AETHER_ENTRIES(op) AETHER_ENTRY(op, float), AETHER_ENTRY(op, BFloat16), AETHER_ENTRY(op, Float16)
+#define AETHER_PACKED_ENTRY(op, T, first, count) packed_entry<T>(#op, k_##op<T>, first, count)
+#define AETHER_PACKED_ENTRIES(op, first, count)                                                  \
+  AETHER_PACKED_ENTRY(op, float, first, count), AETHER_PACKED_ENTRY(op, BFloat16, first, count), \
+      AETHER_PACKED_ENTRY(op, Float16, first, count)
+
+// What is worth writing in vector instructions; operators that only copy stay portable.
+#define AETHER_VECTOR_ENTRIES                                                                                         \
+  AETHER_ENTRIES(add), AETHER_ENTRIES(add_rms_norm), AETHER_ENTRIES(alibi), AETHER_ENTRIES(argmax),                   \
+      AETHER_ENTRIES(attention), AETHER_ENTRIES(div), AETHER_ENTRIES(exp), AETHER_PACKED_ENTRIES(gate_up_silu, 1, 2), \
+      AETHER_ENTRIES(gelu), AETHER_ENTRIES(layer_norm), AETHER_PACKED_ENTRIES(linear, 1, 1),                          \
+      AETHER_PACKED_ENTRIES(lm_head, 1, 1), AETHER_ENTRIES(log), AETHER_ENTRIES(matmul), AETHER_ENTRIES(max),         \
+      AETHER_ENTRIES(mean), AETHER_ENTRIES(min), AETHER_ENTRIES(mul), AETHER_ENTRIES(paged_attention),                \
+      AETHER_PACKED_ENTRIES(qkv_rope_cache_write, 1, 3), AETHER_ENTRIES(relu), AETHER_ENTRIES(rms_norm),              \
+      AETHER_ENTRIES(rope), AETHER_ENTRY(sample_tokens, float), AETHER_ENTRIES(silu), AETHER_ENTRIES(silu_mul),       \
+      AETHER_ENTRIES(softmax), AETHER_ENTRIES(sub), AETHER_ENTRIES(sum), AETHER_ENTRY(token_logprobs, float)
 
 }  // namespace aether::cpu::AETHER_ISA

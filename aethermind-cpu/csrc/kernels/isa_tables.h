@@ -9,12 +9,15 @@ namespace aether::cpu {
 
 extern const KernelEntry kPortableKernels[];
 extern const size_t kNumPortableKernels;
+extern const KernelEntry kAvx2Kernels[];
+extern const size_t kNumAvx2Kernels;
 extern const KernelEntry kAvx512Kernels[];
 extern const size_t kNumAvx512Kernels;
 extern const KernelEntry kAvx512Bf16Kernels[];
 extern const size_t kNumAvx512Bf16Kernels;
 
 bool runs_anywhere();
+bool has_avx2();
 bool has_avx512();
 bool has_avx512_bf16();
 

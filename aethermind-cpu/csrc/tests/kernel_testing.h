@@ -3,6 +3,7 @@
 #ifndef AETHER_CPU_TESTS_KERNEL_TESTING_H
 #define AETHER_CPU_TESTS_KERNEL_TESTING_H
 
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <cmath>
@@ -24,7 +25,9 @@ namespace aether::cpu::testing {
 inline int num_failures = 0;
 inline int num_checks = 0;
 
-inline size_t element_size(am_dtype dtype) { return dtype == AM_INT64 ? 8 : dtype == AM_BFLOAT16 ? 2 : 4; }
+inline size_t element_size(am_dtype dtype) {
+  return dtype == AM_INT64 ? 8 : dtype == AM_BFLOAT16 || dtype == AM_FLOAT16 ? 2 : 4;
+}
 
 inline float from_bfloat16(uint16_t bits) {
   const uint32_t word = static_cast<uint32_t>(bits) << 16;
@@ -37,6 +40,27 @@ inline uint16_t to_bfloat16(float value) {
   uint32_t word;
   std::memcpy(&word, &value, 4);
   return static_cast<uint16_t>((word + 0x7fff + ((word >> 16) & 1)) >> 16);
+}
+
+inline double from_float16(uint16_t bits) {
+  const int exponent = (bits >> 10) & 31;
+  const double fraction = bits & 0x3ff;
+  double value = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+  if (exponent == 31) value = fraction == 0 ? INFINITY : NAN;
+  return bits & 0x8000 ? -value : value;
+}
+
+// Round to nearest even, by the unit in the last place that the exponent asks for; NaN is one quiet pattern.
+inline uint16_t to_float16(double value) {
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  const double magnitude = std::fabs(value);
+  if (std::isnan(value)) return sign | 0x7e00;
+  if (magnitude >= 65520) return sign | 0x7c00;
+  int exponent;
+  std::frexp(magnitude, &exponent);
+  exponent = magnitude == 0 ? -13 : std::max(exponent, -13);
+  const auto units = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 11 - exponent)));
+  return static_cast<uint16_t>(sign + (exponent + 13) * 0x400 + units);
 }
 
 // A tensor whose memory ends exactly with its last element (for address sanitizers), `misalignment` elements past a
@@ -65,6 +89,8 @@ class Tensor {
     switch (dtype_) {
       case AM_BFLOAT16:
         return from_bfloat16(reinterpret_cast<const uint16_t*>(data_)[i]);
+      case AM_FLOAT16:
+        return from_float16(reinterpret_cast<const uint16_t*>(data_)[i]);
       case AM_INT32:
         return reinterpret_cast<const int32_t*>(data_)[i];
       case AM_INT64:
@@ -77,6 +103,9 @@ class Tensor {
     switch (dtype_) {
       case AM_BFLOAT16:
         reinterpret_cast<uint16_t*>(data_)[i] = to_bfloat16(static_cast<float>(value));
+        break;
+      case AM_FLOAT16:
+        reinterpret_cast<uint16_t*>(data_)[i] = to_float16(value);
         break;
       case AM_INT32:
         reinterpret_cast<int32_t*>(data_)[i] = static_cast<int32_t>(value);
@@ -227,11 +256,12 @@ inline void check(bool ok, const KernelEntry& entry, const std::string& what) {
   std::printf("FAIL %s/%s dtype %d %s\n", entry.operator_name, entry.variant, entry.dtype, what.c_str());
 }
 
-// |got - want| against 1e-5 of `magnitude` (the sum of the absolute terms) and, for a bfloat16 result, one rounding.
+// |got - want| against 1e-5 of `magnitude` (the sum of the absolute terms) and, for a 16-bit result, one rounding.
 inline void check_close(double got, double want, double magnitude, am_dtype rounded_to, const KernelEntry& entry,
                         const std::string& what) {
   double tolerance = 1e-5 * magnitude + 1e-30;
   if (rounded_to == AM_BFLOAT16) tolerance += std::fabs(want) / 256;
+  if (rounded_to == AM_FLOAT16) tolerance += std::fabs(want) / 2048 + 0x1p-25;
   ++num_checks;
   if (std::fabs(got - want) <= tolerance) return;
   if (++num_failures < 50) {

@@ -85,6 +85,34 @@ void test_div(const KernelEntry& entry) {
   }
 }
 
+// Every float16 comes out of a multiplication by one as it went in, a NaN quiet, and a product of two, which float32
+// holds exactly, is rounded once: to even, to subnormals, to infinity.
+void test_float16_rounding(const KernelEntry& entry) {
+  if (entry.dtype != AM_FLOAT16) return;
+  const int64_t count = 1 << 16;
+  const Tensor x(AM_FLOAT16, {count}), y(AM_FLOAT16, {count}), out(AM_FLOAT16, {count});
+  auto *bits = reinterpret_cast<uint16_t*>(x.bytes()), *others = reinterpret_cast<uint16_t*>(y.bytes());
+  const auto* got = reinterpret_cast<const uint16_t*>(out.bytes());
+  for (int64_t i = 0; i < count; ++i) {
+    bits[i] = static_cast<uint16_t>(i);
+    others[i] = to_float16(1.0);
+  }
+  run(*entry.kernel, {x.abi(), y.abi()}, {out.abi()}, {}, 1);
+  for (int64_t i = 0; i < count; ++i) {
+    const bool is_nan = (bits[i] & 0x7fff) > 0x7c00;
+    check(got[i] == (is_nan ? bits[i] | 0x200 : bits[i]), entry, "float16 bits " + std::to_string(i));
+  }
+  for (int round = 0; round < 8; ++round) {
+    for (int64_t i = 0; i < count; ++i) others[i] = static_cast<uint16_t>(generator()());
+    run(*entry.kernel, {x.abi(), y.abi()}, {out.abi()}, {}, 1);
+    for (int64_t i = 0; i < count; ++i) {
+      const double product = x.get(i) * y.get(i);
+      const bool is_same = std::isnan(product) ? (got[i] & 0x7e00) == 0x7e00 : got[i] == to_float16(product);
+      check(is_same, entry, "float16 product of " + std::to_string(bits[i]) + " and " + std::to_string(others[i]));
+    }
+  }
+}
+
 void test_rms_norm(const KernelEntry& entry) {
   const bool has_add = std::string(entry.operator_name) == "add_rms_norm";
   for (const auto& shape : kShapes) {
@@ -248,6 +276,7 @@ int main() {
                   [](const KernelEntry& entry) { test_binary(entry, [](double a, double b) { return a + b; }); });
   for_each_kernel("mul",
                   [](const KernelEntry& entry) { test_binary(entry, [](double a, double b) { return a * b; }); });
+  for_each_kernel("mul", test_float16_rounding);
   for_each_kernel("silu_mul",
                   [](const KernelEntry& entry) { test_binary(entry, [](double a, double b) { return silu(a) * b; }); });
   for_each_kernel("div", test_div);

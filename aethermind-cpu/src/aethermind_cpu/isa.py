@@ -15,7 +15,8 @@ class Isa(Enum):
     """A level, with the CPU features it needs; each level includes the ones before it."""
 
     PORTABLE = ("portable", frozenset[str]())
-    AVX512 = ("avx512", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"}))
+    AVX2 = ("avx2", frozenset({"avx2", "fma", "f16c"}))
+    AVX512 = ("avx512", AVX2[1] | {"avx512f", "avx512bw", "avx512dq", "avx512vl"})
     AVX512_BF16 = ("avx512_bf16", AVX512[1] | {"avx512_bf16", "avx512_vnni"})
 
     def __init__(self, label: str, features: frozenset[str]) -> None:
