@@ -57,6 +57,10 @@ AETHER_INLINE void pack_columns(const T* b, int64_t stride, int64_t num_rows, in
         std::memcpy(rows[i], b + (r + i) * stride, static_cast<size_t>(num_columns) * sizeof(T));
       }
     }
+    if constexpr (!__is_same(T, BFloat16)) {  // a float and a pair of float16 lie row by row
+      std::memcpy(panel, rows, sizeof rows);
+      continue;
+    }
     T step[kPanelColumns][kPerWord];
     for (int64_t c = 0; c < kPanelColumns; ++c) {
       for (int64_t i = 0; i < kPerWord; ++i) step[c][i] = rows[i][c];
