@@ -7,8 +7,8 @@
 //   tile [K lines][rows][64 bytes]
 //
 // so that whatever K, stride and alignment the activations have, a tile kernel reads aligned, zero-padded lines next to
-// each other. A line is 64 bytes of one row. A tile kernel multiplies a tile by a few panels and keeps all
-// sums in registers.
+// each other. A line is 64 bytes of one row. A tile kernel multiplies a tile by a few panels and keeps all sums in
+// registers.
 //
 // Every element of C is one chain of multiply-adds over ascending K, whatever the blocking: a row's result depends
 // neither on the other rows of the batch nor on the number of workers.
@@ -169,8 +169,8 @@ __attribute__((noinline)) void multiply_tile(const char* x, const char* const* p
 
 using TileFn = void (*)(const char*, const char* const*, int64_t, float*, int64_t, int64_t, bool);
 
-// Panels that a tile of so many rows takes at once. Where that is one, few rows take two: their sums leave registers enough,
-// and one row's chains of multiply-adds are too few to keep up with memory.
+// Panels that a tile of so many rows takes at once. Where that is one, few rows take two: their sums leave registers
+// enough, and one row's chains of multiply-adds are too few to keep up with memory.
 constexpr int tile_panels(int64_t rows) { return kTilePanels == 1 && 3 * rows <= kTileRows ? 2 : kTilePanels; }
 inline constexpr int kMostTilePanels = tile_panels(1);
 

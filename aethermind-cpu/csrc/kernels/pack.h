@@ -5,7 +5,7 @@
 //   bfloat16  [ceil(N / 16)][ceil(K / 2)][16][2]    pairs of neighbours in K, the order of a two-way dot-product
 //   instruction
 //   float16   [ceil(N / 16)][ceil(K / 2)][2][16]    pairs as well, but each of the two in sixteen columns side by side:
-//   no CPU that we know has a dot product of float16 pairs into float32, all have a conversion of neighbours
+//   a conversion takes neighbours, and there is no dot product of float16 pairs into float32 that wants them otherwise
 //
 // A panel is therefore a sequence of 64-byte steps. Columns past N and the odd element past K are zero.
 #pragma once
