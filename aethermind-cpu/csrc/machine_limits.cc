@@ -44,6 +44,8 @@ Probes choose_probes() {
     probes.bfloat16 = bfloat16_rate_avx512;
     probes.int8 = int8_rate_avx512;
   }
+#elif defined(__aarch64__)
+  probes.float32 = float32_rate_neon;
 #endif
   return probes;
 }

@@ -26,6 +26,8 @@ uint64_t read_avx512(const void* data, size_t nbytes);
 float float32_rate_avx512(int64_t num_rounds, double* num_operations);
 float bfloat16_rate_avx512(int64_t num_rounds, double* num_operations);
 float int8_rate_avx512(int64_t num_rounds, double* num_operations);
+#elif defined(__aarch64__)
+float float32_rate_neon(int64_t num_rounds, double* num_operations);
 #endif
 
 }  // namespace aether::cpu

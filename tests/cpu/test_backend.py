@@ -15,7 +15,7 @@ from aethermind.plugins import ENTRY_POINT_GROUP
 from aethermind_cpu import _native, plugin
 from aethermind_cpu.backend import CpuBackend
 from aethermind_cpu.devices import available_memory_bytes, num_physical_cores
-from aethermind_cpu.isa import Isa, isa_limit
+from aethermind_cpu.isa import Isa, isa_levels, isa_limit
 from aethermind_cpu.kernels import kernels
 
 
@@ -90,12 +90,12 @@ def test_bfloat16_is_preferred_where_the_cpu_multiplies_it(monkeypatch: pytest.M
 
 def test_an_instruction_set_can_be_ruled_out(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = set()
-    for isa in Isa:
+    for isa in isa_levels():
         monkeypatch.setenv("AETHERMIND_CPU_ISA", isa.label)
         allowed.add(f"cpu/{isa.label}")
         assert {kernel.name for kernel in kernels()} <= allowed
     monkeypatch.setenv("AETHERMIND_CPU_ISA", "altivec")
-    with pytest.raises(InvalidArgumentError, match=r"'altivec'.*Known: portable, avx2, avx512, avx512_bf16"):
+    with pytest.raises(InvalidArgumentError, match=r"'altivec'.*Known here: portable, "):
         isa_limit()
 
 

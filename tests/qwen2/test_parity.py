@@ -13,6 +13,7 @@ from tests.qwen2.checkpoints import FAMILIES, VOCAB_SIZE, Family, logits_of, ref
 from tests.qwen2.generation import Generated, generate
 
 from aethermind import LLM, Runtime
+from aethermind_cpu.isa import isa_levels
 
 CheckpointOf = Callable[[Family], Path]
 
@@ -125,7 +126,7 @@ def rms(values: np.ndarray[Any, Any]) -> float:
     return float(np.sqrt(np.mean(np.square(values))))
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512_bf16"])
+@pytest.mark.parametrize("isa", [isa.label for isa in isa_levels()])
 @pytest.mark.parametrize("name", ["head_dim_80", "seven_kv_heads_tied_odd_intermediate", "qwen3_sliding"])
 def test_every_instruction_set_of_the_cpu(
     monkeypatch: pytest.MonkeyPatch, checkpoint: CheckpointOf, isa: str, name: str

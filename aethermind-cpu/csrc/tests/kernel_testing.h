@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -23,7 +24,7 @@
 namespace aether::cpu::testing {
 
 inline int num_failures = 0;
-inline int num_checks = 0;
+inline std::map<const KernelEntry*, int64_t> num_checks;  // of every kernel that a test was called with
 
 inline size_t element_size(am_dtype dtype) {
   return dtype == AM_INT64 ? 8 : dtype == AM_BFLOAT16 || dtype == AM_FLOAT16 ? 2 : 4;
@@ -242,15 +243,23 @@ inline void run_with_teams(const KernelEntry& entry, const std::vector<am_tensor
   }
 }
 
-// Calls `test` with every kernel of an operator that this CPU runs.
+// Calls `test` with every kernel of an operator that this CPU runs: of all its instruction sets, whichever would be
+// chosen.
 inline void for_each_kernel(const char* operator_name, const std::function<void(const KernelEntry&)>& test) {
+  bool is_found = false;
   for (const KernelEntry& entry : kernel_table()) {
-    if (std::strcmp(entry.operator_name, operator_name) == 0 && entry.is_supported_by_cpu()) test(entry);
+    if (std::strcmp(entry.operator_name, operator_name) != 0 || !entry.is_supported_by_cpu()) continue;
+    is_found = true;
+    num_checks.try_emplace(&entry, 0);
+    test(entry);
   }
+  if (is_found) return;
+  ++num_failures;
+  std::printf("FAIL no kernel of %s\n", operator_name);
 }
 
 inline void check(bool ok, const KernelEntry& entry, const std::string& what) {
-  ++num_checks;
+  ++num_checks[&entry];
   if (ok) return;
   ++num_failures;
   std::printf("FAIL %s/%s dtype %d %s\n", entry.operator_name, entry.variant, entry.dtype, what.c_str());
@@ -262,7 +271,7 @@ inline void check_close(double got, double want, double magnitude, am_dtype roun
   double tolerance = 1e-5 * magnitude + 1e-30;
   if (rounded_to == AM_BFLOAT16) tolerance += std::fabs(want) / 256;
   if (rounded_to == AM_FLOAT16) tolerance += std::fabs(want) / 2048 + 0x1p-25;
-  ++num_checks;
+  ++num_checks[&entry];
   if (std::fabs(got - want) <= tolerance) return;
   if (++num_failures < 50) {
     std::printf("FAIL %s/%s dtype %d %s: got %.9g, want %.9g, tolerance %.3g\n", entry.operator_name, entry.variant,
@@ -270,9 +279,30 @@ inline void check_close(double got, double want, double magnitude, am_dtype roun
   }
 }
 
+// Prints what ran of each instruction set. That a kernel was tested without a check is a failure.
 inline int report() {
-  std::printf("%d checks, %d failures\n", num_checks, num_failures);
-  return num_failures == 0 && num_checks > 0 ? 0 : 1;
+  struct Variant {
+    bool is_supported;
+    int num_kernels;
+    int64_t num_checks;
+  };
+  std::map<std::string, Variant> variants;
+  for (const KernelEntry& entry : kernel_table()) {
+    Variant& variant = variants.try_emplace(entry.variant, Variant{entry.is_supported_by_cpu(), 0, 0}).first->second;
+    const auto tested = num_checks.find(&entry);
+    if (tested == num_checks.end()) continue;
+    ++variant.num_kernels;
+    variant.num_checks += tested->second;
+    if (tested->second > 0) continue;
+    ++num_failures;
+    std::printf("FAIL %s/%s dtype %d has had no check\n", entry.operator_name, entry.variant, entry.dtype);
+  }
+  for (const auto& [name, variant] : variants) {
+    std::printf("%s: %lld checks of %d kernels%s\n", name.c_str(), static_cast<long long>(variant.num_checks),
+                variant.num_kernels, variant.is_supported ? "" : ", this CPU has it not");
+  }
+  std::printf("%d failures\n", num_failures);
+  return num_failures == 0 && !num_checks.empty() ? 0 : 1;
 }
 
 }  // namespace aether::cpu::testing
