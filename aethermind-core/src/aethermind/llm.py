@@ -72,6 +72,7 @@ class LLM:
         seed: int = 0,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
+        enable_prefix_caching: bool = True,
         fallback: str = "warn",
         runtime: Runtime | None = None,
         on_progress: Callable[[int, int], None] | None = None,
@@ -79,7 +80,8 @@ class LLM:
         """Load `model`: a Hugging Face directory, or the name of an installed model.
 
         `num_kv_blocks` blocks of `block_size` tokens bound what all requests together can keep; the context is at
-        most that long.
+        most that long. With `enable_prefix_caching`, what is left of them keeps the prompts and answers last computed,
+        and prompts that begin like one of those reuse its keys and values.
         `fallback` says what happens where the device lacks a kernel: error, warn or allow.
         """
         started = time.perf_counter()
@@ -95,6 +97,7 @@ class LLM:
             seed=seed,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            enable_prefix_caching=enable_prefix_caching,
             fallback=fallback,
         )
         planned = plan_model(runtime or Runtime.boot(), model, config)

@@ -137,16 +137,16 @@ class TestBatching:
         class Remembers:
             num_reclaimable = 0
 
-            def match(self, token_ids: object) -> list[int]:
+            def match(self, token_ids: object, extra_key: bytes) -> list[int]:
                 return blocks
 
-            def publish(self, token_ids: object, blocks: object) -> None: ...
+            def publish(self, token_ids: object, blocks: object, extra_key: bytes) -> None: ...
 
             def reclaim(self, num_blocks: int) -> None: ...
 
         loop.cache._prefix_cache = Remembers()
         assert shares(loop.step()) == [("r0001", 1, True)]
-        assert request.num_computed_tokens == 9
+        assert (request.num_computed_tokens, request.num_cached_tokens) == (9, 8)
 
 
 class TestRoom:

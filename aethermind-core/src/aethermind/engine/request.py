@@ -46,6 +46,7 @@ class Request:
         "eos_token_ids",
         "finish_reason",
         "max_total_tokens",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -99,6 +100,8 @@ class Request:
         """Prompt and output in one growing list."""
         self.output_token_ids: list[int] = []
         self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        """Leading prompt tokens whose KV was known when the request was first admitted."""
         self.num_preemptions = 0
         self.state = RequestState.WAITING
         self.finish_reason: FinishReason | None = None

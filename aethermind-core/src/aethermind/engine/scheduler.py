@@ -250,6 +250,8 @@ class Scheduler:
             self._cache.release(request.request_id)
             return 0
         request.num_computed_tokens = opened.num_cached_tokens
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = opened.num_cached_tokens
         return chunk
 
     def _reject(self, step: _Step, request: Request, num_tokens: int) -> None:
