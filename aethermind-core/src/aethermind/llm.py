@@ -15,16 +15,18 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.engine import Engine
 from aethermind.engine.loader import PlannedModel, plan_model
 from aethermind.engine.output import CompletionOutput, Logprob, RequestOutput
+from aethermind.engine.progress_bar import ProgressBar
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults
 from aethermind.sampling.params import SamplingParams
+from aethermind.text.chat_prompt import Message, TemplateOptions, chat_prompt
 from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["CompletionOutput", "LLM", "Logprob", "ModelInfo", "RequestOutput", "SamplingParams"]
@@ -147,7 +149,7 @@ class LLM:
         ids = self._add_all(items, _params_for(items, given))
         waited_for = set(ids)
         finished: dict[str, RequestOutput] = {}
-        with _ProgressBar(len(ids), use_tqdm) as advance:
+        with ProgressBar(len(ids), use_tqdm) as advance:
             try:
                 while waited_for:
                     for output in self._next(waited_for):
@@ -174,6 +176,34 @@ class LLM:
                         return
         finally:
             self._forget(ids)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        on_output: Callable[[RequestOutput], None] | None = None,
+        **template: Unpack[TemplateOptions],
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several batched together; otherwise like `generate`.
+
+        A conversation is a list of `{"role": "user", "content": "…"}`. `template` options are
+        `chat_template`, `add_generation_prompt`, `tools` and `chat_template_kwargs`, see `text.chat_prompt`.
+        """
+        is_single = isinstance(messages, Sequence) and any(isinstance(message, Mapping) for message in messages)
+        conversations: Any = [messages] if is_single else _listed(messages)
+        prompts = [chat_prompt(self.tokenizer, one, **template) for one in conversations]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, on_output=on_output)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        **template: Unpack[TemplateOptions],
+    ) -> Generator[RequestOutput, None, None]:
+        """Answer one conversation like `chat`, yielding like `stream`."""
+        return self.stream(chat_prompt(self.tokenizer, messages, **template), sampling_params)
 
     def _next(self, ids: Collection[str]) -> list[RequestOutput]:
         """Step until some of these requests grew; what others got is kept until they ask (several may be open)."""
@@ -274,27 +304,3 @@ def _describe(engine: Engine, load_s: float) -> ModelInfo:
         placement=placement,
         num_native_breaks=executor.executable.num_native_breaks,
     )
-
-
-class _ProgressBar:
-    """A bar on stderr, or nothing; entering gives the function that advances it."""
-
-    def __init__(self, total: int, is_shown: bool) -> None:
-        self._total = total
-        self._is_shown = is_shown
-        self._bar: Any = None
-
-    def __enter__(self) -> Callable[[], None]:
-        if not self._is_shown:
-            return lambda: None
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self._bar = Progress(console=Console(stderr=True))
-        self._bar.start()
-        task = self._bar.add_task("Processed prompts", total=self._total)
-        return lambda: self._bar.advance(task)
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
