@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from aethermind import env, log
-from aethermind.cli import bench, console, doctor, explain, generate, models, ops, plugins, tokens
+from aethermind.cli import bench, chat, console, doctor, explain, generate, models, ops, plugins, tokens
 from aethermind.errors import AetherMindError
 
 __all__ = ["app", "run"]
@@ -71,6 +71,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=console.examples(
         'aethermind generate "Once upon a time"',
+        "aethermind chat",
         "aethermind doctor",
         "aethermind explain --model demo",
         "aethermind models",
@@ -78,6 +79,7 @@ app = typer.Typer(
     ),
 )
 app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
+app.command("chat", epilog=chat.EXAMPLES)(chat.chat)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
 app.command("models", epilog=models.EXAMPLES)(models.models)
