@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,7 @@ from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults
 from aethermind.sampling.params import SamplingParams
 from aethermind.text.chat_prompt import Message, TemplateOptions, chat_prompt
+from aethermind.text.token_memory import TokenMemory
 from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["CompletionOutput", "LLM", "Logprob", "ModelInfo", "RequestOutput", "SamplingParams"]
@@ -200,10 +202,25 @@ class LLM:
         self,
         messages: Sequence[Message],
         sampling_params: SamplingParams | None = None,
+        *,
+        memory: TokenMemory | None = None,
         **template: Unpack[TemplateOptions],
     ) -> Generator[RequestOutput, None, None]:
-        """Answer one conversation like `chat`, yielding like `stream`."""
-        return self.stream(chat_prompt(self.tokenizer, messages, **template), sampling_params)
+        """Answer one conversation like `chat`, yielding like `stream`.
+
+        With the `memory` of a conversation its earlier answers keep the tokens that they were generated with.
+        """
+        text = chat_prompt(self.tokenizer, messages, **template)
+        token_ids = self.tokenizer.encode(text) if memory is None else memory.encode(text)
+        output: RequestOutput | None = None
+        with closing(self.stream({"prompt_token_ids": token_ids}, sampling_params)) as outputs:
+            try:
+                for output in outputs:
+                    yield replace(output, prompt=text)
+            finally:
+                if memory is not None and output is not None:
+                    completion = output.outputs[0]
+                    memory.learn(text, token_ids, completion.text, completion.token_ids)
 
     def _next(self, ids: Collection[str]) -> list[RequestOutput]:
         """Step until some of these requests grew; what others got is kept until they ask (several may be open)."""

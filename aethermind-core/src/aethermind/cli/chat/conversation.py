@@ -71,7 +71,7 @@ class Conversation:
         return question
 
     def retract_answer(self) -> None:
-        """Take back the answer to the last question, if there is one. Raises InvalidArgumentError without a question."""
+        """Take back the answer to the last question, if there is one. InvalidArgumentError where nothing was asked."""
         assert self.question is not None
         while self.messages[-1].role != "user":
             self.messages.pop()

@@ -38,7 +38,7 @@ class Reader(Protocol):
 
 
 class _Lines:
-    """Entries out of lines: `/` begins a command, `//` a message with a slash, triple quotes a message of many lines."""
+    """Entries out of lines: `/` begins a command, `//` a message with a slash, `FENCE` a message of many lines."""
 
     def _line(self, prompt: str) -> str | None:
         raise NotImplementedError

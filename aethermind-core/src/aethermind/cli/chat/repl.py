@@ -16,6 +16,7 @@ from aethermind.cli.chat.slash import Next
 from aethermind.cli.chat.statistics import Statistics, describe
 from aethermind.cli.generate import TextWriter
 from aethermind.errors import AetherMindError, ContextLengthError
+from aethermind.text.token_memory import TokenMemory
 
 if TYPE_CHECKING:
     from aethermind.engine.output import RequestOutput
@@ -35,6 +36,7 @@ class Repl:
         self.statistics = Statistics()
         self.max_model_len = llm.info.max_model_len
         self._llm = llm
+        self._memory = TokenMemory(llm.tokenizer)
         self._chat_template = chat_template
         self._has_stats = has_stats
         self._num_attempts = 0
@@ -65,7 +67,7 @@ class Repl:
         following = Next.ANSWER
         if entry.is_command:
             following = slash.run(self, entry.text)
-            self._num_attempts += 1
+            self._num_attempts += following is Next.ANSWER
         else:
             self.conversation.ask(entry.text)
             self._num_attempts = 0
@@ -81,7 +83,8 @@ class Repl:
         params = self.conversation.params(self._num_attempts)
         writer = TextWriter(sys.stdout)
         output: RequestOutput | None = None
-        stream = self._llm.stream_chat(self.conversation.prompt(), params, chat_template=self._chat_template)
+        prompt, template = self.conversation.prompt(), self._chat_template
+        stream = self._llm.stream_chat(prompt, params, memory=self._memory, chat_template=template)
         with Interrupt(is_caught=self.reader.is_interactive) as interrupt, closing(stream) as outputs:
             try:
                 for output in outputs:
@@ -114,7 +117,7 @@ class Repl:
         message = str(error)
         if isinstance(error, ContextLengthError):
             message = (
-                f"The conversation no longer fits the context of {self.max_model_len} tokens, so this was not answered. "
+                f"The conversation no longer fits the context of {self.max_model_len} tokens, so there is no answer. "
                 "Nothing is lost: /undo takes your message back, /save FILE keeps all, /clear starts over."
             )
         print(f"{console.style('Error:', 'red', sys.stderr)} {message}", file=sys.stderr)

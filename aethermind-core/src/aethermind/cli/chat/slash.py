@@ -35,10 +35,15 @@ def run(repl: Repl, line: str) -> Next:
             f"There is no command /{name}{suggestion(name, COMMANDS, '/')}; "
             "/help lists them, and // begins a message with a slash."
         )
-    return command.run(repl, argument.strip())
+    argument = argument.strip()
+    if command.usage:
+        return command.run(repl, argument)
+    if argument:
+        raise InvalidArgumentError(f"/{name} takes no argument, got {_shortened(argument)!r}.")
+    return command.run(repl)
 
 
-def _help(repl: Repl, argument: str) -> Next:
+def _help(repl: Repl) -> Next:
     rows = [(f"/{name} {command.usage}".rstrip(), command.help) for name, command in COMMANDS.items()]
     repl.say(console.columns(rows))
     repl.say('  """ begins and ends a message of several lines; Ctrl-C stops an answer.')
@@ -73,7 +78,7 @@ def _shortened(text: str, num_chars: int = 60) -> str:
     return line if len(line) <= num_chars else line[: num_chars - 1] + "…"
 
 
-def _regen(repl: Repl, argument: str) -> Next:
+def _regen(repl: Repl) -> Next:
     repl.conversation.retract_answer()
     return Next.ANSWER
 
@@ -88,7 +93,7 @@ def _edit(repl: Repl, argument: str) -> Next:
     return Next.ANSWER
 
 
-def _undo(repl: Repl, argument: str) -> Next:
+def _undo(repl: Repl) -> Next:
     repl.say(f"[took back: {_shortened(repl.conversation.undo())}]")
     return Next.READ
 
@@ -116,25 +121,22 @@ def _file(argument: str, name: str) -> str:
     return argument
 
 
-def _clear(repl: Repl, argument: str) -> Next:
+def _clear(repl: Repl) -> Next:
     repl.conversation.clear()
     repl.say("[cleared; system text and settings stay]")
     return Next.READ
 
 
-def _stats(repl: Repl, argument: str) -> Next:
+def _stats(repl: Repl) -> Next:
     repl.say(console.columns(repl.statistics.rows(repl.conversation, repl.max_model_len)))
     return Next.READ
 
 
-def _exit(repl: Repl, argument: str) -> Next:
-    return Next.LEAVE
-
-
 class _Command(NamedTuple):
     usage: str
+    """The argument it takes, if any."""
     help: str
-    run: Callable[[Repl, str], Next]
+    run: Callable[..., Next]
 
 
 COMMANDS = {
@@ -148,7 +150,7 @@ COMMANDS = {
     "load": _Command("FILE", "go on with a saved conversation", _load),
     "clear": _Command("", "start over", _clear),
     "stats": _Command("", "show tokens, reuse and context", _stats),
-    "exit": _Command("", "leave; so do /quit and Ctrl-D", _exit),
-    "quit": _Command("", "leave", _exit),
+    "exit": _Command("", "leave; so do /quit and Ctrl-D", lambda _: Next.LEAVE),
+    "quit": _Command("", "leave", lambda _: Next.LEAVE),
 }
 """By name, in the order in which they are shown."""
