@@ -7,7 +7,7 @@ PROMPT ?= Once upon a time
 PACKAGES := $(wildcard aethermind-*/pyproject.toml) pyproject.toml constraints.txt
 SOURCES := $(shell find aethermind-*/src aethermind-cpu/csrc -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: run install test test-env native-test sanitize lint format clean bench
+.PHONY: run install test test-env native-test sanitize coverage lint format clean bench
 
 run: install
 	$(BIN)/aethermind generate "$(PROMPT)"
@@ -23,12 +23,16 @@ $(VENV)/.installed: $(VENV)/bin/pip requirements.txt $(PACKAGES) $(SOURCES)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt $(wildcard examples/*/pyproject.toml)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@ $(VENV)/.installed
 
 test: test-env native-test
 	$(BIN)/python -m pytest
+
+coverage: test-env
+	$(BIN)/python -m coverage run -m pytest -q $(wildcard $(addprefix tests/core/,cache config dispatch engine graph sampling text))
+	$(BIN)/python -m coverage report
 
 native-test: NATIVE_BUILD := build/native
 sanitize: NATIVE_BUILD := build/sanitize

@@ -229,7 +229,7 @@ def test_from_a_process_of_its_own(tmp_path: Path) -> None:
         ({"prompt_token_ids": []}, ("prompt is empty",)),
         ({"prompt_token_ids": "12"}, ("prompt_token_ids", "'12'")),
         ({"prompt_token_ids": [1.5]}, ("1.5",)),
-        ({"text": "hello"}, ("hello",)),
+        ({"text": "hello"}, ("prompt_token_ids", "has text")),
         ([PROMPT, 7], ("7",)),
         (None, ("None",)),
         ("a\udcff", ("surrogate",)),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from itertools import islice
 
+import numpy as np
 import pytest
 from tests.end_to_end.conftest import assert_idle
 
@@ -88,6 +89,19 @@ def test_what_runs_may_take_the_place_of_what_is_kept(open_demo: Callable[..., L
             assert result.num_cached_tokens == 0, "the others took its blocks"
     assert llm.engine.cache.num_free_blocks < 16
     assert_idle(llm)
+
+
+def test_embeddings_are_told_apart_by_their_values(open_demo: Callable[..., LLM]) -> None:
+    """They all stand in the places of the same token ids."""
+    without, cached = (open_demo(block_size=4, enable_prefix_caching=is_on) for is_on in (False, True))
+    values = np.random.default_rng(3).standard_normal((2, 12, 256)).astype(np.float32)
+    for index, num_cached in ((0, 0), (1, 0), (0, 8)):
+        prompt = {"prompt_embeds": values[index]}
+        (expected,), (result,) = without.generate(prompt, GREEDY), cached.generate(prompt, GREEDY)
+        assert tokens([result]) == tokens([expected])
+        assert result.num_cached_tokens == num_cached
+    (plain,) = cached.generate({"prompt_token_ids": [0] * 12}, GREEDY)
+    assert plain.num_cached_tokens == 0
 
 
 def test_it_is_on_or_off(open_demo: Callable[..., LLM]) -> None:

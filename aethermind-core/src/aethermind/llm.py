@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.engine import Engine
 from aethermind.engine.loader import PlannedModel, plan_model
 from aethermind.engine.output import CompletionOutput, Logprob, RequestOutput
 from aethermind.engine.progress_bar import ProgressBar
+from aethermind.engine.prompt_reader import Prompt, PromptReader
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults
@@ -31,9 +32,10 @@ from aethermind.text.chat_prompt import Message, TemplateOptions, chat_prompt
 from aethermind.text.token_memory import TokenMemory
 from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["CompletionOutput", "LLM", "Logprob", "ModelInfo", "RequestOutput", "SamplingParams"]
+if TYPE_CHECKING:
+    from aethermind.graph.hooks import HookRegistry
 
-Prompt = str | Mapping[str, Sequence[int]]
+__all__ = ["CompletionOutput", "LLM", "Logprob", "ModelInfo", "RequestOutput", "SamplingParams"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class LLM:
         planned = plan_model(runtime or Runtime.boot(), model, config)
         self.tokenizer = Tokenizer.from_directory(planned.directory)
         self.engine = Engine(planned, self.tokenizer, on_progress=on_progress)
+        self._prompts = PromptReader(planned, self.tokenizer)
         self.info = _describe(self.engine, time.perf_counter() - started)
         self._num_requests = 0
         self._unseen: dict[str, RequestOutput] = {}
@@ -122,6 +125,11 @@ class LLM:
     def close(self) -> None:
         """Finish the device's work and give everything back."""
         self.engine.planned.open_device.backend.close()
+
+    @property
+    def hooks(self) -> HookRegistry:
+        """Functions that see values while the model runs; see `aethermind.graph.hooks`."""
+        return self.engine.runner.hooks
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:
@@ -142,9 +150,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer all prompts, batched together; results are in the order of the prompts.
 
-        A prompt is a string or `{"prompt_token_ids": [...]}`. Without `sampling_params` there are the model's own (see
-        `get_default_sampling_params`). `on_output` sees every request after each step in which
-        it grew. `use_tqdm` shows a progress bar on stderr.
+        A prompt is a string, `{"prompt_token_ids": [...]}`, `{"prompt_embeds": array}`, or one of the first two as a
+        mapping with `multi_modal_data` (see `engine.prompt_reader`). Without `sampling_params` there are the model's
+        own (see `get_default_sampling_params`). `on_output` sees every request after each step in which it grew.
+        `use_tqdm` shows a progress bar on stderr.
         """
         items = _listed(prompts)
         given = self.get_default_sampling_params() if sampling_params is None else sampling_params
@@ -242,29 +251,16 @@ class LLM:
         ids: list[str] = []
         try:
             for prompt, one in zip(prompts, params, strict=True):
-                text, token_ids = self._read_prompt(prompt)
+                read = self._prompts.read(prompt)
                 self._num_requests += 1
                 request_id = str(self._num_requests - 1)
-                self.engine.add_request(request_id, token_ids, one, prompt=text)
+                self.engine.add_request(request_id, read.token_ids, one, prompt=read.text, embeddings=read.embeddings)
                 ids.append(request_id)
         except AetherMindError:
             for request_id in ids:
                 self.engine.abort(request_id)
             raise
         return ids
-
-    def _read_prompt(self, prompt: Any) -> tuple[str | None, Sequence[int]]:
-        if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
-        if isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
-            token_ids = prompt["prompt_token_ids"]
-            if isinstance(token_ids, Sequence) and all(
-                isinstance(t, int) and not isinstance(t, bool) for t in token_ids
-            ):
-                return None, token_ids
-        raise InvalidArgumentError(
-            f"A prompt is a string or {{'prompt_token_ids': [...]}} with integers, got {prompt!r:.80}."
-        )
 
 
 def _listed(prompts: Any) -> list[Prompt]:

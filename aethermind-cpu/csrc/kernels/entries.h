@@ -17,6 +17,7 @@
 #include "kernels/rope.h"
 #include "kernels/rope_table.h"
 #include "kernels/sample_tokens.h"
+#include "kernels/scatter_rows.h"
 #include "kernels/silu.h"
 #include "kernels/silu_mul.h"
 #include "kernels/suppress_tokens.h"
@@ -59,6 +60,7 @@ AETHER_KERNEL(rms_norm, 2, 1, 1, rms_norm<T>);
 AETHER_KERNEL(rope, 2, 1, 1, rope<T>);
 AETHER_KERNEL(rope_table, 2, 1, 1, rope_table);
 AETHER_KERNEL(sample_tokens, 6, 1, 0, sample_tokens, sample_tokens_scratch);
+AETHER_KERNEL(scatter_rows, 3, 1, 0, scatter_rows<T>);
 AETHER_KERNEL(silu, 1, 1, 0, silu<T>);
 AETHER_KERNEL(silu_mul, 2, 1, 0, silu_mul<T>);
 AETHER_KERNEL(suppress_tokens, 3, 1, 0, suppress_tokens);

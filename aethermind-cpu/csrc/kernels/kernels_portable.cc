@@ -33,6 +33,7 @@ const KernelEntry kPortableKernels[] = {
     AETHER_ENTRIES(rope),
     AETHER_ENTRY(rope_table, float),
     AETHER_ENTRY(sample_tokens, float),
+    AETHER_ENTRIES(scatter_rows),
     AETHER_ENTRIES(silu),
     AETHER_ENTRIES(silu_mul),
     AETHER_ENTRY(suppress_tokens, float),

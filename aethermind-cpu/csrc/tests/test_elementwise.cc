@@ -132,6 +132,21 @@ void test_rows(const KernelEntry& entry) {
   }
 }
 
+void test_scatter_rows(const KernelEntry& entry) {
+  for (int64_t d : {1, 16, 37}) {
+    const Tensor x = random(entry.dtype, {9, d}, 1), values = random(entry.dtype, {3, d}, 2),
+                 out(entry.dtype, {9, d}, 3), rows = of(AM_INT32, {8, 0, 3});
+    run_with_teams(entry, {x.abi(), values.abi(), rows.abi()}, {out}, {}, "");
+    for (int64_t i = 0; i < out.size(); ++i) {
+      double want = x.get(i);
+      for (int64_t e = 0; e < 3; ++e) {
+        if (static_cast<int64_t>(rows.get(e)) == i / d) want = values.get(e * d + i % d);
+      }
+      check(out.get(i) == want, entry, "row");
+    }
+  }
+}
+
 void test_kv_cache_write(const KernelEntry& entry) {
   const int64_t t = 6, heads = 2, block_size = 4, c = 10, blocks = 3;
   const Tensor k = random(entry.dtype, {t, heads, c}), v = random(entry.dtype, {t, heads, c});
@@ -175,6 +190,7 @@ int main() {
   for_each_kernel("rope", test_rope);
   for_each_kernel("embedding", test_rows);
   for_each_kernel("gather_rows", test_rows);
+  for_each_kernel("scatter_rows", test_scatter_rows);
   for_each_kernel("kv_cache_write", test_kv_cache_write);
   return report();
 }

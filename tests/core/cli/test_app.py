@@ -24,6 +24,7 @@ VERBS = (
     ("tokenize",),
     ("detokenize",),
     ("ops",),
+    ("profile",),
     ("plugins",),
     ("plugins", "list"),
     ("bench",),

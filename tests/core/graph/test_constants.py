@@ -79,6 +79,7 @@ def test_a_weight_of_the_right_dtype_is_not_copied(dtype: DType) -> None:
     assert store.address("w") == source.array.ctypes.data
     assert np.shares_memory(store.tensor("w").numpy(), source.array)
     assert store.nbytes == source.array.nbytes
+    assert store.packed_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -126,6 +127,7 @@ def test_a_weight_in_two_layouts_counts_twice() -> None:
     store.load(linear_plan(dispatcher_of()))
     assert source.reads == ["w", "w"]
     assert store.nbytes == 2 * source.array.nbytes
+    assert store.packed_bytes == source.array.nbytes
 
 
 def test_weights_are_packed_in_the_dtype_of_the_model() -> None:

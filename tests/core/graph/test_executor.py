@@ -229,3 +229,34 @@ def test_the_step_loop_refuses_native_kernels() -> None:
 def test_the_null_device_computes_nothing() -> None:
     run = silu_run(NullBackend())
     assert not run.outputs({"T": 2})["y"].any()
+
+
+@pytest.mark.parametrize("backend", [NumpyBackend, RemoteBackend])
+def test_capturing_a_few_values_runs_every_step(backend: type[Backend]) -> None:
+    builder = model_builder()
+    values = given_values(builder, MODEL_SYMBOLS)
+    run = Run(builder, MODEL_GREATEST, values, backend=backend())
+    symbols = tuple(MODEL_SYMBOLS.values())
+    expected = run.outputs(MODEL_SYMBOLS)["logits"]
+    again = Run(builder, MODEL_GREATEST, values, backend=backend())
+    again.fill_inputs()
+    captured: list[str] = []
+    again.executor.run_capturing(symbols, lambda name, _: captured.append(name), {"embedding", "nothing"})
+    again.executor.synchronize()
+    assert captured == ["embedding"]
+    np.testing.assert_array_equal(again.executor.output("logits", symbols), expected)
+
+
+@pytest.mark.parametrize("backend", [NumpyBackend, RemoteBackend])
+def test_a_timed_run_computes_and_tells_the_time_of_every_step(backend: type[Backend]) -> None:
+    run = silu_run(backend())
+    run.fill_inputs()
+    times = run.executor.run_timed((2,))
+    assert len(times) == len(run.compiled.plan.steps)
+    assert all(seconds >= 0 for seconds in times)
+    assert run.executor.output("y", (2,)).any()
+
+
+def test_input_bytes_count_what_is_copied_twice() -> None:
+    assert silu_run().executor.input_bytes == 80
+    assert silu_run(RemoteBackend()).executor.input_bytes == 160

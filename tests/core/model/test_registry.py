@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aethermind.errors import ConfigError, PluginError
-from aethermind.model.registry import ArchitectureRegistry, ModelRegistry
+from aethermind.model.registry import ArchitectureRegistry, InputProcessorRegistry, ModelRegistry
 
 
 def test_an_architecture_is_imported_when_it_is_first_used() -> None:
@@ -38,6 +38,15 @@ def test_a_taken_name_needs_replaces() -> None:
     from pathlib import PosixPath
 
     assert registry.get("A") is PosixPath
+
+
+def test_an_input_processor_is_optional() -> None:
+    registry = InputProcessorRegistry()
+    registry.register("A", "pathlib:Path", provider="first")
+    assert registry.find("A") is Path
+    assert registry.find("B") is None
+    with pytest.raises(PluginError, match=r"Input processor of architecture 'A'.*first.*second"):
+        registry.register("A", "pathlib:PurePath", provider="second")
 
 
 def test_frozen_registries_take_nothing() -> None:

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from aethermind import env, log
-from aethermind.cli import bench, chat, console, doctor, explain, generate, models, ops, plugins, tokens
+from aethermind.cli import bench, chat, console, doctor, explain, generate, models, ops, plugins, profile, tokens
 from aethermind.errors import AetherMindError
 
 __all__ = ["app", "run"]
@@ -86,6 +86,7 @@ app.command("models", epilog=models.EXAMPLES)(models.models)
 app.command("tokenize", epilog=tokens.TOKENIZE_EXAMPLES)(tokens.tokenize)
 app.command("detokenize", epilog=tokens.DETOKENIZE_EXAMPLES)(tokens.detokenize)
 app.command("ops", epilog=ops.EXAMPLES)(ops.ops)
+app.command("profile", epilog=profile.EXAMPLES)(profile.profile)
 app.add_typer(plugins.app, name="plugins")
 app.add_typer(bench.app, name="bench")
 

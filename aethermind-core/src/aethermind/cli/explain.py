@@ -7,10 +7,15 @@ import sys
 from collections.abc import Container, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from aethermind.cli import console, options
+from aethermind.cli.diff import DEFAULT_PROMPT, print_diff
+from aethermind.cli.diff import diff as compare_devices
+from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from aethermind.dispatch import Resolution
@@ -23,9 +28,9 @@ EXAMPLES = console.examples(
     "aethermind explain",
     "aethermind explain --model demo --device numpy --dtype float32",
     "aethermind explain --json",
+    "aethermind explain --diff numpy cpu",
+    'aethermind explain --diff numpy cpu --dtype float32 --prompt "The little fox" --tokens 4',
 )
-
-_LAYER = re.compile(r"^(?:[^/]*?\.)?(\d+)\.")
 
 
 def explain(
@@ -37,12 +42,55 @@ def explain(
     num_kv_blocks: options.NumKvBlocks = None,
     block_size: options.BlockSize = 16,
     threads: options.NumThreads = None,
+    load_format: options.LoadFormat = "auto",
+    diff: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            metavar="A B", help="Compare every value of device B with device A's, and name the first that is off."
+        ),
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="What --diff runs.")] = DEFAULT_PROMPT,
+    tokens: Annotated[int, typer.Option(help="Tokens that --diff answers with.", min=1)] = 1,
+    no_fuse: Annotated[bool, typer.Option("--no-fuse", help="--diff without fused operators.")] = False,
+    rtol: Annotated[
+        float | None,
+        typer.Option(help="Error that --diff allows, of a row's largest magnitude.", show_default="by dtype"),
+    ] = None,
+    atol: Annotated[float | None, typer.Option(help="Error that --diff allows besides.", show_default="1e-05")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show which kernel computes which operator.
+    """Show which kernel computes which operator, or where two devices disagree.
 
     Each kind of layer is told once. Weights are not loaded.
+
+    With --diff both devices run the same prompt, and the values that have a name in both plans are compared. The exit
+    code is 1 when something diverges. Where B fuses operators, the values inside of them exist with --no-fuse only.
     """
+    if diff is not None:
+        if device != "auto":
+            raise InvalidArgumentError("--diff names both devices itself; leave --device out.")
+        report = compare_devices(
+            options.chosen_model(model),
+            diff,
+            prompt,
+            tokens,
+            fuse=not no_fuse,
+            rtol=rtol,
+            atol=atol,
+            dtype=dtype,
+            quantization=quantization,
+            load_format=load_format,
+            max_model_len=max_model_len,
+            num_kv_blocks=num_kv_blocks,
+            block_size=block_size,
+            num_threads=threads,
+            fallback="allow",
+        )
+        if as_json:
+            console.print_json(report)
+        else:
+            print_diff(report)
+        raise typer.Exit(1 if report["first_divergence"] else 0)
     from aethermind.engine.loader import plan_model
     from aethermind.runtime import Runtime
 
@@ -56,6 +104,7 @@ def explain(
         num_kv_blocks=num_kv_blocks,
         block_size=block_size,
         num_threads=threads,
+        load_format=load_format,
         fallback="allow",
     )
     with closing(planned.open_device.backend):
@@ -110,18 +159,14 @@ def sections(compiled: Compiled, operators: Container[str]) -> list[Section]:
 
 
 def _runs(compiled: Compiled, operators: Container[str]) -> list[tuple[int | None, tuple[StepLine, ...]]]:
-    """Consecutive steps of one layer; a step without a layer's name between two of layer i belongs to i."""
-    sources = [step.source for step in compiled.plan.steps]
-    layers = [int(match[1]) if (match := _LAYER.match(source)) else None for source in sources]
-    named = [position for position, layer in enumerate(layers) if layer is not None]
-    for before, after in pairwise(named):
-        if layers[before] == layers[after]:
-            layers[before:after] = [layers[before]] * (after - before)
+    """Consecutive steps of one layer."""
+    from aethermind.graph.plan import LAYER_PREFIX
+
     runs: list[tuple[int | None, list[StepLine]]] = []
-    for layer, source, resolution in zip(layers, sources, compiled.resolutions, strict=True):
+    for layer, step, resolution in zip(compiled.plan.layers(), compiled.plan.steps, compiled.resolutions, strict=True):
         if not runs or runs[-1][0] != layer:
             runs.append((layer, []))
-        runs[-1][1].append(_line(_LAYER.sub("", source), resolution, operators))
+        runs[-1][1].append(_line(LAYER_PREFIX.sub("", step.source), resolution, operators))
     return [(layer, tuple(lines)) for layer, lines in runs]
 
 

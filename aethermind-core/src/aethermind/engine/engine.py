@@ -13,12 +13,14 @@ from aethermind.engine.loader import PlannedModel
 from aethermind.engine.model_runner import ModelRunner, SampledToken
 from aethermind.engine.output import RequestOutput
 from aethermind.engine.output_builder import OutputBuilder
+from aethermind.engine.prompt_reader import check_embeddings
 from aethermind.engine.request import FinishReason, Request
 from aethermind.engine.scheduler import ScheduleDecision, Scheduler, SchedulerConfig
 from aethermind.errors import ContextLengthError, InvalidArgumentError
 from aethermind.sampling.random import derive_seed
 
 if TYPE_CHECKING:
+    from aethermind.model.input_processor import EmbeddingSpan
     from aethermind.sampling.params import SamplingParams
     from aethermind.text.tokenizer import Tokenizer
 
@@ -55,10 +57,22 @@ class Engine:
         return bool(self.waiting or self.running)
 
     def add_request(
-        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, *, prompt: str | None = None
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        embeddings: Sequence[EmbeddingSpan] = (),
     ) -> None:
-        """Queue a request. InvalidArgumentError or ContextLengthError when its prompt cannot be served."""
+        """Queue a request; `embeddings` replace those of some of its token ids.
+
+        InvalidArgumentError or ContextLengthError when its prompt cannot be served.
+        """
         self._check_prompt(request_id, prompt_token_ids, params)
+        if embeddings:
+            check_embeddings(embeddings, len(prompt_token_ids), self.planned.model.config.hidden_size)
+            self.runner.prepare_embeddings()
         request = Request(
             request_id,
             prompt_token_ids,
@@ -67,6 +81,7 @@ class Engine:
             max_model_len=self.planned.max_model_len,
             seed=derive_seed(self.planned.config.seed, self._num_added),
             eos_token_ids=self.planned.eos_token_ids,
+            embeddings=embeddings,
         )
         self._num_added += 1
         self.waiting.append(request)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,9 @@ from aethermind.sampling.params import MAX_STOP_TOKEN_IDS
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import TensorSource
+    from aethermind.model.input_processor import InputProcessor
 
-__all__ = ["PlannedModel", "open_weights", "plan_model"]
+__all__ = ["PlannedModel", "open_input_processor", "open_weights", "plan_model"]
 
 logger = get_logger(__name__)
 
@@ -36,6 +38,7 @@ class PlannedModel:
     """A model compiled for a device, its weights not read yet.
 
     `computed` holds parameters that come from the configuration, `generation` what generation_config.json holds.
+    `create_input_processor` makes the model's input processor from the checkpoint's tensors, if a package has one.
     """
 
     directory: Path
@@ -53,13 +56,14 @@ class PlannedModel:
     generation: Mapping[str, Any]
     compiled: Compiled
     computed: Mapping[str, Any]
+    create_input_processor: Callable[[TensorSource], InputProcessor] | None
 
     @property
     def parameter_types(self) -> dict[str, TensorType]:
         """The dtype and shape of every parameter, computed ones included."""
         return {value.name: value.type for value in self.compiled.graph.parameters}
 
-    def compile(self, *, is_adjusted: bool, fuse: bool = True) -> Compiled:
+    def compile(self, *, is_adjusted: bool, has_embeddings: bool = False, fuse: bool = True) -> Compiled:
         """Compile a variant of the step's graph (see `model_graph`)."""
         builder = build_step_graph(
             self.model,
@@ -69,6 +73,7 @@ class PlannedModel:
             self.max_model_len,
             self.dtype,
             is_adjusted=is_adjusted,
+            has_embeddings=has_embeddings,
         )
         return _compile(
             builder.finish(), self.operators, self.open_device, self.compiled.plan.symbols, self.config, fuse=fuse
@@ -100,6 +105,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     eos_token_ids = _eos_token_ids(decoder, generation)
     builder = build_step_graph(causal_lm, runtime.operators, cache, num_blocks, max_model_len, dtype, is_adjusted=False)
     symbols = _greatest_symbols(config, max_model_len, cache, decoder.vocab_size, len(eos_token_ids))
+    factory = runtime.input_processors.find(name)
     compiled = _compile(builder.finish(), runtime.operators, opened, symbols, config, fuse=True)
     return PlannedModel(
         directory,
@@ -117,6 +123,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
         generation,
         compiled,
         builder.constants,
+        None if factory is None else partial(factory.create, raw),
     )
 
 
@@ -136,6 +143,14 @@ def open_weights(planned: PlannedModel) -> TensorSource:
     checkpoint = Checkpoint.open(planned.directory)
     match_names(shapes, checkpoint, ignore=planned.ignored_names)
     return checkpoint
+
+
+def open_input_processor(planned: PlannedModel) -> InputProcessor | None:
+    """The model's input processor over its checkpoint, or None if no package has one."""
+    from aethermind.checkpoint.sharded_index import Checkpoint
+
+    create = planned.create_input_processor
+    return None if create is None else create(Checkpoint.open(planned.directory))
 
 
 def _compile(
@@ -162,7 +177,7 @@ def _compile(
 def _greatest_symbols(
     config: EngineConfig, max_model_len: int, cache: KVCacheSpec, vocab_size: int, num_eos: int
 ) -> dict[str, int]:
-    """Tokens, sequences, rows and table width of the largest step, and the token lists of the adjusted sampler."""
+    """Of the largest step: tokens, sequences, rows, table width, the adjusted sampler's token lists, embeddings."""
     rows = min(config.max_num_seqs, config.max_num_batched_tokens)
     return {
         "T": config.max_num_batched_tokens,
@@ -171,6 +186,7 @@ def _greatest_symbols(
         "B": cache.num_blocks_for(max_model_len),
         "X": rows * min(max_model_len, vocab_size),
         "Y": rows * (MAX_STOP_TOKEN_IDS + num_eos),
+        "E": config.max_num_batched_tokens,
     }
 
 

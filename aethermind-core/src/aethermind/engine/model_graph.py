@@ -1,13 +1,15 @@
 """The graph that one engine step runs: the model, then the sampler.
 
 The plain graph ends in sampled tokens. The adjusted one also holds back tokens, applies penalties and reports log
-probabilities; it is used for the steps in which some request asks for that, so that the others do not pay.
+probabilities; it is used for the steps in which some request asks for that, so that the others do not pay. Both exist
+again with embeddings as an input, for the steps that compute some of those.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aethermind.errors import ConfigError
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
 from aethermind.hal.dtype import DType
@@ -34,9 +36,10 @@ def build_step_graph(
     dtype: DType,
     *,
     is_adjusted: bool,
+    has_embeddings: bool = False,
 ) -> GraphBuilder:
     """Write the graph of a step. Outputs: token_ids i32[R], logits f32[R, V]; adjusted also logprob, rank, top_ids,
-    top_logprobs.
+    top_logprobs. ConfigError when the model has no place for `has_embeddings`.
     """
     builder = GraphBuilder("adjusted_step" if is_adjusted else "step", operators, dtype)
     inputs = declare_step_inputs(
@@ -47,8 +50,12 @@ def build_step_graph(
         num_blocks=num_blocks,
         block_size=cache.block_size,
         kv_dtype=dtype,
+        hidden_size=model.config.hidden_size,
+        has_embeddings=has_embeddings,
     )
     logits = model.build(builder, inputs, max_model_len)
+    if inputs.embeddings is not None and not builder.is_used(inputs.embeddings.values):
+        raise ConfigError("This model takes token ids only: its graph has no place for embeddings.")
     rows = SymDim("R")
     row_inputs = [
         builder.input(name, DType.INT32 if name == "top_k" else DType.FLOAT32, (rows,)) for name in ROW_INPUTS

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from aethermind.cache.kv_cache import KVCache
 from aethermind.engine.batch import BatchWriter
+from aethermind.engine.embedding_rows import EmbeddingRows, needs_embeddings
 from aethermind.engine.loader import PlannedModel, open_weights
 from aethermind.engine.request import Request
 from aethermind.engine.scheduler import ScheduleDecision
 from aethermind.graph.compile import Compiled
 from aethermind.graph.constants import ConstantStore
 from aethermind.graph.executor import Executor
+from aethermind.graph.hooks import HookRegistry
 from aethermind.hal.tensor import Tensor
 from aethermind.ops.dims import resolve
 from aethermind.ops.schema import TensorType
@@ -22,7 +25,10 @@ from aethermind.sampling.rows import SamplingRows, needs_adjusted_logits
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["ModelRunner", "SampledToken", "TokenLogprobs"]
+__all__ = ["ModelRunner", "SampledToken", "StepObserver", "TokenLogprobs"]
+
+StepObserver = Callable[[Executor, tuple[int, ...], ScheduleDecision], None]
+"""Runs a step in place of `executor.run(symbols)`, to see how it goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,14 @@ class SampledToken:
     logprobs: TokenLogprobs | None = None
 
 
+class _VariantKey(NamedTuple):
+    """What some steps need and most do not."""
+
+    is_adjusted: bool = False
+    has_embeddings: bool = False
+    fuse: bool = True
+
+
 class _Variant:
     """One compiled graph with its memory and the writers of its inputs."""
 
@@ -53,9 +67,18 @@ class _Variant:
         self.batch = BatchWriter(executor.host_inputs, cache)
         self.rows = SamplingRows(executor.host_inputs)
 
+    @cached_property
+    def embeddings(self) -> EmbeddingRows:
+        """Of variants that have embeddings only."""
+        values = self.executor.plan.inputs["inputs_embeds"]
+        return EmbeddingRows(self.executor.host_inputs, cast(int, values.shape[1]))
+
 
 class ModelRunner:
-    """Owns weights, KV memory and the executors of one model on one device."""
+    """Owns weights, KV memory and the executors of one model on one device.
+
+    `hooks` see values of steps; `observer`, where there is one, runs the steps that no hook wants to see.
+    """
 
     def __init__(
         self, planned: PlannedModel, cache: KVCache, on_progress: Callable[[int, int], None] | None = None
@@ -75,7 +98,9 @@ class ModelRunner:
         )
         self._on_progress = on_progress
         self._plain = self._prepare(planned.compiled)
-        self._adjusted: _Variant | None = None
+        self._variants = {_VariantKey(): self._plain}
+        self.hooks = HookRegistry(self._value_names)
+        self.observer: StepObserver | None = None
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -87,16 +112,38 @@ class ModelRunner:
         """The executor of plain steps."""
         return self._plain.executor
 
+    @property
+    def executors(self) -> list[Executor]:
+        """Those of all kinds of steps that came up so far."""
+        return [variant.executor for variant in self._variants.values()]
+
     def run(self, decision: ScheduleDecision) -> list[SampledToken]:
         """Compute a step: the KV of its tokens, and a sampled token for each row that needs logits."""
         is_adjusted = any(entry.needs_logits and needs_adjusted_logits(entry.request) for entry in decision.scheduled)
-        variant = self._adjusted_variant() if is_adjusted else self._plain
+        has_embeddings = needs_embeddings(decision)
+        hooks = self.hooks
+        is_plain = not (is_adjusted or has_embeddings or hooks.is_active)
+        variant = self._plain if is_plain else self._variant(_VariantKey(is_adjusted, has_embeddings, hooks.fuse))
         self._copy_blocks(decision.copies)
         sampled, width = variant.batch.write(decision)
         variant.rows.fill(sampled)
         num_seen, num_held_back = variant.rows.fill_adjustments(sampled) if is_adjusted else (0, 0)
-        symbols = (decision.num_batched_tokens, len(decision.scheduled), len(sampled), width, num_seen, num_held_back)
-        variant.executor.run(symbols)
+        num_embeddings = variant.embeddings.fill(decision) if has_embeddings else 0
+        symbols = (
+            decision.num_batched_tokens,
+            len(decision.scheduled),
+            len(sampled),
+            width,
+            num_seen,
+            num_held_back,
+            num_embeddings,
+        )
+        if hooks.is_active:
+            hooks.run(variant.executor, symbols, decision.phase, decision.num_batched_tokens)
+        elif self.observer is not None:
+            self.observer(variant.executor, symbols, decision)
+        else:
+            variant.executor.run(symbols)
         variant.executor.synchronize()
         if not sampled:
             return []
@@ -104,9 +151,13 @@ class ModelRunner:
         logprobs = self._logprobs(variant, symbols, sampled) if is_adjusted else [None] * len(sampled)
         return [SampledToken(*row) for row in zip(sampled, token_ids, logprobs, strict=True)]
 
+    def prepare_embeddings(self) -> None:
+        """Compile the steps that have embeddings, so that a model that cannot take them says so before one runs."""
+        self._variant(_VariantKey(has_embeddings=True))
+
     def logits(self, num_rows: int) -> np.ndarray[Any, Any]:
-        """The logits of the last plain step, float32 [num_rows, V]; a view that the next step overwrites."""
-        logits: np.ndarray[Any, Any] = self._plain.executor.output("logits", (0, 0, num_rows, 0, 0, 0))
+        """The logits of the last plain, fused step, float32 [num_rows, V]; a view that the next step overwrites."""
+        logits: np.ndarray[Any, Any] = self._plain.executor.output("logits", (0, 0, num_rows, 0, 0, 0, 0))
         return logits
 
     def _prepare(self, compiled: Compiled) -> _Variant:
@@ -114,10 +165,16 @@ class ModelRunner:
         executor = Executor(compiled.plan, self._backend, self._device, self.constants, self._states)
         return _Variant(executor, self._cache)
 
-    def _adjusted_variant(self) -> _Variant:
-        if self._adjusted is None:
-            self._adjusted = self._prepare(self.planned.compile(is_adjusted=True))
-        return self._adjusted
+    def _variant(self, key: _VariantKey) -> _Variant:
+        variant = self._variants.get(key)
+        if variant is None:
+            variant = self._variants[key] = self._prepare(self.planned.compile(**key._asdict()))
+        return variant
+
+    def _value_names(self, fuse: bool) -> list[str]:
+        """The values that steps compute, those of adjusted steps among them."""
+        plans = [self.planned.compile(is_adjusted=is_adjusted, fuse=fuse).plan for is_adjusted in (False, True)]
+        return list(dict.fromkeys(name for plan in plans for step in plan.steps for name in step.names))
 
     def _state(self, type: TensorType) -> Tensor:
         shape = resolve(type.shape, {})

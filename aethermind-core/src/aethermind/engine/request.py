@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum, StrEnum
+from typing import TYPE_CHECKING
 
 from aethermind.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from aethermind.model.input_processor import EmbeddingSpan
 
 __all__ = ["FinishReason", "Request", "RequestState"]
 
@@ -43,7 +47,10 @@ class Request:
     __slots__ = (
         "all_token_ids",
         "arrival",
+        "embeddings",
+        "embeddings_end",
         "eos_token_ids",
+        "extra_key",
         "finish_reason",
         "max_total_tokens",
         "num_cached_tokens",
@@ -71,6 +78,7 @@ class Request:
         priority: int = 0,
         seed: int = 0,
         eos_token_ids: Iterable[int] = (),
+        embeddings: Sequence[EmbeddingSpan] = (),
     ) -> None:
         """Make a waiting request.
 
@@ -92,6 +100,11 @@ class Request:
         if not params.ignore_eos:
             self.stop_token_ids |= self.eos_token_ids
         """The ids that end this request: its own, and the model's unless `ignore_eos`."""
+        self.embeddings = tuple(embeddings)
+        """What the model sees at some positions of the prompt instead of the embeddings of their token ids."""
+        self.embeddings_end = self.embeddings[-1].end if self.embeddings else 0
+        self.extra_key = b"".join(span.digest() for span in self.embeddings)
+        """What keys and values depend on besides token ids."""
         self.num_prompt_tokens = len(self.prompt_token_ids)
         max_output_tokens = max_model_len if params.max_tokens is None else params.max_tokens
         self.max_total_tokens = min(max_model_len, self.num_prompt_tokens + max_output_tokens)

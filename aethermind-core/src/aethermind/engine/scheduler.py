@@ -75,6 +75,13 @@ class ScheduleDecision:
     num_decodes: int = 0
     """How many leading entries of `scheduled` are decodes of one token."""
 
+    @property
+    def phase(self) -> str:
+        """`prefill` where no entry is a decode, `decode` where all are, else `mixed`."""
+        if self.num_decodes == 0:
+            return "prefill"
+        return "decode" if self.num_decodes == len(self.scheduled) else "mixed"
+
 
 class _Step(NamedTuple):
     """What the slower ways through a step share."""
@@ -243,7 +250,7 @@ class Scheduler:
 
     def _open(self, request: Request, budget: int) -> int:
         """Open a sequence, reserve its first chunk, return the chunk's tokens; 0 for lack of room."""
-        opened = self._cache.open(request.request_id, request.all_token_ids)
+        opened = self._cache.open(request.request_id, request.all_token_ids, request.extra_key)
         assert opened.outcome is Outcome.OK, f"request {request.request_id} cannot be opened: {opened.outcome.value}"
         chunk = min(request.num_tokens - opened.num_cached_tokens, budget)
         if self._cache.reserve(request.request_id, chunk).outcome is not Outcome.OK:

@@ -71,6 +71,10 @@ class GraphBuilder:
         assert name not in self._outputs, f"the graph has an output {name!r} already"
         self._outputs[name] = value
 
+    def is_used(self, value: Value) -> bool:
+        """Whether some operator has taken the value."""
+        return any(value in node.inputs for node in self._nodes)
+
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
         """Prefix names with `name` while inside."""

@@ -35,11 +35,17 @@ class ConstantStore:
         self._read = read
         self._types = types
         self._tensors: dict[str, Tensor] = {}
+        self._packed: set[str] = set()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all constants, copied or read in place; a parameter in two layouts counts twice."""
         return sum(tensor.buffer.nbytes for tensor in self._tensors.values())
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the constants that were copied into a kernel's layout."""
+        return sum(self._tensors[key].buffer.nbytes for key in self._packed)
 
     def load(self, plan: Plan, on_progress: Callable[[int, int], None] | None = None) -> None:
         """Make every constant of a plan available; `on_progress(done, total)` counts constants."""
@@ -48,6 +54,8 @@ class ConstantStore:
         for done, key in enumerate(missing):
             name, pack_name = plan.constants[key]
             self._tensors[key] = self._load_one(name, packs[pack_name] if pack_name else None)
+            if pack_name:
+                self._packed.add(key)
             if on_progress:
                 on_progress(done + 1, len(missing))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
+from itertools import pairwise
 from typing import Any, Protocol
 
 from aethermind.graph.constants import ConstantStore
@@ -126,6 +127,12 @@ class Executor:
         """Bytes set aside for intermediate values."""
         return self.plan.arena_bytes
 
+    @property
+    def input_bytes(self) -> int:
+        """Bytes set aside for the inputs of a run, on the device and where it copies them from."""
+        distinct = {id(tensor): tensor for tensor in (*self._inputs.values(), *self._staging.values())}
+        return sum(tensor.nbytes for tensor in distinct.values())
+
     def run(self, symbols: tuple[int, ...]) -> None:
         """Enqueue one run over what `host_inputs` hold now; `synchronize` before changing them again."""
         if not self._is_host_accessible:
@@ -136,19 +143,37 @@ class Executor:
         """Return when everything enqueued has finished."""
         self._stream.synchronize()
 
-    def run_capturing(self, symbols: tuple[int, ...], hook: CaptureHook) -> None:
-        """Run step by step and hand every value to `hook(name, array)` as it is computed.
+    def run_capturing(self, symbols: tuple[int, ...], hook: CaptureHook, names: Container[str] | None = None) -> None:
+        """Run and hand values to `hook(name, array)` as they are computed: those in `names`, or all.
 
         The array is valid during the call only. A view that no step computes is not handed over.
         """
         sizes = self._sizes(symbols)
         if not self._is_host_accessible:
             self._upload(sizes)
-        for position, step in enumerate(self.plan.steps):
-            self.executable.run_steps(symbols, position, position + 1, self._stream)
+        begin = 0
+        for end, step in enumerate(self.plan.steps, start=1):
+            wanted = [pair for pair in zip(step.names, step.outputs, strict=True) if names is None or pair[0] in names]
+            if not wanted:
+                continue
+            self.executable.run_steps(symbols, begin, end, self._stream)
             self.synchronize()
-            for name, operand in zip(step.names, step.outputs, strict=True):
+            for name, operand in wanted:
                 hook(name, self._fetch(operand, sizes))
+            begin = end
+        self.executable.run_steps(symbols, begin, len(self.plan.steps), self._stream)
+
+    def run_timed(self, symbols: tuple[int, ...]) -> list[float]:
+        """Run with a mark behind every step, wait for the end, and return what each step took in seconds."""
+        if not self._is_host_accessible:
+            self._upload(self._sizes(symbols))
+        marks = [self._backend.events.create(timing=True) for _ in range(len(self.plan.steps) + 1)]
+        marks[0].record(self._stream)
+        for position, mark in enumerate(marks[1:]):
+            self.executable.run_steps(symbols, position, position + 1, self._stream)
+            mark.record(self._stream)
+        self.synchronize()
+        return [begin.elapsed_ms(end) / 1e3 for begin, end in pairwise(marks)]
 
     def output(self, name: str, symbols: tuple[int, ...]) -> Array:
         """An output of the last run, which must have finished; in host memory a view that the next run overwrites."""

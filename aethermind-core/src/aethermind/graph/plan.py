@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 from aethermind.dispatch.kernel import Kernel, Pack
 from aethermind.hal.dtype import DType
 from aethermind.ops.dims import Shape
 from aethermind.ops.schema import Attribute, TensorType
 
-__all__ = ["Operand", "Place", "Plan", "Step"]
+__all__ = ["LAYER_PREFIX", "Operand", "Place", "Plan", "Step"]
+
+LAYER_PREFIX = re.compile(r"^(?:[^/]*?\.)?(\d+)\.")
+"""The beginning of the name of a value that belongs to a layer, and the layer's number."""
 
 
 class Place(Enum):
@@ -86,6 +91,16 @@ class Plan:
     def packs(self) -> dict[str, Pack]:
         """The layouts that the steps' kernels want weights in, by name."""
         return {pack.name: pack for step in self.steps for pack in step.kernel.packs.values()}
+
+    def layers(self) -> list[int | None]:
+        """The layer of each step by its name; a step without a layer's name between two of layer i belongs to i."""
+        matches = [LAYER_PREFIX.match(step.source) for step in self.steps]
+        layers = [int(match[1]) if match else None for match in matches]
+        named = [position for position, layer in enumerate(layers) if layer is not None]
+        for before, after in pairwise(named):
+            if layers[before] == layers[after]:
+                layers[before:after] = [layers[before]] * (after - before)
+        return layers
 
     def operands(self) -> Iterator[Operand]:
         """Every operand of every step, inputs before outputs."""

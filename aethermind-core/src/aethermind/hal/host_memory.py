@@ -20,7 +20,15 @@ from aethermind.hal.stream import Stream, StreamManager
 from aethermind.hal.tensor import Tensor
 from aethermind.hal.transfer import DataTransfer, TransferStats, check_copy, check_fill
 
-__all__ = ["HostAllocator", "HostDevices", "HostEvents", "HostStreams", "HostTransfer", "host_memory_bytes"]
+__all__ = [
+    "HostAllocator",
+    "HostDevices",
+    "HostEvents",
+    "HostStreams",
+    "HostTransfer",
+    "host_memory_bytes",
+    "resident_bytes",
+]
 
 
 def host_memory_bytes() -> int:
@@ -29,6 +37,15 @@ def host_memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return 0
+
+
+def resident_bytes() -> int | None:
+    """Physical memory that this process holds now, in bytes; None where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 class HostDevices(DeviceManager):

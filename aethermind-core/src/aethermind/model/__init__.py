@@ -2,7 +2,8 @@
 
 from aethermind.model.architecture import Architecture, CausalLM
 from aethermind.model.config import DecoderConfig, read_decoder_config
-from aethermind.model.registry import ArchitectureRegistry, ModelRegistry
+from aethermind.model.input_processor import EmbeddingSpan, InputProcessor, ProcessedPrompt
+from aethermind.model.registry import ArchitectureRegistry, InputProcessorRegistry, ModelRegistry
 from aethermind.model.step_inputs import StepInputs
 
 __all__ = [
@@ -10,7 +11,11 @@ __all__ = [
     "ArchitectureRegistry",
     "CausalLM",
     "DecoderConfig",
+    "EmbeddingSpan",
+    "InputProcessor",
+    "InputProcessorRegistry",
     "ModelRegistry",
+    "ProcessedPrompt",
     "StepInputs",
     "read_decoder_config",
 ]

@@ -6,11 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import ConfigError, PluginError
 from aethermind.model.architecture import Architecture
 
-__all__ = ["ArchitectureRegistry", "ModelRegistry"]
+if TYPE_CHECKING:
+    from aethermind.model.input_processor import InputProcessorFactory
+
+__all__ = ["ArchitectureRegistry", "InputProcessorRegistry", "ModelRegistry"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,20 +23,22 @@ class _Entry:
     provider: str
 
 
-class ArchitectureRegistry:
-    """Names of `architectures` to `"package.module:OBJECT"`; imported when first used. Filled at boot, then frozen."""
+class _Claims:
+    """Names to `"package.module:OBJECT"`, imported when first used. Filled at boot, then frozen."""
+
+    _kind: str
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._is_frozen = False
 
     def register(self, name: str, target: str, *, provider: str, replaces: str | None = None) -> None:
-        """Claim an architecture's name; a taken name is a PluginError unless `replaces=` names its provider."""
+        """Claim a name; a taken one is a PluginError unless `replaces=` names its provider."""
         assert not self._is_frozen, "registries are frozen after boot"
         taken = self._entries.get(name)
         if taken is not None and replaces != taken.provider:
             raise PluginError(
-                f"Architecture {name!r} is claimed by both {taken.provider} and {provider}. Uninstall one of them."
+                f"{self._kind} {name!r} is claimed by both {taken.provider} and {provider}. Uninstall one of them."
             )
         self._entries[name] = _Entry(target, provider)
 
@@ -40,20 +46,42 @@ class ArchitectureRegistry:
         self._is_frozen = True
 
     def names(self) -> list[str]:
-        """All architectures that installed packages know, sorted."""
+        """All names that installed packages claim, sorted."""
         return sorted(self._entries)
+
+    def _import(self, name: str) -> Any:
+        entry = self._entries.get(name)
+        if entry is None:
+            return None
+        module, _, attribute = entry.target.partition(":")
+        return getattr(import_module(module), attribute)
+
+
+class ArchitectureRegistry(_Claims):
+    """Names of `architectures` in config.json, and who reads them."""
+
+    _kind = "Architecture"
 
     def get(self, name: str) -> Architecture:
         """Import an architecture; ConfigError lists the installed ones when it is unknown."""
-        entry = self._entries.get(name)
-        if entry is None:
+        architecture: Architecture | None = self._import(name)
+        if architecture is None:
             known = ", ".join(self.names()) or "none"
             raise ConfigError(
                 f"Unknown architecture {name!r}. Installed: {known}. Install the model package that provides it."
             )
-        module, _, attribute = entry.target.partition(":")
-        architecture: Architecture = getattr(import_module(module), attribute)
         return architecture
+
+
+class InputProcessorRegistry(_Claims):
+    """Names of architectures whose prompts hold more than text."""
+
+    _kind = "Input processor of architecture"
+
+    def find(self, name: str) -> InputProcessorFactory | None:
+        """Import the factory of an architecture's processor, or return None."""
+        factory: InputProcessorFactory | None = self._import(name)
+        return factory
 
 
 class ModelRegistry:

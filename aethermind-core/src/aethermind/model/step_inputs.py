@@ -1,6 +1,7 @@
 """What every step brings: the ragged batch as graph values.
 
-T tokens of S sequences lie end to end; R of their rows need logits; a block table is B blocks wide.
+T tokens of S sequences lie end to end; R of their rows need logits; a block table is B blocks wide; E rows bring an
+embedding.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from aethermind.graph.ir import Value
 from aethermind.hal.dtype import DType
 from aethermind.ops.dims import SymDim
 
-__all__ = ["StepInputs", "declare_step_inputs"]
+__all__ = ["EmbeddingInputs", "StepInputs", "declare_step_inputs"]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingInputs:
+    """Rows of the step that bring their embedding instead of a token id: values F[E, hidden_size], rows i32[E]."""
+
+    values: Value
+    rows: Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +29,8 @@ class StepInputs:
     """token_ids i32[T], positions i64[T], slot_mapping i64[T], cu_seqlens_q i32[S+1], seqlens_k i32[S], block_tables
     i32[S,B],
     logits_rows i32[R], and the KV cache of every layer, each [num_blocks, num_kv_heads, block_size, head_dim].
+
+    `embeddings` is there only in the graph for steps that have some; `blocks.embedding` puts them in their rows.
     """
 
     token_ids: Value
@@ -31,6 +42,7 @@ class StepInputs:
     logits_rows: Value
     k_caches: tuple[Value, ...]
     v_caches: tuple[Value, ...]
+    embeddings: EmbeddingInputs | None = None
 
 
 def declare_step_inputs(
@@ -42,10 +54,16 @@ def declare_step_inputs(
     num_blocks: int,
     block_size: int,
     kv_dtype: DType,
+    hidden_size: int,
+    has_embeddings: bool = False,
 ) -> StepInputs:
     """Declare the inputs and the KV state of a decoder's graph."""
     tokens, sequences, rows, width = SymDim("T"), SymDim("S"), SymDim("R"), SymDim("B")
     cache = (num_blocks, num_kv_heads, block_size, head_dim)
+    embeddings = None
+    if has_embeddings:
+        values = builder.input("inputs_embeds", builder.dtype, (SymDim("E"), hidden_size))
+        embeddings = EmbeddingInputs(values, builder.input("inputs_embeds_rows", DType.INT32, (SymDim("E"),)))
     return StepInputs(
         builder.input("token_ids", DType.INT32, (tokens,)),
         builder.input("positions", DType.INT64, (tokens,)),
@@ -56,4 +74,5 @@ def declare_step_inputs(
         builder.input("logits_rows", DType.INT32, (rows,)),
         tuple(builder.state(f"k_cache.{layer}", kv_dtype, cache) for layer in range(num_layers)),
         tuple(builder.state(f"v_cache.{layer}", kv_dtype, cache) for layer in range(num_layers)),
+        embeddings,
     )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import OperatorError, PluginError
 from aethermind.hal.dtype import DType
 from aethermind.ops.schema import Attribute, OperatorSchema
+
+if TYPE_CHECKING:
+    from aethermind.ops.cost import Call, Cost
 
 __all__ = ["Array", "Operator", "OperatorRegistry", "Sample", "Tolerance"]
 
@@ -55,6 +58,8 @@ class Operator:
     the inputs' values already, and it writes only what changes. `gathered` names the inputs of which only a few
     elements are picked: `reference` and `update` get them as they are stored, whatever the float type of the others,
     because converting all of them would cost too much.
+
+    `cost(call)` counts what a call must read, write and compute where the general rule of `ops.cost` does not fit.
     """
 
     schema: OperatorSchema
@@ -66,6 +71,7 @@ class Operator:
     term_magnitudes: Callable[..., Any] | None = None
     tolerances: Mapping[DType, Tolerance] = field(default_factory=dict)
     gathered: frozenset[str] = frozenset()
+    cost: Callable[[Call], Cost] | None = None
 
     @property
     def name(self) -> str:

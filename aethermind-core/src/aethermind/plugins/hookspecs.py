@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from aethermind.dispatch.registry import KernelRegistry
     from aethermind.hal.registry import DeviceRegistry
-    from aethermind.model.registry import ArchitectureRegistry, ModelRegistry
+    from aethermind.model.registry import ArchitectureRegistry, InputProcessorRegistry, ModelRegistry
     from aethermind.ops.operator import OperatorRegistry
 
 __all__ = ["CONTRACT_VERSION", "ENTRY_POINT_GROUP", "ENTRY_POINT_PREFIX", "HookSpecs", "hookimpl", "hookspec"]
@@ -58,6 +58,13 @@ class HookSpecs:
     @hookspec
     def register_architectures(self, registry: ArchitectureRegistry) -> None:
         """Claim names of `architectures` in config.json: `registry.register(name, "module:OBJECT", provider=)`."""
+
+    @hookspec
+    def register_input_processors(self, registry: InputProcessorRegistry) -> None:
+        """Let an architecture's prompts hold more than text: `registry.register(name, "module:OBJECT", provider=)`.
+
+        `name` is the architecture's, OBJECT an `InputProcessorFactory` (see `model.input_processor`).
+        """
 
     @hookspec
     def register_models(self, registry: ModelRegistry) -> None:

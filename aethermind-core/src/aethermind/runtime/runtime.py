@@ -11,7 +11,7 @@ from aethermind.dispatch import Dispatcher, Fallback, Kernel, KernelRegistry
 from aethermind.hal.backend import Backend
 from aethermind.hal.device import DeviceId
 from aethermind.hal.registry import DeviceRegistry, Selection
-from aethermind.model.registry import ArchitectureRegistry, ModelRegistry
+from aethermind.model.registry import ArchitectureRegistry, InputProcessorRegistry, ModelRegistry
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.plugins.discovery import PluginRecord, call_each, discover, load
 
@@ -44,6 +44,7 @@ class Runtime:
     devices: DeviceRegistry = field(default_factory=DeviceRegistry)
     kernels: KernelRegistry = field(default_factory=KernelRegistry)
     architectures: ArchitectureRegistry = field(default_factory=ArchitectureRegistry)
+    input_processors: InputProcessorRegistry = field(default_factory=InputProcessorRegistry)
     models: ModelRegistry = field(default_factory=ModelRegistry)
 
     @classmethod
@@ -118,6 +119,7 @@ class Runtime:
             ("register_devices", self.devices),
             ("register_kernels", self.kernels),
             ("register_architectures", self.architectures),
+            ("register_input_processors", self.input_processors),
             ("register_models", self.models),
         ]
 

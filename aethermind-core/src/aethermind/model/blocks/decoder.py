@@ -32,7 +32,7 @@ def decoder(
     inv_freq, scale = inverse_frequencies(config.rope, max_model_len)
     rope_table_TC = builder.op("rope_table", inputs.positions, builder.constant("rope.inv_freq", inv_freq), scale=scale)
     embedding_name = f"{prefix}.embed_tokens.weight"
-    residual_TD = embedding(builder, inputs.token_ids, config, embedding_name)
+    residual_TD = embedding(builder, inputs, config, embedding_name)
     x_TD = _norm(builder, residual_TD, config, f"{prefix}.layers.0.input_layernorm")
     for layer in range(config.num_hidden_layers):
         base = f"{prefix}.layers.{layer}"

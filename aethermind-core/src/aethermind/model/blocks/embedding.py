@@ -8,14 +8,17 @@ from __future__ import annotations
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
 from aethermind.model.config import DecoderConfig
+from aethermind.model.step_inputs import StepInputs
 
 __all__ = ["embedding", "lm_head"]
 
 
-def embedding(builder: GraphBuilder, token_ids_T: Value, config: DecoderConfig, weight: str) -> Value:
-    """Look up the rows of the embedding table; [T, D]."""
+def embedding(builder: GraphBuilder, inputs: StepInputs, config: DecoderConfig, weight: str) -> Value:
+    """Look up the rows of the embedding table, except where the step brings embeddings of its own; [T, D]."""
     table_VD = builder.parameter(weight, (config.vocab_size, config.hidden_size))
-    x_TD: Value = builder.op("embedding", token_ids_T, table_VD)
+    x_TD: Value = builder.op("embedding", inputs.token_ids, table_VD)
+    if inputs.embeddings is not None:
+        x_TD = builder.op("scatter_rows", x_TD, inputs.embeddings.values, inputs.embeddings.rows)
     return x_TD
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import numpy as np
 
 from aethermind.ops.catalog._sample_inputs import normal
 from aethermind.ops.catalog._tolerances import accumulated
+from aethermind.ops.cost import Call, Cost, visible_pairs
 from aethermind.ops.operator import Array, Operator, Sample
 from aethermind.ops.schema import OperatorSchema
 
@@ -63,6 +65,16 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample(f"{label}_everything", (q, k, v), {"scale": head_dim**-0.5, "causal": False})
 
 
+def _cost(call: Call) -> Cost:
+    *leading, num_queries, num_heads, head_dim = call.shape("q")
+    num_keys = call.shape("k")[-3]
+    pairs = num_queries * num_keys
+    if call.attributes["causal"]:
+        pairs = visible_pairs(min(num_queries, num_keys), num_keys)
+    flops = 4 * prod(leading) * num_heads * head_dim * pairs
+    return Cost(call.bytes_in("q", "k", "v"), call.bytes_out("out"), flops)
+
+
 ATTENTION = Operator(
     schema=OperatorSchema.parse(
         """attention(q: F[..., T, H, C], k: F[..., S, K, C], v: F[..., S, K, C]; scale: float, causal: bool = True)
@@ -77,4 +89,5 @@ ATTENTION = Operator(
     term_magnitudes=_term_magnitudes,
     # Kernels may round the softmax weights to F before they meet the values.
     tolerances=accumulated(inner_roundings=1),
+    cost=_cost,
 )

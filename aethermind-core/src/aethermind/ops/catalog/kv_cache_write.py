@@ -8,6 +8,7 @@ import numpy as np
 
 from aethermind.ops.catalog._sample_inputs import normal
 from aethermind.ops.catalog._tolerances import EXACT
+from aethermind.ops.cost import Call, Cost
 from aethermind.ops.operator import Array, Operator, Sample
 from aethermind.ops.schema import OperatorSchema
 
@@ -51,6 +52,10 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample(label, (*values, slots, *caches))
 
 
+def _cost(call: Call) -> Cost:
+    return Cost(call.bytes_in("k", "v", "slot_mapping"), call.bytes_in("k", "v"))
+
+
 KV_CACHE_WRITE = Operator(
     schema=OperatorSchema.parse(
         """kv_cache_write(k: F[T, K, C], v: F[T, K, C], slot_mapping: i64[T], k_cache: F[N, K, P, C],
@@ -63,4 +68,5 @@ KV_CACHE_WRITE = Operator(
     samples=_samples,
     tolerances=EXACT,
     gathered=frozenset({"k_cache", "v_cache"}),
+    cost=_cost,
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import numpy as np
 
 from aethermind.ops.catalog._sample_inputs import normal
 from aethermind.ops.catalog._tolerances import ONE_ROUNDING
+from aethermind.ops.cost import Call, Cost
 from aethermind.ops.operator import Array, Operator, Sample
 from aethermind.ops.schema import OperatorSchema
 
@@ -38,6 +40,11 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample(label, (normal(rng, *leading, num_rows, num_inner), normal(rng, *leading, num_inner, num_columns)))
 
 
+def _cost(call: Call) -> Cost:
+    flops = 2 * prod(call.shape("out")) * call.shape("a")[-1]
+    return Cost(call.bytes_in("a", "b"), call.bytes_out("out"), flops)
+
+
 MATMUL = Operator(
     schema=OperatorSchema.parse("matmul(a: F[..., M, K], b: F[..., K, N]) -> (out: F[..., M, N])"),
     summary="a @ b over the last two dims, summed in float32.",
@@ -45,4 +52,5 @@ MATMUL = Operator(
     samples=_samples,
     term_magnitudes=_term_magnitudes,
     tolerances=ONE_ROUNDING,
+    cost=_cost,
 )

@@ -8,6 +8,7 @@ import numpy as np
 
 from aethermind.ops.catalog._sample_inputs import normal, paged_batch
 from aethermind.ops.catalog._tolerances import accumulated
+from aethermind.ops.cost import Call, Cost, visible_pairs
 from aethermind.ops.operator import Array, Operator, Sample
 from aethermind.ops.schema import OperatorSchema
 
@@ -112,6 +113,18 @@ def _sample(
     return Sample(label, (q, batch.k_cache, batch.v_cache, *tables), {"scale": head_dim**-0.5, "window": window})
 
 
+def _cost(call: Call) -> Cost:
+    """Of the caches only the keys and values that some query sees are read, once a sequence."""
+    _, num_heads, head_dim = call.shape("q")
+    num_kv_heads = call.shape("k_cache")[1]
+    window = int(call.attributes["window"])
+    pairs = sum(visible_pairs(*sequence, window) for sequence in call.sequences)
+    seen = sum(min(keys, queries + window - 1) if window > 0 else keys for queries, keys in call.sequences if queries)
+    itemsize = sum(call.inputs[name].dtype.itemsize for name in ("k_cache", "v_cache"))
+    read = call.bytes_in("q", "cu_seqlens_q", "seqlens_k", "block_tables") + seen * num_kv_heads * head_dim * itemsize
+    return Cost(read, call.bytes_out("out"), 4 * num_heads * head_dim * pairs)
+
+
 PAGED_ATTENTION = Operator(
     schema=OperatorSchema.parse(
         """paged_attention(q: F[T, H, C], k_cache: F[N, K, P, C], v_cache: F[N, K, P, C],
@@ -129,4 +142,5 @@ PAGED_ATTENTION = Operator(
     # Kernels may round the softmax weights to F before they meet the values.
     tolerances=accumulated(inner_roundings=1),
     gathered=frozenset({"k_cache", "v_cache"}),
+    cost=_cost,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from aethermind.ops.catalog._tolerances import accumulated
 from aethermind.ops.catalog.kv_cache_write import KV_CACHE_WRITE, random_slots
 from aethermind.ops.catalog.linear import linear_magnitudes
 from aethermind.ops.catalog.rope import rope_magnitudes, rotation_table
+from aethermind.ops.cost import Call, Cost
 from aethermind.ops.operator import Array, Operator, Sample
 from aethermind.ops.schema import OpBuilder, OperatorSchema
 
@@ -117,6 +119,16 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample(f"{label}_norm", (x, *weights, None, None, None, *norms, *placed), {**heads, "eps": 1e-5})
 
 
+def _cost(call: Call) -> Cost:
+    """The projections are counted; norms and rotations are small beside them."""
+    num_tokens = call.shape("x")[0]
+    rows = num_tokens * call.shape("w_k")[0]
+    new = rows * sum(call.inputs[name].dtype.itemsize for name in ("k_cache", "v_cache"))
+    num_weights = sum(prod(call.shape(name)) for name in ("w_q", "w_k", "w_v"))
+    read = call.bytes_in(*(name for name in call.inputs if name not in ("k_cache", "v_cache")))
+    return Cost(read, call.bytes_out("q") + new, 2 * num_tokens * num_weights)
+
+
 QKV_ROPE_CACHE_WRITE = Operator(
     schema=OperatorSchema.parse(
         """qkv_rope_cache_write(x: F[T, D], w_q: W[Q, D], w_k: W[G, D], w_v: W[G, D],
@@ -134,4 +146,5 @@ QKV_ROPE_CACHE_WRITE = Operator(
     term_magnitudes=_term_magnitudes,
     # The projection and the head norm may be rounded before the rotation, whose result is.
     tolerances=accumulated(inner_roundings=2),
+    cost=_cost,
 )

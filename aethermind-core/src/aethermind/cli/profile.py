@@ -1,0 +1,250 @@
+"""`aethermind profile`: where the time of a model goes, operator by operator and layer by layer, and its memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aethermind.cli import console, options
+from aethermind.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from aethermind.cli.bench.limits import Limits
+    from aethermind.engine.loader import PlannedModel
+    from aethermind.engine.memory_use import MemoryUse
+    from aethermind.engine.profiler import StepProfile, Total
+
+__all__ = ["EXAMPLES", "profile", "summarize"]
+
+EXAMPLES = console.examples(
+    "aethermind profile",
+    "aethermind profile --prompt-tokens 64 --output-tokens 4 --trace trace.json",
+    "aethermind profile --device numpy --dtype float32 --output-tokens 2 --json",
+)
+
+
+def profile(
+    model: options.Model = None,
+    load_format: options.LoadFormat = "auto",
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens in the prompt.", min=1)] = 128,
+    output_tokens: Annotated[int, typer.Option(help="Tokens to decode.", min=1)] = 16,
+    repeat: Annotated[int, typer.Option(help="Runs of every step; medians are reported.", min=1)] = 3,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a Chrome trace, which ui.perfetto.dev opens.", dir_okay=False)
+    ] = None,
+    device: options.Device = "auto",
+    dtype: options.DType = "auto",
+    quantization: options.Quantization = None,
+    threads: options.NumThreads = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show where time and memory go.
+
+    Every kernel call of a prompt and its answer is timed, beside the bytes and operations that it
+    cannot avoid and the limits of the device, measured before and after. The marks between calls
+    take time themselves, which weighs on small calls most; how much is told. In the trace calls
+    follow one another without the host's time in between.
+    """
+    from aethermind.cli.bench.limits import Limits, measure_limits
+    from aethermind.engine.loader import plan_model
+    from aethermind.runtime import Runtime
+
+    if trace is not None:
+        _check_writable(trace)
+    planned = plan_model(
+        Runtime.boot(),
+        options.chosen_model(model),
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        load_format=load_format,
+        num_threads=threads,
+        max_model_len=prompt_tokens + output_tokens + 1,
+        num_kv_blocks=-(-(prompt_tokens + output_tokens + 1) // 16),
+        max_num_seqs=1,
+        max_num_batched_tokens=prompt_tokens,
+        enable_prefix_caching=False,
+    )
+    backend = planned.open_device.backend
+    with closing(backend):
+        before = measure_limits(backend, threads)
+        steps, memory = _run(planned, prompt_tokens, output_tokens, repeat)
+        limits = Limits.average([before, measure_limits(backend, threads)])
+    if trace is not None:
+        _write_trace(trace, steps, memory, str(planned.open_device.device))
+    report = {
+        "model": str(planned.directory),
+        "device": str(planned.open_device.device),
+        "dtype": str(planned.dtype),
+        "num_threads": planned.open_device.num_threads,
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "repeat": repeat,
+        "phases": {
+            phase: summarize([step for step in steps if step.phase == phase], limits, str(planned.dtype))
+            for phase in ("prefill", "decode")
+        },
+        "memory": [
+            {"moment": use.moment, **use.categories(), "resident_bytes": use.resident_bytes} for _, use in memory
+        ],
+        "limits": limits.as_record(),
+        "trace": None if trace is None else str(trace),
+    }
+    if as_json:
+        console.print_json(report)
+    else:
+        _print_report(report, limits)
+
+
+def _run(
+    planned: PlannedModel, prompt_tokens: int, output_tokens: int, repeat: int
+) -> tuple[list[StepProfile], list[tuple[int, MemoryUse]]]:
+    """The profile of one request, and the memory after so many of its steps."""
+    from aethermind.cli.load import LoadProgress
+    from aethermind.engine.engine import Engine
+    from aethermind.engine.memory_use import measure_memory
+    from aethermind.engine.profiler import Profiler
+    from aethermind.sampling.params import SamplingParams
+    from aethermind.text.tokenizer import Tokenizer
+
+    memory = [(0, measure_memory("planned", planned))]
+    with LoadProgress() as progress:
+        engine = Engine(planned, Tokenizer.from_directory(planned.directory), on_progress=progress)
+    memory.append((0, measure_memory("loaded", planned, engine.runner)))
+    vocab_size = planned.model.config.vocab_size
+    prompt = [(7919 * position + 13) % vocab_size for position in range(prompt_tokens)]
+    params = SamplingParams(temperature=0.0, max_tokens=output_tokens + 1, ignore_eos=True)
+    engine.add_request("warm-up", prompt, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
+    while engine.has_unfinished:
+        engine.step()
+    profiler = Profiler(planned.operators, repeat)
+    engine.runner.observer = profiler
+    engine.add_request("profile", prompt, params)
+    engine.step()
+    memory.append((1, measure_memory("after prefill", planned, engine.runner)))
+    while engine.has_unfinished:
+        engine.step()
+    memory.append((len(profiler.steps), measure_memory("after decode", planned, engine.runner)))
+    return profiler.steps, memory
+
+
+def summarize(steps: Sequence[StepProfile], limits: Limits, dtype: str) -> dict[str, Any]:
+    """The tables of one phase, as JSON would have them."""
+    from aethermind.engine.profiler import total
+
+    seconds = sum(step.seconds for step in steps)
+    marked, unmarked = sum(step.marked_s for step in steps), sum(step.unmarked_s for step in steps)
+    operators = total(steps, key=lambda call: call.operator)
+    layers = total(steps, key=lambda call: call.layer)
+    slowest_first = sorted(operators.items(), key=lambda item: -item[1].seconds)
+    return {
+        "num_steps": len(steps),
+        "seconds": seconds,
+        "marked_seconds": marked,
+        "unmarked_seconds": unmarked,
+        "overhead_fraction": marked / unmarked - 1 if unmarked > 0 else None,
+        "overhead_s_per_call": (marked - unmarked) / sum(one.num_calls for one in operators.values()),
+        "operators": [{"operator": name, **_record(one, seconds, limits, dtype)} for name, one in slowest_first],
+        "layers": [{"layer": layer, **_record(one, seconds, limits, dtype)} for layer, one in layers.items()],
+    }
+
+
+def _record(one: Total, seconds: float, limits: Limits, dtype: str) -> dict[str, Any]:
+    return {
+        "num_calls": one.num_calls,
+        "seconds": one.seconds,
+        "share": _ratio(one.seconds, seconds),
+        "bytes_read": one.cost.bytes_read,
+        "bytes_written": one.cost.bytes_written,
+        "flops": one.cost.flops,
+        "bytes_per_s": one.bytes_per_s,
+        "flops_per_s": one.flops_per_s,
+        "memory_limit_fraction": _ratio(one.bytes_per_s, limits.memory_bytes_per_s),
+        "arithmetic_limit_fraction": _ratio(one.flops_per_s, limits.peak(dtype)),
+    }
+
+
+def _ratio(value: float | None, whole: float | None) -> float | None:
+    return value / whole if value is not None and whole else None
+
+
+def _check_writable(path: Path) -> None:
+    """Before the work: opening for appending changes nothing that is there."""
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"Trace file {path} cannot be written: {error.strerror}. Pass another one."
+        ) from None
+
+
+def _write_trace(path: Path, steps: list[StepProfile], memory: list[tuple[int, MemoryUse]], device: str) -> None:
+    import json
+
+    from aethermind.engine.chrome_trace import chrome_trace
+
+    path.write_text(json.dumps(chrome_trace(steps, memory, device)))
+
+
+def _print_report(report: dict[str, Any], limits: Limits) -> None:
+    from aethermind.cli.bench.limits import describe_limits
+
+    print(
+        f"{report['model']} on {report['device']} ({report['dtype']}, {report['num_threads']} threads): "
+        f"{report['prompt_tokens']} + {report['output_tokens']} tokens, median of {report['repeat']}"
+    )
+    for name, phase in report["phases"].items():
+        overhead = phase["overhead_fraction"]
+        per_call_us = phase["overhead_s_per_call"] * 1e6
+        told = "" if overhead is None else f", {overhead:+.1%} with the marks ({per_call_us:+.1f} µs a call)"
+        title = f"{name}: {phase['num_steps']} × {phase['unmarked_seconds'] / phase['num_steps'] * 1e3:.2f} ms{told}"
+        print(f"\n{console.style(title, 'bold', sys.stdout)}")
+        print(console.columns(_rows("operator", phase["operators"])))
+        print(console.columns(_rows("layer", phase["layers"])))
+    print(f"\n{console.style('memory', 'bold', sys.stdout)}")
+    print(console.columns(_memory_rows(report["memory"])))
+    print(f"\nLimits measured\n{console.columns(describe_limits(limits))}")
+    if report["trace"]:
+        print(f"\nTrace written to {report['trace']}; open it in ui.perfetto.dev")
+
+
+def _rows(key: str, records: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    header = (key, "calls", "ms", "share", "read", "written", "flop", "memory", "of limit", "arithmetic", "of limit")
+    return [header, *(_row(record, record[key]) for record in records)]
+
+
+def _row(record: dict[str, Any], label: str | int | None) -> tuple[str, ...]:
+    return (
+        "outside" if label is None else str(label),
+        str(record["num_calls"]),
+        f"{record['seconds'] * 1e3:.3f}",
+        _percent(record["share"]),
+        console.quantity(record["bytes_read"], "B"),
+        console.quantity(record["bytes_written"], "B"),
+        console.quantity(record["flops"], ""),
+        _rate(record["bytes_per_s"], "B/s"),
+        _percent(record["memory_limit_fraction"]),
+        _rate(record["flops_per_s"], "FLOP/s"),
+        _percent(record["arithmetic_limit_fraction"]),
+    )
+
+
+def _rate(value: float | None, unit: str) -> str:
+    return "-" if value is None else console.quantity(value, unit)
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction:.1%}"
+
+
+def _memory_rows(records: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    rows = [tuple(name.replace("_bytes", "").replace("_", " ") for name in records[0])]
+    for record in records:
+        cells = (value if isinstance(value, str) else _rate(value, "B") for value in record.values())
+        rows.append(tuple(cells))
+    return rows

@@ -1,0 +1,155 @@
+"""Looking at values while a model runs: functions called with every value whose name fits a pattern.
+
+    handle = llm.hooks.on("model.layers.*.mlp.*", lambda name, array, info: print(name, info.layer, abs(array).max()))
+    llm.generate("Once upon a time")
+    handle.remove()
+
+Where no hook is registered nothing is slower.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any
+
+from aethermind.errors import InvalidArgumentError
+from aethermind.graph.executor import Executor
+from aethermind.graph.plan import Place, Plan
+
+__all__ = ["Hook", "HookHandle", "HookRegistry", "ValueInfo"]
+
+_LAYER_NUMBER = re.compile(r"\.\d+\.")
+
+
+@dataclass(frozen=True, slots=True)
+class ValueInfo:
+    """Where a value comes from.
+
+    `layer` is None outside the layers. `phase` is prefill, decode or mixed, `num_tokens` the tokens that the step
+    computes, `step` the number of steps with hooks before this one. With `is_state` the array is all of a KV cache,
+    [blocks, kv heads, block size, head dim], into which the step has written.
+    """
+
+    operator: str
+    kernel: str
+    layer: int | None
+    phase: str
+    step: int
+    num_tokens: int
+    is_state: bool
+
+
+Hook = Callable[[str, Any, ValueInfo], None]
+"""Called with a value's name, its array, which is valid during the call only, and where it comes from."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Registration:
+    pattern: str
+    hook: Hook
+    fuse: bool
+
+
+class HookHandle:
+    """One registered hook; `remove` ends it, and so does leaving a `with` block."""
+
+    def __init__(self, remove: Callable[[], None]) -> None:
+        self._remove = remove
+
+    def __enter__(self) -> HookHandle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Call the hook no more; removing twice does nothing."""
+        self._remove()
+
+
+class HookRegistry:
+    """The hooks of one model. `value_names(fuse)` are the names there are, with fusion or without. Mutable.
+
+    `is_active` says whether there is any hook, `fuse` whether all of them are content with fused operators.
+    """
+
+    def __init__(self, value_names: Callable[[bool], Sequence[str]]) -> None:
+        self.is_active = False
+        self.fuse = True
+        self._value_names = cache(value_names)
+        self._registrations: list[_Registration] = []
+        self._num_steps = 0
+
+    def on(self, pattern: str, hook: Hook, *, fuse: bool = True) -> HookHandle:
+        """Call `hook(name, array, info)` for every value whose name fits a pattern as in `fnmatch` (`*`, `?`, `[…]`).
+
+        With `fuse=False` the model runs without fused operators as long as the hook is there, so that the values
+        inside of them exist; weights that this takes in another layout stay in memory. What the hook raises ends the
+        step and reaches whoever asked for it; the model stays usable. InvalidArgumentError when no value has such a
+        name.
+        """
+        self._check(pattern, fuse)
+        registration = _Registration(pattern, hook, fuse)
+        self._registrations.append(registration)
+        self._update()
+        return HookHandle(lambda: self._remove(registration))
+
+    def run(self, executor: Executor, symbols: tuple[int, ...], phase: str, num_tokens: int) -> None:
+        """Run a plan once and call the hooks."""
+        plan = executor.plan
+        wanted = {
+            name: [one.hook for one in self._registrations if fnmatchcase(name, one.pattern)]
+            for step in plan.steps
+            for name in step.names
+        }
+        infos = _infos(plan, phase, self._num_steps, num_tokens)
+        self._num_steps += 1
+
+        def call(name: str, array: Any) -> None:
+            for hook in wanted[name]:
+                hook(name, array, infos[name])
+
+        executor.run_capturing(symbols, call, {name for name, hooks in wanted.items() if hooks})
+
+    def _remove(self, registration: _Registration) -> None:
+        if registration in self._registrations:
+            self._registrations.remove(registration)
+            self._update()
+
+    def _update(self) -> None:
+        self.is_active = bool(self._registrations)
+        self.fuse = all(registration.fuse for registration in self._registrations)
+
+    def _check(self, pattern: str, fuse: bool) -> None:
+        names = self._value_names(fuse)
+        if any(fnmatchcase(name, pattern) for name in names):
+            return
+        if fuse and any(fnmatchcase(name, pattern) for name in self._value_names(False)):
+            raise InvalidArgumentError(
+                f"Values that fit {pattern!r} are inside of fused operators here; pass fuse=False to see them."
+            )
+        from difflib import get_close_matches
+
+        kinds = list(dict.fromkeys(_LAYER_NUMBER.sub(".*.", name) for name in names))
+        near = get_close_matches(_LAYER_NUMBER.sub(".*.", pattern), kinds, n=3, cutoff=0.3) or kinds[:3]
+        raise InvalidArgumentError(f"No value fits {pattern!r}. Did you mean {' or '.join(map(repr, near))}?")
+
+
+def _infos(plan: Plan, phase: str, step_number: int, num_tokens: int) -> dict[str, ValueInfo]:
+    return {
+        name: ValueInfo(
+            step.kernel.operator,
+            step.kernel.name,
+            layer,
+            phase,
+            step_number,
+            num_tokens,
+            operand.place is Place.STATE,
+        )
+        for step, layer in zip(plan.steps, plan.layers(), strict=True)
+        for name, operand in zip(step.names, step.outputs, strict=True)
+    }

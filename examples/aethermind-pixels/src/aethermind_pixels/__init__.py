@@ -1,0 +1,1 @@
+"""An example of a multimodal model package for AetherMind."""

@@ -1,0 +1,42 @@
+"""The decoder: what Qwen2 has, from the core's blocks. It does not know that some embeddings are pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aethermind.graph import GraphBuilder, Value
+from aethermind.model import DecoderConfig, StepInputs, read_decoder_config
+from aethermind.model.blocks import decoder
+
+__all__ = ["PIXELS"]
+
+_DEFAULTS: Mapping[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PixelsModel:
+    """One model: its configuration."""
+
+    config: DecoderConfig
+
+    def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
+        """Logits, float32 [R, vocab_size]."""
+        return decoder(builder, inputs, self.config, max_model_len, has_qkv_bias=True, has_qk_norm=False)
+
+
+class PixelsArchitecture:
+    """`PixelsForCausalLM`."""
+
+    ignored_names = ("lm_head.weight", "pixels.*")
+
+    def create(self, raw: Mapping[str, Any]) -> PixelsModel:
+        return PixelsModel(read_decoder_config(raw, defaults=_DEFAULTS))
+
+
+PIXELS = PixelsArchitecture()

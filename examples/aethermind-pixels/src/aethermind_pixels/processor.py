@@ -1,0 +1,81 @@
+"""Pictures into embeddings: every patch of patch_size × patch_size pixels becomes one position of the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aethermind.checkpoint import TensorSource
+from aethermind.errors import InvalidArgumentError
+from aethermind.model import EmbeddingSpan, ProcessedPrompt
+from aethermind.text import Tokenizer
+
+__all__ = ["PIXELS_PROCESSOR"]
+
+_CHANNELS = 3
+
+
+class PixelsProcessor:
+    """Cuts pictures into patches and projects them with the checkpoint's `pixels.projection`."""
+
+    modalities = frozenset({"image"})
+
+    def __init__(self, raw: Mapping[str, Any], weights: TensorSource) -> None:
+        self._image_token_id: int = raw["image_token_id"]
+        self._patch_size: int = raw["patch_size"]
+        self._weight = np.asarray(weights.array("pixels.projection.weight"), dtype=np.float32)  # [hidden_size, pixels]
+        self._bias = np.asarray(weights.array("pixels.projection.bias"), dtype=np.float32)
+
+    def process(self, prompt: str | Sequence[int], data: Mapping[str, Any], tokenizer: Tokenizer) -> ProcessedPrompt:
+        """Put one picture in the place of each image token; the token is repeated once for each patch."""
+        given = data["image"]
+        images = list(given) if isinstance(given, list | tuple) else [given]
+        token_ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        num_places = list(token_ids).count(self._image_token_id)
+        if num_places != len(images):
+            raise InvalidArgumentError(
+                f"The prompt has {num_places} places for images and {len(images)} were given; "
+                f"write token {self._image_token_id} once for each."
+            )
+        embedded: list[int] = []
+        spans: list[EmbeddingSpan] = []
+        for token_id in token_ids:
+            if token_id != self._image_token_id:
+                embedded.append(token_id)
+                continue
+            values = self._patches(images[len(spans)]) @ self._weight.T + self._bias
+            spans.append(EmbeddingSpan(len(embedded), values))
+            embedded += [token_id] * len(values)
+        return ProcessedPrompt(embedded, tuple(spans))
+
+    def _patches(self, image: Any) -> npt.NDArray[np.float32]:
+        """[num_patches, patch_size · patch_size · 3], row by row of the picture."""
+        size = self._patch_size
+        pixels = np.asarray(image, dtype=np.float32)
+        if (
+            pixels.ndim != 3
+            or pixels.shape[2] != _CHANNELS
+            or 0 in pixels.shape
+            or pixels.shape[0] % size
+            or pixels.shape[1] % size
+        ):
+            raise InvalidArgumentError(
+                f"An image is an array [height, width, {_CHANNELS}] whose sides are multiples of {size}, "
+                f"got the shape {list(pixels.shape)}."
+            )
+        rows, columns = pixels.shape[0] // size, pixels.shape[1] // size
+        tiles = pixels.reshape(rows, size, columns, size, _CHANNELS).swapaxes(1, 2)
+        return tiles.reshape(rows * columns, size * size * _CHANNELS)
+
+
+class PixelsProcessorFactory:
+    """Makes the processor of a loaded model."""
+
+    def create(self, raw: Mapping[str, Any], weights: TensorSource) -> PixelsProcessor:
+        return PixelsProcessor(raw, weights)
+
+
+PIXELS_PROCESSOR = PixelsProcessorFactory()

@@ -1,0 +1,28 @@
+"""Small engines of the demo model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aethermind import Runtime
+from aethermind.engine.engine import Engine
+from aethermind.engine.loader import plan_model
+from aethermind.sampling.params import SamplingParams
+from aethermind.text.tokenizer import Tokenizer
+
+__all__ = ["answer", "open_engine"]
+
+
+def open_engine(runtime: Runtime, device: str = "numpy", **options: Any) -> Engine:
+    """The demo model with a context of 32 tokens, in float32 unless told otherwise."""
+    planned = plan_model(runtime, "demo", **{"device": device, "dtype": "float32", "max_model_len": 32, **options})
+    return Engine(planned, Tokenizer.from_directory(planned.directory))
+
+
+def answer(engine: Engine, prompt_token_ids: list[int], num_tokens: int) -> list[int]:
+    """The greedy continuation of a prompt."""
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    engine.add_request("answer", prompt_token_ids, params)
+    while engine.has_unfinished:
+        (output,) = engine.step()
+    return output.outputs[0].token_ids

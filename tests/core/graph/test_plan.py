@@ -1,0 +1,20 @@
+"""What a plan knows of itself: the layer of each step."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from tests.core.graph.graphs import OPERATORS, dispatcher_of, model_builder
+
+from aethermind.graph import compile_graph
+
+
+def test_steps_belong_to_layers_and_those_between_two_of_a_layer_too() -> None:
+    greatest = {"T": 4, "S": 1, "R": 1, "B": 1, "X": 1, "Y": 1}
+    plan = compile_graph(model_builder().finish(), OPERATORS, dispatcher_of(), "numpy", greatest).plan
+    layers = plan.layers()
+    assert [layer for layer, _ in groupby(layers)] == [None, 0, 1, None]
+    by_source = dict(zip((step.source for step in plan.steps), layers, strict=True))
+    assert by_source["model.layers.1.self_attn.paged_attention"] == 1
+    assert by_source["gather_rows"] == 1
+    assert by_source["lm_head"] is None

@@ -1,0 +1,65 @@
+"""Everything that documentation and help pages show works as it is printed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.documentation.commands import ROOT, help_commands, page_commands
+from tests.end_to_end.models import DEMO
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "using").glob("*.md"))]
+MODELS = ("Qwen2-0.5B", "Qwen2-0.5B-Instruct", "checkpoints/first", "my-model")
+"""What readers are told to put there themselves; here it is the demo model."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a reader might stand."""
+    for name in MODELS:
+        shutil.copytree(DEMO, tmp_path / name)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    return tmp_path
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AETHERMIND_")}
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=folder,
+        env={**environment, "PATH": path, "HOME": str(folder)},
+        input="Hello there\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def assert_works(command: str, folder: Path) -> None:
+    result = run(command, folder)
+    assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
+    assert result.stdout.strip(), f"{command} prints nothing"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_commands_of_a_page_work_in_order(page: Path, folder: Path) -> None:
+    commands = page_commands(page)
+    assert commands, "a page about using it shows how"
+    for command in commands:
+        assert_works(command, folder)
+
+
+@pytest.mark.parametrize("command", help_commands())
+def test_the_examples_of_help_work(command: str, folder: Path) -> None:
+    assert_works(command, folder)
+
+
+def test_every_page_is_found_from_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert all(f"docs/using/{page.name}" in readme for page in PAGES[1:])
