@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aethermind.cli.chat.conversation import Conversation
-from aethermind.cli.chat.repl import Repl
+from aethermind.cli.chat.repl import Interrupt, Repl
 from aethermind.cli.chat.slash import COMMANDS
 from aethermind.errors import ContextLengthError
 
@@ -167,6 +168,35 @@ def test_a_stopped_answer_stays_and_can_be_tried_again(fake_llm: Any, capsys: py
     assert "[stopped; /regen answers again" in captured.err
     llm = fake_llm(KeyboardInterrupt())
     assert said(chat(llm, "a")) == [("u", "a"), ("a", "")]
+
+
+def test_ctrl_c_just_after_an_answer_does_not_end_the_chat(fake_llm: Any) -> None:
+    llm = fake_llm("answer")
+    person = Person("a", "b")
+    turns = iter([person.entries[0], KeyboardInterrupt(), person.entries[1], None])
+
+    def read() -> Any:
+        turn = next(turns)
+        if isinstance(turn, KeyboardInterrupt):
+            raise turn
+        return turn
+
+    person.read = read  # type: ignore[method-assign]
+    Repl(llm, Conversation("demo"), person, chat_template=None, has_stats=False).run()
+    assert [prompt[-1]["content"] for prompt in llm.prompts] == ["a", "b"]
+
+
+def test_the_first_ctrl_c_is_noted_and_the_second_raised() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupt(is_caught=True) as interrupt:
+        assert not interrupt.is_requested
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt.is_requested
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+    with Interrupt(is_caught=False), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_a_pipe_is_interrupted_as_a_whole(invoke: Any, fake_llm: Any) -> None:

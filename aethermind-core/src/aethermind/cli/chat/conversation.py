@@ -45,10 +45,7 @@ class Conversation:
     @property
     def question(self) -> str:
         """The last question. Raises InvalidArgumentError if none was asked."""
-        for message in reversed(self.messages):
-            if message.role == "user":
-                return message.content
-        raise InvalidArgumentError("Nothing was said yet; write a message first.")
+        return self.messages[self._question_index()].content
 
     def prompt(self) -> list[dict[str, str]]:
         """All that a model sees, as messages for its chat template."""
@@ -65,16 +62,14 @@ class Conversation:
 
     def undo(self) -> str:
         """Take back the last question with its answer; returns the question."""
-        question = self.question
-        self.retract_answer()
-        self.messages.pop()
+        index = self._question_index()
+        question = self.messages[index].content
+        del self.messages[index:]
         return question
 
     def retract_answer(self) -> None:
         """Take back the answer to the last question, if there is one. InvalidArgumentError where nothing was asked."""
-        assert self.question is not None
-        while self.messages[-1].role != "user":
-            self.messages.pop()
+        del self.messages[self._question_index() + 1 :]
 
     def edit(self, text: str) -> None:
         """Put `text` in the place of the last question, and take its answer back."""
@@ -113,6 +108,12 @@ class Conversation:
             "sampling": dict(self.sampling),
             "messages": [_as_record(message) for message in self.messages],
         }
+
+    def _question_index(self) -> int:
+        for index in reversed(range(len(self.messages))):
+            if self.messages[index].role == "user":
+                return index
+        raise InvalidArgumentError("Nothing was said yet; write a message first.")
 
     @classmethod
     def from_record(cls, record: Any) -> Conversation:
