@@ -30,7 +30,6 @@ from aethermind.sampling.generation_config import read_sampling_defaults
 from aethermind.sampling.params import SamplingParams
 from aethermind.text.chat_prompt import Message, TemplateOptions, chat_prompt
 from aethermind.text.token_memory import TokenMemory
-from aethermind.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from aethermind.graph.hooks import HookRegistry
@@ -83,7 +82,7 @@ class LLM:
         runtime: Runtime | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Load `model`: a Hugging Face directory, or the name of an installed model.
+        """Load `model`: a Hugging Face directory, a .gguf file, or the name of an installed model.
 
         `num_kv_blocks` blocks of `block_size` tokens bound what all requests together can keep; the context is at
         most that long. With `enable_prefix_caching`, what is left of them keeps the prompts and answers last computed,
@@ -107,7 +106,7 @@ class LLM:
             fallback=fallback,
         )
         planned = plan_model(runtime or Runtime.boot(), model, config)
-        self.tokenizer = Tokenizer.from_directory(planned.directory)
+        self.tokenizer = planned.source.tokenizer()
         self.engine = Engine(planned, self.tokenizer, on_progress=on_progress)
         self._prompts = PromptReader(planned, self.tokenizer)
         self.info = _describe(self.engine, time.perf_counter() - started)
@@ -300,7 +299,7 @@ def _describe(engine: Engine, load_s: float) -> ModelInfo:
         f", NumPy reference for {', '.join(fallbacks)}" if fallbacks else ""
     )
     return ModelInfo(
-        model=str(planned.directory),
+        model=str(planned.source.path),
         architecture=planned.architecture,
         device=str(opened.device),
         device_reason=opened.selection.reason,

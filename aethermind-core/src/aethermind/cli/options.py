@@ -37,7 +37,7 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="A model directory, or the name of an installed model.",
+        help="A model directory, a .gguf file, or the name of an installed model.",
         show_default="AETHERMIND_MODEL, or demo",
     ),
 ]

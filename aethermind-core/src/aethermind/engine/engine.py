@@ -145,7 +145,7 @@ def _make_cache(planned: PlannedModel) -> KVCache:
     pool = BlockPool(planned.num_kv_blocks)
     prefix_cache = None
     if planned.config.enable_prefix_caching:
-        salt = repr((str(planned.directory), planned.dtype.label, planned.config.quantization))
+        salt = repr((str(planned.source.path), planned.dtype.label, planned.config.quantization))
         prefix_cache = HashedPrefixCache(pool, planned.cache_spec.block_size, salt.encode())
     spec, max_model_len = planned.cache_spec, planned.max_model_len
     return KVCache(spec, planned.num_kv_blocks, max_model_len, prefix_cache=prefix_cache, pool=pool)
