@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from aethermind import env, log
-from aethermind.cli import bench, console, doctor, explain, generate, models, ops, plugins, profile, tokens
+from aethermind.cli import bench, chat, console, doctor, explain, generate, models, ops, plugins, profile, tokens
 from aethermind.cli.configured import ConfiguredCommand
 from aethermind.errors import AetherMindError
 
@@ -73,6 +73,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=console.examples(
         'aethermind generate "Once upon a time"',
+        "aethermind chat",
         "aethermind doctor",
         "aethermind explain --model demo",
         "aethermind models",
@@ -80,6 +81,7 @@ app = typer.Typer(
     ),
 )
 app.command("generate", cls=ConfiguredCommand, epilog=generate.EXAMPLES)(generate.generate)
+app.command("chat", cls=ConfiguredCommand, epilog=chat.EXAMPLES)(chat.chat)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command("explain", cls=ConfiguredCommand, epilog=explain.EXAMPLES)(explain.explain)
 app.command("models", cls=ConfiguredCommand, epilog=models.EXAMPLES)(models.models)

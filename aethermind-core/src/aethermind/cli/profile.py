@@ -68,6 +68,7 @@ def profile(
         num_kv_blocks=-(-(prompt_tokens + output_tokens + 1) // 16),
         max_num_seqs=1,
         max_num_batched_tokens=prompt_tokens,
+        enable_prefix_caching=False,
     )
     backend = planned.open_device.backend
     with closing(backend):

@@ -64,6 +64,7 @@ def latency(
         max_model_len=prompt_tokens + output_tokens,
         num_kv_blocks=batch * -(-(prompt_tokens + output_tokens) // 16),
         max_num_seqs=batch,
+        enable_prefix_caching=False,
     )
     with closing(llm):
         planned = llm.engine.planned
