@@ -11,6 +11,7 @@ from aethermind.sampling.params import SamplingParams
 
 __all__ = [
     "BenchSettings",
+    "ChatSettings",
     "EngineSettings",
     "LogSettings",
     "ModelSettings",
@@ -20,6 +21,7 @@ __all__ = [
 ]
 
 _OF_THE_MODEL = "the model's, else the command's"
+_OF_THE_COMMAND = "the command's"
 _BY_MEMORY = "as many as memory allows, for the context"
 
 
@@ -84,6 +86,14 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """What a conversation begins with."""
+
+    system: str | None = setting(None, "what the model is told before a conversation", unset="nothing")
+    chat_template: str | None = setting(None, "a file with a Jinja template", unset="the model's")
+
+
+@dataclass(frozen=True, slots=True)
 class OutputSettings:
     """What is printed of an answer."""
 
@@ -93,16 +103,16 @@ class OutputSettings:
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """What `bench latency` runs."""
+    """What `bench latency` and `profile` run."""
 
-    prompt_tokens: int = setting(512, "tokens in each prompt")
-    output_tokens: int = setting(128, "tokens in each answer")
-    batch: int = setting(1, "requests at a time")
-    repeat: int = setting(3, "runs, of which medians are reported")
+    prompt_tokens: int | None = setting(None, "tokens in each prompt", unset=_OF_THE_COMMAND)
+    output_tokens: int | None = setting(None, "tokens in each answer", unset=_OF_THE_COMMAND)
+    batch: int | None = setting(None, "requests at a time", unset=_OF_THE_COMMAND)
+    repeat: int | None = setting(None, "runs, of which medians are reported", unset=_OF_THE_COMMAND)
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value < 1:
+            if value is not None and value < 1:
                 raise InvalidArgumentError(f"{name} should be a positive integer, got {value!r}.")
 
 
@@ -121,6 +131,7 @@ SECTIONS = (
     Section("model", ModelSettings),
     Section("engine", EngineSettings),
     Section("sampling", SamplingSettings),
+    Section("chat", ChatSettings),
     Section("output", OutputSettings),
     Section("bench", BenchSettings),
     Section("log", LogSettings),
