@@ -18,18 +18,53 @@ from aethermind.hal.backend import Backend
 from aethermind.hal.buffer import Buffer
 from aethermind.ops.dims import resolve
 
-__all__ = ["InlineCall", "SignatureCall", "SubmittedCall", "bind_call"]
+__all__ = ["BoundCall", "CheckedCall", "InlineCall", "SignatureCall", "SubmittedCall", "bind_call"]
+
+BoundCall = Callable[[Sequence[Array | None]], Any]
+"""Runs on inputs that have its signature."""
 
 _MAX_INLINE_BYTES = 64 << 10
 """Up to here handing work to other threads takes longer than doing it."""
 
 
-def bind_call(planned: SignaturePlan, kinds: Sequence[ArrayKind | None], backend: Backend) -> SignatureCall:
+def bind_call(planned: SignaturePlan, kinds: Sequence[ArrayKind | None], backend: Backend) -> BoundCall:
     """The cheapest way to run a plan: small native ones in the caller's thread, others on the backend's stream."""
     is_small = planned.nbytes <= _MAX_INLINE_BYTES
-    if is_small and planned.plan.steps and NativeCall.can_run(planned.plan):
-        return InlineCall(planned, kinds, backend)
-    return SubmittedCall(planned, kinds, backend)
+    is_inline = is_small and planned.plan.steps and NativeCall.can_run(planned.plan)
+    call = (InlineCall if is_inline else SubmittedCall)(planned, kinds, backend)
+    return call if planned.operator.check is None else CheckedCall(call, planned, kinds)
+
+
+class CheckedCall:
+    """A call of an operator whose integers point into other inputs: they are looked at first."""
+
+    def __init__(self, call: SignatureCall, planned: SignaturePlan, kinds: Sequence[ArrayKind | None]) -> None:
+        self._call = call
+        self._operator = planned.operator
+        self._names = [spec.name for spec in planned.operator.schema.inputs]
+        self._integers = [
+            (position, self._names[position], kind)
+            for position, (kind, spec) in enumerate(zip(kinds, planned.operator.schema.inputs, strict=True))
+            if kind is not None and spec.kind in ("i32", "i64")
+        ]
+
+    def __call__(self, tensors: Sequence[Array | None]) -> Any:
+        """Check and run; OperatorError says which integer is out of range."""
+        integers, shapes = {}, {}
+        for position, name, kind in self._integers:
+            tensor = tensors[position]
+            integers[name] = kind.numpy(tensor if kind.address(tensor) is not None else kind.settled(tensor))
+        for name, tensor in zip(self._names, tensors, strict=True):
+            if tensor is not None:
+                shapes[name] = tuple(tensor.shape)
+        assert self._operator.check is not None, "calls without a check are not wrapped"
+        try:
+            self._operator.check(integers, shapes)
+        except OperatorError as error:
+            raise OperatorError(
+                f"Operator {self._operator.name}: {error} Signature: {self._operator.schema.text}"
+            ) from None
+        return self._call(tensors)
 
 
 class SignatureCall:

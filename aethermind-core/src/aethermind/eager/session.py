@@ -9,7 +9,7 @@ from aethermind.errors import DeviceError, InvalidArgumentError, OperatorError
 
 if TYPE_CHECKING:
     from aethermind.eager.arrays import Array, ArrayKind
-    from aethermind.eager.calls import SignatureCall
+    from aethermind.eager.calls import BoundCall
     from aethermind.eager.packed import PackedWeight
     from aethermind.ops.operator import Operator
     from aethermind.ops.schema import Attribute, TensorType
@@ -78,7 +78,7 @@ class Operation:
         self._opened = opened
         self._num_inputs = len(operator.schema.inputs)
         self._input_names = frozenset(spec.name for spec in operator.schema.inputs)
-        self._calls: dict[tuple[Any, ...], SignatureCall] = {}
+        self._calls: dict[tuple[Any, ...], BoundCall] = {}
 
     def __repr__(self) -> str:
         return f"<operator {self._operator.schema.text} on {self._opened.device}>"
