@@ -112,6 +112,7 @@ class LLM:
         self.info = _describe(self.engine, time.perf_counter() - started)
         self._num_requests = 0
         self._unseen: dict[str, RequestOutput] = {}
+        self._is_closed = False
 
     def __enter__(self) -> LLM:
         return self
@@ -123,6 +124,7 @@ class LLM:
 
     def close(self) -> None:
         """Finish the device's work and give everything back."""
+        self._is_closed = True
         self.engine.planned.open_device.backend.close()
 
     @property
@@ -247,6 +249,8 @@ class LLM:
 
     def _add_all(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[str]:
         """Queue all prompts or none."""
+        if self._is_closed:
+            raise InvalidArgumentError("This LLM was closed; make another one.")
         ids: list[str] = []
         try:
             for prompt, one in zip(prompts, params, strict=True):
