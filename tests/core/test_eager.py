@@ -293,6 +293,12 @@ def ints(*values: Any, dtype: Any = np.int32) -> Any:
         ("suppress_tokens", (FLOATS[:1], ints(1), ints(0, 99)), {}, "cu_tokens should not fall"),
         ("suppress_tokens", (FLOATS[:2], ints(1), ints(0, 1, 0)), {}, "cu_tokens should not fall"),
         ("repetition_penalty", (FLOATS[:1], ints(-1), ints(0, 1), FLOATS[0, :1]), {}, "tokens holds -1"),
+        (
+            "paged_attention",
+            (FLOATS[:, None], CACHE[:, [0, 0]], CACHE[:, [0, 0]], ints(0, 4), ints(4), ints([0, 1])),
+            {},
+            "1 query heads",
+        ),
         ("paged_attention", (FLOATS[:, None], CACHE, CACHE, ints(0, 5), ints(5), ints([0, 1])), {}, "cu_seqlens_q"),
         ("paged_attention", (FLOATS[:, None], CACHE, CACHE, ints(0, 4), ints(3), ints([0, 1])), {}, "fewer keys"),
         ("paged_attention", (FLOATS[:, None], CACHE, CACHE, ints(0, 4), ints(9), ints([0, 1])), {}, "block_tables 2"),

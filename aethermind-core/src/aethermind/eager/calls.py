@@ -17,8 +17,9 @@ from aethermind.graph.plan import Place
 from aethermind.hal.backend import Backend
 from aethermind.hal.buffer import Buffer
 from aethermind.ops.dims import resolve
+from aethermind.ops.operator import Operator
 
-__all__ = ["BoundCall", "CheckedCall", "InlineCall", "SignatureCall", "SubmittedCall", "bind_call"]
+__all__ = ["BoundCall", "CheckedCall", "InlineCall", "SignatureCall", "SubmittedCall", "bind_call", "check_inputs"]
 
 BoundCall = Callable[[Sequence[Array | None]], Any]
 """Runs on inputs that have its signature."""
@@ -36,35 +37,33 @@ def bind_call(planned: SignaturePlan, kinds: Sequence[ArrayKind | None], backend
 
 
 class CheckedCall:
-    """A call of an operator whose integers point into other inputs: they are looked at first."""
+    """A call of an operator with a check of its own, which comes first."""
 
     def __init__(self, call: SignatureCall, planned: SignaturePlan, kinds: Sequence[ArrayKind | None]) -> None:
         self._call = call
         self._operator = planned.operator
-        self._names = [spec.name for spec in planned.operator.schema.inputs]
-        self._integers = [
-            (position, self._names[position], kind)
-            for position, (kind, spec) in enumerate(zip(kinds, planned.operator.schema.inputs, strict=True))
-            if kind is not None and spec.kind in ("i32", "i64")
-        ]
+        self._kinds = kinds
 
     def __call__(self, tensors: Sequence[Array | None]) -> Any:
-        """Check and run; OperatorError says which integer is out of range."""
-        integers, shapes = {}, {}
-        for position, name, kind in self._integers:
-            tensor = tensors[position]
-            integers[name] = kind.numpy(tensor if kind.address(tensor) is not None else kind.settled(tensor))
-        for name, tensor in zip(self._names, tensors, strict=True):
-            if tensor is not None:
-                shapes[name] = tuple(tensor.shape)
-        assert self._operator.check is not None, "calls without a check are not wrapped"
-        try:
-            self._operator.check(integers, shapes)
-        except OperatorError as error:
-            raise OperatorError(
-                f"Operator {self._operator.name}: {error} Signature: {self._operator.schema.text}"
-            ) from None
+        """Check and run; OperatorError says what is out of range."""
+        check_inputs(self._operator, tensors, self._kinds)
         return self._call(tensors)
+
+
+def check_inputs(operator: Operator, tensors: Sequence[Array | None], kinds: Sequence[ArrayKind | None]) -> None:
+    """OperatorError where an operator's own check, if it has one, refuses inputs that fit its schema."""
+    if operator.check is None:
+        return
+    integers, shapes = {}, {}
+    for spec, kind, tensor in zip(operator.schema.inputs, kinds, tensors, strict=True):
+        if kind is not None:
+            shapes[spec.name] = tuple(tensor.shape)
+            if spec.kind in ("i32", "i64"):
+                integers[spec.name] = kind.numpy(tensor if kind.address(tensor) is not None else kind.settled(tensor))
+    try:
+        operator.check(integers, shapes)
+    except OperatorError as error:
+        raise OperatorError(f"Operator {operator.name}: {error} Signature: {operator.schema.text}") from None
 
 
 class SignatureCall:

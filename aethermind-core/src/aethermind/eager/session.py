@@ -123,12 +123,13 @@ class Operation:
     def _bind(
         self, signature: tuple[Any, ...], tensors: Sequence[Array | None], attributes: Mapping[str, Attribute]
     ) -> Any:
-        from aethermind.eager.calls import bind_call
+        from aethermind.eager.calls import bind_call, check_inputs
         from aethermind.eager.signature_plan import plan_signature
 
         kinds, types = self._described(tensors)
         backend, dispatcher = self._opened.backend, self._opened.dispatcher
         planned = plan_signature(self._operator, self._runtime.operators, dispatcher, backend.name, types, attributes)
+        check_inputs(self._operator, tensors, kinds)
         call = bind_call(planned, kinds, backend)
         if len(self._calls) >= _MAX_SIGNATURES:
             self._calls.clear()

@@ -9,7 +9,7 @@ import numpy as np
 from aethermind.errors import OperatorError
 from aethermind.ops.operator import Array
 
-__all__ = ["check_blocks", "check_tokens_of_rows", "require_below", "rows_of", "slots_of_cache"]
+__all__ = ["check_blocks", "check_heads", "check_tokens_of_rows", "require_below", "rows_of", "slots_of_cache"]
 
 Shapes = Mapping[str, tuple[int, ...]]
 Check = Callable[[Mapping[str, Array], Shapes], None]
@@ -39,6 +39,7 @@ def check_tokens_of_rows(arrays: Mapping[str, Array], shapes: Shapes) -> None:
 
 def check_blocks(arrays: Mapping[str, Array], shapes: Shapes) -> None:
     """Every sequence has the keys that its queries see, in blocks that are in `k_cache`."""
+    check_heads(shapes["q"][1], shapes["k_cache"][1])
     cuts, num_keys, tables = arrays["cu_seqlens_q"], arrays["seqlens_k"], arrays["block_tables"]
     _check_cuts("cu_seqlens_q", cuts, shapes["q"][0])
     num_queries = np.diff(cuts)
@@ -51,6 +52,12 @@ def check_blocks(arrays: Mapping[str, Array], shapes: Shapes) -> None:
             f"seqlens_k holds {int(num_keys.max())} keys, and block_tables {tables.shape[1]} blocks of {block_size}."
         )
     require_below("block_tables", tables[np.arange(tables.shape[1]) < num_used[:, None]], num_blocks)
+
+
+def check_heads(num_heads: int, num_kv_heads: int) -> None:
+    """Every key head serves as many query heads."""
+    if num_kv_heads == 0 or num_heads % num_kv_heads:
+        raise OperatorError(f"{num_heads} query heads are no multiple of {num_kv_heads} key heads.")
 
 
 def require_below(name: str, values: Array, bound: int) -> None:
