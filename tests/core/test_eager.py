@@ -299,6 +299,7 @@ def ints(*values: Any, dtype: Any = np.int32) -> Any:
             {},
             "1 query heads",
         ),
+        ("attention", (FLOATS[:, None], FLOATS[:, None][:, [0, 0]], FLOATS[:, None][:, [0, 0]]), {}, "1 query heads"),
         ("paged_attention", (FLOATS[:, None], CACHE, CACHE, ints(0, 5), ints(5), ints([0, 1])), {}, "cu_seqlens_q"),
         ("paged_attention", (FLOATS[:, None], CACHE, CACHE, ints(0, 4), ints(3), ints([0, 1])), {}, "fewer keys"),
         ("paged_attention", (FLOATS[:, None], CACHE, CACHE, ints(0, 4), ints(9), ints([0, 1])), {}, "block_tables 2"),
@@ -308,7 +309,7 @@ def ints(*values: Any, dtype: Any = np.int32) -> Any:
 def test_integers_that_point_outside_are_errors(
     session: Eager, name: str, inputs: Any, attributes: dict[str, Any], problem: str
 ) -> None:
-    if name == "paged_attention":
+    if name in ("attention", "paged_attention"):
         attributes = {"scale": 1.0}
     for given in (inputs, tuple(torch.from_numpy(array) for array in inputs)):
         with pytest.raises(OperatorError, match=problem):

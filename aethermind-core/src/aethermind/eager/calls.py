@@ -56,7 +56,7 @@ def check_inputs(operator: Operator, tensors: Sequence[Array | None], kinds: Seq
         return
     integers, shapes = {}, {}
     for spec, kind, tensor in zip(operator.schema.inputs, kinds, tensors, strict=True):
-        if kind is not None:
+        if kind is not None and tensor is not None:
             shapes[spec.name] = tuple(tensor.shape)
             if spec.kind in ("i32", "i64"):
                 integers[spec.name] = kind.numpy(tensor if kind.address(tensor) is not None else kind.settled(tensor))

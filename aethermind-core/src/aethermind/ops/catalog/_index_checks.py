@@ -46,6 +46,8 @@ def check_blocks(arrays: Mapping[str, Array], shapes: Shapes) -> None:
     if bool((num_keys < num_queries).any()):
         raise OperatorError("seqlens_k has sequences with fewer keys than queries; a query's own key counts.")
     num_blocks, _, block_size, _ = shapes["k_cache"]
+    if block_size == 0:
+        raise OperatorError("k_cache has blocks without slots.")
     num_used = np.where(num_queries > 0, -(-num_keys // block_size), 0)
     if num_used.size and int(num_used.max()) > tables.shape[1]:
         raise OperatorError(
