@@ -42,7 +42,7 @@ def test_options_reach_the_template(options: Any, prompt: str) -> None:
     "messages", ["Hello", [], None, {"role": "user"}, ["Hello"], [{"content": "x"}], [{"role": 3}]]
 )
 def test_what_is_no_conversation_is_refused(messages: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="role.*content.*got"):
+    with pytest.raises(InvalidArgumentError, match=r"role.*content.*got"):
         chat_prompt(Speaker(), messages)  # type: ignore[arg-type]
 
 
