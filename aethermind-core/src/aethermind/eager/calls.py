@@ -100,7 +100,7 @@ class SignatureCall:
 
     def _packed(self, tensors: Sequence[Array | None], buffers: dict[str, Buffer]) -> None:
         """Write the constants that kernels want in their own layout."""
-        for key, (name, pack_name) in self._planned.plan.constants.items():
+        for key, (name, pack_name, _) in self._planned.plan.constants.items():
             if pack_name is not None:
                 position = self._names.index(name)
                 kind = self._kinds[position]
@@ -112,7 +112,7 @@ class SignatureCall:
         types = {operand.name: operand for operand in plan.operands() if operand.place is Place.CONSTANT}
         return {
             key: self._backend.allocator.alloc(packs[pack_name].nbytes(resolve(types[key].shape, {}), types[key].dtype))
-            for key, (_, pack_name) in plan.constants.items()
+            for key, (_, pack_name, _) in plan.constants.items()
             if pack_name is not None
         }
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from aethermind.hal.registry import DeviceRegistry
     from aethermind.model.registry import ArchitectureRegistry, InputProcessorRegistry, ModelRegistry
     from aethermind.ops.operator import OperatorRegistry
+    from aethermind.ops.weight_format import WeightFormatRegistry
 
 __all__ = ["CONTRACT_VERSION", "ENTRY_POINT_GROUP", "ENTRY_POINT_PREFIX", "HookSpecs", "hookimpl", "hookspec"]
 
@@ -53,6 +54,14 @@ class HookSpecs:
         """Offer kernels for a device type: `registry.register(device_type, load, provider=)`.
 
         `load()` returns a list of `dispatch.Kernel`; it is called when a device of that type is first opened.
+        """
+
+    @hookspec
+    def register_weight_formats(self, registry: WeightFormatRegistry) -> None:
+        """Offer ways to store weights: `registry.register(parse, names=, provider=)`.
+
+        `parse(name)` returns an `ops.weight_format.WeightFormat`, perhaps a subclass of its own, or None; `names` are
+        those that messages propose. Kernels that compute with a format name it in their `weight_formats`.
         """
 
     @hookspec

@@ -13,6 +13,7 @@ from aethermind.hal.device import DeviceId
 from aethermind.hal.registry import DeviceRegistry, Selection
 from aethermind.model.registry import ArchitectureRegistry, InputProcessorRegistry, ModelRegistry
 from aethermind.ops.operator import OperatorRegistry
+from aethermind.ops.weight_format import FORMAT_NAMES, WeightFormatRegistry, parse_format
 from aethermind.plugins.discovery import PluginRecord, call_each, discover, load
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Runtime:
     manager: pluggy.PluginManager
     devices: DeviceRegistry = field(default_factory=DeviceRegistry)
     kernels: KernelRegistry = field(default_factory=KernelRegistry)
+    weight_formats: WeightFormatRegistry = field(default_factory=WeightFormatRegistry)
     architectures: ArchitectureRegistry = field(default_factory=ArchitectureRegistry)
     input_processors: InputProcessorRegistry = field(default_factory=InputProcessorRegistry)
     models: ModelRegistry = field(default_factory=ModelRegistry)
@@ -105,6 +107,7 @@ class Runtime:
         )
         for name in ("numpy", "null"):
             self.kernels.register(name, self._reference_kernels(name), provider=provider)
+        self.weight_formats.register(parse_format, names=FORMAT_NAMES, provider=provider)
 
     def _reference_kernels(self, device_type: str) -> Callable[[], list[Kernel]]:
         def load_references() -> list[Kernel]:
@@ -118,6 +121,7 @@ class Runtime:
         return [
             ("register_devices", self.devices),
             ("register_kernels", self.kernels),
+            ("register_weight_formats", self.weight_formats),
             ("register_architectures", self.architectures),
             ("register_input_processors", self.input_processors),
             ("register_models", self.models),
