@@ -200,7 +200,7 @@ def _sentence(estimate: dict[str, Any]) -> str:
     weights, kv_cache, arena, total = (console.quantity(estimate[f"{name}_bytes"], "B") for name in names)
     available = estimate["available_bytes"]
     of = f" of {console.quantity(available, 'B')}" if available else ""
-    formats = f" (stored as {describe(estimate['weight_formats'])})" if estimate["weight_formats"] else ""
+    formats = f" ({describe(estimate['weight_formats'])})" if estimate["weight_formats"] else ""
     return (
         f"takes {total}{of} on {estimate['device']} in {estimate['dtype']}: weights {weights}{formats}, "
         f"KV cache {kv_cache} ({estimate['num_kv_blocks']} blocks, contexts of {estimate['max_model_len']} tokens), "

@@ -18,6 +18,7 @@ def as_record(use: FormatUse) -> dict[str, Any]:
     return {
         "name": use.name,
         "num_parameters": use.num_parameters,
+        "num_dequantized": use.num_dequantized,
         "num_values": use.num_values,
         "nbytes": use.nbytes,
         "bits_per_weight": use.bits_per_weight,
@@ -25,9 +26,16 @@ def as_record(use: FormatUse) -> dict[str, Any]:
 
 
 def describe(records: Sequence[dict[str, Any]]) -> str:
-    """`168 matrices in int4, 4.50 bits a weight, 201 MB; …`, or nothing where all is dense."""
-    return "; ".join(
-        f"{one['num_parameters']} {'matrix' if one['num_parameters'] == 1 else 'matrices'} in {one['name']}, "
-        f"{one['bits_per_weight']:.2f} bits a weight, {console.quantity(one['nbytes'], 'B')}"
-        for one in records
+    """`168 matrices in int4: 201 MB, 4.50 bits a weight; …`, or nothing where all is dense."""
+    return "; ".join(map(_describe_one, records))
+
+
+def _describe_one(record: dict[str, Any]) -> str:
+    count, num_dequantized = record["num_parameters"], record["num_dequantized"]
+    told = (
+        f"{count} {'matrix' if count == 1 else 'matrices'} in {record['name']}: "
+        f"{console.quantity(record['nbytes'], 'B')}, {record['bits_per_weight']:.2f} bits a weight"
     )
+    if num_dequantized:
+        told += ", held as float32" if num_dequantized == count else f", {num_dequantized} of them held as float32"
+    return told

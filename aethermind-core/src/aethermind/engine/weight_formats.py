@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 from aethermind.graph.ir import Graph, ValueKind
@@ -64,10 +65,14 @@ class WeightFormats:
 
 @dataclass(frozen=True, slots=True)
 class FormatUse:
-    """How much of a model one format holds: `nbytes` is what the format takes, wherever it is kept."""
+    """How much of a model one format holds. `nbytes` is what the format takes.
+
+    `num_dequantized` of the parameters are held as float32, because their kernels have no layout for the format.
+    """
 
     name: str
     num_parameters: int
+    num_dequantized: int
     num_values: int
     nbytes: int
 
@@ -79,12 +84,19 @@ class FormatUse:
 
 def format_uses(planned: PlannedModel) -> list[FormatUse]:
     """The formats other than dense, in the order in which the model meets them."""
-    shapes: dict[WeightFormat, list[tuple[int, ...]]] = {}
+    types = planned.parameter_types
+    shapes: dict[WeightFormat, dict[str, tuple[int, ...]]] = {}
     for name, format in planned.weight_formats.items():
-        shapes.setdefault(format, []).append(resolve(planned.parameter_types[name].shape, {}))
+        shapes.setdefault(format, {})[name] = resolve(types[name].shape, {})
+    constants = planned.compiled.plan.constants.values()
+    dequantized = {one.parameter for one in constants if one.weight_format is not None and one.pack is None}
     return [
         FormatUse(
-            format.name, len(given), sum(rows * columns for rows, columns in given), sum(map(format.nbytes, given))
+            format.name,
+            len(given),
+            len(dequantized & given.keys()),
+            sum(map(prod, given.values())),
+            sum(map(format.nbytes, given.values())),
         )
         for format, given in shapes.items()
     ]
