@@ -29,6 +29,7 @@ VERBS = (
     ("bench",),
     ("bench", "latency"),
     ("bench", "limits"),
+    ("bench", "quality"),
 )
 
 

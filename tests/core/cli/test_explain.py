@@ -43,7 +43,8 @@ def test_json_agrees_with_the_plan(invoke: Any, planned: PlannedModel) -> None:
     assert report["memory"]["arena_bytes"] == planned.compiled.memory.arena_bytes
     assert report["memory"]["lower_bound_bytes"] <= report["memory"]["arena_bytes"]
     step = report["sections"][0]["steps"][0]
-    assert set(step) == {"scope", "operator", "path", "kernel", "priority", "is_native", "is_fallback", "rejected"}
+    assert set(step) == {"scope", "operator", "path", "kernel", "priority", "is_native", "is_fallback",
+                         "weight_format", "rejected"}
 
 
 def test_text(invoke: Any) -> None:

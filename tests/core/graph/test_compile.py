@@ -12,6 +12,7 @@ from aethermind.dispatch import Dispatcher, Fallback, Kernel, Pack
 from aethermind.dispatch.reference import reference_kernels
 from aethermind.errors import KernelNotFoundError
 from aethermind.graph import Compiled, GraphBuilder, Operand, Place, compile_graph
+from aethermind.graph.plan import Constant
 from aethermind.hal import DType
 from aethermind.ops.dims import SymDim
 from aethermind.ops.schema import TensorType
@@ -67,7 +68,7 @@ def test_a_plan_says_what_it_needs(builder: GraphBuilder) -> None:
     assert (plan.name, plan.symbols, plan.arena_bytes) == ("g", {"T": 9}, result.memory.arena_bytes)
     assert set(plan.inputs) == {"token_ids", "slots"}
     assert set(plan.states) == {"k", "v"}
-    assert plan.constants == {"table": ("table", None), "scale": ("scale", None)}
+    assert plan.constants == {"table": Constant("table"), "scale": Constant("scale")}
     assert len(result.resolutions) == len(plan.steps)
     assert result.fallbacks == ()
 
@@ -101,7 +102,7 @@ def test_a_constant_is_wanted_once_per_layout() -> None:
     kernels = [packing("linear", weight="panels"), packing("lm_head", weight="columns")]
     plan = compiled(builder, Dispatcher(kernels)).plan
     assert [step.inputs[1].name for step in plan.steps if step.inputs[1]] == ["w#panels", "w#panels", "w#columns"]
-    assert plan.constants == {"w#panels": ("w", "panels"), "w#columns": ("w", "columns"), "w": ("w", None)}
+    assert plan.constants == {"w#panels": Constant("w", "panels"), "w#columns": Constant("w", "columns"), "w": Constant("w")}
     assert plan.outputs["w"] == Operand(Place.CONSTANT, "w", TensorType(F32, (8, 8)))
 
 

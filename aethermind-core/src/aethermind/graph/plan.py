@@ -15,7 +15,7 @@ from aethermind.ops.dims import Shape, resolve
 from aethermind.ops.schema import Attribute, TensorType
 from aethermind.ops.weight_format import WeightFormat
 
-__all__ = ["LAYER_PREFIX", "Constant", "Operand", "Place", "Plan", "Step"]
+__all__ = ["Constant", "LAYER_PREFIX", "Operand", "Place", "Plan", "Step"]
 
 LAYER_PREFIX = re.compile(r"^(?:[^/]*?\.)?(\d+)\.")
 """The beginning of the name of a value that belongs to a layer, and the layer's number."""

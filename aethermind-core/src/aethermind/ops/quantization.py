@@ -28,7 +28,7 @@ _LARGEST = float(np.finfo(np.float16).max)
 _STEPS = {4: (8.0, 7.0, 7.25, 7.75, 8.25, 8.75, 9.25, 10.0)}
 """By bits, of formats without zero points: into how many steps the block's largest magnitude is divided."""
 _STEPS_WITH_ZERO = {
-    8: (255.0,),
+    8: (255.0, 254.0),
     4: (15.0, 14.0, 15.75, 16.5, 17.5, 18.75),
     2: (3.0, 2.0, 3.25, 3.5, 4.0, 4.5, 5.0, 6.0),
 }
@@ -83,9 +83,10 @@ def rounded(format: WeightFormat, array: Array) -> Array:
 
 
 def _portions(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Rows that are converted together."""
-    count = max(1, _VALUES_AT_ONCE // max(shape[1], 1))
-    return (slice(begin, min(begin + count, shape[0])) for begin in range(0, shape[0], count))
+    """Rows that are converted together; none where rows are empty."""
+    rows, columns = shape
+    count = max(1, _VALUES_AT_ONCE // max(columns, 1))
+    return (slice(begin, min(begin + count, rows)) for begin in range(0, rows if columns else 0, count))
 
 
 def _in_blocks(values: Array, format: WeightFormat) -> Array:
@@ -106,7 +107,7 @@ def _lengths(columns: int, format: WeightFormat) -> Array:
 
 
 def _check(values: Array, format: WeightFormat) -> None:
-    largest = np.abs(values).max(initial=0)
+    largest = np.abs(values).max()
     if not np.isfinite(largest):
         raise InvalidArgumentError(f"Values that are not finite cannot be stored as {format.name}.")
     if largest > _LARGEST:
@@ -121,7 +122,7 @@ def _fine(x: Array) -> tuple[Array, Array]:
 
     A tiny scale, of few digits, is rounded up where half a step more than 127 would not reach the largest magnitude.
     """
-    largest = np.abs(x).max(-1, initial=0)
+    largest = np.abs(x).max(-1)
     scales = (largest / np.float32(127)).astype(np.float16)
     is_short = np.float32(127.5) * scales.astype(np.float32) < largest
     scales[is_short] = np.nextafter(scales[is_short], np.float16(np.inf))
@@ -144,7 +145,7 @@ def _coarse(x: Array, bits: int) -> tuple[Array, Array]:
 def _with_zero_points(x: Array, bits: int) -> tuple[Array, Array, Array]:
     """Codes from 0; the zero point is among them, so that zero stays zero."""
     most = np.float32((1 << bits) - 1)
-    low, high = np.minimum(x.min(-1, initial=0), 0), np.maximum(x.max(-1, initial=0), 0)
+    low, high = np.minimum(x.min(-1), 0), np.maximum(x.max(-1), 0)
     extent = high - low
     choice = _Choice(x)
     for steps in _STEPS_WITH_ZERO[bits]:
@@ -172,8 +173,6 @@ def _steps_of(x: Array, scales: Array) -> Array:
 
 def _sum(values: Array) -> Array:
     """Sums of blocks, in order, in float64."""
-    if not values.shape[-1]:
-        return np.zeros(values.shape[:-1])
     total: Array = np.add.accumulate(values, axis=-1, dtype=np.float64)[..., -1]
     return total
 

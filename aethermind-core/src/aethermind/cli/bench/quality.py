@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from aethermind.llm import LLM
 
-__all__ = ["EXAMPLES", "Divergence", "diverge", "quality"]
+__all__ = ["Divergence", "EXAMPLES", "diverge", "quality"]
 
 EXAMPLES = console.examples(
     "aethermind bench quality",
