@@ -1,4 +1,4 @@
-"""Weight formats once more, in torch and block by block, as somebody would write them who has read their description."""
+"""Weight formats once more, in torch and block by block, as somebody writes them who has read their description."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import ml_dtypes
@@ -123,7 +124,7 @@ def test_codes_stay_in_their_bits(format: WeightFormat) -> None:
     q = format.quantize(normal(9, 200))
     low, high = int(q.codes.min()), int(q.codes.max())
     if format.has_zero_point:
-        assert 0 <= low
+        assert low >= 0
         assert high < 1 << format.bits
         assert q.zeros is not None
         assert q.zeros.max() < 1 << format.bits
@@ -218,3 +219,15 @@ def test_values_beyond_the_scales_are_refused(format: WeightFormat) -> None:
     array[1, 1] = -65600
     with pytest.raises(InvalidArgumentError, match=f"magnitude 65600 cannot be stored as {format.name}"):
         format.quantize(array)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4_zp"])
+def test_a_way_through_takes_little_memory_beside_its_result(name: str) -> None:
+    array = normal(2048, 1024)
+    tracemalloc.start()
+    try:
+        values = rounded(FORMATS[name], array)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < values.nbytes + 64 * quantization._VALUES_AT_ONCE

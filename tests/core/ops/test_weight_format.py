@@ -79,7 +79,9 @@ def test_bytes(name: str, shape: tuple[int, int], nbytes: int) -> None:
 
 
 def test_bits_per_weight_count_scales_and_zero_points() -> None:
-    bits = {name: format_of(name).bits_per_weight((7, 1024)) for name in ("int8", "int4", "int4_zp_g128", "int2", "int1")}
+    bits = {
+        name: format_of(name).bits_per_weight((7, 1024)) for name in ("int8", "int4", "int4_zp_g128", "int2", "int1")
+    }
     assert bits == {"int8": 8.5, "int4": 4.5, "int4_zp_g128": 4 + 24 / 128, "int2": 2.75, "int1": 1.5}
     assert format_of("int4").bits_per_weight((0, 32)) == 0
 
@@ -112,9 +114,13 @@ def test_a_registry_finds_what_the_grammar_has(registry: WeightFormatRegistry) -
     assert registry.names() == list(FORMAT_NAMES)
 
 
-@pytest.mark.parametrize(("name", "meant"), [("int3", "int8"), ("int4_gp", "int4_g64"), ("int8_chanel", "int8_channel")])
+@pytest.mark.parametrize(
+    ("name", "meant"), [("int3", "int8"), ("int4_gp", "int4_g64"), ("int8_chanel", "int8_channel")]
+)
 def test_an_unknown_name_is_told_with_what_may_be_meant(registry: WeightFormatRegistry, name: str, meant: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=rf"Unknown weight format '{name}'\. Did you mean .*{meant}.*Known: int8, ") as error:
+    with pytest.raises(
+        InvalidArgumentError, match=rf"Unknown weight format '{name}'\. Did you mean .*{meant}.*Known: int8, "
+    ) as error:
         registry.get(name)
     assert str(error.value).endswith("dense.")
 

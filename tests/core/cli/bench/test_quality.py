@@ -76,7 +76,11 @@ def test_table_for_people(invoke: Any) -> None:
 
 @pytest.mark.parametrize(
     ("args", "word"),
-    [(("int3",), "int3"), (("--quantization", "int8", "--lm-head", "int3"), "int3"), (("--text", "missing"), "missing")],
+    [
+        (("int3",), "int3"),
+        (("--quantization", "int8", "--lm-head", "int3"), "int3"),
+        (("--text", "missing"), "missing"),
+    ],
 )
 def test_mistakes_are_one_sentence(invoke: Any, args: tuple[str, ...], word: str) -> None:
     result = invoke("bench", "quality", "--device", "numpy", *args)
