@@ -7,7 +7,7 @@ PROMPT ?= Once upon a time
 PACKAGES := $(wildcard aethermind-*/pyproject.toml) pyproject.toml constraints.txt
 SOURCES := $(shell find aethermind-*/src aethermind-cpu/csrc -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: run install test test-env native-test sanitize coverage lint format clean bench
+.PHONY: run install test test-env native-test sanitize neon-test neon-tools coverage lint format clean bench
 
 run: install
 	$(BIN)/aethermind generate "$(PROMPT)"
@@ -34,15 +34,38 @@ coverage: test-env
 	$(BIN)/python -m coverage run -m pytest -q $(wildcard $(addprefix tests/core/,cache config dispatch engine graph sampling text))
 	$(BIN)/python -m coverage report
 
+# Prints what each instruction set was checked for, after ctest has said that nothing failed.
+define run_native_tests
+	$(BIN)/ctest --test-dir $(1) --output-on-failure --no-tests=error -j 2
+	@grep -E '^[0-9]+/[0-9]+ Testing: |^[a-z0-9_]+: [0-9]+ checks' $(1)/Testing/Temporary/LastTest.log
+endef
+
 native-test: NATIVE_BUILD := build/native
 sanitize: NATIVE_BUILD := build/sanitize
-sanitize: NATIVE_OPTIONS := -DAETHER_SANITIZE=ON
+sanitize: NATIVE_OPTIONS := -DAETHER_SANITIZE=address,undefined
 native-test sanitize: test-env
 	@$(BIN)/cmake -S aethermind-cpu -B $(NATIVE_BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DAETHER_TESTS=ON $(NATIVE_OPTIONS) \
 		-DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
 		-Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) > /dev/null
 	@$(BIN)/cmake --build $(NATIVE_BUILD) --target native_tests
-	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --no-tests=error
+	$(call run_native_tests,$(NATIVE_BUILD))
+
+# The native tests for 64-bit ARM, under an emulator: once as released, once with the undefined-behaviour sanitizer.
+# The address sanitizer is for x86 alone: its shadow memory does not fit the address space that qemu-user gives.
+neon-test: test-env
+	@command -v aarch64-linux-gnu-g++ > /dev/null && { command -v qemu-aarch64-static || command -v qemu-aarch64; } > /dev/null || \
+		{ echo "neon-test needs the aarch64 cross compiler and qemu-user: run 'make neon-tools' (as root, on Debian)." >&2; exit 2; }
+	@for options in "build/neon" "build/neon-sanitize -DAETHER_SANITIZE=undefined"; do \
+		$(BIN)/cmake -S aethermind-cpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DAETHER_TESTS=ON -DAETHER_MODULE=OFF \
+			-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -B $$options > /dev/null && \
+		$(BIN)/cmake --build $${options%% *} --target native_tests || exit; \
+	done
+	$(call run_native_tests,build/neon)
+	$(call run_native_tests,build/neon-sanitize)
+
+neon-tools:
+	apt-get update -qq
+	apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu qemu-user-static
 
 bench: test-env
 	$(BIN)/python -m pytest tests/bench -s -q -o python_files='bench_*.py' -o python_functions='bench_*'

@@ -4,6 +4,9 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace aether::cpu {
@@ -43,6 +46,22 @@ CpuFeatures detect() {
   return features;
 }
 
+#elif defined(__aarch64__)
+
+CpuFeatures detect() {
+  CpuFeatures features;
+  features.asimd = true;
+#if defined(__linux__)
+  const uint64_t words = getauxval(AT_HWCAP), more_words = getauxval(AT_HWCAP2);
+  features.fphp = words & HWCAP_FPHP;
+  features.asimdhp = words & HWCAP_ASIMDHP;
+  features.asimddp = words & HWCAP_ASIMDDP;
+  features.bf16 = more_words & HWCAP2_BF16;
+  features.i8mm = more_words & HWCAP2_I8MM;
+#endif
+  return features;
+}
+
 #else
 
 CpuFeatures detect() { return {}; }
@@ -62,6 +81,12 @@ std::vector<std::string> CpuFeatures::names() const {
       {"avx512vl", avx512vl},
       {"avx512_bf16", avx512_bf16},
       {"avx512_vnni", avx512_vnni},
+      {"asimd", asimd},
+      {"fphp", fphp},
+      {"asimdhp", asimdhp},
+      {"asimddp", asimddp},
+      {"bf16", bf16},
+      {"i8mm", i8mm},
   };
   std::vector<std::string> present;
   for (const auto& [name, is_present] : all) {

@@ -18,16 +18,27 @@ struct CpuFeatures {
   bool avx512_bf16 = false;
   bool avx512_vnni = false;
 
+  bool asimd = false;
+  bool fphp = false;
+  bool asimdhp = false;
+  bool asimddp = false;
+  bool bf16 = false;
+  bool i8mm = false;
+
+  // Everything that files compiled as *_avx2.cc may use.
+  bool has_avx2() const noexcept { return avx2 && fma && f16c; }
   // Everything that files compiled as *_avx512.cc may use.
-  bool has_avx512() const noexcept { return avx512f && avx512bw && avx512dq && avx512vl && fma && f16c; }
+  bool has_avx512() const noexcept { return has_avx2() && avx512f && avx512bw && avx512dq && avx512vl; }
   // Everything that files compiled as *_avx512bf16.cc may use.
   bool has_avx512bf16() const noexcept { return has_avx512() && avx512_bf16 && avx512_vnni; }
+  // Everything that files compiled as *_neon.cc may use.
+  bool has_neon() const noexcept { return asimd; }
 
   // Names of the features present, in the spelling of /proc/cpuinfo.
   std::vector<std::string> names() const;
 };
 
-// Detected once; all false on other architectures. Safe from any thread.
+// Detected once; all false on architectures other than x86-64 and aarch64. Safe from any thread.
 const CpuFeatures& cpu_features() noexcept;
 
 }  // namespace aether::cpu

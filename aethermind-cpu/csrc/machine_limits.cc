@@ -32,6 +32,10 @@ struct Probes {
 Probes choose_probes() {
   Probes probes;
 #if defined(__x86_64__)
+  if (cpu_features().has_avx2()) {
+    probes.read = read_avx2;
+    probes.float32 = float32_rate_avx2;
+  }
   if (cpu_features().has_avx512()) {
     probes.read = read_avx512;
     probes.float32 = float32_rate_avx512;
@@ -40,6 +44,8 @@ Probes choose_probes() {
     probes.bfloat16 = bfloat16_rate_avx512;
     probes.int8 = int8_rate_avx512;
   }
+#elif defined(__aarch64__)
+  probes.float32 = float32_rate_neon;
 #endif
   return probes;
 }

@@ -47,7 +47,8 @@ llm = LLM("demo", device="numpy", max_model_len=64)
 (output,) = llm.generate("Once", SamplingParams(max_tokens=2, temperature=0.0))
 assert len(output.outputs[0].token_ids) == 2
 """
-    assert loaded_by(code, "torch", "transformers", "typer", "pydantic", "numpy") == ["numpy"]
+    names = ("torch", "transformers", "typer", "pydantic", "aethermind.checkpoint.gguf", "numpy")
+    assert loaded_by(code, *names) == ["numpy"]
 
 
 def test_a_name_that_is_not_exported_is_an_attribute_error() -> None:

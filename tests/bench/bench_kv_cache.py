@@ -16,7 +16,7 @@ from aethermind import LLM, SamplingParams
 @pytest.mark.parametrize("num_tokens", [64, 256, 1024])
 def bench_decode_step_against_recomputing(num_tokens: int) -> None:
     """Print the time of a decode step after `num_tokens` tokens and of a prefill of as many, and their ratio."""
-    llm = LLM("demo", device="auto", max_num_batched_tokens=2048, max_num_seqs=1)
+    llm = LLM("demo", device="auto", max_num_batched_tokens=2048, max_num_seqs=1, enable_prefix_caching=False)
     prompt = {"prompt_token_ids": [7 + i % 500 for i in range(num_tokens)]}
     steps, recomputations = [], []
     for _ in range(5):

@@ -32,7 +32,7 @@ runtime.operators
 mark("operator pages")
 planned = plan_model(runtime, "demo", EngineConfig(max_num_seqs=1))
 mark("device and graph")
-tokenizer = aethermind.llm.Tokenizer.from_directory(planned.directory)
+tokenizer = planned.source.tokenizer()
 mark("tokenizer")
 engine = Engine(planned, tokenizer)
 mark("weights and memory")

@@ -27,7 +27,7 @@ CASES = [
     pytest.param(operator, sample, float_type, id=f"{operator.name}-{sample.label}-{float_type}")
     for operator in REGISTRY
     for sample in operator.samples(np.random.default_rng(5))
-    for float_type in (DType.FLOAT32, DType.BFLOAT16)
+    for float_type in (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
     if float_type in operator.tolerances
 ]
 
@@ -158,6 +158,51 @@ def test_what_does_not_fit_the_schema_is_refused(session: Eager) -> None:
         session.silu(torch.ones(3, requires_grad=True))
     with pytest.raises(KernelNotFoundError, match="float64"):
         session.silu(x.astype(np.float64))
+
+
+@pytest.mark.parametrize("is_torch", [False, True], ids=["numpy_arrays", "torch_tensors"])
+def test_a_packed_weight_stands_for_the_array(session: Eager, is_torch: bool) -> None:
+    rng = np.random.default_rng(3)
+    for num_inputs, num_outputs in ((16, 24), (700, 300)):
+        weights = [rng.standard_normal((num_outputs, num_inputs)).astype(np.float32) for _ in range(2)]
+        x = rng.standard_normal((3, num_inputs)).astype(np.float32)
+        arrays = [torch.from_numpy(each) for each in (x, *weights)] if is_torch else [x, *weights]
+        packed = [session.pack("linear", "weight", each) for each in arrays[1:]]
+        for _ in range(2):
+            for weight, array in zip(packed, arrays[1:], strict=True):
+                result = session.linear(arrays[0], weight=weight)
+                assert type(result) is type(arrays[0])
+                np.testing.assert_array_equal(result, session.linear(arrays[0], array))
+
+
+def test_a_composite_takes_packed_weights_beside_others(session: Eager) -> None:
+    rng = np.random.default_rng(4)
+    x, w_in, w_out = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 16), (32, 16), (16, 32)))
+    packed = session.pack("ffn_relu", "w_out", w_out)
+    np.testing.assert_array_equal(
+        session.ffn_relu(x, w_in, None, packed, None), session.ffn_relu(x, w_in, None, w_out, None)
+    )
+
+
+def test_a_packed_weight_fits_one_input_of_one_device(session: Eager) -> None:
+    x, weight = np.ones((2, 8), np.float32), np.ones((5, 8), np.float32)
+    packed = session.pack("linear", "weight", weight)
+    session.lm_head(x, session.pack("lm_head", "weight", weight))
+    for _ in range(2):
+        with pytest.raises(OperatorError, match=r"packed for linear's input 'weight' on device .* given to lm_head"):
+            session.lm_head(x, packed)
+    with pytest.raises(OperatorError, match="given to silu as 'x'"):
+        session.silu(packed)
+    with pytest.raises(OperatorError, match="got PackedWeight"):
+        session.silu(x, packed)
+    with pytest.raises(OperatorError, match="has no weight 'x' to pack, only"):
+        session.pack("linear", "x", x)
+    with pytest.raises(OperatorError, match="got list"):
+        session.pack("linear", "weight", [1.0])
+    other = Eager(device="numpy")
+    with pytest.raises(OperatorError, match="pack the array for that again"):
+        other.linear(x, packed)
+    other.close()
 
 
 def test_without_gradients_parameters_are_tensors_like_others(session: Eager) -> None:

@@ -33,7 +33,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ["bash", "-o", "pipefail", "-c", command],
         cwd=folder,
         env={**environment, "PATH": path, "HOME": str(folder)},
-        stdin=subprocess.DEVNULL,
+        input="Hello there\n",
         capture_output=True,
         text=True,
         timeout=120,

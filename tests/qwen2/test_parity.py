@@ -13,6 +13,7 @@ from tests.qwen2.checkpoints import FAMILIES, VOCAB_SIZE, Family, logits_of, ref
 from tests.qwen2.generation import Generated, generate
 
 from aethermind import LLM, Runtime
+from aethermind_cpu.isa import isa_levels
 
 CheckpointOf = Callable[[Family], Path]
 
@@ -96,9 +97,10 @@ def test_one_request_alone(device: str, runtime: Runtime, checkpoint: Checkpoint
     assert_matches(generated, exact_model(family, directory))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @by_family
-def test_bfloat16_is_no_further_from_the_truth_than_transformers(
-    device: str, runtime: Runtime, checkpoint: CheckpointOf, family: Family
+def test_sixteen_bits_are_no_further_from_the_truth_than_in_transformers(
+    device: str, runtime: Runtime, checkpoint: CheckpointOf, family: Family, dtype: str
 ) -> None:
     """The truth is float64 arithmetic on the same rounded weights; distances are root mean squares over all logits."""
     directory = checkpoint(family)
@@ -106,7 +108,7 @@ def test_bfloat16_is_no_further_from_the_truth_than_transformers(
     llm = LLM(
         directory,
         device=device,
-        dtype="bfloat16",
+        dtype=dtype,
         max_model_len=family.max_model_len,
         max_num_batched_tokens=1024,
         runtime=runtime,
@@ -114,8 +116,8 @@ def test_bfloat16_is_no_further_from_the_truth_than_transformers(
     generated, _ = generate(llm, [text[:length] for length in range(1, len(text) + 1)], max_tokens=1)
     ours = np.stack([one.logits[0] for one in generated])
     theirs, truth = (
-        logits_of(reference_model(directory, torch.bfloat16, dtype, family.max_model_len), text)
-        for dtype in (torch.bfloat16, torch.float64)
+        logits_of(reference_model(directory, getattr(torch, dtype), computed, family.max_model_len), text)
+        for computed in (getattr(torch, dtype), torch.float64)
     )
     assert rms(ours - truth) <= rms(theirs - truth)
 
@@ -124,7 +126,7 @@ def rms(values: np.ndarray[Any, Any]) -> float:
     return float(np.sqrt(np.mean(np.square(values))))
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx512", "avx512_bf16"])
+@pytest.mark.parametrize("isa", [isa.label for isa in isa_levels()])
 @pytest.mark.parametrize("name", ["head_dim_80", "seven_kv_heads_tied_odd_intermediate", "qwen3_sliding"])
 def test_every_instruction_set_of_the_cpu(
     monkeypatch: pytest.MonkeyPatch, checkpoint: CheckpointOf, isa: str, name: str

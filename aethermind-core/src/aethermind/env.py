@@ -6,7 +6,12 @@ import os
 
 from aethermind.errors import InvalidArgumentError
 
-__all__ = ["log_level", "model_path", "num_threads", "plugin_allow_list"]
+__all__ = ["NAMES", "log_level", "model_path", "num_threads", "plugin_allow_list"]
+
+NAMES = frozenset(
+    {"AETHERMIND_CONFIG", "AETHERMIND_LOG", "AETHERMIND_MODEL", "AETHERMIND_NUM_THREADS", "AETHERMIND_PLUGINS"}
+)
+"""The variables with short names. All others are those of settings (`AETHERMIND_SECTION__KEY`) and of plugins."""
 
 
 def plugin_allow_list() -> frozenset[str] | None:

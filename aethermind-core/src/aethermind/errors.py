@@ -9,6 +9,7 @@
     ├── PluginError                a plugin failed, clashed or speaks another contract
     ├── DeviceError                a device is unknown or absent
     │   └── OutOfMemoryError       a device could not provide the memory that was asked for
+    ├── SettingsError              a setting in a file or an environment variable is unknown or wrong
     ├── OperatorError              an operator was called with inputs its schema does not allow
     └── KernelNotFoundError        no kernel of the chosen device computes an operator
 
@@ -29,6 +30,7 @@ __all__ = [
     "OperatorError",
     "OutOfMemoryError",
     "PluginError",
+    "SettingsError",
     "TokenizerError",
 ]
 
@@ -55,6 +57,10 @@ class TokenizerError(AetherMindError):
 
 class PluginError(AetherMindError):
     """A plugin failed to load, claims a taken name or speaks another contract version."""
+
+
+class SettingsError(AetherMindError):
+    """A setting in a file or an environment variable is unknown or wrong."""
 
 
 class DeviceError(AetherMindError):

@@ -11,23 +11,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.engine import Engine
 from aethermind.engine.loader import PlannedModel, plan_model
 from aethermind.engine.output import CompletionOutput, Logprob, RequestOutput
+from aethermind.engine.progress_bar import ProgressBar
 from aethermind.engine.prompt_reader import Prompt, PromptReader
 from aethermind.engine.weight_formats import format_uses
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults
 from aethermind.sampling.params import SamplingParams
-from aethermind.text.tokenizer import Tokenizer
+from aethermind.text.chat_prompt import Message, TemplateOptions, chat_prompt
+from aethermind.text.token_memory import TokenMemory
 
 if TYPE_CHECKING:
     from aethermind.graph.hooks import HookRegistry
@@ -79,14 +82,16 @@ class LLM:
         seed: int = 0,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
+        enable_prefix_caching: bool = True,
         fallback: str = "warn",
         runtime: Runtime | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Load `model`: a Hugging Face directory, or the name of an installed model.
+        """Load `model`: a Hugging Face directory, a .gguf file, or the name of an installed model.
 
         `num_kv_blocks` blocks of `block_size` tokens bound what all requests together can keep; the context is at
-        most that long.
+        most that long. With `enable_prefix_caching`, what is left of them keeps the prompts and answers last computed,
+        and prompts that begin like one of those reuse its keys and values.
         `quantization` is the format to store the model's matrices in (`int8`, `int4`, …), `lm_head` that of the one
         that makes logits (by default int8, or that of the others if it has no fewer bits).
         `fallback` says what happens where the device lacks a kernel: error, warn or allow.
@@ -105,10 +110,11 @@ class LLM:
             seed=seed,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            enable_prefix_caching=enable_prefix_caching,
             fallback=fallback,
         )
         planned = plan_model(runtime or Runtime.boot(), model, config)
-        self.tokenizer = Tokenizer.from_directory(planned.directory)
+        self.tokenizer = planned.source.tokenizer()
         self.engine = Engine(planned, self.tokenizer, on_progress=on_progress)
         self._prompts = PromptReader(planned, self.tokenizer)
         self.info = _describe(self.engine, time.perf_counter() - started)
@@ -161,7 +167,7 @@ class LLM:
         ids = self._add_all(items, _params_for(items, given))
         waited_for = set(ids)
         finished: dict[str, RequestOutput] = {}
-        with _ProgressBar(len(ids), use_tqdm) as advance:
+        with ProgressBar(len(ids), use_tqdm) as advance:
             try:
                 while waited_for:
                     for output in self._next(waited_for):
@@ -188,6 +194,49 @@ class LLM:
                         return
         finally:
             self._forget(ids)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        on_output: Callable[[RequestOutput], None] | None = None,
+        **template: Unpack[TemplateOptions],
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several batched together; otherwise like `generate`.
+
+        A conversation is a list of `{"role": "user", "content": "…"}`. `template` options are
+        `chat_template`, `add_generation_prompt`, `tools` and `chat_template_kwargs`, see `text.chat_prompt`.
+        """
+        is_single = isinstance(messages, Sequence) and any(isinstance(message, Mapping) for message in messages)
+        conversations: Any = [messages] if is_single else _listed(messages)
+        prompts = [chat_prompt(self.tokenizer, one, **template) for one in conversations]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, on_output=on_output)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        memory: TokenMemory | None = None,
+        **template: Unpack[TemplateOptions],
+    ) -> Generator[RequestOutput, None, None]:
+        """Answer one conversation like `chat`, yielding like `stream`.
+
+        With the `memory` of a conversation its earlier answers keep the tokens that they were generated with.
+        """
+        text = chat_prompt(self.tokenizer, messages, **template)
+        token_ids = self.tokenizer.encode(text) if memory is None else memory.encode(text)
+        output: RequestOutput | None = None
+        with closing(self.stream({"prompt_token_ids": token_ids}, sampling_params)) as outputs:
+            try:
+                for output in outputs:
+                    yield replace(output, prompt=text)
+            finally:
+                if memory is not None and output is not None:
+                    completion = output.outputs[0]
+                    memory.learn(text, token_ids, completion.text, completion.token_ids)
 
     def _next(self, ids: Collection[str]) -> list[RequestOutput]:
         """Step until some of these requests grew; what others got is kept until they ask (several may be open)."""
@@ -258,7 +307,7 @@ def _describe(engine: Engine, load_s: float) -> ModelInfo:
         f", NumPy reference for {', '.join(fallbacks)}" if fallbacks else ""
     )
     return ModelInfo(
-        model=str(planned.directory),
+        model=str(planned.source.path),
         architecture=planned.architecture,
         device=str(opened.device),
         device_reason=opened.selection.reason,
@@ -276,27 +325,3 @@ def _describe(engine: Engine, load_s: float) -> ModelInfo:
         num_native_breaks=executor.executable.num_native_breaks,
         weight_formats=tuple(use.name for use in format_uses(planned)),
     )
-
-
-class _ProgressBar:
-    """A bar on stderr, or nothing; entering gives the function that advances it."""
-
-    def __init__(self, total: int, is_shown: bool) -> None:
-        self._total = total
-        self._is_shown = is_shown
-        self._bar: Any = None
-
-    def __enter__(self) -> Callable[[], None]:
-        if not self._is_shown:
-            return lambda: None
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self._bar = Progress(console=Console(stderr=True))
-        self._bar.start()
-        task = self._bar.add_task("Processed prompts", total=self._total)
-        return lambda: self._bar.advance(task)
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()

@@ -6,7 +6,7 @@ import logging
 
 from aethermind import env
 
-__all__ = ["get_logger", "setup_console"]
+__all__ = ["get_logger", "set_level", "setup_console"]
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -22,4 +22,9 @@ def setup_console() -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(levelname).1s %(name)s: %(message)s"))
         root.addHandler(handler)
-    root.setLevel(logging.getLevelNamesMapping().get(env.log_level(), logging.WARNING))
+    set_level(env.log_level())
+
+
+def set_level(name: str) -> None:
+    """Let records through from this level on, a name in any case; one that is no level counts as `warning`."""
+    logging.getLogger("aethermind").setLevel(logging.getLevelNamesMapping().get(name.upper(), logging.WARNING))

@@ -7,8 +7,18 @@
 namespace aether::cpu::AETHER_ISA {
 
 // Register blocking of probabilities × values: rows × vectors of 16 head dims.
-inline constexpr int kValueRows = kTileRows >= 6 ? 6 : 2;
-inline constexpr int kValueVectors = kTileRows >= 6 ? 4 : 1;
+inline constexpr int kValueRows = kTileRows >= 6 ? 6 : kTileRows;
+inline constexpr int kValueVectors = kTileRows * kTilePanels >= 24 ? 4 : 1;
+
+// A step of pairs becomes a step of sixteen first and sixteen second elements.
+AETHER_INLINE void part_pairs(char* step) {
+  uint32_t pairs[16];
+  std::memcpy(pairs, step, sizeof pairs);
+  uint16_t parts[32];
+  for (int i = 0; i < 16; ++i) parts[i] = static_cast<uint16_t>(pairs[i]);
+  for (int i = 0; i < 16; ++i) parts[16 + i] = static_cast<uint16_t>(pairs[i] >> 16);
+  std::memcpy(step, parts, sizeof parts);
+}
 
 // Sixteen key rows of `head_dim` elements become the panel [steps][16 keys] of pack.h.
 template <class T>
@@ -21,7 +31,11 @@ AETHER_INLINE void pack_keys(const T* const* keys, int64_t head_dim, char* panel
     const size_t bytes = row_bytes - offset < 64 ? row_bytes - offset : 64;
     const char* rows[16];
     for (int i = 0; i < 16; ++i) rows[i] = reinterpret_cast<const char*>(keys[i]) + offset;
-    transpose_words(rows, bytes, smaller(num_words - word, 16), panel + word * kStepBytes);
+    const int64_t count = smaller(num_words - word, 16);
+    transpose_words(rows, bytes, count, panel + word * kStepBytes);
+    if constexpr (__is_same(T, Float16)) {
+      for (int64_t i = 0; i < count; ++i) part_pairs(panel + (word + i) * kStepBytes);
+    }
   }
 }
 

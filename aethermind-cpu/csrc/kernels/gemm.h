@@ -7,8 +7,8 @@
 //   tile [K lines][rows][64 bytes]
 //
 // so that whatever K, stride and alignment the activations have, a tile kernel reads aligned, zero-padded lines next to
-// each other. A line is 64 bytes of one row. A tile kernel multiplies a tile by kTilePanels panels and keeps all sums
-// in registers.
+// each other. A line is 64 bytes of one row. A tile kernel multiplies a tile by a few panels and keeps all sums in
+// registers.
 //
 // Every element of C is one chain of multiply-adds over ascending K, whatever the blocking: a row's result depends
 // neither on the other rows of the batch nor on the number of workers.
@@ -44,21 +44,36 @@ struct FloatEngine {
   }
 };
 
+// The two elements of K that a step of a packed weight (pack.h) has of each of its sixteen columns.
+AETHER_INLINE Vec load_first(const BFloat16* step) { return load_even(step); }
+AETHER_INLINE Vec load_first(const Float16* step) { return load(step); }
+AETHER_INLINE Vec load_second(const BFloat16* step) { return load_odd(step); }
+AETHER_INLINE Vec load_second(const Float16* step) { return load(step + kPanelColumns); }
+
+template <class T>
 struct WideningEngine {
   using Lane = float;
   static constexpr int64_t kStepK = 2;
 
   template <int R, int P>
   AETHER_INLINE static void step(Vec (&sums)[R][P], const char* x, const char* const (&w)[P], int64_t offset) {
-    Vec even[P], odd[P];
+    // One after the other, so that sixteen registers hold the sums and one half of the columns.
+    Vec columns[P];
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) load_pairs(w[p] + offset, even[p], odd[p]);
+    for (int p = 0; p < P; ++p) columns[p] = load_first(reinterpret_cast<const T*>(w[p] + offset));
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      const float* pair = reinterpret_cast<const float*>(x + r * kLineBytes);
-      const Vec first = set1(pair[0]), second = set1(pair[1]);
+      const Vec value = set1(*reinterpret_cast<const float*>(x + r * kLineBytes));
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) sums[r][p] = fma(second, odd[p], fma(first, even[p], sums[r][p]));
+      for (int p = 0; p < P; ++p) sums[r][p] = fma(value, columns[p], sums[r][p]);
+    }
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) columns[p] = load_second(reinterpret_cast<const T*>(w[p] + offset));
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const Vec value = set1(*reinterpret_cast<const float*>(x + r * kLineBytes + sizeof(float)));
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) sums[r][p] = fma(value, columns[p], sums[r][p]);
     }
   }
 };
@@ -83,7 +98,7 @@ struct PairDotEngine {
 };
 using BFloat16Engine = PairDotEngine;
 #else
-using BFloat16Engine = WideningEngine;
+using BFloat16Engine = WideningEngine<BFloat16>;
 #endif
 
 template <class T>
@@ -95,6 +110,10 @@ struct EngineFor<float> {
 template <>
 struct EngineFor<BFloat16> {
   using Type = BFloat16Engine;
+};
+template <>
+struct EngineFor<Float16> {
+  using Type = WideningEngine<Float16>;
 };
 template <class T>
 using Engine = typename EngineFor<T>::Type;
@@ -150,7 +169,12 @@ __attribute__((noinline)) void multiply_tile(const char* x, const char* const* p
 
 using TileFn = void (*)(const char*, const char* const*, int64_t, float*, int64_t, int64_t, bool);
 
-// Tile kernels by number of rows, for kTilePanels panels and for a single one.
+// Panels that a tile of so many rows takes at once. Where that is one, few rows take two: their sums leave registers
+// enough, and one row's chains of multiply-adds are too few to keep up with memory.
+constexpr int tile_panels(int64_t rows) { return kTilePanels == 1 && 3 * rows <= kTileRows ? 2 : kTilePanels; }
+inline constexpr int kMostTilePanels = tile_panels(1);
+
+// Tile kernels by number of rows, for several panels and for a single one.
 template <class E>
 struct TileKernels {
   TileFn several[kTileRows + 1] = {};
@@ -158,7 +182,7 @@ struct TileKernels {
 
   template <int R>
   constexpr void fill() {
-    several[R] = multiply_tile<E, R, kTilePanels>;
+    several[R] = multiply_tile<E, R, tile_panels(R)>;
     single[R] = multiply_tile<E, R, 1>;
     if constexpr (R > 1) fill<R - 1>();
   }
@@ -178,14 +202,18 @@ struct Tiles {
 };
 
 // `count` activations as lanes of a tile, the rest of the line zero.
-AETHER_INLINE void copy_line(const float* x, int64_t count, float* line) { store(line, load(x, count)); }
-AETHER_INLINE void copy_line(const BFloat16* x, int64_t count, float* line) { store(line, load(x, count)); }
+template <class T>
+AETHER_INLINE void copy_line(const T* x, int64_t count, float* line) {
+  store(line, load(x, count));
+}
 AETHER_INLINE void copy_line(const BFloat16* x, int64_t count, BFloat16* line) {
   std::memset(line, 0, kLineBytes);
   std::memcpy(line, x, static_cast<size_t>(count) * sizeof(BFloat16));
 }
-AETHER_INLINE void copy_full_line(const float* x, float* line) { std::memcpy(line, x, kLineBytes); }
-AETHER_INLINE void copy_full_line(const BFloat16* x, float* line) { store(line, load(x)); }
+template <class T>
+AETHER_INLINE void copy_full_line(const T* x, float* line) {
+  store(line, load(x));
+}
 AETHER_INLINE void copy_full_line(const BFloat16* x, BFloat16* line) { std::memcpy(line, x, kLineBytes); }
 
 // Copies columns [k_begin, k_begin + k_count) of the rows `row(0) … row(num_rows - 1)` into tiles, one after another.
@@ -218,14 +246,15 @@ AETHER_INLINE void multiply_tiles(const char* tiles, int64_t num_rows, int64_t k
   const int64_t num_steps = divide_up(k_count, E::kStepK);
   const int64_t tile_row_bytes = divide_up(k_count, kLineK<E>) * kLineBytes;
   const int64_t row_stride = num_panels * kPanelColumns;
-  const int64_t part = num_panels / kTilePanels;
-  const int64_t num_single = num_panels - part * kTilePanels;
   const Tiles cut(num_rows);
+  const int64_t together = cut.count == 1 ? tile_panels(num_rows) : kTilePanels;
+  const int64_t part = together == 1 ? 0 : num_panels / together;
+  const int64_t num_single = num_panels - part * together;
   for (int64_t p = 0; p < part + num_single; ++p) {
     const bool is_single = p >= part;
-    const int64_t first = is_single ? part * kTilePanels + (p - part) : p;
-    const char* w[kTilePanels];
-    for (int64_t i = 0; i < (is_single ? 1 : kTilePanels); ++i) w[i] = panels[first + i * part] + offset;
+    const int64_t first = is_single ? part * together + (p - part) : p;
+    const char* w[kMostTilePanels];
+    for (int64_t i = 0; i < (is_single ? 1 : together); ++i) w[i] = panels[first + i * part] + offset;
     for (int64_t tile = 0; tile < cut.count; ++tile) {
       const int64_t begin = cut.begin(tile), size = cut.size(tile);
       const TileFn multiply = is_single ? kTileKernels<E>.single[size] : kTileKernels<E>.several[size];

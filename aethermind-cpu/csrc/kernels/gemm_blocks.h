@@ -30,7 +30,7 @@ struct Blocking {
     const int64_t most = larger(1, (is_few ? kFewPanels : kManyPanels) / panels_per_item);
     const int64_t least = is_few ? divide_up(kMinFewBytes, panels_per_item * steps * kStepBytes) : 1;
     const int64_t even = divide_up(num_items, divide_up((is_few ? 8 : 4) * num_workers, num_row_blocks));
-    const int64_t together = larger(1, kTilePanels / panels_per_item);
+    const int64_t together = larger(1, kMostTilePanels / panels_per_item);
     group = smaller(round_up(larger(even, least), together), most);
     group = smaller(round_up(divide_up(num_items, divide_up(num_items, group)), together), most);
     num_groups = divide_up(num_items, group);

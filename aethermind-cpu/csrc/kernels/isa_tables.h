@@ -9,13 +9,19 @@ namespace aether::cpu {
 
 extern const KernelEntry kPortableKernels[];
 extern const size_t kNumPortableKernels;
+extern const KernelEntry kAvx2Kernels[];
+extern const size_t kNumAvx2Kernels;
 extern const KernelEntry kAvx512Kernels[];
 extern const size_t kNumAvx512Kernels;
 extern const KernelEntry kAvx512Bf16Kernels[];
 extern const size_t kNumAvx512Bf16Kernels;
+extern const KernelEntry kNeonKernels[];
+extern const size_t kNumNeonKernels;
 
 bool runs_anywhere();
+bool has_avx2();
 bool has_avx512();
 bool has_avx512_bf16();
+bool has_neon();
 
 }  // namespace aether::cpu

@@ -1,4 +1,4 @@
-// Operators worth writing in AVX-512; those that only copy stay portable.
+// Vector operators in AVX-512.
 #if defined(__x86_64__)
 #define AETHER_ISA avx512
 #include "kernels/isa_tables.h"
@@ -17,22 +17,7 @@ namespace aether::cpu {
 
 using namespace AETHER_ISA;
 
-const KernelEntry kAvx512Kernels[] = {
-    AETHER_ENTRIES(add),
-    AETHER_ENTRIES(add_rms_norm),
-    AETHER_PACKED_ENTRIES(gate_up_silu, 1, 2),
-    AETHER_PACKED_ENTRIES(linear, 1, 1),
-    AETHER_PACKED_ENTRIES(lm_head, 1, 1),
-    AETHER_ENTRIES(mul),
-    AETHER_ENTRIES(paged_attention),
-    AETHER_PACKED_ENTRIES(qkv_rope_cache_write, 1, 3),
-    AETHER_ENTRIES(rms_norm),
-    AETHER_ENTRIES(rope),
-    AETHER_ENTRY(sample_tokens, float),
-    AETHER_ENTRIES(silu),
-    AETHER_ENTRIES(silu_mul),
-    AETHER_ENTRY(token_logprobs, float),
-};
+const KernelEntry kAvx512Kernels[] = {AETHER_VECTOR_ENTRIES};
 const size_t kNumAvx512Kernels = sizeof kAvx512Kernels / sizeof kAvx512Kernels[0];
 
 }  // namespace aether::cpu

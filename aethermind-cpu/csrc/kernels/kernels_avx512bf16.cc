@@ -18,11 +18,13 @@ namespace aether::cpu {
 using namespace AETHER_ISA;
 
 const KernelEntry kAvx512Bf16Kernels[] = {
-    packed_entry<BFloat16>("gate_up_silu", k_gate_up_silu<BFloat16>, 1, 2),
-    packed_entry<BFloat16>("linear", k_linear<BFloat16>, 1, 1),
-    packed_entry<BFloat16>("lm_head", k_lm_head<BFloat16>, 1, 1),
+    AETHER_ENTRY(attention, BFloat16),
+    AETHER_PACKED_ENTRY(gate_up_silu, BFloat16, 1, 2),
+    AETHER_PACKED_ENTRY(linear, BFloat16, 1, 1),
+    AETHER_PACKED_ENTRY(lm_head, BFloat16, 1, 1),
+    AETHER_ENTRY(matmul, BFloat16),
     AETHER_ENTRY(paged_attention, BFloat16),
-    packed_entry<BFloat16>("qkv_rope_cache_write", k_qkv_rope_cache_write<BFloat16>, 1, 3),
+    AETHER_PACKED_ENTRY(qkv_rope_cache_write, BFloat16, 1, 3),
 };
 const size_t kNumAvx512Bf16Kernels = sizeof kAvx512Bf16Kernels / sizeof kAvx512Bf16Kernels[0];
 

@@ -5,7 +5,7 @@
 namespace aether::cpu {
 namespace {
 
-// A step holds one 32-bit word of every column of the panel: a float, or two bfloat16.
+// A step holds one 32-bit word of every column of the panel: a float, or two elements of 16 bits.
 using Word = uint32_t;
 constexpr int64_t kBlockSteps = 16;
 
@@ -22,7 +22,18 @@ size_t packed_bytes(int64_t rows, int64_t cols) {
   return static_cast<size_t>(num_panels(rows) * num_steps<ElementBytes>(cols) * kStepBytes);
 }
 
-template <int64_t ElementBytes>
+// Words as they are, and words in halves: all low ones, then all high ones.
+void put_step(const Word (&words)[kPanelColumns], Word* step) { std::memcpy(step, words, sizeof words); }
+void put_parted_step(const Word (&words)[kPanelColumns], Word* step) {
+  uint16_t parts[2][kPanelColumns];
+  for (int64_t c = 0; c < kPanelColumns; ++c) {
+    parts[0][c] = static_cast<uint16_t>(words[c]);
+    parts[1][c] = static_cast<uint16_t>(words[c] >> 16);
+  }
+  std::memcpy(step, parts, sizeof parts);
+}
+
+template <int64_t ElementBytes, void (*PutStep)(const Word (&)[kPanelColumns], Word*) = put_step>
 void pack(const void* source, int64_t rows, int64_t cols, void* destination) {
   const int64_t steps = num_steps<ElementBytes>(cols);
   const int64_t row_bytes = cols * ElementBytes;
@@ -33,6 +44,7 @@ void pack(const void* source, int64_t rows, int64_t cols, void* destination) {
     for (int64_t step = 0; step < steps; step += kBlockSteps) {
       // Transposed in a small block, so that both sides are touched a cache line at a time.
       Word block[kPanelColumns][kBlockSteps] = {};
+      Word words[kPanelColumns];
       const int64_t offset = step * static_cast<int64_t>(sizeof(Word));
       const int64_t left = row_bytes - offset;
       const int64_t bytes = left < static_cast<int64_t>(sizeof block[0]) ? left : static_cast<int64_t>(sizeof block[0]);
@@ -40,7 +52,9 @@ void pack(const void* source, int64_t rows, int64_t cols, void* destination) {
         std::memcpy(block[c], panel + c * row_bytes + offset, static_cast<size_t>(bytes));
       const int64_t count = steps - step < kBlockSteps ? steps - step : kBlockSteps;
       for (int64_t s = 0; s < count; ++s) {
-        for (int64_t c = 0; c < kPanelColumns; ++c) *out++ = block[c][s];
+        for (int64_t c = 0; c < kPanelColumns; ++c) words[c] = block[c][s];
+        PutStep(words, out);
+        out += kPanelColumns;
       }
     }
   }
@@ -50,5 +64,6 @@ void pack(const void* source, int64_t rows, int64_t cols, void* destination) {
 
 const PackEntry kPanelsFloat32 = {"panels16_float32", packed_bytes<4>, pack<4>};
 const PackEntry kPanelsBFloat16 = {"panels16_bfloat16", packed_bytes<2>, pack<2>};
+const PackEntry kPanelsFloat16 = {"panels16_float16", packed_bytes<2>, pack<2, put_parted_step>};
 
 }  // namespace aether::cpu

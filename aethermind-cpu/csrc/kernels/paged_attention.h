@@ -21,10 +21,10 @@ struct AttentionScratch {
   using E = Engine<T>;
   int64_t head_dim, padded_dim, group, queries, rows;
 
-  AttentionScratch(const am_tensor& q, const am_tensor& cache)
-      : head_dim(cache.shape[3]),
+  AttentionScratch(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim)
+      : head_dim(head_dim),
         padded_dim(round_up(head_dim, kLanes)),
-        group(q.shape[1] / cache.shape[1]),
+        group(num_heads / num_kv_heads),
         queries(larger(1, kQueryRows / group)),
         rows(queries * group) {}
 
@@ -73,12 +73,12 @@ AETHER_INLINE void soften_row(float* scores, int64_t begin, int64_t end, float s
   total = total * factor + reduce_add(sum);
 }
 
-// Queries [first, first + count) of the sequence whose queries start at row `query_begin` of q; `position` is that of
-// query `first`.
-template <class T>
-AETHER_INLINE void attend(const T* q, const T* k_cache, const T* v_cache, T* out, int64_t row_stride,
-                          const int32_t* block_table, int64_t position, int64_t count, float scale, int64_t window,
-                          const CacheLayout& cache, const AttentionScratch<T>& layout, void* scratch) {
+// `count` queries, the first of which stands at `position`. A key, of `num_keys`, and its value start `offset_of_key`
+// elements into k and v.
+template <class T, class OffsetFn>
+AETHER_INLINE void attend(const T* q, const T* k, const T* v, T* out, int64_t row_stride, OffsetFn offset_of_key,
+                          int64_t num_keys, int64_t position, int64_t count, float scale, int64_t window,
+                          const AttentionScratch<T>& layout, void* scratch) {
   using E = Engine<T>;
   const int64_t head_dim = layout.head_dim, group = layout.group, num_rows = count * group;
   char* queries = static_cast<char*>(scratch);
@@ -98,7 +98,7 @@ AETHER_INLINE void attend(const T* q, const T* k_cache, const T* v_cache, T* out
     rows.totals[r] = 0.0f;
   }
 
-  const int64_t end = position + count;
+  const int64_t end = smaller(position + count, num_keys);
   const int64_t begin = window > 0 ? larger(0, position - window + 1) : 0;
   for (int64_t block = begin / kKeyBlock * kKeyBlock; block < end; block += kKeyBlock) {
     // Keys [low, high) of the block are there to be read; the rest of a panel repeats one of them and is masked.
@@ -106,11 +106,9 @@ AETHER_INLINE void attend(const T* q, const T* k_cache, const T* v_cache, T* out
     const T* key_rows[kKeyBlock];
     const T* value_rows[kKeyBlock];
     for (int64_t j = 0; j < kKeyBlock; ++j) {
-      const int64_t key = block + smaller(larger(j, low), high - 1);
-      const int64_t offset =
-          block_table[key / cache.block_size] * cache.block_stride() + key % cache.block_size * head_dim;
-      key_rows[j] = k_cache + offset;
-      value_rows[j] = v_cache + offset;
+      const int64_t offset = offset_of_key(block + smaller(larger(j, low), high - 1));
+      key_rows[j] = k + offset;
+      value_rows[j] = v + offset;
     }
     const char* panels[kKeyBlock / kPanelColumns];
     for (int64_t p = 0; p < kKeyBlock / kPanelColumns; ++p) {
@@ -130,7 +128,7 @@ AETHER_INLINE void attend(const T* q, const T* k_cache, const T* v_cache, T* out
   }
 
   for (int64_t r = 0; r < num_rows; ++r) {
-    const Vec inverse = set1(1.0f / rows.totals[r]);
+    const Vec inverse = set1(rows.totals[r] == 0.0f ? 0.0f : 1.0f / rows.totals[r]);  // zero: it sees no key
     for (int64_t i = 0; i < head_dim; i += kLanes) {
       store(out + offset_of(r) + i, load(rows.sums + r * layout.padded_dim + i) * inverse,
             smaller(head_dim - i, kLanes));
@@ -141,7 +139,7 @@ AETHER_INLINE void attend(const T* q, const T* k_cache, const T* v_cache, T* out
 template <class T>
 void paged_attention(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
   const CacheLayout cache(in[1]);
-  const AttentionScratch<T> layout(in[0], in[1]);
+  const AttentionScratch<T> layout(in[0].shape[1], cache.num_heads, cache.head_dim);
   const int32_t* cu_seqlens_q = data<const int32_t>(in[3]);
   const int32_t* seqlens_k = data<const int32_t>(in[4]);
   const int64_t num_sequences = in[4].shape[0], table_width = in[5].shape[1];
@@ -162,16 +160,19 @@ void paged_attention(const am_tensor* in, const am_tensor* out, const am_attr* a
     const int64_t first = run * layout.queries;
     const int64_t offset = (cu_seqlens_q[s] + first) * row_stride + head * layout.group * cache.head_dim;
     const int64_t cache_offset = head * cache.head_stride();
+    const int32_t* block_table = data<const int32_t>(in[5]) + s * table_width;
+    const auto offset_of_key = [&](int64_t key) {
+      return block_table[key / cache.block_size] * cache.block_stride() + key % cache.block_size * cache.head_dim;
+    };
     attend(data<const T>(in[0]) + offset, data<const T>(in[1]) + cache_offset, data<const T>(in[2]) + cache_offset,
-           data<T>(out[0]) + offset, row_stride, data<const int32_t>(in[5]) + s * table_width,
-           seqlens_k[s] - num_queries + first, smaller(layout.queries, num_queries - first), scale, attrs[1].i, cache,
-           layout, team->scratch);
+           data<T>(out[0]) + offset, row_stride, offset_of_key, seqlens_k[s], seqlens_k[s] - num_queries + first,
+           smaller(layout.queries, num_queries - first), scale, attrs[1].i, layout, team->scratch);
   });
 }
 
 template <class T>
 size_t paged_attention_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t) {
-  return AttentionScratch<T>(in[0], in[1]).bytes();
+  return AttentionScratch<T>(in[0].shape[1], in[1].shape[1], in[1].shape[3]).bytes();
 }
 
 }  // namespace aether::cpu::AETHER_ISA

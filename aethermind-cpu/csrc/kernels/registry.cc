@@ -9,16 +9,23 @@ namespace aether::cpu {
 
 bool runs_anywhere() { return true; }
 
+bool has_avx2() { return cpu_features().has_avx2(); }
+
 bool has_avx512() { return cpu_features().has_avx512(); }
 
 bool has_avx512_bf16() { return cpu_features().has_avx512bf16(); }
+
+bool has_neon() { return cpu_features().has_neon(); }
 
 std::span<const KernelEntry> kernel_table() {
   static const std::vector<KernelEntry> table = [] {
     std::vector<KernelEntry> entries(kPortableKernels, kPortableKernels + kNumPortableKernels);
 #if defined(__x86_64__)
+    entries.insert(entries.end(), kAvx2Kernels, kAvx2Kernels + kNumAvx2Kernels);
     entries.insert(entries.end(), kAvx512Kernels, kAvx512Kernels + kNumAvx512Kernels);
     entries.insert(entries.end(), kAvx512Bf16Kernels, kAvx512Bf16Kernels + kNumAvx512Bf16Kernels);
+#elif defined(__aarch64__)
+    entries.insert(entries.end(), kNeonKernels, kNeonKernels + kNumNeonKernels);
 #endif
     return entries;
   }();

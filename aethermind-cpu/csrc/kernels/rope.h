@@ -20,8 +20,10 @@ AETHER_INLINE void rotate_halves(const T* x, const float* table, int64_t head_di
   }
 }
 
-AETHER_INLINE float to_float(float x) { return x; }
-AETHER_INLINE float to_float(BFloat16 x) { return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16); }
+template <class T>
+AETHER_INLINE float to_float(const T& x) {
+  return first_lane(load(&x, 1));
+}
 
 template <class T>
 AETHER_INLINE void rotate_neighbours(const T* x, const float* table, int64_t head_dim, T* out) {

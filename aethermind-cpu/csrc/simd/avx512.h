@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "simd/bfloat16.h"
+#include "simd/float16.h"
 
 #define AETHER_INLINE inline __attribute__((always_inline))
 
@@ -47,17 +48,28 @@ AETHER_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
 AETHER_INLINE Vec load(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
 AETHER_INLINE Vec load(const BFloat16* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 AETHER_INLINE Vec load(const BFloat16* p, int64_t n) { return widen(_mm256_maskz_loadu_epi16(first_lanes(n), p)); }
+AETHER_INLINE Vec load(const Float16* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+AETHER_INLINE Vec load(const Float16* p, int64_t n) {
+  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+}
 
 AETHER_INLINE void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
 AETHER_INLINE void store(float* p, Vec v, int64_t n) { _mm512_mask_storeu_ps(p, first_lanes(n), v); }
 AETHER_INLINE void store(BFloat16* p, Vec v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(v)); }
 AETHER_INLINE void store(BFloat16* p, Vec v, int64_t n) { _mm256_mask_storeu_epi16(p, first_lanes(n), narrow(v)); }
+AETHER_INLINE __m256i narrow_half(Vec v) { return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+AETHER_INLINE void store(Float16* p, Vec v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow_half(v)); }
+AETHER_INLINE void store(Float16* p, Vec v, int64_t n) { _mm256_mask_storeu_epi16(p, first_lanes(n), narrow_half(v)); }
 
-// Pairs of bfloat16 as they lie in a packed weight: sixteen even and sixteen odd elements.
-AETHER_INLINE void load_pairs(const void* p, Vec& even, Vec& odd) {
-  const __m512i w = _mm512_loadu_si512(p);
-  even = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
-  odd = _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+// The even and the odd ones of sixteen pairs.
+AETHER_INLINE Vec load_even(const BFloat16* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+}
+AETHER_INLINE Vec load_odd(const BFloat16* p) {
+  const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask));
 }
 
 AETHER_INLINE float first_lane(Vec v) { return _mm512_cvtss_f32(v); }

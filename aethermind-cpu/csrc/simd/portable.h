@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "simd/bfloat16.h"
+#include "simd/float16.h"
 
 #define AETHER_INLINE inline __attribute__((always_inline))
 
@@ -91,6 +92,49 @@ AETHER_INLINE void store(BFloat16* p, const Vec& v) {
   narrow(bits + 12, v.d);
 }
 
+// float16 to float32, exactly. A subnormal is a fraction of 2^-14: the difference of two normal floats.
+AETHER_INLINE Float4 widen_half(const uint16_t* p) {
+  UShort4 h;
+  std::memcpy(&h, p, sizeof h);
+  const UInt4 u = __builtin_convertvector(h, UInt4);
+  const UInt4 magnitude = u & 0x7fffu;
+  const UInt4 bits = magnitude << 13;
+  const UInt4 normal = bits + (112u << 23);
+  const UInt4 least = UInt4{} + (113u << 23);
+  const UInt4 subnormal =
+      reinterpret_cast<UInt4>(reinterpret_cast<Float4>(bits + least) - reinterpret_cast<Float4>(least));
+  const UInt4 quiet = magnitude > 0x7c00u ? UInt4{} + 0x400000u : UInt4{};
+  const UInt4 finite = magnitude < 0x400u ? subnormal : normal;
+  const UInt4 value = magnitude < 0x7c00u ? finite : bits | 0x7f800000u | quiet;
+  return reinterpret_cast<Float4>(value | ((u & 0x8000u) << 16));
+}
+AETHER_INLINE Vec load(const Float16* p) {
+  const uint16_t* bits = &p->bits;
+  return {widen_half(bits), widen_half(bits + 4), widen_half(bits + 8), widen_half(bits + 12)};
+}
+
+// Round to nearest even; a NaN stays a (quiet) NaN. What is subnormal in float16 is rounded by the addition of 0.5,
+// whose unit in the last place is that of the subnormals.
+AETHER_INLINE void narrow_half(uint16_t* p, Float4 x) {
+  const UInt4 u = reinterpret_cast<UInt4>(x);
+  const UInt4 magnitude = u & 0x7fffffffu;
+  const UInt4 rounded = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  const UInt4 normal = rounded < 0x7c00u ? rounded : UInt4{} + 0x7c00u;
+  const UInt4 subnormal = reinterpret_cast<UInt4>(reinterpret_cast<Float4>(magnitude) + 0.5f) - (126u << 23);
+  const UInt4 quiet = ((magnitude >> 13) & 0x3ffu) | 0x7e00u;
+  const UInt4 number = magnitude < (113u << 23) ? subnormal : normal;
+  const UInt4 value = x == x ? number : quiet;
+  const UShort4 h = __builtin_convertvector(value | ((u >> 16) & 0x8000u), UShort4);
+  std::memcpy(p, &h, sizeof h);
+}
+AETHER_INLINE void store(Float16* p, const Vec& v) {
+  uint16_t* bits = &p->bits;
+  narrow_half(bits, v.a);
+  narrow_half(bits + 4, v.b);
+  narrow_half(bits + 8, v.c);
+  narrow_half(bits + 12, v.d);
+}
+
 // The first n lanes (0 ≤ n ≤ 16); absent ones load as zero.
 template <class T>
 AETHER_INLINE Vec load(const T* p, int64_t n) {
@@ -105,15 +149,19 @@ AETHER_INLINE void store(T* p, const Vec& v, int64_t n) {
   std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
 }
 
-// Pairs of bfloat16 as they lie in a packed weight: sixteen even and sixteen odd elements.
-AETHER_INLINE void load_pairs(const void* p, Vec& even, Vec& odd) {
+// The even and the odd ones of sixteen pairs.
+AETHER_INLINE Vec load_even(const BFloat16* p) {
   UInt4 w[4];
   std::memcpy(w, p, sizeof w);
-  even = {reinterpret_cast<Float4>(w[0] << 16), reinterpret_cast<Float4>(w[1] << 16),
+  return {reinterpret_cast<Float4>(w[0] << 16), reinterpret_cast<Float4>(w[1] << 16),
           reinterpret_cast<Float4>(w[2] << 16), reinterpret_cast<Float4>(w[3] << 16)};
+}
+AETHER_INLINE Vec load_odd(const BFloat16* p) {
+  UInt4 w[4];
+  std::memcpy(w, p, sizeof w);
   const UInt4 high = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
-  odd = {reinterpret_cast<Float4>(w[0] & high), reinterpret_cast<Float4>(w[1] & high),
-         reinterpret_cast<Float4>(w[2] & high), reinterpret_cast<Float4>(w[3] & high)};
+  return {reinterpret_cast<Float4>(w[0] & high), reinterpret_cast<Float4>(w[1] & high),
+          reinterpret_cast<Float4>(w[2] & high), reinterpret_cast<Float4>(w[3] & high)};
 }
 
 AETHER_INLINE float first_lane(const Vec& v) { return v.a[0]; }

@@ -32,6 +32,8 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+const char* short_name(am_dtype dtype) { return dtype == AM_BFLOAT16 ? "bf16" : dtype == AM_FLOAT16 ? "fp16" : "fp32"; }
+
 struct Call {
   const am_kernel* kernel;
   std::vector<am_tensor> inputs, outputs;
@@ -95,9 +97,9 @@ void bench(Team& team, const KernelEntry& entry, const Shape& shape, const Limit
     const double peak = entry.dtype == AM_BFLOAT16 ? limits.bfloat16_flops_per_s : limits.float32_flops_per_s;
     std::printf("%-13s %-12s %s T=%-4" PRId64 " N=%-6" PRId64 " K=%-5" PRId64
                 " %8.1f us %6.1f GB/s (%3.0f %%) %7.1f GFLOP/s (%3.0f %%)\n",
-                entry.operator_name, entry.variant, entry.dtype == AM_BFLOAT16 ? "bf16" : "fp32", rows, shape.n,
-                shape.k, seconds * 1e6, bytes_per_s / 1e9, 100 * bytes_per_s / limits.memory_bytes_per_s,
-                flops_per_s / 1e9, 100 * flops_per_s / peak);
+                entry.operator_name, entry.variant, short_name(entry.dtype), rows, shape.n, shape.k, seconds * 1e6,
+                bytes_per_s / 1e9, 100 * bytes_per_s / limits.memory_bytes_per_s, flops_per_s / 1e9,
+                100 * flops_per_s / peak);
   }
 }
 

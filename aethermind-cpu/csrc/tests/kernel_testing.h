@@ -3,6 +3,7 @@
 #ifndef AETHER_CPU_TESTS_KERNEL_TESTING_H
 #define AETHER_CPU_TESTS_KERNEL_TESTING_H
 
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <cmath>
@@ -10,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -22,9 +24,11 @@
 namespace aether::cpu::testing {
 
 inline int num_failures = 0;
-inline int num_checks = 0;
+inline std::map<const KernelEntry*, int64_t> num_checks;  // of every kernel that a test was called with
 
-inline size_t element_size(am_dtype dtype) { return dtype == AM_INT64 ? 8 : dtype == AM_BFLOAT16 ? 2 : 4; }
+inline size_t element_size(am_dtype dtype) {
+  return dtype == AM_INT64 ? 8 : dtype == AM_BFLOAT16 || dtype == AM_FLOAT16 ? 2 : 4;
+}
 
 inline float from_bfloat16(uint16_t bits) {
   const uint32_t word = static_cast<uint32_t>(bits) << 16;
@@ -37,6 +41,27 @@ inline uint16_t to_bfloat16(float value) {
   uint32_t word;
   std::memcpy(&word, &value, 4);
   return static_cast<uint16_t>((word + 0x7fff + ((word >> 16) & 1)) >> 16);
+}
+
+inline double from_float16(uint16_t bits) {
+  const int exponent = (bits >> 10) & 31;
+  const double fraction = bits & 0x3ff;
+  double value = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+  if (exponent == 31) value = fraction == 0 ? INFINITY : NAN;
+  return bits & 0x8000 ? -value : value;
+}
+
+// Round to nearest even, by the unit in the last place that the exponent asks for; NaN is one quiet pattern.
+inline uint16_t to_float16(double value) {
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  const double magnitude = std::fabs(value);
+  if (std::isnan(value)) return sign | 0x7e00;
+  if (magnitude >= 65520) return sign | 0x7c00;
+  int exponent;
+  std::frexp(magnitude, &exponent);
+  exponent = magnitude == 0 ? -13 : std::max(exponent, -13);
+  const auto units = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 11 - exponent)));
+  return static_cast<uint16_t>(sign + (exponent + 13) * 0x400 + units);
 }
 
 // A tensor whose memory ends exactly with its last element (for address sanitizers), `misalignment` elements past a
@@ -65,6 +90,8 @@ class Tensor {
     switch (dtype_) {
       case AM_BFLOAT16:
         return from_bfloat16(reinterpret_cast<const uint16_t*>(data_)[i]);
+      case AM_FLOAT16:
+        return from_float16(reinterpret_cast<const uint16_t*>(data_)[i]);
       case AM_INT32:
         return reinterpret_cast<const int32_t*>(data_)[i];
       case AM_INT64:
@@ -77,6 +104,9 @@ class Tensor {
     switch (dtype_) {
       case AM_BFLOAT16:
         reinterpret_cast<uint16_t*>(data_)[i] = to_bfloat16(static_cast<float>(value));
+        break;
+      case AM_FLOAT16:
+        reinterpret_cast<uint16_t*>(data_)[i] = to_float16(value);
         break;
       case AM_INT32:
         reinterpret_cast<int32_t*>(data_)[i] = static_cast<int32_t>(value);
@@ -213,26 +243,35 @@ inline void run_with_teams(const KernelEntry& entry, const std::vector<am_tensor
   }
 }
 
-// Calls `test` with every kernel of an operator that this CPU runs.
+// Calls `test` with every kernel of an operator that this CPU runs: of all its instruction sets, whichever would be
+// chosen.
 inline void for_each_kernel(const char* operator_name, const std::function<void(const KernelEntry&)>& test) {
+  bool is_found = false;
   for (const KernelEntry& entry : kernel_table()) {
-    if (std::strcmp(entry.operator_name, operator_name) == 0 && entry.is_supported_by_cpu()) test(entry);
+    if (std::strcmp(entry.operator_name, operator_name) != 0 || !entry.is_supported_by_cpu()) continue;
+    is_found = true;
+    num_checks.try_emplace(&entry, 0);
+    test(entry);
   }
+  if (is_found) return;
+  ++num_failures;
+  std::printf("FAIL no kernel of %s\n", operator_name);
 }
 
 inline void check(bool ok, const KernelEntry& entry, const std::string& what) {
-  ++num_checks;
+  ++num_checks[&entry];
   if (ok) return;
   ++num_failures;
   std::printf("FAIL %s/%s dtype %d %s\n", entry.operator_name, entry.variant, entry.dtype, what.c_str());
 }
 
-// |got - want| against 1e-5 of `magnitude` (the sum of the absolute terms) and, for a bfloat16 result, one rounding.
+// |got - want| against 1e-5 of `magnitude` (the sum of the absolute terms) and, for a 16-bit result, one rounding.
 inline void check_close(double got, double want, double magnitude, am_dtype rounded_to, const KernelEntry& entry,
                         const std::string& what) {
   double tolerance = 1e-5 * magnitude + 1e-30;
   if (rounded_to == AM_BFLOAT16) tolerance += std::fabs(want) / 256;
-  ++num_checks;
+  if (rounded_to == AM_FLOAT16) tolerance += std::fabs(want) / 2048 + 0x1p-25;
+  ++num_checks[&entry];
   if (std::fabs(got - want) <= tolerance) return;
   if (++num_failures < 50) {
     std::printf("FAIL %s/%s dtype %d %s: got %.9g, want %.9g, tolerance %.3g\n", entry.operator_name, entry.variant,
@@ -240,9 +279,30 @@ inline void check_close(double got, double want, double magnitude, am_dtype roun
   }
 }
 
+// Prints what ran of each instruction set. That a kernel was tested without a check is a failure.
 inline int report() {
-  std::printf("%d checks, %d failures\n", num_checks, num_failures);
-  return num_failures == 0 && num_checks > 0 ? 0 : 1;
+  struct Variant {
+    bool is_supported;
+    int num_kernels;
+    int64_t num_checks;
+  };
+  std::map<std::string, Variant> variants;
+  for (const KernelEntry& entry : kernel_table()) {
+    Variant& variant = variants.try_emplace(entry.variant, Variant{entry.is_supported_by_cpu(), 0, 0}).first->second;
+    const auto tested = num_checks.find(&entry);
+    if (tested == num_checks.end()) continue;
+    ++variant.num_kernels;
+    variant.num_checks += tested->second;
+    if (tested->second > 0) continue;
+    ++num_failures;
+    std::printf("FAIL %s/%s dtype %d has had no check\n", entry.operator_name, entry.variant, entry.dtype);
+  }
+  for (const auto& [name, variant] : variants) {
+    std::printf("%s: %lld checks of %d kernels%s\n", name.c_str(), static_cast<long long>(variant.num_checks),
+                variant.num_kernels, variant.is_supported ? "" : ", this CPU has it not");
+  }
+  std::printf("%d failures\n", num_failures);
+  return num_failures == 0 && !num_checks.empty() ? 0 : 1;
 }
 
 }  // namespace aether::cpu::testing

@@ -11,19 +11,51 @@ const std::vector<std::vector<int64_t>> kShapes = {{0, 8},   {1, 1},     {1, 15}
 
 double silu(double x) { return x / (1.0 + std::exp(-x)); }
 
-void test_unary(const KernelEntry& entry) {
+// `relative` is the error that is allowed, far inside the contract.
+void test_unary(const KernelEntry& entry, double (*f)(double), double relative, const std::vector<am_attr>& attrs = {},
+                bool is_positive = false) {
   for (const auto& shape : kShapes) {
     const Tensor x = random(entry.dtype, shape, 3, 8.0), out(entry.dtype, shape, 1);
-    if (x.size() > 20) {
+    if (is_positive) x.fill([](int64_t) { return std::exp(20.0 * normal()) + 1e-44; });
+    if (x.size() > 20 && !is_positive) {
       x.set(0, -200.0);
-      x.set(19, 200.0);
+      x.set(19, 80.0);
     }
-    run_with_teams(entry, {x.abi()}, {out}, {}, "");
+    run_with_teams(entry, {x.abi()}, {out}, attrs, "");
     for (int64_t i = 0; i < x.size(); ++i) {
-      const double want = silu(x.get(i));
-      check_close(out.get(i), want, 0.05 * std::fabs(want), entry.dtype, entry,
-                  "silu");  // 5e-7: far inside the contract
+      const double want = f(x.get(i));
+      check_close(out.get(i), want, relative * 1e5 * std::fabs(want), entry.dtype, entry, "unary");
     }
+    const Tensor expected(entry.dtype, shape);
+    std::memcpy(expected.bytes(), out.bytes(), out.num_bytes());
+    run(*entry.kernel, {x.abi()}, {x.abi()}, attrs, 2);
+    check(std::memcmp(x.bytes(), expected.bytes(), x.num_bytes()) == 0, entry, "in place");
+  }
+}
+
+void test_edges(const KernelEntry& entry, const std::vector<double>& inputs, const std::vector<double>& results) {
+  const Tensor x(entry.dtype, {static_cast<int64_t>(inputs.size())}, 1), out(entry.dtype, {x.size()});
+  x.fill([&](int64_t i) { return inputs[static_cast<size_t>(i)]; });
+  run_with_teams(entry, {x.abi()}, {out}, {attr(0)}, "");
+  for (int64_t i = 0; i < x.size(); ++i) {
+    const double want = results[static_cast<size_t>(i)];
+    check(std::isnan(want) ? std::isnan(out.get(i)) : out.get(i) == want, entry, "edge " + std::to_string(i));
+  }
+}
+
+double gelu(double x) { return 0.5 * x * std::erfc(-x * std::sqrt(0.5)); }
+double approximate_gelu(double x) {
+  return x / (1.0 + std::exp(-2.0 * std::sqrt(2.0 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
+}
+
+// Dense where the result vanishes and where the exponent changes.
+void test_log_near_one(const KernelEntry& entry) {
+  const Tensor x(entry.dtype, {4000}), out(entry.dtype, {4000});
+  x.fill([](int64_t i) { return 0.5 + static_cast<double>(i) / 2500.0; });
+  run_with_teams(entry, {x.abi()}, {out}, {}, "");
+  for (int64_t i = 0; i < x.size(); ++i) {
+    const double want = std::log(x.get(i));
+    check_close(out.get(i), want, 0.012 * std::fabs(want), entry.dtype, entry, "log near one");
   }
 }
 
@@ -39,6 +71,45 @@ void test_binary(const KernelEntry& entry, double (*f)(double, double)) {
     std::memcpy(expected.bytes(), out.bytes(), out.num_bytes());
     run(*entry.kernel, {x.abi(), y.abi()}, {x.abi()}, {}, 2);
     check(std::memcmp(x.bytes(), expected.bytes(), x.num_bytes()) == 0, entry, "in place");
+  }
+}
+
+void test_div(const KernelEntry& entry) {
+  for (const auto& shape : kShapes) {
+    const Tensor x = random(entry.dtype, shape, 1), y = random(entry.dtype, shape, 2), out(entry.dtype, shape, 3);
+    run_with_teams(entry, {x.abi(), y.abi()}, {out}, {}, "");
+    for (int64_t i = 0; i < x.size(); ++i) {
+      const double want = x.get(i) / y.get(i);
+      check_close(out.get(i), want, 0.01 * std::fabs(want), entry.dtype, entry, "div");
+    }
+  }
+}
+
+// Every float16 comes out of a multiplication by one as it went in, a NaN quiet, and a product of two, which float32
+// holds exactly, is rounded once: to even, to subnormals, to infinity.
+void test_float16_rounding(const KernelEntry& entry) {
+  if (entry.dtype != AM_FLOAT16) return;
+  const int64_t count = 1 << 16;
+  const Tensor x(AM_FLOAT16, {count}), y(AM_FLOAT16, {count}), out(AM_FLOAT16, {count});
+  auto *bits = reinterpret_cast<uint16_t*>(x.bytes()), *others = reinterpret_cast<uint16_t*>(y.bytes());
+  const auto* got = reinterpret_cast<const uint16_t*>(out.bytes());
+  for (int64_t i = 0; i < count; ++i) {
+    bits[i] = static_cast<uint16_t>(i);
+    others[i] = to_float16(1.0);
+  }
+  run(*entry.kernel, {x.abi(), y.abi()}, {out.abi()}, {}, 1);
+  for (int64_t i = 0; i < count; ++i) {
+    const bool is_nan = (bits[i] & 0x7fff) > 0x7c00;
+    check(got[i] == (is_nan ? bits[i] | 0x200 : bits[i]), entry, "float16 bits " + std::to_string(i));
+  }
+  for (int round = 0; round < 8; ++round) {
+    for (int64_t i = 0; i < count; ++i) others[i] = static_cast<uint16_t>(generator()());
+    run(*entry.kernel, {x.abi(), y.abi()}, {out.abi()}, {}, 1);
+    for (int64_t i = 0; i < count; ++i) {
+      const double product = x.get(i) * y.get(i);
+      const bool is_same = std::isnan(product) ? (got[i] & 0x7e00) == 0x7e00 : got[i] == to_float16(product);
+      check(is_same, entry, "float16 product of " + std::to_string(bits[i]) + " and " + std::to_string(others[i]));
+    }
   }
 }
 
@@ -177,13 +248,38 @@ void test_kv_cache_write(const KernelEntry& entry) {
 }  // namespace
 
 int main() {
-  for_each_kernel("silu", test_unary);
+  const double infinity = INFINITY, nan = NAN;
+  for_each_kernel("silu", [](const KernelEntry& entry) { test_unary(entry, silu, 5e-7); });
+  for_each_kernel("relu", [=](const KernelEntry& entry) {
+    test_unary(entry, [](double x) { return x > 0.0 ? x : 0.0; }, 0.0);
+    test_edges(entry, {-infinity, -1.0, 0.0, infinity, nan}, {0.0, 0.0, 0.0, infinity, nan});
+  });
+  for_each_kernel("exp", [=](const KernelEntry& entry) {
+    test_unary(entry, [](double x) { return std::exp(x); }, 2.4e-7);
+    test_edges(entry, {-infinity, -1e4, 0.0, 90.0, 1e4, infinity, nan},
+               {0.0, 0.0, 1.0, infinity, infinity, infinity, nan});
+  });
+  for_each_kernel("log", [=](const KernelEntry& entry) {
+    test_unary(entry, [](double x) { return std::log(x); }, 1.2e-7, {}, true);
+    test_log_near_one(entry);
+    test_edges(entry, {0.0, -0.0, 1.0, -1.0, -infinity, infinity, nan},
+               {-infinity, -infinity, 0.0, nan, nan, infinity, nan});
+  });
+  for_each_kernel("gelu", [=](const KernelEntry& entry) {
+    test_unary(entry, gelu, 1e-5, {attr(0)});
+    test_unary(entry, approximate_gelu, 1e-5, {attr(1)});
+    test_edges(entry, {-1024.0, 0.0, 1024.0, infinity, nan}, {0.0, 0.0, 1024.0, infinity, nan});
+  });
+  for_each_kernel("sub",
+                  [](const KernelEntry& entry) { test_binary(entry, [](double a, double b) { return a - b; }); });
   for_each_kernel("add",
                   [](const KernelEntry& entry) { test_binary(entry, [](double a, double b) { return a + b; }); });
   for_each_kernel("mul",
                   [](const KernelEntry& entry) { test_binary(entry, [](double a, double b) { return a * b; }); });
+  for_each_kernel("mul", test_float16_rounding);
   for_each_kernel("silu_mul",
                   [](const KernelEntry& entry) { test_binary(entry, [](double a, double b) { return silu(a) * b; }); });
+  for_each_kernel("div", test_div);
   for_each_kernel("rms_norm", test_rms_norm);
   for_each_kernel("add_rms_norm", test_rms_norm);
   for_each_kernel("rope_table", test_rope_table);

@@ -55,12 +55,13 @@ class CpuBackend(Backend):
         return CpuExecutable(plan, memory, self._team)
 
     def measure_limits(self, dtypes: Sequence[DType], num_threads: int | None = None) -> MeasuredLimits:
-        """Memory bandwidth, and the peak rates of those of `dtypes` that have one: float32, bfloat16, int8."""
+        """Memory bandwidth, and the peak rates of those of `dtypes` that have one: float32, float16, bfloat16, int8."""
         _check_num_threads(num_threads)
         team = self._team if num_threads in (None, self.num_threads) else _native.Team(num_threads)
         limits = _native.measure_limits(team)
         rates = {
             DType.FLOAT32: limits.float32_flops_per_s,
+            DType.FLOAT16: limits.float32_flops_per_s,
             DType.BFLOAT16: limits.bfloat16_flops_per_s,
             DType.INT8: limits.int8_ops_per_s,
         }
@@ -91,5 +92,5 @@ def _default_num_threads() -> int:
 def _dtypes() -> tuple[DType, ...]:
     """bfloat16 comes first where the CPU multiplies it."""
     if isa_limit() is Isa.AVX512_BF16:
-        return (DType.BFLOAT16, DType.FLOAT32)
-    return (DType.FLOAT32, DType.BFLOAT16)
+        return (DType.BFLOAT16, DType.FLOAT32, DType.FLOAT16)
+    return (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)

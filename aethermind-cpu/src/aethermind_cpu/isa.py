@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from enum import Enum
 
 from aethermind.errors import InvalidArgumentError
 from aethermind_cpu import _native
 
-__all__ = ["Isa", "isa_limit"]
+__all__ = ["Isa", "isa_levels", "isa_limit"]
 
 
 class Isa(Enum):
-    """A level, with the CPU features it needs; each level includes the ones before it."""
+    """A level, with the CPU features it needs; each level of an architecture includes the ones before it."""
 
     PORTABLE = ("portable", frozenset[str]())
-    AVX512 = ("avx512", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"}))
+    AVX2 = ("avx2", frozenset({"avx2", "fma", "f16c"}))
+    AVX512 = ("avx512", AVX2[1] | {"avx512f", "avx512bw", "avx512dq", "avx512vl"})
     AVX512_BF16 = ("avx512_bf16", AVX512[1] | {"avx512_bf16", "avx512_vnni"})
+    NEON = ("neon", frozenset({"asimd"}))
 
     def __init__(self, label: str, features: frozenset[str]) -> None:
         self.label = label
@@ -24,22 +27,43 @@ class Isa(Enum):
 
     @property
     def level(self) -> int:
-        """Its place in the order of levels."""
-        return list(Isa).index(self)
+        """Its place in the order of its architecture's levels."""
+        return next(levels.index(self) for levels in _LEVELS if self in levels)
 
     @classmethod
     def parse(cls, name: str) -> Isa:
         """Read a level by its name, with or without the underscore; anything else is an InvalidArgumentError."""
-        for isa in cls:
-            if isa.label.replace("_", "") == name.replace("_", ""):
-                return isa
-        known = ", ".join(isa.label for isa in cls)
-        raise InvalidArgumentError(f"Unknown CPU instruction set {name!r} in AETHERMIND_CPU_ISA. Known: {known}.")
+        return _parse(name, tuple(cls))
 
 
-def isa_limit() -> Isa:
-    """The highest level this CPU has, or `AETHERMIND_CPU_ISA` where that is lower."""
-    features = set(_native.cpu_features())
-    present = [isa for isa in Isa if isa.features <= features]
-    wanted = os.environ.get("AETHERMIND_CPU_ISA")
-    return min(present[-1], Isa.parse(wanted) if wanted else present[-1], key=lambda isa: isa.level)
+_X86_64 = (Isa.PORTABLE, Isa.AVX2, Isa.AVX512, Isa.AVX512_BF16)
+_AARCH64 = (Isa.PORTABLE, Isa.NEON)
+_LEVELS = (_X86_64, _AARCH64)
+
+
+def isa_levels(features: Collection[str] | None = None) -> tuple[Isa, ...]:
+    """The levels, in order, that the architecture of a CPU with these features has; of this CPU by default."""
+    return _AARCH64 if "asimd" in _known(features) else _X86_64
+
+
+def isa_limit(features: Collection[str] | None = None) -> Isa:
+    """The highest level that a CPU with these features has, or `AETHERMIND_CPU_ISA` where that is lower.
+
+    Raises InvalidArgumentError where the variable names no level of the architecture.
+    """
+    levels = isa_levels(features)
+    present = [isa for isa in levels if isa.features <= set(_known(features))]
+    name = os.environ.get("AETHERMIND_CPU_ISA")
+    return min(present[-1], _parse(name, levels) if name else present[-1], key=levels.index)
+
+
+def _known(features: Collection[str] | None) -> Collection[str]:
+    return _native.cpu_features() if features is None else features
+
+
+def _parse(name: str, levels: tuple[Isa, ...]) -> Isa:
+    for isa in levels:
+        if isa.label.replace("_", "") == name.replace("_", ""):
+            return isa
+    known = ", ".join(isa.label for isa in levels)
+    raise InvalidArgumentError(f"Unknown CPU instruction set {name!r} in AETHERMIND_CPU_ISA. Known here: {known}.")

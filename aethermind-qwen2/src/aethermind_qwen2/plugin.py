@@ -1,4 +1,4 @@
-"""What this package registers: two architectures and the demo model."""
+"""What this package registers: two architectures, their GGUF files and the demo model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ _PROVIDER = "aethermind-qwen2"
 def register_architectures(registry: Any) -> None:
     registry.register("Qwen2ForCausalLM", "aethermind_qwen2.architecture:QWEN2", provider=_PROVIDER)
     registry.register("Qwen3ForCausalLM", "aethermind_qwen2.architecture:QWEN3", provider=_PROVIDER)
+
+
+@hookimpl
+def register_gguf_families(registry: Any) -> None:
+    registry.register("qwen2", "aethermind_qwen2.gguf:QWEN2", provider=_PROVIDER)
+    registry.register("qwen3", "aethermind_qwen2.gguf:QWEN3", provider=_PROVIDER)
 
 
 @hookimpl

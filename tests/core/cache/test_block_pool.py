@@ -48,3 +48,30 @@ def test_misuse_is_a_programming_error() -> None:
         pool.acquire(0)
     with pytest.raises(AssertionError):
         BlockPool(0)
+
+
+def test_a_kept_block_is_idle_while_nobody_else_has_it() -> None:
+    pool = BlockPool(3)
+    pool.allocate(2)
+    for block in (0, 1):
+        pool.keep(block)
+        assert not pool.is_idle(block)
+        pool.release(block)
+    assert (pool.num_idle, pool.oldest_idle(), pool.num_free) == (2, 0, 1)
+    pool.acquire(0)
+    assert (pool.num_idle, pool.oldest_idle(), pool.is_idle(0)) == (1, 1, False)
+    pool.release(0)
+    assert pool.oldest_idle() == 1
+    pool.drop(1)
+    assert (pool.num_idle, pool.num_free, pool.ref_count(1)) == (1, 2, 0)
+    pool.acquire(0)
+    pool.drop(0)
+    assert (pool.num_idle, pool.ref_count(0)) == (0, 1)
+
+
+def test_a_block_is_kept_once() -> None:
+    pool = BlockPool(1)
+    pool.allocate(1)
+    pool.keep(0)
+    with pytest.raises(AssertionError, match="already kept"):
+        pool.keep(0)

@@ -200,7 +200,7 @@ class DictPrefixCache:
     def num_reclaimable(self) -> int:
         return sum(self.pool.ref_count(block) == 1 for block in self.blocks.values())
 
-    def match(self, token_ids: Sequence[int]) -> list[int]:
+    def match(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[int]:
         tokens = tuple(token_ids)
         found = []
         for end in range(self.block_size, len(tokens) + 1, self.block_size):
@@ -209,7 +209,7 @@ class DictPrefixCache:
             found.append(self.blocks[tokens[:end]])
         return found
 
-    def publish(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
+    def publish(self, token_ids: Sequence[int], blocks: Sequence[int], extra_key: bytes = b"") -> None:
         tokens = tuple(token_ids)
         for index, block in enumerate(blocks):
             key = tokens[: (index + 1) * self.block_size]

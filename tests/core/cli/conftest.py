@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,12 +60,14 @@ class FakeLLM:
 
     info = INFO
     sampling_defaults: Mapping[str, Any] = MappingProxyType({})
+    last_reason = "stop"
 
     def __init__(self, *texts: str | BaseException) -> None:
         self.texts = texts
         self.prompts: list[Any] = []
         self.params: list[SamplingParams] = []
         self.options: dict[str, Any] = {}
+        self.tokenizer = SimpleNamespace(chat_template="a template", special_tokens={})
         self.is_closed = False
         self.is_stream_closed = False
 
@@ -76,10 +78,16 @@ class FakeLLM:
             for i, text in enumerate(self.texts):
                 if isinstance(text, BaseException):
                     raise text
-                reason = "stop" if i == len(self.texts) - 1 else None
+                reason = self.last_reason if i == len(self.texts) - 1 else None
                 yield request_output(text, list(range(i + 1)), finish_reason=reason, now=0.1 * i)
         finally:
             self.is_stream_closed = True
+
+    def stream_chat(
+        self, messages: Any, params: SamplingParams, *, memory: Any, chat_template: str | None
+    ) -> Iterator[RequestOutput]:
+        self.chat_template, self.memory = chat_template, memory
+        return self.stream(messages, params)
 
     def close(self) -> None:
         self.is_closed = True

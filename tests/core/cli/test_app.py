@@ -17,6 +17,7 @@ from aethermind.errors import DeviceError
 VERBS = (
     (),
     ("generate",),
+    ("chat",),
     ("doctor",),
     ("explain",),
     ("models",),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.end_to_end.gguf_files import write_gguf
 from tests.end_to_end.models import DEMO, copy_demo
 
 from aethermind import LLM, Runtime
@@ -42,6 +43,20 @@ def test_a_directory_of_models_stands_for_them(invoke: Any, tmp_path: Path) -> N
     assert [record["name"] for record in records] == ["a", "b", "b"]
     assert [record["context_length"] for record in records] == [77, 2048, 2048]
     assert records[1] == records[2]
+
+
+def test_gguf_files(invoke: Any, tmp_path: Path) -> None:
+    copy_demo(tmp_path / "a")
+    path = write_gguf(DEMO, tmp_path / "b.gguf")
+    (tmp_path / "c.gguf").write_bytes(b"GGUF")
+    options = ("--estimate", "--device", "numpy", "--max-model-len", "64")
+    directory, file, broken = listed(invoke, str(tmp_path), *options)
+    assert [record["name"] for record in (directory, file, broken)] == ["a", "b.gguf", "c.gguf"]
+    assert (file["size_bytes"], file["format"]) == (path.stat().st_size, "gguf")
+    for name in ("architecture", "parameters", "dtype", "context_length", "estimate", "error"):
+        assert file[name] == directory[name]
+    assert "is truncated" in broken["error"]
+    assert listed(invoke, str(path), *options) == [file]
 
 
 def test_broken_directories_are_rows(invoke: Any, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import tokenizers
+from tests.end_to_end.gguf_files import write_gguf
+from tests.end_to_end.models import DEMO
 
 import aethermind_qwen2
 from aethermind.cli.tokens import parse_token_ids
@@ -38,6 +40,14 @@ def test_there_and_back(invoke: Any, text: str) -> None:
         "text": text,
         "token_ids": ids,
     }
+
+
+def test_of_a_gguf_file(invoke: Any, tmp_path: Path) -> None:
+    model = ("--model", str(write_gguf(DEMO, tmp_path / "demo.gguf")))
+    wanted = json.loads(invoke("tokenize", "Once <|im_end|>", "--json").stdout)
+    assert json.loads(invoke("tokenize", "Once <|im_end|>", "--json", *model).stdout) == wanted
+    explained = json.loads(invoke("explain", "--json", "--device", "numpy", *model).stdout)
+    assert explained["architecture"] == "Qwen2ForCausalLM"
 
 
 def test_a_line_for_each_token(invoke: Any, reference: tokenizers.Tokenizer) -> None:

@@ -8,7 +8,6 @@ from aethermind import Runtime
 from aethermind.engine.engine import Engine
 from aethermind.engine.loader import plan_model
 from aethermind.sampling.params import SamplingParams
-from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["answer", "open_engine"]
 
@@ -16,7 +15,7 @@ __all__ = ["answer", "open_engine"]
 def open_engine(runtime: Runtime, device: str = "numpy", **options: Any) -> Engine:
     """The demo model with a context of 32 tokens, in float32 unless told otherwise."""
     planned = plan_model(runtime, "demo", **{"device": device, "dtype": "float32", "max_model_len": 32, **options})
-    return Engine(planned, Tokenizer.from_directory(planned.directory))
+    return Engine(planned, planned.source.tokenizer())
 
 
 def answer(engine: Engine, prompt_token_ids: list[int], num_tokens: int) -> list[int]:

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aethermind.cache import KVCache, KVCacheSpec
+from aethermind.cache import BlockPool, HashedPrefixCache, KVCache, KVCacheSpec
 from aethermind.engine.policies import FirstComeFirstServed, PriorityWithAging
 from aethermind.engine.request import FinishReason, Request, RequestState
 from aethermind.engine.scheduler import ScheduleDecision, Scheduler, SchedulerConfig
@@ -27,8 +27,12 @@ def next_token(tokens: list[int]) -> int:
 class Loop:
     """The engine's step, reduced to the scheduler, the cache's bookkeeping and a stand-in for the model."""
 
-    def __init__(self, num_blocks: int = 100, block_size: int = 4, policy: Any = None, **limits: int) -> None:
-        self.cache = KVCache(KVCacheSpec(1, 1, 8, "float32", block_size), num_blocks, MAX_MODEL_LEN)
+    def __init__(
+        self, num_blocks: int = 100, block_size: int = 4, policy: Any = None, *, is_reusing: bool = False, **limits: int
+    ) -> None:
+        spec, pool = KVCacheSpec(1, 1, 8, "float32", block_size), BlockPool(num_blocks)
+        prefix_cache = HashedPrefixCache(pool, block_size) if is_reusing else None
+        self.cache = KVCache(spec, num_blocks, MAX_MODEL_LEN, prefix_cache=prefix_cache, pool=pool)
         self.scheduler = Scheduler(SchedulerConfig(**limits), self.cache, policy)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -36,10 +40,11 @@ class Loop:
         self.now = 0.0
         self.num_requests = 0
 
-    def add(self, num_prompt: int, max_tokens: int = 4, priority: int = 0) -> Request:
+    def add(self, num_prompt: int, max_tokens: int = 4, priority: int = 0, family: int | None = None) -> Request:
+        """Queue a request; prompts of one family begin alike."""
         self.num_requests += 1
         self.now += 1.0
-        prompt = [self.num_requests * 1000 + index for index in range(num_prompt)]
+        prompt = [(self.num_requests if family is None else -family) * 1000 + index for index in range(num_prompt)]
         params = SamplingParams(max_tokens=max_tokens)
         name = f"r{self.num_requests:04}"
         request = Request(name, prompt, params, self.now, max_model_len=MAX_MODEL_LEN, priority=priority)
@@ -137,16 +142,16 @@ class TestBatching:
         class Remembers:
             num_reclaimable = 0
 
-            def match(self, token_ids: object) -> list[int]:
+            def match(self, token_ids: object, extra_key: bytes) -> list[int]:
                 return blocks
 
-            def publish(self, token_ids: object, blocks: object) -> None: ...
+            def publish(self, token_ids: object, blocks: object, extra_key: bytes) -> None: ...
 
             def reclaim(self, num_blocks: int) -> None: ...
 
         loop.cache._prefix_cache = Remembers()
         assert shares(loop.step()) == [("r0001", 1, True)]
-        assert request.num_computed_tokens == 9
+        assert (request.num_computed_tokens, request.num_cached_tokens) == (9, 8)
 
 
 class TestRoom:
@@ -306,17 +311,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         spare_tokens=st.integers(0, 12),
         policy=st.sampled_from([FirstComeFirstServed(), PriorityWithAging(3.0)]),
+        is_reusing=st.booleans(),
     )
-    def start(self, num_blocks: int, block_size: int, max_num_seqs: int, spare_tokens: int, policy: Any) -> None:
+    def start(
+        self, num_blocks: int, block_size: int, max_num_seqs: int, spare_tokens: int, policy: Any, is_reusing: bool
+    ) -> None:
         self.budget = max_num_seqs + spare_tokens
         self.max_num_seqs = max_num_seqs
         self.policy = policy
-        self.loop = Loop(num_blocks, block_size, policy, max_num_seqs=max_num_seqs, max_num_batched_tokens=self.budget)
+        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": self.budget}
+        self.loop = Loop(num_blocks, block_size, policy, is_reusing=is_reusing, **limits)
         self.requests: list[Request] = []
 
-    @rule(num_prompt=st.integers(1, 20), max_tokens=st.integers(1, 20), priority=st.integers(0, 3))
-    def arrive(self, num_prompt: int, max_tokens: int, priority: int) -> None:
-        self.requests.append(self.loop.add(num_prompt, max_tokens, priority))
+    @rule(
+        num_prompt=st.integers(1, 20),
+        max_tokens=st.integers(1, 20),
+        priority=st.integers(0, 3),
+        family=st.none() | st.integers(0, 1),
+    )
+    def arrive(self, num_prompt: int, max_tokens: int, priority: int, family: int | None) -> None:
+        self.requests.append(self.loop.add(num_prompt, max_tokens, priority, family))
 
     @rule(choice=st.integers(0, 100))
     @precondition(lambda self: any(not request.is_finished for request in self.requests))
@@ -370,7 +384,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
             self.step()
         assert all(request.is_finished for request in self.requests), "somebody starves"
-        assert self.loop.cache.num_free_blocks == self.loop.cache.pool.num_blocks
+        assert self.loop.cache.num_available_blocks == self.loop.cache.pool.num_blocks
         for request in self.requests:
             assert request.all_token_ids == request.prompt_token_ids + request.output_token_ids
             for index in range(len(request.output_token_ids)):

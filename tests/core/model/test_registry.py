@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aethermind.errors import ConfigError, PluginError
-from aethermind.model.registry import ArchitectureRegistry, InputProcessorRegistry, ModelRegistry
+from aethermind.model.registry import ArchitectureRegistry, GgufFamilyRegistry, InputProcessorRegistry, ModelRegistry
 
 
 def test_an_architecture_is_imported_when_it_is_first_used() -> None:
@@ -27,6 +27,18 @@ def test_an_unknown_architecture_lists_the_installed() -> None:
     registry.register("A", "a:A", provider="a")
     with pytest.raises(ConfigError, match=r"'X'.*Installed: A, B\."):
         registry.get("X")
+
+
+def test_an_unknown_gguf_architecture_lists_the_known() -> None:
+    registry = GgufFamilyRegistry()
+    with pytest.raises(ConfigError, match=r"'x'.*Known: none"):
+        registry.get("x")
+    registry.register("b", "pathlib:Path", provider="pathlib")
+    assert registry.get("b") is Path
+    with pytest.raises(ConfigError, match=r"'x'.*Known: b\."):
+        registry.get("x")
+    with pytest.raises(PluginError, match=r"GGUF architecture 'b'.*pathlib.*other"):
+        registry.register("b", "pathlib:PurePath", provider="other")
 
 
 def test_a_taken_name_needs_replaces() -> None:

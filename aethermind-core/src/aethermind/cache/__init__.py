@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aethermind.cache.block_pool import BlockPool
+from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
 from aethermind.cache.kv_cache import KVCache
 from aethermind.cache.outcome import OpenResult, Outcome, ReserveResult
 from aethermind.cache.prefix_cache import NoPrefixCache, PrefixCache
@@ -13,6 +14,7 @@ from aethermind.cache.swap import NoSwapStore, SwapStore
 __all__ = [
     "BlockPool",
     "CacheState",
+    "HashedPrefixCache",
     "KVCache",
     "KVCacheSpec",
     "NoPrefixCache",

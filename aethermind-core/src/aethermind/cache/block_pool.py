@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 __all__ = ["BlockPool"]
 
 
@@ -9,17 +11,20 @@ class BlockPool:
     """Blocks `0 … num_blocks - 1`, each either free or referenced one or more times.
 
     The block freed last is handed out first, and a fresh pool hands out ascending numbers: the memory in use
-    stays small and dense, which matters where a device commits memory only when it is touched. Not
+    stays small and dense, which matters where a device commits memory only when it is touched. A block may be kept:
+    one of its references belongs to a memory of past content, and while that is the only one the block is idle. Not
     thread-safe.
     """
 
-    __slots__ = ("_free", "_ref_counts", "num_blocks")
+    __slots__ = ("_free", "_idle", "_kept", "_ref_counts", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks >= 1, f"a pool needs a block, got num_blocks={num_blocks}"
         self.num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._ref_counts = [0] * num_blocks
+        self._kept: set[int] = set()
+        self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
@@ -35,6 +40,19 @@ class BlockPool:
     def usage(self) -> float:
         """Fraction of the blocks in use, from 0 to 1."""
         return self.num_used / self.num_blocks
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks that are kept and that nobody else references."""
+        return len(self._idle)
+
+    def is_idle(self, block: int) -> bool:
+        """Whether `block` is kept and nobody else references it."""
+        return block in self._idle
+
+    def oldest_idle(self) -> int:
+        """The block that has been idle for longest. Raises `StopIteration` if none is."""
+        return next(iter(self._idle))
 
     def ref_count(self, block: int) -> int:
         """References to `block`; 0 means free."""
@@ -56,9 +74,12 @@ class BlockPool:
 
     def acquire(self, block: int) -> None:
         """Add a reference to a block in use. Raises `AssertionError` if it is free."""
-        if self._ref_counts[block] == 0:
+        count = self._ref_counts[block]
+        if count == 0:
             raise AssertionError(f"block {block} is free and cannot be shared")
-        self._ref_counts[block] += 1
+        if count == 1:
+            self._idle.pop(block, None)
+        self._ref_counts[block] = count + 1
 
     def release(self, block: int) -> None:
         """Drop a reference; the last one frees the block. Raises `AssertionError` if it is already free."""
@@ -68,3 +89,17 @@ class BlockPool:
         self._ref_counts[block] = count
         if count == 0:
             self._free.append(block)
+        elif count == 1 and block in self._kept:
+            self._idle[block] = None
+
+    def keep(self, block: int) -> None:
+        """Add the one reference that keeps a block in use beyond its users, until `drop`."""
+        assert block not in self._kept, f"block {block} is already kept"
+        self.acquire(block)
+        self._kept.add(block)
+
+    def drop(self, block: int) -> None:
+        """Take back the reference of `keep`; an idle block becomes free."""
+        self._kept.remove(block)
+        self._idle.pop(block, None)
+        self.release(block)

@@ -31,10 +31,11 @@ class SlotArray(Protocol):
 class _Sequence:
     """One sequence's blocks; positions from `num_tokens` up to `num_writable` are its alone to write."""
 
-    __slots__ = ("block_table", "is_protected", "num_tokens", "num_writable", "state")
+    __slots__ = ("block_table", "extra_key", "is_protected", "num_tokens", "num_writable", "state")
 
-    def __init__(self, block_table: list[int], num_tokens: int) -> None:
+    def __init__(self, block_table: list[int], num_tokens: int, extra_key: bytes) -> None:
         self.block_table = block_table
+        self.extra_key = extra_key
         self.num_tokens = num_tokens
         self.num_writable = num_tokens
         self.state = CacheState.ACTIVE
@@ -117,12 +118,12 @@ class KVCache:
 
     @property
     def usage(self) -> float:
-        """Fraction of the blocks in use, from 0 to 1."""
-        return self.pool.usage
+        """Fraction of the blocks that a reservation cannot get, from 0 to 1."""
+        return 1.0 - self.num_available_blocks / self.pool.num_blocks
 
-    def query(self, token_ids: Sequence[int]) -> int:
+    def query(self, token_ids: Sequence[int], extra_key: bytes = b"") -> int:
         """Return how many leading tokens `open` with these ids would reuse."""
-        return len(self._match(token_ids)) * self._block_size
+        return len(self._match(token_ids, extra_key)) * self._block_size
 
     def num_tokens(self, seq_id: str) -> int:
         """Return how many tokens of the sequence are committed."""
@@ -157,20 +158,21 @@ class KVCache:
 
     # -- the life of a sequence ------------------------------------------------------------------------------
 
-    def open(self, seq_id: str, token_ids: Sequence[int] = ()) -> OpenResult:
+    def open(self, seq_id: str, token_ids: Sequence[int] = (), extra_key: bytes = b"") -> OpenResult:
         """Start a sequence, with the KV of as many leading `token_ids` as are known; they count as committed.
 
-        At least one token is always left to compute, because its logits are wanted.
+        At least one token is always left to compute, because its logits are wanted. Content is shared only between
+        sequences of one `extra_key`.
         """
         if seq_id in self._sequences:
             return OpenResult(Outcome.ALREADY_OPEN)
         if len(token_ids) > self.max_model_len:
             return OpenResult(Outcome.TOO_LONG)
-        blocks = self._match(token_ids)
+        blocks = self._match(token_ids, extra_key)
         for block in blocks:
             self.pool.acquire(block)
         num_cached_tokens = len(blocks) * self._block_size
-        self._sequences[seq_id] = _Sequence(blocks, num_cached_tokens)
+        self._sequences[seq_id] = _Sequence(blocks, num_cached_tokens, extra_key)
         return OpenResult(Outcome.OK, num_cached_tokens)
 
     def reserve(self, seq_id: str, num_new_tokens: int) -> ReserveResult:
@@ -208,7 +210,7 @@ class KVCache:
         self._drop_reservation(parent)
         for block in parent.block_table:
             self.pool.acquire(block)
-        self._sequences[child_id] = _Sequence(list(parent.block_table), parent.num_tokens)
+        self._sequences[child_id] = _Sequence(list(parent.block_table), parent.num_tokens, parent.extra_key)
         return Outcome.OK
 
     def truncate(self, seq_id: str, num_tokens: int) -> Outcome:
@@ -233,7 +235,8 @@ class KVCache:
         if sequence.state is CacheState.SWAPPED:
             self._swap_store.drop(seq_id)
         elif num_full := min(sequence.num_tokens, len(token_ids)) // self._block_size:
-            self._prefix_cache.publish(token_ids[: num_full * self._block_size], sequence.block_table[:num_full])
+            token_ids = token_ids[: num_full * self._block_size]
+            self._prefix_cache.publish(token_ids, sequence.block_table[:num_full], sequence.extra_key)
         self._release_blocks(sequence, 0)
         del self._sequences[seq_id]
         return Outcome.OK
@@ -316,8 +319,8 @@ class KVCache:
         sequence.num_writable = min(len(table) * self._block_size, self.max_model_len)
         return ReserveResult(Outcome.OK, copies) if copies else _RESERVED
 
-    def _match(self, token_ids: Sequence[int]) -> list[int]:
-        blocks = self._prefix_cache.match(token_ids)
+    def _match(self, token_ids: Sequence[int], extra_key: bytes) -> list[int]:
+        blocks = self._prefix_cache.match(token_ids, extra_key)
         return list(blocks[: max(len(token_ids) - 1, 0) // self._block_size])
 
     def _allocate(self, num_blocks: int) -> list[int] | None:
@@ -342,6 +345,7 @@ class KVCache:
         sequence.num_writable = sequence.num_tokens
 
     def _release_blocks(self, sequence: _Sequence, first: int) -> None:
-        for block in sequence.block_table[first:]:
+        # From the end, because a prefix cache gives up first what was released first.
+        for block in reversed(sequence.block_table[first:]):
             self.pool.release(block)
         del sequence.block_table[first:]

@@ -6,6 +6,8 @@ Checkpoint        a model directory's weights, in one file or in shards with an 
 TorchFile         one .bin, .pt or .pth file, written by torch.save (needs torch)
 DummyCheckpoint   weights that look random, for trying a model without having it
 match_names       the check that a set of weights is exactly what a model needs
+
+GGUF files are read by `gguf` and named by `gguf_names`, which are imported only for such a file.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from aethermind.checkpoint.dummy import DummyCheckpoint
 from aethermind.checkpoint.name_map import match_names
 from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.checkpoint.sharded_index import Checkpoint
-from aethermind.checkpoint.source import TensorFile, TensorInfo, TensorSource
+from aethermind.checkpoint.source import StoredTensors, TensorFile, TensorInfo, TensorSource
 from aethermind.checkpoint.torch_pickle import TorchFile
 
 __all__ = [
     "Checkpoint",
     "DummyCheckpoint",
     "SafetensorsFile",
+    "StoredTensors",
     "TensorFile",
     "TensorInfo",
     "TensorSource",

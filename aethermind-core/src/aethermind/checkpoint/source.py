@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["TensorFile", "TensorInfo", "TensorSource", "dtype_names"]
+__all__ = ["StoredTensors", "TensorFile", "TensorInfo", "TensorSource", "dtype_names"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,15 @@ class TensorFile(TensorSource, Protocol):
     """A set of named tensors in one file."""
 
     path: Path
+
+
+class StoredTensors(TensorSource, Protocol):
+    """A set of named tensors in files."""
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that hold the tensors."""
+        ...
 
 
 @cache

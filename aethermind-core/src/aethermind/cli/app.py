@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from functools import cached_property
 from typing import Annotated, Any
@@ -10,7 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 from aethermind import env, log
-from aethermind.cli import bench, console, doctor, explain, generate, models, ops, plugins, profile, tokens
+from aethermind.cli import bench, chat, console, doctor, explain, generate, models, ops, plugins, profile, tokens
+from aethermind.cli.configured import ConfiguredCommand
 from aethermind.errors import AetherMindError
 
 __all__ = ["app", "run"]
@@ -45,7 +47,7 @@ class Commands(TyperGroup):
         except AetherMindError as error:
             _fail(str(error), 2)
         except Exception as error:
-            if env.log_level() == "DEBUG":
+            if env.log_level() == "DEBUG" or log.get_logger("aethermind").isEnabledFor(logging.DEBUG):
                 raise
             title = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             _fail(f"{title}\nThis is a bug. Set AETHERMIND_LOG=debug to see the traceback, and please report it.", 1)
@@ -71,20 +73,22 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=console.examples(
         'aethermind generate "Once upon a time"',
+        "aethermind chat",
         "aethermind doctor",
         "aethermind explain --model demo",
         "aethermind models",
         "aethermind bench latency --prompt-tokens 64 --output-tokens 32",
     ),
 )
-app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
+app.command("generate", cls=ConfiguredCommand, epilog=generate.EXAMPLES)(generate.generate)
+app.command("chat", cls=ConfiguredCommand, epilog=chat.EXAMPLES)(chat.chat)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
-app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
-app.command("models", epilog=models.EXAMPLES)(models.models)
-app.command("tokenize", epilog=tokens.TOKENIZE_EXAMPLES)(tokens.tokenize)
-app.command("detokenize", epilog=tokens.DETOKENIZE_EXAMPLES)(tokens.detokenize)
+app.command("explain", cls=ConfiguredCommand, epilog=explain.EXAMPLES)(explain.explain)
+app.command("models", cls=ConfiguredCommand, epilog=models.EXAMPLES)(models.models)
+app.command("tokenize", cls=ConfiguredCommand, epilog=tokens.TOKENIZE_EXAMPLES)(tokens.tokenize)
+app.command("detokenize", cls=ConfiguredCommand, epilog=tokens.DETOKENIZE_EXAMPLES)(tokens.detokenize)
 app.command("ops", epilog=ops.EXAMPLES)(ops.ops)
-app.command("profile", epilog=profile.EXAMPLES)(profile.profile)
+app.command("profile", cls=ConfiguredCommand, epilog=profile.EXAMPLES)(profile.profile)
 app.add_typer(plugins.app, name="plugins")
 app.add_typer(bench.app, name="bench")
 
@@ -94,6 +98,9 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
+    config_file: Annotated[
+        str | None, typer.Option("--config", metavar="FILE", help="Take settings from this TOML or YAML file.")
+    ] = None,
 ) -> None:
     """LLM inference in which hardware and models are pip packages."""
 

@@ -203,7 +203,7 @@ def examine(planned: PlannedModel) -> dict[str, Any]:
 
     operators = {operator.name for operator in planned.operators}
     return {
-        "model": str(planned.directory),
+        "model": str(planned.source.path),
         "architecture": planned.architecture,
         "device": str(planned.open_device.device),
         "device_reason": planned.open_device.selection.reason,

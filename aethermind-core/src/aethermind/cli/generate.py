@@ -28,19 +28,6 @@ EXAMPLES = console.examples(
     'aethermind generate "Once upon a time" --max-tokens 40 --json',
 )
 
-_DEFAULTS: dict[str, Any] = {
-    "max_tokens": 200,
-    "temperature": 0.7,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-}
-
-
-def _default(name: str) -> str:
-    return f"the model's, or {_DEFAULTS[name]}"
-
 
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The text to continue; - reads standard input.")] = None,
@@ -51,42 +38,21 @@ def generate(
     quantization: options.Quantization = None,
     lm_head: options.LmHead = None,
     load_format: options.LoadFormat = "auto",
-    max_tokens: Annotated[
-        int | None, typer.Option(help="The most tokens to write.", show_default=_default("max_tokens"))
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            help="Divides the logits; 0 always takes the likeliest token.", show_default=_default("temperature")
-        ),
-    ] = None,
-    top_k: Annotated[
-        int | None,
-        typer.Option(help="Choose among the k likeliest tokens; 0 is off.", show_default=_default("top_k")),
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Choose among the likeliest tokens of this total probability.", show_default=_default("top_p")
-        ),
-    ] = None,
-    min_p: Annotated[
-        float | None,
-        typer.Option(help="Drop tokens below this fraction of the likeliest one.", show_default=_default("min_p")),
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None,
-        typer.Option(help="Above 1 discourages tokens already there.", show_default=_default("repetition_penalty")),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Repeat a run; --stats shows the seed.", show_default="random")
-    ] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")] = False,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    ignore_eos: options.IgnoreEos = False,
     max_model_len: options.MaxModelLen = None,
     num_kv_blocks: options.NumKvBlocks = None,
     block_size: options.BlockSize = 16,
     threads: options.NumThreads = None,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
+    fallback: options.Fallback = "warn",
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is written.")] = True,
     stats: Annotated[
         bool | None,
@@ -126,10 +92,12 @@ def generate(
         num_kv_blocks=num_kv_blocks,
         block_size=block_size,
         num_threads=threads,
+        max_num_batched_tokens=max_num_batched_tokens,
+        fallback=fallback,
         max_num_seqs=1,
     )
     with closing(llm):
-        params = SamplingParams(**{**_DEFAULTS, **llm.sampling_defaults, **given})
+        params = SamplingParams(**{**options.SAMPLING_DEFAULTS, **llm.sampling_defaults, **given})
         has_stats = console.is_terminal(sys.stderr) if stats is None else stats
         answer(llm, text, params, is_streaming=stream and not as_json, has_stats=has_stats, as_json=as_json)
 

@@ -17,13 +17,14 @@ from aethermind.errors import AetherMindError
 
 if TYPE_CHECKING:
     from aethermind.engine.config import EngineConfig
+    from aethermind.model.source import ModelSource
     from aethermind.runtime import Runtime
 
 __all__ = ["EXAMPLES", "describe_model", "estimate_memory", "models"]
 
 EXAMPLES = console.examples(
     "aethermind models",
-    "aethermind models ./Qwen2-0.5B-Instruct ./checkpoints",
+    "aethermind models ./Qwen2-0.5B-Instruct ./checkpoints ./model.gguf",
     "aethermind models --estimate --device cpu --max-model-len 2048",
     "aethermind models --json",
 )
@@ -32,7 +33,9 @@ EXAMPLES = console.examples(
 def models(
     directories: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[DIR]...", help="Model directories, or directories of them; else what is installed."),
+        typer.Argument(
+            metavar="[PATH]...", help="Model directories and .gguf files, or directories of these; else all installed."
+        ),
     ] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Add the memory each needs on --device.")] = False,
     device: options.Device = "auto",
@@ -44,7 +47,7 @@ def models(
     block_size: options.BlockSize = 16,
     as_json: options.AsJson = False,
 ) -> None:
-    """List models, installed or in directories.
+    """List models, installed or on disk.
 
     Weights are not read. A model that cannot be used is listed with the reason. --estimate adds what each takes on
     --device with --dtype, --quantization, --lm-head, --max-model-len, --num-kv-blocks and --block-size, for as many
@@ -88,8 +91,9 @@ def describe_model(runtime: Runtime, name: str, path: Path) -> dict[str, Any]:
     """
     record: dict[str, Any] = {"name": name, "path": str(path), **dict.fromkeys(_FACTS), "error": None}
     try:
-        record.update(_facts_of_config(runtime, path, record))
-        record.update(_facts_of_weights(path))
+        source = runtime.open_source(path)
+        record.update(_facts_of_config(runtime, source, record))
+        record.update(_facts_of_weights(source))
     except AetherMindError as error:
         record["error"] = str(error)
     except OSError as error:
@@ -128,18 +132,16 @@ def estimate_memory(runtime: Runtime, path: Path, config: EngineConfig) -> dict[
 _FACTS = ("architecture", "parameters", "size_bytes", "dtype", "format", "context_length")
 
 
-def _facts_of_config(runtime: Runtime, path: Path, record: dict[str, Any]) -> dict[str, Any]:
-    from aethermind.model.hf_config import architecture_name, read_hf_config
+def _facts_of_config(runtime: Runtime, source: ModelSource, record: dict[str, Any]) -> dict[str, Any]:
+    from aethermind.model.hf_config import architecture_name
 
-    raw = read_hf_config(path)
-    name = record["architecture"] = architecture_name(raw, path)
+    raw = source.config()
+    name = record["architecture"] = architecture_name(raw, source.path)
     return {"context_length": runtime.architectures.get(name).create(raw).config.max_position_embeddings}
 
 
-def _facts_of_weights(path: Path) -> dict[str, Any]:
-    from aethermind.checkpoint import Checkpoint
-
-    checkpoint = Checkpoint.open(path)
+def _facts_of_weights(source: ModelSource) -> dict[str, Any]:
+    checkpoint = source.weights()
     counts: Counter[str] = Counter()
     for info in map(checkpoint.info, checkpoint.names):
         counts[str(info.dtype)] += prod(info.shape)
@@ -154,7 +156,7 @@ def _facts_of_weights(path: Path) -> dict[str, Any]:
 
 
 def _find(runtime: Runtime, directories: list[str]) -> list[tuple[str, Path]]:
-    """Names and directories; a directory without config.json stands for the models right below it, if there are any."""
+    """Names and paths; a directory without config.json stands for the models right in it, if there are any."""
     if not directories:
         return [(name, runtime.models.locate(name)) for name in runtime.models.names()]
     found = []
@@ -162,10 +164,14 @@ def _find(runtime: Runtime, directories: list[str]) -> list[tuple[str, Path]]:
         directory = Path(text).expanduser()
         if text in runtime.models.names() and not directory.exists():
             directory = runtime.models.locate(text)
-        is_model = isfile(directory / "config.json")
-        below = [] if is_model else sorted(config.parent for config in directory.glob("*/config.json"))
+        below = [] if isfile(directory / "config.json") else _below(directory)
         found += [(path.resolve().name, path) for path in below or [directory]]
     return found
+
+
+def _below(directory: Path) -> list[Path]:
+    """Model directories and .gguf files right in a directory."""
+    return sorted([*(config.parent for config in directory.glob("*/config.json")), *directory.glob("*.gguf")])
 
 
 def _add_estimate(record: dict[str, Any], runtime: Runtime, config: EngineConfig) -> None:

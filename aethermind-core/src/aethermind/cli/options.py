@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,13 +13,25 @@ __all__ = [
     "BlockSize",
     "DType",
     "Device",
+    "Fallback",
+    "IgnoreEos",
     "LmHead",
     "LoadFormat",
     "MaxModelLen",
+    "MaxNumBatchedTokens",
+    "MaxTokens",
+    "MinP",
     "Model",
     "NumKvBlocks",
     "NumThreads",
     "Quantization",
+    "RepetitionPenalty",
+    "SAMPLING_DEFAULTS",
+    "Seed",
+    "Stop",
+    "Temperature",
+    "TopK",
+    "TopP",
     "chosen_model",
 ]
 
@@ -28,7 +40,7 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="A model directory, or the name of an installed model.",
+        help="A model directory, a .gguf file, or the name of an installed model.",
         show_default="AETHERMIND_MODEL, or demo",
     ),
 ]
@@ -45,7 +57,51 @@ LoadFormat = Annotated[str, typer.Option("--load-format", help="auto reads the w
 MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Longest context in tokens.")]
 NumKvBlocks = Annotated[int | None, typer.Option("--num-kv-blocks", help="Blocks of the KV cache.")]
 BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a block of the KV cache.")]
+MaxNumBatchedTokens = Annotated[
+    int, typer.Option("--max-num-batched-tokens", help="The most tokens in a step, a piece of a prompt included.")
+]
+Fallback = Annotated[
+    str, typer.Option("--fallback", help="Operators without a kernel of the device: error, warn or allow.")
+]
 NumThreads = Annotated[int | None, typer.Option("--threads", help="Worker threads of the device.")]
+SAMPLING_DEFAULTS: dict[str, Any] = {
+    "max_tokens": 200,
+    "temperature": 0.7,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""What applies where neither the caller nor the model says anything."""
+
+
+def _default(name: str) -> str:
+    return f"the model's, or {SAMPLING_DEFAULTS[name]}"
+
+
+MaxTokens = Annotated[int | None, typer.Option(help="The most tokens to write.", show_default=_default("max_tokens"))]
+Temperature = Annotated[
+    float | None,
+    typer.Option(help="Divides the logits; 0 always takes the likeliest token.", show_default=_default("temperature")),
+]
+TopK = Annotated[
+    int | None, typer.Option(help="Choose among the k likeliest tokens; 0 is off.", show_default=_default("top_k"))
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(help="Choose among the likeliest tokens of this total probability.", show_default=_default("top_p")),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(help="Drop tokens below this fraction of the likeliest one.", show_default=_default("min_p")),
+]
+RepetitionPenalty = Annotated[
+    float | None,
+    typer.Option(help="Above 1 discourages tokens already there.", show_default=_default("repetition_penalty")),
+]
+Seed = Annotated[int | None, typer.Option(help="Repeat a run; --stats shows the seed.", show_default="random")]
+Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

@@ -70,6 +70,7 @@ def profile(
         num_kv_blocks=-(-(prompt_tokens + output_tokens + 1) // 16),
         max_num_seqs=1,
         max_num_batched_tokens=prompt_tokens,
+        enable_prefix_caching=False,
     )
     backend = planned.open_device.backend
     with closing(backend):
@@ -79,7 +80,7 @@ def profile(
     if trace is not None:
         _write_trace(trace, steps, memory, str(planned.open_device.device))
     report = {
-        "model": str(planned.directory),
+        "model": str(planned.source.path),
         "device": str(planned.open_device.device),
         "dtype": str(planned.dtype),
         "num_threads": planned.open_device.num_threads,
@@ -111,11 +112,10 @@ def _run(
     from aethermind.engine.memory_use import measure_memory
     from aethermind.engine.profiler import Profiler
     from aethermind.sampling.params import SamplingParams
-    from aethermind.text.tokenizer import Tokenizer
 
     memory = [(0, measure_memory("planned", planned))]
     with LoadProgress() as progress:
-        engine = Engine(planned, Tokenizer.from_directory(planned.directory), on_progress=progress)
+        engine = Engine(planned, planned.source.tokenizer(), on_progress=progress)
     memory.append((0, measure_memory("loaded", planned, engine.runner)))
     vocab_size = planned.model.config.vocab_size
     prompt = [(7919 * position + 13) % vocab_size for position in range(prompt_tokens)]

@@ -86,9 +86,8 @@ def detokenize(
 def open_tokenizer(model: str | None) -> Tokenizer:
     """The tokenizer of the chosen model, without the model."""
     from aethermind.runtime import Runtime
-    from aethermind.text.tokenizer import Tokenizer
 
-    return Tokenizer.from_directory(Runtime.boot().models.locate(options.chosen_model(model)))
+    return Runtime.boot().open_source(options.chosen_model(model)).tokenizer()
 
 
 def parse_token_ids(text: str) -> list[int]:

@@ -4,6 +4,7 @@
 
     y = eager.silu(x)                              # NumPy in, NumPy out; torch in, torch out
     y = eager.Eager(device="numpy").silu(x)        # another device
+    packed = eager.pack("linear", "weight", w)     # for repeated calls: eager.linear(x, packed)
 
 Every operator of the catalog and of plugins is a function here; `aethermind ops` lists them. They run on the `cpu`
 device, or on `numpy` where that is not installed.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from aethermind.dispatch.kernel import Pack
 from aethermind.eager.arrays import Array, ArrayKind, NumpyKind
 from aethermind.eager.native_call import NativeCall, Slot
+from aethermind.eager.packed import PackedKind
 from aethermind.eager.signature_plan import RESULT, SignaturePlan
 from aethermind.errors import OperatorError
 from aethermind.graph.executor import Executable, StepLoop
@@ -54,6 +56,7 @@ class SignatureCall:
         ]
         self._changed = [alias for alias in planned.aliases if alias is not None and planned.plan.steps]
         self._is_bare = planned.aliases == (None,)
+        self._packs_by_call = [each for each in self._packs() if not isinstance(kinds[each[1]], PackedKind)]
 
     def _settled(self, tensors: Sequence[Array | None]) -> tuple[Array | None, ...]:
         """The inputs, those without an address copied; one that is to be changed cannot be."""
@@ -93,27 +96,39 @@ class SignatureCall:
                 results.append(tensor if tuple(tensor.shape) == shape else tensor.reshape(shape))
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _slots(self, position: int) -> list[Slot]:
-        """Where a plan looks for an input's own layout."""
-        name = self._names[position]
-        return [(Place.INPUT, name), (Place.STATE, name), (Place.CONSTANT, name)]
+    def _sources(self) -> list[tuple[int, Callable[[Array], int | None], list[Slot]]]:
+        """Where a plan looks for the inputs: (position, what gives the address, memories that begin there)."""
+        sources: list[tuple[int, Callable[[Array], int | None], list[Slot]]] = []
+        for position, (name, kind) in enumerate(zip(self._names, self._kinds, strict=True)):
+            if kind is not None:
+                places = (Place.INPUT, Place.STATE, Place.CONSTANT)
+                sources.append((position, kind.address, [(place, name) for place in places]))
+        for key, position, pack in self._packs():
+            kind = self._kinds[position]
+            if isinstance(kind, PackedKind):
+                sources.append((position, kind.packed_address(pack), [(Place.CONSTANT, key)]))
+        return sources
+
+    def _packs(self) -> list[tuple[str, int, Pack]]:
+        """The constants that kernels want in their own layout: key, position of the input, layout."""
+        return [
+            (key, self._names.index(name), self._planned.packs[pack_name])
+            for key, (name, pack_name, _) in self._planned.plan.constants.items()
+            if pack_name is not None
+        ]
 
     def _packed(self, tensors: Sequence[Array | None], buffers: dict[str, Buffer]) -> None:
-        """Write the constants that kernels want in their own layout."""
-        for key, (name, pack_name, _) in self._planned.plan.constants.items():
-            if pack_name is not None:
-                position = self._names.index(name)
-                kind = self._kinds[position]
-                assert kind is not None, "an absent input has no operand"
-                self._planned.packs[pack_name].pack(kind.numpy(tensors[position]), buffers[key].address)
+        """Write those that came as arrays."""
+        for key, position, pack in self._packs_by_call:
+            kind = self._kinds[position]
+            assert kind is not None, "an absent input has no operand"
+            pack.pack(kind.numpy(tensors[position]), buffers[key].address)
 
     def _pack_buffers(self) -> dict[str, Buffer]:
-        plan, packs = self._planned.plan, self._planned.packs
-        types = {operand.name: operand for operand in plan.operands() if operand.place is Place.CONSTANT}
+        types = {operand.name: operand for operand in self._planned.plan.operands() if operand.place is Place.CONSTANT}
         return {
-            key: self._backend.allocator.alloc(packs[pack_name].nbytes(resolve(types[key].shape, {}), types[key].dtype))
-            for key, (_, pack_name, _) in plan.constants.items()
-            if pack_name is not None
+            key: self._backend.allocator.alloc(pack.nbytes(resolve(types[key].shape, {}), types[key].dtype))
+            for key, _, pack in self._packs_by_call
         }
 
     def __call__(self, tensors: Sequence[Array | None]) -> Any:
@@ -131,9 +146,8 @@ class InlineCall(SignatureCall):
         for key, buffer in self._buffers.items():
             self._native.set_address((Place.CONSTANT, key), buffer.address)
         self._inputs = [
-            (position, kind.address, tuple(p for slot in self._slots(position) for p in self._native.places(slot)))
-            for position, kind in enumerate(kinds)
-            if kind is not None
+            (position, address_of, tuple(place for slot in slots for place in self._native.places(slot)))
+            for position, address_of, slots in self._sources()
         ]
         self._outputs = [
             (position, make, self._native.places((Place.STATE, f"{RESULT}{position}"))) for position, make in self._new
@@ -169,9 +183,8 @@ class SubmittedCall(SignatureCall):
         self._stream = backend.streams.default(0)
         used = {(operand.place, operand.name) for operand in planned.plan.operands()}
         self._inputs = [
-            (position, kind.address, [slot for slot in self._slots(position) if slot in used])
-            for position, kind in enumerate(kinds)
-            if kind is not None
+            (position, address_of, [slot for slot in slots if slot in used])
+            for position, address_of, slots in self._sources()
         ]
         self._memory: dict[Slot, int] = {}
         self._executable: Executable | None = None
@@ -192,7 +205,7 @@ class SubmittedCall(SignatureCall):
         new = {position: make() for position, make in self._new}
         for position, result in new.items():
             memory[Place.STATE, f"{RESULT}{position}"] = _address(self._result_kind, result)
-        buffers = self._pack_buffers() if self._planned.packs else {}
+        buffers = self._pack_buffers() if self._packs_by_call else {}
         for key, buffer in buffers.items():
             memory[Place.CONSTANT, key] = buffer.address
         self._packed(tensors, buffers)

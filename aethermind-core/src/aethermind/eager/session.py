@@ -10,6 +10,7 @@ from aethermind.errors import DeviceError, InvalidArgumentError, OperatorError
 if TYPE_CHECKING:
     from aethermind.eager.arrays import Array, ArrayKind
     from aethermind.eager.calls import SignatureCall
+    from aethermind.eager.packed import PackedWeight
     from aethermind.ops.operator import Operator
     from aethermind.ops.schema import Attribute, TensorType
     from aethermind.runtime import OpenDevice, Runtime
@@ -37,6 +38,15 @@ class Eager:
     def device(self) -> str:
         """The device that computes."""
         return str(self._opened.device)
+
+    def pack(self, operator: str, input: str, array: Array) -> PackedWeight:
+        """A weight for repeated calls: `eager.linear(x, eager.pack("linear", "weight", weight))`.
+
+        The kernel's own layout is made once instead of with every call. OperatorError for an input that is no weight.
+        """
+        from aethermind.eager.packed import pack_weight
+
+        return pack_weight(self._runtime.operators[operator], input, array, self._opened.backend)
 
     def close(self) -> None:
         """End the device's threads; nothing may be called any more."""
@@ -127,16 +137,21 @@ class Operation:
 
     def _described(self, tensors: Sequence[Array | None]) -> tuple[list[ArrayKind | None], list[TensorType | None]]:
         from aethermind.eager.arrays import kind_of
+        from aethermind.eager.packed import PackedKind, PackedWeight
         from aethermind.ops.schema import TensorType
 
         kinds: list[ArrayKind | None] = []
         types: list[TensorType | None] = []
-        for tensor in tensors:
+        for position, tensor in enumerate(tensors):
             if tensor is None:
                 kinds.append(None)
                 types.append(None)
                 continue
-            kind = kind_of(tensor)
+            if isinstance(tensor, PackedWeight) and position < self._num_inputs:
+                name = self._operator.schema.inputs[position].name
+                kind: ArrayKind = PackedKind(tensor, self._operator.name, name, self._opened.backend)
+            else:
+                kind = kind_of(tensor)
             try:
                 types.append(TensorType(kind.dtype(tensor), tuple(tensor.shape)))
             except InvalidArgumentError as error:

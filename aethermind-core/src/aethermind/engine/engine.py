@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from aethermind.cache.block_pool import BlockPool
+from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
 from aethermind.cache.kv_cache import KVCache
 from aethermind.engine.loader import PlannedModel
 from aethermind.engine.model_runner import ModelRunner, SampledToken
@@ -39,7 +41,7 @@ class Engine:
         config = planned.config
         self.planned = planned
         self.tokenizer = tokenizer
-        self.cache = KVCache(planned.cache_spec, planned.num_kv_blocks, planned.max_model_len)
+        self.cache = _make_cache(planned)
         self.runner = ModelRunner(planned, self.cache, on_progress)
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self.scheduler = Scheduler(SchedulerConfig(max_num_seqs, config.max_num_batched_tokens), self.cache)
@@ -137,3 +139,13 @@ class Engine:
                 raise InvalidArgumentError(
                     f"Token id {token_id} is out of range: the vocabulary has {vocab_size} entries, numbered from 0."
                 )
+
+
+def _make_cache(planned: PlannedModel) -> KVCache:
+    pool = BlockPool(planned.num_kv_blocks)
+    prefix_cache = None
+    if planned.config.enable_prefix_caching:
+        salt = repr((str(planned.source.path), planned.dtype.label, planned.config.quantization))
+        prefix_cache = HashedPrefixCache(pool, planned.cache_spec.block_size, salt.encode())
+    spec, max_model_len = planned.cache_spec, planned.max_model_len
+    return KVCache(spec, planned.num_kv_blocks, max_model_len, prefix_cache=prefix_cache, pool=pool)

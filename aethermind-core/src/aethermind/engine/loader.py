@@ -1,4 +1,4 @@
-"""From a model directory to a plan on a device, and to its weights."""
+"""From a model's files to a plan on a device, and to its weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aethermind.hal.dtype import DType
 from aethermind.log import get_logger
 from aethermind.model.architecture import CausalLM
 from aethermind.model.config import DecoderConfig
-from aethermind.model.hf_config import architecture_name, read_hf_config, read_optional_json
+from aethermind.model.hf_config import architecture_name
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.schema import TensorType
 from aethermind.ops.weight_format import WeightFormat
@@ -29,6 +29,7 @@ from aethermind.sampling.params import MAX_STOP_TOKEN_IDS
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import TensorSource
     from aethermind.model.input_processor import InputProcessor
+    from aethermind.model.source import ModelSource
 
 __all__ = ["PlannedModel", "open_input_processor", "open_weights", "plan_model"]
 
@@ -44,7 +45,7 @@ class PlannedModel:
     `create_input_processor` makes the model's input processor from the checkpoint's tensors, if a package has one.
     """
 
-    directory: Path
+    source: ModelSource
     architecture: str
     ignored_names: tuple[str, ...]
     model: CausalLM
@@ -96,9 +97,9 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     `options` are fields of EngineConfig.
     """
     config = config or EngineConfig(**options)
-    directory = runtime.models.locate(str(model))
-    raw = read_hf_config(directory)
-    name = architecture_name(raw, directory)
+    source = runtime.open_source(model)
+    raw = source.config()
+    name = architecture_name(raw, source.path)
     architecture = runtime.architectures.get(name)
     causal_lm = architecture.create(raw)
     decoder = causal_lm.config
@@ -112,7 +113,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     num_blocks = config.num_kv_blocks or _default_num_blocks(config, cache, wanted_len, opened)
     _check_room(num_blocks, cache, opened)
     max_model_len = min(wanted_len, num_blocks * config.block_size)
-    generation = read_optional_json(directory / "generation_config.json")
+    generation = source.generation()
     eos_token_ids = _eos_token_ids(decoder, generation)
     builder = build_step_graph(causal_lm, runtime.operators, cache, num_blocks, max_model_len, dtype, is_adjusted=False)
     symbols = _greatest_symbols(config, max_model_len, cache, decoder.vocab_size, len(eos_token_ids))
@@ -121,7 +122,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     weight_formats = formats.of_parameters(graph, runtime.operators)
     compiled = _compile(graph, runtime.operators, opened, symbols, config, weight_formats, fuse=True)
     return PlannedModel(
-        directory,
+        source,
         name,
         architecture.ignored_names,
         causal_lm,
@@ -145,7 +146,6 @@ def open_weights(planned: PlannedModel) -> TensorSource:
     """The checkpoint's tensors, checked against the model name by name; CheckpointError says what does not fit."""
     from aethermind.checkpoint.dummy import DummyCheckpoint
     from aethermind.checkpoint.name_map import match_names
-    from aethermind.checkpoint.sharded_index import Checkpoint
 
     shapes = {
         name: tuple(dim for dim in type.shape if isinstance(dim, int))
@@ -154,17 +154,15 @@ def open_weights(planned: PlannedModel) -> TensorSource:
     }
     if planned.config.load_format == "dummy":
         return DummyCheckpoint(shapes, planned.dtype.numpy, planned.config.seed)
-    checkpoint = Checkpoint.open(planned.directory)
+    checkpoint = planned.source.weights()
     match_names(shapes, checkpoint, ignore=planned.ignored_names)
     return checkpoint
 
 
 def open_input_processor(planned: PlannedModel) -> InputProcessor | None:
     """The model's input processor over its checkpoint, or None if no package has one."""
-    from aethermind.checkpoint.sharded_index import Checkpoint
-
     create = planned.create_input_processor
-    return None if create is None else create(Checkpoint.open(planned.directory))
+    return None if create is None else create(planned.source.weights())
 
 
 def _compile(

@@ -42,7 +42,7 @@ class CompletionOutput:
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
     """A request with its answers so far; the last one has `finished` set. `error` says in words why it was aborted
-    by the engine.
+    by the engine. `num_cached_tokens` of the prompt were not computed, because an earlier request had.
     """
 
     request_id: str
@@ -52,3 +52,4 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     error: str | None = None
+    num_cached_tokens: int = 0

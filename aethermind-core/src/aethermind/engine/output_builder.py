@@ -82,6 +82,7 @@ class OutputBuilder:
             reason is not None,
             metrics,
             self.error,
+            request.num_cached_tokens,
         )
 
     def _emit(self, delta: str) -> bool:

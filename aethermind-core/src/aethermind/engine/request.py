@@ -50,8 +50,10 @@ class Request:
         "embeddings",
         "embeddings_end",
         "eos_token_ids",
+        "extra_key",
         "finish_reason",
         "max_total_tokens",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -101,6 +103,8 @@ class Request:
         self.embeddings = tuple(embeddings)
         """What the model sees at some positions of the prompt instead of the embeddings of their token ids."""
         self.embeddings_end = self.embeddings[-1].end if self.embeddings else 0
+        self.extra_key = b"".join(span.digest() for span in self.embeddings)
+        """What keys and values depend on besides token ids."""
         self.num_prompt_tokens = len(self.prompt_token_ids)
         max_output_tokens = max_model_len if params.max_tokens is None else params.max_tokens
         self.max_total_tokens = min(max_model_len, self.num_prompt_tokens + max_output_tokens)
@@ -109,6 +113,8 @@ class Request:
         """Prompt and output in one growing list."""
         self.output_token_ids: list[int] = []
         self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        """Leading prompt tokens whose KV was known when the request was first admitted."""
         self.num_preemptions = 0
         self.state = RequestState.WAITING
         self.finish_reason: FinishReason | None = None

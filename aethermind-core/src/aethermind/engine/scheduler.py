@@ -250,13 +250,15 @@ class Scheduler:
 
     def _open(self, request: Request, budget: int) -> int:
         """Open a sequence, reserve its first chunk, return the chunk's tokens; 0 for lack of room."""
-        opened = self._cache.open(request.request_id, request.all_token_ids)
+        opened = self._cache.open(request.request_id, request.all_token_ids, request.extra_key)
         assert opened.outcome is Outcome.OK, f"request {request.request_id} cannot be opened: {opened.outcome.value}"
         chunk = min(request.num_tokens - opened.num_cached_tokens, budget)
         if self._cache.reserve(request.request_id, chunk).outcome is not Outcome.OK:
             self._cache.release(request.request_id)
             return 0
         request.num_computed_tokens = opened.num_cached_tokens
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = opened.num_cached_tokens
         return chunk
 
     def _reject(self, step: _Step, request: Request, num_tokens: int) -> None:

@@ -17,15 +17,19 @@ def read_hf_config(directory: Path) -> dict[str, Any]:
     if not directory.exists():
         raise ConfigError(
             f"Model directory {str(directory)!r} does not exist. "
-            "Pass --model the path of a Hugging Face model directory."
+            "Pass --model the path of a Hugging Face model directory or of a .gguf file."
         )
     if not directory.is_dir():
-        raise ConfigError(f"Model path {str(directory)!r} is a file. Pass the directory that holds config.json.")
+        raise ConfigError(
+            f"Model path {str(directory)!r} is a file, and not a .gguf one. "
+            "Pass the directory that holds config.json, or a .gguf file."
+        )
     path = directory / "config.json"
     if not path.is_file():
         found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:5]) or "nothing"
         raise ConfigError(
-            f"{str(directory)!r} holds no config.json (found {found}). Pass the directory of a Hugging Face model."
+            f"{str(directory)!r} holds no config.json (found {found}). "
+            "Pass the directory of a Hugging Face model, or a .gguf file."
         )
     return _read_object(path)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ class EmbeddingSpan:
     def end(self) -> int:
         """The first position after the span."""
         return self.start + len(self.values)
+
+    def digest(self) -> bytes:
+        """16 bytes that tell this span from any other."""
+        return blake2b(self.start.to_bytes(8, "little") + self.values.tobytes(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)

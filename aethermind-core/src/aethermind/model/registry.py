@@ -12,9 +12,10 @@ from aethermind.errors import ConfigError, PluginError
 from aethermind.model.architecture import Architecture
 
 if TYPE_CHECKING:
+    from aethermind.model.gguf_family import GgufFamily
     from aethermind.model.input_processor import InputProcessorFactory
 
-__all__ = ["ArchitectureRegistry", "InputProcessorRegistry", "ModelRegistry"]
+__all__ = ["ArchitectureRegistry", "GgufFamilyRegistry", "InputProcessorRegistry", "ModelRegistry"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,22 @@ class InputProcessorRegistry(_Claims):
         return factory
 
 
+class GgufFamilyRegistry(_Claims):
+    """Values of `general.architecture` in GGUF files, and what they mean."""
+
+    _kind = "GGUF architecture"
+
+    def get(self, name: str) -> GgufFamily:
+        """Import a family; ConfigError lists the known ones when it is unknown."""
+        family: GgufFamily | None = self._import(name)
+        if family is None:
+            known = ", ".join(self.names()) or "none"
+            raise ConfigError(
+                f"Unknown GGUF architecture {name!r}. Known: {known}. Install the model package that provides it."
+            )
+        return family
+
+
 class ModelRegistry:
     """Models that ship inside packages, by name. Filled at boot, then frozen."""
 
@@ -106,7 +123,7 @@ class ModelRegistry:
         return sorted(self._entries)
 
     def locate(self, model: str) -> Path:
-        """The directory of an installed model, or `model` itself taken as a path."""
+        """Where an installed model lies, or `model` itself taken as a path."""
         entry = self._entries.get(model)
         if entry is not None:
             return entry()
@@ -114,6 +131,7 @@ class ModelRegistry:
         if not path.exists() and "/" not in model:
             known = ", ".join(self.names()) or "none"
             raise ConfigError(
-                f"No model {model!r}: it is neither an installed model ({known}) nor a directory. Pass --model a path."
+                f"No model {model!r}: it is neither an installed model ({known}) nor a directory or .gguf file. "
+                "Pass --model a path."
             )
         return path

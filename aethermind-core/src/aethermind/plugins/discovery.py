@@ -16,7 +16,7 @@ from aethermind.plugins.hookspecs import CONTRACT_VERSION, ENTRY_POINT_PREFIX, H
 if TYPE_CHECKING:
     import pluggy
 
-__all__ = ["PluginRecord", "call_each", "discover", "load"]
+__all__ = ["PluginRecord", "call_each", "discover", "load", "plugin_names"]
 
 logger = get_logger(__name__)
 
@@ -71,6 +71,11 @@ def discover() -> list[PluginRecord]:
             if key not in records or _contract_of(entry_point) == str(CONTRACT_VERSION):
                 records[key] = PluginRecord(*key, str(distribution.version), _contract_of(entry_point), entry_point)
     return sorted(records.values(), key=_order)
+
+
+def plugin_names() -> frozenset[str]:
+    """The names of all installed plugins, whether or not `AETHERMIND_PLUGINS` lets them load; imports nothing."""
+    return frozenset(point.name for distribution in distributions() for point in _plugin_entry_points(distribution))
 
 
 def _order(record: PluginRecord) -> tuple[bool, str, str]:

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
     from aethermind.dispatch.registry import KernelRegistry
     from aethermind.hal.registry import DeviceRegistry
-    from aethermind.model.registry import ArchitectureRegistry, InputProcessorRegistry, ModelRegistry
+    from aethermind.model.registry import (
+        ArchitectureRegistry,
+        GgufFamilyRegistry,
+        InputProcessorRegistry,
+        ModelRegistry,
+    )
     from aethermind.ops.operator import OperatorRegistry
     from aethermind.ops.weight_format import WeightFormatRegistry
 
@@ -73,6 +78,13 @@ class HookSpecs:
         """Let an architecture's prompts hold more than text: `registry.register(name, "module:OBJECT", provider=)`.
 
         `name` is the architecture's, OBJECT an `InputProcessorFactory` (see `model.input_processor`).
+        """
+
+    @hookspec
+    def register_gguf_families(self, registry: GgufFamilyRegistry) -> None:
+        """Claim values of `general.architecture` in GGUF files: `registry.register(name, "module:OBJECT", provider=)`.
+
+        The object is a `model.gguf_family.GgufFamily`.
         """
 
     @hookspec

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aethermind.dispatch import Dispatcher, Fallback, Kernel, KernelRegistry
 from aethermind.hal.backend import Backend
 from aethermind.hal.device import DeviceId
 from aethermind.hal.registry import DeviceRegistry, Selection
-from aethermind.model.registry import ArchitectureRegistry, InputProcessorRegistry, ModelRegistry
+from aethermind.model.registry import (
+    ArchitectureRegistry,
+    GgufFamilyRegistry,
+    InputProcessorRegistry,
+    ModelRegistry,
+)
+from aethermind.model.source import ModelSource, open_source
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.weight_format import FORMAT_NAMES, WeightFormatRegistry, parse_format
 from aethermind.plugins.discovery import PluginRecord, call_each, discover, load
@@ -47,6 +54,7 @@ class Runtime:
     weight_formats: WeightFormatRegistry = field(default_factory=WeightFormatRegistry)
     architectures: ArchitectureRegistry = field(default_factory=ArchitectureRegistry)
     input_processors: InputProcessorRegistry = field(default_factory=InputProcessorRegistry)
+    gguf_families: GgufFamilyRegistry = field(default_factory=GgufFamilyRegistry)
     models: ModelRegistry = field(default_factory=ModelRegistry)
 
     @classmethod
@@ -77,6 +85,10 @@ class Runtime:
             registry = OperatorRegistry(load_catalog())
         registry.freeze()
         return registry
+
+    def open_source(self, model: str | Path) -> ModelSource:
+        """The files of an installed model, or of the one at a path; ConfigError when it is neither."""
+        return open_source(self.models.locate(str(model)), self.gguf_families)
 
     def open_device(
         self, text: str = "auto", *, fallback: Fallback = Fallback.WARN, num_threads: int | None = None
@@ -124,6 +136,7 @@ class Runtime:
             ("register_weight_formats", self.weight_formats),
             ("register_architectures", self.architectures),
             ("register_input_processors", self.input_processors),
+            ("register_gguf_families", self.gguf_families),
             ("register_models", self.models),
         ]
 

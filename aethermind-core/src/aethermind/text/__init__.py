@@ -1,7 +1,8 @@
 """Text in, text out: prompts to token ids, and token ids back to text as they arrive.
 
     Tokenizer      one model's vocabulary: encode, decode, special tokens
-    render_chat    messages → prompt, by the model's own Jinja template in a sandbox
+    chat_prompt    messages → prompt, by the model's own template or another
+    render_chat    messages → prompt, by one Jinja template in a sandbox
     Detokenizer    token ids → text deltas, one token at a time, never half a character
     StopChecker    text deltas → text deltas up to the first stop string
 
@@ -13,18 +14,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aethermind.text.chat_prompt import chat_prompt
     from aethermind.text.chat_template import render_chat
     from aethermind.text.detokenizer import Detokenizer
     from aethermind.text.stop import StopChecker, StopResult
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["Detokenizer", "StopChecker", "StopResult", "Tokenizer", "render_chat"]
+__all__ = ["Detokenizer", "StopChecker", "StopResult", "Tokenizer", "chat_prompt", "render_chat"]
 
 _HOMES = {
     "Detokenizer": "detokenizer",
     "StopChecker": "stop",
     "StopResult": "stop",
     "Tokenizer": "tokenizer",
+    "chat_prompt": "chat_prompt",
     "render_chat": "chat_template",
 }
 

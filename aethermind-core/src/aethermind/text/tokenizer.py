@@ -1,4 +1,4 @@
-"""A model's tokenizer: `tokenizer.json` run by the `tokenizers` library, with what its config says about it.
+"""A model's tokenizer: its vocabulary run by the `tokenizers` library, with what its config says about it.
 
 `tokenizers` itself is imported when the first tokenizer is read: naming this module stays cheap.
 """
@@ -67,33 +67,20 @@ class Tokenizer:
     def from_directory(cls, path: Path) -> Tokenizer:
         """Read the tokenizer of a model directory in the Hugging Face layout.
 
-        Reads `tokenizer.json` (required), `tokenizer_config.json` (named special tokens, chat template; a
-        directory without one has neither) and `chat_template.jinja`, which wins over the config's template.
+        Reads `tokenizer.json` (or, with transformers, what stands in its place), `tokenizer_config.json` (named
+        special tokens, chat template; a directory without one has neither) and `chat_template.jinja`, which wins
+        over the config's template.
 
         Raises:
             TokenizerError: a file is missing, unreadable or corrupt.
         """
         path = Path(path)
-        vocabulary = path / "tokenizer.json"
-        if not vocabulary.is_file():
-            raise TokenizerError(
-                f"{vocabulary} does not exist, and a tokenizer is read from nowhere else. Put the model's "
-                "tokenizer.json there, or save it with transformers' AutoTokenizer(...).save_pretrained()."
-            )
-        from tokenizers import Tokenizer as FastTokenizer
-
-        try:
-            fast = FastTokenizer.from_file(str(vocabulary))
-        except Exception as error:  # the library raises bare Exception for every kind of corrupt file
-            raise TokenizerError(
-                f"{vocabulary} ({vocabulary.stat().st_size} bytes) is not a readable tokenizer: {_flat(error)}. "
-                "Fetch the file again."
-            ) from error
         config = _read_config(path / "tokenizer_config.json")
+        fast, special_tokens = _read_vocabulary(path)
         try:
             return cls(
                 fast,
-                special_tokens=_special_tokens(config),
+                special_tokens={**special_tokens, **_special_tokens(config)},
                 chat_template=_chat_template(config, path),
             )
         except TokenizerError as error:
@@ -209,6 +196,27 @@ def _decoder_kinds(fast: FastTokenizer) -> tuple[str, ...]:
     state = json.loads(fast.decoder.__getstate__())
     steps = state["decoders"] if state["type"] == "Sequence" else [state]
     return tuple(step["type"] for step in steps)
+
+
+def _read_vocabulary(directory: Path) -> tuple[FastTokenizer, dict[str, str]]:
+    """The library's tokenizer, and special tokens by role that its files name without tokenizer_config.json."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        from aethermind.text.transformers_tokenizer import find_vocabulary_files, read_with_transformers
+
+        if find_vocabulary_files(directory):
+            return read_with_transformers(directory)
+        raise TokenizerError(
+            f"{path} does not exist, nor other files to make a tokenizer from. Put the model's tokenizer.json there."
+        )
+    from tokenizers import Tokenizer as FastTokenizer
+
+    try:
+        return FastTokenizer.from_file(str(path)), {}
+    except Exception as error:  # the library raises bare Exception for every kind of corrupt file
+        raise TokenizerError(
+            f"{path} ({path.stat().st_size} bytes) is not a readable tokenizer: {_flat(error)}. Fetch the file again."
+        ) from error
 
 
 def _read_config(path: Path) -> dict[str, Any]:

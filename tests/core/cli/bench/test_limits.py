@@ -16,7 +16,7 @@ def test_average_of_two_measurements() -> None:
     after = MeasuredLimits(20e9, {"float32": 3e11, "bfloat16": 4e11})
     limits = Limits.average([before, None, after])
     assert limits.memory_bytes_per_s == 15e9
-    assert limits.flops_per_s == {"fp32": 2e11, "bf16": 4e11, "int8": None}
+    assert limits.flops_per_s == {"fp32": 2e11, "fp16": None, "bf16": 4e11, "int8": None}
     assert limits.peak("bfloat16") == 4e11
     assert limits.peak("int8") is None
     assert limits.peak("float16") is None
@@ -26,12 +26,12 @@ def test_average_of_two_measurements() -> None:
 def test_a_backend_that_measures_nothing(invoke: Any) -> None:
     record = json.loads(invoke("bench", "limits", "--device", "numpy", "--json").stdout)
     assert record["memory_bytes_per_s"] is None
-    assert record["flops_per_s"] == {"fp32": None, "bf16": None, "int8": None}
+    assert record["flops_per_s"] == {"fp32": None, "fp16": None, "bf16": None, "int8": None}
     assert "not measured" in invoke("bench", "limits", "--device", "numpy").stdout
 
 
 def test_what_a_backend_measures_is_shown(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = MeasuredLimits(5e9, {"float32": 1e9, "bfloat16": 2e9, "int8": 3e9})
+    measured = MeasuredLimits(5e9, {"float32": 1e9, "float16": 4e9, "bfloat16": 2e9, "int8": 3e9})
     asked: list[Any] = []
 
     def measure(_self: Any, dtypes: Any, num_threads: int | None = None) -> MeasuredLimits:
@@ -40,5 +40,5 @@ def test_what_a_backend_measures_is_shown(invoke: Any, monkeypatch: pytest.Monke
 
     monkeypatch.setattr("aethermind.hal.numpy_backend.NumpyBackend.measure_limits", measure)
     record = json.loads(invoke("bench", "limits", "--device", "numpy", "--threads", "2", "--json").stdout)
-    assert record["flops_per_s"] == {"fp32": 1e9, "bf16": 2e9, "int8": 3e9}
-    assert asked == [(["float32", "bfloat16", "int8"], 2)]
+    assert record["flops_per_s"] == {"fp32": 1e9, "fp16": 4e9, "bf16": 2e9, "int8": 3e9}
+    assert asked == [(["float32", "float16", "bfloat16", "int8"], 2)]

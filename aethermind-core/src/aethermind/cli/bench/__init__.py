@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from aethermind.cli.bench import latency, limits, quality
+from aethermind.cli.configured import ConfiguredCommand
 
 __all__ = ["app"]
 
@@ -14,6 +15,6 @@ app = typer.Typer(
     help="Measure speed, what limits it, and what weight formats cost.",
     epilog=latency.EXAMPLES,
 )
-app.command("latency", epilog=latency.EXAMPLES)(latency.latency)
-app.command("limits", epilog=limits.EXAMPLES)(limits.limits)
-app.command("quality", epilog=quality.EXAMPLES)(quality.quality)
+app.command("latency", cls=ConfiguredCommand, epilog=latency.EXAMPLES)(latency.latency)
+app.command("limits", cls=ConfiguredCommand, epilog=limits.EXAMPLES)(limits.limits)
+app.command("quality", cls=ConfiguredCommand, epilog=quality.EXAMPLES)(quality.quality)

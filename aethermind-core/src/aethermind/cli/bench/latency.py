@@ -42,6 +42,8 @@ def latency(
     quantization: options.Quantization = None,
     lm_head: options.LmHead = None,
     threads: options.NumThreads = None,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
+    fallback: options.Fallback = "warn",
     as_json: options.AsJson = False,
 ) -> None:
     """Measure prefill, decode and time to first token of one batch.
@@ -61,9 +63,12 @@ def latency(
         lm_head=lm_head,
         load_format=load_format,
         num_threads=threads,
+        max_num_batched_tokens=max_num_batched_tokens,
+        fallback=fallback,
         max_model_len=prompt_tokens + output_tokens,
         num_kv_blocks=batch * -(-(prompt_tokens + output_tokens) // 16),
         max_num_seqs=batch,
+        enable_prefix_caching=False,
     )
     with closing(llm):
         planned = llm.engine.planned

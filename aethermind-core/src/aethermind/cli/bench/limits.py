@@ -17,7 +17,7 @@ __all__ = ["EXAMPLES", "Limits", "describe_limits", "limits", "measure_limits"]
 
 EXAMPLES = console.examples("aethermind bench limits", "aethermind bench limits --threads 2 --json")
 
-_SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
+_SHORT_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,9 @@ def quality(
     formats: Annotated[
         list[str] | None, typer.Argument(metavar="[FORMAT]...", help="More formats; without any, all there are.")
     ] = None,
-    quantization: Annotated[list[str] | None, typer.Option(help="A format to measure; others may follow it.")] = None,
+    first_formats: Annotated[
+        list[str] | None, typer.Option("--quantization", help="A format to measure; others may follow it.")
+    ] = None,
     lm_head: options.LmHead = None,
     model: options.Model = None,
     load_format: options.LoadFormat = "auto",
@@ -59,7 +61,7 @@ def quality(
     from aethermind.runtime import Runtime
 
     runtime = Runtime.boot()
-    wanted = list(dict.fromkeys([*(quantization or ()), *(formats or ())])) or runtime.weight_formats.names()
+    wanted = list(dict.fromkeys([*(first_formats or ()), *(formats or ())])) or runtime.weight_formats.names()
     for name in (*wanted, *([lm_head] if lm_head else ())):
         runtime.weight_formats.get(name)
     window = min(_WINDOW, tokens)

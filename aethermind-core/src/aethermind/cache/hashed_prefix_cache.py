@@ -1,0 +1,134 @@
+"""Prefixes found by content: full blocks under a chain of hashes over the tokens they hold."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+
+from aethermind.cache.block_pool import BlockPool
+
+__all__ = ["HashedPrefixCache", "chain_hash"]
+
+_TOKEN_TYPE = "q"
+_TOKEN_BYTES = array(_TOKEN_TYPE).itemsize
+
+
+def chain_hash(parent: bytes, content: bytes) -> bytes:
+    """The key of a block: 16 bytes that depend on its content and, through `parent`, on all that precedes it."""
+    return blake2b(parent + content, digest_size=16).digest()
+
+
+class _Entry:
+    """A remembered block: the tokens in it, and the entry of the block before (of a first block: the extra key)."""
+
+    __slots__ = ("block", "key", "parent", "tokens")
+
+    def __init__(self, key: bytes, parent: _Entry | bytes, tokens: bytes, block: int) -> None:
+        self.key = key
+        self.parent = parent
+        self.tokens = tokens
+        self.block = block
+
+
+class HashedPrefixCache:
+    """Remembers every full block it is shown until room is needed, and gives up the least recently used first.
+
+    An entry is found by its hash and believed only if its tokens are those asked for and its parent is the entry
+    found before it: a collision costs a reuse, never a wrong answer. An entry whose parent was given up can no longer
+    be reached; it is replaced when its tokens are published again, or ages away. Sequences let go of their last block
+    first, so that as a rule the end of a prefix is given up before its beginning. Not thread-safe.
+    """
+
+    __slots__ = ("_block_size", "_by_block", "_by_key", "_hash", "_pool", "_root")
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        salt: bytes = b"",
+        *,
+        hash: Callable[[bytes, bytes], bytes] = chain_hash,
+    ) -> None:
+        """Remember blocks of `pool`, each of `block_size` tokens.
+
+        `salt` names all that the content of a block depends on besides tokens: model, adapter, quantisation, tenant.
+        """
+        self._pool = pool
+        self._block_size = block_size
+        self._hash = hash
+        self._root = hash(b"", salt)
+        self._by_key: dict[bytes, _Entry] = {}
+        self._by_block: dict[int, _Entry] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks remembered, those in use by sequences among them."""
+        return len(self._by_key)
+
+    @property
+    def num_reclaimable(self) -> int:
+        """Blocks remembered that no sequence uses."""
+        return self._pool.num_idle
+
+    def match(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[int]:
+        """Return the full blocks that hold the longest known prefix of `token_ids`, in order, unacquired."""
+        blocks: list[int] = []
+        if not self._by_key:
+            return blocks
+        content, stride = array(_TOKEN_TYPE, token_ids).tobytes(), self._block_size * _TOKEN_BYTES
+        parent: _Entry | bytes = extra_key
+        key = self._first_key(extra_key)
+        for end in range(stride, len(content) + 1, stride):
+            tokens = content[end - stride : end]
+            key = self._hash(key, tokens)
+            entry = self._by_key.get(key)
+            if entry is None or entry.tokens != tokens or entry.parent != parent:
+                break
+            blocks.append(entry.block)
+            parent = entry
+        return blocks
+
+    def publish(self, token_ids: Sequence[int], blocks: Sequence[int], extra_key: bytes = b"") -> None:
+        """Remember that `blocks`, all full and in use, hold `token_ids`.
+
+        Of two blocks with the same content, the one that is in use or was used last is kept.
+        """
+        content, stride = array(_TOKEN_TYPE, token_ids).tobytes(), self._block_size * _TOKEN_BYTES
+        parent: _Entry | bytes = extra_key
+        key = self._first_key(extra_key)
+        for index, block in enumerate(blocks):
+            tokens = content[index * stride : (index + 1) * stride]
+            key = self._hash(key, tokens)
+            entry = self._by_key.get(key)
+            if entry is not None and (entry.tokens != tokens or entry.parent != parent):
+                self._forget(entry)
+                entry = None
+            if entry is None:
+                entry = self._by_key[key] = _Entry(key, parent, tokens, block)
+                self._keep(entry, block)
+            elif entry.block != block and self._pool.is_idle(entry.block):
+                self._drop(entry.block)
+                self._keep(entry, block)
+            parent = entry
+
+    def reclaim(self, num_blocks: int) -> None:
+        """Free up to `num_blocks` blocks that no sequence uses, the least recently used first."""
+        for _ in range(min(num_blocks, self._pool.num_idle)):
+            self._forget(self._by_block[self._pool.oldest_idle()])
+
+    def _first_key(self, extra_key: bytes) -> bytes:
+        return self._hash(self._root, extra_key) if extra_key else self._root
+
+    def _forget(self, entry: _Entry) -> None:
+        del self._by_key[entry.key]
+        self._drop(entry.block)
+
+    def _keep(self, entry: _Entry, block: int) -> None:
+        entry.block = block
+        self._by_block[block] = entry
+        self._pool.keep(block)
+
+    def _drop(self, block: int) -> None:
+        del self._by_block[block]
+        self._pool.drop(block)

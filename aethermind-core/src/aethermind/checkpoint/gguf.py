@@ -1,0 +1,257 @@
+"""One .gguf file: metadata, and tensors that stay in the file. Names, shapes and bounds are checked, values are not.
+
+The format (versions 2 and 3, little-endian): a magic, counts, metadata as key, type and value, then a name, sizes,
+type and offset for each tensor, then the values from the next multiple of `general.alignment` on. We read it ourselves
+rather than with the `gguf` library because that makes two arrays of every string of a vocabulary, which takes seconds;
+here a vocabulary is stepped over and decoded when somebody walks through it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import sys
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from aethermind.checkpoint.source import TensorInfo
+from aethermind.errors import CheckpointError
+
+__all__ = ["GgufFile", "GgufStrings"]
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_DEFAULT_ALIGNMENT = 32
+_MAX_RANK = 4
+_LENGTH = struct.Struct("<Q")
+_STRING, _ARRAY = 8, 9
+_NUMBERS = {
+    0: "<u1",
+    1: "<i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    7: "?",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
+_PLAIN = {0: "F32", 1: "F16", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 30: "BF16"}
+# Only for saying what a file holds: a block's layout is no concern of this module.
+_QUANTISED = {
+    2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K",
+    14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
+    22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
+}  # fmt: skip
+
+
+class GgufStrings:
+    """The strings of an array in a mapped file, decoded each time they are walked through."""
+
+    def __init__(self, file: GgufFile, begin: int, count: int) -> None:
+        """The file, the byte at which the first string's length stands, and how many there are."""
+        self._file = file
+        self._begin = begin
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        """CheckpointError where a string is not UTF-8."""
+        data, position = self._file.map, self._begin
+        for _ in range(self._count):
+            begin = position + _LENGTH.size
+            position = begin + _LENGTH.unpack_from(data, position)[0]
+            try:
+                yield data[begin:position].decode()
+            except UnicodeDecodeError:
+                self._file.fail(f"has a string at byte {begin} that is not UTF-8")
+
+
+class GgufFile:
+    """A memory-mapped .gguf file; implements `TensorFile` with GGUF's own tensor names. Immutable.
+
+    The mapping lives as long as this object or any array taken from it. A file must not be changed while it is mapped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Map the file, read its metadata and check where its tensors lie.
+
+        Raises:
+            CheckpointError: the file is missing or unreadable, is not GGUF of a known version, is truncated, or
+                contradicts itself. Quantised tensors are no error before they are asked for.
+        """
+        self.path = Path(path)
+        assert sys.byteorder == "little", "GGUF values are little-endian"
+        try:
+            with open(self.path, "rb") as file:
+                self.num_bytes = os.fstat(file.fileno()).st_size
+                if file.read(len(_MAGIC)) != _MAGIC:
+                    self.fail(f"is not a GGUF file: it does not begin with {_MAGIC.decode()}")
+                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path} cannot be read: {error.strerror}. Check the path and its permissions."
+            ) from error
+        reader = _Reader(self, len(_MAGIC))
+        version = reader.number("<u4")
+        if version not in _VERSIONS:
+            self.fail(f"is GGUF of version {version}; little-endian versions 2 and 3 are read")
+        num_tensors, num_keys = reader.number("<u8"), reader.number("<u8")
+        self._metadata: dict[str, Any] = {}
+        for _ in range(num_keys):
+            key = reader.string()
+            if key in self._metadata:
+                self.fail(f"has the key {key!r:.80} twice")
+            self._metadata[key] = reader.value(key, reader.number("<u4"))
+        self._types: dict[str, int] = {}
+        self._tensors: dict[str, TensorInfo] = {}
+        for _ in range(num_tensors):
+            self._read_tensor(reader)
+        self._check_layout(reader.position)
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Values by key: Python numbers, bools and strings, NumPy arrays, and `GgufStrings`."""
+        return MappingProxyType(self._metadata)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every tensor's name, in the file's order."""
+        return tuple(self._types)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all values together. Raises CheckpointError where tensors are quantised."""
+        return sum(self.info(name).num_bytes for name in self.names)
+
+    def info(self, name: str) -> TensorInfo:
+        """Describe a tensor. Raises CheckpointError for an unknown name, and for a quantised tensor."""
+        info = self._tensors.get(name)
+        if info is None:
+            if name not in self._types:
+                raise CheckpointError(f"{self.path} has no tensor {name!r} among its {len(self._types)}.")
+            num_quantised = len(self._types) - len(self._tensors)
+            raise CheckpointError(
+                f"{self.path} stores tensor {name!r} in the quantised type {_QUANTISED[self._types[name]]} (as it "
+                f"does {num_quantised} of its {len(self._types)}), which cannot be computed with yet. Quantised weight "
+                "formats are to come; until then convert the model to F16 or BF16."
+            )
+        return info
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """Return a tensor's values: a read-only view on the mapped file, C-contiguous, copying nothing.
+
+        Raises CheckpointError for an unknown name, and for a quantised tensor.
+        """
+        info = self.info(name)
+        return np.ndarray(info.shape, info.dtype, buffer=self.map, offset=self._data_begin + info.begin)
+
+    def fail(self, problem: str) -> NoReturn:
+        """Raise the CheckpointError of a file that is not what it should be."""
+        raise CheckpointError(f"{self.path} {problem}. Fetch or write the file again.")
+
+    def _read_tensor(self, reader: _Reader) -> None:
+        name = reader.string()
+        rank = reader.number("<u4")
+        if name in self._types or rank > _MAX_RANK:
+            self.fail(f"has the tensor {name!r:.80} twice" if name in self._types else f"has a tensor of rank {rank}")
+        # GGUF writes the innermost size first.
+        shape = tuple(reversed([reader.number("<u8") for _ in range(rank)]))
+        kind, begin = reader.number("<u4"), reader.number("<u8")
+        # Sizes beside a zero take no bytes, so nothing else bounds them; NumPy multiplies them all the same.
+        if prod(max(size, 1) for size in shape) >= 2**60:
+            self.fail(f"has a tensor {name!r:.80} of shape {shape}, which is too big to address")
+        self._types[name] = kind
+        if kind in _PLAIN:
+            info = TensorInfo(_PLAIN[kind], shape, begin, begin)
+            self._tensors[name] = TensorInfo(info.dtype_name, shape, begin, begin + prod(shape) * info.dtype.itemsize)
+        elif kind not in _QUANTISED:
+            self.fail(f"has a tensor {name!r:.80} of unknown type {kind}")
+
+    def _check_layout(self, header_end: int) -> None:
+        alignment = self._metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
+            self.fail(f"has general.alignment {alignment!r:.40}, which is not a multiple of 8")
+        self._data_begin = -(-header_end // alignment) * alignment
+        num_data_bytes = max(self.num_bytes - self._data_begin, 0)
+        for name, info in self._tensors.items():
+            if info.begin % alignment:
+                self.fail(f"has a tensor {name!r:.80} at byte {info.begin} of the data, not a multiple of {alignment}")
+            if info.end > num_data_bytes:
+                self.fail(
+                    f"is truncated: its tensor {name!r:.80} ends at byte {info.end} of the data, "
+                    f"of which there are {num_data_bytes}"
+                )
+
+
+class _Reader:
+    """A position in a mapped file that moves as things are read. Mutable."""
+
+    def __init__(self, file: GgufFile, position: int) -> None:
+        self._file = file
+        self.position = position
+
+    def number(self, dtype: str) -> Any:
+        """One number of a NumPy dtype."""
+        return self.numbers(dtype, 1)[0].item()
+
+    def numbers(self, dtype: str, count: int) -> npt.NDArray[Any]:
+        """A view on `count` numbers."""
+        begin = self._advance(count * np.dtype(dtype).itemsize)
+        return np.frombuffer(self._file.map, dtype, count, begin)
+
+    def string(self) -> str:
+        """A length and so many bytes of UTF-8."""
+        begin = self._advance(self.number("<u8"))
+        try:
+            return self._file.map[begin : self.position].decode()
+        except UnicodeDecodeError:
+            self._file.fail(f"has a string at byte {begin} that is not UTF-8")
+
+    def value(self, key: str, kind: int) -> Any:
+        """A value of metadata of a type."""
+        if kind == _STRING:
+            return self.string()
+        if kind in _NUMBERS:
+            return self.number(_NUMBERS[kind])
+        if kind != _ARRAY:
+            self._file.fail(f"has a value of unknown type {kind} for {key!r:.80}")
+        element, count = self.number("<u4"), self.number("<u8")
+        if element in _NUMBERS:
+            return self.numbers(_NUMBERS[element], count)
+        if element != _STRING:
+            self._file.fail(f"has an array of type {element} for {key!r:.80}, which is not one of numbers or strings")
+        strings = GgufStrings(self._file, self.position, count)
+        self._skip_strings(count)
+        return strings
+
+    def _skip_strings(self, count: int) -> None:
+        position = self.position
+        try:
+            for _ in range(count):
+                position += _LENGTH.size + _LENGTH.unpack_from(self._file.map, position)[0]
+        except (struct.error, OverflowError):
+            self._truncated()
+        self.position = position
+        self._advance(0)
+
+    def _advance(self, num_bytes: int) -> int:
+        begin = self.position
+        if begin + num_bytes > self._file.num_bytes:
+            self._truncated()
+        self.position = begin + num_bytes
+        return begin
+
+    def _truncated(self) -> NoReturn:
+        self._file.fail(f"is truncated: its header goes on beyond its {self._file.num_bytes} bytes")

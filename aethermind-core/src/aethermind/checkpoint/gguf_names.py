@@ -1,0 +1,86 @@
+"""GGUF's tensor names as Hugging Face's: the names that all decoders of Llama's shape share on both sides.
+
+A family whose conversion to GGUF also permutes rows (Llama's own Q and K) is more than a matter of names.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from aethermind.checkpoint.gguf import GgufFile
+from aethermind.checkpoint.source import TensorInfo
+from aethermind.errors import CheckpointError
+
+__all__ = ["GgufTensors", "hf_name"]
+
+_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<kind>weight|bias)")
+
+
+def hf_name(name: str) -> str:
+    """`blk.3.attn_q.weight` as `model.layers.3.self_attn.q_proj.weight`; a name that is not known stays as it is."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return name
+    layer, kind = match["layer"], match["kind"]
+    module = (_OUTSIDE if layer is None else _IN_LAYER).get(match["module"])
+    if module is None:
+        return name
+    return f"{module}.{kind}" if layer is None else f"model.layers.{layer}.{module}.{kind}"
+
+
+class GgufTensors:
+    """A GGUF file's tensors by Hugging Face's names; implements `StoredTensors`. Immutable."""
+
+    def __init__(self, file: GgufFile) -> None:
+        """CheckpointError when a tensor of the file is quantised."""
+        self._file = file
+        self._originals = {hf_name(name): name for name in file.names}
+        for name in file.names:
+            file.info(name)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The one file that holds the tensors."""
+        return (self._file.path,)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every tensor's name, in the file's order."""
+        return tuple(self._originals)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all values together."""
+        return self._file.total_bytes
+
+    def info(self, name: str) -> TensorInfo:
+        """Describe a tensor. Raises CheckpointError for an unknown name."""
+        return self._file.info(self._original(name))
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """A tensor's values, a read-only view on the mapped file. Raises CheckpointError for an unknown name."""
+        return self._file.array(self._original(name))
+
+    def _original(self, name: str) -> str:
+        original = self._originals.get(name)
+        if original is None:
+            raise CheckpointError(f"{self._file.path} has no tensor {name!r} among its {len(self._originals)}.")
+        return original

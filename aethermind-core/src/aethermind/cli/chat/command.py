@@ -1,0 +1,127 @@
+"""`aethermind chat`: the verb and its options."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aethermind.cli import console, options
+from aethermind.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from aethermind.llm import LLM
+
+__all__ = ["EXAMPLES", "chat"]
+
+EXAMPLES = console.examples(
+    "aethermind chat",
+    'aethermind chat --system "You are brief." --temperature 0.2 --stats',
+    'echo "Hello there" | aethermind chat --max-tokens 40',
+)
+
+
+def chat(
+    model: options.Model = None,
+    system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="Use the Jinja template in this file.", show_default="the model's")
+    ] = None,
+    device: options.Device = "auto",
+    dtype: options.DType = "auto",
+    quantization: options.Quantization = None,
+    lm_head: options.LmHead = None,
+    load_format: options.LoadFormat = "auto",
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    ignore_eos: options.IgnoreEos = False,
+    max_model_len: options.MaxModelLen = None,
+    num_kv_blocks: options.NumKvBlocks = None,
+    block_size: options.BlockSize = 16,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
+    fallback: options.Fallback = "warn",
+    threads: options.NumThreads = None,
+    stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Print tokens and speed of each answer.")] = False,
+) -> None:
+    """Talk to a model that was trained to.
+
+    On a terminal, /help shows what else can be done. Through a pipe, each line is a message. What earlier turns
+    computed is kept and used again. Options that say "the model's" come from its generation_config.json.
+    """
+    from aethermind.cli.chat.conversation import Conversation
+    from aethermind.cli.chat.readers import PipeReader, Reader, TerminalReader
+    from aethermind.cli.chat.repl import Repl
+    from aethermind.cli.chat.slash import COMMANDS
+    from aethermind.cli.load import open_llm
+    from aethermind.sampling.params import SamplingParams
+
+    options_of_sampling = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+        "stop": stop or None,
+        "ignore_eos": ignore_eos,
+    }
+    given: dict[str, Any] = {name: value for name, value in options_of_sampling.items() if value is not None}
+    SamplingParams(**given)  # what is wrong with them is said before a model is loaded
+    template = None if chat_template is None else _read_template(chat_template)
+    name = options.chosen_model(model)
+    llm = open_llm(
+        name,
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        lm_head=lm_head,
+        load_format=load_format,
+        max_model_len=max_model_len,
+        num_kv_blocks=num_kv_blocks,
+        block_size=block_size,
+        max_num_batched_tokens=max_num_batched_tokens,
+        fallback=fallback,
+        num_threads=threads,
+        max_num_seqs=1,
+    )
+    with closing(llm):
+        _check_template(llm, name, template)
+        sampling = {**options.SAMPLING_DEFAULTS, **llm.sampling_defaults, **given}
+        is_interactive = console.is_terminal(sys.stdin) and console.is_terminal(sys.stdout)
+        reader: Reader = TerminalReader(tuple(COMMANDS)) if is_interactive else PipeReader(sys.stdin.buffer)
+        repl = Repl(llm, Conversation(name, system, sampling), reader, chat_template=template, has_stats=stats)
+        if is_interactive:
+            repl.say(f"{name} on {llm.info.device} {llm.info.dtype} · /help shows commands, Ctrl-D leaves")
+        repl.run()
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"The chat template {path} cannot be read: {getattr(error, 'strerror', None) or error}."
+        ) from error
+
+
+def _check_template(llm: LLM, model: str, template: str | None) -> None:
+    """Say before anybody talks that the model cannot, or that a given template is wrong."""
+    if template is not None:
+        from aethermind.text.chat_prompt import chat_prompt
+
+        chat_prompt(llm.tokenizer, [{"role": "user", "content": "Hello"}], chat_template=template)
+    elif llm.tokenizer.chat_template is None:
+        raise InvalidArgumentError(
+            f"The model {model} has no chat template, so it was not taught to talk. Let it continue a text with "
+            "`aethermind generate`, or give it a Jinja template with --chat-template FILE."
+        )

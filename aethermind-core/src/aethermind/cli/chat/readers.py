@@ -1,0 +1,154 @@
+"""Where lines come from: a person at a terminal, or a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+from aethermind.errors import InvalidArgumentError
+
+__all__ = ["Entry", "PipeReader", "Reader", "TerminalReader"]
+
+FENCE = '"""'
+PROMPT = "> "
+CONTINUATION = "... "
+
+
+class Entry(NamedTuple):
+    """What was entered: a message, or a command without its slash."""
+
+    text: str
+    is_command: bool
+
+
+class Reader(Protocol):
+    """Reads one entry after another."""
+
+    is_interactive: bool
+    """Whether somebody sees what is wrong and can do something about it."""
+
+    def read(self) -> Entry | None:
+        """The next entry; None at the end."""
+        ...
+
+    def edit(self, text: str) -> str | None:
+        """Let the person change `text`; None if they gave up."""
+        ...
+
+
+class _Lines:
+    """Entries out of lines: `/` begins a command, `//` a message with a slash, `FENCE` a message of many lines."""
+
+    def _line(self, prompt: str) -> str | None:
+        raise NotImplementedError
+
+    def read(self) -> Entry | None:
+        line = self._line(PROMPT)
+        while line is not None and not line.strip():
+            line = self._line(PROMPT)
+        if line is None:
+            return None
+        if line.lstrip().startswith(FENCE):
+            return Entry(self._fenced(line.lstrip().removeprefix(FENCE)), False)
+        if line.startswith("//"):
+            return Entry(line[1:], False)
+        return Entry(line[1:], True) if line.startswith("/") else Entry(line, False)
+
+    def _fenced(self, line: str | None) -> str:
+        lines = []
+        while line is not None:
+            if line.rstrip().endswith(FENCE):
+                lines.append(line.rstrip().removesuffix(FENCE))
+                break
+            lines.append(line)
+            line = self._line(CONTINUATION)
+        return "\n".join(lines).strip("\n")
+
+
+class PipeReader(_Lines):
+    """Lines of a stream, to its end."""
+
+    is_interactive = False
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def edit(self, text: str) -> str | None:
+        """Refuse: nobody is there to edit."""
+        raise InvalidArgumentError("/edit needs a terminal, or the new text: /edit TEXT.")
+
+    def _line(self, prompt: str) -> str | None:
+        raw = self._stream.readline()
+        if not raw:
+            return None
+        try:
+            return raw.decode().removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(f"Standard input is not UTF-8: byte {error.start} of {raw!r:.40}.") from error
+
+
+class TerminalReader(_Lines):
+    """A person: editing, history and completion by readline. Ctrl-C drops a line; twice at an empty one it leaves."""
+
+    is_interactive = True
+
+    def __init__(self, commands: Sequence[str]) -> None:
+        """Complete `commands` after a slash."""
+        self._readline = _readline(commands)
+
+    def read(self) -> Entry | None:
+        """The next entry; None at the end."""
+        was_empty = False
+        while True:
+            try:
+                return super().read()
+            except KeyboardInterrupt:
+                is_empty = self._readline is None or not self._readline.get_line_buffer()
+                print()
+                if is_empty and was_empty:
+                    return None
+                if is_empty:
+                    print("[Ctrl-C again, Ctrl-D or /exit leaves]", file=sys.stderr)
+                was_empty = is_empty
+            except UnicodeDecodeError:
+                print("[that was not UTF-8 text]", file=sys.stderr)
+
+    def edit(self, text: str) -> str | None:
+        """Put `text` before the person, to be changed; None after Ctrl-C or Ctrl-D."""
+        if self._readline is None:
+            raise InvalidArgumentError("/edit needs Python's readline module here, or the new text: /edit TEXT.")
+        self._readline.set_startup_hook(lambda: self._readline.insert_text(text))
+        try:
+            return self._line(PROMPT)
+        except KeyboardInterrupt:
+            print()
+            return None
+        finally:
+            self._readline.set_startup_hook(None)
+
+    def _line(self, prompt: str) -> str | None:
+        try:
+            return input(prompt)
+        except EOFError:
+            print()
+            return None
+
+
+def _readline(commands: Iterable[str]) -> Any:
+    """Python's readline, set up; None where Python has none."""
+    try:
+        import readline
+    except ImportError:
+        return None
+    words = [f"/{name}" for name in commands]
+
+    def complete(text: str, state: int) -> str | None:
+        found = [word for word in words if text.startswith("/") and word.startswith(text)]
+        return found[state] if state < len(found) else None
+
+    readline.set_completer_delims(" ")
+    readline.set_completer(complete)
+    is_libedit = "libedit" in (readline.__doc__ or "")
+    readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
+    return readline

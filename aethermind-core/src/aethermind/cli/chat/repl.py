@@ -1,0 +1,151 @@
+"""The loop of a chat: an entry is read, a command run or a message answered, and Ctrl-C ends the answer only."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import closing
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from aethermind.cli import console
+from aethermind.cli.chat import slash
+from aethermind.cli.chat.conversation import Conversation
+from aethermind.cli.chat.readers import Reader
+from aethermind.cli.chat.slash import Next
+from aethermind.cli.chat.statistics import Statistics, describe
+from aethermind.cli.generate import TextWriter
+from aethermind.errors import AetherMindError, ContextLengthError
+from aethermind.text.token_memory import TokenMemory
+
+if TYPE_CHECKING:
+    from aethermind.engine.output import RequestOutput
+    from aethermind.llm import LLM
+
+__all__ = ["Interrupt", "Repl"]
+
+
+class Repl:
+    """One chat: a model, a conversation and who it is with. Answers go to stdout, everything else to stderr."""
+
+    def __init__(
+        self, llm: LLM, conversation: Conversation, reader: Reader, *, chat_template: str | None, has_stats: bool
+    ) -> None:
+        self.conversation = conversation
+        self.reader = reader
+        self.statistics = Statistics()
+        self.max_model_len = llm.info.max_model_len
+        self._llm = llm
+        self._memory = TokenMemory(llm.tokenizer)
+        self._chat_template = chat_template
+        self._has_stats = has_stats
+        self._num_attempts = 0
+
+    def run(self) -> None:
+        """Go on to the end of the entries, or until somebody leaves.
+
+        Mistakes are said and the chat goes on where somebody reads that, else they are raised.
+        """
+        while True:
+            try:
+                if not self._turn():
+                    return
+            except AetherMindError as error:
+                if not self.reader.is_interactive:
+                    raise
+                self._explain(error)
+            except KeyboardInterrupt:  # it came just after the answer that it was meant for
+                if not self.reader.is_interactive:
+                    raise
+                self.say("")
+
+    def _turn(self) -> bool:
+        """Read an entry and do what it says; False at the end."""
+        entry = self.reader.read()
+        if entry is None:
+            return False
+        following = Next.ANSWER
+        if entry.is_command:
+            following = slash.run(self, entry.text)
+            self._num_attempts += following is Next.ANSWER
+        else:
+            self.conversation.ask(entry.text)
+            self._num_attempts = 0
+        if following is Next.ANSWER:
+            self._answer()
+        return following is not Next.LEAVE
+
+    def say(self, text: str) -> None:
+        """Print something that is not an answer."""
+        print(console.style(text, "dim", sys.stderr), file=sys.stderr)
+
+    def _answer(self) -> None:
+        params = self.conversation.params(self._num_attempts)
+        writer = TextWriter(sys.stdout)
+        output: RequestOutput | None = None
+        prompt, template = self.conversation.prompt(), self._chat_template
+        stream = self._llm.stream_chat(prompt, params, memory=self._memory, chat_template=template)
+        with Interrupt(is_caught=self.reader.is_interactive) as interrupt, closing(stream) as outputs:
+            try:
+                for output in outputs:
+                    writer.show(output.outputs[0].text)
+                    if interrupt.is_requested:
+                        break
+            except KeyboardInterrupt:
+                if not self.reader.is_interactive:
+                    raise
+        text = output.outputs[0].text if output is not None else ""
+        writer.finish(text)
+        self.conversation.answer(text, is_interrupted=output is None or not output.finished)
+        if output is not None:
+            self.statistics.add(output)
+            if self._has_stats:
+                self.say(describe(output, None if params.is_greedy else params.seed))
+        if self.reader.is_interactive and (note := self._note(output)):
+            self.say(note)
+
+    def _note(self, output: RequestOutput | None) -> str | None:
+        if output is None or not output.finished:
+            return "[stopped; /regen answers again, /undo takes your message back]"
+        if output.outputs[0].finish_reason != "length":
+            return None
+        if self.statistics.num_context_tokens >= self.max_model_len:
+            return f"[the context of {self.max_model_len} tokens is full; /undo or /clear makes room]"
+        return f"[stopped after max_tokens = {self.conversation.settings()['max_tokens']}; /set max_tokens changes it]"
+
+    def _explain(self, error: AetherMindError) -> None:
+        message = str(error)
+        if isinstance(error, ContextLengthError):
+            message = (
+                f"The conversation no longer fits the context of {self.max_model_len} tokens, so there is no answer. "
+                "Nothing is lost: /undo takes your message back, /save FILE keeps all, /clear starts over."
+            )
+        print(f"{console.style('Error:', 'red', sys.stderr)} {message}", file=sys.stderr)
+
+
+class Interrupt:
+    """Ctrl-C noted while inside, to be looked at between two tokens, so that no step is left half done.
+
+    A second one is raised as KeyboardInterrupt, for steps that take too long. Does nothing unless `is_caught`.
+    """
+
+    def __init__(self, *, is_caught: bool) -> None:
+        self.is_requested = False
+        self._is_caught = is_caught
+        self._previous: Any = None
+
+    def __enter__(self) -> Interrupt:
+        if self._is_caught:
+            self._previous = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_caught:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if self.is_requested:
+            raise KeyboardInterrupt
+        self.is_requested = True

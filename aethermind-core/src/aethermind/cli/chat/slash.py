@@ -1,0 +1,156 @@
+"""The commands that begin with a slash: what each does to a chat, and what the chat does next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from aethermind.cli import console
+from aethermind.cli.chat import saved
+from aethermind.cli.chat.conversation import parse_setting, suggestion
+from aethermind.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from aethermind.cli.chat.repl import Repl
+
+__all__ = ["COMMANDS", "Next", "run"]
+
+
+class Next(Enum):
+    """What follows a command."""
+
+    READ = "read"
+    ANSWER = "answer"
+    """The last question is answered again."""
+    LEAVE = "leave"
+
+
+def run(repl: Repl, line: str) -> Next:
+    """Run a command given without its slash. Raises InvalidArgumentError for an unknown one or a bad argument."""
+    name, _, argument = line.partition(" ")
+    command = COMMANDS.get(name)
+    if command is None:
+        raise InvalidArgumentError(
+            f"There is no command /{name}{suggestion(name, COMMANDS, '/')}; "
+            "/help lists them, and // begins a message with a slash."
+        )
+    argument = argument.strip()
+    if command.usage:
+        return command.run(repl, argument)
+    if argument:
+        raise InvalidArgumentError(f"/{name} takes no argument, got {_shortened(argument)!r}.")
+    return command.run(repl)
+
+
+def _help(repl: Repl) -> Next:
+    rows = [(f"/{name} {command.usage}".rstrip(), command.help) for name, command in COMMANDS.items()]
+    repl.say(console.columns(rows))
+    repl.say('  """ begins and ends a message of several lines; Ctrl-C stops an answer.')
+    return Next.READ
+
+
+def _system(repl: Repl, argument: str) -> Next:
+    if argument:
+        repl.conversation.system = None if argument == "none" else argument
+    repl.say(f"[system: {repl.conversation.system or 'none'}]")
+    return Next.READ
+
+
+def _set(repl: Repl, argument: str) -> Next:
+    name, _, value = argument.partition(" ")
+    if value.strip():
+        repl.conversation.set(name, parse_setting(value.strip()))
+    elif name:
+        raise InvalidArgumentError(f"A value is missing: /set {name} VALUE; /set alone shows all.")
+    repl.say(console.columns((key, _shown(value)) for key, value in repl.conversation.settings().items()))
+    return Next.READ
+
+
+def _shown(value: object) -> str:
+    if value is None or value == ():
+        return "none"
+    return ", ".join(map(repr, value)) if isinstance(value, tuple) else str(value)
+
+
+def _shortened(text: str, num_chars: int = 60) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= num_chars else line[: num_chars - 1] + "…"
+
+
+def _regen(repl: Repl) -> Next:
+    repl.conversation.retract_answer()
+    return Next.ANSWER
+
+
+def _edit(repl: Repl, argument: str) -> Next:
+    question = repl.conversation.question
+    text = argument or repl.reader.edit(question)
+    if not text or text.isspace() or text == question:
+        repl.say("[unchanged]")
+        return Next.READ
+    repl.conversation.edit(text)
+    return Next.ANSWER
+
+
+def _undo(repl: Repl) -> Next:
+    repl.say(f"[took back: {_shortened(repl.conversation.undo())}]")
+    return Next.READ
+
+
+def _save(repl: Repl, argument: str) -> Next:
+    path = saved.save(repl.conversation, _file(argument, "save"))
+    repl.say(f"[saved {len(repl.conversation.messages)} messages to {path}]")
+    return Next.READ
+
+
+def _load(repl: Repl, argument: str) -> Next:
+    loaded = saved.load(_file(argument, "load"))
+    origin = f", which were answered by {loaded.model}" if loaded.model != repl.conversation.model else ""
+    loaded.model = repl.conversation.model
+    repl.conversation = loaded
+    repl.say(f"[loaded {len(loaded.messages)} messages{origin}]")
+    if loaded.messages:
+        repl.say(f"[last: {_shortened(loaded.messages[-1].content)}]")
+    return Next.READ
+
+
+def _file(argument: str, name: str) -> str:
+    if not argument:
+        raise InvalidArgumentError(f"A file name is missing: /{name} FILE.")
+    return argument
+
+
+def _clear(repl: Repl) -> Next:
+    repl.conversation.clear()
+    repl.say("[cleared; system text and settings stay]")
+    return Next.READ
+
+
+def _stats(repl: Repl) -> Next:
+    repl.say(console.columns(repl.statistics.rows(repl.conversation, repl.max_model_len)))
+    return Next.READ
+
+
+class _Command(NamedTuple):
+    usage: str
+    """The argument it takes, if any."""
+    help: str
+    run: Callable[..., Next]
+
+
+COMMANDS = {
+    "help": _Command("", "show this", _help),
+    "system": _Command("[TEXT]", "show the system text, or replace it; none removes it", _system),
+    "set": _Command("[NAME VALUE]", "show the settings, or change one: /set temperature 0.2", _set),
+    "regen": _Command("", "answer the last message again", _regen),
+    "edit": _Command("[TEXT]", "change the last message and answer it", _edit),
+    "undo": _Command("", "take back the last message and its answer", _undo),
+    "save": _Command("FILE", "write the conversation as JSON", _save),
+    "load": _Command("FILE", "go on with a saved conversation", _load),
+    "clear": _Command("", "start over", _clear),
+    "stats": _Command("", "show tokens, reuse and context", _stats),
+    "exit": _Command("", "leave; so do /quit and Ctrl-D", lambda _: Next.LEAVE),
+    "quit": _Command("", "leave", lambda _: Next.LEAVE),
+}
+"""By name, in the order in which they are shown."""

@@ -1,0 +1,113 @@
+"""Commands that take settings: what no flag says comes from variables and the file, before the verb runs.
+
+Where neither a file nor a variable beyond the short ones says anything, nothing is imported for it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand, TyperOption
+
+from aethermind import env, log
+from aethermind.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aethermind.config import Configuration, Setting, Value
+
+__all__ = ["ConfiguredCommand"]
+
+
+class ConfiguredCommand(TyperCommand):
+    """A verb whose options are settings. Adds `--config` and `--print-config`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.params += [
+            TyperOption(
+                param_decls=["--config", "config_file"],
+                type=str,
+                metavar="FILE",
+                help="Take settings from this TOML or YAML file.",
+            ),
+            TyperOption(
+                param_decls=["--print-config"],
+                is_flag=True,
+                default=False,
+                help="Print every setting and where it comes from, and exit.",
+            ),
+        ]
+
+    def invoke(self, ctx: Any) -> Any:
+        named = ctx.params.pop("config_file") or ctx.find_root().params.get("config_file")
+        is_asked = ctx.params.pop("print_config")
+        from_variables = _check_variables()
+        from aethermind.config.file import find_file
+
+        file = find_file(named)
+        if file or from_variables or is_asked:
+            self._configure(ctx, file, is_asked)
+        return super().invoke(ctx)
+
+    def _configure(self, ctx: Any, file: Any, is_asked: bool) -> None:
+        from aethermind.cli.sections import SECTIONS
+        from aethermind.config import resolve
+
+        settings = {one.parameter: one for section in SECTIONS for one in section.settings.values()}
+        flags = _flags(ctx, settings)
+        configuration = resolve(SECTIONS, file=file, variables=os.environ, flags=flags)
+        if is_asked:
+            _print(configuration, as_json=bool(ctx.params.get("as_json")))
+            raise typer.Exit()
+        for name, one in configuration.settings.items():
+            value, origin = configuration.values[name]
+            if origin != "default" and name not in flags and one.parameter in ctx.params:
+                ctx.params[one.parameter] = list(value) if isinstance(value, tuple) else value
+        log.set_level(configuration.values["log.level"].value)
+
+
+def _check_variables() -> bool:
+    """Whether a variable sets something that nothing else reads. SettingsError for one that nobody knows."""
+    unknown = [name for name, value in os.environ.items() if name.startswith("AETHERMIND_") and value]
+    unknown = [name for name in unknown if name not in env.NAMES]
+    if not unknown:
+        return False
+    from aethermind.cli.sections import SECTIONS
+    from aethermind.config.suggest import did_you_mean
+    from aethermind.plugins.discovery import plugin_names
+
+    known = [name for section in SECTIONS for one in section.settings.values() for name in one.variables]
+    owned = tuple(f"AETHERMIND_{name}_".upper().replace("-", "_") for name in plugin_names())
+    for name in unknown:
+        if name not in known and not name.startswith(owned):
+            raise SettingsError(
+                f"The environment variable {name} is unknown{did_you_mean(name, [*known, *env.NAMES])} "
+                "Unset or correct it; `aethermind generate --print-config` shows what can be set."
+            )
+    return any(name in known for name in unknown)
+
+
+def _flags(ctx: Any, settings: Mapping[str, Setting]) -> dict[str, Value]:
+    """The options given on the command line that are settings."""
+    from aethermind.config import Value
+
+    flags = {}
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name)
+        if parameter.name in settings and source is not None and source.name == "COMMANDLINE":
+            flags[settings[parameter.name].name] = Value(ctx.params[parameter.name], f"flag {parameter.opts[0]}")
+    return flags
+
+
+def _print(configuration: Configuration, *, as_json: bool) -> None:
+    from aethermind.cli import console
+    from aethermind.config.text import to_record, to_toml
+
+    if as_json:
+        console.print_json(to_record(configuration))
+    else:
+        print(to_toml(configuration))

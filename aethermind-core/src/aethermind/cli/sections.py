@@ -1,0 +1,141 @@
+"""What can be set, section by section. A new component adds its dataclass here and a line to the table."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from aethermind.config import Section, setting
+from aethermind.engine.config import EngineConfig
+from aethermind.errors import InvalidArgumentError
+from aethermind.sampling.params import SamplingParams
+
+__all__ = [
+    "BenchSettings",
+    "ChatSettings",
+    "EngineSettings",
+    "LogSettings",
+    "ModelSettings",
+    "OutputSettings",
+    "SECTIONS",
+    "SamplingSettings",
+]
+
+_OF_THE_MODEL = "the model's, else the command's"
+_OF_THE_COMMAND = "the command's"
+_BY_MEMORY = "as many as memory allows, for the context"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Which model, where, and in which numbers."""
+
+    path: str = setting(
+        "demo", "a model directory, or the name of an installed model", parameter="model", variable="AETHERMIND_MODEL"
+    )
+    device: str = setting("auto", "auto, cpu, numpy, cuda:0, …")
+    dtype: str = setting("auto", "auto (the checkpoint's), float32, bfloat16 or float16")
+    quantization: str | None = setting(None, "weight format to convert to on loading", unset="the checkpoint's")
+    lm_head: str | None = setting(
+        None, "that of the matrix that makes logits", unset="int8, or quantization's if finer"
+    )
+    load_format: str = setting("auto", "auto reads the weights, dummy makes random ones")
+
+    def __post_init__(self) -> None:
+        EngineConfig(quantization=self.quantization, lm_head=self.lm_head, load_format=self.load_format)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Limits of context, memory and threads."""
+
+    max_model_len: int | None = setting(None, "longest context in tokens", unset="the model's, or what memory allows")
+    num_kv_blocks: int | None = setting(None, "blocks of the KV cache", unset=_BY_MEMORY)
+    block_size: int = setting(16, "tokens in a block of the KV cache")
+    num_threads: int | None = setting(
+        None,
+        "worker threads of the device",
+        unset="the device's choice",
+        parameter="threads",
+        variable="AETHERMIND_NUM_THREADS",
+    )
+    max_num_batched_tokens: int = setting(512, "the most tokens in a step; also the longest piece of a prompt")
+    fallback: str = setting("warn", "operators without a kernel of the device: error, warn or allow")
+
+    def __post_init__(self) -> None:
+        EngineConfig(**asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How tokens are chosen, and when an answer ends."""
+
+    max_tokens: int | None = setting(None, "the most tokens to write", unset=_OF_THE_MODEL)
+    temperature: float | None = setting(
+        None, "divides the logits; 0 always takes the likeliest token", unset=_OF_THE_MODEL
+    )
+    top_k: int | None = setting(None, "choose among the k likeliest tokens; 0 is off", unset=_OF_THE_MODEL)
+    top_p: float | None = setting(
+        None, "choose among the likeliest tokens of this total probability", unset=_OF_THE_MODEL
+    )
+    min_p: float | None = setting(None, "drop tokens below this fraction of the likeliest one", unset=_OF_THE_MODEL)
+    repetition_penalty: float | None = setting(None, "above 1 discourages tokens already there", unset=_OF_THE_MODEL)
+    seed: int | None = setting(None, "repeats a run", unset="random")
+    stop: tuple[str, ...] | None = setting(None, "texts before which an answer ends", unset="none")
+    ignore_eos: bool = setting(False, "go on past the end-of-text token")
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        SamplingParams(**given)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """What a conversation begins with."""
+
+    system: str | None = setting(None, "what the model is told before a conversation", unset="nothing")
+    chat_template: str | None = setting(None, "a file with a Jinja template", unset="the model's")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSettings:
+    """What is printed of an answer."""
+
+    stream: bool = setting(True, "print text as it is written")
+    stats: bool | None = setting(None, "print speed and seed on stderr", unset="on a terminal")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """What `bench latency` and `profile` run."""
+
+    prompt_tokens: int | None = setting(None, "tokens in each prompt", unset=_OF_THE_COMMAND)
+    output_tokens: int | None = setting(None, "tokens in each answer", unset=_OF_THE_COMMAND)
+    batch: int | None = setting(None, "requests at a time", unset=_OF_THE_COMMAND)
+    repeat: int | None = setting(None, "runs, of which medians are reported", unset=_OF_THE_COMMAND)
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value is not None and value < 1:
+                raise InvalidArgumentError(f"{name} should be a positive integer, got {value!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What is told of the inside."""
+
+    level: str = setting("warning", "debug, info, warning or error", variable="AETHERMIND_LOG")
+
+    def __post_init__(self) -> None:
+        if self.level.lower() not in ("debug", "info", "warning", "error"):
+            raise InvalidArgumentError(f"level should be one of debug, info, warning, error, got {self.level!r}.")
+
+
+SECTIONS = (
+    Section("model", ModelSettings),
+    Section("engine", EngineSettings),
+    Section("sampling", SamplingSettings),
+    Section("chat", ChatSettings),
+    Section("output", OutputSettings),
+    Section("bench", BenchSettings),
+    Section("log", LogSettings),
+)

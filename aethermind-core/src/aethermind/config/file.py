@@ -1,0 +1,92 @@
+"""The configuration file: where it is looked for, and its tables, whether they are written as TOML or YAML."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from aethermind.errors import SettingsError
+
+__all__ = ["find_file", "read_file"]
+
+_SUFFIXES = (".toml", ".yaml", ".yml")
+
+
+def find_file(named: str | os.PathLike[str] | None = None) -> Path | None:
+    """The one file that counts, None if there is none.
+
+    The one that is `named`, else that of AETHERMIND_CONFIG, else `aethermind.toml` (.yaml, .yml) in the working
+    directory, else `config.toml` (.yaml, .yml) in `aethermind` under XDG_CONFIG_HOME or ~/.config. SettingsError when
+    one that was asked for is missing, or where two lie side by side.
+    """
+    for path, origin in ((named, "--config"), (os.environ.get("AETHERMIND_CONFIG"), "AETHERMIND_CONFIG")):
+        if path:
+            if not Path(path).exists():
+                raise SettingsError(f"{origin} names {os.fspath(path)}, which does not exist. Name an existing file.")
+            return Path(path)
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    for stem in (Path("aethermind"), Path(home, "aethermind", "config")):
+        present = [path for suffix in _SUFFIXES if os.path.isfile(path := stem.with_suffix(suffix))]
+        if len(present) > 1:
+            raise SettingsError(f"{present[0]} and {present[1]} are side by side. Keep one of them.")
+        if present:
+            return present[0]
+    return None
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The tables of a file by name. SettingsError where it cannot be read or is no mapping."""
+    if path.suffix not in _SUFFIXES:
+        raise SettingsError(f"{path} has an unknown ending. Configuration files end in {', '.join(_SUFFIXES)}.")
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}. Name another file with --config.") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path} is not UTF-8 text (byte {error.start}). Convert it first.") from None
+    if path.suffix == ".toml":
+        return _read_toml(path, text)
+    return _read_yaml(path, text)
+
+
+def _read_toml(path: Path, text: str) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}. Correct it.") from None
+
+
+def _read_yaml(path: Path, text: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        _refuse_duplicates(path, yaml.compose(text, yaml.SafeLoader))
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise SettingsError(f"{path} is not valid YAML: {reason}. Correct it.") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"{path} holds a {type(content).__name__}, not sections. Begin it with one, such as model:")
+    return content
+
+
+def _refuse_duplicates(path: Path, document: Any) -> None:
+    """YAML's readers let the last of two equal keys win. Sections and their keys are looked at, nothing deeper."""
+    mappings = [document, *(value for _, value in document.value)] if _is_mapping(document) else []
+    for mapping in filter(_is_mapping, mappings):
+        seen = set()
+        for key, _ in mapping.value:
+            if key.value.__hash__ and key.value in seen:
+                line = key.start_mark.line + 1
+                raise SettingsError(f"{path} has {key.value} twice, again in line {line}. Remove one of them.")
+            if key.value.__hash__:
+                seen.add(key.value)
+
+
+def _is_mapping(node: Any) -> bool:
+    return getattr(node, "id", "") == "mapping"

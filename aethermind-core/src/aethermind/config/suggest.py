@@ -1,0 +1,20 @@
+"""What somebody who wrote an unknown name may have meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = ["did_you_mean"]
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: `; did you mean X?`, or a full stop where nothing is close.
+
+    A name with a dot is first looked for with the same last part: a key in the wrong section.
+    """
+    text, names = str(name), list(known)
+    key = text.rpartition(".")[2]
+    elsewhere = [one for one in names if "." in one and one.rpartition(".")[2] == key]
+    close = elsewhere or get_close_matches(text, names, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else "."

@@ -1,0 +1,73 @@
+"""Where a model comes from: what is asked of it, whether a directory or one file holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aethermind.model.hf_config import read_hf_config, read_optional_json
+
+if TYPE_CHECKING:
+    from aethermind.checkpoint.source import StoredTensors
+    from aethermind.model.registry import GgufFamilyRegistry
+    from aethermind.text.tokenizer import Tokenizer
+
+__all__ = ["DirectorySource", "ModelSource", "open_source"]
+
+
+class ModelSource(Protocol):
+    """A model before anything of it is computed. Each method reads what it returns, and nothing else."""
+
+    @property
+    def path(self) -> Path:
+        """The directory or file."""
+        ...
+
+    def config(self) -> dict[str, Any]:
+        """What config.json says, or would say; ConfigError names what is missing or broken."""
+        ...
+
+    def generation(self) -> dict[str, Any]:
+        """What generation_config.json says, or would say; empty where nothing is said."""
+        ...
+
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; TokenizerError says why there is none."""
+        ...
+
+    def weights(self) -> StoredTensors:
+        """The tensors, by Hugging Face's names; CheckpointError says what is wrong with them."""
+        ...
+
+
+def open_source(path: Path, families: GgufFamilyRegistry) -> ModelSource:
+    """The source at a path: a .gguf file by its name, else a directory in the Hugging Face layout; existing or not."""
+    if path.suffix.lower() == ".gguf" and not path.is_dir():
+        from aethermind.model.gguf_source import GgufSource
+
+        return GgufSource(path, families)
+    return DirectorySource(path)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectorySource:
+    """A model directory in the Hugging Face layout; implements `ModelSource`."""
+
+    path: Path
+
+    def config(self) -> dict[str, Any]:
+        return read_hf_config(self.path)
+
+    def generation(self) -> dict[str, Any]:
+        return read_optional_json(self.path / "generation_config.json")
+
+    def tokenizer(self) -> Tokenizer:
+        from aethermind.text.tokenizer import Tokenizer
+
+        return Tokenizer.from_directory(self.path)
+
+    def weights(self) -> StoredTensors:
+        from aethermind.checkpoint.sharded_index import Checkpoint
+
+        return Checkpoint.open(self.path)

@@ -1,0 +1,61 @@
+"""The prompt of a conversation: messages checked, and written out by the model's chat template or a given one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from aethermind.errors import InvalidArgumentError, TokenizerError
+
+if TYPE_CHECKING:
+    from aethermind.text.tokenizer import Tokenizer
+
+__all__ = ["Message", "TemplateOptions", "chat_prompt"]
+
+Message = Mapping[str, Any]
+"""`{"role": "user", "content": "…"}`, of JSON types; further keys are the template's business."""
+
+
+class TemplateOptions(TypedDict, total=False):
+    """How messages become a prompt; each may be left out."""
+
+    chat_template: str | None
+    """Jinja source to use in place of the model's."""
+    add_generation_prompt: bool
+    """End where the assistant's answer begins (the default)."""
+    tools: Sequence[Mapping[str, Any]] | None
+    """Functions the model may call, as JSON schemas."""
+    chat_template_kwargs: Mapping[str, Any] | None
+    """Further names for the template."""
+
+
+def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> str:
+    """Return the prompt of `messages`.
+
+    Raises InvalidArgumentError for messages that are none, TokenizerError where there is no template or it fails.
+    """
+    if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
+        raise InvalidArgumentError(
+            f'A conversation is a list of {{"role", "content"}} with at least one message, got {messages!r:.80}.'
+        )
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidArgumentError(
+                f'A chat message is {{"role": "user", "content": "…"}} or alike, got {message!r:.80}.'
+            )
+    template = options.get("chat_template")
+    if template is None:
+        template = tokenizer.chat_template
+    if template is None:
+        raise TokenizerError(
+            "The model has no chat template, so it was not taught to tell speakers apart. Continue a text with "
+            "`generate` instead, or give a template as Jinja source."
+        )
+    from aethermind.text.chat_template import render_chat
+
+    names = {
+        **tokenizer.special_tokens,
+        "tools": options.get("tools"),
+        **(options.get("chat_template_kwargs") or {}),
+    }
+    return render_chat(template, messages, add_generation_prompt=options.get("add_generation_prompt", True), **names)

@@ -1,0 +1,143 @@
+"""A byte-level BPE tokenizer from a GGUF file's metadata, as its tokenizer.json would have made it.
+
+GGUF keeps the vocabulary and the merges, and only a name for how text is split before them; what the name stands for
+comes from the model's package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aethermind.errors import TokenizerError
+from aethermind.text.tokenizer import Tokenizer
+
+__all__ = ["SplitRule", "gguf_tokenizer"]
+
+_KEY = "tokenizer.ggml."
+_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
+_ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unknown": "unk_token"}
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRule:
+    """How text is cut into the pieces that merges work on: a regular expression, after NFC where `is_nfc`."""
+
+    pattern: str
+    is_nfc: bool = False
+
+
+def gguf_tokenizer(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule], path: Path) -> Tokenizer:
+    """Build the tokenizer that `metadata` describes.
+
+    Args:
+        metadata: a GGUF file's values by key, arrays of numbers as NumPy's.
+        splits: the rule for each name that `tokenizer.ggml.pre` may have.
+        path: the file, for messages.
+
+    Raises:
+        TokenizerError: a key is missing or wrong, or the tokenizer is of a kind that is not known.
+    """
+    kind = str(_required(metadata, "model", path))
+    if kind != "gpt2":
+        raise TokenizerError(
+            f"{path} has a tokenizer of the kind {kind!r}; byte-level BPE, which GGUF calls 'gpt2', is read. "
+            "Use the model's Hugging Face directory."
+        )
+    pre = str(_required(metadata, "pre", path))
+    rule = splits.get(pre)
+    if rule is None:
+        raise TokenizerError(
+            f"{path} splits text by the rule {pre!r}, which the model's package does not know; it knows "
+            f"{', '.join(map(repr, splits))}. Use the model's Hugging Face directory."
+        )
+    tokens, types = (_listed(metadata, name, kind, path) for name, kind in (("tokens", str), ("token_type", int)))
+    merges = _listed(metadata, "merges", str, path)
+    if len(types) != len(tokens):
+        raise TokenizerError(f"{path} has {len(tokens)} tokens but {len(types)} token types. Fetch the file again.")
+    vocabulary = {token: i for i, (token, type) in enumerate(zip(tokens, types, strict=True)) if type != _UNUSED}
+    fast = _build(vocabulary, merges, rule, path)
+    _add_tokens(fast, zip(tokens, types, strict=True))
+    special_tokens = {
+        role: tokens[token_id]
+        for name, role in _ROLES.items()
+        if (token_id := _token_id(metadata, f"{name}_token_id", len(tokens), path)) is not None
+    }
+    if metadata.get(_KEY + "add_bos_token") and "bos_token" in special_tokens:
+        _add_bos(fast, special_tokens["bos_token"])
+    template = metadata.get("tokenizer.chat_template")
+    if not isinstance(template, str | None):
+        raise TokenizerError(f"{path} has a tokenizer.chat_template that is not text. Convert the model again.")
+    return Tokenizer(fast, special_tokens=special_tokens, chat_template=template)
+
+
+def _build(vocabulary: dict[str, int], merges: Iterable[str], rule: SplitRule, path: Path) -> Any:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    try:
+        model = models.BPE(vocabulary, [_pair(merge) for merge in merges])
+    except Exception as error:  # the library raises bare Exception for merges of tokens that are not there
+        reason = " ".join(str(error).split())
+        raise TokenizerError(f"{path} has a vocabulary that is not one ({reason}). Fetch the file again.") from error
+    fast = Tokenizer(model)
+    if rule.is_nfc:
+        fast.normalizer = normalizers.NFC()
+    fast.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(rule.pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    fast.decoder = decoders.ByteLevel()
+    return fast
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    return left, right
+
+
+def _add_tokens(fast: Any, typed: Iterable[tuple[str, int]]) -> None:
+    """Tokens that are recognised in a text as they are written; control tokens are left out of answers."""
+    from tokenizers import AddedToken
+
+    added = [
+        AddedToken(token, special=type == _CONTROL, normalized=False)
+        for token, type in typed
+        if type in (_CONTROL, _USER_DEFINED)
+    ]
+    fast.add_tokens(added)
+
+
+def _add_bos(fast: Any, bos_token: str) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    fast.post_processor = TemplateProcessing(
+        single=f"{bos_token} $A", special_tokens=[(bos_token, fast.token_to_id(bos_token))]
+    )
+
+
+def _required(metadata: Mapping[str, Any], name: str, path: Path) -> Any:
+    value = metadata.get(_KEY + name)
+    if value is None:
+        raise TokenizerError(
+            f"{path} has no {_KEY}{name}, without which there is no tokenizer. Convert the model again with its own."
+        )
+    return value
+
+
+def _listed(metadata: Mapping[str, Any], name: str, kind: type[str] | type[int], path: Path) -> list[Any]:
+    value = _required(metadata, name, path)
+    items = value.tolist() if hasattr(value, "tolist") else list(value) if isinstance(value, Iterable) else None
+    if items is None or isinstance(value, str) or not all(isinstance(item, kind) for item in items):
+        raise TokenizerError(f"{path} has a {_KEY}{name} that is not a list of {kind.__name__}. Fetch the file again.")
+    return items
+
+
+def _token_id(metadata: Mapping[str, Any], name: str, num_tokens: int, path: Path) -> int | None:
+    value = metadata.get(_KEY + name)
+    if value is not None and (not isinstance(value, int) or not 0 <= value < num_tokens):
+        raise TokenizerError(f"{path} has {_KEY}{name} {value!r:.40}, which is none of its {num_tokens} tokens.")
+    return value

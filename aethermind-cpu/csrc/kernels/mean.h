@@ -1,0 +1,15 @@
+// The mean over the last dimension.
+#pragma once
+
+#include "kernels/reductions.h"
+
+namespace aether::cpu::AETHER_ISA {
+
+template <class T>
+void mean(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  reduce_rows<T>(in[0], out[0], team, [](const T* row, int64_t size) {
+    return static_cast<float>(sum_of(row, size) / static_cast<double>(size));
+  });
+}
+
+}  // namespace aether::cpu::AETHER_ISA

@@ -1,0 +1,13 @@
+// max(x, 0), element by element.
+#pragma once
+
+#include "kernels/elementwise.h"
+
+namespace aether::cpu::AETHER_ISA {
+
+template <class T>
+void relu(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  map_elements<T>(in[0], out[0], team, [](const Vec& x) { return max(zero(), x); });  // in this order a NaN stays
+}
+
+}  // namespace aether::cpu::AETHER_ISA

@@ -1,0 +1,122 @@
+"""HashedPrefixCache: what is found, what is told apart, and what is given up first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aethermind.cache import BlockPool, HashedPrefixCache
+from aethermind.cache.hashed_prefix_cache import chain_hash
+
+BLOCK_SIZE = 4
+
+
+class Prefixes:
+    """A pool with a prefix cache; `remember` is a sequence that comes, is published and goes."""
+
+    def __init__(self, num_blocks: int = 8, salt: bytes = b"", hash: object = chain_hash) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.cache = HashedPrefixCache(self.pool, BLOCK_SIZE, salt, hash=hash)  # type: ignore[arg-type]
+
+    def remember(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[int]:
+        blocks = self.pool.allocate(len(token_ids) // BLOCK_SIZE)
+        assert blocks is not None
+        self.cache.publish(token_ids, blocks, extra_key)
+        for block in reversed(blocks):
+            self.pool.release(block)
+        return blocks
+
+
+def test_the_longest_known_prefix_of_whole_blocks_is_found() -> None:
+    prefixes = Prefixes()
+    assert prefixes.cache.match(range(12)) == []
+    blocks = prefixes.remember(range(12))
+    assert prefixes.cache.match(range(12)) == prefixes.cache.match(range(15)) == blocks
+    assert prefixes.cache.match(range(11)) == blocks[:2]
+    assert prefixes.cache.match([*range(8), 99, *range(9, 12)]) == blocks[:2]
+    assert prefixes.cache.match(range(4, 12)) == [], "a block is known by what precedes it, too"
+    assert (prefixes.cache.num_blocks, prefixes.cache.num_reclaimable, prefixes.pool.num_free) == (3, 3, 5)
+
+
+def test_conversations_that_part_share_their_beginning() -> None:
+    prefixes = Prefixes()
+    first = prefixes.remember([*range(8), 1, 1, 1, 1])
+    second = prefixes.remember([*range(8), 2, 2, 2, 2])
+    assert prefixes.cache.match([*range(8), 1, 1, 1, 1])[2] == first[2]
+    assert prefixes.cache.match([*range(8), 2, 2, 2, 2])[2] == second[2]
+    assert prefixes.cache.num_blocks == 4
+
+
+def test_other_keys_are_other_content() -> None:
+    prefixes = Prefixes()
+    plain, pictured = prefixes.remember(range(4)), prefixes.remember(range(4), b"picture 1")
+    assert prefixes.cache.match(range(4)) == plain
+    assert prefixes.cache.match(range(4), b"picture 1") == pictured
+    assert prefixes.cache.match(range(4), b"picture 2") == []
+
+
+def test_the_salt_is_part_of_every_key() -> None:
+    keys = [
+        set(prefixes.cache._by_key)
+        for prefixes in (Prefixes(salt=b"a"), Prefixes(salt=b"b"))
+        if prefixes.remember(range(8))
+    ]
+    assert keys[0].isdisjoint(keys[1])
+
+
+def test_a_collision_is_not_believed() -> None:
+    prefixes = Prefixes(hash=lambda parent, content: b"same")
+    (block,) = prefixes.remember([1, 1, 1, 1])
+    assert prefixes.cache.match([1, 1, 1, 1, 1, 1, 1, 1]) == [block]
+    assert prefixes.cache.match([2, 2, 2, 2]) == prefixes.cache.match([1, 1, 1, 1], b"key") == []
+    (newer,) = prefixes.remember([2, 2, 2, 2])
+    assert prefixes.cache.match([2, 2, 2, 2]) == [newer]
+    assert prefixes.cache.match([1, 1, 1, 1]) == []
+    assert prefixes.pool.num_free == 7
+
+
+def test_the_least_recently_used_goes_first_and_ends_before_beginnings() -> None:
+    prefixes = Prefixes()
+    old, new = prefixes.remember(range(8)), prefixes.remember(range(100, 108))
+    for block in old:
+        prefixes.pool.acquire(block)
+    for block in reversed(old):
+        prefixes.pool.release(block)
+    prefixes.cache.reclaim(1)
+    assert prefixes.cache.match(range(100, 108)) == new[:1]
+    prefixes.cache.reclaim(2)
+    assert prefixes.cache.match(range(100, 108)) == []
+    assert prefixes.cache.match(range(8)) == old[:1]
+    prefixes.cache.reclaim(99)
+    assert (prefixes.cache.num_blocks, prefixes.pool.num_free) == (0, 8)
+
+
+def test_what_is_in_use_is_not_given_up() -> None:
+    prefixes = Prefixes()
+    blocks = prefixes.remember(range(8))
+    prefixes.pool.acquire(blocks[0])
+    prefixes.cache.reclaim(2)
+    assert prefixes.cache.match(range(8)) == blocks[:1]
+    assert prefixes.cache.num_reclaimable == 0
+
+
+def test_of_two_copies_the_one_used_last_is_kept() -> None:
+    prefixes = Prefixes()
+    prefixes.remember(range(8))
+    again = prefixes.remember(range(8))
+    assert prefixes.cache.match(range(8)) == again
+    assert prefixes.pool.num_free == 6
+    prefixes.pool.acquire(again[0])
+    third = prefixes.remember(range(8))
+    assert prefixes.cache.match(range(8)) == [again[0], third[1]]
+
+
+def test_what_followed_a_forgotten_block_is_replaced() -> None:
+    prefixes = Prefixes()
+    first, second = prefixes.remember(range(8))
+    prefixes.pool.acquire(second)
+    prefixes.cache.reclaim(1)
+    assert prefixes.pool.ref_count(first) == 0
+    assert prefixes.cache.match(range(8)) == []
+    again = prefixes.remember(range(8))
+    assert prefixes.cache.match(range(8)) == again
+    assert prefixes.pool.ref_count(second) == 1

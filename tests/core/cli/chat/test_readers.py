@@ -1,0 +1,102 @@
+"""Entries out of lines, from a pipe and from a person who presses keys."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from aethermind.cli.chat.readers import Entry, PipeReader, TerminalReader
+from aethermind.errors import InvalidArgumentError
+
+
+def entries(raw: bytes) -> list[tuple[str, bool]]:
+    reader = PipeReader(io.BytesIO(raw))
+    return list(map(tuple, iter(reader.read, None)))
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b"", []),
+        (b"hi\r\n\n  \nyou", [("hi", False), ("you", False)]),
+        (b"/set a b\n", [("set a b", True)]),
+        (b"//etc\n", [("/etc", False)]),
+        (b'"""\none\n\n/two\n"""\n/x\n', [("one\n\n/two", False), ("x", True)]),
+        (b'"""one"""\n', [("one", False)]),
+        (b' """one\ntwo"""  \nthree\n', [("one\ntwo", False), ("three", False)]),
+        (b'"""one\ntwo', [("one\ntwo", False)]),
+        ("Grüße\n".encode(), [("Grüße", False)]),
+    ],
+)
+def test_lines_become_entries(raw: bytes, expected: list[tuple[str, bool]]) -> None:
+    assert entries(raw) == expected
+
+
+def test_a_pipe_is_text_and_cannot_edit() -> None:
+    with pytest.raises(InvalidArgumentError, match="byte 2"):
+        entries(b"ab\xff\n")
+    with pytest.raises(InvalidArgumentError, match="/edit TEXT"):
+        PipeReader(io.BytesIO()).edit("x")
+
+
+class FakeReadline:
+    """What is typed when Ctrl-C comes."""
+
+    buffer = ""
+
+    def get_line_buffer(self) -> str:
+        return self.buffer
+
+
+@pytest.fixture
+def type_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TerminalReader]:
+    """A reader for whom somebody types: lines, or an exception with what was typed before it."""
+
+    def install(keys: Iterable[Any]) -> TerminalReader:
+        reader, typed = TerminalReader(("help",)), iter(keys)
+        reader._readline = FakeReadline()
+
+        def read_line(_: str) -> str:
+            reader._readline.buffer = ""
+            key = next(typed)
+            if isinstance(key, tuple):
+                reader._readline.buffer, error = key
+                raise error
+            return str(key)
+
+        monkeypatch.setattr("builtins.input", read_line)
+        return reader
+
+    return install
+
+
+EMPTY, STARTED, END = ("", KeyboardInterrupt()), ("typed", KeyboardInterrupt()), ("", EOFError())
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (["", "hi"], Entry("hi", False)),
+        ([END], None),
+        ([EMPTY, EMPTY], None),
+        ([EMPTY, "hi"], Entry("hi", False)),
+        ([STARTED, STARTED, EMPTY, "hi"], Entry("hi", False)),
+        ([STARTED, EMPTY, EMPTY], None),
+        (['"""a', STARTED, "hi"], Entry("hi", False)),
+        ([("", UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")), "hi"], Entry("hi", False)),
+    ],
+)
+def test_ctrl_c_drops_a_line_and_twice_at_an_empty_prompt_leaves(
+    type_in: Callable[..., TerminalReader], keys: list[Any], expected: Entry | None
+) -> None:
+    assert type_in(keys).read() == expected
+
+
+def test_commands_complete() -> None:
+    reader = TerminalReader(("save", "set", "help"))
+    complete = reader._readline.get_completer()
+    assert [complete("/s", state) for state in range(3)] == ["/save", "/set", None]
+    assert complete("s", 0) is None

@@ -1,0 +1,117 @@
+"""Settings on the command line: from which layer a verb's options come, and what it costs who sets nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MANUAL = Path(__file__).parents[3] / "docs" / "using" / "configuration.md"
+FILE = "[model]\npath = 'of-file'\n[sampling]\ntop_k = 3\nstop = ['x']\ntemperature = 0.5\n[engine]\nnum_threads = 2\n"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty working directory and home; the level of the log is put back."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    root = logging.getLogger("aethermind")
+    level = root.level
+    yield tmp_path
+    root.setLevel(level)
+
+
+def test_a_verb_gets_the_highest_layer(invoke: Any, fake_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = fake_llm("a")
+    Path("aethermind.toml").write_text(FILE)
+    monkeypatch.setenv("AETHERMIND_SAMPLING__TEMPERATURE", "0.25")
+    monkeypatch.setenv("AETHERMIND_MODEL", "of-variable")
+    assert invoke("generate", "hi", "--top-k", "4").exit_code == 0
+    (params,) = llm.params
+    assert (params.top_k, params.stop, params.temperature) == (4, ("x",), 0.25)
+    assert (llm.options["model"], llm.options["num_threads"]) == ("of-variable", 2)
+    assert (llm.options["block_size"], llm.options["fallback"]) == (16, "warn")
+
+
+@pytest.mark.parametrize("args", [("--config", "x.toml", "generate", "hi"), ("generate", "hi", "--config", "x.toml")])
+def test_the_file_is_named_before_or_after_the_verb(invoke: Any, fake_llm: Any, args: tuple[str, ...]) -> None:
+    llm = fake_llm("a")
+    Path("x.toml").write_text(FILE)
+    assert invoke(*args).exit_code == 0
+    assert llm.options["model"] == "of-file"
+
+
+def test_print_config_names_origins(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("x.toml").write_text(FILE)
+    monkeypatch.setenv("AETHERMIND_ENGINE__BLOCK_SIZE", "8")
+    args = ("generate", "--config", "x.toml", "--top-k", "4", "--print-config")
+    lines = invoke(*args).stdout.splitlines()
+    assert "top_k = 4  # flag --top-k" in lines
+    assert "num_threads = 2  # x.toml:engine.num_threads" in lines
+    assert "block_size = 8  # AETHERMIND_ENGINE__BLOCK_SIZE" in lines
+    assert 'device = "auto"  # default' in lines
+    record = json.loads(invoke(*args, "--json").stdout)
+    assert record["sampling"]["top_k"] == {"value": 4, "origin": "flag --top-k"}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("AETHERMIND_SAMPLING__TOPK", "did you mean AETHERMIND_SAMPLING__TOP_K?"),
+        ("AETHERMIND_MODL", "AETHERMIND_MODEL?"),
+    ],
+)
+def test_unknown_variables_are_errors(invoke: Any, monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
+    monkeypatch.setenv(name, "1")
+    result = invoke("generate", "hi")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"Error: The environment variable {name} is unknown; ")
+    assert message in result.stderr
+    assert invoke("generate", "--help").exit_code == 0
+
+
+def test_a_plugin_s_variables_are_its_own(invoke: Any, fake_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_llm("a")
+    monkeypatch.setenv("AETHERMIND_CPU_ISA", "portable")
+    assert invoke("generate", "hi").exit_code == 0
+
+
+def test_the_log_s_level_comes_from_the_file(invoke: Any, fake_llm: Any) -> None:
+    fake_llm("a")
+    Path("aethermind.yaml").write_text("log: {level: info}\n")
+    assert invoke("generate", "hi").exit_code == 0
+    assert logging.getLogger("aethermind").level == logging.INFO
+
+
+@pytest.mark.parametrize("args", [["generate", "--help"], ["generate", "hi", "--max-tokens", "1"]])
+def test_who_sets_nothing_imports_nothing(args: list[str]) -> None:
+    program = (
+        f"import sys; sys.argv = ['aethermind', *{args!r}]\n"
+        "from aethermind.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "names = {'pydantic', 'yaml', 'tomllib', 'aethermind.cli.sections', 'aethermind.config.layers'}\n"
+        "print(sorted(names & set(sys.modules)), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stderr.strip() == "[]"
+
+
+def test_the_manual_s_commands_work() -> None:
+    text = MANUAL.read_text(encoding="utf-8")
+    (file,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    Path("aethermind.toml").write_text(file)
+    commands = re.findall(r"^\$ (.*)$", text, re.MULTILINE)
+    assert len(commands) > 2
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for command in commands:
+        result = subprocess.run(command, shell=True, capture_output=True, text=True, env={**os.environ, "PATH": path})
+        assert (result.returncode, result.stderr) == (0, ""), command

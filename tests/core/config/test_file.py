@@ -1,0 +1,95 @@
+"""The file: which one counts, and everything that can be wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aethermind.config.file import find_file, read_file
+from aethermind.errors import SettingsError
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory; `home` in it is the user's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("AETHERMIND_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "home")
+    Path("home/aethermind").mkdir(parents=True)
+    return tmp_path
+
+
+def test_the_nearest_file_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_file() is None
+    for name in ("home/aethermind/config.yml", "aethermind.yaml"):
+        Path(name).touch()
+        assert find_file() == Path(name)
+    for name in ("from_variable.toml", "from_flag.toml"):
+        Path(name).touch()
+    monkeypatch.setenv("AETHERMIND_CONFIG", "from_variable.toml")
+    assert find_file() == Path("from_variable.toml")
+    assert find_file("from_flag.toml") == Path("from_flag.toml")
+
+
+def test_without_xdg_the_user_s_directory_is_in_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", "me")
+    path = Path("me/.config/aethermind/config.toml")
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert find_file() == path
+
+
+def test_a_file_that_is_named_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingsError, match=r"^--config names nope.toml, which does not exist\. Name"):
+        find_file("nope.toml")
+    monkeypatch.setenv("AETHERMIND_CONFIG", "none.toml")
+    with pytest.raises(SettingsError, match=r"^AETHERMIND_CONFIG names none.toml, which does not exist"):
+        find_file()
+
+
+def test_two_side_by_side_are_one_too_many() -> None:
+    Path("aethermind.toml").touch()
+    Path("aethermind.yml").touch()
+    with pytest.raises(SettingsError, match=r"aethermind.toml and aethermind.yml are side by side\. Keep one"):
+        find_file()
+
+
+def test_toml_and_yaml_say_the_same() -> None:
+    Path("a.toml").write_text('[oven]\nheat = 200\nrate = 0.5\n[bread]\nname = "ä"\nseeds = ["x", "y"]\n')
+    Path("a.yaml").write_text("oven: {heat: 200, rate: 0.5}\nbread:\n  name: ä\n  seeds: [x, y]\n")
+    assert read_file(Path("a.toml")) == read_file(Path("a.yaml"))
+    for empty in ("e.toml", "e.yml"):
+        Path(empty).write_text("# nothing\n")
+        assert read_file(Path(empty)) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.json", b"{}", "a.json has an unknown ending. Configuration files end in .toml, .yaml, .yml."),
+        ("a.toml", b"\xff", "a.toml is not UTF-8 text (byte 0). Convert it first."),
+        ("a.toml", b"[oven", "a.toml is not valid TOML: "),
+        ("a.toml", b"[oven]\nheat=1\nheat=2", "a.toml is not valid TOML: Cannot overwrite a value"),
+        ("a.yaml", b"oven: [", "a.yaml is not valid YAML: "),
+        ("a.yaml", b"oven: !!python/object:os.system {}", "a.yaml is not valid YAML: "),
+        ("a.yaml", b"- oven", "a.yaml holds a list, not sections."),
+        ("a.yaml", b"oven", "a.yaml holds a str, not sections."),
+        ("a.yaml", b"oven:\n  heat: 1\n  heat: 2", "a.yaml has heat twice, again in line 3. Remove one of them."),
+        ("a.yaml", b"oven: {}\nbread: {}\noven: {}", "a.yaml has oven twice, again in line 3."),
+        ("a.yaml", b"? [a]\n: 1", "a.yaml is not valid YAML: "),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(name: str, content: bytes, words: str) -> None:
+    Path(name).write_bytes(content)
+    with pytest.raises(SettingsError) as caught:
+        read_file(Path(name))
+    assert str(caught.value).startswith(words)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read() -> None:
+    Path("a.toml").mkdir()
+    with pytest.raises(SettingsError, match=r"^a.toml cannot be read: .*\. Name another file"):
+        read_file(Path("a.toml"))

@@ -1,0 +1,50 @@
+"""A printed configuration is TOML that sets the same."""
+
+from __future__ import annotations
+
+import tomllib
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.core.config.sections import SECTIONS
+
+from aethermind.config import Value, resolve
+from aethermind.config.text import to_record, to_toml
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(
+    heat=st.integers(0, 2**40),
+    rate=st.none() | st.floats(allow_nan=False),
+    name=TEXT,
+    seeds=st.lists(TEXT).map(tuple),
+    origin=TEXT,
+)
+def test_what_is_printed_reads_back(
+    heat: int, rate: float | None, name: str, seeds: tuple[str, ...], origin: str
+) -> None:
+    given_values = {"oven.heat": heat, "oven.rate": rate, "bread.name": name, "bread.seeds": seeds}
+    flags = {full: Value(value, origin) for full, value in given_values.items()}
+    read = tomllib.loads(to_toml(resolve(SECTIONS, flags=flags)))
+    oven = {"heat": heat, "door": False} | ({} if rate is None else {"rate": rate})
+    assert read == {"oven": oven, "bread": {"name": name, "seeds": list(seeds)}}
+
+
+def test_each_line_ends_with_the_origin() -> None:
+    assert to_toml(resolve(SECTIONS, variables={"AETHERMIND_HEAT": "9"})).splitlines() == [
+        "[oven]",
+        "heat = 9  # AETHERMIND_HEAT",
+        "# rate is unset: the oven's  # default",
+        "door = false  # default",
+        "",
+        "[bread]",
+        'name = "rye"  # default',
+        "seeds = []  # default",
+    ]
+
+
+def test_the_record_has_values_and_origins() -> None:
+    record = to_record(resolve(SECTIONS, variables={"AETHERMIND_HEAT": "9"}))
+    assert record["oven"]["heat"] == {"value": 9, "origin": "AETHERMIND_HEAT"}
+    assert record["bread"]["seeds"] == {"value": (), "origin": "default"}

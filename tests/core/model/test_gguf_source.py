@@ -1,0 +1,161 @@
+"""A GGUF file's metadata in the terms of the Hugging Face files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from aethermind.errors import CheckpointError, ConfigError
+from aethermind.model.gguf_family import GgufFamily
+from aethermind.model.gguf_source import GgufSource
+from aethermind.model.registry import GgufFamilyRegistry
+
+FAMILY = GgufFamily("ToyForCausalLM", {})
+KEYS: dict[str, Any] = {
+    "toy.embedding_length": 32,
+    "toy.feed_forward_length": 48,
+    "toy.block_count": 2,
+    "toy.attention.head_count": 4,
+    "toy.context_length": 128,
+    "toy.attention.layer_norm_rms_epsilon": 2.0**-20,
+}
+COMMON = {
+    "architectures": ["ToyForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 2.0**-20,
+    "vocab_size": 7,
+    "tie_word_embeddings": True,
+    "dtype": "float16",
+    "eos_token_id": [],
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Callable[..., GgufSource]:
+    """Write a file with keys changed, added or (None) left out, and more tensors."""
+
+    def make(
+        keys: dict[str, Any] | None = None, tensors: dict[str, str] | None = None, arch: str = "toy"
+    ) -> GgufSource:
+        writer = gguf.GGUFWriter(tmp_path / "toy.gguf", arch)
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        for key, value in {**KEYS, **(keys or {})}.items():
+            if value is not None:
+                add.get(type(value), writer.add_array)(key, value)
+        for name, kind in {"token_embd.weight": "F16", "output_norm.weight": "F32", **(tensors or {})}.items():
+            dtype = gguf.GGMLQuantizationType[kind]
+            shape = 32 if name == "output_norm.weight" else (7, 32)
+            writer.add_tensor(name, gguf.quantize(np.zeros(shape, np.float32), dtype), raw_dtype=dtype)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        registry = GgufFamilyRegistry()
+        registry.register("toy", f"{__name__}:FAMILY", provider="tests")
+        return GgufSource(tmp_path / "toy.gguf", registry)
+
+    return make
+
+
+def test_the_least_that_a_file_says(source: Callable[..., GgufSource]) -> None:
+    assert source().config() == COMMON
+    assert source().generation() == {}
+
+
+def test_the_most_that_a_file_says(source: Callable[..., GgufSource]) -> None:
+    keys = {
+        "toy.attention.head_count_kv": 2,
+        "toy.attention.key_length": 16,
+        "toy.attention.value_length": 16,
+        "toy.rope.freq_base": 1e6,
+        "toy.rope.dimension_count": 8,
+        "toy.rope.scaling.type": "yarn",
+        "toy.rope.scaling.factor": 4.0,
+        "toy.rope.scaling.original_context_length": 32,
+        "toy.rope.scaling.finetuned": True,
+        "toy.rope.scaling.yarn_beta_fast": 16.0,
+        "toy.rope.scaling.yarn_beta_slow": 2.0,
+        "tokenizer.ggml.eos_token_id": 5,
+        "tokenizer.ggml.eot_token_id": 6,
+    }
+    assert source(keys, {"output.weight": "BF16", "blk.0.ffn_up.weight": "BF16"}).config() == {
+        **COMMON,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rope_theta": 1e6,
+        "partial_rotary_factor": 0.5,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 16.0,
+            "beta_slow": 2.0,
+        },
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        "eos_token_id": [5, 6],
+    }
+
+
+def test_rope_scaling_of_no_kind_is_none(source: Callable[..., GgufSource]) -> None:
+    assert source({"toy.rope.scaling.type": "none", "toy.rope.scaling.factor": 2.0}).config() == COMMON
+
+
+def test_sampling_is_as_decimal_as_it_was(source: Callable[..., GgufSource]) -> None:
+    keys = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "penalty_repeat": 1.05, "mirostat": 2}
+    assert source({f"general.sampling.{key}": value for key, value in keys.items()}).generation() == {
+        "temperature": 0.7,
+        "top_k": 20,
+        "top_p": 0.8,
+        "min_p": 0.05,
+        "repetition_penalty": 1.05,
+    }
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_missing_key_is_named(source: Callable[..., GgufSource], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"has no {key} in its metadata"):
+        source({key: None}).config()
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"toy.attention.head_count": [4, 2]}, r"toy\.attention\.head_count that is not one number"),
+        ({"toy.rope.freq_base": "much"}, r"toy\.rope\.freq_base that is not one number"),
+        (
+            {"toy.rope.scaling.type": "yarn", "toy.rope.scaling.attn_factor": 2.0},
+            r"toy\.rope\.scaling\.attn_factor in its metadata, which is not supported",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_named(source: Callable[..., GgufSource], keys: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        source(keys).config()
+
+
+def test_an_unknown_architecture_lists_the_known(source: Callable[..., GgufSource]) -> None:
+    with pytest.raises(ConfigError, match=r"GGUF architecture 'abacus'\. Known: toy"):
+        source(arch="abacus").config()
+
+
+def test_quantised_tensors_are_refused_by_name(source: Callable[..., GgufSource]) -> None:
+    quantised = source(tensors={"blk.0.attn_q.weight": "Q8_0"})
+    for read in (quantised.config, quantised.weights):
+        with pytest.raises(CheckpointError, match=r"'blk\.0\.attn_q\.weight' in the quantised type Q8_0"):
+            read()
+
+
+def test_a_file_of_several_parts_is_refused(source: Callable[..., GgufSource]) -> None:
+    with pytest.raises(CheckpointError, match="one of 3 parts"):
+        source({"split.count": 3}).config()

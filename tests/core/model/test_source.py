@@ -1,0 +1,46 @@
+"""What is at a path: a directory or a .gguf file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aethermind.errors import CheckpointError, ConfigError, TokenizerError
+from aethermind.model.gguf_source import GgufSource
+from aethermind.model.registry import GgufFamilyRegistry
+from aethermind.model.source import DirectorySource, open_source
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "MODEL.GGUF", "not-there.gguf"])
+def test_files_are_known_by_their_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / "model.gguf").touch()
+    source = open_source(tmp_path / name, GgufFamilyRegistry())
+    assert isinstance(source, GgufSource)
+    assert source.path == tmp_path / name
+
+
+def test_anything_else_is_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "folder.gguf").mkdir()
+    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "folder.gguf"):
+        assert open_source(path, GgufFamilyRegistry()) == DirectorySource(path)
+
+
+def test_a_file_of_another_name_says_what_is_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "model.ggml"
+    path.touch()
+    with pytest.raises(ConfigError, match=r"is a file, and not a \.gguf one.*directory that holds config\.json"):
+        open_source(path, GgufFamilyRegistry()).config()
+
+
+def test_a_directory_is_read_piece_by_piece(tmp_path: Path) -> None:
+    source = DirectorySource(tmp_path)
+    assert source.generation() == {}
+    (tmp_path / "generation_config.json").write_text('{"top_k": 3}')
+    assert source.generation() == {"top_k": 3}
+    with pytest.raises(ConfigError, match=r"found generation_config\.json.*\.gguf file"):
+        source.config()
+    with pytest.raises(TokenizerError):
+        source.tokenizer()
+    with pytest.raises(CheckpointError, match="no weights"):
+        source.weights()

@@ -1,0 +1,101 @@
+"""Every instruction set that this CPU has runs, and all of them say the same."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from aethermind import LLM, Runtime, SamplingParams
+from aethermind.errors import InvalidArgumentError
+from aethermind_cpu import _native
+from aethermind_cpu.isa import Isa, isa_levels, isa_limit
+from aethermind_cpu.kernels import kernels
+
+LEVELS = [isa for isa in isa_levels() if isa.level <= isa_limit().level]
+X86_64 = Isa.AVX512_BF16.features
+AARCH64 = {"asimd", "fphp", "asimddp"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AETHERMIND_CPU_ISA", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("features", "labels"),
+    [
+        (X86_64, ["portable", "avx2", "avx512", "avx512_bf16"]),
+        ((), ["portable", "avx2", "avx512", "avx512_bf16"]),
+        (AARCH64, ["portable", "neon"]),
+    ],
+)
+def test_levels_are_those_of_the_architecture_and_each_includes_the_ones_before(
+    features: set[str], labels: list[str]
+) -> None:
+    levels = isa_levels(features)
+    assert [isa.label for isa in levels] == labels
+    assert [isa.level for isa in levels] == list(range(len(levels)))
+    for lower, higher in itertools.pairwise(levels):
+        assert lower.features < higher.features
+
+
+@pytest.mark.parametrize(
+    ("features", "forced", "limit"),
+    [
+        (X86_64, None, Isa.AVX512_BF16),
+        (X86_64, "avx512", Isa.AVX512),
+        (X86_64, "portable", Isa.PORTABLE),
+        (Isa.AVX2.features, "avx512bf16", Isa.AVX2),
+        ({"avx2", "fma"}, None, Isa.PORTABLE),
+        ((), None, Isa.PORTABLE),
+        (AARCH64, None, Isa.NEON),
+        (AARCH64, "neon", Isa.NEON),
+        (AARCH64, "portable", Isa.PORTABLE),
+    ],
+)
+def test_the_limit_is_what_the_cpu_has_or_what_is_forced_below(
+    monkeypatch: pytest.MonkeyPatch, features: set[str], forced: str | None, limit: Isa
+) -> None:
+    if forced is not None:
+        monkeypatch.setenv("AETHERMIND_CPU_ISA", forced)
+    assert isa_limit(features) is limit
+
+
+@pytest.mark.parametrize(
+    ("features", "forced", "known"),
+    [
+        (X86_64, "neon", "portable, avx2, avx512, avx512_bf16"),
+        (AARCH64, "avx2", "portable, neon"),
+        (AARCH64, "sve", "portable, neon"),
+    ],
+)
+def test_a_level_of_another_architecture_is_refused(
+    monkeypatch: pytest.MonkeyPatch, features: set[str], forced: str, known: str
+) -> None:
+    monkeypatch.setenv("AETHERMIND_CPU_ISA", forced)
+    with pytest.raises(InvalidArgumentError, match=f"'{forced}'.*Known here: {known}\\.$"):
+        isa_limit(features)
+
+
+def test_every_level_of_this_cpu_has_kernels_of_its_own() -> None:
+    supported = {entry.variant for entry in _native.kernel_table() if entry.is_supported}
+    assert supported == {isa.label for isa in LEVELS}
+
+
+@pytest.mark.parametrize("isa", LEVELS, ids=lambda isa: isa.label)
+def test_a_forced_level_is_the_highest_that_is_taken(monkeypatch: pytest.MonkeyPatch, isa: Isa) -> None:
+    monkeypatch.setenv("AETHERMIND_CPU_ISA", isa.label)
+    priorities = {kernel.name: kernel.priority for kernel in kernels()}
+    assert max(priorities, key=priorities.__getitem__) == f"cpu/{isa.label}"
+
+
+def test_every_level_generates_the_same_greedy_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo model in float32: two requests at once, so that decode has more than one row."""
+    stories = {}
+    for isa in LEVELS:
+        monkeypatch.setenv("AETHERMIND_CPU_ISA", isa.label)
+        llm = LLM(device="cpu", dtype="float32", max_model_len=128, runtime=Runtime.boot())
+        outputs = llm.generate(["Once upon a time", "The dog"], SamplingParams(temperature=0.0, max_tokens=40))
+        stories[isa.label] = [output.outputs[0].token_ids for output in outputs]
+    assert all(story == stories["portable"] for story in stories.values()), stories

@@ -1,0 +1,100 @@
+"""GGUF files written with the `gguf` library from model directories, as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import safetensors.torch
+import torch
+
+__all__ = ["add_tensors", "add_tokenizer", "write_gguf"]
+
+_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+def write_gguf(
+    directory: Path,
+    path: Path,
+    *,
+    arch: str = "qwen2",
+    without: tuple[str, ...] = (),
+    quantised: Mapping[str, str] | None = None,
+    more: Callable[[gguf.GGUFWriter], None] = lambda _: None,
+) -> Path:
+    """Write a model directory as one file; `without` some keys, with tensors `quantised`, and with `more` keys."""
+    config = json.loads((directory / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, arch)
+    add_config(writer, config)
+    add_tokenizer(writer, directory, config["vocab_size"])
+    add_tensors(writer, directory, arch, quantised or {})
+    more(writer)
+    for key in without:
+        del writer.kv_data[0][key]
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_config(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10000.0)}
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if config.get("head_dim"):
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+    kind = rope.get("rope_type", "default")
+    if kind != "default":
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if kind == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, directory: Path, vocab_size: int) -> None:
+    """What tokenizer.json and tokenizer_config.json say; ids without a token are padding, which has its own type."""
+    state = json.loads((directory / "tokenizer.json").read_text())
+    ids = state["model"]["vocab"] | {added["content"]: added["id"] for added in state["added_tokens"]}
+    num_tokens = max(vocab_size, *(token_id + 1 for token_id in ids.values()))
+    tokens = [f"[PAD{token_id}]" for token_id in range(num_tokens)]
+    types = [gguf.TokenType.UNUSED] * num_tokens
+    for token, token_id in ids.items():
+        tokens[token_id], types[token_id] = token, gguf.TokenType.NORMAL
+    for added in state["added_tokens"]:
+        types[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    merges = state["model"]["merges"]
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    writer.add_eos_token_id(ids[config["eos_token"]])
+    writer.add_pad_token_id(ids[config["pad_token"]])
+    writer.add_chat_template(config["chat_template"])
+
+
+def add_tensors(writer: gguf.GGUFWriter, directory: Path, arch: str, quantised: Mapping[str, str]) -> None:
+    """Matrices in the type that they have, vectors in F32."""
+    num_layers = json.loads((directory / "config.json").read_text())["num_hidden_layers"]
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(kind, num_layers)
+    for hf_name, tensor in safetensors.torch.load_file(directory / "model.safetensors").items():
+        name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
+        assert name is not None
+        values: np.ndarray[Any, Any] = tensor.float().numpy()
+        type_name = quantised.get(name, "F32" if values.ndim == 1 else _TYPES[tensor.dtype])
+        type = gguf.GGMLQuantizationType[type_name]
+        writer.add_tensor(name, gguf.quantize(values, type), raw_dtype=type)

@@ -1,0 +1,190 @@
+"""The chat command on a terminal: a person talks, interrupts, takes back, saves, and leaves."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TIMEOUT_S = 60.0
+PROMPT = r"\n> "
+STATS = r"\[(\d+) prompt tokens, (\d+) reused · (\d+) answer"
+
+
+class Terminal:
+    """`aethermind chat` with a terminal of its own."""
+
+    def __init__(self, *options: str) -> None:
+        self._screen, keyboard = pty.openpty()
+        command = (sys.executable, "-m", "aethermind", "chat", "--device", "cpu", "--dtype", "float32", *options)
+        environment = {**os.environ, "TERM": "dumb", "INPUTRC": os.devnull}
+        self._process = subprocess.Popen(
+            command,
+            stdin=keyboard,
+            stdout=keyboard,
+            stderr=keyboard,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(keyboard)
+        self._unread = ""
+
+    def read_until(self, pattern: str) -> re.Match[str]:
+        """Wait until `pattern` was shown, and return the match; what was shown up to its end has been read."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (match := re.search(pattern, self._unread, re.DOTALL)):
+            ready, _, _ = select.select([self._screen], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"{pattern!r} was not shown but {self._unread!r}"
+            self._unread += os.read(self._screen, 65536).decode(errors="replace").replace("\r", "")
+        self._unread = self._unread[match.end() :]
+        return match
+
+    def press(self, keys: str) -> None:
+        os.write(self._screen, keys.encode())
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C once the prompt waits for keys: Python's readline overlooks it in the moment before."""
+        deadline = time.monotonic() + TIMEOUT_S
+        status = Path(f"/proc/{self._process.pid}/stat")
+        while status.read_text().rpartition(")")[2].split()[0] != "S":
+            assert time.monotonic() < deadline, "the prompt never waits"
+            os.sched_yield()
+        self.press("\x03")
+
+    def enter(self, line: str, pattern: str) -> re.Match[str]:
+        """Enter a line, and wait for `pattern` and the next prompt after it."""
+        self.press(line + "\n")
+        match = self.read_until(pattern)
+        self.read_until(PROMPT)
+        return match
+
+    def exit_code(self) -> int:
+        return self._process.wait(TIMEOUT_S)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._screen)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Any]:
+    """`terminal("--stats")` starts a chat and waits for its first prompt."""
+    started = []
+
+    def start(*options: str) -> Terminal:
+        started.append(Terminal(*options))
+        started[-1].read_until(r"demo on cpu:0 float32 · /help.*" + PROMPT)
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def test_a_conversation_from_the_first_prompt_to_exit(terminal: Any, tmp_path: Path) -> None:
+    chat, saved = terminal("--stats", "--max-tokens", "30", "--seed", "3"), tmp_path / "chat.json"
+    first = chat.enter("Tell me a story about a fox.", STATS)
+    assert int(first[2]) == 0
+    second = chat.enter("Another one.", STATS)
+    num_known = int(first[1]) + int(first[3]) - 1
+    assert int(second[2]) == num_known // 16 * 16, "all but the last token of the first turn"
+
+    chat.enter("/set max_tokens 1900", "max_tokens +1900")
+    chat.enter("/set ignore_eos true", "ignore_eos +True")
+    chat.press("On and on.\n")
+    chat.read_until(r"On and on\.\n.{20}")
+    chat.press("\x03")
+    chat.read_until(r"\[stopped; /regen" + "[^\n]*" + PROMPT)
+    chat.enter(f"/save {saved}", "saved 6 messages")
+    messages = json.loads(saved.read_text(encoding="utf-8"))["messages"]
+    assert [message.get("interrupted", False) for message in messages] == [False] * 5 + [True]
+    assert messages[-1]["content"]
+
+    chat.enter("/undo", r"took back: On and on\.")
+    chat.enter("/clear", "cleared")
+    chat.enter(f"/load {saved}", "loaded 6 messages")
+    chat.enter("/undo", "took back")
+    chat.enter("/set max_tokens 5", "max_tokens +5")
+    assert int(chat.enter("/regen", STATS)[1]) == int(second[1])
+    chat.enter('"""\nOne\n\ntwo"""', STATS)
+    chat.enter("/sav", "did you mean /save")
+    chat.press("/exit\n")
+    assert chat.exit_code() == 0
+
+
+def test_the_last_message_is_there_to_be_edited(terminal: Any, tmp_path: Path) -> None:
+    chat, saved = terminal("--max-tokens", "3", "--ignore-eos", "--stats"), tmp_path / "chat.json"
+    chat.enter("The old fix", STATS)
+    chat.press("/edit\n")
+    chat.read_until("> The old fix")
+    chat.press("\x7f\x7fox\n")
+    chat.read_until(STATS)
+    chat.enter(f"/save {saved}", "saved 2 messages")
+    assert json.loads(saved.read_text(encoding="utf-8"))["messages"][0]["content"] == "The old fox"
+
+
+def test_ctrl_c_drops_what_was_typed_and_twice_at_an_empty_prompt_leaves(terminal: Any) -> None:
+    chat = terminal()
+    chat.press("half a mess")
+    chat.read_until("half a mess")
+    chat.interrupt()
+    chat.read_until(PROMPT)
+    chat.interrupt()
+    chat.read_until(r"\[Ctrl-C again.*" + PROMPT)
+    chat.interrupt()
+    assert chat.exit_code() == 0
+
+
+def test_ctrl_d_leaves(terminal: Any) -> None:
+    chat = terminal()
+    chat.press("\x04")
+    assert chat.exit_code() == 0
+
+
+def test_a_context_that_is_full_is_said_and_loses_nothing(terminal: Any) -> None:
+    chat = terminal("--max-model-len", "64", "--ignore-eos")
+    chat.enter("Tell me a story.", r"context of 64 tokens is full; /undo or /clear")
+    chat.enter("Another one.", r"no longer fits the context of 64 tokens.*Nothing is lost")
+    chat.enter("/undo", r"took back: Another one\.")
+    chat.enter("/regen", r"context of 64 tokens is full")
+    chat.enter("/stats", r"turns +1\n")
+
+
+def test_lines_through_a_pipe() -> None:
+    command = (
+        sys.executable,
+        "-m",
+        "aethermind",
+        "chat",
+        "--device",
+        "cpu",
+        "--max-tokens",
+        "4",
+        "--ignore-eos",
+        "--stats",
+    )
+    result = subprocess.run(
+        command,
+        input="Tell me about a fox and a hen in the snow.\nAgain\n",
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()
+    first, second = re.findall(STATS, result.stderr)
+    assert (int(first[1]), int(second[1]) >= 16) == (0, True)
