@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Divergence", "EXAMPLES", "diverge", "quality"]
 
 EXAMPLES = console.examples(
-    "aethermind bench quality",
-    "aethermind bench quality --quantization int8 int4 int4_zp --tokens 256",
+    "aethermind bench quality --tokens 64",
+    "aethermind bench quality --quantization int8 int4 int4_zp --tokens 128",
     "aethermind bench quality int4 --lm-head dense --text README.md --json",
 )
 
