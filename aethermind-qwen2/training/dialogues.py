@@ -56,7 +56,13 @@ _ASK_STORY = (
     "[My child|My daughter|My son|The children|The kids] [wants|want] a story{about}.",
     "How about a story{about}?",
     "I am [bored|tired|going to bed], tell me a story{about}.",
-    "What happens in a story{about}?",
+    "[Invent|Make up|Think of|Imagine] a [|new |short |nice ]story{about}[| for me| for us].",
+    "[Entertain|Surprise|Amuse] me[| with a story].",
+    "[Let's|Let us] have a [|short |little ]story{about}.",
+    "[I need|Give us|Let me have] a [|short |good |bedtime |good-night |quick ][story|tale|fairy tale]{about}.",
+    "[Can|Could|May] [I|we] [hear|have|get] a [|short |little ][story|tale]{about}?",
+    "Once upon a time, please.",
+    "[Start|Begin] a [story|tale]{about}.",
 )
 _HERO = re.compile(r"\b(boy|girl|[a-z]+) (?:named|called) ([A-Z][a-z]+)")
 
@@ -78,6 +84,8 @@ def story_request(rng: Random) -> tuple[str, str]:
                 f" about {article} {kind} named {name}",
                 f" with {article} {kind}",
                 f" about {kind}s",
+                f" [about|with|of] [a|one] [brave|little|small|clever|kind|young|funny|sad|happy|lonely|old] {kind}",
+                f" in which {article} {kind} [lives|plays|is happy|finds a friend|appears]",
                 f" about {name} the {kind}",
             )
         )
