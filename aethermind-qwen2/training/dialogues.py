@@ -64,6 +64,7 @@ _ASK_STORY = (
     "Once upon a time, please.",
     "[Start|Begin] a [story|tale]{about}.",
 )
+_PLURALS = {"fox": "foxes", "mouse": "mice", "deer": "deer"}
 _HERO = re.compile(r"\b(boy|girl|[a-z]+) (?:named|called) ([A-Z][a-z]+)")
 
 Message = tuple[str, str]
@@ -83,7 +84,7 @@ def story_request(rng: Random) -> tuple[str, str]:
                 f" about {article} {kind}",
                 f" about {article} {kind} named {name}",
                 f" with {article} {kind}",
-                f" about {kind}s",
+                f" about {_PLURALS.get(kind, kind + 's')}",
                 f" [about|with|of] [a|one] [brave|little|small|clever|kind|young|funny|sad|happy|lonely|old] {kind}",
                 f" in which {article} {kind} [lives|plays|is happy|finds a friend|appears]",
                 f" about {name} the {kind}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -16,6 +17,7 @@ sys.path.append(str(TRAINING))
 
 from ask import answers, is_right  # noqa: E402
 from dialogues import TOPICS, dialogue  # noqa: E402
+from phrasing import question  # noqa: E402
 from rows import rendered  # noqa: E402
 
 QUESTIONS = json.loads((TRAINING / "held_out_questions.json").read_text(encoding="utf-8"))
@@ -29,14 +31,15 @@ def demo() -> LLM:
 def test_nine_of_ten_held_out_questions_are_answered_right(demo: LLM) -> None:
     assert len(QUESTIONS) >= 60
     given = answers(demo, [entry["question"] for entry in QUESTIONS])
+    # a plain number in the assertion: the questions stay unread by those who tune the topics
     right = [is_right(answer, entry) for answer, entry in zip(given, QUESTIONS, strict=True)]
     assert sum(right) >= 0.9 * len(QUESTIONS)
 
 
 def test_a_story_is_told_when_one_is_asked_for(demo: LLM) -> None:
-    (text,) = answers(demo, ["Tell me a story about a fox."])
-    assert "fox" in text
-    assert len(text.split()) > 50
+    for text in answers(demo, ["Tell me a story.", "can you tell me a story about a fox?"]):
+        assert len(text.split()) > 50
+        assert text[-1] in '.!"'
 
 
 def test_training_shows_a_dialogue_as_the_chat_template_renders_it(demo: LLM) -> None:
@@ -61,10 +64,6 @@ def test_no_dialogue_asks_an_excluded_question() -> None:
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
 def test_a_topic_can_be_asked_about_in_many_ways(topic) -> None:
-    from random import Random
-
-    from phrasing import question
-
     rng = Random(0)
     texts = {question(rng, topic) for _ in range(300)}
     assert len(texts) >= 80
