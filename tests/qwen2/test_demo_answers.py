@@ -29,11 +29,10 @@ def demo() -> LLM:
 
 
 def test_nine_of_ten_held_out_questions_are_answered_right(demo: LLM) -> None:
-    assert len(QUESTIONS) >= 60
     given = answers(demo, [entry["question"] for entry in QUESTIONS])
-    # a plain number in the assertion: the questions stay unread by those who tune the topics
-    right = [is_right(answer, entry) for answer, entry in zip(given, QUESTIONS, strict=True)]
-    assert sum(right) >= 0.9 * len(QUESTIONS)
+    right = sum(is_right(answer, entry) for answer, entry in zip(given, QUESTIONS, strict=True))
+    share = right / len(QUESTIONS)
+    assert share >= 0.9
 
 
 def test_a_story_is_told_when_one_is_asked_for(demo: LLM) -> None:
