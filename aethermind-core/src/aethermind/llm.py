@@ -47,6 +47,7 @@ class LLM:
         device: str = "auto",
         dtype: str = "auto",
         quantization: str | None = None,
+        lm_head: str | None = None,
         load_format: str = "auto",
         max_model_len: int | None = None,
         num_kv_blocks: int | None = None,
@@ -65,6 +66,8 @@ class LLM:
         `num_kv_blocks` blocks of `block_size` tokens bound what all requests together can keep; the context is at
         most that long. With `enable_prefix_caching`, what is left of them keeps the prompts and answers last computed,
         and prompts that begin like one of those reuse its keys and values.
+        `quantization` is the format to store the model's matrices in (`int8`, `int4`, …), `lm_head` that of the one
+        that makes logits (by default int8, or that of the others if it has no fewer bits).
         `fallback` says what happens where the device lacks a kernel: error, warn or allow.
         """
         started = time.perf_counter()
@@ -72,6 +75,7 @@ class LLM:
             device=device,
             dtype=dtype,
             quantization=quantization,
+            lm_head=lm_head,
             load_format=load_format,
             max_model_len=max_model_len,
             num_kv_blocks=num_kv_blocks,

@@ -31,6 +31,7 @@ VERBS = (
     ("bench",),
     ("bench", "latency"),
     ("bench", "limits"),
+    ("bench", "quality"),
 )
 
 

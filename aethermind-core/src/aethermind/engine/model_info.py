@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from math import prod
 
 from aethermind.engine.engine import Engine
+from aethermind.engine.weight_formats import format_uses
 
 __all__ = ["ModelInfo", "describe_model"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What was loaded, where, and what it takes. `placement` is one line on kernels and fallbacks."""
+    """What was loaded, where, and what it takes. `placement` is one line on kernels and fallbacks, `weight_formats`
+    are those of the weights that are not dense.
+    """
 
     model: str
     architecture: str
@@ -30,6 +33,7 @@ class ModelInfo:
     load_s: float
     placement: str
     num_native_breaks: int
+    weight_formats: tuple[str, ...] = ()
 
 
 def describe_model(engine: Engine, load_s: float) -> ModelInfo:
@@ -60,4 +64,5 @@ def describe_model(engine: Engine, load_s: float) -> ModelInfo:
         load_s=load_s,
         placement=placement,
         num_native_breaks=executor.executable.num_native_breaks,
+        weight_formats=tuple(use.name for use in format_uses(planned)),
     )
