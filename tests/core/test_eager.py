@@ -270,3 +270,59 @@ def assert_close(tolerance: Tolerance, result: Any, exact: Any, magnitude: Any) 
 
 def widen(array: Any) -> Any:
     return array.astype(np.float64) if DType.of_numpy(array.dtype).is_floating else array
+
+
+FLOATS, CACHE = np.ones((4, 8), np.float32), np.zeros((2, 1, 4, 8), np.float32)
+
+
+def ints(*values: Any, dtype: Any = np.int32) -> Any:
+    return np.array(values, dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "attributes", "problem"),
+    [
+        ("embedding", (ints(0, 4), FLOATS), {}, "token_ids holds 4, which is not from 0 to 3"),
+        ("embedding", (ints(-1), FLOATS), {}, "token_ids holds -1"),
+        ("gather_rows", (FLOATS, ints(9)), {}, "rows holds 9"),
+        ("scatter_rows", (FLOATS, FLOATS[:1], ints(-2)), {}, "rows holds -2"),
+        ("token_logprobs", (FLOATS, ints(0, 1, 8, 0)), {"k": 2}, "token_ids holds 8"),
+        ("token_logprobs", (FLOATS, ints(0, 1, 1, 0)), {"k": -2}, "Dim k would be -2"),
+        ("split_heads", (FLOATS,), {"num_heads": -2}, "Dim num_heads would be -2"),
+        ("suppress_tokens", (FLOATS[:1], ints(8), ints(0, 1)), {}, "tokens holds 8"),
+        ("suppress_tokens", (FLOATS[:1], ints(1), ints(0, 99)), {}, "cu_tokens should not fall"),
+        ("suppress_tokens", (FLOATS[:2], ints(1), ints(0, 1, 0)), {}, "cu_tokens should not fall"),
+        ("repetition_penalty", (FLOATS[:1], ints(-1), ints(0, 1), FLOATS[0, :1]), {}, "tokens holds -1"),
+        (
+            "paged_attention",
+            (FLOATS[:, None], CACHE[:, [0, 0]], CACHE[:, [0, 0]], ints(0, 4), ints(4), ints([0, 1])),
+            {},
+            "1 query heads",
+        ),
+        ("attention", (FLOATS[:, None], FLOATS[:, None][:, [0, 0]], FLOATS[:, None][:, [0, 0]]), {}, "1 query heads"),
+        ("paged_attention", (FLOATS[:, None], CACHE, CACHE, ints(0, 5), ints(5), ints([0, 1])), {}, "cu_seqlens_q"),
+        ("paged_attention", (FLOATS[:, None], CACHE, CACHE, ints(0, 4), ints(3), ints([0, 1])), {}, "fewer keys"),
+        ("paged_attention", (FLOATS[:, None], CACHE, CACHE, ints(0, 4), ints(9), ints([0, 1])), {}, "block_tables 2"),
+        ("paged_attention", (FLOATS[:, None], CACHE, CACHE, ints(0, 4), ints(8), ints([0, 2])), {}, "holds 2"),
+    ],
+)
+def test_integers_that_point_outside_are_errors(
+    session: Eager, name: str, inputs: Any, attributes: dict[str, Any], problem: str
+) -> None:
+    if name in ("attention", "paged_attention"):
+        attributes = {"scale": 1.0}
+    for given in (inputs, tuple(torch.from_numpy(array) for array in inputs)):
+        with pytest.raises(OperatorError, match=problem):
+            getattr(session, name)(*given, **attributes)
+
+
+def test_slots_beyond_the_cache_are_errors_and_nothing_is_written(session: Eager) -> None:
+    k, cache = np.ones((1, 1, 8), np.float32), CACHE.copy()
+    with pytest.raises(OperatorError, match="slot_mapping holds 8, and the cache has 8 slots"):
+        session.kv_cache_write(k, k, ints(8, dtype=np.int64), cache, cache.copy())
+    assert not cache.any()
+
+
+def test_block_tables_may_hold_anything_beyond_the_keys(session: Eager) -> None:
+    operands = (FLOATS[:1, None], CACHE, CACHE, ints(0, 1), ints(1), ints([1, -7]))
+    assert session.paged_attention(*operands, scale=1.0).shape == (1, 1, 8)

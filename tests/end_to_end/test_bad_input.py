@@ -230,6 +230,9 @@ def test_from_a_process_of_its_own(tmp_path: Path) -> None:
         ({"prompt_token_ids": []}, ("prompt is empty",)),
         ({"prompt_token_ids": "12"}, ("prompt_token_ids", "'12'")),
         ({"prompt_token_ids": [1.5]}, ("1.5",)),
+        ({"prompt_token_ids": b"12"}, ("prompt_token_ids", "b'12'")),
+        ({"prompt_embeds": 3.0}, ("prompt_embeds", "3.0")),
+        ({"prompt_embeds": None}, ("prompt_embeds", "[n, hidden_size]")),
         ({"text": "hello"}, ("prompt_token_ids", "has text")),
         ([PROMPT, 7], ("7",)),
         (None, ("None",)),
@@ -252,6 +255,35 @@ def test_parameters_of_the_wrong_kind(demo: LLM) -> None:
         with pytest.raises(AetherMindError) as caught:
             demo.generate([PROMPT, PROMPT], params)  # type: ignore[arg-type]
         assert_is_a_sentence(str(caught.value), says)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"bogus": 1}, ("'bogus'", "chat_template_kwargs")),
+        ({"chat_template_kwargs": 3}, ("mapping", "3")),
+        ({"chat_template_kwargs": {3: 3}}, ("names", "3")),
+        ({"chat_template_kwargs": {"messages": []}}, ("cannot set messages",)),
+        ({"chat_template_kwargs": {"add_generation_prompt": False}}, ("cannot set add_generation_prompt",)),
+    ],
+)
+def test_chat_options_of_the_wrong_kind(demo: LLM, options: Any, says: tuple[str, ...]) -> None:
+    with pytest.raises(AetherMindError) as caught:
+        demo.chat([{"role": "user", "content": PROMPT}], **options)
+    assert_is_a_sentence(str(caught.value), says)
+
+
+def test_devices_of_the_wrong_kind(runtime: Runtime) -> None:
+    for options in ({"device": None}, {"dtype": 32}):
+        with pytest.raises(AetherMindError, match=f"{next(iter(options))} should be a name"):
+            LLM("demo", runtime=runtime, **options)  # type: ignore[arg-type]
+
+
+def test_a_closed_model_says_so(runtime: Runtime) -> None:
+    llm = LLM("demo", device="numpy", num_kv_blocks=8, runtime=runtime)
+    llm.close()
+    with pytest.raises(AetherMindError, match="was closed"):
+        llm.generate(PROMPT)
 
 
 def test_one_bad_prompt_queues_none(demo: LLM) -> None:

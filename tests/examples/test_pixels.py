@@ -150,6 +150,7 @@ def test_penalties_and_logprobs_work_beside_pictures(pixels: LLM) -> None:
     [
         (with_images(TALL), "2 places for images and 1 were given"),
         (with_images(TALL, RNG.random((5, 8, 3))), "multiples of 4, got the shape \\[5, 8, 3\\]"),
+        (with_images("a picture", TALL), "array of numbers"),
         (
             {"prompt_token_ids": [1], "multi_modal_data": {"video": []}},
             "takes no video in multi_modal_data, only image",

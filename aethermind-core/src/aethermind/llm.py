@@ -12,19 +12,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.engine import Engine
-from aethermind.engine.loader import PlannedModel, plan_model
+from aethermind.engine.loader import plan_model
+from aethermind.engine.model_info import ModelInfo, describe_model
 from aethermind.engine.output import CompletionOutput, Logprob, RequestOutput
 from aethermind.engine.progress_bar import ProgressBar
 from aethermind.engine.prompt_reader import Prompt, PromptReader
-from aethermind.engine.weight_formats import format_uses
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults
@@ -36,31 +35,6 @@ if TYPE_CHECKING:
     from aethermind.graph.hooks import HookRegistry
 
 __all__ = ["CompletionOutput", "LLM", "Logprob", "ModelInfo", "RequestOutput", "SamplingParams"]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What was loaded, where, and what it takes. `placement` is one line on kernels and fallbacks, `weight_formats`
-    are those of the weights that are not dense.
-    """
-
-    model: str
-    architecture: str
-    device: str
-    device_reason: str
-    dtype: str
-    num_threads: int
-    max_model_len: int
-    num_kv_blocks: int
-    block_size: int
-    num_parameters: int
-    weight_bytes: int
-    kv_cache_bytes: int
-    arena_bytes: int
-    load_s: float
-    placement: str
-    num_native_breaks: int
-    weight_formats: tuple[str, ...] = ()
 
 
 class LLM:
@@ -117,9 +91,10 @@ class LLM:
         self.tokenizer = planned.source.tokenizer()
         self.engine = Engine(planned, self.tokenizer, on_progress=on_progress)
         self._prompts = PromptReader(planned, self.tokenizer)
-        self.info = _describe(self.engine, time.perf_counter() - started)
+        self.info = describe_model(self.engine, time.perf_counter() - started)
         self._num_requests = 0
         self._unseen: dict[str, RequestOutput] = {}
+        self._is_closed = False
 
     def __enter__(self) -> LLM:
         return self
@@ -131,6 +106,7 @@ class LLM:
 
     def close(self) -> None:
         """Finish the device's work and give everything back."""
+        self._is_closed = True
         self.engine.planned.open_device.backend.close()
 
     @property
@@ -255,6 +231,8 @@ class LLM:
 
     def _add_all(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[str]:
         """Queue all prompts or none."""
+        if self._is_closed:
+            raise InvalidArgumentError("This LLM was closed; make another one.")
         ids: list[str] = []
         try:
             for prompt, one in zip(prompts, params, strict=True):
@@ -294,34 +272,3 @@ def _checked(output: RequestOutput) -> RequestOutput:
     if output.error is not None:
         raise AetherMindError(output.error)
     return output
-
-
-def _describe(engine: Engine, load_s: float) -> ModelInfo:
-    planned: PlannedModel = engine.planned
-    opened = planned.open_device
-    executor = engine.runner.executor
-    parameters = [type for name, type in planned.parameter_types.items() if name not in planned.computed]
-    names = [resolution.chosen.name for resolution in planned.compiled.resolutions if resolution.chosen]
-    fallbacks = planned.compiled.fallbacks
-    placement = f"{len(names)} steps on {opened.device}" + (
-        f", NumPy reference for {', '.join(fallbacks)}" if fallbacks else ""
-    )
-    return ModelInfo(
-        model=str(planned.source.path),
-        architecture=planned.architecture,
-        device=str(opened.device),
-        device_reason=opened.selection.reason,
-        dtype=planned.dtype.label,
-        num_threads=opened.num_threads,
-        max_model_len=planned.max_model_len,
-        num_kv_blocks=planned.num_kv_blocks,
-        block_size=planned.cache_spec.block_size,
-        num_parameters=sum(prod(dim for dim in type.shape if isinstance(dim, int)) for type in parameters),
-        weight_bytes=engine.runner.constants.nbytes,
-        kv_cache_bytes=engine.runner.kv_cache_bytes,
-        arena_bytes=executor.arena_bytes,
-        load_s=load_s,
-        placement=placement,
-        num_native_breaks=executor.executable.num_native_breaks,
-        weight_formats=tuple(use.name for use in format_uses(planned)),
-    )

@@ -6,7 +6,7 @@ import logging
 
 from aethermind import env
 
-__all__ = ["get_logger", "set_level", "setup_console"]
+__all__ = ["get_logger", "is_level", "set_level", "setup_console"]
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -23,6 +23,11 @@ def setup_console() -> None:
         handler.setFormatter(logging.Formatter("%(levelname).1s %(name)s: %(message)s"))
         root.addHandler(handler)
     set_level(env.log_level())
+
+
+def is_level(name: str) -> bool:
+    """Whether a name, in any case, is that of a level."""
+    return name.upper() in logging.getLevelNamesMapping()
 
 
 def set_level(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import shlex
 import subprocess
@@ -125,3 +126,20 @@ def test_module_runs_as_the_command() -> None:
     assert result.returncode == 2
     assert result.stderr.startswith("Error: temperature is -1.0")
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_bugs(closed: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m aethermind tokenize hi {closed}"
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, "rror" in result.stderr) == (0, False)
+
+
+def test_what_the_system_refuses_is_a_sentence(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("aethermind.cli.console.print_json", fail)
+    result = invoke("plugins", "list", "--json")
+    assert result.exit_code == 2
+    assert "Standard output cannot be written: No space left on device." in result.stderr

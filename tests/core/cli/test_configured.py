@@ -115,3 +115,11 @@ def test_the_manual_s_commands_work() -> None:
     for command in commands:
         result = subprocess.run(command, shell=True, capture_output=True, text=True, env={**os.environ, "PATH": path})
         assert (result.returncode, result.stderr) == (0, ""), command
+
+
+def test_a_level_that_is_none_is_an_error(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AETHERMIND_LOG", "loud")
+    result = invoke("generate", "x")
+    assert result.exit_code == 2
+    assert "AETHERMIND_LOG" in result.stderr
+    assert "'loud'" in result.stderr

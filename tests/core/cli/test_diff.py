@@ -124,3 +124,10 @@ def test_two_devices_are_needed(invoke: Any) -> None:
     result = invoke("explain", "--diff", "numpy")
     assert result.exit_code == 2
     assert "requires 2 arguments" in result.stderr
+
+
+def test_options_of_diff_need_it(invoke: Any) -> None:
+    for args in (("--no-fuse",), ("--prompt", "x"), ("--tokens", "2"), ("--rtol", "1"), ("--atol", "1")):
+        result = invoke("explain", *args)
+        assert result.exit_code == 2
+        assert "--diff A B" in result.stderr

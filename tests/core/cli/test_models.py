@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,13 @@ def test_bad_options_are_one_sentence(invoke: Any, args: tuple[str, ...], word: 
 def test_no_models(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AETHERMIND_PLUGINS", "")
     assert "No models are installed" in invoke("models").stdout
+
+
+def test_pipes_and_loops_are_rows(invoke: Any, tmp_path: Path) -> None:
+    pipe, loop = tmp_path / "pipe.gguf", tmp_path / "loop"
+    os.mkfifo(pipe)
+    loop.symlink_to(loop)
+    records = listed(invoke, str(pipe), str(loop), str(tmp_path))
+    assert [record["name"] for record in records] == ["pipe.gguf", "loop", tmp_path.name]
+    assert all(record["error"] for record in records)
+    assert "not a regular file" in records[0]["error"]

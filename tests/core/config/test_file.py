@@ -78,6 +78,7 @@ def test_toml_and_yaml_say_the_same() -> None:
         ("a.yaml", b"oven", "a.yaml holds a str, not sections."),
         ("a.yaml", b"oven:\n  heat: 1\n  heat: 2", "a.yaml has heat twice, again in line 3. Remove one of them."),
         ("a.yaml", b"oven: {}\nbread: {}\noven: {}", "a.yaml has oven twice, again in line 3."),
+        ("a.yaml", b"oven: &o {heat: 1}\nbread: *o", "a.yaml has an alias (*name), which can stand for any amount."),
         ("a.yaml", b"? [a]\n: 1", "a.yaml is not valid YAML: "),
     ],
 )

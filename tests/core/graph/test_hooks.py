@@ -128,3 +128,18 @@ def test_a_pattern_that_fits_nothing_is_a_sentence_with_near_names(model: Model,
     assert str(caught.value).startswith(f"No value fits {pattern!r}. Did you mean ")
     assert repr(near) in str(caught.value)
     assert not model.hooks.is_active
+
+
+def test_what_hooks_see_cannot_be_written(model: Model) -> None:
+    def write(_: str, array: Any, __: ValueInfo) -> None:
+        array[...] = 0
+
+    with model.hooks.on("*", write), pytest.raises(ValueError, match="read-only"):
+        model.step()
+
+
+def test_a_hook_is_a_pattern_and_a_function(model: Model) -> None:
+    for pattern, hook in ((3, print), (None, print), ("*", "print")):
+        with pytest.raises(InvalidArgumentError, match="a pattern and a function"):
+            model.hooks.on(pattern, hook)  # type: ignore[arg-type]
+    assert not model.hooks.is_active

@@ -107,3 +107,9 @@ def test_every_row_holds_its_own_request(batch: list[Sampled]) -> None:
 )
 def test_only_what_the_plain_sampler_cannot_do_is_adjusted(params: SamplingParams, is_needed: bool) -> None:
     assert needs_adjusted_logits(Sampled(params)) is is_needed
+
+
+def test_more_than_any_vocabulary_is_as_much_as_fits() -> None:
+    given = arrays()
+    SamplingRows(given).fill([Sampled(SamplingParams(top_k=2**40))])
+    assert given["top_k"][0] == 2**31 - 1

@@ -116,6 +116,15 @@ def test_refusal_carries_the_template_s_words() -> None:
         ("{{ 'a' * 10 ** 12 }}", r"repeats a value to more than"),
         ("{{ 10 ** 12 * [1] }}", r"repeats a value to more than"),
         ("{{ 10 ** 99 }}", r"to the power of"),
+        ("{{ 'a'.center(10 ** 12) }}", r"pads a text"),
+        ("{{ 'a'.zfill(width=10 ** 12) }}", r"pads a text"),
+        ("{{ 'a' | center(10 ** 12) }}", r"pads a text"),
+        ("{{ 'a' | indent(10 ** 12) }}", r"pads a text"),
+        ("{{ '%999999999d' % 1 }}", r"pads a text"),
+        ("{{ '%*d' % (10 ** 12, 1) }}", r"pads a text"),
+        ("{{ '%999999999d' | format(1) }}", r"pads a text"),
+        ("{{ '{:999999999}'.format(1) }}", r"pads a text"),
+        ("{{ '{:{}}'.format(1, 10 ** 12) }}", r"pads a text"),
     ],
 )
 def test_bad_templates_are_one_sentence(template: str, says: str) -> None:
@@ -156,3 +165,11 @@ def test_endless_nesting_is_refused() -> None:
     content.append(content)
     with pytest.raises(InvalidArgumentError, match="nested too deeply"):
         render_chat("x", [{"role": "user", "content": content}])
+
+
+def test_padding_and_large_numbers_have_their_uses() -> None:
+    template = (
+        "{{ 'a'.center(3) }}{{ '%3d' % 10 ** 12 }}{{ '{:>4}'.format(n) }}{{ messages[0].content.strip() | indent }}"
+    )
+    messages = [{"role": "user", "content": " %s {:{ 99999999999999 "}]
+    assert render_chat(template, messages, n=10**12) == " a " + f"{10**12}" * 2 + "%s {:{ 99999999999999"

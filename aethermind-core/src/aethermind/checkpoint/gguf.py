@@ -93,6 +93,8 @@ class GgufFile:
         """
         self.path = Path(path)
         assert sys.byteorder == "little", "GGUF values are little-endian"
+        if self.path.exists() and not self.path.is_file():
+            raise CheckpointError(f"{self.path} is not a regular file. Name a .gguf file on disk.")
         try:
             with open(self.path, "rb") as file:
                 self.num_bytes = os.fstat(file.fileno()).st_size

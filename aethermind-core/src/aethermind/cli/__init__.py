@@ -7,6 +7,8 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line of this process; exits with 0, 1 (a bug), 2 (a user error) or 130 (Ctrl-C)."""
-    from aethermind.cli.app import run
-
+    try:
+        from aethermind.cli.app import run
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     run()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -46,6 +48,13 @@ class Commands(TyperGroup):
             return super().main(*args, **options)
         except AetherMindError as error:
             _fail(str(error), 2)
+        except OSError as error:
+            if log.get_logger("aethermind").isEnabledFor(logging.DEBUG):
+                raise
+            about = (
+                "Standard output cannot be written" if error.filename is None else f"{error.filename} cannot be used"
+            )
+            _fail(f"{about}: {error.strerror or error}. Check paths, permissions and free space.", 2)
         except Exception as error:
             if env.log_level() == "DEBUG" or log.get_logger("aethermind").isEnabledFor(logging.DEBUG):
                 raise
@@ -107,6 +116,9 @@ def _root(
 
 def run() -> None:
     """Run the command line of this process."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 (as long as the process)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     log.setup_console()

@@ -49,7 +49,7 @@ class ConfiguredCommand(TyperCommand):
         from aethermind.config.file import find_file
 
         file = find_file(named)
-        if file or from_variables or is_asked:
+        if file or from_variables or is_asked or not log.is_level(env.log_level()):
             self._configure(ctx, file, is_asked)
         return super().invoke(ctx)
 

@@ -94,6 +94,10 @@ def explain(
         else:
             print_diff(report)
         raise typer.Exit(1 if report["first_divergence"] else 0)
+    if no_fuse or (prompt, tokens, rtol, atol) != (DEFAULT_PROMPT, 1, None, None):
+        raise InvalidArgumentError(
+            "--prompt, --tokens, --no-fuse, --rtol and --atol say how --diff A B compares; add it."
+        )
     from aethermind.engine.loader import plan_model
     from aethermind.runtime import Runtime
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import closing
 from math import prod
-from os.path import isfile
+from os.path import abspath, isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -165,13 +165,15 @@ def _find(runtime: Runtime, directories: list[str]) -> list[tuple[str, Path]]:
         if text in runtime.models.names() and not directory.exists():
             directory = runtime.models.locate(text)
         below = [] if isfile(directory / "config.json") else _below(directory)
-        found += [(path.resolve().name, path) for path in below or [directory]]
+        found += [(Path(abspath(path)).name, path) for path in below or [directory]]
     return found
 
 
 def _below(directory: Path) -> list[Path]:
     """Model directories and .gguf files right in a directory."""
-    return sorted([*(config.parent for config in directory.glob("*/config.json")), *directory.glob("*.gguf")])
+    return sorted(
+        [*(config.parent for config in directory.glob("*/config.json")), *filter(isfile, directory.glob("*.gguf"))]
+    )
 
 
 def _add_estimate(record: dict[str, Any], runtime: Runtime, config: EngineConfig) -> None:

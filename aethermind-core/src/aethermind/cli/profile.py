@@ -189,7 +189,12 @@ def _write_trace(path: Path, steps: list[StepProfile], memory: list[tuple[int, M
 
     from aethermind.engine.chrome_trace import chrome_trace
 
-    path.write_text(json.dumps(chrome_trace(steps, memory, device)))
+    try:
+        path.write_text(json.dumps(chrome_trace(steps, memory, device)))
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"Trace file {path} cannot be written: {error.strerror}. Pass another one."
+        ) from None
 
 
 def _print_report(report: dict[str, Any], limits: Limits) -> None:

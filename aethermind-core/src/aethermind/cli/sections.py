@@ -30,7 +30,10 @@ class ModelSettings:
     """Which model, where, and in which numbers."""
 
     path: str = setting(
-        "demo", "a model directory, or the name of an installed model", parameter="model", variable="AETHERMIND_MODEL"
+        "demo",
+        "a model directory, a .gguf file, or the name of an installed model",
+        parameter="model",
+        variable="AETHERMIND_MODEL",
     )
     device: str = setting("auto", "auto, cpu, numpy, cuda:0, …")
     dtype: str = setting("auto", "auto (the checkpoint's), float32, bfloat16 or float16")

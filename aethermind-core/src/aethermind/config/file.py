@@ -63,6 +63,8 @@ def _read_yaml(path: Path, text: str) -> dict[str, Any]:
     import yaml
 
     try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise SettingsError(f"{path} has an alias (*name), which can stand for any amount. Write the value out.")
         _refuse_duplicates(path, yaml.compose(text, yaml.SafeLoader))
         content = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

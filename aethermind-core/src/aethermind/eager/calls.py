@@ -17,19 +17,53 @@ from aethermind.graph.plan import Place
 from aethermind.hal.backend import Backend
 from aethermind.hal.buffer import Buffer
 from aethermind.ops.dims import resolve
+from aethermind.ops.operator import Operator
 
-__all__ = ["InlineCall", "SignatureCall", "SubmittedCall", "bind_call"]
+__all__ = ["BoundCall", "CheckedCall", "InlineCall", "SignatureCall", "SubmittedCall", "bind_call", "check_inputs"]
+
+BoundCall = Callable[[Sequence[Array | None]], Any]
+"""Runs on inputs that have its signature."""
 
 _MAX_INLINE_BYTES = 64 << 10
 """Up to here handing work to other threads takes longer than doing it."""
 
 
-def bind_call(planned: SignaturePlan, kinds: Sequence[ArrayKind | None], backend: Backend) -> SignatureCall:
+def bind_call(planned: SignaturePlan, kinds: Sequence[ArrayKind | None], backend: Backend) -> BoundCall:
     """The cheapest way to run a plan: small native ones in the caller's thread, others on the backend's stream."""
     is_small = planned.nbytes <= _MAX_INLINE_BYTES
-    if is_small and planned.plan.steps and NativeCall.can_run(planned.plan):
-        return InlineCall(planned, kinds, backend)
-    return SubmittedCall(planned, kinds, backend)
+    is_inline = is_small and planned.plan.steps and NativeCall.can_run(planned.plan)
+    call = (InlineCall if is_inline else SubmittedCall)(planned, kinds, backend)
+    return call if planned.operator.check is None else CheckedCall(call, planned, kinds)
+
+
+class CheckedCall:
+    """A call of an operator with a check of its own, which comes first."""
+
+    def __init__(self, call: SignatureCall, planned: SignaturePlan, kinds: Sequence[ArrayKind | None]) -> None:
+        self._call = call
+        self._operator = planned.operator
+        self._kinds = kinds
+
+    def __call__(self, tensors: Sequence[Array | None]) -> Any:
+        """Check and run; OperatorError says what is out of range."""
+        check_inputs(self._operator, tensors, self._kinds)
+        return self._call(tensors)
+
+
+def check_inputs(operator: Operator, tensors: Sequence[Array | None], kinds: Sequence[ArrayKind | None]) -> None:
+    """OperatorError where an operator's own check, if it has one, refuses inputs that fit its schema."""
+    if operator.check is None:
+        return
+    integers, shapes = {}, {}
+    for spec, kind, tensor in zip(operator.schema.inputs, kinds, tensors, strict=True):
+        if kind is not None and tensor is not None:
+            shapes[spec.name] = tuple(tensor.shape)
+            if spec.kind in ("i32", "i64"):
+                integers[spec.name] = kind.numpy(tensor if kind.address(tensor) is not None else kind.settled(tensor))
+    try:
+        operator.check(integers, shapes)
+    except OperatorError as error:
+        raise OperatorError(f"Operator {operator.name}: {error} Signature: {operator.schema.text}") from None
 
 
 class SignatureCall:

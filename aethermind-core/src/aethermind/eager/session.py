@@ -9,7 +9,7 @@ from aethermind.errors import DeviceError, InvalidArgumentError, OperatorError
 
 if TYPE_CHECKING:
     from aethermind.eager.arrays import Array, ArrayKind
-    from aethermind.eager.calls import SignatureCall
+    from aethermind.eager.calls import BoundCall
     from aethermind.eager.packed import PackedWeight
     from aethermind.ops.operator import Operator
     from aethermind.ops.schema import Attribute, TensorType
@@ -78,7 +78,7 @@ class Operation:
         self._opened = opened
         self._num_inputs = len(operator.schema.inputs)
         self._input_names = frozenset(spec.name for spec in operator.schema.inputs)
-        self._calls: dict[tuple[Any, ...], SignatureCall] = {}
+        self._calls: dict[tuple[Any, ...], BoundCall] = {}
 
     def __repr__(self) -> str:
         return f"<operator {self._operator.schema.text} on {self._opened.device}>"
@@ -123,12 +123,13 @@ class Operation:
     def _bind(
         self, signature: tuple[Any, ...], tensors: Sequence[Array | None], attributes: Mapping[str, Attribute]
     ) -> Any:
-        from aethermind.eager.calls import bind_call
+        from aethermind.eager.calls import bind_call, check_inputs
         from aethermind.eager.signature_plan import plan_signature
 
         kinds, types = self._described(tensors)
         backend, dispatcher = self._opened.backend, self._opened.dispatcher
         planned = plan_signature(self._operator, self._runtime.operators, dispatcher, backend.name, types, attributes)
+        check_inputs(self._operator, tensors, kinds)
         call = bind_call(planned, kinds, backend)
         if len(self._calls) >= _MAX_SIGNATURES:
             self._calls.clear()

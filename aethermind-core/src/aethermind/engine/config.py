@@ -36,6 +36,9 @@ class EngineConfig:
     fallback: str = "warn"
 
     def __post_init__(self) -> None:
+        for name in ("device", "dtype"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidArgumentError(f"{name} should be a name, such as auto, got {getattr(self, name)!r}.")
         for name in (
             "max_model_len",
             "num_kv_blocks",

@@ -118,16 +118,20 @@ def _form_of(prompt: Mapping[str, Any]) -> str:
 
 
 def _are_token_ids(given: Any) -> bool:
-    return isinstance(given, Sequence) and all(isinstance(t, int) and not isinstance(t, bool) for t in given)
+    is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    return is_list and all(isinstance(t, int) and not isinstance(t, bool) for t in given)
 
 
 def _embeddings(given: Any) -> npt.NDArray[np.float32]:
     import numpy as np
 
     try:
-        return np.asarray(given, dtype=np.float32)
+        values = np.asarray(given, dtype=np.float32)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidArgumentError(f"prompt_embeds should be an array [n, hidden_size] of floats: {error}.") from None
+    if values.ndim == 0:
+        raise InvalidArgumentError(f"prompt_embeds should be an array [n, hidden_size] of floats, got {given!r:.80}.")
+    return values
 
 
 def _no_prompt(given: Any) -> InvalidArgumentError:

@@ -146,7 +146,7 @@ class Executor:
     def run_capturing(self, symbols: tuple[int, ...], hook: CaptureHook, names: Container[str] | None = None) -> None:
         """Run and hand values to `hook(name, array)` as they are computed: those in `names`, or all.
 
-        The array is valid during the call only. A view that no step computes is not handed over.
+        The array is read-only and valid during the call only. A view that no step computes is not handed over.
         """
         sizes = self._sizes(symbols)
         if not self._is_host_accessible:
@@ -159,7 +159,9 @@ class Executor:
             self.executable.run_steps(symbols, begin, end, self._stream)
             self.synchronize()
             for name, operand in wanted:
-                hook(name, self._fetch(operand, sizes))
+                array = self._fetch(operand, sizes)
+                array.flags.writeable = False  # what is changed here would live on in reused keys and values
+                hook(name, array)
             begin = end
         self.executable.run_steps(symbols, begin, len(self.plan.steps), self._stream)
 

@@ -44,7 +44,7 @@ class ValueInfo:
 
 
 Hook = Callable[[str, Any, ValueInfo], None]
-"""Called with a value's name, its array, which is valid during the call only, and where it comes from."""
+"""Called with a value's name, its array, which is read-only and valid during the call only, and where it comes from."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +92,7 @@ class HookRegistry:
         step and reaches whoever asked for it; the model stays usable. InvalidArgumentError when no value has such a
         name.
         """
-        self._check(pattern, fuse)
+        self._check(pattern, hook, fuse)
         registration = _Registration(pattern, hook, fuse)
         self._registrations.append(registration)
         self._update()
@@ -124,7 +124,9 @@ class HookRegistry:
         self.is_active = bool(self._registrations)
         self.fuse = all(registration.fuse for registration in self._registrations)
 
-    def _check(self, pattern: str, fuse: bool) -> None:
+    def _check(self, pattern: str, hook: Hook, fuse: bool) -> None:
+        if not isinstance(pattern, str) or not callable(hook):
+            raise InvalidArgumentError(f"A hook is a pattern and a function, got {pattern!r:.80} and {hook!r:.80}.")
         names = self._value_names(fuse)
         if any(fnmatchcase(name, pattern) for name in names):
             return

@@ -9,11 +9,24 @@ from typing import Any
 
 from aethermind.errors import ConfigError
 
-__all__ = ["architecture_name", "read_hf_config", "read_optional_json"]
+__all__ = ["architecture_name", "read_hf_config", "read_optional_json", "require_directory"]
 
 
 def read_hf_config(directory: Path) -> dict[str, Any]:
     """The contents of `directory/config.json`; ConfigError says what is missing or broken and what to do."""
+    require_directory(directory)
+    path = directory / "config.json"
+    if not path.is_file():
+        found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:5]) or "nothing"
+        raise ConfigError(
+            f"{str(directory)!r} holds no config.json (found {found}). "
+            "Pass the directory of a Hugging Face model, or a .gguf file."
+        )
+    return _read_object(path)
+
+
+def require_directory(directory: Path) -> None:
+    """ConfigError unless there is such a directory."""
     if not directory.exists():
         raise ConfigError(
             f"Model directory {str(directory)!r} does not exist. "
@@ -24,14 +37,6 @@ def read_hf_config(directory: Path) -> dict[str, Any]:
             f"Model path {str(directory)!r} is a file, and not a .gguf one. "
             "Pass the directory that holds config.json, or a .gguf file."
         )
-    path = directory / "config.json"
-    if not path.is_file():
-        found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:5]) or "nothing"
-        raise ConfigError(
-            f"{str(directory)!r} holds no config.json (found {found}). "
-            "Pass the directory of a Hugging Face model, or a .gguf file."
-        )
-    return _read_object(path)
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aethermind.model.hf_config import read_hf_config, read_optional_json
+from aethermind.model.hf_config import read_hf_config, read_optional_json, require_directory
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import StoredTensors
@@ -33,7 +33,7 @@ class ModelSource(Protocol):
         ...
 
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; TokenizerError says why there is none."""
+        """The model's tokenizer; TokenizerError says why there is none, ConfigError that there is no model."""
         ...
 
     def weights(self) -> StoredTensors:
@@ -65,6 +65,7 @@ class DirectorySource:
     def tokenizer(self) -> Tokenizer:
         from aethermind.text.tokenizer import Tokenizer
 
+        require_directory(self.path)
         return Tokenizer.from_directory(self.path)
 
     def weights(self) -> StoredTensors:

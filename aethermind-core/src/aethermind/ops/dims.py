@@ -90,7 +90,10 @@ def evaluate(pattern: Sequence[str], binding: Mapping[str, Dim | Shape | float])
             assert isinstance(rest, tuple)
             shape.extend(rest)
         else:
-            shape.append(_evaluate_term(term, binding))
+            dim = _evaluate_term(term, binding)
+            if isinstance(dim, int) and dim < 0:
+                raise OperatorError(f"Dim {term} would be {dim}.")
+            shape.append(dim)
     return tuple(shape)
 
 

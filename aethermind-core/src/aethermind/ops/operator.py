@@ -59,6 +59,9 @@ class Operator:
     elements are picked: `reference` and `update` get them as they are stored, whatever the float type of the others,
     because converting all of them would cost too much.
 
+    `check(integers, shapes)`, both by input, raises OperatorError where integers point outside of what they point into:
+    kernels trust them. `eager` calls it; a plan's are written by the engine.
+
     `cost(call)` counts what a call must read, write and compute where the general rule of `ops.cost` does not fit.
     """
 
@@ -72,6 +75,7 @@ class Operator:
     tolerances: Mapping[DType, Tolerance] = field(default_factory=dict)
     gathered: frozenset[str] = frozenset()
     cost: Callable[[Call], Cost] | None = None
+    check: Callable[[Mapping[str, Array], Mapping[str, tuple[int, ...]]], None] | None = None
 
     @property
     def name(self) -> str:

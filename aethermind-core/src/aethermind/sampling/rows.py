@@ -11,6 +11,10 @@ from aethermind.sampling.random import uniform
 __all__ = ["SampledRequest", "SamplingRows", "needs_adjusted_logits"]
 
 
+_MAX_TOP_K = 2**31 - 1
+"""As many as any vocabulary has, and the most that the rows hold."""
+
+
 class SampledRequest(Protocol):
     """What sampling looks at in a request."""
 
@@ -47,7 +51,7 @@ class SamplingRows:
         for row, request in enumerate(requests):
             params = request.params
             self._temperature[row] = params.temperature
-            self._top_k[row] = params.top_k
+            self._top_k[row] = min(params.top_k, _MAX_TOP_K)
             self._top_p[row] = params.top_p
             self._min_p[row] = params.min_p
             self._uniform[row] = (

@@ -38,6 +38,7 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Un
         raise InvalidArgumentError(
             f'A conversation is a list of {{"role", "content"}} with at least one message, got {messages!r:.80}.'
         )
+    _check_options(options)
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidArgumentError(
@@ -59,3 +60,14 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Un
         **(options.get("chat_template_kwargs") or {}),
     }
     return render_chat(template, messages, add_generation_prompt=options.get("add_generation_prompt", True), **names)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    known = tuple(TemplateOptions.__annotations__)
+    if unknown := sorted(set(options) - set(known)):
+        raise InvalidArgumentError(f"A chat has no option {unknown[0]!r}; there are {', '.join(known)}.")
+    names = options.get("chat_template_kwargs") or {}
+    if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names):
+        raise InvalidArgumentError(f"chat_template_kwargs should be a mapping with names as keys, got {names!r:.80}.")
+    if taken := sorted({"messages", "add_generation_prompt"} & set(names)):
+        raise InvalidArgumentError(f"chat_template_kwargs cannot set {taken[0]}, which is an argument of its own.")

@@ -9,9 +9,10 @@ The budgets stop accidents and simple bombs; they do not make a hostile template
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
@@ -32,6 +33,9 @@ MAX_OUTPUT_CHARS = 1 << 25
 _MAX_RANGE_STEPS = 1_000_000
 _MAX_EXPONENT = 64
 _MAX_CACHED_TEMPLATES = 16
+_PADDING = ("center", "expandtabs", "format", "ljust", "rjust", "zfill")
+_NUMBER = re.compile(r"\d+")
+_TAKES_WIDTH = re.compile(r"\*|\{[^{}]*\{")
 
 
 def render_chat(
@@ -112,22 +116,34 @@ class _GenerationBlock(Extension):
 class _ChatEnvironment(ImmutableSandboxedEnvironment):
     """The sandbox, in which repeating a string or raising a number cannot exhaust memory either."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "%"})
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" and isinstance(right, int) and right > _MAX_EXPONENT:
             raise SecurityError(f"it raises a number to the power of {right}, more than {_MAX_EXPONENT}")
+        if operator == "%" and isinstance(left, str):
+            _require_narrow_format(left, right)
         for value, times in ((left, right), (right, left)):
-            is_repetition = isinstance(value, (str, list, tuple)) and isinstance(times, int)
+            is_repetition = operator == "*" and isinstance(value, (str, list, tuple)) and isinstance(times, int)
             if is_repetition and len(value) * times > MAX_OUTPUT_CHARS:
                 raise SecurityError(f"it repeats a value to more than {MAX_OUTPUT_CHARS} items")
         return super().call_binop(context, operator, left, right)
+
+    def call(*args: Any, **names: Any) -> Any:
+        # `self`, the context and the function hide in args, as they do in jinja2, so that a template may use any name.
+        method = getattr(args[2], "__wrapped__", args[2])
+        owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
+        if isinstance(owner, str) and name in _PADDING:
+            (_require_narrow_format if name == "format" else _require_narrow)(owner, [*args[3:], *names.values()])
+        return ImmutableSandboxedEnvironment.call(*args, **names)
 
 
 @lru_cache(maxsize=1)
 def _environment() -> _ChatEnvironment:
     environment = _ChatEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
     environment.filters["tojson"] = _to_json
+    for name, require in (("center", _require_narrow), ("format", _require_narrow_format), ("indent", _require_narrow)):
+        environment.filters[name] = _narrow(environment.filters[name], require)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     environment.globals["namespace"] = _PlainNamespace
@@ -210,6 +226,32 @@ def _plain_key(key: Any, where: str) -> str:
 def _require_plain_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"a namespace cannot hold {name!r}, because its name begins with an underscore")
+
+
+def _narrow(filter: Callable[..., Any], require: Callable[[Any, Sequence[Any]], None]) -> Callable[..., Any]:
+    """A filter that pads, held to what may be written."""
+
+    @wraps(filter)
+    def narrow(value: Any, *args: Any, **names: Any) -> Any:
+        require(value, [*args, *names.values()])
+        return filter(value, *args, **names)
+
+    return narrow
+
+
+def _require_narrow_format(text: Any, values: Any) -> None:
+    """Refuse a format with a width, its own or one of the values where it takes it from there, that is too much."""
+    numbers = [int(digits[:20]) for digits in _NUMBER.findall(str(text))]
+    if _TAKES_WIDTH.search(str(text)):
+        numbers += values if isinstance(values, (list, tuple)) else [values]
+    _require_narrow(text, numbers)
+
+
+def _require_narrow(_: Any, numbers: Sequence[Any]) -> None:
+    """Refuse to pad to a width beyond what may be written."""
+    for number in numbers:
+        if isinstance(number, int) and number > MAX_OUTPUT_CHARS:
+            raise SecurityError(f"it pads a text to {number} characters, more than {MAX_OUTPUT_CHARS}")
 
 
 def _flat(error: object) -> str:

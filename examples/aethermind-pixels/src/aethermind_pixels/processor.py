@@ -54,7 +54,10 @@ class PixelsProcessor:
     def _patches(self, image: Any) -> npt.NDArray[np.float32]:
         """[num_patches, patch_size · patch_size · 3], row by row of the picture."""
         size = self._patch_size
-        pixels = np.asarray(image, dtype=np.float32)
+        try:
+            pixels = np.asarray(image, dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(f"An image is an array of numbers: {error}.") from None
         if (
             pixels.ndim != 3
             or pixels.shape[2] != _CHANNELS

@@ -65,7 +65,7 @@ def test_settings_are_checked_before_they_change() -> None:
     for name, value, complaint in (
         ("temperature", -1, "temperature is -1"),
         ("temperatur", 1, "did you mean temperature"),
-        ("qqq", 1, "no setting 'qqq'; /set"),
+        ("qqq", 1, r"no setting 'qqq'\. /set"),
         ("logprobs", 1, "no setting"),
     ):
         with pytest.raises(InvalidArgumentError, match=complaint):
@@ -119,12 +119,12 @@ QUESTION = {"role": "user", "content": "a"}
     [
         ([], "JSON list, not an object"),
         ({}, 'no "messages"'),
-        ({"mesages": []}, "unknown key 'mesages', did you mean messages"),
+        ({"mesages": []}, "unknown key 'mesages'; did you mean messages\\?$"),
         ({"messages": "hi"}, '"messages" is not a list'),
         ({"messages": [], "model": 1}, '"model" is not a text'),
         ({"messages": [], "system": ["x"]}, '"system" is neither'),
         ({"messages": [], "sampling": [1]}, '"sampling" is not an object'),
-        ({"messages": [], "sampling": {"temprature": 1}}, "'temprature', did you mean temperature"),
+        ({"messages": [], "sampling": {"temprature": 1}}, "'temprature'; did you mean temperature"),
         ({"messages": [], "sampling": {"top_p": 2}}, "top_p is 2"),
         ({"messages": [QUESTION, "hi"]}, r"messages\[1\] is not an object"),
         ({"messages": [{"role": "system", "content": "a"}]}, "'system', neither 'user' nor 'assistant'"),

@@ -100,3 +100,12 @@ def test_commands_complete() -> None:
     complete = reader._readline.get_completer()
     assert [complete("/s", state) for state in range(3)] == ["/save", "/set", None]
     assert complete("s", 0) is None
+
+
+def test_what_is_not_utf_8_is_not_a_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter(["a\udcff", "b"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    assert TerminalReader(()).read() == Entry("b", False)
+    assert "not UTF-8" in capsys.readouterr().err

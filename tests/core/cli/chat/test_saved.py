@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -50,11 +51,37 @@ def test_what_cannot_be_written_or_read_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"chat\.json cannot be written: No such file"):
         save(CONVERSATION, str(tmp_path / "gone" / "chat.json"))
     (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "broken.json").write_bytes(b"{\xff")
     for name, complaint in (
         ("gone.json", "cannot be read: No such file"),
         ("list.json", r"list\.json cannot be loaded\. .* JSON list"),
-        ("broken.json", "it is not JSON"),
+        ("broken.json", "it is not UTF-8 text"),
+        ("deep.json", "it is not JSON"),
+        ("nul\0.json", "is not a saved conversation|cannot be read"),
     ):
         with pytest.raises(InvalidArgumentError, match=complaint):
             load(str(tmp_path / name))
+
+
+def test_odd_names_are_sentences_and_nothing_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file, pipe, loop = tmp_path / "file", tmp_path / "pipe", tmp_path / "loop"
+    file.touch()
+    os.mkfifo(pipe)
+    loop.symlink_to(loop)
+    for name in (
+        "~nobody-has-this-name/chat.json",
+        "/",
+        ".",
+        f"{file}/chat.json",
+        str(pipe),
+        str(loop),
+        "x" * 300,
+        "\0",
+    ):
+        with pytest.raises(InvalidArgumentError):
+            save(CONVERSATION, name)
+        with pytest.raises(InvalidArgumentError):
+            load(name)
+    assert sorted(tmp_path.iterdir()) == [file, loop, pipe]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from aethermind.config.suggest import did_you_mean
 from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.params import SamplingParams
 
-__all__ = ["Conversation", "Message", "SETTINGS", "parse_setting", "suggestion"]
+__all__ = ["Conversation", "Message", "SETTINGS", "parse_setting"]
 
 SETTINGS = tuple(field.name for field in fields(SamplingParams) if field.name != "logprobs")
 """Names of what can be set: the parameters of sampling."""
@@ -84,7 +84,7 @@ class Conversation:
         """Change a setting; InvalidArgumentError, and nothing changed, for an unknown name or a bad value."""
         name = name.replace("-", "_")
         if name not in SETTINGS:
-            raise InvalidArgumentError(f"There is no setting {name!r}{suggestion(name, SETTINGS)}; /set shows all.")
+            raise InvalidArgumentError(f"There is no setting {name!r}{did_you_mean(name, SETTINGS)} /set shows all.")
         changed = {**self.sampling, name: value}
         SamplingParams(**changed)
         self.sampling = changed
@@ -121,7 +121,7 @@ class Conversation:
         _require(isinstance(record, dict), f"it holds a JSON {type(record).__name__}, not an object")
         names = {"model", "system", "sampling", "messages"}
         for name in record:
-            _require(name in names, f"it has an unknown key {name!r}{suggestion(name, names)}")
+            _require(name in names, f"it has an unknown key {name!r}{did_you_mean(name, names)}")
         _require("messages" in record, 'it has no "messages"')
         model, system = record.get("model", ""), record.get("system")
         _require(isinstance(model, str), '"model" is not a text')
@@ -131,7 +131,7 @@ class Conversation:
         sampling = record.get("sampling", {})
         _require(isinstance(sampling, dict), '"sampling" is not an object')
         for name in sampling:
-            _require(name in SETTINGS, f'"sampling" has an unknown key {name!r}{suggestion(name, SETTINGS)}')
+            _require(name in SETTINGS, f'"sampling" has an unknown key {name!r}{did_you_mean(name, SETTINGS)}')
         SamplingParams(**sampling)
         return cls(model, system, sampling, messages)
 
@@ -142,14 +142,8 @@ def parse_setting(text: str) -> Any:
         return None
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
-
-
-def suggestion(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """The known name that `name` is most like, as the end of a clause; empty where none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {prefix}{near[0]}" if near else ""
 
 
 def _as_record(message: Message) -> dict[str, Any]:
@@ -172,4 +166,5 @@ def _from_record(record: Any, where: str) -> Message:
 
 def _require(condition: bool, complaint: str) -> None:
     if not condition:
-        raise InvalidArgumentError(f"This is not a saved conversation: {complaint}.")
+        end = "" if complaint.endswith(("?", ".")) else "."
+        raise InvalidArgumentError(f"This is not a saved conversation: {complaint}{end}")

@@ -111,8 +111,6 @@ class TerminalReader(_Lines):
                 if is_empty:
                     print("[Ctrl-C again, Ctrl-D or /exit leaves]", file=sys.stderr)
                 was_empty = is_empty
-            except UnicodeDecodeError:
-                print("[that was not UTF-8 text]", file=sys.stderr)
 
     def edit(self, text: str) -> str | None:
         """Put `text` before the person, to be changed; None after Ctrl-C or Ctrl-D."""
@@ -128,11 +126,16 @@ class TerminalReader(_Lines):
             self._readline.set_startup_hook(None)
 
     def _line(self, prompt: str) -> str | None:
-        try:
-            return input(prompt)
-        except EOFError:
-            print()
-            return None
+        while True:
+            try:
+                line = input(prompt)
+                line.encode()
+                return line
+            except EOFError:
+                print()
+                return None
+            except UnicodeError:
+                print("[that was not UTF-8 text]", file=sys.stderr)
 
 
 def _readline(commands: Iterable[str]) -> Any:

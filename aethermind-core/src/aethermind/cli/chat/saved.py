@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from aethermind.cli.chat.conversation import Conversation
@@ -14,8 +15,8 @@ __all__ = ["load", "save"]
 
 def save(conversation: Conversation, file: str) -> Path:
     """Write a conversation; only another conversation is overwritten. Raises InvalidArgumentError."""
-    path = Path(file).expanduser()
-    if path.exists():
+    path = _path(file)
+    if os.path.lexists(path):
         try:
             load(file)
         except InvalidArgumentError as error:
@@ -26,21 +27,38 @@ def save(conversation: Conversation, file: str) -> Path:
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     except (OSError, ValueError) as error:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError, ValueError):
+            draft.unlink()
         raise InvalidArgumentError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}.") from error
     return path
 
 
 def load(file: str) -> Conversation:
     """Read a conversation. Raises InvalidArgumentError that names the file and what is wrong with it."""
-    path = Path(file).expanduser()
+    path = _path(file)
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():
+            raise InvalidArgumentError(f"{path} is not a regular file, so it holds no conversation.")
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise InvalidArgumentError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise InvalidArgumentError(f"{path} is not a saved conversation: it is not UTF-8 text ({error}).") from error
+    try:
+        record = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"{path} is not a saved conversation: it is not JSON ({error}).") from error
     try:
         return Conversation.from_record(record)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{path} cannot be loaded. {error}") from error
+
+
+def _path(file: str) -> Path:
+    try:
+        path = Path(file).expanduser()
+    except RuntimeError as error:
+        raise InvalidArgumentError(f"{file} begins with the home of somebody who is unknown here.") from error
+    if not path.name:
+        raise InvalidArgumentError(f"{path} is a directory; add the name of a file.")
+    return path

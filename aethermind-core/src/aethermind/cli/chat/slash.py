@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aethermind.cli import console
 from aethermind.cli.chat import saved
-from aethermind.cli.chat.conversation import parse_setting, suggestion
+from aethermind.cli.chat.conversation import parse_setting
+from aethermind.config.suggest import did_you_mean
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def run(repl: Repl, line: str) -> Next:
     command = COMMANDS.get(name)
     if command is None:
         raise InvalidArgumentError(
-            f"There is no command /{name}{suggestion(name, COMMANDS, '/')}; "
+            f"There is no command /{name}{did_you_mean(f'/{name}', [f'/{one}' for one in COMMANDS])} "
             "/help lists them, and // begins a message with a slash."
         )
     argument = argument.strip()

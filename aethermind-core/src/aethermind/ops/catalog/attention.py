@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from aethermind.ops.catalog._index_checks import check_heads
 from aethermind.ops.catalog._sample_inputs import normal
 from aethermind.ops.catalog._tolerances import accumulated
 from aethermind.ops.cost import Call, Cost, visible_pairs
@@ -90,4 +91,5 @@ ATTENTION = Operator(
     # Kernels may round the softmax weights to F before they meet the values.
     tolerances=accumulated(inner_roundings=1),
     cost=_cost,
+    check=lambda _, shapes: check_heads(shapes["q"][-2], shapes["k"][-2]),
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from aethermind.ops.catalog._index_checks import rows_of
 from aethermind.ops.catalog._sample_inputs import normal
 from aethermind.ops.catalog._tolerances import EXACT
 from aethermind.ops.operator import Array, Operator, Sample
@@ -31,4 +32,5 @@ GATHER_ROWS = Operator(
     samples=_samples,
     tolerances=EXACT,
     gathered=frozenset({"x"}),
+    check=rows_of("x", "rows"),
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from aethermind.ops.catalog._index_checks import slots_of_cache
 from aethermind.ops.catalog._sample_inputs import normal
 from aethermind.ops.catalog._tolerances import EXACT
 from aethermind.ops.cost import Call, Cost
@@ -69,4 +70,5 @@ KV_CACHE_WRITE = Operator(
     tolerances=EXACT,
     gathered=frozenset({"k_cache", "v_cache"}),
     cost=_cost,
+    check=slots_of_cache,
 )

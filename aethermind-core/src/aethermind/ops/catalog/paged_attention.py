@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from aethermind.ops.catalog._index_checks import check_blocks
 from aethermind.ops.catalog._sample_inputs import normal, paged_batch
 from aethermind.ops.catalog._tolerances import accumulated
 from aethermind.ops.cost import Call, Cost, visible_pairs
@@ -143,4 +144,5 @@ PAGED_ATTENTION = Operator(
     tolerances=accumulated(inner_roundings=1),
     gathered=frozenset({"k_cache", "v_cache"}),
     cost=_cost,
+    check=check_blocks,
 )

@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from aethermind.ops.catalog._index_checks import slots_of_cache
 from aethermind.ops.catalog._sample_inputs import normal, weight
 from aethermind.ops.catalog._tolerances import accumulated
 from aethermind.ops.catalog.kv_cache_write import KV_CACHE_WRITE, random_slots
@@ -147,4 +148,5 @@ QKV_ROPE_CACHE_WRITE = Operator(
     # The projection and the head norm may be rounded before the rotation, whose result is.
     tolerances=accumulated(inner_roundings=2),
     cost=_cost,
+    check=slots_of_cache,
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from aethermind.ops.catalog._index_checks import check_tokens_of_rows
 from aethermind.ops.catalog._sample_inputs import normal, token_lists
 from aethermind.ops.catalog._tolerances import float32_only
 from aethermind.ops.operator import Array, Operator, Sample
@@ -55,4 +56,5 @@ REPETITION_PENALTY = Operator(
     reference=_reference,
     samples=_samples,
     tolerances=float32_only(),
+    check=check_tokens_of_rows,
 )

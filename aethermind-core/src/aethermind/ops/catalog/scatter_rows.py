@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from aethermind.ops.catalog._index_checks import rows_of
 from aethermind.ops.catalog._sample_inputs import normal
 from aethermind.ops.catalog._tolerances import EXACT
 from aethermind.ops.operator import Array, Operator, Sample
@@ -33,4 +34,5 @@ SCATTER_ROWS = Operator(
     reference=_reference,
     samples=_samples,
     tolerances=EXACT,
+    check=rows_of("x", "rows"),
 )

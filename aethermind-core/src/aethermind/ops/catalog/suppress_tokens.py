@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from aethermind.ops.catalog._index_checks import check_tokens_of_rows
 from aethermind.ops.catalog._sample_inputs import normal, token_lists
 from aethermind.ops.catalog._tolerances import EXACT
 from aethermind.ops.operator import Array, Operator, Sample
@@ -43,4 +44,5 @@ SUPPRESS_TOKENS = Operator(
     reference=_reference,
     samples=_samples,
     tolerances=EXACT,
+    check=check_tokens_of_rows,
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from aethermind.ops.catalog._index_checks import rows_of
 from aethermind.ops.catalog._sample_inputs import normal
 from aethermind.ops.catalog._tolerances import float32_only
 from aethermind.ops.operator import Array, Operator, Sample
@@ -76,4 +77,5 @@ TOKEN_LOGPROBS = Operator(
     samples=_samples,
     term_magnitudes=_term_magnitudes,
     tolerances=float32_only(),
+    check=rows_of("logits", "token_ids", axis=1),
 )

@@ -1,0 +1,77 @@
+"""Checks of integers that say where other values lie: kernels trust them, so whoever takes them from outside looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from aethermind.errors import OperatorError
+from aethermind.ops.operator import Array
+
+__all__ = ["check_blocks", "check_heads", "check_tokens_of_rows", "require_below", "rows_of", "slots_of_cache"]
+
+Shapes = Mapping[str, tuple[int, ...]]
+Check = Callable[[Mapping[str, Array], Shapes], None]
+
+
+def rows_of(table: str, indices: str, *, axis: int = 0) -> Check:
+    """A check that every value of `indices` counts along an axis of `table`."""
+    return lambda arrays, shapes: require_below(indices, arrays[indices], shapes[table][axis])
+
+
+def slots_of_cache(arrays: Mapping[str, Array], shapes: Shapes) -> None:
+    """The slots of `slot_mapping` are in `k_cache`, or negative."""
+    num_blocks, _, block_size, _ = shapes["k_cache"]
+    slots = arrays["slot_mapping"]
+    if slots.size and int(slots.max()) >= num_blocks * block_size:
+        raise OperatorError(
+            f"slot_mapping holds {int(slots.max())}, and the cache has {num_blocks * block_size} slots."
+        )
+
+
+def check_tokens_of_rows(arrays: Mapping[str, Array], shapes: Shapes) -> None:
+    """`cu_tokens` cuts `tokens` into rows, and those name columns of `logits`."""
+    tokens = arrays["tokens"]
+    end = _check_cuts("cu_tokens", arrays["cu_tokens"], len(tokens))
+    require_below("tokens", tokens[:end], shapes["logits"][1])
+
+
+def check_blocks(arrays: Mapping[str, Array], shapes: Shapes) -> None:
+    """Every sequence has the keys that its queries see, in blocks that are in `k_cache`."""
+    check_heads(shapes["q"][1], shapes["k_cache"][1])
+    cuts, num_keys, tables = arrays["cu_seqlens_q"], arrays["seqlens_k"], arrays["block_tables"]
+    _check_cuts("cu_seqlens_q", cuts, shapes["q"][0])
+    num_queries = np.diff(cuts)
+    if bool((num_keys < num_queries).any()):
+        raise OperatorError("seqlens_k has sequences with fewer keys than queries; a query's own key counts.")
+    num_blocks, _, block_size, _ = shapes["k_cache"]
+    if block_size == 0:
+        raise OperatorError("k_cache has blocks without slots.")
+    num_used = np.where(num_queries > 0, -(-num_keys // block_size), 0)
+    if num_used.size and int(num_used.max()) > tables.shape[1]:
+        raise OperatorError(
+            f"seqlens_k holds {int(num_keys.max())} keys, and block_tables {tables.shape[1]} blocks of {block_size}."
+        )
+    require_below("block_tables", tables[np.arange(tables.shape[1]) < num_used[:, None]], num_blocks)
+
+
+def check_heads(num_heads: int, num_kv_heads: int) -> None:
+    """Every key head serves as many query heads."""
+    if num_kv_heads == 0 or num_heads % num_kv_heads:
+        raise OperatorError(f"{num_heads} query heads are no multiple of {num_kv_heads} key heads.")
+
+
+def require_below(name: str, values: Array, bound: int) -> None:
+    """OperatorError unless all values are from 0 to below `bound`."""
+    # As unsigned numbers negative ones are large, so that one look is enough.
+    if values.size and int(values.view(f"u{values.itemsize}").max()) >= bound:
+        wrong = values[(values < 0) | (values >= bound)]
+        raise OperatorError(f"{name} holds {int(wrong[0])}, which is not from 0 to {bound - 1}.")
+
+
+def _check_cuts(name: str, cuts: Array, num_items: int) -> int:
+    """The end of the last part."""
+    if int(cuts[0]) < 0 or int(cuts[-1]) > num_items or bool((cuts[1:] < cuts[:-1]).any()):
+        raise OperatorError(f"{name} should not fall, begin at 0 or later and end at {num_items} at most, got {cuts}.")
+    return int(cuts[-1])
