@@ -35,10 +35,11 @@ def test_nine_of_ten_held_out_questions_are_answered_right(demo: LLM) -> None:
     assert share >= 0.9
 
 
-def test_a_story_is_told_when_one_is_asked_for(demo: LLM) -> None:
-    for text in answers(demo, ["Tell me a story.", "can you tell me a story about a fox?"]):
-        assert len(text.split()) > 50
-        assert text[-1] in '.!"'
+def test_a_story_about_somebody_is_told_when_one_is_asked_for(demo: LLM) -> None:
+    kinds = ("fox", "rabbit", "owl", "girl")
+    told = answers(demo, [f"Tell me a story about a {kind}." for kind in kinds])
+    assert all(kind in text for kind, text in zip(kinds, told, strict=True))
+    assert all(len(text.split()) > 50 and text[-1] in '.!"' for text in told)
 
 
 def test_training_shows_a_dialogue_as_the_chat_template_renders_it(demo: LLM) -> None:
