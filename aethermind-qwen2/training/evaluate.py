@@ -14,11 +14,12 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from dialogues import dialogues
+from rows import HELD_OUT_SEEDS, held_out_stories
 from stories import stories, story
 from tokenizers import Tokenizer
 from tokens import END_OF_TEXT
 from torch.nn.functional import cross_entropy
-from train import HELD_OUT_SEEDS, held_out_stories
 from transformers import Qwen2ForCausalLM
 
 PROMPTS = (
@@ -142,6 +143,8 @@ def main() -> None:
     runs = json.loads((options.model / "training.json").read_text(encoding="utf-8"))
     held_out = held_out_stories()
     known = {text for run in runs for text in stories(run["first_story"], run["stories"], run["invented_names"])}
+    talks = (dialogues(run["first_dialogue"], run["dialogues"]) for run in runs if "dialogues" in run)
+    told = {content for talk in talks for messages in talk for role, content in messages if role == "assistant"}
     print(
         f"{len(known)} distinct training stories of {sum(run['stories'] for run in runs)}; "
         f"{len(known & held_out)} equal a held-out story (those are left out of training)"
@@ -154,6 +157,7 @@ def main() -> None:
         for prompt in PROMPTS
         for made in generate(model, tokenizer, prompt, per_prompt, options.temperature, options.limit)
     ]
+    known |= told
     real = [(text, True) for text in sorted(held_out)[: options.samples]]
     report("held-out (the generator's own)", real, tokenizer, known)
     report("greedy", greedy, tokenizer, known)

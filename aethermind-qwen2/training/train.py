@@ -1,9 +1,9 @@
-"""Train the demo model: stories in, a Hugging Face directory (Qwen2 architecture, bf16) out.
+"""Train the demo model: stories and dialogues in, a Hugging Face directory (Qwen2 architecture, bf16) out.
 
     python train.py --out DIR --minutes 30
     python train.py --out DIR --steps 2000        # the same schedule on a machine of any speed
 
-No story is repeated and none of the held-out stories is used, so the loss printed is that of unseen text.
+No story is repeated and none of the held-out stories and questions is used, so the loss printed is that of unseen text.
 """
 
 from __future__ import annotations
@@ -15,48 +15,17 @@ import time
 from pathlib import Path
 
 import torch
+from rows import Rows
 from safetensors.torch import save_file
-from stories import INVENTED_NAMES, stories, story
+from stories import INVENTED_NAMES, stories
 from tokenizers import Tokenizer
 from tokens import END_OF_TEXT, IM_END, save_tokenizer, train_tokenizer
 from torch.nn.functional import cross_entropy
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-HELD_OUT_SEEDS = range(1000)
 FIRST_TRAIN_SEED = 1_000_000
 MAX_POSITIONS = 2048
 ROPE_THETA = 10000.0
-
-
-def held_out_stories() -> set[str]:
-    """The stories no training run may see."""
-    return {story(seed) for seed in HELD_OUT_SEEDS}
-
-
-class Rows:
-    """Training rows of stories and end tokens; each row begins with a story, as a prompt does (mutable)."""
-
-    def __init__(self, tokenizer: Tokenizer, first_seed: int, invented_names: float) -> None:
-        self.first = self.seed = first_seed
-        self._invented_names = invented_names
-        self._tokenizer = tokenizer
-        self._held_out = held_out_stories()
-        self._ready: list[list[int]] = []
-
-    def batch(self, rows: int, length: int) -> torch.Tensor:
-        """`rows` new rows of `length` + 1 ids."""
-        return torch.tensor([self._row(length) for _ in range(rows)])
-
-    def _row(self, length: int) -> list[int]:
-        row: list[int] = []
-        while len(row) <= length:
-            if not self._ready:
-                told = stories(self.seed, 256, self._invented_names)
-                texts = [text + END_OF_TEXT for text in told if text not in self._held_out]
-                self._ready = [encoding.ids for encoding in self._tokenizer.encode_batch(texts)]
-                self.seed += 256
-            row += self._ready.pop()
-        return row[: length + 1]
 
 
 def build_model(options: argparse.Namespace, tokenizer: Tokenizer) -> Qwen2ForCausalLM:
@@ -86,11 +55,12 @@ def learning_rate(progress: float, peak: float) -> float:
     return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (progress - 0.03) / 0.97)))
 
 
-def next_token_loss(model: Qwen2ForCausalLM, batch: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of predicting each id of `batch` [rows, length + 1] from those before it."""
+def next_token_loss(model: Qwen2ForCausalLM, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Weighted mean cross-entropy of predicting each of `ids` [rows, length + 1] from those before it."""
     with torch.autocast("cpu", torch.bfloat16):
-        logits = model(batch[:, :-1], use_cache=False).logits
-    return cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+        logits = model(ids[:, :-1], use_cache=False).logits
+    losses = cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
+    return (losses * weights.flatten()).sum() / weights.sum()
 
 
 def train(model: Qwen2ForCausalLM, rows: Rows, options: argparse.Namespace) -> dict[str, object]:
@@ -112,16 +82,16 @@ def train(model: Qwen2ForCausalLM, rows: Rows, options: argparse.Namespace) -> d
         if progress >= 1:
             break
         length = options.lengths[step % len(options.lengths)]
-        batch = rows.batch(options.step_tokens // length, length)
+        ids, weights = rows.batch(options.step_tokens // length, length)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(max(progress, 1e-4), options.learning_rate)
-        loss = next_token_loss(model, batch)
+        loss = next_token_loss(model, ids, weights)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        tokens += batch.shape[0] * length
+        tokens += weights.numel()
         smooth = loss.item() if smooth is None else 0.95 * smooth + 0.05 * loss.item()
         if step % 100 == 0:
             print(
@@ -132,7 +102,8 @@ def train(model: Qwen2ForCausalLM, rows: Rows, options: argparse.Namespace) -> d
     return {
         "steps": step,
         "tokens": tokens,
-        "stories": rows.seed - rows.first,
+        "stories": rows.story - rows.first_story,
+        "dialogues": rows.dialogue - rows.first_dialogue,
         "loss": round(smooth or 0.0, 4),
         "minutes": round((time.monotonic() - began) / 60, 1),
     }
@@ -197,6 +168,8 @@ def main() -> None:
     parser.add_argument("--init", type=Path, help="continue from this folder, with stories it has not seen")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--invented-names", type=float, default=INVENTED_NAMES, help="share of such names")
+    parser.add_argument("--dialogues", type=float, default=0.5, help="share of rows that hold dialogues")
+    parser.add_argument("--question-weight", type=float, default=0.1, help="a question's tokens in the loss")
     parser.add_argument("--vocab-size", type=int, default=2048)
     parser.add_argument("--hidden-size", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
@@ -215,20 +188,29 @@ def main() -> None:
     if not (options.minutes or options.steps):
         parser.error("give --minutes or --steps")
     torch.set_num_threads(options.threads)
-    first = FIRST_TRAIN_SEED + 100_000_000 * options.seed
+    first = first_dialogue = FIRST_TRAIN_SEED + 100_000_000 * options.seed
     runs: list[dict[str, object]] = []
     if options.init:
         runs = json.loads((options.init / "training.json").read_text(encoding="utf-8"))
         first = max(int(run["first_story"]) + int(run["stories"]) for run in runs)
+        first_dialogue = max(
+            (run["first_dialogue"] + run["dialogues"] for run in runs if "dialogues" in run), default=first_dialogue
+        )
         tokenizer = Tokenizer.from_file(str(options.init / "tokenizer.json"))
         model = Qwen2ForCausalLM.from_pretrained(options.init, dtype=torch.float32)
     else:
         tokenizer = train_tokenizer(stories(first, 20_000), options.vocab_size)
         model = build_model(options, tokenizer)
     print(f"{sum(p.numel() for p in model.parameters())} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
-    rows = Rows(tokenizer, first, options.invented_names)
+    rows = Rows(tokenizer, first, first_dialogue, options.invented_names, options.dialogues, options.question_weight)
     done = train(model, rows, options)
-    run = {"seed": options.seed, "first_story": first, "invented_names": options.invented_names, **done}
+    run = {
+        "seed": options.seed,
+        "first_story": first,
+        "invented_names": options.invented_names,
+        "first_dialogue": first_dialogue,
+        **done,
+    }
     save_model(model, tokenizer, options.out, [*runs, run])
     print(f"saved {options.out}: {done}")
 

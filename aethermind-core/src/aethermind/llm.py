@@ -24,6 +24,7 @@ from aethermind.engine.loader import PlannedModel, plan_model
 from aethermind.engine.output import CompletionOutput, Logprob, RequestOutput
 from aethermind.engine.progress_bar import ProgressBar
 from aethermind.engine.prompt_reader import Prompt, PromptReader
+from aethermind.engine.weight_formats import format_uses
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults
@@ -39,7 +40,9 @@ __all__ = ["CompletionOutput", "LLM", "Logprob", "ModelInfo", "RequestOutput", "
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What was loaded, where, and what it takes. `placement` is one line on kernels and fallbacks."""
+    """What was loaded, where, and what it takes. `placement` is one line on kernels and fallbacks, `weight_formats`
+    are those of the weights that are not dense.
+    """
 
     model: str
     architecture: str
@@ -57,6 +60,7 @@ class ModelInfo:
     load_s: float
     placement: str
     num_native_breaks: int
+    weight_formats: tuple[str, ...] = ()
 
 
 class LLM:
@@ -69,6 +73,7 @@ class LLM:
         device: str = "auto",
         dtype: str = "auto",
         quantization: str | None = None,
+        lm_head: str | None = None,
         load_format: str = "auto",
         max_model_len: int | None = None,
         num_kv_blocks: int | None = None,
@@ -87,6 +92,8 @@ class LLM:
         `num_kv_blocks` blocks of `block_size` tokens bound what all requests together can keep; the context is at
         most that long. With `enable_prefix_caching`, what is left of them keeps the prompts and answers last computed,
         and prompts that begin like one of those reuse its keys and values.
+        `quantization` is the format to store the model's matrices in (`int8`, `int4`, …), `lm_head` that of the one
+        that makes logits (by default int8, or that of the others if it has no fewer bits).
         `fallback` says what happens where the device lacks a kernel: error, warn or allow.
         """
         started = time.perf_counter()
@@ -94,6 +101,7 @@ class LLM:
             device=device,
             dtype=dtype,
             quantization=quantization,
+            lm_head=lm_head,
             load_format=load_format,
             max_model_len=max_model_len,
             num_kv_blocks=num_kv_blocks,
@@ -315,4 +323,5 @@ def _describe(engine: Engine, load_s: float) -> ModelInfo:
         load_s=load_s,
         placement=placement,
         num_native_breaks=executor.executable.num_native_breaks,
+        weight_formats=tuple(use.name for use in format_uses(planned)),
     )

@@ -40,12 +40,14 @@ AETHER_INLINE Vec zero() { return set1(0.0f); }
 AETHER_INLINE Vec fma(const Vec& x, const Vec& y, const Vec& z) {
   return {vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b), vfmaq_f32(z.c, x.c, y.c), vfmaq_f32(z.d, x.d, y.d)};
 }
-// Of a number and a NaN, the number.
+AETHER_INLINE float32x4_t greater(float32x4_t x, float32x4_t y) { return vbslq_f32(vcgtq_f32(x, y), x, y); }
+AETHER_INLINE float32x4_t lesser(float32x4_t x, float32x4_t y) { return vbslq_f32(vcltq_f32(x, y), x, y); }
+// Of two, the second where one is NaN: what the other instruction sets do, and vmaxq and vminq do not.
 AETHER_INLINE Vec max(const Vec& x, const Vec& y) {
-  return {vmaxnmq_f32(x.a, y.a), vmaxnmq_f32(x.b, y.b), vmaxnmq_f32(x.c, y.c), vmaxnmq_f32(x.d, y.d)};
+  return {greater(x.a, y.a), greater(x.b, y.b), greater(x.c, y.c), greater(x.d, y.d)};
 }
 AETHER_INLINE Vec min(const Vec& x, const Vec& y) {
-  return {vminnmq_f32(x.a, y.a), vminnmq_f32(x.b, y.b), vminnmq_f32(x.c, y.c), vminnmq_f32(x.d, y.d)};
+  return {lesser(x.a, y.a), lesser(x.b, y.b), lesser(x.c, y.c), lesser(x.d, y.d)};
 }
 
 AETHER_INLINE Vec load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}; }

@@ -30,6 +30,7 @@ VERBS = (
     ("bench",),
     ("bench", "latency"),
     ("bench", "limits"),
+    ("bench", "quality"),
 )
 
 

@@ -43,7 +43,17 @@ def test_json_agrees_with_the_plan(invoke: Any, planned: PlannedModel) -> None:
     assert report["memory"]["arena_bytes"] == planned.compiled.memory.arena_bytes
     assert report["memory"]["lower_bound_bytes"] <= report["memory"]["arena_bytes"]
     step = report["sections"][0]["steps"][0]
-    assert set(step) == {"scope", "operator", "path", "kernel", "priority", "is_native", "is_fallback", "rejected"}
+    assert set(step) == {
+        "scope",
+        "operator",
+        "path",
+        "kernel",
+        "priority",
+        "is_native",
+        "is_fallback",
+        "weight_format",
+        "rejected",
+    }
 
 
 def test_text(invoke: Any) -> None:
@@ -89,3 +99,26 @@ def test_unknown_model_is_a_sentence(invoke: Any) -> None:
     result = invoke("explain", "--model", "nothing-like-it")
     assert result.exit_code == 2
     assert "nothing-like-it" in result.stderr
+
+
+def test_weight_formats_are_told(invoke: Any) -> None:
+    args = ("explain", "--device", "numpy", "--quantization", "int4_zp")
+    report = json.loads(invoke(*args, "--json").stdout)
+    assert [(use["name"], use["bits_per_weight"]) for use in report["weight_formats"]] == [
+        ("int4_zp", 4.75),
+        ("int8", 8.5),
+    ]
+    steps = {step["operator"]: step for section in report["sections"] for step in section["steps"]}
+    found = {name: steps[name]["weight_format"] for name in ("embedding", "linear", "lm_head", "rms_norm")}
+    assert found == {"embedding": "dense", "linear": "int4_zp", "lm_head": "int8", "rms_norm": "dense"}
+    text = invoke(*args).stdout
+    assert "28 matrices in int4_zp: 1.67 MB, 4.75 bits a weight, held as float32; 1 matrix in int8" in text
+    assert "lm_head [int8]" in text
+    assert "Weights:" not in invoke("explain", "--device", "numpy").stdout
+
+
+def test_an_unknown_weight_format_is_one_sentence(invoke: Any) -> None:
+    result = invoke("explain", "--lm-head", "int4_zq")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Did you mean int4_zp" in result.stderr
+    assert len(result.stderr.splitlines()) == 1

@@ -92,13 +92,15 @@ def test_broken_directories_are_rows(invoke: Any, tmp_path: Path) -> None:
     assert rows["demo"].endswith(str(DEMO))
 
 
-def test_the_estimate_is_what_loading_takes(runtime: Runtime, device: str) -> None:
-    options: dict[str, Any] = {"device": device, "dtype": "float32", "max_model_len": 96, "num_kv_blocks": 9}
-    estimate = estimate_memory(runtime, DEMO, EngineConfig(**options))
-    with LLM(DEMO, runtime=runtime, **options) as llm:
+@pytest.mark.parametrize("formats", [{}, {"quantization": "int4"}, {"lm_head": "int8_channel"}], ids=str)
+def test_the_estimate_is_what_loading_takes(runtime: Runtime, device: str, formats: dict[str, str]) -> None:
+    options: dict[str, Any] = {"device": device, "dtype": "float32", "max_model_len": 96, "num_kv_blocks": 9, **formats}
+    estimate = estimate_memory(runtime, DEMO, EngineConfig(**options, fallback="allow"))
+    with LLM(DEMO, runtime=runtime, **options, fallback="allow") as llm:
         info = llm.info
     for name in ("device", "dtype", "max_model_len", "num_kv_blocks", "weight_bytes", "kv_cache_bytes", "arena_bytes"):
         assert estimate[name] == getattr(info, name), name
+    assert [use["name"] for use in estimate["weight_formats"]] == list(info.weight_formats)
     assert estimate["total_bytes"] == info.weight_bytes + info.kv_cache_bytes + info.arena_bytes
 
 
@@ -110,6 +112,7 @@ def test_the_estimate_takes_the_options(invoke: Any) -> None:
     text = invoke("models", *args).stdout
     assert "demo takes" in text
     assert "contexts of 64 tokens" in text
+    assert "1 matrix in int8: " in invoke("models", *args, "--lm-head", "int8").stdout
 
 
 def test_what_does_not_fit_is_a_reason(invoke: Any) -> None:
@@ -118,7 +121,13 @@ def test_what_does_not_fit_is_a_reason(invoke: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "word"), [(("--estimate", "--device", "abacus"), "abacus"), (("--max-model-len", "0"), "max_model_len")]
+    ("args", "word"),
+    [
+        (("--estimate", "--device", "abacus"), "abacus"),
+        (("--max-model-len", "0"), "max_model_len"),
+        (("--estimate", "--quantization", "int5"), "int5"),
+        (("--lm-head", "int5"), "int5"),
+    ],
 )
 def test_bad_options_are_one_sentence(invoke: Any, args: tuple[str, ...], word: str) -> None:
     result = invoke("models", *args)

@@ -75,3 +75,10 @@ def test_fallback_kernels_are_apart_and_say_so() -> None:
     assert fallback.is_fallback
     assert fallback.explain() == "add → reference (fallback)"
     assert not Dispatcher([]).resolve_fallback(signature).is_fallback
+
+
+def test_a_kernel_without_formats_reads_any() -> None:
+    resolution = resolve(kernel("dense", 9), kernel("any", 1, weight_formats=None), weight_format="int4+int8")
+    assert resolution.chosen is not None
+    assert resolution.chosen.name == "any"
+    assert [reason for _, reason in resolution.rejected] == ["reads dense weights, not int4+int8"]

@@ -12,9 +12,11 @@ from aethermind.dispatch import Dispatcher, Fallback, Kernel, Pack
 from aethermind.dispatch.reference import reference_kernels
 from aethermind.errors import KernelNotFoundError
 from aethermind.graph import Compiled, GraphBuilder, Operand, Place, compile_graph
+from aethermind.graph.plan import Constant
 from aethermind.hal import DType
 from aethermind.ops.dims import SymDim
 from aethermind.ops.schema import TensorType
+from aethermind.ops.weight_format import parse_format
 
 T = SymDim("T")
 F32 = DType.FLOAT32
@@ -67,7 +69,7 @@ def test_a_plan_says_what_it_needs(builder: GraphBuilder) -> None:
     assert (plan.name, plan.symbols, plan.arena_bytes) == ("g", {"T": 9}, result.memory.arena_bytes)
     assert set(plan.inputs) == {"token_ids", "slots"}
     assert set(plan.states) == {"k", "v"}
-    assert plan.constants == {"table": ("table", None), "scale": ("scale", None)}
+    assert plan.constants == {"table": Constant("table"), "scale": Constant("scale")}
     assert len(result.resolutions) == len(plan.steps)
     assert result.fallbacks == ()
 
@@ -101,8 +103,48 @@ def test_a_constant_is_wanted_once_per_layout() -> None:
     kernels = [packing("linear", weight="panels"), packing("lm_head", weight="columns")]
     plan = compiled(builder, Dispatcher(kernels)).plan
     assert [step.inputs[1].name for step in plan.steps if step.inputs[1]] == ["w#panels", "w#panels", "w#columns"]
-    assert plan.constants == {"w#panels": ("w", "panels"), "w#columns": ("w", "columns"), "w": ("w", None)}
+    assert plan.constants == {
+        "w#panels": Constant("w", "panels"),
+        "w#columns": Constant("w", "columns"),
+        "w": Constant("w"),
+    }
     assert plan.outputs["w"] == Operand(Place.CONSTANT, "w", TensorType(F32, (8, 8)))
+
+
+def test_weights_in_a_format_come_packed_or_as_float32() -> None:
+    """The embedding reads the table as it is, the head in its kernel's layout of int8, the projection dequantised."""
+    int8, int4 = parse_format("int8"), parse_format("int4")
+    assert int8 is not None
+    assert int4 is not None
+    builder = GraphBuilder("g", OPERATORS, DType.BFLOAT16)
+    table, weight = builder.parameter("table", (9, 8)), builder.parameter("w", (8, 8))
+    x = builder.op("linear", builder.op("embedding", builder.input("ids", DType.INT32, (T,)), table), weight)
+    builder.output("logits", builder.op("lm_head", x, table))
+    pack = Pack("panels_int8", lambda *_: 7, lambda *_: None, weight_format="int8")
+    head = Kernel("lm_head", "numpy", "own", frozenset({DType.BFLOAT16}), 9, function=print, packs={"weight": pack},
+                  weight_formats=frozenset({"int8"}))  # fmt: skip
+    dispatcher = Dispatcher([head, *reference_kernels(OPERATORS, "numpy")])
+    formats = {"table": int8, "w": int4}
+    plan = compile_graph(builder.finish(), OPERATORS, dispatcher, "numpy", {"T": 9}, weight_formats=formats).plan
+    assert plan.constants == {
+        "table": Constant("table"),
+        "w@int4": Constant("w", None, int4),
+        "table#panels_int8": Constant("table", "panels_int8", int8),
+    }
+    _, by_linear, by_head = (step.inputs[1] for step in plan.steps)
+    assert by_linear == Operand(Place.CONSTANT, "w@int4", TensorType(F32, (8, 8)))
+    assert by_head == Operand(Place.CONSTANT, "table#panels_int8", TensorType(DType.BFLOAT16, (9, 8)))
+    assert (plan.constant_bytes(by_linear), plan.constant_bytes(by_head)) == (8 * 8 * 4, 9 * (8 + 2))
+
+
+def test_a_pack_is_for_the_format_of_its_weight() -> None:
+    builder = GraphBuilder("g", OPERATORS)
+    builder.output("y", builder.op("linear", builder.input("x", F32, (T, 8)), builder.parameter("w", (4, 8))))
+    int4 = parse_format("int4")
+    assert int4 is not None
+    wrong = replace(packing("linear", weight="panels"), weight_formats=frozenset({"int4"}))
+    with pytest.raises(AssertionError, match="panels is for dense weights, not int4"):
+        compiled(builder, Dispatcher([wrong]), weight_formats={"w": int4})
 
 
 def test_parameters_that_no_step_reads_are_not_loaded() -> None:

@@ -13,11 +13,14 @@ from tests.core.graph.graphs import OPERATORS, dispatcher_of
 from tests.core.graph.remote_backend import RemoteBackend
 
 from aethermind.dispatch import Dispatcher, Kernel, Pack
+from aethermind.errors import CheckpointError
 from aethermind.graph import GraphBuilder, Plan, compile_graph
-from aethermind.graph.constants import ConstantStore
+from aethermind.graph.constants import ConstantStore, constant_bytes
 from aethermind.hal import DeviceId, DType
 from aethermind.hal.numpy_backend import NumpyBackend
 from aethermind.ops.dims import SymDim
+from aethermind.ops.schema import TensorType
+from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, parse_format
 
 NUMPY = DeviceId("numpy")
 SHAPE = (6, 8)
@@ -39,29 +42,30 @@ class PackingKernel:
         ctypes.memmove(address, data, len(data))
 
 
-def linear_plan(dispatcher: Dispatcher, dtype: DType = DType.FLOAT32, name: str = "g") -> Plan:
+def linear_plan(
+    dispatcher: Dispatcher, dtype: DType = DType.FLOAT32, name: str = "g", format: WeightFormat | None = None
+) -> Plan:
     builder = GraphBuilder(name, OPERATORS, dtype)
     x, weight = builder.input("x", dtype, (SymDim("T"), SHAPE[1])), builder.parameter("w", SHAPE)
     builder.output("y", builder.op("linear", x, weight))
     builder.output("z", builder.op("linear", x, weight))
-    return compile_graph(builder.finish(), OPERATORS, dispatcher, "numpy", {"T": 3}).plan
+    formats = None if format is None else {"w": format}
+    return compile_graph(builder.finish(), OPERATORS, dispatcher, "numpy", {"T": 3}, weight_formats=formats).plan
 
 
 class Source:
     """A checkpoint with one weight, which counts its readers."""
 
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self.array = array
+    def __init__(self, array: np.ndarray[Any, Any] | QuantizedWeight) -> None:
+        self.array: Any = array
         self.reads: list[str] = []
 
-    def read(self, name: str) -> np.ndarray[Any, Any]:
+    def read(self, name: str) -> np.ndarray[Any, Any] | QuantizedWeight:
         self.reads.append(name)
         return self.array
 
 
 def store_of(source: Source, dtype: DType = DType.FLOAT32, backend: Any = None) -> ConstantStore:
-    from aethermind.ops.schema import TensorType
-
     types: Mapping[str, TensorType] = {"w": TensorType(dtype, SHAPE)}
     return ConstantStore(backend or NumpyBackend(), NUMPY, source.read, types)
 
@@ -146,3 +150,102 @@ def test_a_device_that_the_host_cannot_reach_gets_a_copy() -> None:
     assert not tensor.buffer.is_host_accessible
     assert backend.allocator.stats().allocated_bytes == 192
     np.testing.assert_array_equal(backend.peek(tensor), numbers())
+
+
+def format_of(name: str) -> WeightFormat:
+    found = parse_format(name)
+    assert found is not None
+    return found
+
+
+INT4, INT8 = format_of("int4"), format_of("int8")
+
+
+def fractions(dtype: Any = np.float32) -> np.ndarray[Any, Any]:
+    return np.sin(np.arange(48)).reshape(SHAPE).astype(dtype)
+
+
+def keeping_kernel(format: WeightFormat) -> tuple[Kernel, list[Any]]:
+    """A linear kernel whose pack remembers what it was given."""
+    given: list[Any] = []
+    pack = Pack(f"kept_{format.name}", lambda *_: 5, lambda source, _: given.append(source), format.name)
+    kernel = Kernel("linear", "numpy", "keeping", frozenset({DType.BFLOAT16, DType.FLOAT32}), 9, function=print,
+                    packs={"weight": pack}, weight_formats=frozenset({format.name}))  # fmt: skip
+    return kernel, given
+
+
+@pytest.mark.parametrize("backend", [NumpyBackend(), RemoteBackend()], ids=["host", "remote"])
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16], ids=str)
+def test_kernels_without_a_pack_get_the_values_as_float32(dtype: DType, backend: Any) -> None:
+    plan = linear_plan(dispatcher_of(), dtype, format=INT4)
+    for source in (fractions(np.float16), INT4.quantize(fractions(np.float16))):
+        store = store_of(Source(source), dtype, backend)
+        store.load(plan)
+        tensor = store.tensor("w@int4")
+        assert tensor.dtype is DType.FLOAT32
+        values = tensor.numpy() if tensor.buffer.is_host_accessible else backend.peek(tensor)
+        np.testing.assert_array_equal(values, INT4.dequantize(INT4.quantize(fractions(np.float16))))
+        assert store.nbytes == constant_bytes(plan, {"w": TensorType(dtype, SHAPE)}) == 48 * 4
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_packs_of_a_format_get_the_checkpoints_own_numbers(dtype: Any) -> None:
+    """Whatever the model computes in: rounding them before would cost twice."""
+    kernel, given = keeping_kernel(INT8)
+    source = Source(fractions(dtype))
+    store_of(source, DType.BFLOAT16).load(linear_plan(Dispatcher([kernel]), DType.BFLOAT16, format=INT8))
+    (array,) = given
+    assert np.shares_memory(array, source.array)
+
+
+def test_other_numbers_are_converted_for_packs() -> None:
+    kernel, given = keeping_kernel(INT8)
+    store_of(Source(fractions(np.float64))).load(linear_plan(Dispatcher([kernel]), format=INT8))
+    store_of(Source(np.asfortranarray(fractions()))).load(linear_plan(Dispatcher([kernel]), format=INT8))
+    for array in given:
+        assert (array.dtype, array.flags.c_contiguous) == (np.float32, True)
+        np.testing.assert_array_equal(array, fractions())
+
+
+def test_packs_get_quantised_weights_as_they_are() -> None:
+    kernel, given = keeping_kernel(INT4)
+    own, other = INT4.quantize(fractions()), INT8.quantize(fractions())
+    store = store_of(Source(own))
+    plan = linear_plan(Dispatcher([kernel]), format=INT4)
+    store.load(plan)
+    store_of(Source(other)).load(plan)
+    assert given[0] is own
+    np.testing.assert_array_equal(given[1], INT8.dequantize(other))
+    assert (store.nbytes, store.packed_bytes) == (5, 5)
+    assert constant_bytes(plan, {"w": TensorType(DType.FLOAT32, SHAPE)}) == 5
+
+
+def test_a_quantised_checkpoint_serves_dense_operators() -> None:
+    quantized = INT8.quantize(fractions())
+    store = store_of(Source(quantized), DType.BFLOAT16)
+    store.load(linear_plan(dispatcher_of(), DType.BFLOAT16))
+    np.testing.assert_array_equal(store.tensor("w").numpy(), INT8.dequantize(quantized).astype(ml_dtypes.bfloat16))
+
+
+@pytest.mark.parametrize("value", [np.nan, 1e9])
+def test_a_weight_that_no_format_holds_is_named(value: float) -> None:
+    array = fractions()
+    array[3, 3] = value
+    with pytest.raises(CheckpointError, match=r"Weight 'w' cannot be loaded\. .*int4"):
+        store_of(Source(array)).load(linear_plan(dispatcher_of(), format=INT4))
+
+
+def test_a_format_of_a_plugin_is_asked_for_everything() -> None:
+    """A format of its own arithmetic: sixteenths, and no scales."""
+
+    class Sixteenths(WeightFormat):
+        def quantize(self, array: Any) -> QuantizedWeight:
+            codes = np.rint(np.asarray(array, np.float32) * 16).astype(np.int8)
+            return QuantizedWeight(self, codes, np.ones((len(array), 1), np.float16))
+
+        def dequantize(self, weight: QuantizedWeight, dtype: Any = "float32") -> Any:
+            return (weight.codes / 16).astype(dtype)
+
+    store = store_of(Source(fractions()))
+    store.load(linear_plan(dispatcher_of(), format=Sixteenths("sixteenths", 8, 0, has_zero_point=False)))
+    np.testing.assert_array_equal(store.tensor("w@sixteenths").numpy(), np.rint(fractions() * 16) / 16)

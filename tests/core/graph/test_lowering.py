@@ -21,6 +21,7 @@ from tests.core.graph.graphs import (
 )
 
 from aethermind.dispatch import Dispatcher, Fallback, Kernel
+from aethermind.dispatch.reference import reference_kernels
 from aethermind.errors import KernelNotFoundError
 from aethermind.graph import Graph, GraphBuilder
 from aethermind.graph.lowering import lower
@@ -28,6 +29,7 @@ from aethermind.hal import DType
 from aethermind.ops.dims import SymDim
 from aethermind.ops.operator import Operator, OperatorRegistry
 from aethermind.ops.schema import OperatorSchema
+from aethermind.ops.weight_format import WeightFormat, parse_format
 
 SYMBOLS = {"T": 5, "R": 2, "S": 2, "B": 3, "X": 0, "Y": 0}
 subsets = st.sets(st.sampled_from(COMPOSITES)).map(sorted)
@@ -169,6 +171,69 @@ def test_an_operator_that_nothing_computes_is_one_sentence(mlp: Graph) -> None:
             lower(mlp, OPERATORS, dispatcher, "numpy", fallback=fallback)
     with pytest.raises(KernelNotFoundError, match=r"Considered: none\."):
         lower(mlp, OPERATORS, Dispatcher([]), "numpy")
+
+
+def formats_of(**names: str) -> dict[str, WeightFormat]:
+    return {name: found for name, format in names.items() if (found := parse_format(format))}
+
+
+def reads(operator: str, *formats: str) -> Kernel:
+    return Kernel(operator, "numpy", "own", frozenset({DType.FLOAT32}), 5, function=print,
+                  weight_formats=frozenset(formats))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("formats", "expected"),
+    [
+        ({"g": "int4", "u": "int4", "d": "int4"}, ["mlp_swiglu"]),
+        ({"g": "int4", "u": "int4", "d": "int8"}, ["gate_up_silu", "linear"]),
+        ({"g": "int4", "u": "int4"}, ["gate_up_silu", "linear"]),
+        ({"g": "int4", "d": "int4"}, ["linear", "linear", "silu", "mul", "linear"]),
+        ({"g": "int4", "u": "int8", "d": "int4"}, ["linear", "linear", "silu", "mul", "linear"]),
+        ({"g": "int2", "u": "int2", "d": "int2"}, ["linear", "linear", "silu", "mul", "linear"]),
+        ({}, ["linear", "linear", "silu", "mul", "linear"]),
+    ],
+)
+def test_fused_operators_need_weights_of_one_format(mlp: Graph, formats: dict[str, str], expected: list[str]) -> None:
+    """A device that fuses int4 only, and has the references for everything else."""
+    fused = [reads("mlp_swiglu", "int4"), reads("gate_up_silu", "int4")]
+    dispatcher = Dispatcher([*fused, *reference_kernels(OPERATORS, "numpy")])
+    lowered = lower(mlp, OPERATORS, dispatcher, "numpy", weight_formats=formats_of(**formats))
+    assert operators_of(lowered) == expected
+
+
+def test_signatures_name_the_formats_of_weights(mlp: Graph) -> None:
+    lowered = lower(mlp, OPERATORS, dispatcher_of(), "numpy", weight_formats=formats_of(g="int4", d="int1"))
+    found = [resolution.signature.weight_format for resolution in lowered.resolutions if resolution]
+    assert found == ["int4", "dense", "dense", "dense", "int1"]
+
+
+def test_weights_that_differ_are_the_reason_against_a_fused_kernel(mlp: Graph) -> None:
+    dispatcher = Dispatcher([reads("mlp_swiglu", "dense", "int4"), reads("gate_up_silu", "int4"), linear_kernel()])
+    with pytest.raises(KernelNotFoundError, match=r"linear .*int4 weights.* dense weights, not int4.*--quantization"):
+        lower(mlp, OPERATORS, dispatcher, "numpy", weight_formats=formats_of(g="int4", u="int8"))
+    (step,) = lower(mlp, OPERATORS, dispatcher, "numpy").resolutions
+    assert step is not None
+    assert step.chosen is not None
+
+
+def test_a_format_that_the_device_cannot_read_falls_back_to_the_reference(mlp: Graph) -> None:
+    own = [reads("mlp_swiglu", "dense"), reads("linear", "dense", "int8")]
+    dispatcher = Dispatcher(own, reference_kernels(OPERATORS, "numpy"))
+    formats = formats_of(g="int4", u="int4", d="int4")
+    lowered = lower(mlp, OPERATORS, dispatcher, "numpy", weight_formats=formats)
+    assert lowered.fallbacks == ("linear", "silu", "mul")
+    with pytest.raises(KernelNotFoundError, match="int4 weights"):
+        lower(mlp, OPERATORS, dispatcher, "numpy", fallback=Fallback.ERROR, weight_formats=formats)
+
+
+def test_tables_that_rows_are_taken_from_are_dense() -> None:
+    builder = GraphBuilder("g", OPERATORS)
+    ids, table = builder.input("ids", DType.INT32, (SymDim("T"),)), builder.parameter("table", (9, 8))
+    builder.output("logits", builder.op("lm_head", builder.op("embedding", ids, table), table))
+    lowered = lower(builder.finish(), OPERATORS, dispatcher_of(), "numpy", weight_formats=formats_of(table="int8"))
+    found = [resolution.signature.weight_format for resolution in lowered.resolutions if resolution]
+    assert found == ["dense", "int8"]
 
 
 def composite(signature: str, decompose: Callable[..., Any]) -> Operator:

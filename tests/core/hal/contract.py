@@ -56,7 +56,6 @@ class BackendContract:
 
     def test_capabilities_name_what_models_need(self, backend: Backend) -> None:
         assert DType.FLOAT32 in backend.capabilities.dtypes
-        assert "dense" in backend.capabilities.weight_formats
         assert 16 in backend.capabilities.block_sizes
 
     def test_threads_can_be_limited(self, backend: Backend) -> None:

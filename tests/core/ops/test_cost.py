@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -101,3 +102,10 @@ def test_no_call_costs_less_than_nothing_or_reads_more_than_there_is(operator: O
     gathered = sum(call.bytes_out(name) for name in call.outputs)
     assert found.bytes_read <= call.bytes_in(*call.inputs) + gathered
     assert found.bytes_written <= gathered
+
+
+def test_inputs_that_are_stored_in_fewer_bytes_count_those() -> None:
+    call = call_of("linear", [(3, 64), (5, 64), None])
+    whole = cost_of(OPERATORS["linear"], call)
+    stored = cost_of(OPERATORS["linear"], replace(call, stored_bytes={"weight": 100}))
+    assert stored == Cost(whole.bytes_read - 5 * 64 * 2 + 100, whole.bytes_written, whole.flops)

@@ -10,7 +10,7 @@ from tests.core.plugins.fake_distributions import FakeDistributions
 
 from aethermind import Runtime
 from aethermind.dispatch import Fallback, Signature
-from aethermind.errors import ConfigError, DeviceError, PluginError
+from aethermind.errors import ConfigError, DeviceError, InvalidArgumentError, PluginError
 from aethermind.hal import DType
 from aethermind.hal.registry import DeviceRegistry
 from aethermind.plugins.discovery import PluginRecord
@@ -235,3 +235,22 @@ def test_booting_imports_nothing_heavy(fakes: FakeDistributions) -> None:
     path = f"import sys; sys.path.insert(0, {str(fakes.folder)!r})\n"
     result = subprocess.run([sys.executable, "-c", path + code], capture_output=True, text=True, check=False)
     assert (result.stdout.strip(), result.stderr) == ("[]", "")
+
+
+def test_plugins_add_weight_formats(fakes: FakeDistributions) -> None:
+    fakes.install(
+        "formats",
+        """
+        @hookimpl
+        def register_weight_formats(registry):
+            from aethermind.ops.weight_format import WeightFormat
+            registry.register({"nf4": WeightFormat("nf4", 4, 64, False)}.get, names=["nf4"], provider="fake-formats")
+        """,
+    )
+    formats = Runtime.boot().weight_formats
+    assert {"int4", "nf4"} <= set(formats.names())
+    found = formats.get("nf4")
+    assert found is not None
+    assert found.name == "nf4"
+    with pytest.raises(InvalidArgumentError, match="Did you mean nf4"):
+        formats.get("nf5")

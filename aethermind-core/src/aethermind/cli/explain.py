@@ -15,6 +15,7 @@ import typer
 from aethermind.cli import console, options
 from aethermind.cli.diff import DEFAULT_PROMPT, print_diff
 from aethermind.cli.diff import diff as compare_devices
+from aethermind.cli.weight_formats import as_record, describe
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def explain(
     device: options.Device = "auto",
     dtype: options.DType = "auto",
     quantization: options.Quantization = None,
+    lm_head: options.LmHead = None,
     max_model_len: options.MaxModelLen = None,
     num_kv_blocks: options.NumKvBlocks = None,
     block_size: options.BlockSize = 16,
@@ -79,6 +81,7 @@ def explain(
             atol=atol,
             dtype=dtype,
             quantization=quantization,
+            lm_head=lm_head,
             load_format=load_format,
             max_model_len=max_model_len,
             num_kv_blocks=num_kv_blocks,
@@ -100,6 +103,7 @@ def explain(
         device=device,
         dtype=dtype,
         quantization=quantization,
+        lm_head=lm_head,
         max_model_len=max_model_len,
         num_kv_blocks=num_kv_blocks,
         block_size=block_size,
@@ -125,6 +129,7 @@ class StepLine:
     priority: int
     is_native: bool
     is_fallback: bool
+    weight_format: str
     rejected: tuple[tuple[str, str], ...]
 
 
@@ -186,6 +191,7 @@ def _line(source: str, resolution: Resolution, operators: Container[str]) -> Ste
         chosen.priority,
         chosen.native is not None,
         resolution.is_fallback,
+        resolution.signature.weight_format,
         tuple((kernel.name, reason) for kernel, reason in resolution.rejected),
     )
 
@@ -193,6 +199,8 @@ def _line(source: str, resolution: Resolution, operators: Container[str]) -> Ste
 def examine(planned: PlannedModel) -> dict[str, Any]:
     """Everything `explain` tells, as JSON would have it."""
     compiled = planned.compiled
+    from aethermind.engine.weight_formats import format_uses
+
     operators = {operator.name for operator in planned.operators}
     return {
         "model": str(planned.source.path),
@@ -200,6 +208,7 @@ def examine(planned: PlannedModel) -> dict[str, Any]:
         "device": str(planned.open_device.device),
         "device_reason": planned.open_device.selection.reason,
         "dtype": str(planned.dtype),
+        "weight_formats": [as_record(use) for use in format_uses(planned)],
         "num_steps": len(compiled.plan.steps),
         "num_native_breaks": sum(step.kernel.native is None for step in compiled.plan.steps),
         "fallbacks": list(compiled.fallbacks),
@@ -224,18 +233,22 @@ def _as_record(step: StepLine) -> dict[str, Any]:
         "priority": step.priority,
         "is_native": step.is_native,
         "is_fallback": step.is_fallback,
+        "weight_format": step.weight_format,
         "rejected": [{"kernel": kernel, "reason": reason} for kernel, reason in step.rejected],
     }
 
 
 def _print_report(report: dict[str, Any]) -> None:
     print(f"{report['architecture']} on {report['device']} ({report['dtype']}): {report['device_reason']}")
+    if report["weight_formats"]:
+        print(f"Weights: {describe(report['weight_formats'])}")
     rows: list[tuple[str, ...]] = []
     for section in report["sections"]:
         rows += [(), (section["title"],)]
         for step, alike in groupby(section["steps"]):
             times = len(list(alike))
             path = step["path"] + (f" ×{times}" if times > 1 else "")
+            path += "" if step["weight_format"] == "dense" else f" [{step['weight_format']}]"
             rows.append(("  " + (step["scope"] or "-"), path, f"→ {step['kernel']}", _why(step)))
     titles = {section["title"] for section in report["sections"]}
     for line in console.columns(rows, indent="").splitlines():

@@ -36,6 +36,7 @@ def generate(
     device: options.Device = "auto",
     dtype: options.DType = "auto",
     quantization: options.Quantization = None,
+    lm_head: options.LmHead = None,
     load_format: options.LoadFormat = "auto",
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
@@ -85,6 +86,7 @@ def generate(
         device=device,
         dtype=dtype,
         quantization=quantization,
+        lm_head=lm_head,
         load_format=load_format,
         max_model_len=max_model_len,
         num_kv_blocks=num_kv_blocks,
@@ -190,7 +192,7 @@ def describe(output: RequestOutput, params: SamplingParams, info: ModelInfo) -> 
         parts.append(f"first after {measured['ttft_s'] * 1e3:.0f} ms")
     if measured["decode_tokens_per_s"] is not None:
         parts.append(f"then {measured['decode_tokens_per_s']:.1f} tokens/s")
-    parts.append(f"{info.device} {info.dtype}")
+    parts.append(" ".join([info.device, info.dtype, *info.weight_formats]))
     if not params.is_greedy:
         parts.append(f"seed {params.seed}")
     return "[" + " · ".join(parts) + "]"

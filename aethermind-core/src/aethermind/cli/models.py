@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aethermind.cli import console, options
+from aethermind.cli.weight_formats import as_record, describe
 from aethermind.errors import AetherMindError
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def models(
     estimate: Annotated[bool, typer.Option("--estimate", help="Add the memory each needs on --device.")] = False,
     device: options.Device = "auto",
     dtype: options.DType = "auto",
+    quantization: options.Quantization = None,
+    lm_head: options.LmHead = None,
     max_model_len: options.MaxModelLen = None,
     num_kv_blocks: options.NumKvBlocks = None,
     block_size: options.BlockSize = 16,
@@ -47,8 +50,8 @@ def models(
     """List models, installed or on disk.
 
     Weights are not read. A model that cannot be used is listed with the reason. --estimate adds what each takes on
-    --device with --dtype, --max-model-len, --num-kv-blocks and --block-size, for as many requests at once as `LLM`
-    plans for by default.
+    --device with --dtype, --quantization, --lm-head, --max-model-len, --num-kv-blocks and --block-size, for as many
+    requests at once as `LLM` plans for by default.
     """
     from aethermind.engine.config import EngineConfig
     from aethermind.runtime import Runtime
@@ -56,12 +59,16 @@ def models(
     config = EngineConfig(
         device=device,
         dtype=dtype,
+        quantization=quantization,
+        lm_head=lm_head,
         max_model_len=max_model_len,
         num_kv_blocks=num_kv_blocks,
         block_size=block_size,
         fallback="allow",
     )
     runtime = Runtime.boot()
+    for name in filter(None, (quantization, lm_head)):
+        runtime.weight_formats.get(name)
     if estimate:
         runtime.devices.select(device)
     records = [describe_model(runtime, name, path) for name, path in _find(runtime, directories or [])]
@@ -100,6 +107,7 @@ def estimate_memory(runtime: Runtime, path: Path, config: EngineConfig) -> dict[
     `available_bytes` is all the memory that the device has, None where it does not tell.
     """
     from aethermind.engine.loader import plan_model
+    from aethermind.engine.weight_formats import format_uses
     from aethermind.graph.constants import constant_bytes
 
     planned = plan_model(runtime, path, config)
@@ -110,6 +118,7 @@ def estimate_memory(runtime: Runtime, path: Path, config: EngineConfig) -> dict[
         return {
             "device": str(planned.open_device.device),
             "dtype": planned.dtype.label,
+            "weight_formats": [as_record(use) for use in format_uses(planned)],
             "max_model_len": planned.max_model_len,
             "num_kv_blocks": planned.num_kv_blocks,
             "weight_bytes": weights,
@@ -197,8 +206,9 @@ def _sentence(estimate: dict[str, Any]) -> str:
     weights, kv_cache, arena, total = (console.quantity(estimate[f"{name}_bytes"], "B") for name in names)
     available = estimate["available_bytes"]
     of = f" of {console.quantity(available, 'B')}" if available else ""
+    formats = f" ({describe(estimate['weight_formats'])})" if estimate["weight_formats"] else ""
     return (
-        f"takes {total}{of} on {estimate['device']} in {estimate['dtype']}: weights {weights}, KV cache {kv_cache} "
-        f"({estimate['num_kv_blocks']} blocks, contexts of {estimate['max_model_len']} tokens), "
+        f"takes {total}{of} on {estimate['device']} in {estimate['dtype']}: weights {weights}{formats}, "
+        f"KV cache {kv_cache} ({estimate['num_kv_blocks']} blocks, contexts of {estimate['max_model_len']} tokens), "
         f"intermediate values {arena}"
     )

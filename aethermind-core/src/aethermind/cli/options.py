@@ -15,6 +15,7 @@ __all__ = [
     "Device",
     "Fallback",
     "IgnoreEos",
+    "LmHead",
     "LoadFormat",
     "MaxModelLen",
     "MaxNumBatchedTokens",
@@ -45,7 +46,13 @@ Model = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, numpy, cuda:0, …; see `aethermind doctor`.")]
 DType = Annotated[str, typer.Option("--dtype", help="auto (the checkpoint's), float32, bfloat16 or float16.")]
-Quantization = Annotated[str | None, typer.Option("--quantization", help="Weight format to convert to on loading.")]
+Quantization = Annotated[
+    str | None, typer.Option("--quantization", help="Store weights as int8, int4, int2, int1, …, or dense.")
+]
+LmHead = Annotated[
+    str | None,
+    typer.Option("--lm-head", help="The same for the matrix that makes logits.", show_default="int8, or more bits"),
+]
 LoadFormat = Annotated[str, typer.Option("--load-format", help="auto reads the weights, dummy makes random ones.")]
 MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Longest context in tokens.")]
 NumKvBlocks = Annotated[int | None, typer.Option("--num-kv-blocks", help="Blocks of the KV cache.")]

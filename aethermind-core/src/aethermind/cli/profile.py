@@ -40,6 +40,7 @@ def profile(
     device: options.Device = "auto",
     dtype: options.DType = "auto",
     quantization: options.Quantization = None,
+    lm_head: options.LmHead = None,
     threads: options.NumThreads = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -62,6 +63,7 @@ def profile(
         device=device,
         dtype=dtype,
         quantization=quantization,
+        lm_head=lm_head,
         load_format=load_format,
         num_threads=threads,
         max_model_len=prompt_tokens + output_tokens + 1,

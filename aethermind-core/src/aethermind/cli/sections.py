@@ -35,10 +35,13 @@ class ModelSettings:
     device: str = setting("auto", "auto, cpu, numpy, cuda:0, …")
     dtype: str = setting("auto", "auto (the checkpoint's), float32, bfloat16 or float16")
     quantization: str | None = setting(None, "weight format to convert to on loading", unset="the checkpoint's")
+    lm_head: str | None = setting(
+        None, "that of the matrix that makes logits", unset="int8, or quantization's if finer"
+    )
     load_format: str = setting("auto", "auto reads the weights, dummy makes random ones")
 
     def __post_init__(self) -> None:
-        EngineConfig(quantization=self.quantization, load_format=self.load_format)
+        EngineConfig(quantization=self.quantization, lm_head=self.lm_head, load_format=self.load_format)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,6 @@ def _reason_behind(chosen: Kernel, kernel: Kernel) -> str:
 def _reason_against(kernel: Kernel, signature: Signature) -> str | None:
     if signature.dtype not in kernel.dtypes:
         return f"computes {', '.join(sorted(map(str, kernel.dtypes)))}, not {signature.dtype}"
-    if signature.weight_format not in kernel.weight_formats:
+    if kernel.weight_formats is not None and signature.weight_format not in kernel.weight_formats:
         return f"reads {', '.join(sorted(kernel.weight_formats))} weights, not {signature.weight_format}"
     return kernel.supports(signature)

@@ -8,20 +8,24 @@ from typing import Any
 
 from aethermind.hal.dtype import DType
 from aethermind.ops.schema import Attribute, TensorType
+from aethermind.ops.weight_format import DENSE
 
 __all__ = ["Kernel", "Pack", "Signature"]
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One call to be resolved. `dtype` is what the operator's F stands for; `inputs` may hold symbolic dims."""
+    """One call to be resolved. `dtype` is what the operator's F stands for; `inputs` may hold symbolic dims.
+
+    `weight_format` is that of the operator's weights; where they differ, their names in one: `dense+int4`.
+    """
 
     operator: str
     device_type: str
     dtype: DType
     inputs: tuple[TensorType | None, ...]
     attributes: Mapping[str, Attribute]
-    weight_format: str = "dense"
+    weight_format: str = DENSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +33,16 @@ class Pack:
     """How a kernel wants a weight laid out.
 
     `name` identifies the layout: two kernels that name the same one share a single packed copy. `nbytes(shape, dtype)`
-    is its size, and `pack(source, destination_address)` writes a row-major NumPy array of the weight's own dtype there.
+    is its size, `dtype` that of the operator's F, and `pack(source, destination_address)` writes a weight there. The
+    source is a row-major NumPy array of that dtype. In the layout of a `weight_format` it is a QuantizedWeight of this
+    format, or a row-major array of float32, bfloat16 or float16, which the pack quantises itself to the same codes,
+    scales and zero points as the format's own `quantize`.
     """
 
     name: str
     nbytes: Callable[[tuple[int, ...], DType], int]
     pack: Callable[[Any, int], None]
+    weight_format: str = DENSE
 
 
 def _supports_everything(_: Signature) -> str | None:
@@ -49,6 +57,9 @@ class Kernel:
     `function(inputs, outputs, attributes)`, a Python callable over NumPy arrays (host memory; None for absent inputs).
     `supports` returns None, or the reason why not. Of several that support a call the highest `priority` is chosen.
     `packs` names the inputs that want another layout.
+
+    `weight_formats` are the formats of weights that it computes with, None for all of them. A weight in one of them
+    comes in the kernel's pack for that input; a function without a pack gets its values as float32.
     """
 
     operator: str
@@ -60,7 +71,7 @@ class Kernel:
     function: Callable[..., None] | None = None
     packs: Mapping[str, Pack] = field(default_factory=dict)
     supports: Callable[[Signature], str | None] = _supports_everything
-    weight_formats: frozenset[str] = frozenset({"dense"})
+    weight_formats: frozenset[str] | None = frozenset({DENSE})
     is_batch_invariant: bool = True
 
     def __post_init__(self) -> None:

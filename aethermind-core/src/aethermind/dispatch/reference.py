@@ -78,7 +78,9 @@ def rounded_inputs(operator: Operator, sample: Sample, float_type: DType) -> tup
 def reference_kernels(operators: OperatorRegistry, device_type: str) -> list[Kernel]:
     """A kernel of priority 0 for each operator that computes; composites decompose, views need none."""
     return [
-        Kernel(operator.name, device_type, "reference", _DTYPES, function=_kernel_function(operator))
+        Kernel(
+            operator.name, device_type, "reference", _DTYPES, function=_kernel_function(operator), weight_formats=None
+        )
         for operator in operators
         if operator.decompose is None and not operator.schema.is_view
     ]

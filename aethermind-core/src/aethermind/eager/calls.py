@@ -113,7 +113,7 @@ class SignatureCall:
         """The constants that kernels want in their own layout: key, position of the input, layout."""
         return [
             (key, self._names.index(name), self._planned.packs[pack_name])
-            for key, (name, pack_name) in self._planned.plan.constants.items()
+            for key, (name, pack_name, _) in self._planned.plan.constants.items()
             if pack_name is not None
         ]
 

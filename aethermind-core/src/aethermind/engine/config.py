@@ -13,12 +13,17 @@ __all__ = ["EngineConfig"]
 class EngineConfig:
     """Options of one engine; None leaves a number to the model and the device.
 
+    `quantization` names the weight format of the model's matrices, `lm_head` that of the one that makes logits (None:
+    int8 where the others have fewer bits, else the same). Names are checked where formats are known, when a model is
+    planned.
+
     Raises InvalidArgumentError for values out of range.
     """
 
     device: str = "auto"
     dtype: str = "auto"
     quantization: str | None = None
+    lm_head: str | None = None
     load_format: str = "auto"
     max_model_len: int | None = None
     num_kv_blocks: int | None = None
@@ -50,11 +55,10 @@ class EngineConfig:
             )
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
         _check_choice("fallback", self.fallback, ("error", "warn", "allow"))
-        if self.quantization is not None:
-            raise InvalidArgumentError(
-                f"quantization {self.quantization!r} is not available: no installed package offers weight formats "
-                "other than dense. Leave it out to load the weights as they are."
-            )
+        for name in ("quantization", "lm_head"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise InvalidArgumentError(f"{name} should be the name of a weight format, got {value!r}.")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

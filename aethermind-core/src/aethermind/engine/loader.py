@@ -12,6 +12,7 @@ from aethermind.cache.spec import KVCacheSpec
 from aethermind.dispatch import Fallback
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.model_graph import build_step_graph
+from aethermind.engine.weight_formats import WeightFormats
 from aethermind.errors import InvalidArgumentError, OutOfMemoryError
 from aethermind.graph.compile import Compiled, compile_graph
 from aethermind.hal.dtype import DType
@@ -21,6 +22,7 @@ from aethermind.model.config import DecoderConfig
 from aethermind.model.hf_config import architecture_name
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.schema import TensorType
+from aethermind.ops.weight_format import WeightFormat
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.sampling.params import MAX_STOP_TOKEN_IDS
 
@@ -38,7 +40,8 @@ logger = get_logger(__name__)
 class PlannedModel:
     """A model compiled for a device, its weights not read yet.
 
-    `computed` holds parameters that come from the configuration, `generation` what generation_config.json holds.
+    `computed` holds parameters that come from the configuration, `generation` what generation_config.json holds,
+    `weight_formats` by parameter what is not to be stored dense.
     `create_input_processor` makes the model's input processor from the checkpoint's tensors, if a package has one.
     """
 
@@ -57,6 +60,7 @@ class PlannedModel:
     generation: Mapping[str, Any]
     compiled: Compiled
     computed: Mapping[str, Any]
+    weight_formats: Mapping[str, WeightFormat]
     create_input_processor: Callable[[TensorSource], InputProcessor] | None
 
     @property
@@ -77,7 +81,13 @@ class PlannedModel:
             has_embeddings=has_embeddings,
         )
         return _compile(
-            builder.finish(), self.operators, self.open_device, self.compiled.plan.symbols, self.config, fuse=fuse
+            builder.finish(),
+            self.operators,
+            self.open_device,
+            self.compiled.plan.symbols,
+            self.config,
+            self.weight_formats,
+            fuse=fuse,
         )
 
 
@@ -93,6 +103,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     architecture = runtime.architectures.get(name)
     causal_lm = architecture.create(raw)
     decoder = causal_lm.config
+    formats = WeightFormats.choose(runtime.weight_formats, config.quantization, config.lm_head)
     opened = runtime.open_device(config.device, fallback=Fallback(config.fallback), num_threads=config.num_threads)
     dtype = _choose_dtype(config.dtype, decoder.dtype, opened.backend.capabilities.dtypes, opened.backend.name)
     cache = KVCacheSpec(
@@ -107,7 +118,9 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     builder = build_step_graph(causal_lm, runtime.operators, cache, num_blocks, max_model_len, dtype, is_adjusted=False)
     symbols = _greatest_symbols(config, max_model_len, cache, decoder.vocab_size, len(eos_token_ids))
     factory = runtime.input_processors.find(name)
-    compiled = _compile(builder.finish(), runtime.operators, opened, symbols, config, fuse=True)
+    graph = builder.finish()
+    weight_formats = formats.of_parameters(graph, runtime.operators)
+    compiled = _compile(graph, runtime.operators, opened, symbols, config, weight_formats, fuse=True)
     return PlannedModel(
         source,
         name,
@@ -124,6 +137,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
         generation,
         compiled,
         builder.constants,
+        weight_formats,
         None if factory is None else partial(factory.create, raw),
     )
 
@@ -157,11 +171,19 @@ def _compile(
     opened: OpenDevice,
     symbols: Mapping[str, int],
     config: EngineConfig,
+    weight_formats: Mapping[str, WeightFormat],
     *,
     fuse: bool,
 ) -> Compiled:
     compiled = compile_graph(
-        graph, operators, opened.dispatcher, opened.backend.name, symbols, fallback=Fallback(config.fallback), fuse=fuse
+        graph,
+        operators,
+        opened.dispatcher,
+        opened.backend.name,
+        symbols,
+        fallback=Fallback(config.fallback),
+        fuse=fuse,
+        weight_formats=weight_formats,
     )
     if compiled.fallbacks and config.fallback == "warn":
         logger.warning(

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from aethermind.engine.scheduler import ScheduleDecision
 from aethermind.graph.executor import Executor
-from aethermind.graph.plan import Step
+from aethermind.graph.plan import Place, Plan, Step
 from aethermind.ops.cost import Call, Cost, cost_of
 from aethermind.ops.dims import resolve
 from aethermind.ops.operator import OperatorRegistry
@@ -88,7 +88,8 @@ class Profiler:
         sequences = tuple((count, request.num_computed_tokens + count) for request, count, _ in decision.scheduled)
         sizes = dict(zip(executor.plan.symbols, symbols, strict=True))
         timed = zip(executor.plan.steps, executor.plan.layers(), zip(*marked, strict=True), strict=True)
-        calls = tuple(self._profile(step, layer, median(times), sizes, sequences) for step, layer, times in timed)
+        plan = executor.plan
+        calls = tuple(self._profile(plan, step, layer, median(times), sizes, sequences) for step, layer, times in timed)
         profile = StepProfile(
             decision.phase,
             decision.num_batched_tokens,
@@ -101,6 +102,7 @@ class Profiler:
 
     def _profile(
         self,
+        plan: Plan,
         step: Step,
         layer: int | None,
         seconds: float,
@@ -108,11 +110,18 @@ class Profiler:
         sequences: tuple[tuple[int, int], ...],
     ) -> CallProfile:
         operator = self._operators[step.kernel.operator]
-        given = zip(operator.schema.inputs, step.inputs, strict=True)
-        inputs = {spec.name: _sized(operand.type, sizes) for spec, operand in given if operand is not None}
+        given = {
+            spec.name: operand
+            for spec, operand in zip(operator.schema.inputs, step.inputs, strict=True)
+            if operand is not None
+        }
+        inputs = {name: _sized(operand.type, sizes) for name, operand in given.items()}
+        stored = {
+            name: plan.constant_bytes(operand) for name, operand in given.items() if operand.place is Place.CONSTANT
+        }
         computed = zip(operator.schema.outputs, step.outputs, strict=True)
         outputs = {spec.name: _sized(operand.type, sizes) for spec, operand in computed}
-        cost = cost_of(operator, Call(inputs, outputs, step.attributes, sequences))
+        cost = cost_of(operator, Call(inputs, outputs, step.attributes, sequences, stored))
         texts = tuple(map(str, inputs.values()))
         return CallProfile(step.source, operator.name, step.kernel.name, layer, texts, seconds, cost)
 

@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aethermind.dispatch.dispatcher import Dispatcher, Fallback, Resolution
+from aethermind.dispatch.kernel import Pack
 from aethermind.graph.ir import Graph, Value, ValueKind
 from aethermind.graph.lowering import lower
 from aethermind.graph.memory_plan import MemoryPlan, plan_memory
-from aethermind.graph.plan import Operand, Place, Plan, Step
+from aethermind.graph.plan import Constant, Operand, Place, Plan, Step
+from aethermind.hal.dtype import DType
 from aethermind.ops.operator import OperatorRegistry
+from aethermind.ops.schema import TensorType
+from aethermind.ops.weight_format import DENSE, WeightFormat
 
 __all__ = ["Compiled", "compile_graph"]
 
@@ -40,12 +44,15 @@ def compile_graph(
     *,
     fallback: Fallback = Fallback.WARN,
     fuse: bool = True,
+    weight_formats: Mapping[str, WeightFormat] | None = None,
 ) -> Compiled:
     """Lower a graph for a device and place its memory for symbols of at most these sizes, passed in this order.
 
+    `weight_formats` are those of parameters, by name, where operators read them whole; others are dense.
     KernelNotFoundError when an operator can be computed neither by a kernel nor by its parts.
     """
-    lowered = lower(graph, operators, dispatcher, device_type, fallback=fallback, fuse=fuse)
+    formats = weight_formats or {}
+    lowered = lower(graph, operators, dispatcher, device_type, fallback=fallback, fuse=fuse, weight_formats=formats)
     memory = plan_memory(lowered.graph, operators, symbols)
     given = {value.name: value for value in (*graph.inputs, *graph.parameters, *graph.states)}
     binder = _Binder(memory, given)
@@ -56,12 +63,17 @@ def compile_graph(
             continue
         assert resolution.chosen is not None
         packs = resolution.chosen.packs
-        names = [spec.name for spec in operators[node.operator].schema.inputs]
+        operator = operators[node.operator]
+        names = [spec.name for spec in operator.schema.inputs]
         inputs = tuple(
-            None if value is None else binder.operand(value, packs[name].name if name in packs else None)
+            None
+            if value is None
+            else binder.operand(
+                value, packs.get(name), formats.get(value.name) if name in operator.weight_inputs else None
+            )
             for name, value in zip(names, node.inputs, strict=True)
         )
-        outputs = tuple(binder.operand(value, None) for value in node.outputs)
+        outputs = tuple(map(binder.operand, node.outputs))
         value_names = tuple(value.name for value in node.outputs)
         steps.append(Step(resolution.chosen, inputs, outputs, node.attributes, value_names))
         resolutions.append(resolution)
@@ -73,20 +85,20 @@ def compile_graph(
         {value.name: value.type for value in graph.inputs},
         {value.name: value.type for value in graph.states},
         binder.constants,
-        {name: binder.operand(value, None) for name, value in graph.outputs.items()},
+        {name: binder.operand(value) for name, value in graph.outputs.items()},
     )
     return Compiled(plan, lowered.graph, tuple(resolutions), memory, lowered.fallbacks)
 
 
 class _Binder:
-    """Turns values into operands, and remembers which constants in which packing are wanted."""
+    """Turns values into operands, and remembers which constants in which form are wanted."""
 
     def __init__(self, memory: MemoryPlan, given: Mapping[str, Value]) -> None:
         self._memory = memory
         self._given = given
-        self.constants: dict[str, tuple[str, str | None]] = {}
+        self.constants: dict[str, Constant] = {}
 
-    def operand(self, value: Value, pack: str | None) -> Operand:
+    def operand(self, value: Value, pack: Pack | None = None, format: WeightFormat | None = None) -> Operand:
         offset = self._memory.offset(value.name)
         if offset is not None:
             return Operand(Place.ARENA, "", value.type, offset)
@@ -94,6 +106,15 @@ class _Binder:
         place = _GIVEN[owner.kind]
         if place is not Place.CONSTANT:
             return Operand(place, owner.name, value.type)
-        key = owner.name if pack is None else f"{owner.name}#{pack}"
-        self.constants[key] = (owner.name, pack)
-        return Operand(place, key, value.type)
+        if pack is not None:
+            wanted = DENSE if format is None else format.name
+            assert pack.weight_format == wanted, f"pack {pack.name} is for {pack.weight_format} weights, not {wanted}"
+            key = f"{owner.name}#{pack.name}"
+            self.constants[key] = Constant(owner.name, pack.name, format)
+            return Operand(place, key, value.type)
+        if format is None:
+            self.constants[owner.name] = Constant(owner.name)
+            return Operand(place, owner.name, value.type)
+        key = f"{owner.name}@{format.name}"
+        self.constants[key] = Constant(owner.name, None, format)
+        return Operand(place, key, TensorType(DType.FLOAT32, value.type.shape))

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aethermind.dispatch.kernel import Pack
-from aethermind.graph.plan import Plan
+from aethermind.errors import CheckpointError, InvalidArgumentError
+from aethermind.graph.plan import Constant, Plan
 from aethermind.hal.backend import Backend
 from aethermind.hal.device import DeviceId
 from aethermind.hal.dtype import DType
@@ -14,6 +15,7 @@ from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.hal.tensor import Tensor
 from aethermind.ops.dims import resolve
 from aethermind.ops.schema import TensorType
+from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 
 __all__ = ["ConstantStore", "constant_bytes"]
 
@@ -23,8 +25,9 @@ Array = Any
 class ConstantStore:
     """Loads parameters on demand and keeps them.
 
-    `read(name)` returns the checkpoint's array (perhaps of another floating dtype, perhaps a mapped file). A parameter
-    that the device can read in place, in the dtype and layout it has, is not copied.
+    `read(name)` returns the checkpoint's array (perhaps of another floating dtype, perhaps a mapped file), or a
+    QuantizedWeight where the checkpoint holds such. A parameter that the device can read in place, in the dtype and
+    layout it has, is not copied.
     """
 
     def __init__(
@@ -52,9 +55,12 @@ class ConstantStore:
         packs = plan.packs()
         missing = [key for key in plan.constants if key not in self._tensors]
         for done, key in enumerate(missing):
-            name, pack_name = plan.constants[key]
-            self._tensors[key] = self._load_one(name, packs[pack_name] if pack_name else None)
-            if pack_name:
+            constant = plan.constants[key]
+            try:
+                self._tensors[key] = self._load_one(constant, packs[constant.pack] if constant.pack else None)
+            except InvalidArgumentError as error:
+                raise CheckpointError(f"Weight {constant.parameter!r} cannot be loaded. {error}") from error
+            if constant.pack:
                 self._packed.add(key)
             if on_progress:
                 on_progress(done + 1, len(missing))
@@ -67,22 +73,24 @@ class ConstantStore:
         """A loaded constant; a packed one is a tensor of bytes."""
         return self._tensors[key]
 
-    def _load_one(self, name: str, pack: Pack | None) -> Tensor:
-        wanted = self._types[name].dtype
-        original = self._read(name)
-        array = _as_stored(original, wanted)
+    def _load_one(self, constant: Constant, pack: Pack | None) -> Tensor:
+        type, format = self._types[constant.parameter], constant.weight_format
+        original = self._read(constant.parameter)
         if pack is not None:
-            buffer = self._backend.allocator.alloc(pack.nbytes(array.shape, wanted))
-            pack.pack(array, buffer.address)
-            drop_mapped_pages(original)
+            buffer = self._backend.allocator.alloc(pack.nbytes(resolve(type.shape, {}), type.dtype))
+            pack.pack(_packable(original, type.dtype, format), buffer.address)
+            _drop_pages(original)
             return Tensor.of(buffer, DType.UINT8, (buffer.nbytes,))
+        array = _as_stored(original, type.dtype) if format is None else _rounded(original, format)
         source = Tensor.of_numpy(array, self._device)
+        if format is not None:
+            _drop_pages(original)
         if self._backend.capabilities.is_host_accessible:
             return source
         buffer = self._backend.allocator.alloc(source.nbytes)
-        destination = Tensor.of(buffer, wanted, source.shape)
+        destination = Tensor.of(buffer, source.dtype, source.shape)
         self._backend.transfer.copy(destination, source)
-        drop_mapped_pages(original)
+        _drop_pages(original)
         return destination
 
 
@@ -90,14 +98,49 @@ def constant_bytes(plan: Plan, types: Mapping[str, TensorType]) -> int:
     """Bytes that a plan's constants will take once they are loaded: `ConstantStore.nbytes`, foretold."""
     packs = plan.packs()
     total = 0
-    for name, pack_name in plan.constants.values():
+    for name, pack_name, format in plan.constants.values():
         type = types[name]
-        total += packs[pack_name].nbytes(resolve(type.shape, {}), type.dtype) if pack_name else type.nbytes({})
+        if pack_name:
+            total += packs[pack_name].nbytes(resolve(type.shape, {}), type.dtype)
+        else:
+            total += (type if format is None else TensorType(DType.FLOAT32, type.shape)).nbytes({})
     return total
 
 
-def _as_stored(array: Array, wanted: DType) -> Array:
+def _packable(source: Array | QuantizedWeight, dtype: DType, format: WeightFormat | None) -> Array | QuantizedWeight:
+    """What a pack takes (see `dispatch.kernel.Pack`): nothing is rounded between the checkpoint and a format."""
+    if format is None:
+        return _as_stored(source, dtype)
+    if isinstance(source, QuantizedWeight):
+        return source if source.format == format else source.format.dequantize(source)
+    own = DType.of_numpy(source.dtype)
+    return _as_stored(source, own if own in _QUANTIZABLE else DType.FLOAT32)
+
+
+_QUANTIZABLE = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
+
+
+def _rounded(source: Array | QuantizedWeight, format: WeightFormat) -> Array:
+    """The float32 values of a weight in a format, for kernels that have no pack for it."""
+    from aethermind.ops.quantization import rounded
+
+    if not isinstance(source, QuantizedWeight):
+        return rounded(format, source)
+    values = source.format.dequantize(source)
+    return values if source.format == format else rounded(format, values)
+
+
+def _as_stored(source: Array | QuantizedWeight, wanted: DType) -> Array:
     """The array itself where it is row-major, aligned and of the wanted dtype; else a copy that is."""
     import numpy as np
 
-    return np.require(array, wanted.numpy, ["C_CONTIGUOUS", "ALIGNED"])
+    if isinstance(source, QuantizedWeight):
+        return source.format.dequantize(source, wanted.numpy)
+    return np.require(source, wanted.numpy, ["C_CONTIGUOUS", "ALIGNED"])
+
+
+def _drop_pages(source: Array | QuantizedWeight) -> None:
+    parts = (source.codes, source.scales, source.zeros) if isinstance(source, QuantizedWeight) else (source,)
+    for part in parts:
+        if part is not None:
+            drop_mapped_pages(part)

@@ -7,7 +7,7 @@ changed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from aethermind.graph.builder import Names, make_node
 from aethermind.graph.ir import Graph, Node, Value
 from aethermind.ops.operator import Operator, OperatorRegistry
 from aethermind.ops.schema import Attribute
+from aethermind.ops.weight_format import DENSE, WeightFormat
 
 __all__ = ["Lowered", "lower"]
 
@@ -46,14 +47,18 @@ def lower(
     *,
     fallback: Fallback = Fallback.WARN,
     fuse: bool = True,
+    weight_formats: Mapping[str, WeightFormat] | None = None,
 ) -> Lowered:
     """Choose kernels, decomposing where there is none; KernelNotFoundError where nothing leads on.
+
+    `weight_formats` are those of parameters by name; a fused operator whose weights differ in it is taken apart,
+    because no kernel reads several formats.
 
     With `fuse=False` every operator that has a decomposition is taken apart where its parts can be computed, so that
     each intermediate value exists and can be looked at.
     """
     names = Names({value.name for value in graph.values()})
-    lowering = _Lowering(operators, dispatcher, device_type, fallback, fuse, names)
+    lowering = _Lowering(operators, dispatcher, device_type, fallback, fuse, names, weight_formats or {})
     lowered = [pair for node in graph.nodes for pair in lowering.lower(node)]
     nodes = tuple(node for node, _ in lowered)
     return Lowered(replace(graph, nodes=nodes), tuple(resolution for _, resolution in lowered))
@@ -67,6 +72,7 @@ class _Lowering:
     fallback: Fallback
     fuse: bool
     names: Names
+    weight_formats: Mapping[str, WeightFormat]
 
     def lower(self, node: Node) -> Sequence[tuple[Node, Resolution | None]]:
         """The nodes that compute what `node` does, each with its kernel."""
@@ -89,7 +95,14 @@ class _Lowering:
     def _signature(self, node: Node, operator: Operator) -> Signature:
         types = tuple(value.type if value else None for value in node.inputs)
         float_type = operator.schema.float_type(types)
-        return Signature(node.operator, self.device_type, float_type, types, node.attributes)
+        weight_format = self._weight_format(node, operator)
+        return Signature(node.operator, self.device_type, float_type, types, node.attributes, weight_format)
+
+    def _weight_format(self, node: Node, operator: Operator) -> str:
+        given = zip(operator.schema.inputs, node.inputs, strict=True)
+        formats = [self.weight_formats.get(value.name) for spec, value in given
+                   if value is not None and spec.name in operator.weight_inputs]  # fmt: skip
+        return "+".join(sorted({DENSE if one is None else one.name for one in formats})) or DENSE
 
     def _fall_back(self, signature: Signature, own: Resolution) -> Resolution:
         if self.fallback is not Fallback.ERROR:
@@ -97,9 +110,12 @@ class _Lowering:
             if reference.chosen:
                 return replace(reference, rejected=own.rejected)
         considered = "; ".join(f"{kernel.name} ({reason})" for kernel, reason in own.rejected) or "none"
+        is_dense = signature.weight_format == DENSE
+        what = f"{signature.dtype}" if is_dense else f"{signature.dtype}, {signature.weight_format} weights"
+        options = "--dtype or --device" if is_dense else "--quantization, --dtype or --device"
         raise KernelNotFoundError(
-            f"No kernel for operator {signature.operator} on {self.device_type} ({signature.dtype}). "
-            f"Considered: {considered}. Choose another --dtype or --device, or install a backend that has it."
+            f"No kernel for operator {signature.operator} on {self.device_type} ({what}). "
+            f"Considered: {considered}. Choose another {options}, or install a backend that has it."
         )
 
     def _decompose(self, node: Node, operator: Operator) -> list[Node]:

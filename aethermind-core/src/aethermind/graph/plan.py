@@ -7,13 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
+from typing import NamedTuple
 
 from aethermind.dispatch.kernel import Kernel, Pack
 from aethermind.hal.dtype import DType
-from aethermind.ops.dims import Shape
+from aethermind.ops.dims import Shape, resolve
 from aethermind.ops.schema import Attribute, TensorType
+from aethermind.ops.weight_format import WeightFormat
 
-__all__ = ["LAYER_PREFIX", "Operand", "Place", "Plan", "Step"]
+__all__ = ["Constant", "LAYER_PREFIX", "Operand", "Place", "Plan", "Step"]
 
 LAYER_PREFIX = re.compile(r"^(?:[^/]*?\.)?(\d+)\.")
 """The beginning of the name of a value that belongs to a layer, and the layer's number."""
@@ -51,6 +53,18 @@ class Operand:
         return self.type.shape
 
 
+class Constant(NamedTuple):
+    """A parameter in the form in which steps read it.
+
+    `pack` is the name of a kernel's layout; without one it lies row-major, in the operand's dtype. `weight_format`
+    is None for a dense weight.
+    """
+
+    parameter: str
+    pack: str | None = None
+    weight_format: WeightFormat | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One kernel call with its arguments bound. `names` are those of the values it computes, one an output."""
@@ -75,8 +89,8 @@ class Step:
 class Plan:
     """Everything a backend needs to run a step without deciding anything.
 
-    `symbols` gives every symbol its greatest value, in the order in which a run passes them. `constants` maps the key
-    of a constant to (parameter name, pack name or None for the checkpoint's own layout).
+    `symbols` gives every symbol its greatest value, in the order in which a run passes them. `constants` are by the
+    keys that operands name.
     """
 
     name: str
@@ -85,12 +99,19 @@ class Plan:
     arena_bytes: int
     inputs: Mapping[str, TensorType]
     states: Mapping[str, TensorType]
-    constants: Mapping[str, tuple[str, str | None]]
+    constants: Mapping[str, Constant]
     outputs: Mapping[str, Operand]
 
     def packs(self) -> dict[str, Pack]:
         """The layouts that the steps' kernels want weights in, by name."""
         return {pack.name: pack for step in self.steps for pack in step.kernel.packs.values()}
+
+    def constant_bytes(self, operand: Operand) -> int:
+        """Bytes of values, scales and zero points that a kernel reads of a constant, padding left out."""
+        constant = self.constants[operand.name]
+        if constant.pack is None or constant.weight_format is None:
+            return operand.type.nbytes({})
+        return constant.weight_format.nbytes(resolve(operand.shape, {}))
 
     def layers(self) -> list[int | None]:
         """The layer of each step by its name; a step without a layer's name between two of layer i belongs to i."""

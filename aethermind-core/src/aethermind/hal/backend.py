@@ -29,7 +29,6 @@ class Capabilities:
 
     dtypes: tuple[DType, ...]
     is_host_accessible: bool
-    weight_formats: tuple[str, ...] = ("dense",)
     block_sizes: tuple[int, ...] = (1, 16, 32, 64)
     supports_graph_capture: bool = False
     supports_peer_access: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -34,13 +34,15 @@ class Cost:
 class Call:
     """An operator applied once: types without symbols by the schema's names, absent inputs left out.
 
-    `sequences` are the (new tokens, tokens with those before them) of the sequences of the step.
+    `sequences` are the (new tokens, tokens with those before them) of the sequences of the step. `stored_bytes` are
+    those of inputs that are not stored as their types say, such as quantised weights.
     """
 
     inputs: Mapping[str, TensorType]
     outputs: Mapping[str, TensorType]
     attributes: Mapping[str, Attribute]
     sequences: tuple[tuple[int, int], ...] = ()
+    stored_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The dims of an input or output."""
@@ -48,7 +50,7 @@ class Call:
 
     def bytes_in(self, *names: str) -> int:
         """Bytes of these inputs together; absent ones have none."""
-        return sum(self.inputs[name].nbytes({}) for name in names if name in self.inputs)
+        return sum(self.stored_bytes.get(name, self.inputs[name].nbytes({})) for name in names if name in self.inputs)
 
     def bytes_out(self, *names: str) -> int:
         """Bytes of these outputs together."""

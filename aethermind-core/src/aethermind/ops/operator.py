@@ -78,6 +78,11 @@ class Operator:
         """The operator's name, unique in a registry."""
         return self.schema.name
 
+    @property
+    def weight_inputs(self) -> tuple[str, ...]:
+        """The inputs that may come in a weight format: weights that are read whole, not gathered from."""
+        return tuple(spec.name for spec in self.schema.inputs if spec.kind == "W" and spec.name not in self.gathered)
+
 
 class OperatorRegistry:
     """Operators by name; filled at boot, then frozen."""

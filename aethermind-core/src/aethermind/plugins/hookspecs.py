@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ModelRegistry,
     )
     from aethermind.ops.operator import OperatorRegistry
+    from aethermind.ops.weight_format import WeightFormatRegistry
 
 __all__ = ["CONTRACT_VERSION", "ENTRY_POINT_GROUP", "ENTRY_POINT_PREFIX", "HookSpecs", "hookimpl", "hookspec"]
 
@@ -58,6 +59,14 @@ class HookSpecs:
         """Offer kernels for a device type: `registry.register(device_type, load, provider=)`.
 
         `load()` returns a list of `dispatch.Kernel`; it is called when a device of that type is first opened.
+        """
+
+    @hookspec
+    def register_weight_formats(self, registry: WeightFormatRegistry) -> None:
+        """Offer ways to store weights: `registry.register(parse, names=, provider=)`.
+
+        `parse(name)` returns an `ops.weight_format.WeightFormat`, perhaps a subclass of its own, or None; `names` are
+        those that messages propose. Kernels that compute with a format name it in their `weight_formats`.
         """
 
     @hookspec

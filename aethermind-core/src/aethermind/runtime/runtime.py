@@ -20,6 +20,7 @@ from aethermind.model.registry import (
 )
 from aethermind.model.source import ModelSource, open_source
 from aethermind.ops.operator import OperatorRegistry
+from aethermind.ops.weight_format import FORMAT_NAMES, WeightFormatRegistry, parse_format
 from aethermind.plugins.discovery import PluginRecord, call_each, discover, load
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Runtime:
     manager: pluggy.PluginManager
     devices: DeviceRegistry = field(default_factory=DeviceRegistry)
     kernels: KernelRegistry = field(default_factory=KernelRegistry)
+    weight_formats: WeightFormatRegistry = field(default_factory=WeightFormatRegistry)
     architectures: ArchitectureRegistry = field(default_factory=ArchitectureRegistry)
     input_processors: InputProcessorRegistry = field(default_factory=InputProcessorRegistry)
     gguf_families: GgufFamilyRegistry = field(default_factory=GgufFamilyRegistry)
@@ -117,6 +119,7 @@ class Runtime:
         )
         for name in ("numpy", "null"):
             self.kernels.register(name, self._reference_kernels(name), provider=provider)
+        self.weight_formats.register(parse_format, names=FORMAT_NAMES, provider=provider)
 
     def _reference_kernels(self, device_type: str) -> Callable[[], list[Kernel]]:
         def load_references() -> list[Kernel]:
@@ -130,6 +133,7 @@ class Runtime:
         return [
             ("register_devices", self.devices),
             ("register_kernels", self.kernels),
+            ("register_weight_formats", self.weight_formats),
             ("register_architectures", self.architectures),
             ("register_input_processors", self.input_processors),
             ("register_gguf_families", self.gguf_families),

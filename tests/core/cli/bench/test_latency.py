@@ -97,6 +97,16 @@ def test_json_of_a_real_run(invoke: Any) -> None:
     rates = {"fp32": None, "fp16": None, "bf16": None, "int8": None}
     assert record["limits"] == {"memory_bytes_per_s": None, "flops_per_s": rates}
     assert record["decode_limit_fraction"] is None
+    assert record["weight_formats"] == []
+
+
+def test_weight_formats_are_told(invoke: Any) -> None:
+    args = "--device numpy --prompt-tokens 4 --output-tokens 2 --repeat 1 --quantization int8 --lm-head dense"
+    record = json.loads(invoke("bench", "latency", *args.split(), "--json").stdout)
+    (use,) = record["weight_formats"]
+    assert (use["name"], use["bits_per_weight"], use["num_dequantized"]) == ("int8", 8.5, use["num_parameters"])
+    assert record["weight_bytes_per_step"] > 4 * use["num_values"]
+    assert "matrices in int8" in invoke("bench", "latency", *args.split()).stdout
 
 
 def test_table_for_people(invoke: Any) -> None:

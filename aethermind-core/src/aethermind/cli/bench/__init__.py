@@ -1,10 +1,10 @@
-"""`aethermind bench`: how fast, and how far from what the hardware allows."""
+"""`aethermind bench`: how fast, how far from what the hardware allows, and how true to the model."""
 
 from __future__ import annotations
 
 import typer
 
-from aethermind.cli.bench import latency, limits
+from aethermind.cli.bench import latency, limits, quality
 from aethermind.cli.configured import ConfiguredCommand
 
 __all__ = ["app"]
@@ -12,8 +12,9 @@ __all__ = ["app"]
 app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Measure speed, and what limits it.",
+    help="Measure speed, what limits it, and what weight formats cost.",
     epilog=latency.EXAMPLES,
 )
 app.command("latency", cls=ConfiguredCommand, epilog=latency.EXAMPLES)(latency.latency)
 app.command("limits", cls=ConfiguredCommand, epilog=limits.EXAMPLES)(limits.limits)
+app.command("quality", cls=ConfiguredCommand, epilog=quality.EXAMPLES)(quality.quality)

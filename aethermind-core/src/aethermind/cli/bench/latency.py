@@ -12,6 +12,7 @@ import typer
 
 from aethermind.cli import console, options
 from aethermind.cli.bench.limits import Limits, describe_limits, measure_limits
+from aethermind.cli.weight_formats import as_record, describe
 
 if TYPE_CHECKING:
     from aethermind.cli.bench.workload import Workload
@@ -39,6 +40,7 @@ def latency(
     device: options.Device = "auto",
     dtype: options.DType = "auto",
     quantization: options.Quantization = None,
+    lm_head: options.LmHead = None,
     threads: options.NumThreads = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
     fallback: options.Fallback = "warn",
@@ -51,12 +53,14 @@ def latency(
     """
     from aethermind.cli.bench.workload import Workload
     from aethermind.cli.load import open_llm
+    from aethermind.engine.weight_formats import format_uses
 
     llm = open_llm(
         options.chosen_model(model),
         device=device,
         dtype=dtype,
         quantization=quantization,
+        lm_head=lm_head,
         load_format=load_format,
         num_threads=threads,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -75,10 +79,12 @@ def latency(
         runs = [_run(llm, prompt_tokens, output_tokens, batch) for _ in range(repeat)]
         limits = Limits.average([before, measure_limits(backend, threads)])
         workload = Workload(planned.compiled.plan, planned.operators)
+        formats = [as_record(use) for use in format_uses(planned)]
         report = {
             "model": llm.info.model,
             "device": llm.info.device,
             "dtype": llm.info.dtype,
+            "weight_formats": formats,
             "num_threads": llm.info.num_threads,
             "load_format": load_format,
             "prompt_tokens": prompt_tokens,
@@ -89,6 +95,7 @@ def latency(
             "load_s": llm.info.load_s,
             "peak_memory_bytes": peak_memory_bytes,
             "weight_bytes": llm.info.weight_bytes,
+            "weight_bytes_per_step": workload.weight_bytes,
             "limits": limits.as_record(),
         }
     if as_json:
@@ -209,7 +216,7 @@ def _print_report(report: dict[str, Any], limits: Limits) -> None:
     rows += [
         ("first token", f"{report['ttft_s'] * 1e3:.1f} ms"),
         ("loading", f"{report['load_s'] * 1e3:.0f} ms"),
-        ("weights", console.quantity(report["weight_bytes"], "B")),
+        ("weights", console.quantity(report["weight_bytes"], "B"), describe(report["weight_formats"])),
         ("peak memory", "unknown" if peak is None else console.quantity(peak, "B")),
     ]
     print(console.columns(rows))

@@ -28,7 +28,7 @@ class Workload:
     def weight_bytes(self) -> int:
         """Bytes of weights that every step reads, each once; tables of which it reads a few rows are left out."""
         read = {
-            self.plan.constants[operand.name][0]: _nbytes(operand)
+            self.plan.constants[operand.name].parameter: self.plan.constant_bytes(operand)
             for step in self.plan.steps
             for _, operand in self._read_inputs(step, Place.CONSTANT)
         }
@@ -84,7 +84,3 @@ def _visible(step: Step, context: int) -> int:
 
 def _fixed(operand: Operand) -> tuple[int, ...]:
     return resolve(operand.shape, {})
-
-
-def _nbytes(operand: Operand) -> int:
-    return prod(_fixed(operand)) * operand.dtype.itemsize

@@ -1,0 +1,196 @@
+"""`aethermind bench quality`: what a weight format costs, by the logits of a text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aethermind.cli import console, options
+from aethermind.cli.weight_formats import as_record
+from aethermind.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from aethermind.llm import LLM
+
+__all__ = ["Divergence", "EXAMPLES", "diverge", "quality"]
+
+EXAMPLES = console.examples(
+    "aethermind bench quality --tokens 64",
+    "aethermind bench quality --quantization int8 int4 int4_zp --tokens 128",
+    "aethermind bench quality int4 --lm-head dense --text README.md --json",
+)
+
+_WINDOW = 128
+_OPENING = "Once upon a time"
+_BLOCK_SIZE = 16
+
+
+def quality(
+    formats: Annotated[
+        list[str] | None, typer.Argument(metavar="[FORMAT]...", help="More formats; without any, all there are.")
+    ] = None,
+    first_formats: Annotated[
+        list[str] | None, typer.Option("--quantization", help="A format to measure; others may follow it.")
+    ] = None,
+    lm_head: options.LmHead = None,
+    model: options.Model = None,
+    load_format: options.LoadFormat = "auto",
+    text: Annotated[
+        Path | None, typer.Option(help="A UTF-8 text to read.", show_default="what the model itself writes")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of the text.", min=2)] = 512,
+    device: options.Device = "auto",
+    dtype: options.DType = "float32",
+    threads: options.NumThreads = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Compare the logits of quantised weights with those of the dense model in float32.
+
+    Every token of the text counts once, read with those before it in windows of 128. Told are the
+    mean Kullback-Leibler divergence in nats, its 99th percentile, and how often both models hold
+    the same token for the likeliest. Without --text it is a text that the dense model writes by
+    chance, which for random weights means random tokens.
+    """
+    from aethermind.runtime import Runtime
+
+    runtime = Runtime.boot()
+    wanted = list(dict.fromkeys([*(first_formats or ()), *(formats or ())])) or runtime.weight_formats.names()
+    for name in (*wanted, *([lm_head] if lm_head else ())):
+        runtime.weight_formats.get(name)
+    window = min(_WINDOW, tokens)
+    settings: dict[str, Any] = {
+        "device": device,
+        "load_format": load_format,
+        "num_threads": threads,
+        "block_size": _BLOCK_SIZE,
+        "max_model_len": window + 1,
+        "num_kv_blocks": -(-(window + 1) // _BLOCK_SIZE),
+        "max_num_seqs": window,
+        "max_num_batched_tokens": window,
+        "fallback": "allow",
+        "runtime": runtime,
+    }
+    name = options.chosen_model(model)
+    with _open(name, dtype="float32", **settings) as dense:
+        windows = _windows(dense, text, tokens, window)
+        expected = _logits(dense, windows)
+        report: dict[str, Any] = {
+            "model": dense.info.model,
+            "device": dense.info.device,
+            "dtype": dtype,
+            "text": None if text is None else str(text),
+            "num_tokens": len(expected),
+            "formats": [],
+        }
+    for one in wanted:
+        with _open(name, dtype=dtype, quantization=one, lm_head=lm_head, **settings) as tested:
+            report["formats"].append({"quantization": one, **_measured(tested, expected, windows)})
+    if as_json:
+        console.print_json(report)
+    else:
+        _print_report(report)
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """How far predictions are from others: in nats by row, and the share of rows with the same likeliest token."""
+
+    kl_mean: float
+    kl_p99: float
+    top1_agreement: float
+
+
+def diverge(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> Divergence:
+    """Compare logits [rows, V]: KL(expected ‖ actual). Ties go to the lower token id."""
+    import numpy as np
+
+    divergences = []
+    for left, right in zip(expected, actual, strict=True):
+        p, q = _log_softmax(left), _log_softmax(right)
+        divergences.append(max(0.0, float(np.exp(p) @ (p - q))))
+    agreement = np.mean(expected.argmax(-1) == actual.argmax(-1))
+    return Divergence(float(np.mean(divergences)), float(np.quantile(divergences, 0.99)), float(agreement))
+
+
+def _log_softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    shifted = logits.astype(np.float64) - logits.max()
+    result: np.ndarray[Any, Any] = shifted - np.log(np.exp(shifted).sum())
+    return result
+
+
+def _open(model: str, **settings: Any) -> LLM:
+    from aethermind.cli.load import open_llm
+
+    return open_llm(model, **settings)
+
+
+def _windows(llm: LLM, text: Path | None, num_tokens: int, window: int) -> list[list[int]]:
+    """The text in pieces of at most `window` tokens."""
+    from aethermind.cli.prompt_text import read_text
+    from aethermind.sampling.params import SamplingParams
+
+    if text is not None:
+        ids = llm.tokenizer.encode(read_text(None, text, noun="text", option="--text"))[:num_tokens]
+        if not ids:
+            raise InvalidArgumentError(f"Text {text} is empty. Pass another one.")
+        return [ids[begin : begin + window] for begin in range(0, len(ids), window)]
+    opening = llm.tokenizer.encode(_OPENING)[: window - 1]
+    found = []
+    for seed, begin in enumerate(range(0, num_tokens, window)):
+        size = min(window, num_tokens - begin)
+        params = SamplingParams(temperature=1.0, max_tokens=max(size - len(opening), 1), ignore_eos=True, seed=seed)
+        (output,) = llm.generate({"prompt_token_ids": opening}, params)
+        found.append([*opening, *output.outputs[0].token_ids][:size])
+    return found
+
+
+def _logits(llm: LLM, windows: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    from aethermind.engine.text_logits import text_logits
+
+    return np.concatenate([text_logits(llm.engine, ids) for ids in windows])
+
+
+def _measured(llm: LLM, expected: np.ndarray[Any, Any], windows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    from aethermind.engine.weight_formats import format_uses
+
+    uses = [as_record(use) for use in format_uses(llm.engine.planned)]
+    num_values = sum(use["num_values"] for use in uses)
+    return {
+        "weight_formats": uses,
+        "bits_per_weight": 8 * sum(use["nbytes"] for use in uses) / num_values if num_values else None,
+        **asdict(diverge(expected, _logits(llm, windows))),
+    }
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    print(
+        f"{report['model']} on {report['device']} ({report['dtype']}) against dense float32, {report['num_tokens']} "
+        f"tokens of {report['text'] or 'its own writing'}"
+    )
+    header = ("format", "matrices", "bits/weight", "KL mean", "KL p99", "same top token")
+    rows = [header, *map(_row, report["formats"])]
+    first, *rest = console.columns(rows).splitlines()
+    print("\n".join([console.style(first, "bold", sys.stdout), *rest]))
+
+
+def _row(record: dict[str, Any]) -> tuple[str, ...]:
+    bits = record["bits_per_weight"]
+    return (
+        record["quantization"],
+        ", ".join(f"{use['num_parameters']} {use['name']}" for use in record["weight_formats"]) or "all dense",
+        "-" if bits is None else f"{bits:.2f}",
+        f"{record['kl_mean']:.3g}",
+        f"{record['kl_p99']:.3g}",
+        f"{record['top1_agreement']:.1%}",
+    )

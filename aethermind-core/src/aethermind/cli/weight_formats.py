@@ -1,0 +1,41 @@
+"""How a model's weight formats are told, to people and in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from aethermind.cli import console
+
+if TYPE_CHECKING:
+    from aethermind.engine.weight_formats import FormatUse
+
+__all__ = ["as_record", "describe"]
+
+
+def as_record(use: FormatUse) -> dict[str, Any]:
+    """One format's share of a model, for `--json`."""
+    return {
+        "name": use.name,
+        "num_parameters": use.num_parameters,
+        "num_dequantized": use.num_dequantized,
+        "num_values": use.num_values,
+        "nbytes": use.nbytes,
+        "bits_per_weight": use.bits_per_weight,
+    }
+
+
+def describe(records: Sequence[dict[str, Any]]) -> str:
+    """`168 matrices in int4: 201 MB, 4.50 bits a weight; …`, or nothing where all is dense."""
+    return "; ".join(map(_describe_one, records))
+
+
+def _describe_one(record: dict[str, Any]) -> str:
+    count, num_dequantized = record["num_parameters"], record["num_dequantized"]
+    told = (
+        f"{count} {'matrix' if count == 1 else 'matrices'} in {record['name']}: "
+        f"{console.quantity(record['nbytes'], 'B')}, {record['bits_per_weight']:.2f} bits a weight"
+    )
+    if num_dequantized:
+        told += ", held as float32" if num_dequantized == count else f", {num_dequantized} of them held as float32"
+    return told

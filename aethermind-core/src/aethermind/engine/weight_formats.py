@@ -1,0 +1,102 @@
+"""Which parameters of a model are stored in which weight format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from aethermind.graph.ir import Graph, ValueKind
+from aethermind.ops.dims import resolve
+from aethermind.ops.operator import OperatorRegistry
+from aethermind.ops.weight_format import WeightFormat, WeightFormatRegistry
+
+if TYPE_CHECKING:
+    from aethermind.engine.loader import PlannedModel
+
+__all__ = ["FormatUse", "WeightFormats", "format_uses"]
+
+_HEAD_OPERATOR = "lm_head"
+_HEAD_FORMAT = "int8"
+"""The head's default where the other weights have fewer bits: it decides between tokens, and loses most by them."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormats:
+    """The formats of a model's matrices and of the one that makes logits; None is dense."""
+
+    weights: WeightFormat | None
+    lm_head: WeightFormat | None
+
+    @classmethod
+    def choose(cls, registry: WeightFormatRegistry, quantization: str | None, lm_head: str | None) -> WeightFormats:
+        """By name; a head that is not named has the format of the others, and no fewer bits than int8 has.
+
+        InvalidArgumentError for unknown names.
+        """
+        weights = None if quantization is None else registry.get(quantization)
+        if lm_head is not None:
+            return cls(weights, registry.get(lm_head))
+        default = registry.get(_HEAD_FORMAT)
+        assert default is not None, "the core registers its own formats"
+        return cls(weights, default if weights is not None and weights.bits < default.bits else weights)
+
+    def of_parameters(self, graph: Graph, operators: OperatorRegistry) -> dict[str, WeightFormat]:
+        """By name, the parameters that operators read whole as matrices; the rest is dense.
+
+        A table of embeddings that is the head as well stays dense where rows of it are looked up.
+        """
+        found: dict[str, WeightFormat] = {}
+        heads: dict[str, WeightFormat | None] = {}
+        for node in graph.nodes:
+            operator = operators[node.operator]
+            is_head = node.operator == _HEAD_OPERATOR
+            format = self.lm_head if is_head else self.weights
+            for spec, value in zip(operator.schema.inputs, node.inputs, strict=True):
+                if value is None or value.kind is not ValueKind.PARAMETER or spec.name not in operator.weight_inputs:
+                    continue
+                if is_head:
+                    heads[value.name] = format
+                elif format is not None and len(value.type.shape) == 2:
+                    found[value.name] = format
+        merged = {**found, **heads}
+        return {name: format for name, format in merged.items() if format is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class FormatUse:
+    """How much of a model one format holds. `nbytes` is what the format takes.
+
+    `num_dequantized` of the parameters are held as float32, because their kernels have no layout for the format.
+    """
+
+    name: str
+    num_parameters: int
+    num_dequantized: int
+    num_values: int
+    nbytes: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Scales and zero points included."""
+        return 8 * self.nbytes / self.num_values
+
+
+def format_uses(planned: PlannedModel) -> list[FormatUse]:
+    """The formats other than dense, in the order in which the model meets them."""
+    types = planned.parameter_types
+    shapes: dict[WeightFormat, dict[str, tuple[int, ...]]] = {}
+    for name, format in planned.weight_formats.items():
+        shapes.setdefault(format, {})[name] = resolve(types[name].shape, {})
+    constants = planned.compiled.plan.constants.values()
+    dequantized = {one.parameter for one in constants if one.weight_format is not None and one.pack is None}
+    return [
+        FormatUse(
+            format.name,
+            len(given),
+            len(dequantized & given.keys()),
+            sum(map(prod, given.values())),
+            sum(map(format.nbytes, given.values())),
+        )
+        for format, given in shapes.items()
+    ]

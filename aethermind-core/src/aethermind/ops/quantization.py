@@ -1,0 +1,199 @@
+"""The definition of the core's weight formats, in NumPy: which codes, scales and zero points stand for an array.
+
+Kernels pack the same numbers, bit for bit, so every operation and its rounding counts: values are float32; scales are
+rounded to float16 and from then on used as rounded; codes are `rint(x · (1/scale))`, half to even, the reciprocal
+rounded to float32; sums run in float64 from the first value of a block to its last.
+
+Of several candidate scales the one with the least sum of squared errors is taken, the first of equals. Candidates are
+a block's extent divided by numbers of steps: more steps than codes clip the largest values and store the others finer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from aethermind.errors import InvalidArgumentError
+from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
+
+__all__ = ["dequantize", "quantize", "rounded"]
+
+Array = NDArray[Any]
+
+_VALUES_AT_ONCE = 1 << 18
+_LARGEST = float(np.finfo(np.float16).max)
+_STEPS = {4: (8.0, 7.0, 7.25, 7.75, 8.25, 8.75, 9.25, 10.0)}
+"""By bits, of formats without zero points: into how many steps the block's largest magnitude is divided."""
+_STEPS_WITH_ZERO = {
+    8: (255.0, 254.0),
+    4: (15.0, 14.0, 15.75, 16.5, 17.5, 18.75),
+    2: (3.0, 2.0, 3.25, 3.5, 4.0, 4.5, 5.0, 6.0),
+}
+"""By bits, of formats with zero points: into how many steps the block's range is divided."""
+
+
+def quantize(format: WeightFormat, array: Array) -> QuantizedWeight:
+    """Convert a floating-point array [N, K], some rows at a time.
+
+    InvalidArgumentError for values that are not finite, or beyond float16's largest, which scales could not reach.
+    """
+    rows, columns = array.shape
+    blocks = (rows, format.num_blocks(columns))
+    codes = np.empty(array.shape, np.uint8 if format.has_zero_point else np.int8)
+    scales = np.empty(blocks, np.float16)
+    zeros = np.empty(blocks, np.uint8) if format.has_zero_point else None
+    for part in _portions(array.shape):
+        values = array[part].astype(np.float32)
+        _check(values, format)
+        blocked = _in_blocks(values, format)
+        if zeros is not None:
+            found, scales[part], zeros[part] = _with_zero_points(blocked, format.bits)
+        elif format.bits == 1:
+            found, scales[part] = _signs(blocked, _lengths(columns, format))
+        elif format.bits == 8:
+            found, scales[part] = _fine(blocked)
+        else:
+            found, scales[part] = _coarse(blocked, format.bits)
+        codes[part] = found.reshape(len(values), -1)[:, :columns]
+    return QuantizedWeight(format, codes, scales, zeros)
+
+
+def dequantize(weight: QuantizedWeight, dtype: DTypeLike = np.float32) -> Array:
+    """The values [N, K] that a weight stands for: exact in float32, rounded to a narrower `dtype`."""
+    values = np.empty(weight.shape, dtype)
+    for part in _portions(weight.shape):
+        portion = weight.rows(part.start, part.stop)
+        blocked = _in_blocks(portion.codes.astype(np.float32), weight.format)
+        if portion.zeros is not None:
+            blocked -= portion.zeros[..., None].astype(np.float32)
+        blocked *= portion.scales[..., None].astype(np.float32)
+        values[part] = blocked.reshape(len(portion.codes), -1)[:, : weight.shape[1]]
+    return values
+
+
+def rounded(format: WeightFormat, array: Array) -> Array:
+    """The float32 values that an array [N, K] has after a way through a format, without its codes held as a whole."""
+    values = np.empty(array.shape, np.float32)
+    for part in _portions(array.shape):
+        values[part] = format.dequantize(format.quantize(array[part]))
+    return values
+
+
+def _portions(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Rows that are converted together; none where rows are empty."""
+    rows, columns = shape
+    count = max(1, _VALUES_AT_ONCE // max(columns, 1))
+    return (slice(begin, min(begin + count, rows)) for begin in range(0, rows if columns else 0, count))
+
+
+def _in_blocks(values: Array, format: WeightFormat) -> Array:
+    """[n, K] as [n, blocks, block], zeros behind the end of a row."""
+    rows, columns = values.shape
+    blocks = format.num_blocks(columns)
+    length = format.block or columns
+    padded = blocks * length
+    if padded != columns:
+        values = np.pad(values, ((0, 0), (0, padded - columns)))
+    return values.reshape(rows, blocks, length)
+
+
+def _lengths(columns: int, format: WeightFormat) -> Array:
+    """Values in each block of a row."""
+    length = format.block or columns
+    return np.minimum(length, columns - length * np.arange(format.num_blocks(columns)))
+
+
+def _check(values: Array, format: WeightFormat) -> None:
+    largest = np.abs(values).max()
+    if not np.isfinite(largest):
+        raise InvalidArgumentError(f"Values that are not finite cannot be stored as {format.name}.")
+    if largest > _LARGEST:
+        raise InvalidArgumentError(
+            f"A value of magnitude {largest:g} cannot be stored as {format.name}: its scales are float16, up to "
+            f"{_LARGEST:g}."
+        )
+
+
+def _fine(x: Array) -> tuple[Array, Array]:
+    """8 bits: the largest magnitude in 127 steps, at an error of half a step.
+
+    A tiny scale, of few digits, is rounded up where half a step more than 127 would not reach the largest magnitude.
+    """
+    largest = np.abs(x).max(-1)
+    scales = (largest / np.float32(127)).astype(np.float16)
+    is_short = np.float32(127.5) * scales.astype(np.float32) < largest
+    scales[is_short] = np.nextafter(scales[is_short], np.float16(np.inf))
+    return np.clip(_steps_of(x, scales), -127, 127), scales
+
+
+def _coarse(x: Array, bits: int) -> tuple[Array, Array]:
+    """Codes from −2^(bits−1): the largest magnitude, whichever its sign, gets a negative code."""
+    most = 1 << (bits - 1)
+    position = np.abs(x).argmax(-1)[..., None]
+    peak = np.take_along_axis(x, position, -1)[..., 0]
+    choice = _Choice(x)
+    for steps in _STEPS[bits]:
+        scales = (peak / np.float32(-steps)).astype(np.float16)
+        codes = np.clip(_steps_of(x, scales), -most, most - 1)
+        choice.offer(codes, scales, np.float32(0))
+    return choice.codes, choice.scales
+
+
+def _with_zero_points(x: Array, bits: int) -> tuple[Array, Array, Array]:
+    """Codes from 0; the zero point is among them, so that zero stays zero."""
+    most = np.float32((1 << bits) - 1)
+    low, high = np.minimum(x.min(-1), 0), np.maximum(x.max(-1), 0)
+    extent = high - low
+    choice = _Choice(x)
+    for steps in _STEPS_WITH_ZERO[bits]:
+        scales = (extent / np.float32(steps)).astype(np.float16)
+        share = -low * min(np.float32(steps), most)
+        zeros = np.rint(np.divide(share, extent, out=np.zeros_like(share), where=scales != 0))
+        codes = np.clip(_steps_of(x, scales) + zeros[..., None], 0, most)
+        choice.offer(codes, scales, zeros)
+    return choice.codes, choice.scales, choice.zeros
+
+
+def _signs(x: Array, lengths: Array) -> tuple[Array, Array]:
+    """1 bit: the sign, of the block's mean magnitude. Zero counts as positive."""
+    scales = (_sum(np.abs(x)) / lengths).astype(np.float32).astype(np.float16)
+    return np.where((x < 0) & (scales != 0)[..., None], -1, 1), scales
+
+
+def _steps_of(x: Array, scales: Array) -> Array:
+    """x in steps of the scales, rounded; 0 where a scale is 0."""
+    wide = scales.astype(np.float32)
+    inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide != 0)
+    steps: Array = np.rint(x * inverse[..., None])
+    return steps
+
+
+def _sum(values: Array) -> Array:
+    """Sums of blocks, in order, in float64."""
+    total: Array = np.add.accumulate(values, axis=-1, dtype=np.float64)[..., -1]
+    return total
+
+
+class _Choice:
+    """The best of the candidates offered so far, block by block. Mutable."""
+
+    def __init__(self, x: Array) -> None:
+        self.codes = np.zeros(x.shape, np.float32)
+        self.scales = np.zeros(x.shape[:-1], np.float16)
+        self.zeros = np.zeros(x.shape[:-1], np.float32)
+        self._x = x
+        self._errors = np.full(x.shape[:-1], np.inf)
+
+    def offer(self, codes: Array, scales: Array, zeros: Array | np.float32) -> None:
+        """Take a candidate where its sum of squared errors is less than that of those before it."""
+        values = scales.astype(np.float32)[..., None] * (codes - np.asarray(zeros)[..., None])
+        errors = (self._x - values).astype(np.float64)
+        total = _sum(errors * errors)
+        is_better = total < self._errors
+        self._errors[is_better] = total[is_better]
+        self.codes[is_better] = codes[is_better]
+        self.scales[is_better] = scales[is_better]
+        self.zeros[is_better] = np.broadcast_to(zeros, scales.shape)[is_better]

@@ -1,0 +1,177 @@
+"""How the values of a weight [N, K] are stored: bits of a code, values that share a scale, zero points, and a name.
+
+A value is `scale · code`, or `scale · (code − zero)`. The name is a format's identity wherever one is chosen; the
+formats of the core have names of one grammar:
+
+    int8 int4 int2 int1     codes of so many bits; 32 values of a row share a scale
+    int4_zp                 with a zero point as well (int2 always has one, int1 never)
+    int8_g64, int4_zp_g128  so many values share a scale, a multiple of 32
+    int8_channel            a whole row does
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from aethermind.errors import InvalidArgumentError, PluginError
+
+__all__ = ["DENSE", "FORMAT_NAMES", "QuantizedWeight", "WeightFormat", "WeightFormatRegistry", "parse_format"]
+
+Array = Any
+
+DENSE = "dense"
+"""The name of weights that are stored as floating-point numbers; there is no WeightFormat for it."""
+
+FORMAT_NAMES = ("int8", "int8_channel", "int4", "int4_g64", "int4_g128", "int4_zp", "int4_zp_g64", "int4_zp_g128",
+                "int2", "int1")  # fmt: skip
+"""Names of the core's formats that are proposed to people; the grammar has more."""
+
+_SCALE_BYTES = 2
+_ZERO_BYTES = 1
+_DEFAULT_BLOCK = 32
+_LONGEST_BLOCK = 1024
+_NAME = re.compile(r"int(8|4|2|1)(_zp)?(?:_g([1-9]\d*)|_(channel))?")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """A format. `block` values along K share a float16 scale, 0: all of a row; the last block may be shorter.
+
+    A plugin's own format is a subclass with its own `quantize`, `dequantize` and `nbytes`. Both keep rows independent:
+    rows may be handed over in any portions.
+    """
+
+    name: str
+    bits: int
+    block: int
+    has_zero_point: bool
+
+    def num_blocks(self, num_columns: int) -> int:
+        """Scales of a row."""
+        return -(-num_columns // self.block) if self.block else min(1, num_columns)
+
+    def nbytes(self, shape: tuple[int, ...]) -> int:
+        """Bytes of a weight [N, K]: codes without gaps in a row, two for a scale, one for a zero point."""
+        rows, columns = shape
+        per_block = _SCALE_BYTES + _ZERO_BYTES * self.has_zero_point
+        return rows * (-(-columns * self.bits // 8) + self.num_blocks(columns) * per_block)
+
+    def bits_per_weight(self, shape: tuple[int, ...]) -> float:
+        """Bits that a value takes, its share of scale and zero point included."""
+        return 8 * self.nbytes(shape) / max(prod(shape), 1)
+
+    def quantize(self, array: Array) -> QuantizedWeight:
+        """Convert a floating-point array [N, K]; InvalidArgumentError for values that are not finite or too large."""
+        from aethermind.ops.quantization import quantize
+
+        return quantize(self, array)
+
+    def dequantize(self, weight: QuantizedWeight, dtype: Any = "float32") -> Array:
+        """The values that a weight of this format stands for, exact in float32, in an array of `dtype`."""
+        from aethermind.ops.quantization import dequantize
+
+        return dequantize(weight, dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedWeight:
+    """A weight [N, K] in a format, unpacked.
+
+    `codes` [N, K] are int8, or uint8 where there are zero points; `scales` [N, blocks] are float16, of either sign;
+    `zeros` [N, blocks] are uint8 or None. InvalidArgumentError where they do not fit together.
+    """
+
+    format: WeightFormat
+    codes: Array
+    scales: Array
+    zeros: Array | None = None
+
+    def __post_init__(self) -> None:
+        has_zeros = self.format.has_zero_point
+        rows, columns = self.codes.shape
+        blocks = (rows, self.format.num_blocks(columns))
+        wanted = {
+            "codes": (self.codes, "uint8" if has_zeros else "int8", (rows, columns)),
+            "scales": (self.scales, "float16", blocks),
+            **({"zeros": (self.zeros, "uint8", blocks)} if has_zeros else {}),
+        }
+        for part, (array, dtype, shape) in wanted.items():
+            found = None if array is None else (str(array.dtype), array.shape)
+            if found != (dtype, shape):
+                raise InvalidArgumentError(
+                    f"The {part} of a weight in {self.format.name} should be {dtype}{list(shape)}, got "
+                    + ("none." if found is None else f"{found[0]}{list(found[1])}.")
+                )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        rows, columns = self.codes.shape
+        return rows, columns
+
+    def rows(self, begin: int, end: int) -> QuantizedWeight:
+        """Some of the rows, as views."""
+        zeros = None if self.zeros is None else self.zeros[begin:end]
+        return QuantizedWeight(self.format, self.codes[begin:end], self.scales[begin:end], zeros)
+
+
+def parse_format(name: str) -> WeightFormat | None:
+    """The core's format of this name, or None where the grammar has no such name; `_g32` may be left out."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    bits = int(found[1])
+    block = 0 if found[4] else int(found[3] or _DEFAULT_BLOCK)
+    if block % 32 or block > _LONGEST_BLOCK or (found[2] and bits < 4):
+        return None
+    canonical = name.removesuffix(f"_g{_DEFAULT_BLOCK}")
+    return WeightFormat(canonical, bits, block, has_zero_point=bool(found[2]) or bits == 2)
+
+
+class WeightFormatRegistry:
+    """Which formats there are; filled at boot, then frozen."""
+
+    def __init__(self) -> None:
+        self._families: list[tuple[Callable[[str], WeightFormat | None], tuple[str, ...], str]] = []
+        self._is_frozen = False
+
+    def register(self, parse: Callable[[str], WeightFormat | None], *, names: Sequence[str], provider: str) -> None:
+        """Add formats: `parse(name)` returns one or None, `names` are those to propose to people.
+
+        PluginError where one of the names exists already.
+        """
+        assert not self._is_frozen, "registries are frozen after boot"
+        for name in names:
+            taken = DENSE if name == DENSE else next((who for other, _, who in self._families if other(name)), None)
+            if taken is not None:
+                raise PluginError(
+                    f"Weight format {name!r} of {provider} exists already ({taken}); give it another name."
+                )
+        self._families.append((parse, tuple(names), provider))
+
+    def freeze(self) -> None:
+        """Refuse registrations from now on."""
+        self._is_frozen = True
+
+    def names(self) -> list[str]:
+        """The names to propose, in the order of registration."""
+        return [name for _, names, _ in self._families for name in names]
+
+    def get(self, name: str) -> WeightFormat | None:
+        """The format of this name, None for `dense`; InvalidArgumentError with the nearest names for any other."""
+        if name == DENSE:
+            return None
+        for parse, _, _ in self._families:
+            found = parse(name)
+            if found is not None:
+                return found
+        from difflib import get_close_matches
+
+        known = [*self.names(), DENSE]
+        near = get_close_matches(name, known, n=2)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise InvalidArgumentError(f"Unknown weight format {name!r}.{hint} Known: {', '.join(known)}.")

@@ -1,0 +1,53 @@
+"""A conversation's prompt: the model's template or a given one, and messages that are none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from aethermind.errors import InvalidArgumentError, TokenizerError
+from aethermind.text.chat_prompt import chat_prompt
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% for tool in tools or [] %}[{{ tool.name }}]{% endfor %}{{ mood }}{% if add_generation_prompt %}<me>{% endif %}"
+)
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@dataclass
+class Speaker:
+    """The part of a tokenizer that a prompt needs."""
+
+    chat_template: str | None = TEMPLATE
+    special_tokens: dict[str, str] = field(default_factory=lambda: {"bos_token": "^"})
+
+
+@pytest.mark.parametrize(
+    ("options", "prompt"),
+    [
+        ({}, "^<user>Hello<me>"),
+        ({"add_generation_prompt": False}, "^<user>Hello"),
+        ({"tools": [{"name": "add"}], "chat_template_kwargs": {"mood": "!"}}, "^<user>Hello[add]!<me>"),
+        ({"chat_template": "{{ messages | length }}"}, "1"),
+    ],
+)
+def test_options_reach_the_template(options: Any, prompt: str) -> None:
+    assert chat_prompt(Speaker(), HELLO, **options) == prompt  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "messages", ["Hello", [], None, {"role": "user"}, ["Hello"], [{"content": "x"}], [{"role": 3}]]
+)
+def test_what_is_no_conversation_is_refused(messages: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"role.*content.*got"):
+        chat_prompt(Speaker(), messages)  # type: ignore[arg-type]
+
+
+def test_a_model_without_a_template_takes_one() -> None:
+    mute: Any = Speaker(chat_template=None)
+    with pytest.raises(TokenizerError, match="has no chat template"):
+        chat_prompt(mute, HELLO)
+    assert chat_prompt(mute, HELLO, chat_template="{{ messages[0].content }}") == "Hello"
