@@ -25,8 +25,8 @@ def _nothing_forced(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("features", "labels"),
     [
-        (X86_64, ["portable", "avx2", "avx512", "avx512_bf16"]),
-        ((), ["portable", "avx2", "avx512", "avx512_bf16"]),
+        (X86_64, ["portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16"]),
+        ((), ["portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16"]),
         (AARCH64, ["portable", "neon"]),
     ],
 )

@@ -132,8 +132,9 @@ inline QuantizedBlock quantize_finely(const Floats* x, int64_t length) {
 
 // 4 bits: the first of the largest magnitudes gets a negative code.
 inline QuantizedBlock quantize_coarsely(const Floats* x, int64_t length) {
-  Floats largest = {}, peak = {};
-  for (int64_t k = 0; k < length; ++k) {
+  Floats peak = x[0], largest;
+  AETHER_FOR_LANES largest.v[c] = __builtin_fabsf(peak.v[c]);
+  for (int64_t k = 1; k < length; ++k) {
     AETHER_FOR_LANES {
       const float magnitude = __builtin_fabsf(x[k].v[c]);
       peak.v[c] = magnitude > largest.v[c] ? x[k].v[c] : peak.v[c];

@@ -27,8 +27,6 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-inline constexpr int kScaleBytes = kPanelColumns * 2;
-
 // What a code of a format stands for: factor · (code − zero), the zero point being constant where a block has none. A
 // bit is a sign, −1 or 1.
 template <int Bits>
@@ -79,7 +77,7 @@ struct ByteEngine {
   static constexpr int64_t kRowBytes = kUnitK + 8;
   static constexpr int kRows = kByteTileRows;
   // Two accumulators for an element: integers of a unit, and floats.
-  static constexpr int panels_at_once(int rows) { return rows * 2 <= kRows ? 2 : 1; }
+  static constexpr int panels_at_once(int rows) { return rows < 0 ? 2 : 1; }
   using Zero = IntVec;
 
   static Zero zero_points(const uint8_t* p) { return widen_to_words(p); }
@@ -144,8 +142,8 @@ template <int Bits, bool HasZeroPoint>
 using QuantizedEngine = ExactEngine<Bits, HasZeroPoint>;
 #endif
 
-// With more than a few rows, arithmetic takes so long that hardware does not fetch panels far enough ahead.
-inline constexpr int kFewestRowsToFetchAhead = 5;
+// Panels are fetched so far ahead of where they are used: hardware does not look far enough where many rows keep
+// arithmetic busy.
 inline constexpr int64_t kFetchAheadBytes = 4096;
 
 // One tile by P panels. The sums of row r and panel p are written to sums[r * row_stride + p * 16 …].
@@ -155,22 +153,23 @@ __attribute__((noinline)) void multiply_quantized(const char* x, const char* con
   Vec totals[R][P];
   const char* codes[P];
 #pragma GCC unroll 4
-  for (int p = 0; p < P; ++p) codes[p] = panels[p] + shape.codes_offset;
+  for (int p = 0; p < P; ++p) codes[p] = panels[p];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) totals[r][p] = zero();
   }
   int64_t unit = 0;
-  for (int64_t block = 0; unit < shape.num_units; ++block) {
+  while (unit < shape.num_units) {
     Vec scales[P];
     typename E::Zero zeros[P];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-      scales[p] = load(reinterpret_cast<const Float16*>(panels[p] + block * kScaleBytes));
+      scales[p] = load(reinterpret_cast<const Float16*>(codes[p]));
+      codes[p] += kScaleBytes;
       if constexpr (HasZeroPoint) {
-        zeros[p] = E::zero_points(
-            reinterpret_cast<const uint8_t*>(panels[p] + shape.zeros_offset + block * kPanelColumns));
+        zeros[p] = E::zero_points(reinterpret_cast<const uint8_t*>(codes[p]));
+        codes[p] += kZeroBytes;
       } else {
         zeros[p] = E::no_zero_points();
       }
@@ -179,11 +178,8 @@ __attribute__((noinline)) void multiply_quantized(const char* x, const char* con
     for (; unit < end; ++unit) {
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
-        if constexpr (R >= kFewestRowsToFetchAhead) {
 #pragma GCC unroll 8
-          for (int step = 0; step < Bits; ++step)
-            __builtin_prefetch(codes[p] + kFetchAheadBytes + step * kStepBytes, 0, 2);
-        }
+        for (int step = 0; step < Bits; ++step) __builtin_prefetch(codes[p] + kFetchAheadBytes + step * kStepBytes, 0, 3);
       }
       E::template unit<R, P>(totals, x, codes, scales, zeros);
       x += R * E::kRowBytes;

@@ -26,10 +26,11 @@ PanelShape panel_shape(const QuantizedLayout& layout, int64_t cols) {
   shape.num_units = divide_up(cols, kUnitK);
   shape.units_per_block = layout.block ? layout.block / kUnitK : shape.num_units;
   shape.num_blocks = layout.block ? divide_up(cols, layout.block) : (cols > 0 ? 1 : 0);
-  shape.zeros_offset = shape.num_blocks * kPanelColumns * static_cast<int64_t>(sizeof(uint16_t));
-  const int64_t side_bytes = shape.zeros_offset + (layout.has_zero_point ? shape.num_blocks * kPanelColumns : 0);
-  shape.codes_offset = divide_up(side_bytes, kStepBytes) * kStepBytes;
-  shape.panel_bytes = shape.codes_offset + shape.num_units * layout.bits * kStepBytes;
+  const int64_t side_bytes = kScaleBytes + (layout.has_zero_point ? kZeroBytes : 0);
+  const int64_t unit_bytes = layout.bits * kStepBytes;
+  shape.block_bytes = side_bytes + shape.units_per_block * unit_bytes;
+  const int64_t bytes = shape.num_blocks * side_bytes + shape.num_units * unit_bytes;
+  shape.panel_bytes = divide_up(bytes, kStepBytes) * kStepBytes;
   return shape;
 }
 

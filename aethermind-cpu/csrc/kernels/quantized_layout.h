@@ -1,9 +1,8 @@
 // How quantised weights [N, K] are laid out: a header that says which format it is, then panels of sixteen output
 // columns, each one contiguous region that a kernel reads from front to back.
 //
-//   panel    [scales][zero points][codes], padded to 64 bytes between side data and codes
-//   scales   [blocks][16] float16; a block is `block` values along K, or all of them
-//   zeros    [blocks][16] uint8, where the format has zero points
+//   panel    its blocks, one after another, padded to 64 bytes; a block is `block` values along K, or all of them
+//   block    [16] float16 scales, [16] uint8 zero points where the format has them, codes
 //   codes    [units][bits steps][16 columns][4 bytes]; a unit is 32 values along K, and a step 64 bytes
 //
 // A step gives every column one 32-bit word, four bytes of 8 / bits fields: field f of byte j is the code of
@@ -12,9 +11,9 @@
 // number of bits; shifting a word by 8 j more leaves one value of each column, which is what a conversion to float takes.
 //
 // Codes are unsigned: that of a format without zero points is stored plus 2^(bits−1) (of one bit: 1 for positive),
-// since the dot product's other operand, the activation, is signed. Side data lies in front of a panel and not between
-// codes so that steps keep to cache lines at any block size; at one row it is a second, 16 to 64 times slower stream
-// within the same region. Columns past N have scales of zero; codes past K may be anything, their activations are zero.
+// since the dot product's other operand, the activation, is signed. Scales lie between codes so that memory sees a single
+// stream, which hardware fetches ahead, though steps then straddle cache lines: with scales in front of a panel, one row
+// got half the bandwidth. Columns past N have scales of zero; codes past K may be anything, their activations are zero.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +25,8 @@ namespace aether::cpu {
 
 inline constexpr int64_t kUnitK = 32;
 inline constexpr int64_t kHeaderBytes = 64;
+inline constexpr int64_t kScaleBytes = 32;  // of a block
+inline constexpr int64_t kZeroBytes = 16;
 
 // A weight format (aethermind.ops.weight_format), and what a packed weight begins with.
 struct QuantizedLayout {
@@ -36,7 +37,7 @@ struct QuantizedLayout {
 
 struct PanelShape {
   int64_t num_units, units_per_block, num_blocks;
-  int64_t zeros_offset, codes_offset, panel_bytes;
+  int64_t block_bytes, panel_bytes;
 };
 
 PanelShape panel_shape(const QuantizedLayout& layout, int64_t cols);

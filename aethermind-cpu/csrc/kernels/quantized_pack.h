@@ -72,7 +72,8 @@ inline bool pack_values(const QuantizedLayout& layout, const QuantizedSource& so
                         char* steps) {
   const bool is_finite = transpose(source, row, num_rows, cols, k, length, x);
   if (!is_finite) return false;
-  const QuantizedBlock block = quantize_block(layout, x, length);
+  QuantizedBlock block = quantize_block(layout, x, length);
+  for (int64_t c = num_rows; c < kPanelColumns; ++c) block.scales[c] = 0;  // of zeros it may be a negative zero
   std::memcpy(scales, block.scales, sizeof block.scales);
   if (zeros) AETHER_FOR_LANES zeros[c] = static_cast<uint8_t>(block.zeros.v[c]);
   const Floats inverse = inverses(block.wide);
@@ -98,11 +99,12 @@ inline void pack_codes(const QuantizedLayout& layout, const PanelShape& shape, c
   for (int64_t begin = 0; begin < length; begin += kUnitK) {
     uint8_t codes[kUnitK][kPanelColumns] = {};
     const int64_t count = begin + kUnitK < length ? kUnitK : length - begin;
-    for (int64_t c = 0; c < num_rows; ++c) {
+    for (int64_t c = 0; c < kPanelColumns; ++c) {
       const uint8_t* from = source.codes + (row + c) * cols + k + begin;
       for (int64_t i = 0; i < count; ++i) {
+        const int code = c < num_rows ? from[i] : 0;
         // Of one bit, −1 and 1: the sign's opposite.
-        codes[i][c] = layout.bits == 1 ? (from[i] >> 7) ^ 1 : static_cast<uint8_t>(from[i] + offset);
+        codes[i][c] = static_cast<uint8_t>(layout.bits == 1 ? (code >> 7) ^ 1 : code + offset);
       }
     }
     put_unit(codes, layout.bits, steps + begin / kUnitK * layout.bits * kStepBytes);
@@ -117,19 +119,17 @@ inline bool pack_panels(const QuantizedLayout& layout, const PanelShape& shape, 
   bool is_finite = true;
   for (int64_t row = 0; row < num_rows && is_finite; row += kPanelColumns, panels += shape.panel_bytes) {
     const int64_t count = num_rows - row < kPanelColumns ? num_rows - row : kPanelColumns;
-    auto* scales = reinterpret_cast<uint16_t*>(panels);
-    auto* zeros = layout.has_zero_point ? reinterpret_cast<uint8_t*>(panels + shape.zeros_offset) : nullptr;
     for (int64_t block = 0; block < shape.num_blocks && is_finite; ++block) {
       const int64_t k = block * length_of_block;
       const int64_t length = cols - k < length_of_block ? cols - k : length_of_block;
-      uint16_t* block_scales = scales + block * kPanelColumns;
-      uint8_t* block_zeros = zeros ? zeros + block * kPanelColumns : nullptr;
-      char* steps = panels + shape.codes_offset + k / kUnitK * layout.bits * kStepBytes;
+      char* out = panels + block * shape.block_bytes;
+      auto* scales = reinterpret_cast<uint16_t*>(out);
+      auto* zeros = layout.has_zero_point ? reinterpret_cast<uint8_t*>(out + kScaleBytes) : nullptr;
+      char* steps = out + kScaleBytes + (zeros ? kZeroBytes : 0);
       if (source.values) {
-        is_finite = pack_values(layout, source, row_begin + row, count, cols, k, length, x, block_scales, block_zeros,
-                                steps);
+        is_finite = pack_values(layout, source, row_begin + row, count, cols, k, length, x, scales, zeros, steps);
       } else {
-        pack_codes(layout, shape, source, row_begin + row, count, cols, k, length, block, block_scales, block_zeros,
+        pack_codes(layout, shape, source, row_begin + row, count, cols, k, length, block, scales, zeros,
                    steps);
       }
     }

@@ -148,6 +148,7 @@ int main(int argc, char** argv) {
     return best;
   };
   for (const Shape& shape : kShapes) {
+    if (argc > 4 && std::strcmp(argv[4], shape.operator_name) != 0) continue;
     if (is_quantized) {
       bench(team, *best_of(kernel_table(), shape.operator_name), shape, limits, nullptr, most_rows);
       for (const Format& format : kFormats)
