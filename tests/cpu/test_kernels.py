@@ -14,8 +14,8 @@ from aethermind.dispatch.reference import evaluate, rounded_inputs
 from aethermind.graph import Operand, Place, Plan, Step
 from aethermind.hal import DType
 from aethermind.ops import TensorType, catalog
-from aethermind.ops.weight_format import DENSE
 from aethermind.ops.operator import Operator, OperatorRegistry, Sample
+from aethermind.ops.weight_format import DENSE
 from aethermind_cpu.backend import CpuBackend
 from aethermind_cpu.kernels import kernels
 

@@ -36,8 +36,7 @@ inline uint16_t to_half(float value) {
   const uint32_t u = __builtin_bit_cast(uint32_t, value);
   const uint32_t magnitude = u & 0x7fffffffu;
   const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  const uint32_t subnormal =
-      __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, magnitude) + 0.5f) - (126u << 23);
+  const uint32_t subnormal = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, magnitude) + 0.5f) - (126u << 23);
   const uint32_t number = magnitude < (113u << 23) ? subnormal : normal < 0x7c00u ? normal : 0x7c00u;
   return static_cast<uint16_t>(number | ((u >> 16) & 0x8000u));
 }
@@ -204,8 +203,8 @@ inline void codes_of(const QuantizedLayout& layout, const QuantizedBlock& block,
   const float low = layout.has_zero_point ? 0.0f : layout.bits == 8 ? -127.0f : -offset;
   const float high = layout.has_zero_point ? static_cast<float>((1 << layout.bits) - 1) : offset - 1.0f;
   AETHER_FOR_LANES {
-    codes[c] = static_cast<uint8_t>(
-        static_cast<int32_t>(code_of(x.v[c], inverse.v[c], block.zeros.v[c], low, high) + offset));
+    codes[c] =
+        static_cast<uint8_t>(static_cast<int32_t>(code_of(x.v[c], inverse.v[c], block.zeros.v[c], low, high) + offset));
   }
 }
 

@@ -1,9 +1,8 @@
 // Quantised weights in this instruction set.
 #if defined(__x86_64__)
 #define AETHER_ISA avx512
-#include "simd/avx512.h"
-
 #include "kernels/isa_tables.h"
+#include "simd/avx512.h"
 
 namespace aether::cpu::AETHER_ISA {
 

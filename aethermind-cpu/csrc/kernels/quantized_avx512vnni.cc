@@ -1,9 +1,8 @@
 // Quantised weights, with activations quantised as well for the four-way dot product of bytes.
 #if defined(__x86_64__)
 #define AETHER_ISA avx512_vnni
-#include "simd/avx512_vnni.h"
-
 #include "kernels/isa_tables.h"
+#include "simd/avx512_vnni.h"
 
 namespace aether::cpu::AETHER_ISA {
 

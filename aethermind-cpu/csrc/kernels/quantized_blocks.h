@@ -1,8 +1,8 @@
 // Cutting a product over quantised weights into blocks, and handing them to the workers.
 //
-// A block is a run of rows by a run of items. Rows are brought into tiles over the whole of K, which costs about as much
-// as multiplying them by two panels: a worker keeps the tiles of the block of rows that it had last. Weights stream
-// from front to back, once for every block of rows.
+// A block is a run of rows by a run of items. Rows are brought into tiles over the whole of K, which costs about as
+// much as multiplying them by two panels: a worker keeps the tiles of the block of rows that it had last. Weights
+// stream from front to back, once for every block of rows.
 #pragma once
 
 #include "kernels/gemm.h"

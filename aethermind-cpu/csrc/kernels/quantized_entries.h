@@ -35,10 +35,10 @@ constexpr KernelEntry quantized_entry(const char* name, am_dtype dtype, const am
   return result;
 }
 
-#define AETHER_QUANTIZED_ENTRIES(T, dtype)                                          \
-  quantized_entry("gate_up_silu", dtype, QuantizedKernels<T>::kGateUpSilu, 2),      \
-      quantized_entry("linear", dtype, QuantizedKernels<T>::kLinear, 1),            \
-      quantized_entry("lm_head", dtype, QuantizedKernels<T>::kLmHead, 1),           \
+#define AETHER_QUANTIZED_ENTRIES(T, dtype)                                     \
+  quantized_entry("gate_up_silu", dtype, QuantizedKernels<T>::kGateUpSilu, 2), \
+      quantized_entry("linear", dtype, QuantizedKernels<T>::kLinear, 1),       \
+      quantized_entry("lm_head", dtype, QuantizedKernels<T>::kLmHead, 1),      \
       quantized_entry("qkv_rope_cache_write", dtype, QuantizedKernels<T>::kQkvRopeCacheWrite, 3)
 
 inline constexpr KernelEntry kQuantizedEntries[] = {AETHER_QUANTIZED_ENTRIES(float, AM_FLOAT32),

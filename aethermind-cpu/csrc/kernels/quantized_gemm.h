@@ -86,7 +86,9 @@ struct ByteEngine {
   template <class T>
   static void bring(const T* x, int64_t count, char* record, int64_t row, int64_t num_rows) {
     const Vec low = count >= kLanes ? load(x) : load(x, count);
-    const Vec high = count >= 2 * kLanes ? load(x + kLanes) : count > kLanes ? load(x + kLanes, count - kLanes) : zero();
+    const Vec high = count >= 2 * kLanes ? load(x + kLanes)
+                     : count > kLanes    ? load(x + kLanes, count - kLanes)
+                                         : zero();
     const ByteBlock block = quantize_values(low, high, record + row * kUnitK);
     // Of a single bit, codes are 0 or 2 and their zero point is 1.
     constexpr int32_t kOffset = HasZeroPoint ? 1 : Bits == 1 ? 1 : 1 << (Bits - 1);
@@ -179,7 +181,8 @@ __attribute__((noinline)) void multiply_quantized(const char* x, const char* con
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
 #pragma GCC unroll 8
-        for (int step = 0; step < Bits; ++step) __builtin_prefetch(codes[p] + kFetchAheadBytes + step * kStepBytes, 0, 3);
+        for (int step = 0; step < Bits; ++step)
+          __builtin_prefetch(codes[p] + kFetchAheadBytes + step * kStepBytes, 0, 3);
       }
       E::template unit<R, P>(totals, x, codes, scales, zeros);
       x += R * E::kRowBytes;

@@ -8,12 +8,14 @@
 // A step gives every column one 32-bit word, four bytes of 8 / bits fields: field f of byte j is the code of
 // k = 4 (8 / bits) step + 4 f + j within the unit. Shifting a step by `bits · f` and masking its bytes therefore leaves
 // four neighbours in K of each of sixteen columns, which is what one four-way dot product of bytes takes, whatever the
-// number of bits; shifting a word by 8 j more leaves one value of each column, which is what a conversion to float takes.
+// number of bits; shifting a word by 8 j more leaves one value of each column, which is what a conversion to float
+// takes.
 //
 // Codes are unsigned: that of a format without zero points is stored plus 2^(bits−1) (of one bit: 1 for positive),
-// since the dot product's other operand, the activation, is signed. Scales lie between codes so that memory sees a single
-// stream, which hardware fetches ahead, though steps then straddle cache lines: with scales in front of a panel, one row
-// got half the bandwidth. Columns past N have scales of zero; codes past K may be anything, their activations are zero.
+// since the dot product's other operand, the activation, is signed. Scales lie between codes so that memory sees a
+// single stream, which hardware fetches ahead, though steps then straddle cache lines: with scales in front of a panel,
+// one row got half the bandwidth. Columns past N have scales of zero; codes past K may be anything, their activations
+// are zero.
 #pragma once
 
 #include <cstddef>

@@ -1,9 +1,8 @@
 // Quantised weights in this instruction set.
 #if defined(__aarch64__)
 #define AETHER_ISA neon
-#include "simd/neon.h"
-
 #include "kernels/isa_tables.h"
+#include "simd/neon.h"
 
 namespace aether::cpu::AETHER_ISA {
 

@@ -19,7 +19,8 @@ inline float widen_value(Float16 x) {
   return from_half(x.bits);
 }
 
-// Values [k, k + length) of up to sixteen rows as lanes; rows past `num_rows` are zero. False where no format takes one.
+// Values [k, k + length) of up to sixteen rows as lanes; rows past `num_rows` are zero. False where no format takes
+// one.
 template <class T>
 inline bool transpose(const T* rows, int64_t num_rows, int64_t cols, int64_t k, int64_t length, Floats* out) {
   if (num_rows < kPanelColumns) std::memset(out, 0, static_cast<size_t>(length) * sizeof *out);
@@ -129,8 +130,7 @@ inline bool pack_panels(const QuantizedLayout& layout, const PanelShape& shape, 
       if (source.values) {
         is_finite = pack_values(layout, source, row_begin + row, count, cols, k, length, x, scales, zeros, steps);
       } else {
-        pack_codes(layout, shape, source, row_begin + row, count, cols, k, length, block, scales, zeros,
-                   steps);
+        pack_codes(layout, shape, source, row_begin + row, count, cols, k, length, block, scales, zeros, steps);
       }
     }
   }

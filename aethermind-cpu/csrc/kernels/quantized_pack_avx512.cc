@@ -7,7 +7,7 @@
 namespace aether::cpu {
 
 bool pack_quantized_avx512(const QuantizedLayout& layout, const PanelShape& shape, const QuantizedSource& source,
-                       int64_t row_begin, int64_t num_rows, int64_t cols, char* panels) {
+                           int64_t row_begin, int64_t num_rows, int64_t cols, char* panels) {
   return AETHER_ISA::pack_panels(layout, shape, source, row_begin, num_rows, cols, panels);
 }
 

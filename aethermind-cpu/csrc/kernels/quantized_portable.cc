@@ -1,8 +1,7 @@
 // Quantised weights in plain C++, for any CPU.
 #define AETHER_ISA portable
-#include "simd/portable.h"
-
 #include "kernels/isa_tables.h"
+#include "simd/portable.h"
 
 namespace aether::cpu::AETHER_ISA {
 

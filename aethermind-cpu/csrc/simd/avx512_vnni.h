@@ -48,8 +48,7 @@ struct ByteBlock {
 // scale is not either.
 AETHER_INLINE ByteBlock quantize_values(Vec low, Vec high, char* codes) {
   const Vec largest = max(_mm512_abs_ps(low), _mm512_abs_ps(high));
-  const __m256 half =
-      _mm256_max_ps(_mm512_castps512_ps256(largest), _mm512_extractf32x8_ps(largest, 1));
+  const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(largest), _mm512_extractf32x8_ps(largest, 1));
   const __m128 quarter = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
   const __m128 pair = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
   const float magnitude = _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));

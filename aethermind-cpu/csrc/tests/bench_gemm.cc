@@ -32,7 +32,7 @@ struct Format {
   const char* name;
   QuantizedLayout layout;
 };
-constexpr Format kFormats[] = {{"int8", {8, 32, 0}},    {"int8_channel", {8, 0, 0}}, {"int4", {4, 32, 0}},
+constexpr Format kFormats[] = {{"int8", {8, 32, 0}},       {"int8_channel", {8, 0, 0}}, {"int4", {4, 32, 0}},
                                {"int4_g128", {4, 128, 0}}, {"int4_zp", {4, 32, 1}},     {"int2", {2, 32, 1}},
                                {"int1", {1, 32, 0}}};
 constexpr size_t kColdBytes = size_t{400}
@@ -121,9 +121,9 @@ void bench(Team& team, const KernelEntry& entry, const Shape& shape, const Limit
     const double peak = format ? limits.int8_ops_per_s : dense_peak;
     std::printf("%-13s %-12s %s T=%-4" PRId64 " N=%-6" PRId64 " K=%-5" PRId64
                 " %8.1f us %6.1f GB/s (%3.0f %%) %7.1f GFLOP/s (%3.0f %%)\n",
-                entry.operator_name, format ? format->name : entry.variant, short_name(entry.dtype), rows, shape.n, shape.k, seconds * 1e6,
-                bytes_per_s / 1e9, 100 * bytes_per_s / limits.memory_bytes_per_s, flops_per_s / 1e9,
-                100 * flops_per_s / peak);
+                entry.operator_name, format ? format->name : entry.variant, short_name(entry.dtype), rows, shape.n,
+                shape.k, seconds * 1e6, bytes_per_s / 1e9, 100 * bytes_per_s / limits.memory_bytes_per_s,
+                flops_per_s / 1e9, 100 * flops_per_s / peak);
   }
 }
 

@@ -44,9 +44,9 @@ struct Shape {
 };
 // Every tile size, both sides of the border between few and many rows, every kind of tail, several blocks of K.
 inline const std::vector<Shape> kShapes = {{0, 5, 7},    {1, 1, 1},     {1, 130, 33},  {2, 17, 64},    {3, 64, 31},
-                                    {4, 70, 129}, {5, 33, 100},  {6, 16, 16},   {7, 40, 63},    {8, 48, 2},
-                                    {9, 15, 35},  {10, 31, 96},  {11, 95, 65},  {12, 80, 1030}, {13, 50, 3},
-                                    {23, 34, 9},  {25, 300, 11}, {37, 49, 515}, {150, 66, 40},  {300, 20, 1029}};
+                                           {4, 70, 129}, {5, 33, 100},  {6, 16, 16},   {7, 40, 63},    {8, 48, 2},
+                                           {9, 15, 35},  {10, 31, 96},  {11, 95, 65},  {12, 80, 1030}, {13, 50, 3},
+                                           {23, 34, 9},  {25, 300, 11}, {37, 49, 515}, {150, 66, 40},  {300, 20, 1029}};
 
 inline void test_linear(const KernelEntry& entry, const Storage& storage) {
   const bool is_head = std::string(entry.operator_name) == "lm_head";
@@ -115,9 +115,9 @@ struct Heads {
 };
 
 // One head of one token in double: bias, norm, rotation. `magnitude` bounds the error in units of float32 precision.
-inline void expected_head(const Tensor& x, int64_t t, const Tensor& w, const Tensor& bias, const Tensor& norm, bool is_rotated,
-                   const Tensor& table, int64_t head, int64_t c, double eps, std::vector<double>& values,
-                   double& magnitude) {
+inline void expected_head(const Tensor& x, int64_t t, const Tensor& w, const Tensor& bias, const Tensor& norm,
+                          bool is_rotated, const Tensor& table, int64_t head, int64_t c, double eps,
+                          std::vector<double>& values, double& magnitude) {
   values.assign(static_cast<size_t>(c), 0.0);
   magnitude = 0.0;
   for (int64_t i = 0; i < c; ++i) {
@@ -214,7 +214,8 @@ inline void test_qkv(const KernelEntry& entry, const Storage& storage) {
           continue;
         }
         for (int which : {1, 2}) {
-          expected_head(computed, t, w[which].values, bias[which], norm[which], which == 1, table, head, c, 1e-6, want, magnitude);
+          expected_head(computed, t, w[which].values, bias[which], norm[which], which == 1, table, head, c, 1e-6, want,
+                        magnitude);
           const Tensor& cache = which == 1 ? k_cache : v_cache;
           for (int64_t i = 0; i < c; ++i) {
             check_close(cache.get(at + i), want[static_cast<size_t>(i)], magnitude, entry.dtype, entry,

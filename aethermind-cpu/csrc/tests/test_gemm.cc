@@ -5,12 +5,11 @@ using namespace aether::cpu;
 using namespace aether::cpu::testing;
 
 int main() {
-  const Storage dense = {
-      [](const KernelEntry& entry, int input, int64_t n, int64_t k, double scale) {
-        const Tensor values = random(entry.dtype, {n, k}, 0, scale);
-        return Weight{values, pack(entry, input, values)};
-      },
-      [](const KernelEntry&, const Tensor& x) { return x; }, "dense"};
+  const Storage dense = {[](const KernelEntry& entry, int input, int64_t n, int64_t k, double scale) {
+                           const Tensor values = random(entry.dtype, {n, k}, 0, scale);
+                           return Weight{values, pack(entry, input, values)};
+                         },
+                         [](const KernelEntry&, const Tensor& x) { return x; }, "dense"};
   const auto with = [&](void (*test)(const KernelEntry&, const Storage&)) {
     return [&dense, test](const KernelEntry& entry) { test(entry, dense); };
   };

@@ -7,7 +7,7 @@ using namespace aether::cpu::testing;
 
 namespace {
 
-const std::vector<QuantizedLayout> kLayouts = {{8, 32, 0}, {4, 32, 0},  {4, 32, 1}, {4, 64, 0}, {4, 128, 1},
+const std::vector<QuantizedLayout> kLayouts = {{8, 32, 0}, {4, 32, 0}, {4, 32, 1}, {4, 64, 0}, {4, 128, 1},
                                                {8, 0, 0},  {8, 64, 1}, {2, 32, 1}, {1, 32, 0}, {4, 96, 0}};
 
 std::string name_of(const QuantizedLayout& layout) {
@@ -133,8 +133,7 @@ int main() {
     test_packing(layout);
     const Storage storage = stored_as(layout);
     const auto run_all = [&](const char* operator_name, void (*test)(const KernelEntry&, const Storage&)) {
-      for_each_kernel(
-          operator_name, [&](const KernelEntry& entry) { test(entry, storage); }, quantized_kernel_table());
+      for_each_kernel(operator_name, [&](const KernelEntry& entry) { test(entry, storage); }, quantized_kernel_table());
     };
     run_all("linear", test_linear);
     run_all("linear", test_rows_are_independent);

@@ -17,6 +17,7 @@ from aethermind_cpu.quantized import quantized_pack
 
 __all__ = ["kernels"]
 
+
 def kernels() -> list[Kernel]:
     """Every kernel that this CPU supports, up to the instruction set that `AETHERMIND_CPU_ISA` allows."""
     limit = isa_limit()
