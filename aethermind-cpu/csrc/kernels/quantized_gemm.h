@@ -76,8 +76,7 @@ template <int Bits, bool HasZeroPoint>
 struct ByteEngine {
   static constexpr int64_t kRowBytes = kUnitK + 8;
   static constexpr int kRows = kByteTileRows;
-  // Two accumulators for an element: integers of a unit, and floats.
-  static constexpr int panels_at_once(int rows) { return rows < 0 ? 2 : 1; }
+  static constexpr int panels_at_once(int) { return 1; }  // of which each row has two accumulators
   using Zero = IntVec;
 
   static Zero zero_points(const uint8_t* p) { return widen_to_words(p); }
