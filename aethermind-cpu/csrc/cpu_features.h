@@ -29,8 +29,10 @@ struct CpuFeatures {
   bool has_avx2() const noexcept { return avx2 && fma && f16c; }
   // Everything that files compiled as *_avx512.cc may use.
   bool has_avx512() const noexcept { return has_avx2() && avx512f && avx512bw && avx512dq && avx512vl; }
+  // Everything that files compiled as *_avx512vnni.cc may use.
+  bool has_avx512vnni() const noexcept { return has_avx512() && avx512_vnni; }
   // Everything that files compiled as *_avx512bf16.cc may use.
-  bool has_avx512bf16() const noexcept { return has_avx512() && avx512_bf16 && avx512_vnni; }
+  bool has_avx512bf16() const noexcept { return has_avx512vnni() && avx512_bf16; }
   // Everything that files compiled as *_neon.cc may use.
   bool has_neon() const noexcept { return asimd; }
 

@@ -25,8 +25,8 @@ def _nothing_forced(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("features", "labels"),
     [
-        (X86_64, ["portable", "avx2", "avx512", "avx512_bf16"]),
-        ((), ["portable", "avx2", "avx512", "avx512_bf16"]),
+        (X86_64, ["portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16"]),
+        ((), ["portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16"]),
         (AARCH64, ["portable", "neon"]),
     ],
 )
@@ -65,7 +65,7 @@ def test_the_limit_is_what_the_cpu_has_or_what_is_forced_below(
 @pytest.mark.parametrize(
     ("features", "forced", "known"),
     [
-        (X86_64, "neon", "portable, avx2, avx512, avx512_bf16"),
+        (X86_64, "neon", "portable, avx2, avx512, avx512_vnni, avx512_bf16"),
         (AARCH64, "avx2", "portable, neon"),
         (AARCH64, "sve", "portable, neon"),
     ],
@@ -78,8 +78,12 @@ def test_a_level_of_another_architecture_is_refused(
         isa_limit(features)
 
 
+def _entries() -> list[_native.KernelEntry]:
+    return _native.kernel_table() + _native.quantized_kernel_table()
+
+
 def test_every_level_of_this_cpu_has_kernels_of_its_own() -> None:
-    supported = {entry.variant for entry in _native.kernel_table() if entry.is_supported}
+    supported = {entry.variant for entry in _entries() if entry.is_supported}
     assert supported == {isa.label for isa in LEVELS}
 
 

@@ -15,6 +15,7 @@ from aethermind.graph import Operand, Place, Plan, Step
 from aethermind.hal import DType
 from aethermind.ops import TensorType, catalog
 from aethermind.ops.operator import Operator, OperatorRegistry, Sample
+from aethermind.ops.weight_format import DENSE
 from aethermind_cpu.backend import CpuBackend
 from aethermind_cpu.kernels import kernels
 
@@ -40,6 +41,7 @@ class Case:
 CASES = [
     Case(kernel, float_type, sample)
     for kernel in kernels()
+    if kernel.weight_formats == frozenset({DENSE})
     for float_type in sorted(kernel.dtypes, key=str)
     for sample in REGISTRY[kernel.operator].samples(np.random.default_rng(11))
 ]

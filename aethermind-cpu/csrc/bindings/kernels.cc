@@ -1,11 +1,21 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "kernels/quantized_layout.h"
 #include "kernels/registry.h"
 
 namespace py = pybind11;
 
 namespace aether::cpu {
+namespace {
+
+py::list as_list(std::span<const KernelEntry> table) {
+  py::list entries;
+  for (const KernelEntry& entry : table) entries.append(py::cast(&entry, py::return_value_policy::reference));
+  return entries;
+}
+
+}  // namespace
 
 void bind_kernels(py::module_& module) {
   py::class_<PackEntry>(module, "PackEntry")
@@ -38,12 +48,35 @@ void bind_kernels(py::module_& module) {
         return packs;
       });
 
-  module.def("kernel_table", [] {
-    py::list entries;
-    for (const KernelEntry& entry : kernel_table())
-      entries.append(py::cast(&entry, py::return_value_policy::reference));
-    return entries;
-  });
+  module.def("kernel_table", [] { return as_list(kernel_table()); });
+  module.def("quantized_kernel_table", [] { return as_list(quantized_kernel_table()); });
+
+  py::class_<QuantizedLayout>(module, "QuantizedLayout")
+      .def(py::init([](int32_t bits, int32_t block, bool has_zero_point) {
+             return QuantizedLayout{bits, block, has_zero_point};
+           }),
+           py::arg("bits"), py::arg("block"), py::arg("has_zero_point"))
+      .def("packed_bytes",
+           [](const QuantizedLayout& self, int64_t rows, int64_t cols) { return quantized_bytes(self, rows, cols); })
+      .def(
+          "pack_values",
+          [](const QuantizedLayout& self, uintptr_t values, int dtype, int64_t row_begin, int64_t num_rows,
+             int64_t cols, uintptr_t destination) {
+            const QuantizedSource source = {reinterpret_cast<const void*>(values), static_cast<am_dtype>(dtype),
+                                            nullptr, nullptr, nullptr};
+            return pack_quantized(self, source, row_begin, num_rows, cols, reinterpret_cast<void*>(destination));
+          },
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "pack_codes",
+          [](const QuantizedLayout& self, uintptr_t codes, uintptr_t scales, uintptr_t zeros, int64_t row_begin,
+             int64_t num_rows, int64_t cols, uintptr_t destination) {
+            const QuantizedSource source = {nullptr, AM_FLOAT32, reinterpret_cast<const uint8_t*>(codes),
+                                            reinterpret_cast<const uint16_t*>(scales),
+                                            reinterpret_cast<const uint8_t*>(zeros)};
+            pack_quantized(self, source, row_begin, num_rows, cols, reinterpret_cast<void*>(destination));
+          },
+          py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace aether::cpu

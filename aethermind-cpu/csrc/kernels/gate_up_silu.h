@@ -5,17 +5,14 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-template <class T>
+template <class T, class W = DenseWeight<T>>
 void gate_up_silu(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
-  using E = Engine<T>;
-  const int64_t n = in[1].shape[0], k = in[1].shape[1];
-  const int64_t steps = divide_up(k, E::kStepK);
-  const char* weights[2] = {data<const char>(in[1]), data<const char>(in[2])};
-  const Blocking cut(num_rows(in[0]), k, steps, divide_up(n, kPanelColumns), 2, team->num_workers);
-  for_each_block<E>(
-      cut, data<const T>(in[0]), team,
+  const int64_t n = in[1].shape[0];
+  const W weights[2] = {W(in[1]), W(in[2])};
+  weights[0].for_each_block(
+      data<const T>(in[0]), num_rows(in[0]), divide_up(n, kPanelColumns), 2, team,
       [&](int64_t item_begin, int64_t num_items, int64_t p) {
-        return weights[p / num_items] + (item_begin + p % num_items) * steps * kStepBytes;
+        return weights[p / num_items].panel(item_begin + p % num_items);
       },
       [&](int64_t row_begin, int64_t rows, int64_t item_begin, int64_t items, const float* c, int64_t stride) {
         const int64_t column_begin = item_begin * kPanelColumns;
@@ -31,9 +28,9 @@ void gate_up_silu(const am_tensor* in, const am_tensor* out, const am_attr*, con
       });
 }
 
-template <class T>
+template <class T, class W = DenseWeight<T>>
 size_t gate_up_silu_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t) {
-  return block_scratch_bytes<Engine<T>>(num_rows(in[0]), in[1].shape[1], 2);
+  return W::scratch_bytes(num_rows(in[0]), in[1].shape[1], 2);
 }
 
 }  // namespace aether::cpu::AETHER_ISA

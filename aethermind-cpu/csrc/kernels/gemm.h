@@ -195,7 +195,7 @@ inline constexpr TileKernels<E> kTileKernels;
 struct Tiles {
   int64_t count, rows;
 
-  explicit Tiles(int64_t num_rows) : count(divide_up(num_rows, kTileRows)), rows(num_rows) {}
+  explicit Tiles(int64_t num_rows, int64_t most = kTileRows) : count(divide_up(num_rows, most)), rows(num_rows) {}
 
   int64_t begin(int64_t tile) const { return rows * tile / count; }
   int64_t size(int64_t tile) const { return begin(tile + 1) - begin(tile); }

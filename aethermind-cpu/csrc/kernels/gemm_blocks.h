@@ -81,4 +81,30 @@ AETHER_INLINE void for_each_block(const Blocking& cut, const T* x, const am_team
   });
 }
 
+// A weight of T in panels: what an operator needs to know of how its weights are stored.
+template <class T>
+class DenseWeight {
+ public:
+  explicit DenseWeight(const am_tensor& weight)
+      : panels_(static_cast<const char*>(weight.data)), k_(weight.shape[1]), steps_(divide_up(k_, Engine<T>::kStepK)) {}
+
+  const char* panel(int64_t index) const { return panels_ + index * steps_ * kStepBytes; }
+
+  // See for_each_block; `x` has `num_rows` rows, and other weights among the panels are stored as this one.
+  template <class PanelFn, class FinishFn>
+  AETHER_INLINE void for_each_block(const T* x, int64_t num_rows, int64_t num_items, int64_t panels_per_item,
+                                    const am_team* team, PanelFn panel, FinishFn finish) const {
+    const Blocking cut(num_rows, k_, steps_, num_items, panels_per_item, team->num_workers);
+    cpu::AETHER_ISA::for_each_block<Engine<T>>(cut, x, team, panel, finish);
+  }
+
+  static size_t scratch_bytes(int64_t num_rows, int64_t k, int64_t panels_per_item) {
+    return block_scratch_bytes<Engine<T>>(num_rows, k, panels_per_item);
+  }
+
+ private:
+  const char* panels_;
+  int64_t k_, steps_;
+};
+
 }  // namespace aether::cpu::AETHER_ISA

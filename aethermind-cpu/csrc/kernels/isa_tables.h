@@ -18,9 +18,16 @@ extern const size_t kNumAvx512Bf16Kernels;
 extern const KernelEntry kNeonKernels[];
 extern const size_t kNumNeonKernels;
 
+extern const std::span<const KernelEntry> kPortableQuantized;
+extern const std::span<const KernelEntry> kAvx2Quantized;
+extern const std::span<const KernelEntry> kAvx512Quantized;
+extern const std::span<const KernelEntry> kAvx512VnniQuantized;
+extern const std::span<const KernelEntry> kNeonQuantized;
+
 bool runs_anywhere();
 bool has_avx2();
 bool has_avx512();
+bool has_avx512_vnni();
 bool has_avx512_bf16();
 bool has_neon();
 

@@ -5,18 +5,15 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-// `bias` may be null; O is what the sums are rounded to.
-template <class T, class O>
+// W says how the weight is stored. `bias` may be null; O is what the sums are rounded to.
+template <class W, class T, class O>
 AETHER_INLINE void multiply_packed(const am_tensor& x, const am_tensor& weight, const T* bias, const am_tensor& out,
                                    const am_team* team) {
-  using E = Engine<T>;
-  const int64_t n = weight.shape[0], k = weight.shape[1];
-  const int64_t steps = divide_up(k, E::kStepK);
-  const char* panels = data<const char>(weight);
-  const Blocking cut(num_rows(x), k, steps, divide_up(n, kPanelColumns), 1, team->num_workers);
-  for_each_block<E>(
-      cut, data<const T>(x), team,
-      [&](int64_t item_begin, int64_t, int64_t p) { return panels + (item_begin + p) * steps * kStepBytes; },
+  const int64_t n = weight.shape[0];
+  const W panels(weight);
+  panels.for_each_block(
+      data<const T>(x), num_rows(x), divide_up(n, kPanelColumns), 1, team,
+      [&](int64_t item_begin, int64_t, int64_t p) { return panels.panel(item_begin + p); },
       [&](int64_t row_begin, int64_t rows, int64_t item_begin, int64_t items, const float* c, int64_t stride) {
         const int64_t column_begin = item_begin * kPanelColumns;
         const int64_t columns = smaller(items * kPanelColumns, n - column_begin);
@@ -33,14 +30,14 @@ AETHER_INLINE void multiply_packed(const am_tensor& x, const am_tensor& weight, 
       });
 }
 
-template <class T>
+template <class T, class W = DenseWeight<T>>
 void linear(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
-  multiply_packed<T, T>(in[0], in[1], data<const T>(in[2]), out[0], team);
+  multiply_packed<W, T, T>(in[0], in[1], data<const T>(in[2]), out[0], team);
 }
 
-template <class T>
+template <class T, class W = DenseWeight<T>>
 size_t linear_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t) {
-  return block_scratch_bytes<Engine<T>>(num_rows(in[0]), in[1].shape[1], 1);
+  return W::scratch_bytes(num_rows(in[0]), in[1].shape[1], 1);
 }
 
 }  // namespace aether::cpu::AETHER_ISA

@@ -14,9 +14,9 @@
 namespace aether::cpu::AETHER_ISA {
 
 // One of the three projections.
-template <class T>
+template <class T, class W>
 struct Projection {
-  const char* panels;
+  W weight;
   const T* bias;
   const T* norm;
   bool is_rotated;
@@ -27,8 +27,8 @@ AETHER_INLINE int64_t panels_per_head(int64_t head_dim) {
 }
 
 // Bias, norm and rotation of one head of one token, in place.
-template <class T>
-AETHER_INLINE void finish_head(float* head, const Projection<T>& projection, const T* bias, const float* table,
+template <class T, class W>
+AETHER_INLINE void finish_head(float* head, const Projection<T, W>& projection, const T* bias, const float* table,
                                int64_t head_dim, float eps) {
   if (bias) {
     for (int64_t i = 0; i < head_dim; i += kLanes) {
@@ -40,20 +40,18 @@ AETHER_INLINE void finish_head(float* head, const Projection<T>& projection, con
   if (projection.is_rotated) rotate_halves(head, table, head_dim, head);
 }
 
-template <class T>
+template <class T, class W = DenseWeight<T>>
 void qkv_rope_cache_write(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
-  using E = Engine<T>;
-  const int64_t k = in[0].shape[1], head_dim = in[9].shape[1];
-  const int64_t steps = divide_up(k, E::kStepK);
+  const int64_t head_dim = in[9].shape[1], item_panels = panels_per_head(head_dim);
   const int64_t num_heads = attrs[0].i, num_kv_heads = attrs[1].i;
   const float eps = static_cast<float>(attrs[2].f);
   const float* tables = data<const float>(in[9]);
   const int64_t* slots = data<const int64_t>(in[10]);
   const CacheLayout cache(out[1]);
-  const Projection<T> projections[3] = {
-      {data<const char>(in[1]), data<const T>(in[4]), data<const T>(in[7]), true},
-      {data<const char>(in[2]), data<const T>(in[5]), data<const T>(in[8]), true},
-      {data<const char>(in[3]), data<const T>(in[6]), nullptr, false},
+  const Projection<T, W> projections[3] = {
+      {W(in[1]), data<const T>(in[4]), data<const T>(in[7]), true},
+      {W(in[2]), data<const T>(in[5]), data<const T>(in[8]), true},
+      {W(in[3]), data<const T>(in[6]), nullptr, false},
   };
   // Heads of the three projections in one row: which projection, and which head of it.
   const auto which = [&](int64_t item) { return item < num_heads ? 0 : item < num_heads + num_kv_heads ? 1 : 2; };
@@ -61,15 +59,13 @@ void qkv_rope_cache_write(const am_tensor* in, const am_tensor* out, const am_at
   const int64_t last_panel[2] = {divide_up(num_heads * head_dim, kPanelColumns) - 1,
                                  divide_up(num_kv_heads * head_dim, kPanelColumns) - 1};
 
-  const Blocking cut(in[0].shape[0], k, steps, num_heads + 2 * num_kv_heads, panels_per_head(head_dim),
-                     team->num_workers);
-  for_each_block<E>(
-      cut, data<const T>(in[0]), team,
+  projections[0].weight.for_each_block(
+      data<const T>(in[0]), in[0].shape[0], num_heads + 2 * num_kv_heads, item_panels, team,
       [&](int64_t item_begin, int64_t, int64_t p) {
-        const int64_t item = item_begin + p / cut.panels_per_item;
-        const int64_t panel = head_of(item) * head_dim / kPanelColumns + p % cut.panels_per_item;
+        const int64_t item = item_begin + p / item_panels;
+        const int64_t panel = head_of(item) * head_dim / kPanelColumns + p % item_panels;
         const int64_t last = last_panel[item < num_heads ? 0 : 1];
-        return projections[which(item)].panels + smaller(panel, last) * steps * kStepBytes;
+        return projections[which(item)].weight.panel(smaller(panel, last));
       },
       [&](int64_t row_begin, int64_t rows, int64_t item_begin, int64_t items, float* c, int64_t stride) {
         for (int64_t r = 0; r < rows; ++r) {
@@ -78,7 +74,7 @@ void qkv_rope_cache_write(const am_tensor* in, const am_tensor* out, const am_at
             const int64_t head = head_of(item_begin + i);
             const int projection = which(item_begin + i);
             const T* bias = projections[projection].bias;
-            float* values = c + r * stride + i * cut.panels_per_item * kPanelColumns + head * head_dim % kPanelColumns;
+            float* values = c + r * stride + i * item_panels * kPanelColumns + head * head_dim % kPanelColumns;
             finish_head(values, projections[projection], bias ? bias + head * head_dim : nullptr, tables + t * head_dim,
                         head_dim, eps);
             T* target = data<T>(out[projection]);
@@ -98,9 +94,9 @@ void qkv_rope_cache_write(const am_tensor* in, const am_tensor* out, const am_at
       });
 }
 
-template <class T>
+template <class T, class W = DenseWeight<T>>
 size_t qkv_rope_cache_write_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t) {
-  return block_scratch_bytes<Engine<T>>(in[0].shape[0], in[0].shape[1], panels_per_head(in[9].shape[1]));
+  return W::scratch_bytes(in[0].shape[0], in[0].shape[1], panels_per_head(in[9].shape[1]));
 }
 
 }  // namespace aether::cpu::AETHER_ISA

@@ -26,11 +26,14 @@ struct KernelEntry {
   const am_kernel* kernel;
   struct {
     int input;
-    const PackEntry* pack;
+    const PackEntry* pack;  // null in kernels of quantised weights: kernels/quantized_layout.h
   } packs[4];
   int num_packs;
 };
 
 std::span<const KernelEntry> kernel_table();
+
+// Those whose weights are quantised, in any of the formats.
+std::span<const KernelEntry> quantized_kernel_table();
 
 }  // namespace aether::cpu

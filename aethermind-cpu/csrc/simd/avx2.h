@@ -116,6 +116,20 @@ AETHER_INLINE Vec load_odd(const BFloat16* p) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
 }
 
+// Sixteen unsigned bytes, and the field of each of sixteen words that is left by a shift and a mask (below 2^24).
+AETHER_INLINE Vec load_bytes(const uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+AETHER_INLINE __m256 field_of(const char* words, int shift, uint32_t mask) {
+  const __m256i shifted = _mm256_srli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words)), shift);
+  return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(static_cast<int>(mask))));
+}
+AETHER_INLINE Vec load_fields(const char* words, int shift, uint32_t mask) {
+  return {field_of(words, shift, mask), field_of(words + 32, shift, mask)};
+}
+
 AETHER_INLINE float first_lane(const Vec& v) { return _mm256_cvtss_f32(v.low); }
 AETHER_INLINE float reduce_add(const Vec& v) {
   const __m256 eight = v.low + v.high;

@@ -72,6 +72,15 @@ AETHER_INLINE Vec load_odd(const BFloat16* p) {
   return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask));
 }
 
+// Sixteen unsigned bytes, and the field of each of sixteen words that is left by a shift and a mask (below 2^24).
+AETHER_INLINE Vec load_bytes(const uint8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+AETHER_INLINE Vec load_fields(const char* words, int shift, uint32_t mask) {
+  const __m512i shifted = _mm512_srli_epi32(_mm512_loadu_si512(words), static_cast<unsigned>(shift));
+  return _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(static_cast<int>(mask))));
+}
+
 AETHER_INLINE float first_lane(Vec v) { return _mm512_cvtss_f32(v); }
 AETHER_INLINE float reduce_add(Vec v) { return _mm512_reduce_add_ps(v); }
 AETHER_INLINE double reduce_add_double(Vec v) {

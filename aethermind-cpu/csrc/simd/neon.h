@@ -126,6 +126,22 @@ AETHER_INLINE Vec load_odd(const BFloat16* p) {
   return {odd_of(bits), odd_of(bits + 8), odd_of(bits + 16), odd_of(bits + 24)};
 }
 
+// Sixteen unsigned bytes, and the field of each of sixteen words that is left by a shift and a mask (below 2^24).
+AETHER_INLINE Vec load_bytes(const uint8_t* p) {
+  const uint8x16_t bytes = vld1q_u8(p);
+  const uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_u8(vget_high_u8(bytes));
+  return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))), vcvtq_f32_u32(vmovl_u16(vget_high_u16(low))),
+          vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))), vcvtq_f32_u32(vmovl_u16(vget_high_u16(high)))};
+}
+AETHER_INLINE float32x4_t field_of(const char* words, int shift, uint32_t mask) {
+  const uint32x4_t w = vreinterpretq_u32_u8(vld1q_u8(reinterpret_cast<const uint8_t*>(words)));
+  return vcvtq_f32_u32(vandq_u32(vshlq_u32(w, vdupq_n_s32(-shift)), vdupq_n_u32(mask)));
+}
+AETHER_INLINE Vec load_fields(const char* words, int shift, uint32_t mask) {
+  return {field_of(words, shift, mask), field_of(words + 16, shift, mask), field_of(words + 32, shift, mask),
+          field_of(words + 48, shift, mask)};
+}
+
 AETHER_INLINE float first_lane(const Vec& v) { return vgetq_lane_f32(v.a, 0); }
 AETHER_INLINE float reduce_add(const Vec& v) { return vaddvq_f32((v.a + v.b) + (v.c + v.d)); }
 AETHER_INLINE float64x2_t pair_sums(float32x4_t v) { return vcvt_f64_f32(vget_low_f32(v)) + vcvt_high_f64_f32(v); }

@@ -164,6 +164,26 @@ AETHER_INLINE Vec load_odd(const BFloat16* p) {
           reinterpret_cast<Float4>(w[2] & high), reinterpret_cast<Float4>(w[3] & high)};
 }
 
+// Sixteen unsigned bytes, and the field of each of sixteen words that is left by a shift and a mask (below 2^24).
+using UChar4 [[gnu::vector_size(4)]] = uint8_t;
+AETHER_INLINE Float4 widen_bytes(const uint8_t* p) {
+  UChar4 bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  return __builtin_convertvector(__builtin_convertvector(bytes, Int4), Float4);
+}
+AETHER_INLINE Vec load_bytes(const uint8_t* p) {
+  return {widen_bytes(p), widen_bytes(p + 4), widen_bytes(p + 8), widen_bytes(p + 12)};
+}
+AETHER_INLINE Float4 field_of(UInt4 words, int shift, uint32_t mask) {
+  return __builtin_convertvector(reinterpret_cast<Int4>((words >> static_cast<uint32_t>(shift)) & mask), Float4);
+}
+AETHER_INLINE Vec load_fields(const char* words, int shift, uint32_t mask) {
+  UInt4 w[4];
+  std::memcpy(w, words, sizeof w);
+  return {field_of(w[0], shift, mask), field_of(w[1], shift, mask), field_of(w[2], shift, mask),
+          field_of(w[3], shift, mask)};
+}
+
 AETHER_INLINE float first_lane(const Vec& v) { return v.a[0]; }
 AETHER_INLINE float reduce_add(const Vec& v) {
   const Float4 s = (v.a + v.b) + (v.c + v.d);

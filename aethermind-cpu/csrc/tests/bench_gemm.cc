@@ -1,12 +1,14 @@
 // Rates of the matrix kernels at the shapes of Qwen2-0.5B, beside the machine's limits measured in the same run.
 //
-//   bench_gemm [num_workers] [variant]
+//   bench_gemm [num_workers] [variant] [all dtypes: any third argument]
+//   bench_gemm [num_workers] quantized [most rows]     weight formats beside bfloat16
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
 
 #include "allocator.h"
 #include "kernel_testing.h"
+#include "kernels/quantized_layout.h"
 #include "machine_limits.h"
 #include "parallel.h"
 
@@ -25,6 +27,14 @@ constexpr Shape kShapes[] = {{"linear", 1152, 896},
                              {"gate_up_silu", 4864, 896},
                              {"lm_head", 151936, 896}};
 constexpr int64_t kRows[] = {1, 2, 4, 8, 12, 16, 32, 64, 128, 512};
+
+struct Format {
+  const char* name;
+  QuantizedLayout layout;
+};
+constexpr Format kFormats[] = {{"int8", {8, 32, 0}},       {"int8_channel", {8, 0, 0}}, {"int4", {4, 32, 0}},
+                               {"int4_g128", {4, 128, 0}}, {"int4_zp", {4, 32, 1}},     {"int2", {2, 32, 1}},
+                               {"int1", {1, 32, 0}}};
 constexpr size_t kColdBytes = size_t{400}
                               << 20;  // weights are taken in turn from so much memory that none is found in a cache
 
@@ -64,15 +74,28 @@ double best_seconds(Team& team, const std::vector<Call>& calls) {
   return best;
 }
 
-void bench(Team& team, const KernelEntry& entry, const Shape& shape, const Limits& limits) {
+// `format` is null for dense weights.
+void bench(Team& team, const KernelEntry& entry, const Shape& shape, const Limits& limits, const Format* format,
+           int64_t most_rows) {
   const int64_t num_weights = std::strcmp(shape.operator_name, "gate_up_silu") == 0 ? 2 : 1;
-  const size_t weight_bytes = static_cast<size_t>(shape.n * shape.k * num_weights) * element_size(entry.dtype);
   const Tensor weight(entry.dtype, {shape.n, shape.k});
   std::uniform_real_distribution<double> distribution(-0.1, 0.1);
   weight.fill([&](int64_t) { return distribution(generator()); });
   // All copies in one block of huge pages, as a model's weights are.
-  const Packed packed = pack(entry, 1, weight);
-  const size_t packed_bytes = entry.packs[0].pack->packed_bytes(shape.n, shape.k);
+  const size_t packed_bytes = format ? (quantized_bytes(format->layout, shape.n, shape.k) + 63) / 64 * 64
+                                     : entry.packs[0].pack->packed_bytes(shape.n, shape.k);
+  const size_t weight_bytes = packed_bytes * static_cast<size_t>(num_weights);
+  Packed packed{nullptr, weight.abi()};
+  if (format) {
+    packed.memory.reset(static_cast<char*>(std::aligned_alloc(64, packed_bytes)), std::free);
+    const double start = seconds_now();
+    pack_quantized(format->layout, {weight.bytes(), entry.dtype, nullptr, nullptr, nullptr}, 0, shape.n, shape.k,
+                   packed.memory.get());
+    const double rate = static_cast<double>(shape.n * shape.k) / (seconds_now() - start);
+    if (shape.n > 100000) std::printf("%-12s packed by one worker: %.0f M values/s\n", format->name, rate / 1e6);
+  } else {
+    packed = pack(entry, 1, weight);
+  }
   const size_t num_copies = std::max<size_t>(1, kColdBytes / weight_bytes) * static_cast<size_t>(num_weights);
   Block memory;
   memory.reserve(num_copies * packed_bytes);
@@ -82,7 +105,7 @@ void bench(Team& team, const KernelEntry& entry, const Shape& shape, const Limit
     std::memcpy(copies[i].data, packed.memory.get(), packed_bytes);
   }
   for (int64_t rows : kRows) {
-    if (shape.n > 100000 && rows > 64) continue;
+    if ((shape.n > 100000 && rows > 64) || rows > most_rows) continue;
     const Tensor x = random(entry.dtype, {rows, shape.k});
     const Tensor out(num_weights == 1 && shape.n > 100000 ? AM_FLOAT32 : entry.dtype, {rows, shape.n});
     std::vector<Call> calls;
@@ -94,12 +117,13 @@ void bench(Team& team, const KernelEntry& entry, const Shape& shape, const Limit
     const double seconds = best_seconds(team, calls);
     const double bytes_per_s = static_cast<double>(weight_bytes) / seconds;
     const double flops_per_s = 2.0 * static_cast<double>(rows * shape.n * shape.k * num_weights) / seconds;
-    const double peak = entry.dtype == AM_BFLOAT16 ? limits.bfloat16_flops_per_s : limits.float32_flops_per_s;
+    const double dense_peak = entry.dtype == AM_BFLOAT16 ? limits.bfloat16_flops_per_s : limits.float32_flops_per_s;
+    const double peak = format ? limits.int8_ops_per_s : dense_peak;
     std::printf("%-13s %-12s %s T=%-4" PRId64 " N=%-6" PRId64 " K=%-5" PRId64
                 " %8.1f us %6.1f GB/s (%3.0f %%) %7.1f GFLOP/s (%3.0f %%)\n",
-                entry.operator_name, entry.variant, short_name(entry.dtype), rows, shape.n, shape.k, seconds * 1e6,
-                bytes_per_s / 1e9, 100 * bytes_per_s / limits.memory_bytes_per_s, flops_per_s / 1e9,
-                100 * flops_per_s / peak);
+                entry.operator_name, format ? format->name : entry.variant, short_name(entry.dtype), rows, shape.n,
+                shape.k, seconds * 1e6, bytes_per_s / 1e9, 100 * bytes_per_s / limits.memory_bytes_per_s,
+                flops_per_s / 1e9, 100 * flops_per_s / peak);
   }
 }
 
@@ -109,12 +133,31 @@ int main(int argc, char** argv) {
   Team team(argc > 1 ? std::atoi(argv[1]) : 2);
   const char* variant = argc > 2 ? argv[2] : "avx512_bf16";
   const Limits limits = measure_limits(team);
-  std::printf("%d workers: %.1f GB/s, %.0f GFLOP/s bf16, %.0f GFLOP/s fp32\n", team.num_workers(),
-              limits.memory_bytes_per_s / 1e9, limits.bfloat16_flops_per_s / 1e9, limits.float32_flops_per_s / 1e9);
+  std::printf("%d workers: %.1f GB/s, %.0f GFLOP/s bf16, %.0f GFLOP/s fp32, %.0f GOP/s int8\n", team.num_workers(),
+              limits.memory_bytes_per_s / 1e9, limits.bfloat16_flops_per_s / 1e9, limits.float32_flops_per_s / 1e9,
+              limits.int8_ops_per_s / 1e9);
+  const bool is_quantized = std::strcmp(variant, "quantized") == 0;
+  const int64_t most_rows = is_quantized && argc > 3 ? std::atoi(argv[3]) : 1 << 20;
+  const auto best_of = [](std::span<const KernelEntry> table, const char* name) {
+    const KernelEntry* best = nullptr;
+    for (const KernelEntry& entry : table) {
+      if (std::strcmp(entry.operator_name, name) == 0 && entry.dtype == AM_BFLOAT16 && entry.is_supported_by_cpu() &&
+          (!best || entry.priority > best->priority))
+        best = &entry;
+    }
+    return best;
+  };
   for (const Shape& shape : kShapes) {
+    if (argc > 4 && std::strcmp(argv[4], shape.operator_name) != 0) continue;
+    if (is_quantized) {
+      bench(team, *best_of(kernel_table(), shape.operator_name), shape, limits, nullptr, most_rows);
+      for (const Format& format : kFormats)
+        bench(team, *best_of(quantized_kernel_table(), shape.operator_name), shape, limits, &format, most_rows);
+      continue;
+    }
     for_each_kernel(shape.operator_name, [&](const KernelEntry& entry) {
       if (std::strcmp(entry.variant, variant) == 0 && (entry.dtype == AM_BFLOAT16 || argc > 3))
-        bench(team, entry, shape, limits);
+        bench(team, entry, shape, limits, nullptr, most_rows);
     });
   }
   return 0;

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -245,9 +246,10 @@ inline void run_with_teams(const KernelEntry& entry, const std::vector<am_tensor
 
 // Calls `test` with every kernel of an operator that this CPU runs: of all its instruction sets, whichever would be
 // chosen.
-inline void for_each_kernel(const char* operator_name, const std::function<void(const KernelEntry&)>& test) {
+inline void for_each_kernel(const char* operator_name, const std::function<void(const KernelEntry&)>& test,
+                            std::span<const KernelEntry> table = kernel_table()) {
   bool is_found = false;
-  for (const KernelEntry& entry : kernel_table()) {
+  for (const KernelEntry& entry : table) {
     if (std::strcmp(entry.operator_name, operator_name) != 0 || !entry.is_supported_by_cpu()) continue;
     is_found = true;
     num_checks.try_emplace(&entry, 0);
@@ -288,7 +290,11 @@ inline int report() {
     int64_t num_checks;
   };
   std::map<std::string, Variant> variants;
-  for (const KernelEntry& entry : kernel_table()) {
+  std::vector<const KernelEntry*> entries;
+  for (const KernelEntry& entry : kernel_table()) entries.push_back(&entry);
+  for (const KernelEntry& entry : quantized_kernel_table()) entries.push_back(&entry);
+  for (const KernelEntry* each : entries) {
+    const KernelEntry& entry = *each;
     Variant& variant = variants.try_emplace(entry.variant, Variant{entry.is_supported_by_cpu(), 0, 0}).first->second;
     const auto tested = num_checks.find(&entry);
     if (tested == num_checks.end()) continue;

@@ -18,7 +18,8 @@ class Isa(Enum):
     PORTABLE = ("portable", frozenset[str]())
     AVX2 = ("avx2", frozenset({"avx2", "fma", "f16c"}))
     AVX512 = ("avx512", AVX2[1] | {"avx512f", "avx512bw", "avx512dq", "avx512vl"})
-    AVX512_BF16 = ("avx512_bf16", AVX512[1] | {"avx512_bf16", "avx512_vnni"})
+    AVX512_VNNI = ("avx512_vnni", AVX512[1] | {"avx512_vnni"})
+    AVX512_BF16 = ("avx512_bf16", AVX512_VNNI[1] | {"avx512_bf16"})
     NEON = ("neon", frozenset({"asimd"}))
 
     def __init__(self, label: str, features: frozenset[str]) -> None:
@@ -36,7 +37,7 @@ class Isa(Enum):
         return _parse(name, tuple(cls))
 
 
-_X86_64 = (Isa.PORTABLE, Isa.AVX2, Isa.AVX512, Isa.AVX512_BF16)
+_X86_64 = (Isa.PORTABLE, Isa.AVX2, Isa.AVX512, Isa.AVX512_VNNI, Isa.AVX512_BF16)
 _AARCH64 = (Isa.PORTABLE, Isa.NEON)
 _LEVELS = (_X86_64, _AARCH64)
 

@@ -1,0 +1,138 @@
+// Cutting a product over quantised weights into blocks, and handing them to the workers.
+//
+// A block is a run of rows by a run of items. Rows are brought into tiles over the whole of K, which costs about as
+// much as multiplying them by two panels: a worker keeps the tiles of the block of rows that it had last. Weights
+// stream from front to back, once for every block of rows.
+#pragma once
+
+#include "kernels/gemm.h"
+#include "kernels/quantized_gemm.h"
+
+namespace aether::cpu::AETHER_ISA {
+
+inline constexpr int64_t kTileBytes = 384 * 1024;  // leaves a second-level cache room for two panels and their sums
+inline constexpr int64_t kMostRows = 144;
+inline constexpr int64_t kPanelsAtOnce = 16;
+inline constexpr int64_t kMostItemPanels = 64;
+inline constexpr int64_t kMinClaimBytes = 64 * 1024;  // enough of the weight to be worth a claim
+
+// Rows whose tiles may lie in scratch at once.
+AETHER_INLINE int64_t most_rows(int64_t num_rows, int64_t num_units) {
+  const int64_t fitting = kTileBytes / larger(1, num_units * kRecordRowBytes) / kQuantizedRows * kQuantizedRows;
+  return smaller(num_rows, smaller(kMostRows, larger(kQuantizedRows, fitting)));
+}
+
+AETHER_INLINE int64_t panels_together(int64_t panels_per_item) { return larger(kPanelsAtOnce, panels_per_item); }
+
+struct QuantizedBlocking {
+  int64_t row_block, num_row_blocks, group, num_groups;
+
+  // Items come with `panels_per_item` panels each.
+  QuantizedBlocking(int64_t num_rows, const PanelShape& shape, int64_t num_items, int64_t panels_per_item,
+                    int32_t num_workers) {
+    num_row_blocks = divide_up(num_rows, larger(1, most_rows(num_rows, shape.num_units)));
+    // Blocks of rows for every worker, so that none brings the rows of another.
+    if (num_rows > 2 * kQuantizedRows) num_row_blocks = round_up(num_row_blocks, num_workers);
+    row_block = divide_up(num_rows, larger(1, num_row_blocks));
+    num_row_blocks = row_block ? divide_up(num_rows, row_block) : 0;
+    const int64_t least = divide_up(kMinClaimBytes, larger(1, panels_per_item * shape.panel_bytes));
+    const int64_t even = divide_up(num_items, divide_up(8 * num_workers, larger(1, num_row_blocks)));
+    group = smaller(larger(1, larger(even, least)), larger(1, num_items));
+    num_groups = divide_up(num_items, group);
+  }
+};
+
+// A packed quantised weight, as DenseWeight is a dense one.
+template <class T>
+class QuantizedWeight {
+ public:
+  explicit QuantizedWeight(const am_tensor& weight) : k_(weight.shape[1]) {
+    const char* packed = static_cast<const char*>(weight.data);
+    std::memcpy(&layout_, packed, sizeof layout_);
+    shape_ = panel_shape(layout_, k_);
+    panels_ = packed + kHeaderBytes;
+  }
+
+  const char* panel(int64_t index) const { return panels_ + index * shape_.panel_bytes; }
+
+  template <class PanelFn, class FinishFn>
+  AETHER_INLINE void for_each_block(const T* x, int64_t num_rows, int64_t num_items, int64_t panels_per_item,
+                                    const am_team* team, PanelFn panel, FinishFn finish) const {
+    const QuantizedBlocking cut(num_rows, shape_, num_items, panels_per_item, team->num_workers);
+    char* tiles = static_cast<char*>(team->scratch);
+    float* c = reinterpret_cast<float*>(tiles + tile_bytes(num_rows, k_));
+    const int64_t items_together = panels_together(panels_per_item) / panels_per_item;
+    int64_t brought = -1;
+    for_each_claimed(team, cut.num_row_blocks * cut.num_groups, [&](int64_t block) {
+      const int64_t row_begin = block / cut.num_groups * cut.row_block;
+      const int64_t rows = smaller(cut.row_block, num_rows - row_begin);
+      if (brought != row_begin) bring(x + row_begin * k_, rows, tiles);
+      brought = row_begin;
+      const int64_t item_begin = block % cut.num_groups * cut.group;
+      const int64_t item_end = smaller(item_begin + cut.group, num_items);
+      for (int64_t item = item_begin; item < item_end; item += items_together) {
+        const int64_t items = smaller(items_together, item_end - item);
+        const int64_t num_panels = items * panels_per_item;
+        const char* panels[kMostItemPanels];
+        for (int64_t p = 0; p < num_panels; ++p) panels[p] = panel(item, items, p);
+        multiply(tiles, rows, panels, num_panels, c);
+        finish(row_begin, rows, item, items, c, num_panels * kPanelColumns);
+      }
+    });
+  }
+
+  static size_t scratch_bytes(int64_t num_rows, int64_t k, int64_t panels_per_item) {
+    const int64_t rows = most_rows(num_rows, divide_up(k, kUnitK));
+    const int64_t sums = rows * panels_together(panels_per_item) * kPanelColumns;
+    return static_cast<size_t>(tile_bytes(num_rows, k) + sums * static_cast<int64_t>(sizeof(float)));
+  }
+
+ private:
+  static int64_t tile_bytes(int64_t num_rows, int64_t k) {
+    const int64_t num_units = divide_up(k, kUnitK);
+    return round_up(most_rows(num_rows, num_units) * num_units * kRecordRowBytes, kStepBytes);
+  }
+
+  void bring(const T* x, int64_t rows, char* tiles) const {
+    const auto bring_unit = with_format(layout_, []<int Bits, bool HasZeroPoint>() -> BringFn<T> {
+      return QuantizedEngine<Bits, HasZeroPoint>::template bring<T>;
+    });
+    const Tiles cut(rows, kQuantizedRows);
+    for (int64_t tile = 0; tile < cut.count; ++tile) {
+      const int64_t size = cut.size(tile);
+      for (int64_t r = 0; r < size; ++r) {
+        const T* row = x + (cut.begin(tile) + r) * k_;
+        char* record = tiles + cut.begin(tile) * shape_.num_units * kRecordRowBytes;
+        for (int64_t k = 0; k < k_; k += kUnitK, record += size * kRecordRowBytes) {
+          bring_unit(row + k, smaller(kUnitK, k_ - k), record, r, size);
+        }
+      }
+    }
+  }
+
+  void multiply(const char* tiles, int64_t rows, const char* const* panels, int64_t num_panels, float* c) const {
+    const QuantizedTiles* kernels = with_format(layout_, []<int Bits, bool HasZeroPoint>() -> const QuantizedTiles* {
+      return &kQuantizedTiles<Bits, HasZeroPoint>;
+    });
+    const Tiles cut(rows, kQuantizedRows);
+    const int64_t row_stride = num_panels * kPanelColumns;
+    const int64_t together = quantized_panels_at_once(divide_up(rows, cut.count));
+    for (int64_t p = 0; p < num_panels;) {
+      const bool is_single = together == 1 || num_panels - p < together;
+      for (int64_t tile = 0; tile < cut.count; ++tile) {
+        const int64_t begin = cut.begin(tile), size = cut.size(tile);
+        const QuantizedTileFn multiply_tile = (is_single ? kernels->single : kernels->several)[size];
+        multiply_tile(tiles + begin * shape_.num_units * kRecordRowBytes, panels + p, shape_,
+                      c + begin * row_stride + p * kPanelColumns, row_stride);
+      }
+      p += is_single ? 1 : together;
+    }
+  }
+
+  QuantizedLayout layout_;
+  PanelShape shape_;
+  int64_t k_;
+  const char* panels_;
+};
+
+}  // namespace aether::cpu::AETHER_ISA

@@ -1,0 +1,53 @@
+#include "kernels/quantized_layout.h"
+
+#include <cstring>
+
+#include "cpu_features.h"
+#include "kernels/pack.h"
+#include "kernels/quantized_packers.h"
+
+namespace aether::cpu {
+namespace {
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+QuantizedPackFn packer() {
+#if defined(__x86_64__)
+  if (cpu_features().has_avx512()) return pack_quantized_avx512;
+  if (cpu_features().has_avx2()) return pack_quantized_avx2;
+#endif
+  return pack_quantized_portable;
+}
+
+}  // namespace
+
+PanelShape panel_shape(const QuantizedLayout& layout, int64_t cols) {
+  PanelShape shape;
+  shape.num_units = divide_up(cols, kUnitK);
+  shape.units_per_block = layout.block ? layout.block / kUnitK : shape.num_units;
+  shape.num_blocks = layout.block ? divide_up(cols, layout.block) : (cols > 0 ? 1 : 0);
+  const int64_t side_bytes = kScaleBytes + (layout.has_zero_point ? kZeroBytes : 0);
+  const int64_t unit_bytes = layout.bits * kStepBytes;
+  shape.block_bytes = side_bytes + shape.units_per_block * unit_bytes;
+  const int64_t bytes = shape.num_blocks * side_bytes + shape.num_units * unit_bytes;
+  shape.panel_bytes = divide_up(bytes, kStepBytes) * kStepBytes;
+  return shape;
+}
+
+size_t quantized_bytes(const QuantizedLayout& layout, int64_t rows, int64_t cols) {
+  return static_cast<size_t>(kHeaderBytes + divide_up(rows, kPanelColumns) * panel_shape(layout, cols).panel_bytes);
+}
+
+bool pack_quantized(const QuantizedLayout& layout, const QuantizedSource& source, int64_t row_begin, int64_t num_rows,
+                    int64_t cols, void* packed) {
+  char* out = static_cast<char*>(packed);
+  if (row_begin == 0) {
+    std::memset(out, 0, kHeaderBytes);
+    std::memcpy(out, &layout, sizeof layout);
+  }
+  const PanelShape shape = panel_shape(layout, cols);
+  char* panels = out + kHeaderBytes + row_begin / kPanelColumns * shape.panel_bytes;
+  return packer()(layout, shape, source, row_begin, num_rows, cols, panels);
+}
+
+}  // namespace aether::cpu

@@ -1,0 +1,145 @@
+// The matrix operators over quantised weights, and their packing.
+#include "kernels/quantized_layout.h"
+#include "matrix_cases.h"
+
+using namespace aether::cpu;
+using namespace aether::cpu::testing;
+
+namespace {
+
+const std::vector<QuantizedLayout> kLayouts = {{8, 32, 0}, {4, 32, 0}, {4, 32, 1}, {4, 64, 0}, {4, 128, 1},
+                                               {8, 0, 0},  {8, 64, 1}, {2, 32, 1}, {1, 32, 0}, {4, 96, 0}};
+
+std::string name_of(const QuantizedLayout& layout) {
+  return "int" + std::to_string(layout.bits) + (layout.has_zero_point ? "_zp_g" : "_g") + std::to_string(layout.block);
+}
+
+// A weight's codes, scales and zero points, as the core hands them over.
+struct Codes {
+  QuantizedLayout layout;
+  int64_t rows, cols, blocks;
+  std::vector<uint8_t> codes, zeros;
+  std::vector<uint16_t> scales;
+
+  Codes(const QuantizedLayout& layout, int64_t rows, int64_t cols)
+      : layout(layout), rows(rows), cols(cols), blocks(layout.block ? (cols + layout.block - 1) / layout.block : 1) {
+    codes.resize(static_cast<size_t>(rows * cols));
+    zeros.resize(static_cast<size_t>(layout.has_zero_point ? rows * blocks : 0));
+    scales.resize(static_cast<size_t>(rows * blocks));
+  }
+
+  double value(int64_t row, int64_t col) const {
+    const auto at = static_cast<size_t>(row * blocks + (layout.block ? col / layout.block : 0));
+    const uint8_t code = codes[static_cast<size_t>(row * cols + col)];
+    const int difference = layout.has_zero_point ? code - zeros[at] : static_cast<int8_t>(code);
+    return from_float16(scales[at]) * difference;
+  }
+  QuantizedSource source() const {
+    return {nullptr, AM_FLOAT32, codes.data(), scales.data(), layout.has_zero_point ? zeros.data() : nullptr};
+  }
+};
+
+Codes random_codes(const QuantizedLayout& layout, int64_t rows, int64_t cols, double scale) {
+  Codes result(layout, rows, cols);
+  std::uniform_int_distribution<int> code(0, (1 << layout.bits) - 1);
+  const int offset = layout.has_zero_point ? 0 : 1 << (layout.bits - 1);
+  for (uint8_t& each : result.codes) {
+    const int drawn = code(generator());
+    each = static_cast<uint8_t>(layout.bits == 1 ? 2 * drawn - 1 : drawn - offset);
+  }
+  for (uint8_t& each : result.zeros) each = static_cast<uint8_t>(code(generator()));
+  for (uint16_t& each : result.scales) each = to_float16(scale * normal() / (1 << (layout.bits - 1)));
+  return result;
+}
+
+std::shared_ptr<char> pack_in_parts(const QuantizedLayout& layout, const QuantizedSource& source, int64_t rows,
+                                    int64_t cols, int64_t part) {
+  const size_t bytes = quantized_bytes(layout, rows, cols);
+  std::shared_ptr<char> memory(static_cast<char*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)), std::free);
+  std::memset(memory.get(), 0, bytes);
+  for (int64_t row = 0; row < rows; row += part) {
+    if (!pack_quantized(layout, source, row, std::min(part, rows - row), cols, memory.get())) return nullptr;
+  }
+  return memory;
+}
+
+Weight make_weight(const QuantizedLayout& layout, int64_t n, int64_t k, double scale) {
+  const Codes codes = random_codes(layout, n, k, scale);
+  Weight weight{Tensor(AM_FLOAT32, {n, k}), {}};
+  weight.values.fill([&](int64_t i) { return codes.value(i / k, i % k); });
+  weight.packed = {pack_in_parts(layout, codes.source(), n, k, n), weight.values.abi()};
+  weight.packed.tensor.data = weight.packed.memory.get();
+  return weight;
+}
+
+// The activations themselves; or, with dynamic int8 activations, what is left of them.
+Tensor computed_with(const KernelEntry& entry, const Tensor& x) {
+  const int64_t k = x.dim(1);
+  const Tensor result(AM_FLOAT32, {x.dim(0), k});
+  result.fill([&](int64_t i) { return x.get(i); });
+  if (std::strcmp(entry.variant, "avx512_vnni") != 0) return result;
+  for (int64_t row = 0; row < x.dim(0); ++row) {
+    for (int64_t begin = 0; begin < k; begin += kUnitK) {
+      const int64_t end = std::min(begin + kUnitK, k);
+      float largest = 0.0f;
+      for (int64_t i = begin; i < end; ++i)
+        largest = std::max(largest, static_cast<float>(std::fabs(result.get(row * k + i))));
+      const float inverse = largest == 0.0f ? 0.0f : 127.0f / largest, scale = largest * (1.0f / 127.0f);
+      for (int64_t i = begin; i < end; ++i) {
+        const float steps = std::nearbyint(static_cast<float>(result.get(row * k + i)) * inverse);
+        result.set(row * k + i, static_cast<double>(steps) * scale);
+      }
+    }
+  }
+  return result;
+}
+
+Storage stored_as(const QuantizedLayout& layout) {
+  return {[layout](const KernelEntry&, int, int64_t n, int64_t k, double scale) {
+            return make_weight(layout, n, k, scale);
+          },
+          computed_with, name_of(layout)};
+}
+
+void check_pack(bool ok, const QuantizedLayout& layout, const char* what) {
+  if (ok) return;
+  ++num_failures;
+  std::printf("FAIL pack %s: %s\n", name_of(layout).c_str(), what);
+}
+
+// Values that a format has are packed as their codes are, whatever the parts.
+void test_packing(const QuantizedLayout& layout) {
+  const int64_t rows = 70, cols = 165;
+  for (am_dtype dtype : {AM_FLOAT32, AM_BFLOAT16, AM_FLOAT16}) {
+    const Tensor values = random(dtype, {rows, cols}, 1);
+    QuantizedSource source{values.bytes(), dtype, nullptr, nullptr, nullptr};
+    const std::shared_ptr<char> whole = pack_in_parts(layout, source, rows, cols, rows);
+    const std::shared_ptr<char> parts = pack_in_parts(layout, source, rows, cols, 32);
+    check_pack(std::memcmp(whole.get(), parts.get(), quantized_bytes(layout, rows, cols)) == 0, layout,
+               "parts differ from the whole");
+    for (double bad : std::vector<double>{INFINITY, -INFINITY, NAN}) {
+      const double before = values.get(rows * cols - 1);
+      values.set(rows * cols - 1, bad);
+      check_pack(pack_in_parts(layout, source, rows, cols, rows) == nullptr, layout, "took what is not finite");
+      values.set(rows * cols - 1, before);
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (const QuantizedLayout& layout : kLayouts) {
+    test_packing(layout);
+    const Storage storage = stored_as(layout);
+    const auto run_all = [&](const char* operator_name, void (*test)(const KernelEntry&, const Storage&)) {
+      for_each_kernel(operator_name, [&](const KernelEntry& entry) { test(entry, storage); }, quantized_kernel_table());
+    };
+    run_all("linear", test_linear);
+    run_all("linear", test_rows_are_independent);
+    run_all("lm_head", test_linear);
+    run_all("gate_up_silu", test_gate_up_silu);
+    run_all("qkv_rope_cache_write", test_qkv);
+  }
+  return report();
+}

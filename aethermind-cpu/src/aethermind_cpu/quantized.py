@@ -1,0 +1,63 @@
+"""Weights in formats of few bits, in the layout of the native kernels."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from aethermind.dispatch.kernel import Pack
+from aethermind.hal.dtype import DType
+from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
+from aethermind_cpu import _native
+from aethermind_cpu.packing import pack_in_parts
+
+__all__ = ["quantized_pack"]
+
+
+def quantized_pack(format: WeightFormat) -> Pack:
+    """The layout of a format; it takes floating-point arrays, which it quantises itself, and QuantizedWeights."""
+    layout = _native.QuantizedLayout(format.bits, format.block, format.has_zero_point)
+    return Pack(
+        f"panels16_{format.name}",
+        nbytes=lambda shape, _: layout.packed_bytes(*shape),
+        pack=partial(_pack, format, layout),
+        weight_format=format.name,
+    )
+
+
+def _pack(format: WeightFormat, layout: _native.QuantizedLayout, source: Any, destination: int) -> None:
+    if isinstance(source, QuantizedWeight):
+        _pack_codes(layout, source, destination)
+    else:
+        _pack_values(format, layout, source, destination)
+
+
+def _pack_values(format: WeightFormat, layout: _native.QuantizedLayout, source: Any, destination: int) -> None:
+    """Quantise and pack a row-major array, perhaps a read-only mapped file; InvalidArgumentError as by the format."""
+    assert source.flags.c_contiguous, "weights are packed from row-major arrays"
+    rows, columns = source.shape
+    address, dtype = source.ctypes.data, DType.of_numpy(source.dtype).code
+    refused: list[tuple[int, int]] = []
+
+    def pack_part(first: int, count: int) -> None:
+        if not layout.pack_values(address, dtype, first, count, columns, destination):
+            refused.append((first, count))
+
+    pack_in_parts(rows, source.nbytes, pack_part)
+    for first, count in refused:
+        format.quantize(source[first : first + count])
+        raise AssertionError("a format takes what its packing refuses")
+
+
+def _pack_codes(layout: _native.QuantizedLayout, source: QuantizedWeight, destination: int) -> None:
+    import numpy as np
+
+    rows, columns = source.shape
+    codes, scales = np.ascontiguousarray(source.codes), np.ascontiguousarray(source.scales)
+    zeros = None if source.zeros is None else np.ascontiguousarray(source.zeros)
+    zeros_address = 0 if zeros is None else zeros.ctypes.data
+
+    def pack_part(first: int, count: int) -> None:
+        layout.pack_codes(codes.ctypes.data, scales.ctypes.data, zeros_address, first, count, columns, destination)
+
+    pack_in_parts(rows, codes.nbytes, pack_part)

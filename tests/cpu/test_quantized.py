@@ -1,0 +1,57 @@
+"""Native packing of weights in few bits is the formats' definition, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from aethermind.errors import InvalidArgumentError
+from aethermind.hal import DType
+from aethermind.ops.weight_format import FORMAT_NAMES, parse_format
+from aethermind_cpu.quantized import quantized_pack
+
+NAMES = (*FORMAT_NAMES, "int8_zp", "int4_channel", "int2_g64", "int4_g96", "int1_channel")
+SHAPES = [(1, 1), (5, 31), (16, 32), (17, 100), (300, 416), (33, 1300)]
+
+
+def packed(name: str, source: Any) -> np.ndarray[Any, Any]:
+    format = parse_format(name)
+    assert format is not None
+    pack = quantized_pack(format)
+    nbytes = pack.nbytes(source.shape, DType.FLOAT32)
+    memory = np.zeros(nbytes + 64, np.uint8)
+    begin = -memory.ctypes.data % 64
+    pack.pack(source, memory.ctypes.data + begin)
+    return memory[begin : begin + nbytes]
+
+
+def values(shape: tuple[int, int], dtype: Any) -> np.ndarray[Any, Any]:
+    """Rows of very different magnitudes, with whole blocks of zeros, ties, and outliers."""
+    rng = np.random.default_rng(shape[1])
+    array = rng.standard_normal(shape) * 10.0 ** rng.integers(-9, 4, (shape[0], 1))
+    array[::3] = np.round(array[::3], 1)
+    array[rng.random(shape) < 0.02] *= 8
+    array[: shape[0] // 4, : shape[1] // 2] = 0
+    return np.clip(array, -6e4, 6e4).astype(np.float32).astype(dtype)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16], ids=str)
+def test_packing_values_is_packing_the_codes_of_the_definition(name: str, dtype: Any) -> None:
+    format = parse_format(name)
+    assert format is not None
+    for shape in SHAPES:
+        array = values(shape, dtype)
+        assert np.array_equal(packed(name, array), packed(name, format.quantize(array))), shape
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 70000.0])
+@pytest.mark.parametrize("name", ["int8", "int4_zp", "int1"])
+def test_what_a_format_refuses_its_packing_refuses(name: str, bad: float) -> None:
+    array = np.zeros((40, 50), np.float32)
+    array[39, 49] = bad
+    with pytest.raises(InvalidArgumentError, match=f"cannot be stored as {name}"):
+        packed(name, array)
