@@ -10,10 +10,10 @@ import pytest
 # Before anything imports NumPy: these models are so small that waking threads costs more than it saves.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from aethermind import Runtime
+
 # A shell that runs this in the background has interrupts ignored, and some tests are about them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-from aethermind import Runtime
 
 
 @pytest.fixture(scope="session", params=["numpy", "cpu"])
