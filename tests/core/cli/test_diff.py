@@ -89,7 +89,9 @@ def test_agreement_tells_what_was_compared(invoke: Any) -> None:
     assert report["num_values"] == len(report["compared"])
     inside = json.loads(invoke("explain", "--diff", "numpy", "cpu", "--no-fuse", "--json").stdout)
     assert "model.layers.3.mlp.mlp_swiglu/gate_up_silu/silu" in inside["compared"]
-    text = invoke("explain", "--diff", "numpy", "cpu", "--tokens", "2", "--prompt", "The fox").stdout
+    text = invoke(
+        "explain", "--diff", "numpy", "cpu", "--tokens", "2", "--prompt", "The fox", "--dtype", "float32"
+    ).stdout
     assert "2 steps" in text
     assert "Nothing diverges" in text
     assert "Worst value of each layer" in text
