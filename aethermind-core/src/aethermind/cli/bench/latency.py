@@ -91,7 +91,8 @@ def latency(
             "output_tokens": output_tokens,
             "batch": batch,
             "repeat": repeat,
-            **summarize(runs, workload, limits, llm.info.dtype),
+            # Quantised weights may be multiplied as bytes, so nothing less than that is their limit.
+            **summarize(runs, workload, limits, "int8" if formats else llm.info.dtype),
             "load_s": llm.info.load_s,
             "peak_memory_bytes": peak_memory_bytes,
             "weight_bytes": llm.info.weight_bytes,
