@@ -68,19 +68,17 @@ def generate(
     from aethermind.sampling.params import SamplingParams
 
     text = read_text(prompt, prompt_file, noun="prompt", option="--prompt-file")
-    options_of_sampling = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": int.from_bytes(os.urandom(4)) if seed is None else seed,
-        "max_tokens": max_tokens,
-        "stop": stop or None,
-        "ignore_eos": ignore_eos,
-    }
-    given: dict[str, Any] = {name: value for name, value in options_of_sampling.items() if value is not None}
-    SamplingParams(**given)  # what is wrong with them is said before a model is loaded
+    given = options.given_sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=int.from_bytes(os.urandom(4)) if seed is None else seed,
+        max_tokens=max_tokens,
+        stop=stop or None,
+        ignore_eos=ignore_eos,
+    )
     llm = open_llm(
         options.chosen_model(model),
         device=device,

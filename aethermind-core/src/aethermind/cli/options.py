@@ -33,6 +33,7 @@ __all__ = [
     "TopK",
     "TopP",
     "chosen_model",
+    "given_sampling",
 ]
 
 Model = Annotated[
@@ -108,3 +109,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def chosen_model(model: str | None) -> str:
     """The model that `--model`, else AETHERMIND_MODEL, else the installation names."""
     return model or env.model_path() or "demo"
+
+
+def given_sampling(**flags: Any) -> dict[str, Any]:
+    """The sampling flags that were given; what is wrong with them is said here, before a model is loaded."""
+    from aethermind.sampling.params import SamplingParams
+
+    given = {name: value for name, value in flags.items() if value is not None}
+    SamplingParams(**given)
+    return given

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -62,21 +62,18 @@ def chat(
     from aethermind.cli.chat.repl import Repl
     from aethermind.cli.chat.slash import COMMANDS
     from aethermind.cli.load import open_llm
-    from aethermind.sampling.params import SamplingParams
 
-    options_of_sampling = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-        "stop": stop or None,
-        "ignore_eos": ignore_eos,
-    }
-    given: dict[str, Any] = {name: value for name, value in options_of_sampling.items() if value is not None}
-    SamplingParams(**given)  # what is wrong with them is said before a model is loaded
+    given = options.given_sampling(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=stop or None,
+        ignore_eos=ignore_eos,
+    )
     template = None if chat_template is None else _read_template(chat_template)
     name = options.chosen_model(model)
     llm = open_llm(
