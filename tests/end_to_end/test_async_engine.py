@@ -33,12 +33,9 @@ def run(llm: LLM, scenario: Callable[[AsyncEngine], Awaitable[None]]) -> None:
 
 
 async def answer(engine: AsyncEngine, prompt: str, params: SamplingParams = GREEDY, **options: object) -> RequestOutput:
-    output = None
-    async for output in engine.generate(prompt, params, **options):  # type: ignore[arg-type]
-        pass
-    assert output is not None
-    assert output.finished
-    return output
+    states = [output async for output in engine.generate(prompt, params, **options)]  # type: ignore[arg-type]
+    assert states[-1].finished
+    return states[-1]
 
 
 async def exhaust(outputs: AsyncIterator[RequestOutput]) -> None:

@@ -79,7 +79,7 @@ class AsyncEngine:
 
     async def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | EnginePrompt,
         params: SamplingParams,
         *,
         request_id: str | None = None,
@@ -96,7 +96,7 @@ class AsyncEngine:
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline):
-                read = await self._read(prompt)
+                read = prompt if isinstance(prompt, EnginePrompt) else await self.read(prompt)
                 await self.call(lambda engine: _add(engine, name, read, params))
             while True:
                 async with asyncio.timeout_at(deadline):
@@ -113,6 +113,11 @@ class AsyncEngine:
             ) from None
         finally:
             self._close(name)
+
+    async def read(self, prompt: Prompt) -> EnginePrompt:
+        """A prompt as token ids; `generate` takes either. InvalidArgumentError says what is wrong with it."""
+        is_long = isinstance(prompt, str) and len(prompt) >= _LONG_TEXT_CHARS
+        return await asyncio.to_thread(self._prompts.read, prompt) if is_long else self._prompts.read(prompt)
 
     def abort(self, request_id: str) -> bool:
         """End an open request; whoever waits for it gets what there is, finished with `abort`. False if none is."""
@@ -152,10 +157,6 @@ class AsyncEngine:
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
         self._fail(EngineDeadError("The engine was closed before the request was finished."))
-
-    async def _read(self, prompt: Prompt) -> EnginePrompt:
-        is_long = isinstance(prompt, str) and len(prompt) >= _LONG_TEXT_CHARS
-        return await asyncio.to_thread(self._prompts.read, prompt) if is_long else self._prompts.read(prompt)
 
     def _open(self, name: str) -> _Mailbox:
         if self._failure is not None:
