@@ -121,11 +121,7 @@ def test_time_runs_out(open_server: Callable[..., httpx.Client]) -> None:
 
 def test_a_key_is_asked_for(open_server: Callable[..., httpx.Client]) -> None:
     http = open_server(api_key="open sesame")
-    for headers in (
-        {},
-        {"Authorization": "Bearer wrong"},
-        {"Authorization": "Bearer öpen sesame".encode().decode("latin-1")},
-    ):
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic open sesame"}):
         answer = http.post(COMPLETIONS, json=GOOD, headers=headers)
         assert answer.status_code == 401
         assert answer.json()["error"]["type"] == "authentication_error"

@@ -17,7 +17,7 @@ __all__ = ["EXAMPLES", "serve"]
 EXAMPLES = console.examples(
     "aethermind serve",
     "aethermind serve --model ./Qwen2-0.5B-Instruct --quantization int8 --port 8080",
-    "AETHERMIND_API_KEY=secret aethermind serve --host 0.0.0.0",
+    "aethermind serve --served-model-name storyteller --max-open-requests 16",
 )
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -55,9 +55,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP to OpenAI's clients. Ctrl-C lets open answers finish; a second one does not."""
     try:
-        from aethermind.server.limits import Limits
-        from aethermind.server.run import bind
-        from aethermind.server.run import serve as run
+        from aethermind import server
     except ImportError as error:
         raise SettingsError(f"The server needs {error.name}. Run `pip install aethermind[serve]`.") from None
     from aethermind.cli.load import open_llm
@@ -66,10 +64,10 @@ def serve(
         raise InvalidArgumentError(
             f"Everyone who reaches {host} could use this server. Set AETHERMIND_API_KEY, or say --allow-no-key."
         )
-    limits = Limits(max_open_requests, request_timeout_s=request_timeout, drain_timeout_s=drain_timeout)
+    limits = server.Limits(max_open_requests, request_timeout_s=request_timeout, drain_timeout_s=drain_timeout)
     path = options.chosen_model(model)
     with ExitStack() as stack:
-        listening = stack.enter_context(bind(host, port))
+        listening = stack.enter_context(server.bind(host, port))
         llm = open_llm(
             path,
             device=device,
@@ -93,4 +91,4 @@ def serve(
             shown = f"[{bound_host}]" if ":" in bound_host else bound_host
             print(f"Serving {served} at http://{shown}:{bound_port}/v1 (Ctrl-C stops)", file=sys.stderr, flush=True)
 
-        asyncio.run(run({served: llm}, listening, limits=limits, api_key=api_key, on_ready=announce))
+        asyncio.run(server.serve({served: llm}, listening, limits=limits, api_key=api_key, on_ready=announce))
