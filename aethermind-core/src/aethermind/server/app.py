@@ -12,6 +12,7 @@ from aethermind.server.limits import Admission, Limits
 from aethermind.server.metrics import Metrics
 from aethermind.server.openai.errors import ApiError, install_error_handlers
 from aethermind.server.openai.routes import router as openai_routes
+from aethermind.server.openai.tokens import router as token_routes
 from aethermind.server.served_model import ServedModels
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def create_app(models: Sequence[ServedModel], *, limits: Limits | None = None, a
     app.add_middleware(Door, api_key=api_key, metrics=state.metrics)
     _add_probes(app)
     app.include_router(openai_routes)
+    app.include_router(token_routes)
     return app
 
 

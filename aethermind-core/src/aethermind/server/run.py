@@ -66,7 +66,8 @@ async def running(
         models = []
         for name, llm in llms.items():
             engine = await stack.enter_async_context(AsyncEngine(llm.engine))
-            models.append(ServedModel(name, engine, llm.tokenizer, llm.info, llm.sampling_defaults))
+            vocab_size = llm.engine.planned.model.config.vocab_size
+            models.append(ServedModel(name, engine, llm.tokenizer, llm.info, llm.sampling_defaults, vocab_size))
         app = create_app(models, limits=limits, api_key=api_key)
         server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
         async with asyncio.TaskGroup() as group:
