@@ -53,7 +53,7 @@ def _round(
     limits: Callable[[], Limits],
     say: Callable[[str], None],
 ) -> Iterator[Sample]:
-    began = datetime.now(UTC).isoformat(timespec="milliseconds")
+    began = datetime.now(UTC).isoformat(timespec="microseconds")
     before = limits()
     done = [(one, _do(one, workers, column, number, say)) for one in contestants]
     around = [before, limits()]
