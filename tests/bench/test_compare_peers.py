@@ -24,7 +24,11 @@ from serve import serve
 class Engine:
     def __init__(self, arguments):
         print("a library's chatter")
+        self.seen = set()
     def prefill(self, tokens, nonce):
+        if nonce in self.seen:
+            raise ValueError("this prompt may be cached")
+        self.seen.add(nonce)
         return tokens / {speed}
     def decode(self, context, tokens):
         raise ValueError("no such context")
@@ -84,11 +88,12 @@ def test_table_shows_median_spread_fraction_ratio_and_bandwidth() -> None:
 def test_every_engine_does_each_round_and_what_fails_is_said(tmp_path: Path) -> None:
     contestants = [engine(tmp_path, "ours", 200, is_ours=True), engine(tmp_path, "slow", 100)]
     said: list[str] = []
-    columns: list[Column] = [BY_NAME["prefill512"], BY_NAME["decode128"]]
+    columns: list[Column] = [BY_NAME["prefill512"], BY_NAME["prefill2048"], BY_NAME["decode128"]]
     samples = list(measure("q05", contestants, columns, 3, lambda: LIMITS[0], said.append))
-    assert [one.engine for one in samples] == ["ours", "slow", "slow", "ours", "ours", "slow"]
-    assert len({one.round for one in samples}) == 3
-    assert cells(samples, BY_NAME["prefill512"])[0].ratio == pytest.approx(2.0)
+    assert [one.engine for one in samples] == 2 * ["ours", "slow", "slow", "ours", "ours", "slow"]
+    assert len({one.round for one in samples}) == 6
+    first = [one for one in samples if one.column == "prefill512"]
+    assert cells(first, BY_NAME["prefill512"])[0].ratio == pytest.approx(2.0)
     assert said == [
         f"{name}: no {BY_NAME['decode128'].title} (ValueError: no such context)" for name in ("ours", "slow")
     ]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any
 
 from tests.bench.peers.columns import Column
@@ -19,6 +19,8 @@ from tests.bench.peers.worker import EngineError, Worker, start_to_first_token
 __all__ = ["Limits", "measure", "measure_limits"]
 
 Limits = dict[str, Any]
+# No prompt of a run begins like another, of whatever length: an engine that caches prefixes has to compute all of it.
+_NONCES = count()
 MEMORY_JOB = {"measure": "prefill", "tokens": 2048, "nonce": 0}
 MIB = 2**20
 
@@ -39,9 +41,9 @@ def measure(
         with _workers([] if room[0] else contestants, room[1], room[2], say) as workers:
             taking_part = [one for one in contestants if room[0] or one.name in workers]
             for column in group:
-                able = [one for one in taking_part if _do(one, workers, column, -1, say) is not None]
+                able = [one for one in taking_part if _do(one, workers, column, say) is not None]
                 for number in range(rounds):
-                    yield from _round(model, _rotated(able, number), workers, column, number, limits, say)
+                    yield from _round(model, _rotated(able, number), workers, column, limits, say)
 
 
 def _round(
@@ -49,13 +51,12 @@ def _round(
     contestants: Sequence[Contestant],
     workers: dict[str, Worker],
     column: Column,
-    number: int,
     limits: Callable[[], Limits],
     say: Callable[[str], None],
 ) -> Iterator[Sample]:
     began = datetime.now(UTC).isoformat(timespec="microseconds")
     before = limits()
-    done = [(one, _do(one, workers, column, number, say)) for one in contestants]
+    done = [(one, _do(one, workers, column, say)) for one in contestants]
     around = [before, limits()]
     for one, seconds in done:
         if seconds is not None:
@@ -65,9 +66,7 @@ def _round(
             yield Sample(began, model, one.precision, one.name, one.is_ours, column.name, value, fraction, around)
 
 
-def _do(
-    contestant: Contestant, workers: dict[str, Worker], column: Column, number: int, say: Callable[[str], None]
-) -> float | None:
+def _do(contestant: Contestant, workers: dict[str, Worker], column: Column, say: Callable[[str], None]) -> float | None:
     """Seconds (or MiB) of one job; None where the engine cannot do it."""
     try:
         if column.name == "start":
@@ -77,7 +76,7 @@ def _do(
                 return float(worker.run(MEMORY_JOB)["peak_rss_bytes"]) / MIB
         job = dict(column.job)
         if job["measure"] == "prefill":
-            job["nonce"] = number + 1
+            job["nonce"] = next(_NONCES)
         return float(workers[contestant.name].run(job)["seconds"])
     except EngineError as error:
         say(f"{contestant.name}: no {column.title} ({error})")

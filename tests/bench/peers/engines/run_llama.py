@@ -41,7 +41,7 @@ class LlamaCpp:
     def prefill(self, tokens: int, nonce: int) -> float:
         self._held = None
         llama_cpp.llama_memory_clear(self._memory, True)
-        return timed(lambda: self._read(prompt(tokens, nonce), sequence=0))
+        return self._read(prompt(tokens, nonce), sequence=0)
 
     def decode(self, context: int, tokens: int) -> float:
         return self.batched(1, context, tokens)
@@ -62,24 +62,31 @@ class LlamaCpp:
 
         return timed(steps)
 
-    def _read(self, ids: Sequence[int], sequence: int) -> None:
+    def _read(self, ids: Sequence[int], sequence: int) -> float:
+        """Seconds that the library takes for a prompt, without those of filling its batches from Python."""
+        seconds = 0.0
         for start in range(0, len(ids), BATCH):
             part = ids[start : start + BATCH]
             rows = [(token, start + index, sequence) for index, token in enumerate(part)]
-            self._process(rows, wanted={len(rows) - 1})
+            self._fill(rows, wanted={len(rows) - 1})
+            seconds += timed(self._process)
+        return seconds
 
     def _step(self, batch: int, position: int) -> None:
         rows = [(prompt(1, position + sequence)[0], position, sequence) for sequence in range(batch)]
-        self._process(rows, wanted=set(range(batch)))
+        self._fill(rows, wanted=set(range(batch)))
+        self._process()
 
-    def _process(self, rows: Sequence[tuple[int, int, int]], wanted: set[int]) -> None:
+    def _fill(self, rows: Sequence[tuple[int, int, int]], wanted: set[int]) -> None:
         batch = self._batch
         batch.n_tokens = len(rows)
         for index, (token, position, sequence) in enumerate(rows):
             batch.token[index], batch.pos[index] = token, position
             batch.n_seq_id[index], batch.seq_id[index][0] = 1, sequence
             batch.logits[index] = ctypes.c_int8(index in wanted).value
-        if llama_cpp.llama_decode(self._context, batch) != 0:
+
+    def _process(self) -> None:
+        if llama_cpp.llama_decode(self._context, self._batch) != 0:
             raise RuntimeError("llama_decode failed")
         llama_cpp.llama_synchronize(self._context)
 
