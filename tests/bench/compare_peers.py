@@ -3,7 +3,7 @@
     python -m tests.bench.compare_peers --peers PEERS --models q05=CHECKPOINT --rounds 5 --json samples.json
 
 CHECKPOINT is a Hugging Face directory (random weights in the true shapes will do). PEERS is a folder with what other
-engines need; one that is not there is named and left out. Every engine is installed under its public name:
+engines need; one that is not there is named, and left out with --skip-missing. All are installed under public names:
 
     PEERS/ov          a virtual environment: pip install openvino-genai optimum-intel nncf
     PEERS/ort         a virtual environment: pip install onnxruntime-genai onnx onnx-ir torch transformers
