@@ -18,7 +18,6 @@ class OnnxRuntimeGenai:
             f'{{"model": {{"decoder": {{"session_options": {{"intra_op_num_threads": {arguments.threads}}}}}}}}}'
         )
         self._model = og.Model(config)
-        self._max_length = arguments.max_context + 64
         self._held: tuple[int, og.Generator] | None = None
 
     def prefill(self, tokens: int, nonce: int) -> float:
@@ -33,7 +32,7 @@ class OnnxRuntimeGenai:
 
     def decode(self, context: int, tokens: int) -> float:
         if self._held is None or self._held[0] != context:
-            generator = self._generator(context + tokens + 16)
+            generator = self._generator(context + 512)
             generator.append_tokens(np.array(prompt(context, 1000), dtype=np.int32))
             self._held = context, generator
         generator = self._held[1]
