@@ -69,6 +69,7 @@ def _quantized_kernel(
         native=entry.capsule,
         packs={input_names[index]: pack for index, _ in entry.packs},
         weight_formats=frozenset({format.name}),
+        arithmetic=DType.INT8 if entry.multiplies_bytes else None,
     )
 
 
