@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from aethermind.hal.mapped import drop_mapped_pages
@@ -26,8 +27,8 @@ def pack_in_parts(source: Any, pack_part: Callable[[int, int], None]) -> None:
     """
     rows = len(source)
     num_parts = max(1, min(source.nbytes // _BYTES_PER_PART, rows // _ROWS_PER_PART))
-    if num_parts > 1:  # counting cores takes longer than packing a small weight
-        num_parts = min(num_parts, num_physical_cores())
+    if num_parts > 1:
+        num_parts = min(num_parts, _num_cores())
     rows_per_part = _round_up(math.ceil(rows / num_parts))
     rows_per_piece = min(rows_per_part, _round_up(math.ceil(rows * _BYTES_PER_PIECE / max(source.nbytes, 1))))
 
@@ -44,6 +45,12 @@ def pack_in_parts(source: Any, pack_part: Callable[[int, int], None]) -> None:
     pack_from(0)
     for thread in threads:
         thread.join()
+
+
+@cache
+def _num_cores() -> int:
+    """Counted once: that takes as long as packing a weight."""
+    return num_physical_cores()
 
 
 def _round_up(num_rows: int) -> int:
