@@ -18,8 +18,8 @@ struct Limits {
 };
 
 // Measures with all workers of `team` in well under 1.5 s; the best of several passes counts. Instruction sets are used
-// up to `highest_level`, a level of aethermind_cpu.isa, or all. Throws std::bad_alloc when there is no room for a buffer much
-// larger than the caches.
+// up to `highest_level`, a level of aethermind_cpu.isa, or all that there are. Throws std::bad_alloc when there is no
+// room for a buffer much larger than the caches.
 Limits measure_limits(Team& team, std::string_view highest_level = {});
 
 }  // namespace aether::cpu

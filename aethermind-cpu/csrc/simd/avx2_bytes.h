@@ -65,13 +65,12 @@ AETHER_INLINE ByteBlock quantize_values(const Vec& low, const Vec& high, char* c
   const __m256i packed = _mm256_packs_epi16(rounded_to_shorts(low * steps), rounded_to_shorts(high * steps));
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_permutevar8x32_epi32(packed, order));
-  const __m256i eight =
-      _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), packed), _mm256_set1_epi16(1));
+  const __m256i eight = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), packed), _mm256_set1_epi16(1));
   const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
   const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
   const int32_t sum = _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
-  const __m256 is_nan = _mm256_or_ps(_mm256_cmp_ps(low.low, low.high, _CMP_UNORD_Q),
-                                     _mm256_cmp_ps(high.low, high.high, _CMP_UNORD_Q));
+  const __m256 is_nan =
+      _mm256_or_ps(_mm256_cmp_ps(low.low, low.high, _CMP_UNORD_Q), _mm256_cmp_ps(high.low, high.high, _CMP_UNORD_Q));
   return byte_block(magnitude, _mm256_movemask_ps(is_nan) != 0, sum);
 }
 

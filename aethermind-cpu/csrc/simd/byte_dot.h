@@ -1,6 +1,6 @@
-// What the kernels of quantised weights need beside floats where an instruction set multiplies bytes four at a time.
-// Included by the headers of such instruction sets, which come in two layers: <family>_bytes.h, and what differs between
-// the instructions that multiply:
+// What the kernels of quantised weights need beside floats where bytes are multiplied four at a time. Included by the
+// headers of such instruction sets, which come in two layers: <family>_bytes.h, and what the instructions that multiply
+// differ in:
 //
 //   kByteTileRows     rows of one panel, the kernels' register blocking
 //   dot_bytes<Bits>   sum + Σ (w − kCodeOffset<Bits>) x over the four bytes of every word: w unsigned, x signed and not
@@ -13,8 +13,8 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-// Values as signed bytes: x ≈ scale · code with scale = largest |x| / 127. Where a value is not finite, the scale is not
-// either.
+// Values as signed bytes: x ≈ scale · code with scale = largest |x| / 127. Where a value is not finite, neither is the
+// scale.
 struct ByteBlock {
   float scale;
   int32_t sum;  // of the codes
