@@ -135,3 +135,10 @@ def test_every_answer_has_an_id_of_the_server(http: httpx.Client) -> None:
     ids = {http.get("/health", headers={"X-Request-Id": "mine"}).headers["X-Request-Id"] for _ in range(3)}
     assert len(ids) == 3
     assert "mine" not in ids
+
+
+def test_a_strange_host_name_is_turned_away(http: httpx.Client) -> None:
+    for host in ("evil.example", "evil.example:80", "", "localhost.evil.example"):
+        assert http.get("/v1/models", headers={"Host": host}).status_code == 403
+    for host in ("localhost", "localhost:80", "127.0.0.1", "[::1]:8000"):
+        assert http.get("/v1/models", headers={"Host": host}).status_code == 200

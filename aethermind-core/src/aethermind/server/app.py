@@ -12,6 +12,7 @@ from aethermind.server.limits import Admission, Limits
 from aethermind.server.metrics import Metrics
 from aethermind.server.openai.errors import ApiError, install_error_handlers
 from aethermind.server.openai.routes import router as openai_routes
+from aethermind.server.openai.tokens import router as token_routes
 from aethermind.server.served_model import ServedModels
 
 if TYPE_CHECKING:
@@ -22,8 +23,17 @@ if TYPE_CHECKING:
 __all__ = ["create_app"]
 
 
-def create_app(models: Sequence[ServedModel], *, limits: Limits | None = None, api_key: str | None = None) -> FastAPI:
-    """An application that serves `models`, whose engines run already. With `api_key` clients have to know it."""
+def create_app(
+    models: Sequence[ServedModel],
+    *,
+    limits: Limits | None = None,
+    api_key: str | None = None,
+    only_local: bool = False,
+) -> FastAPI:
+    """An application that serves `models`, whose engines run already.
+
+    With `api_key` clients have to know it; with `only_local` they have to call the server by a name of this machine.
+    """
     app = FastAPI(title="AetherMind", version=__version__, docs_url=None, redoc_url=None)
     state = app.state
     state.limits = limits or Limits()
@@ -31,9 +41,10 @@ def create_app(models: Sequence[ServedModel], *, limits: Limits | None = None, a
     state.admission = Admission(state.limits)
     state.metrics = Metrics(state.models, state.admission)
     install_error_handlers(app)
-    app.add_middleware(Door, api_key=api_key, metrics=state.metrics)
+    app.add_middleware(Door, api_key=api_key, metrics=state.metrics, only_local=only_local)
     _add_probes(app)
     app.include_router(openai_routes)
+    app.include_router(token_routes)
     return app
 
 

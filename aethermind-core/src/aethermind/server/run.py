@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -66,8 +67,10 @@ async def running(
         models = []
         for name, llm in llms.items():
             engine = await stack.enter_async_context(AsyncEngine(llm.engine))
-            models.append(ServedModel(name, engine, llm.tokenizer, llm.info, llm.sampling_defaults))
-        app = create_app(models, limits=limits, api_key=api_key)
+            vocab_size = llm.engine.planned.model.config.vocab_size
+            models.append(ServedModel(name, engine, llm.tokenizer, llm.info, llm.sampling_defaults, vocab_size))
+        only_local = ip_address(listening.getsockname()[0]).is_loopback
+        app = create_app(models, limits=limits, api_key=api_key, only_local=only_local)
         server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve([listening]))

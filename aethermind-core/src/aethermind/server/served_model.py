@@ -26,6 +26,7 @@ class ServedModel:
     tokenizer: Tokenizer
     info: ModelInfo
     sampling_defaults: dict[str, Any]
+    vocab_size: int
     created: int = field(default_factory=lambda: int(time.time()))
 
 

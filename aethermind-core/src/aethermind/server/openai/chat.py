@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.served_model import ServedModel
 
-__all__ = ["ChatAnswer", "ChatRequest"]
+__all__ = ["ChatAnswer", "ChatMessage", "ChatRequest", "written"]
 
 
 class ContentPart(StrictModel):
@@ -55,10 +55,7 @@ class ChatRequest(SamplingFields):
 
     def prompt(self, model: ServedModel) -> Prompt:
         """The conversation as the model's template writes it."""
-        if not self.messages:
-            raise ApiError(400, "messages is empty; a conversation has at least one message.", param="messages")
-        messages = [message.plain() for message in self.messages]
-        return chat_prompt(model.tokenizer, messages, chat_template_kwargs=self.chat_template_kwargs)
+        return written(self.messages, model, self.chat_template_kwargs)
 
     @property
     def asked_tokens(self) -> int | None:
@@ -72,6 +69,13 @@ class ChatRequest(SamplingFields):
             raise ApiError(400, "Give max_tokens or max_completion_tokens, not both.", param="max_tokens")
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return sampling_params(self, model.sampling_defaults, max_tokens=self.asked_tokens, logprobs=logprobs)
+
+
+def written(messages: Sequence[ChatMessage], model: ServedModel, names: dict[str, Any] | None = None) -> str:
+    """A conversation as the model's template writes it; `names` are further ones for the template."""
+    if not messages:
+        raise ApiError(400, "messages is empty; a conversation has at least one message.", param="messages")
+    return chat_prompt(model.tokenizer, [message.plain() for message in messages], chat_template_kwargs=names)
 
 
 class ChatAnswer(Answer):
