@@ -62,9 +62,7 @@ class Dispatcher:
         """The NumPy reference, where the fallback policy provided it."""
         return self._choose(signature, self._fallbacks.get(signature.operator, []), is_fallback=True)
 
-    def _choose(
-        self, signature: Signature, candidates: Sequence[Kernel], *, is_fallback: bool = False
-    ) -> Resolution:
+    def _choose(self, signature: Signature, candidates: Sequence[Kernel], *, is_fallback: bool = False) -> Resolution:
         chosen = None
         rejected = []
         for kernel in candidates:

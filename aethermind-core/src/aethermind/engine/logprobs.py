@@ -25,8 +25,7 @@ class TokenLogprobs:
 def read_logprobs(
     executor: Executor, symbols: tuple[int, ...], wanted: Sequence[int | None]
 ) -> list[TokenLogprobs | None]:
-    """Those of a finished run, with as many of the most likely tokens as each row wants; None for rows that want none.
-    """
+    """Those of a finished run, with as many of the most likely tokens as each row wants; None where it is None."""
     columns = [executor.output(name, symbols).tolist() for name in LOGPROB_OUTPUTS]
     found: list[TokenLogprobs | None] = []
     for num_top, logprob, rank, ids, values in zip(wanted, *columns, strict=True):

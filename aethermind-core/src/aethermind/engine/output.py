@@ -27,8 +27,8 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One of the answers to a prompt. `finish_reason` is None while it grows, then stop, length or abort; `stop_reason` is the stop
-    string or token.
+    """One of the answers to a prompt. `finish_reason` is None while it grows, then stop, length or abort;
+    `stop_reason` is the stop string or token.
     """
 
     index: int

@@ -58,7 +58,9 @@ def strings(name: str, value: object, most: int, way_out: str) -> tuple[str, ...
     if not isinstance(given, Sequence):
         refuse(name, value, allowed, way_out)
     if len(given) > most:
-        raise InvalidArgumentError(f"{name} has {len(given)} strings but must have at most {most}; keep the vital ones.")
+        raise InvalidArgumentError(
+            f"{name} has {len(given)} strings but must have at most {most}; keep the vital ones."
+        )
     for string in given:
         if not isinstance(string, str) or not string:
             refuse(name, string, allowed, way_out)

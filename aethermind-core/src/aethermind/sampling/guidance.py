@@ -42,11 +42,9 @@ _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_sepa
 
 
 class Grammars:
-    """Compiles demands for one model's tokens. The first one reads the vocabulary, which takes seconds for a large one."""
+    """Compiles demands for one model's tokens. The first reads the vocabulary, which takes seconds if it is large."""
 
-    def __init__(
-        self, tokenizer_json: Callable[[], str], vocab_size: int, eos_token_ids: Collection[int]
-    ) -> None:
+    def __init__(self, tokenizer_json: Callable[[], str], vocab_size: int, eos_token_ids: Collection[int]) -> None:
         """`tokenizer_json` returns the tokenizer in the form of tokenizer.json; `vocab_size` is the width of logits."""
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size

@@ -51,8 +51,9 @@ class SamplingParams:
     (`stop == ("\\n",)`, `top_k == 0`). Every value out of range raises `InvalidArgumentError`.
 
     They apply in this order: repetition penalty, then what is added to logits (logit bias, presence and frequency
-    penalty), then what forbids tokens (bad words, min_tokens, allowed ids, structured outputs), then temperature, top-k,
-    top-p and min-p. Logits processors see the logits before all of that; log probabilities are those of the model.
+    penalty), then what forbids tokens (bad words, min_tokens, allowed ids, structured outputs), then temperature,
+    top-k, top-p and min-p. Logits processors see the logits before all of that. Log probabilities are those of the
+    model, before all of that but logits processors.
     """
 
     n: int
@@ -81,7 +82,7 @@ class SamplingParams:
     """What the answer's text must look like."""
     logits_processors: tuple[str, ...]
     """Names of plugins that change the logits on the host, in order."""
-    extra_args: Mapping[str, Any]
+    extra_args: Mapping[str, Any] = field(hash=False)
     """What logits processors are told."""
     seed: int | None
     """Makes the request's random numbers reproducible, in any batch; None lets the engine choose."""
@@ -99,11 +100,11 @@ class SamplingParams:
     """Report log probabilities of the chosen token and of this many of the most likely; None is off."""
     prompt_logprobs: int | None
     """The same for the prompt's tokens."""
-    is_adjusted: bool = field(repr=False, compare=False)
+    is_adjusted: bool = field(init=False, repr=False, compare=False)
     """Derived: whether every token needs changed logits or log probabilities."""
-    is_masked: bool = field(repr=False, compare=False)
+    is_masked: bool = field(init=False, repr=False, compare=False)
     """Derived: whether every token needs a mask of allowed ones."""
-    is_plain: bool = field(repr=False, compare=False)
+    is_plain: bool = field(init=False, repr=False, compare=False)
     """Derived: whether no token needs more than the plain sampler."""
 
     def __init__(
@@ -116,7 +117,7 @@ class SamplingParams:
         repetition_penalty: float = 1.0,
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
-        logit_bias: Mapping[int, float] | None = None,
+        logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None,
         bad_words: Sequence[str] | None = None,
         allowed_token_ids: Sequence[int] | None = None,
         structured_outputs: StructuredOutputs | None = None,
@@ -199,17 +200,19 @@ class SamplingParams:
 def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     if value is None:
         return ()
-    if not isinstance(value, Mapping):
+    try:
+        biases: dict[Any, Any] = dict(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
         raise InvalidArgumentError(
             f"logit_bias is {value!r:.80} but must map token ids to numbers; write {{1234: -100}}, for instance."
-        )
-    if len(value) > MAX_LOGIT_BIAS:
+        ) from None
+    if len(biases) > MAX_LOGIT_BIAS:
         raise InvalidArgumentError(
-            f"logit_bias has {len(value)} ids but must have at most {MAX_LOGIT_BIAS}; keep the vital ones."
+            f"logit_bias has {len(biases)} ids but must have at most {MAX_LOGIT_BIAS}; keep the vital ones."
         )
-    ids = token_ids("logit_bias", tuple(value), None)
+    ids = token_ids("logit_bias", tuple(biases), None)
     way_out = "-100 all but forbids a token and 100 all but forces it"
-    return tuple((id, number("logit_bias", value[id], -100.0, 100.0, way_out)) for id in ids)
+    return tuple((id, number("logit_bias", biases[id], -100.0, 100.0, way_out)) for id in ids)
 
 
 def _allowed(value: object) -> tuple[int, ...] | None:
