@@ -52,8 +52,9 @@ class Operator:
     never writes to them. `by_row`, where given, is a slower reference of which each row's result has the same bits
     whatever the other rows are; elsewhere the reference itself is like that.
 
-    `samples(rng)` yields inputs with tails, one row, none. `term_magnitudes`, where given, returns for each output the sum of the magnitudes of the terms that were added up, which scales the tolerance;
-    elsewhere |reference| does. An infinite magnitude marks an element that may hold anything.
+    `samples(rng)` yields inputs with tails, one row, none. `term_magnitudes`, where given, returns for each output the
+    sum of the magnitudes of the terms that were added up, which scales the tolerance; elsewhere |reference| does. An
+    infinite magnitude marks an element that may hold anything.
     `decompose(builder, *values, **attributes)` says the same with smaller operators.
 
     `update(inputs, outputs, **attributes)` is for operators whose outputs are the memory of inputs: the outputs hold
