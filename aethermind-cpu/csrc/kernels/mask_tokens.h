@@ -21,8 +21,11 @@ inline void mask_tokens(const am_tensor* in, const am_tensor* out, const am_attr
     const float* source = data<const float>(in[0]) + row * vocab + begin;
     float* target = data<float>(out[0]) + row * vocab + begin;
     const auto allowed = static_cast<uint32_t>(data<const int32_t>(in[1])[row * words + word]);
+    // Words with all or no tokens are the rule: the mask of a string allows nearly all, that of a keyword nearly none.
     if (allowed == 0xffffffffu) {
       if (source != target) std::memcpy(target, source, static_cast<size_t>(count) * sizeof(float));
+    } else if (allowed == 0) {
+      for (int64_t i = 0; i < count; ++i) target[i] = -__builtin_inff();
     } else {
       for (int64_t i = 0; i < count; ++i) target[i] = (allowed >> i & 1u) ? source[i] : -__builtin_inff();
     }

@@ -35,7 +35,7 @@ class Part(Enum):
     """Where a graph begins and ends."""
 
     STEP = "step"
-    """From tokens to tokens: outputs token_ids i32[R], logits f32[R, V], and LOGPROB_OUTPUTS if adjusted."""
+    """From tokens to tokens: outputs token_ids i32[R], logits f32[R, V] unless masked, LOGPROB_OUTPUTS if adjusted."""
     SAMPLER = "sampler"
     """From the input `logits` f32[R, V] on."""
     SCORES = "scores"
@@ -116,7 +116,8 @@ class StepGraphs:
                 chosen_from = builder.op("mask_tokens", chosen_from, mask)
             token_ids = builder.op("sample_tokens", chosen_from, *row_inputs)
             builder.output("token_ids", token_ids)
-            builder.output("logits", logits)
+            if not key.has_mask:  # which changes them in place where nobody else reads them
+                builder.output("logits", logits)
             if key.is_adjusted:
                 _report_logprobs(builder, logits, token_ids)
 
