@@ -82,8 +82,11 @@ def test_answers_share_the_prompt(open_demo: Callable[..., LLM]) -> None:
     prompt = {"prompt_token_ids": list(range(100, 100 + 4 * num_prompt_blocks - 1))}
     params = SamplingParams(n=4, temperature=1.0, seed=3, max_tokens=9, ignore_eos=True)
     least = llm.engine.planned.num_kv_blocks
+    outputs = []
     for output in llm.stream(prompt, params):
         least = min(least, llm.engine.cache.num_free_blocks)
+        outputs.append(output)
+    output = outputs[-1]
     assert [one.index for one in output.outputs] == [0, 1, 2, 3]
     assert len({tuple(one.token_ids) for one in output.outputs}) == 4
     assert all(len(one.token_ids) == 9 for one in output.outputs)
@@ -213,7 +216,7 @@ def test_a_plugin_that_fails_ends_its_own_request(with_processors: LLM) -> None:
     llm = with_processors
     with pytest.raises(AetherMindError, match="logits processor broken failed with LookupError: no luck"):
         llm.generate([PROMPT] * 2, [greedy(4), greedy(4, logits_processors=["broken"])])
-    with pytest.raises(InvalidArgumentError, match="Unknown logits processor 'other'. Installed: broken, only"):
+    with pytest.raises(InvalidArgumentError, match=r"Unknown logits processor 'other'\. Installed: broken, only"):
         llm.generate(PROMPT, greedy(4, logits_processors=["other"]))
     assert len(tokens(llm.generate(PROMPT, greedy(4))[0])) == 4
 

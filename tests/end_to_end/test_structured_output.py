@@ -12,7 +12,7 @@ import pytest
 from tests.end_to_end.schemas import SCHEMAS
 
 from aethermind import LLM, Runtime, SamplingParams, StructuredOutputs
-from aethermind.errors import InvalidArgumentError
+from aethermind.errors import AetherMindError, InvalidArgumentError
 
 PROMPT = "Once upon a time"
 
@@ -87,7 +87,7 @@ def test_what_cannot_be_served_is_an_error_of_the_request(demo: LLM) -> None:
 
 def test_demands_that_contradict_other_parameters_end_the_request(demo: LLM) -> None:
     params = SamplingParams(
-        max_tokens=5, allowed_token_ids=[5], structured_outputs=StructuredOutputs(choice=["yes", "no"])
+        temperature=0.0, max_tokens=5, allowed_token_ids=[5], structured_outputs=StructuredOutputs(choice=["yes", "no"])
     )
-    with pytest.raises(Exception, match="cannot go on"):
+    with pytest.raises(AetherMindError, match="cannot go on: what is asked of its tokens leaves none"):
         demo.generate(PROMPT, params)

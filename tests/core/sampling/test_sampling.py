@@ -1,6 +1,6 @@
 """Sampled tokens follow the distribution that transformers' logits processors define, for each parameter and together.
 
-What transformers has no processor for (presence and frequency penalty, logit bias, masks) is computed by its definition.
+What transformers has no processor for (presence and frequency penalty, logit bias, masks) is taken from its definition.
 
 The seeds are fixed, so a test gives one answer for ever: it fails when the sampler changes, never by chance.
 """

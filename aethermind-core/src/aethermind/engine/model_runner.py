@@ -232,6 +232,10 @@ class ModelRunner:
         if key == _PLAIN:
             return [SampledToken(request, token_id) for request, token_id in zip(sampled, token_ids, strict=True)]
         logprobs = self._logprobs(variant, symbols, sampled) if key.is_adjusted else [None] * len(sampled)
+        if key.has_mask:
+            for row, token_id in enumerate(token_ids):
+                if not variant.rows.allows(row, token_id):
+                    failures.setdefault(row, "what is asked of its tokens leaves none of them")
         return [
             SampledToken(*token, failures.get(row))
             for row, token in enumerate(zip(sampled, token_ids, logprobs, strict=True))

@@ -97,6 +97,12 @@ class SamplingRows:
                 mask &= controls.allowed
         return failures
 
+    def allows(self, row: int, token_id: int) -> bool:
+        """Whether the mask of a row, as last written, has a token."""
+        flat = self._arrays["token_mask"]
+        word = int(flat[row * (len(flat) // len(self._temperature)) + token_id // 32])
+        return bool(word >> (token_id % 32) & 1)
+
     def _fill_ragged(self, name: str, rows: Sequence[Collection[int]]) -> int:
         tokens, starts = self._arrays[f"{name}_tokens"], self._arrays[f"cu_{name}"]
         position = 0
