@@ -111,7 +111,10 @@ def test_aborting_several_answers_frees_everything(demo: LLM) -> None:
         demo.engine.add_request("several", [5, 6, 7], params)
         for _ in range(num_steps):
             demo.engine.step()
-        demo.engine.abort("several")
+        output = demo.engine.abort("several")
+        assert output is not None
+        assert output.finished
+        assert [one.finish_reason for one in output.outputs] == ["abort"] * 6
         assert not demo.engine.has_unfinished
         demo.engine.add_request("several", [5, 6, 7], params)
         demo.engine.abort("several")

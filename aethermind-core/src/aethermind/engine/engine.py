@@ -114,15 +114,18 @@ class Engine:
             self._group_of.update((request.request_id, group) for request in requests)
         (self.waiting if params.prompt_logprobs is None else self._unscored).append(requests[0])
 
-    def abort(self, request_id: str) -> None:
-        """End a request now and free its blocks; unknown and finished ids are ignored."""
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now and free its blocks; returns what there is of it, None for unknown and finished ids."""
         group = self._groups.get(request_id)
         if group is not None:
+            builders = [self._outputs[one.request_id] for one in group.requests if not one.is_finished]
             self._end_group(group)
-            return
+            return group.merge([builder.snapshot(self._clock()) for builder in builders])
         builder = self._outputs.pop(request_id, None)
-        if builder is not None and not builder.request.is_finished:
-            self._finish(builder.request, FinishReason.ABORT)
+        if builder is None or builder.request.is_finished:
+            return None
+        self._finish(builder.request, FinishReason.ABORT)
+        return builder.snapshot(self._clock())
 
     def embed(self, token_ids: Sequence[int], pooling: str, *, is_normalized: bool) -> npt.NDArray[np.float32]:
         """The vector of a text, float32 [hidden_size] (see `text_embedding`); between steps."""
