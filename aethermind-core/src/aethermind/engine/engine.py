@@ -95,7 +95,7 @@ class Engine:
             if index and controls is not None:
                 controls = controls.fork(self._controls.processors(params))
             request = Request(
-                f"{request_id}/{index}" if index else request_id,
+                _id_of_sibling(request_id, index) if index else request_id,
                 prompt_token_ids,
                 params,
                 self._clock(),
@@ -248,7 +248,8 @@ class Engine:
         group.pending.clear()
 
     def _check_prompt(self, request_id: str, token_ids: Sequence[int], params: SamplingParams) -> None:
-        if request_id in self._outputs or request_id in self._groups:
+        ids = (request_id, *(_id_of_sibling(request_id, index) for index in range(1, params.n)))
+        if request_id in self._groups or not self._outputs.keys().isdisjoint(ids):
             raise InvalidArgumentError(f"Request id {request_id!r} is in use; give each request an id of its own.")
         if not token_ids:
             raise InvalidArgumentError("The prompt is empty; give it at least one token.")
@@ -267,6 +268,10 @@ class Engine:
                 raise InvalidArgumentError(
                     f"Token id {token_id} is out of range: the vocabulary has {vocab_size} entries, numbered from 0."
                 )
+
+
+def _id_of_sibling(request_id: str, index: int) -> str:
+    return f"{request_id}/{index}"
 
 
 def _make_cache(planned: PlannedModel) -> KVCache:
