@@ -65,6 +65,7 @@ class EngineSettings:
     max_num_seqs: int = setting(64, "the most requests computed at once by `serve`")
     max_num_batched_tokens: int = setting(512, "the most tokens in a step; also the longest piece of a prompt")
     fallback: str = setting("warn", "operators without a kernel of the device: error, warn or allow")
+    deterministic: bool = setting(False, "refuse kernels whose results depend on the batch")
 
     def __post_init__(self) -> None:
         EngineConfig(**asdict(self))

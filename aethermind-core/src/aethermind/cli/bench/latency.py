@@ -45,6 +45,7 @@ def latency(
     threads: options.NumThreads = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
     fallback: options.Fallback = "warn",
+    deterministic: options.Deterministic = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure prefill, decode and time to first token of one batch.
@@ -67,6 +68,7 @@ def latency(
         num_threads=threads,
         max_num_batched_tokens=max_num_batched_tokens,
         fallback=fallback,
+        deterministic=deterministic,
         max_model_len=prompt_tokens + output_tokens,
         num_kv_blocks=batch * -(-(prompt_tokens + output_tokens) // 16),
         max_num_seqs=batch,
