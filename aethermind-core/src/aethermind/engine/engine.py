@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aethermind.cache.block_pool import BlockPool
 from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
 from aethermind.cache.kv_cache import KVCache
+from aethermind.engine.decision import ScheduleDecision, StepBudget
 from aethermind.engine.loader import PlannedModel
 from aethermind.engine.model_runner import ModelRunner, SampledToken
 from aethermind.engine.output import RequestOutput
 from aethermind.engine.output_builder import OutputBuilder
+from aethermind.engine.preemption import MeasuredCosts
 from aethermind.engine.prompt_reader import check_embeddings
 from aethermind.engine.request import FinishReason, Request
-from aethermind.engine.scheduler import ScheduleDecision, Scheduler, SchedulerConfig
+from aethermind.engine.request_options import RequestOptions
+from aethermind.engine.scheduler import Scheduler
+from aethermind.engine.waiting_queue import WaitingQueue
 from aethermind.errors import ContextLengthError, InvalidArgumentError
 from aethermind.sampling.random import derive_seed
 
@@ -43,9 +48,11 @@ class Engine:
         self.tokenizer = tokenizer
         self.cache = _make_cache(planned)
         self.runner = ModelRunner(planned, self.cache, on_progress)
+        self.costs = MeasuredCosts()
+        self.scheduler = Scheduler(self.cache, planned.policy, self.costs)
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self.scheduler = Scheduler(SchedulerConfig(max_num_seqs, config.max_num_batched_tokens), self.cache)
-        self.waiting: list[Request] = []
+        self._planned_budget = self.budget = StepBudget(max_num_seqs, config.max_num_batched_tokens)
+        self.waiting = WaitingQueue(planned.policy)
         self.running: list[Request] = []
         self._outputs: dict[str, OutputBuilder] = {}
         self._clock = clock
@@ -64,12 +71,14 @@ class Engine:
         *,
         prompt: str | None = None,
         embeddings: Sequence[EmbeddingSpan] = (),
+        options: RequestOptions | None = None,
     ) -> None:
-        """Queue a request; `embeddings` replace those of some of its token ids.
+        """Queue a request; `embeddings` replace those of some of its token ids, `options` are for the scheduler.
 
         InvalidArgumentError or ContextLengthError when its prompt cannot be served.
         """
-        self._check_prompt(request_id, prompt_token_ids, params)
+        options = self._with_quotas(options or RequestOptions())
+        self._check_prompt(request_id, prompt_token_ids, params, options)
         if embeddings:
             check_embeddings(embeddings, len(prompt_token_ids), self.planned.model.config.hidden_size)
             self.runner.prepare_embeddings()
@@ -79,13 +88,40 @@ class Engine:
             params,
             self._clock(),
             max_model_len=self.planned.max_model_len,
+            options=options,
             seed=derive_seed(self.planned.config.seed, self._num_added),
             eos_token_ids=self.planned.eos_token_ids,
             embeddings=embeddings,
         )
         self._num_added += 1
-        self.waiting.append(request)
+        self.waiting.add(request, request.arrival)
         self._outputs[request_id] = OutputBuilder(request, prompt, self.tokenizer)
+
+    def adjust(
+        self,
+        *,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        max_prefill_chunk: int | None = None,
+    ) -> None:
+        """Change the limits of the steps to come; None leaves a limit as it is.
+
+        What runs goes on. InvalidArgumentError for limits beyond those that the engine was opened with, for which its
+        memory was planned.
+        """
+        given = {
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "max_prefill_chunk": max_prefill_chunk,
+        }
+        budget = replace(self.budget, **{name: value for name, value in given.items() if value is not None})
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            value, most = getattr(budget, name), getattr(self._planned_budget, name)
+            if value > most:
+                raise InvalidArgumentError(
+                    f"{name} cannot become {value}: this engine was opened for {most}. Open it with more."
+                )
+        self.budget = budget
 
     def abort(self, request_id: str) -> None:
         """End a request now and free its blocks; unknown and finished ids are ignored."""
@@ -95,10 +131,13 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Compute one step and return the requests that grew or ended in it."""
-        decision = self.scheduler.schedule(self._clock(), self.waiting, self.running)
+        started = self._clock()
+        decision = self.scheduler.schedule(started, self.waiting, self.running, self.budget)
         sampled = self.runner.run(decision) if decision.scheduled else []
         self.scheduler.advance(decision)
         now = self._clock()
+        if decision.scheduled and decision.num_decodes == 0:
+            self.costs.observe_prefill(decision.num_batched_tokens, now - started)
         return [*(self._append(token, now) for token in sampled), *self._refuse(decision, now)]
 
     def _append(self, token: SampledToken, now: float) -> RequestOutput:
@@ -122,7 +161,16 @@ class Engine:
             refused.append(builder.snapshot(now))
         return refused
 
-    def _check_prompt(self, request_id: str, token_ids: Sequence[int], params: SamplingParams) -> None:
+    def _with_quotas(self, options: RequestOptions) -> RequestOptions:
+        """The options with the engine's quota, where it allows less than they do."""
+        most = self.planned.config.max_new_tokens
+        if most is None or (options.max_new_tokens is not None and options.max_new_tokens <= most):
+            return options
+        return replace(options, max_new_tokens=most)
+
+    def _check_prompt(
+        self, request_id: str, token_ids: Sequence[int], params: SamplingParams, options: RequestOptions
+    ) -> None:
         if request_id in self._outputs:
             raise InvalidArgumentError(f"Request id {request_id!r} is in use; give each request an id of its own.")
         if not token_ids:
@@ -132,6 +180,12 @@ class Engine:
             raise ContextLengthError(
                 f"The prompt has {len(token_ids)} tokens and the context holds {limit}, with at least one for the "
                 "answer. Shorten the prompt, or raise --max-model-len if the model allows it."
+            )
+        quota = options.max_context_tokens
+        if quota is not None and len(token_ids) >= quota:
+            raise ContextLengthError(
+                f"The prompt has {len(token_ids)} tokens and the request's quota is {quota}, with at least one for the "
+                "answer. Shorten the prompt, or raise max_context_tokens."
             )
         vocab_size = self.planned.model.config.vocab_size
         for token_id in (*token_ids, *params.stop_token_ids):

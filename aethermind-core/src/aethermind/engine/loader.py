@@ -28,6 +28,7 @@ from aethermind.sampling.params import MAX_STOP_TOKEN_IDS
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import TensorSource
+    from aethermind.engine.policies import SchedulingPolicy
     from aethermind.model.input_processor import InputProcessor
     from aethermind.model.source import ModelSource
 
@@ -62,6 +63,7 @@ class PlannedModel:
     computed: Mapping[str, Any]
     weight_formats: Mapping[str, WeightFormat]
     create_input_processor: Callable[[TensorSource], InputProcessor] | None
+    policy: SchedulingPolicy
 
     @property
     def parameter_types(self) -> dict[str, TensorType]:
@@ -97,6 +99,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     `options` are fields of EngineConfig.
     """
     config = config or EngineConfig(**options)
+    policy = runtime.policies.make(config.scheduling_policy)
     source = runtime.open_source(model)
     raw = source.config()
     name = architecture_name(raw, source.path)
@@ -139,6 +142,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
         builder.constants,
         weight_formats,
         None if factory is None else partial(factory.create, raw),
+        policy,
     )
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from aethermind.cache.kv_cache import KVCache
 from aethermind.engine.batch import BatchWriter
+from aethermind.engine.decision import ScheduleDecision
 from aethermind.engine.embedding_rows import EmbeddingRows, needs_embeddings
 from aethermind.engine.loader import PlannedModel, open_weights
 from aethermind.engine.request import Request
-from aethermind.engine.scheduler import ScheduleDecision
 from aethermind.graph.compile import Compiled
 from aethermind.graph.constants import ConstantStore
 from aethermind.graph.executor import Executor

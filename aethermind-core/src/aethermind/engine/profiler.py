@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
 
-from aethermind.engine.scheduler import ScheduleDecision
+from aethermind.engine.decision import ScheduleDecision
 from aethermind.graph.executor import Executor
 from aethermind.graph.plan import Place, Plan, Step
 from aethermind.ops.cost import Call, Cost, cost_of

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aethermind.model.gguf_family import GgufFamily
     from aethermind.model.input_processor import InputProcessorFactory
 
-__all__ = ["ArchitectureRegistry", "GgufFamilyRegistry", "InputProcessorRegistry", "ModelRegistry"]
+__all__ = ["ArchitectureRegistry", "Claims", "GgufFamilyRegistry", "InputProcessorRegistry", "ModelRegistry"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class _Entry:
     provider: str
 
 
-class _Claims:
+class Claims:
     """Names to `"package.module:OBJECT"`, imported when first used. Filled at boot, then frozen."""
 
     _kind: str
@@ -58,7 +58,7 @@ class _Claims:
         return getattr(import_module(module), attribute)
 
 
-class ArchitectureRegistry(_Claims):
+class ArchitectureRegistry(Claims):
     """Names of `architectures` in config.json, and who reads them."""
 
     _kind = "Architecture"
@@ -74,7 +74,7 @@ class ArchitectureRegistry(_Claims):
         return architecture
 
 
-class InputProcessorRegistry(_Claims):
+class InputProcessorRegistry(Claims):
     """Names of architectures whose prompts hold more than text."""
 
     _kind = "Input processor of architecture"
@@ -85,7 +85,7 @@ class InputProcessorRegistry(_Claims):
         return factory
 
 
-class GgufFamilyRegistry(_Claims):
+class GgufFamilyRegistry(Claims):
     """Values of `general.architecture` in GGUF files, and what they mean."""
 
     _kind = "GGUF architecture"

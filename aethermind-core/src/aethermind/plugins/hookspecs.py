@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from aethermind.ops.operator import OperatorRegistry
     from aethermind.ops.weight_format import WeightFormatRegistry
+    from aethermind.runtime.policy_registry import PolicyRegistry
 
 __all__ = ["CONTRACT_VERSION", "ENTRY_POINT_GROUP", "ENTRY_POINT_PREFIX", "HookSpecs", "hookimpl", "hookspec"]
 
@@ -92,6 +93,13 @@ class HookSpecs:
         """Offer a model that ships in a package: `registry.register(name, locate, provider=)`.
 
         `locate()` returns its directory.
+        """
+
+    @hookspec
+    def register_policies(self, registry: PolicyRegistry) -> None:
+        """Offer a scheduling policy: `registry.register(name, "module:OBJECT", provider=)`.
+
+        `OBJECT()` returns an `engine.policies.SchedulingPolicy`; `--scheduling-policy` chooses it by its name.
         """
 
     @hookspec

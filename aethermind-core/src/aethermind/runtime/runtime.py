@@ -22,11 +22,19 @@ from aethermind.model.source import ModelSource, open_source
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.weight_format import FORMAT_NAMES, WeightFormatRegistry, parse_format
 from aethermind.plugins.discovery import PluginRecord, call_each, discover, load
+from aethermind.runtime.policy_registry import PolicyRegistry
 
 if TYPE_CHECKING:
     import pluggy
 
 __all__ = ["OpenDevice", "Runtime"]
+
+_POLICIES = {
+    "fcfs": "FirstComeFirstServed",
+    "priority": "PriorityWithAging",
+    "shortest": "ShortestFirst",
+    "deadline": "EarliestDeadline",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,7 @@ class Runtime:
     input_processors: InputProcessorRegistry = field(default_factory=InputProcessorRegistry)
     gguf_families: GgufFamilyRegistry = field(default_factory=GgufFamilyRegistry)
     models: ModelRegistry = field(default_factory=ModelRegistry)
+    policies: PolicyRegistry = field(default_factory=PolicyRegistry)
 
     @classmethod
     def boot(cls) -> Runtime:
@@ -120,6 +129,8 @@ class Runtime:
         for name in ("numpy", "null"):
             self.kernels.register(name, self._reference_kernels(name), provider=provider)
         self.weight_formats.register(parse_format, names=FORMAT_NAMES, provider=provider)
+        for name, target in _POLICIES.items():
+            self.policies.register(name, f"aethermind.engine.policies:{target}", provider=provider)
 
     def _reference_kernels(self, device_type: str) -> Callable[[], list[Kernel]]:
         def load_references() -> list[Kernel]:
@@ -138,6 +149,7 @@ class Runtime:
             ("register_input_processors", self.input_processors),
             ("register_gguf_families", self.gguf_families),
             ("register_models", self.models),
+            ("register_policies", self.policies),
         ]
 
     def _call(self, hook: str, registry: Any) -> bool:
