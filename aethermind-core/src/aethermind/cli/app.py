@@ -13,7 +13,20 @@ import typer
 from typer.core import TyperGroup
 
 from aethermind import env, log
-from aethermind.cli import bench, chat, console, doctor, explain, generate, models, ops, plugins, profile, tokens
+from aethermind.cli import (
+    bench,
+    chat,
+    console,
+    doctor,
+    explain,
+    generate,
+    models,
+    ops,
+    plugins,
+    profile,
+    simulate,
+    tokens,
+)
 from aethermind.cli.configured import ConfiguredCommand
 from aethermind.errors import AetherMindError
 
@@ -98,6 +111,7 @@ app.command("tokenize", cls=ConfiguredCommand, epilog=tokens.TOKENIZE_EXAMPLES)(
 app.command("detokenize", cls=ConfiguredCommand, epilog=tokens.DETOKENIZE_EXAMPLES)(tokens.detokenize)
 app.command("ops", epilog=ops.EXAMPLES)(ops.ops)
 app.command("profile", cls=ConfiguredCommand, epilog=profile.EXAMPLES)(profile.profile)
+app.command("simulate", cls=ConfiguredCommand, epilog=simulate.EXAMPLES)(simulate.simulate)
 app.add_typer(plugins.app, name="plugins")
 app.add_typer(bench.app, name="bench")
 

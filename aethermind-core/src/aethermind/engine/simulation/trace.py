@@ -55,7 +55,7 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
             parse = _json_lines if first.lstrip().startswith("{") else _csv_lines
             found = list(islice(parse(path, file), limit))
     except UnicodeDecodeError as error:
-        raise ConfigError(f"Trace {path} is not text in UTF-8: {error.reason}. Pass a CSV or JSON lines file.") from None
+        raise ConfigError(f"Trace {path} is not text in UTF-8: {error.reason}. Pass CSV or JSON lines.") from None
     if not found:
         raise ConfigError(f"Trace {path} has no requests. Pass a trace with at least one.")
     start = min(request.arrival_s for request in found)
