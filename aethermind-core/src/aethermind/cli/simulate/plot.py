@@ -18,6 +18,7 @@ _FORMATS = (".svg", ".png")
 _INK, _GRID = "#52514e", "#e3e2de"
 _COLORS = ("#2a78d6", "#eb6834", "#1baf7a", "#eda100", "#4a3aa7", "#e34948")
 _NUM_CLASSES = 4
+_NUM_SPANS = 100
 
 
 def check_plot(path: Path) -> None:
@@ -47,12 +48,11 @@ def draw(runs: Mapping[str, Simulation], path: Path) -> None:
         for index, (name, run) in enumerate(runs.items()):
             color = _COLORS[index % len(_COLORS)]
             _draw_first_tokens(left, run, name, color)
-            times, lengths = zip(*run.queue, strict=True)
-            middle.step([seconds / 60 for seconds in times], lengths, where="post", color=color, linewidth=1)
+            middle.plot(*_mean_queue(run), color=color, linewidth=1.5)
             _draw_classes(right, run, index, len(runs), color)
         left.set(title="Time to first token", xlabel="seconds", ylabel="share of requests", xscale="log", ylim=(0, 1))
         middle.set(title="Requests waiting", xlabel="minutes", ylabel="requests", ylim=(0, None))
-        right.set(title="Time to first token by size of request, p90", ylabel="seconds", yscale="log")
+        right.set(title="Time to first token by size of request, p90", ylabel="seconds")
         right.set_xticks(range(_NUM_CLASSES), ["shortest ¼", "2nd", "3rd", "longest ¼"])
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), frameon=False)
         figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None, dpi=144)
@@ -66,6 +66,23 @@ def _draw_first_tokens(axes: Any, run: Simulation, name: str, color: str) -> Non
     step = max(len(waits) // 500, 1)  # as many points as a picture can show
     shares = [(index + 1) / len(waits) for index in range(len(waits))]
     axes.plot(waits[::step] or [0.0], shares[::step] or [0.0], color=color, linewidth=2, label=name)
+
+
+def _mean_queue(run: Simulation) -> tuple[list[float], list[float]]:
+    """Minutes, and how many requests waited then: means over as many spans of time as can be told apart."""
+    span = max(run.makespan_s, 1e-9) / _NUM_SPANS
+    waited = [0.0] * (_NUM_SPANS + 1)
+    ends = [*(time for time, _ in run.queue[1:]), run.makespan_s]
+    for (start, length), end in zip(run.queue, ends, strict=True):
+        while start < end:
+            index = min(int(start / span), _NUM_SPANS - 1)
+            upto = end if index == _NUM_SPANS - 1 else min(end, (index + 1) * span)
+            waited[index] += length * (upto - start)
+            if upto <= start:
+                break
+            start = upto
+    minutes = [(index + 0.5) * span / 60 for index in range(_NUM_SPANS)]
+    return minutes, [total / span for total in waited[:_NUM_SPANS]]
 
 
 def _draw_classes(axes: Any, run: Simulation, index: int, count: int, color: str) -> None:

@@ -14,8 +14,8 @@ def print_table(report: dict[str, Any]) -> None:
     """Print what was simulated, and what each policy made of it."""
     costs = report["costs"]
     print(
-        f"{report['num_requests']} requests in {report['duration_s']:.0f} s; at most {report['max_num_seqs']} sequences and "
-        f"{report['max_num_batched_tokens']} tokens a step, {report['num_kv_blocks']} blocks of "
+        f"{report['num_requests']} requests in {report['duration_s']:.0f} s, {report['max_num_seqs']} sequences and "
+        f"{report['max_num_batched_tokens']} tokens a step at most, {report['num_kv_blocks']} blocks of "
         f"{report['block_size']} tokens"
     )
     print(
