@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from aethermind.cache.kv_cache import KVCache
@@ -25,6 +26,8 @@ class BatchWriter:
         self._seqlens_k = arrays["seqlens_k"]
         self._block_tables = arrays["block_tables"]
         self._logits_rows = arrays["logits_rows"]
+        self._ramp = self._cu_seqlens_q.copy()
+        self._ramp[:] = range(len(self._ramp))
         self._cache = cache
 
     def write(self, decision: ScheduleDecision) -> tuple[list[Request], int]:
@@ -32,10 +35,9 @@ class BatchWriter:
         cache = self._cache
         tables = [cache.block_table(entry.request.request_id) for entry in decision.scheduled]
         width = max(map(len, tables))
-        for index, table in enumerate(tables):
-            row = index * width
-            self._block_tables[row : row + len(table)] = table
-            self._block_tables[row + len(table) : row + width] = 0
+        padding = [0] * width
+        padded = list(chain.from_iterable(chain(table, padding[len(table) :]) for table in tables))
+        self._block_tables[: len(padded)] = padded
         self._cu_seqlens_q[0] = 0
         sampled = self._write_decodes(decision, tables)
         position = num_decodes = decision.num_decodes
@@ -65,7 +67,7 @@ class BatchWriter:
             table[position // block_size] * block_size + position % block_size
             for table, position in zip(tables, positions, strict=False)
         ]
-        self._cu_seqlens_q[1 : count + 1] = range(1, count + 1)
+        self._cu_seqlens_q[1 : count + 1] = self._ramp[1 : count + 1]
         self._seqlens_k[:count] = [position + 1 for position in positions]
-        self._logits_rows[:count] = range(count)
+        self._logits_rows[:count] = self._ramp[:count]
         return requests
