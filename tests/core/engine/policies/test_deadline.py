@@ -30,14 +30,15 @@ def test_deadlines_count_from_arrival_and_all_have_one() -> None:
 
 
 def test_who_is_late_lets_others_by_for_a_while() -> None:
-    policy = EarliestDeadline(lateness_s=10.0)
+    policy = EarliestDeadline(lateness_s=10.0, seconds_per_prompt_token=0.1, seconds_per_new_token=0.05)
     late = request("l", 0.0, 1000.0)
-    assert ordered(policy, [late, request("a", 1.5, 1000.0)], 2.0) == "al"
-    assert ordered(policy, [late, request("b", 11.0, 1000.0)], 11.5) == "lb"
+    assert ordered(policy, [late, request("a", 0.3, 1000.0)], 0.49) == "la"
+    assert ordered(policy, [late, request("a", 0.3, 1000.0)], 0.51) == "al", "it takes 0.1 s + 8 times 0.05 s"
+    assert ordered(policy, [late, request("b", 11.0, 1000.0)], 11.2) == "lb"
     assert policy.victim_key(late, 0.0) == policy.victim_key(late, 99.0)
 
 
-@pytest.mark.parametrize("name", ["default_s", "lateness_s"])
+@pytest.mark.parametrize("name", ["default_s", "lateness_s", "seconds_per_prompt_token", "seconds_per_new_token"])
 @pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
 def test_seconds_must_be_some(name: str, value: float) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{name} is"):

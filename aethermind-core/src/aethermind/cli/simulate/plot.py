@@ -42,7 +42,12 @@ def draw(runs: Mapping[str, Simulation], path: Path) -> None:
 
     style: dict[str, Any] = {"axes.edgecolor": _GRID, "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK}
     style |= {"text.color": _INK, "axes.grid": True, "grid.color": _GRID, "axes.axisbelow": True, "font.size": 9}
-    style |= {"axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "aethermind"}
+    style |= {
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "svg.hashsalt": "aethermind",
+        "svg.fonttype": "none",
+    }
     with pyplot.rc_context(style):
         figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
         for index, (name, run) in enumerate(runs.items()):

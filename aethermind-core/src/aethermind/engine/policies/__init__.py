@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aethermind.engine.policies.base import OrderKey, SchedulingPolicy, fits_now
+from aethermind.engine.policies.base import OrderKey, SchedulingPolicy, estimated_work_s, fits_now
 from aethermind.engine.policies.deadline import EarliestDeadline
 from aethermind.engine.policies.fcfs import FirstComeFirstServed
 from aethermind.engine.policies.priority import PriorityWithAging
@@ -15,5 +15,6 @@ __all__ = [
     "PriorityWithAging",
     "SchedulingPolicy",
     "ShortestFirst",
+    "estimated_work_s",
     "fits_now",
 ]

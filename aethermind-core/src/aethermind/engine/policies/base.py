@@ -6,7 +6,7 @@ from typing import Protocol, TypeAlias
 
 from aethermind.engine.request import Request
 
-__all__ = ["OrderKey", "SchedulingPolicy", "fits_now"]
+__all__ = ["OrderKey", "SchedulingPolicy", "estimated_work_s", "fits_now"]
 
 OrderKey: TypeAlias = tuple[float, float, str]
 """Compared like any tuple; ends with the request id, so that no two requests are equal."""
@@ -40,3 +40,12 @@ class SchedulingPolicy(Protocol):
 def fits_now(num_blocks_needed: int, num_available_blocks: int) -> bool:
     """Admission that wants room for all tokens: starting what will soon be preempted is work for nothing."""
     return num_blocks_needed <= num_available_blocks
+
+
+def estimated_work_s(request: Request, seconds_per_prompt_token: float, seconds_per_new_token: float) -> float:
+    """Seconds that a request takes alone, if its answer gets as long as it may.
+
+    That is what is known before: true where `max_tokens` is true to the answer, else an upper bound.
+    """
+    num_new_tokens = request.max_total_tokens - request.num_prompt_tokens
+    return request.num_prompt_tokens * seconds_per_prompt_token + num_new_tokens * seconds_per_new_token

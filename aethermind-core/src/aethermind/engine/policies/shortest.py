@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aethermind.engine.policies.base import OrderKey, fits_now
+from aethermind.engine.policies.base import OrderKey, estimated_work_s, fits_now
 from aethermind.engine.request import Request
 from aethermind.errors import InvalidArgumentError
 
@@ -15,8 +15,7 @@ __all__ = ["ShortestFirst"]
 class ShortestFirst:
     """Orders by arrival plus `patience` times the estimated seconds of work.
 
-    Work is what the prompt and the longest answer allowed take: known where `max_tokens` is true to the answer, else
-    an upper bound. Pure shortest-first starves the long while short ones keep coming; here a request that takes `w`
+    Work is what the prompt and the longest answer allowed take, see `estimated_work_s`. Pure shortest-first starves the long while short ones keep coming; here a request that takes `w`
     seconds is overtaken only by those that arrive within `patience * w`.
     """
 
@@ -31,8 +30,7 @@ class ShortestFirst:
 
     def work_s(self, request: Request) -> float:
         """Seconds of work of the whole request, alone."""
-        new_tokens = request.max_total_tokens - request.num_prompt_tokens
-        return request.num_prompt_tokens * self.seconds_per_prompt_token + new_tokens * self.seconds_per_new_token
+        return estimated_work_s(request, self.seconds_per_prompt_token, self.seconds_per_new_token)
 
     def order_key(self, request: Request, now: float) -> OrderKey:
         """The shorter and the earlier first."""
