@@ -15,8 +15,9 @@ __all__ = ["ShortestFirst"]
 class ShortestFirst:
     """Orders by arrival plus `patience` times the estimated seconds of work.
 
-    Work is what the prompt and the longest answer allowed take, see `estimated_work_s`. Pure shortest-first starves the long while short ones keep coming; here a request that takes `w`
-    seconds is overtaken only by those that arrive within `patience * w`.
+    Work is what the prompt and the longest answer allowed take, see `estimated_work_s`. Pure shortest-first starves the
+    long while short ones keep coming; here a request that takes `w` seconds is overtaken only by those that arrive
+    within `patience * w`.
     """
 
     seconds_per_prompt_token: float = 1e-4
