@@ -15,7 +15,7 @@ from aethermind.engine.loader import PlannedModel
 from aethermind.engine.model_runner import ModelRunner, SampledToken
 from aethermind.engine.output import RequestOutput
 from aethermind.engine.output_builder import OutputBuilder
-from aethermind.engine.preemption import MeasuredCosts
+from aethermind.engine.preemption import MeasuredCosts, TimedSwapStore
 from aethermind.engine.prompt_reader import check_embeddings
 from aethermind.engine.request import FinishReason, Request
 from aethermind.engine.request_options import RequestOptions
@@ -25,6 +25,7 @@ from aethermind.errors import ContextLengthError, InvalidArgumentError
 from aethermind.sampling.random import derive_seed
 
 if TYPE_CHECKING:
+    from aethermind.cache.swap import SwapStore
     from aethermind.model.input_processor import EmbeddingSpan
     from aethermind.sampling.params import SamplingParams
     from aethermind.text.tokenizer import Tokenizer
@@ -41,14 +42,18 @@ class Engine:
         tokenizer: Tokenizer,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        swap_store: SwapStore | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        """Load the model that `planned` describes; `swap_store` takes what gives way in a full KV cache."""
         config = planned.config
         self.planned = planned
         self.tokenizer = tokenizer
-        self.cache = _make_cache(planned)
-        self.runner = ModelRunner(planned, self.cache, on_progress)
         self.costs = MeasuredCosts()
+        if swap_store is not None:
+            swap_store = TimedSwapStore(swap_store, planned.cache_spec.bytes_per_block, self.costs, clock)
+        self.cache = _make_cache(planned, swap_store)
+        self.runner = ModelRunner(planned, self.cache, on_progress)
         self.scheduler = Scheduler(self.cache, planned.policy, self.costs)
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._planned_budget = self.budget = StepBudget(max_num_seqs, config.max_num_batched_tokens)
@@ -195,11 +200,13 @@ class Engine:
                 )
 
 
-def _make_cache(planned: PlannedModel) -> KVCache:
+def _make_cache(planned: PlannedModel, swap_store: SwapStore | None) -> KVCache:
     pool = BlockPool(planned.num_kv_blocks)
     prefix_cache = None
     if planned.config.enable_prefix_caching:
         salt = repr((str(planned.source.path), planned.dtype.label, planned.config.quantization))
         prefix_cache = HashedPrefixCache(pool, planned.cache_spec.block_size, salt.encode())
     spec, max_model_len = planned.cache_spec, planned.max_model_len
-    return KVCache(spec, planned.num_kv_blocks, max_model_len, prefix_cache=prefix_cache, pool=pool)
+    return KVCache(
+        spec, planned.num_kv_blocks, max_model_len, prefix_cache=prefix_cache, swap_store=swap_store, pool=pool
+    )

@@ -68,7 +68,7 @@ def _draw_first_tokens(axes: Any, run: Simulation, name: str, color: str) -> Non
     waits = sorted(
         record.first_token_s - record.trace.arrival_s for record in run.records if record.first_token_s is not None
     )
-    step = max(len(waits) // 500, 1)  # as many points as a picture can show
+    step = max(len(waits) // 200, 1)  # as many points as a picture can show
     shares = [(index + 1) / len(waits) for index in range(len(waits))]
     axes.plot(waits[::step] or [0.0], shares[::step] or [0.0], color=color, linewidth=2, label=name)
 
