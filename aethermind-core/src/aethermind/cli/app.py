@@ -24,6 +24,7 @@ from aethermind.cli import (
     ops,
     plugins,
     profile,
+    serve,
     simulate,
     tokens,
 )
@@ -104,6 +105,7 @@ app = typer.Typer(
 )
 app.command("generate", cls=ConfiguredCommand, epilog=generate.EXAMPLES)(generate.generate)
 app.command("chat", cls=ConfiguredCommand, epilog=chat.EXAMPLES)(chat.chat)
+app.command("serve", cls=ConfiguredCommand, epilog=serve.EXAMPLES)(serve.serve)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command("explain", cls=ConfiguredCommand, epilog=explain.EXAMPLES)(explain.explain)
 app.command("models", cls=ConfiguredCommand, epilog=models.EXAMPLES)(models.models)
