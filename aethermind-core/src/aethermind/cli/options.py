@@ -24,6 +24,7 @@ __all__ = [
     "LoadFormat",
     "MaxModelLen",
     "MaxNumBatchedTokens",
+    "MaxNumSeqs",
     "MaxTokens",
     "MinP",
     "Model",
@@ -67,6 +68,7 @@ BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a block 
 MaxNumBatchedTokens = Annotated[
     int, typer.Option("--max-num-batched-tokens", help="The most tokens in a step, a piece of a prompt included.")
 ]
+MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", help="The most requests running at once.")]
 Fallback = Annotated[
     str, typer.Option("--fallback", help="Operators without a kernel of the device: error, warn or allow.")
 ]

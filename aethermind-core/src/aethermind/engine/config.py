@@ -15,7 +15,7 @@ class EngineConfig:
 
     `quantization` names the weight format of the model's matrices, `lm_head` that of the one that makes logits (None:
     int8 where the others have fewer bits, else the same). Names are checked where formats are known, when a model is
-    planned.
+    planned. `max_new_tokens` is a quota: no answer gets longer, whatever its request asks for.
 
     Raises InvalidArgumentError for values out of range.
     """
@@ -32,14 +32,16 @@ class EngineConfig:
     seed: int = 0
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    max_new_tokens: int | None = None
+    scheduling_policy: str = "fcfs"
     enable_prefix_caching: bool = True
     fallback: str = "warn"
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("device", "dtype"):
+        for name, default in (("device", "auto"), ("dtype", "auto"), ("scheduling_policy", "fcfs")):
             if not isinstance(getattr(self, name), str):
-                raise InvalidArgumentError(f"{name} should be a name, such as auto, got {getattr(self, name)!r}.")
+                raise InvalidArgumentError(f"{name} should be a name, such as {default}, got {getattr(self, name)!r}.")
         for name in (
             "max_model_len",
             "num_kv_blocks",
@@ -47,6 +49,7 @@ class EngineConfig:
             "num_threads",
             "max_num_seqs",
             "max_num_batched_tokens",
+            "max_new_tokens",
         ):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**40):

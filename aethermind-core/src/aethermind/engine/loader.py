@@ -29,6 +29,7 @@ from aethermind.sampling.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_T
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import TensorSource
+    from aethermind.engine.policies import SchedulingPolicy
     from aethermind.model.input_processor import InputProcessor
     from aethermind.model.source import ModelSource
     from aethermind.sampling.registry import LogitsProcessorRegistry
@@ -68,6 +69,7 @@ class PlannedModel:
     weight_formats: Mapping[str, WeightFormat]
     logits_processors: LogitsProcessorRegistry
     create_input_processor: Callable[[TensorSource], InputProcessor] | None
+    policy: SchedulingPolicy
 
     @property
     def parameter_types(self) -> dict[str, TensorType]:
@@ -100,6 +102,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     `options` are fields of EngineConfig.
     """
     config = config or EngineConfig(**options)
+    policy = runtime.policies.make(config.scheduling_policy)
     source = runtime.open_source(model)
     raw = source.config()
     name = architecture_name(raw, source.path)
@@ -148,6 +151,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
         weight_formats,
         runtime.logits_processors,
         None if factory is None else partial(factory.create, raw),
+        policy,
     )
 
 

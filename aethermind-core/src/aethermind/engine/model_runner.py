@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aethermind.cache.kv_cache import KVCache
 from aethermind.engine.batch import BatchWriter
+from aethermind.engine.decision import ScheduleDecision
 from aethermind.engine.embedding_rows import EmbeddingRows, needs_embeddings
 from aethermind.engine.loader import PlannedModel, open_weights
 from aethermind.engine.logits_processors import process_logits
 from aethermind.engine.logprobs import TokenLogprobs, read_logprobs
 from aethermind.engine.model_graph import GraphKey, Part
 from aethermind.engine.request import Request
-from aethermind.engine.scheduler import ScheduleDecision
 from aethermind.graph.compile import Compiled
 from aethermind.graph.constants import ConstantStore
 from aethermind.graph.executor import Executor

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
+from aethermind.engine.decision import ScheduleDecision
 from aethermind.engine.roofline import StepShape, Work, add_up, calls_of, work_of
-from aethermind.engine.scheduler import ScheduleDecision
 from aethermind.graph.executor import Executor
 from aethermind.graph.plan import Step
 from aethermind.ops.cost import Call, Cost, cost_of

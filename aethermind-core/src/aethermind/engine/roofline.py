@@ -19,7 +19,7 @@ from aethermind.ops.operator import Operator, OperatorRegistry
 from aethermind.ops.schema import TensorType
 
 if TYPE_CHECKING:
-    from aethermind.engine.scheduler import ScheduleDecision
+    from aethermind.engine.decision import ScheduleDecision
     from aethermind.graph.executor import Executor
     from aethermind.hal.backend import MeasuredLimits
 

@@ -10,6 +10,7 @@ from aethermind.engine.request import Request, RequestState
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
+    from aethermind.engine.waiting_queue import WaitingQueue
 
 __all__ = ["SampleGroup"]
 
@@ -32,7 +33,7 @@ class SampleGroup:
         """Whether all answers have ended."""
         return all(request.is_finished for request in self.requests)
 
-    def start(self, cache: KVCache, num_seats: int, waiting: list[Request], running: list[Request]) -> int:
+    def start(self, cache: KVCache, num_seats: int, waiting: WaitingQueue, running: list[Request], now: float) -> int:
         """Let pending answers run, at most `num_seats`, on a copy of a sibling's prompt; returns how many.
 
         Without a sibling whose prompt is computed they wait for one, and where none is under way they queue.
@@ -42,7 +43,7 @@ class SampleGroup:
             source = self._source()
             if source is None:
                 if all(request.is_finished for request in self.requests if request not in self.pending):
-                    waiting.append(self.pending.pop(0))
+                    waiting.add(self.pending.pop(0), now)
                 break
             child = self.pending.pop(0)
             cache.fork(source.request_id, child.request_id)

@@ -22,12 +22,20 @@ from aethermind.model.source import ModelSource, open_source
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.weight_format import FORMAT_NAMES, WeightFormatRegistry, parse_format
 from aethermind.plugins.discovery import PluginRecord, call_each, discover, load
+from aethermind.runtime.policy_registry import PolicyRegistry
 from aethermind.sampling.registry import LogitsProcessorRegistry
 
 if TYPE_CHECKING:
     import pluggy
 
 __all__ = ["OpenDevice", "Runtime"]
+
+_POLICIES = {
+    "fcfs": "FirstComeFirstServed",
+    "priority": "PriorityWithAging",
+    "shortest": "ShortestFirst",
+    "deadline": "EarliestDeadline",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,7 @@ class Runtime:
     gguf_families: GgufFamilyRegistry = field(default_factory=GgufFamilyRegistry)
     models: ModelRegistry = field(default_factory=ModelRegistry)
     logits_processors: LogitsProcessorRegistry = field(default_factory=LogitsProcessorRegistry)
+    policies: PolicyRegistry = field(default_factory=PolicyRegistry)
 
     @classmethod
     def boot(cls) -> Runtime:
@@ -130,6 +139,8 @@ class Runtime:
         for name in ("numpy", "null"):
             self.kernels.register(name, self._reference_kernels(name), provider=provider)
         self.weight_formats.register(parse_format, names=FORMAT_NAMES, provider=provider)
+        for name, target in _POLICIES.items():
+            self.policies.register(name, f"aethermind.engine.policies:{target}", provider=provider)
 
     def _reference_kernels(self, device_type: str) -> Callable[[], list[Kernel]]:
         def load_references() -> list[Kernel]:
@@ -149,6 +160,7 @@ class Runtime:
             ("register_gguf_families", self.gguf_families),
             ("register_models", self.models),
             ("register_logits_processors", self.logits_processors),
+            ("register_policies", self.policies),
         ]
 
     def _call(self, hook: str, registry: Any) -> bool:
