@@ -123,9 +123,9 @@ inline constexpr int64_t kLineK = kLineBytes / static_cast<int64_t>(sizeof(typen
 template <class E>
 inline constexpr int64_t kLineSteps = kLineK<E> / E::kStepK;
 
-// What a tile kernel fetches beside what it multiplies: `distance` bytes further on, every `stride`-th step from `first`
-// on. The tiles that meet the same panels share the fetching of the next ones, so that memory
-// is busy for as long as arithmetic is.
+// What a tile kernel fetches beside what it multiplies: `distance` bytes further on, every `stride`-th step from
+// `first` on. The tiles that meet the same panels share the fetching of the next ones, so that memory is busy for as
+// long as arithmetic is.
 struct Fetch {
   int64_t distance, first, stride;
 };
@@ -138,8 +138,9 @@ inline constexpr int64_t kFetchAheadBytes = 6144;  // where a single tile meets 
 // One tile by P panels over `num_steps` steps. The sums of row r and panel p are sums[r * row_stride + p *
 // column_stride …]; they are set, or with `is_first` false added to.
 template <class E, int R, int P>
-__attribute__((noinline)) void multiply_tile(const char* x, const char* const* panels, int64_t num_steps, const Fetch& fetch,
-                                             float* sums, int64_t row_stride, int64_t column_stride, bool is_first) {
+__attribute__((noinline)) void multiply_tile(const char* x, const char* const* panels, int64_t num_steps,
+                                             const Fetch& fetch, float* sums, int64_t row_stride, int64_t column_stride,
+                                             bool is_first) {
   Vec totals[R][P];
   const char* w[P];
 #pragma GCC unroll 4

@@ -82,7 +82,8 @@ AETHER_INLINE void for_each_block(const Blocking& cut, const T* x, const am_team
     for (int64_t k = 0; k < cut.k; k += cut.k_block) {
       const int64_t k_count = smaller(cut.k_block, cut.k - k), k_next = k + k_count;
       char* part = cut.keeps_tiles ? tiles + num_rows * k * static_cast<int64_t>(sizeof(typename E::Lane)) : tiles;
-      if (!are_packed) pack_tiles<E>([&](int64_t r) { return x + (row_begin + r) * cut.k; }, num_rows, k, k_count, part);
+      if (!are_packed)
+        pack_tiles<E>([&](int64_t r) { return x + (row_begin + r) * cut.k; }, num_rows, k, k_count, part);
       multiply_tiles<E>(part, num_rows, k_count, panels, num_panels, k / E::kStepK * kStepBytes, k == 0, c,
                         k_next < cut.k ? panels[0] + k_next / E::kStepK * kStepBytes : next);
     }

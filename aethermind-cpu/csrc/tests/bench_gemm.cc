@@ -1,7 +1,8 @@
 // Rates of the matrix kernels at the shapes of Qwen2-0.5B, beside the machine's limits measured in the same run.
 //
 //   bench_gemm [num_workers] [variant] [all dtypes: any third argument]
-//   bench_gemm [num_workers] quantized [most rows, or =rows] [operator or all] [format]     weight formats beside bfloat16
+//   bench_gemm [num_workers] quantized [most rows, or =rows] [operator or all] [format]     weight formats beside
+//   bfloat16
 //
 // The last column is the fraction of the limit: of reading the weight or of its arithmetic, whichever takes longer.
 #include <algorithm>
@@ -160,7 +161,8 @@ int main(int argc, char** argv) {
         bench(team, *best_of(kernel_table(), shape.operator_name), shape, limits, nullptr, least_rows, most_rows);
       for (const Format& format : kFormats) {
         if (is_wanted(format.name))
-          bench(team, *best_of(quantized_kernel_table(), shape.operator_name), shape, limits, &format, least_rows, most_rows);
+          bench(team, *best_of(quantized_kernel_table(), shape.operator_name), shape, limits, &format, least_rows,
+                most_rows);
       }
       continue;
     }
