@@ -209,11 +209,11 @@ constexpr int quantized_panels_at_once(int64_t rows) {
   return QuantizedEngine<8, false>::panels_at_once(static_cast<int>(rows));
 }
 
-// The most rows of a tile where there are `rows`. Two tall tiles read each panel's codes fewer times; where there are
+// The most rows of a tile where there are `rows`. A few tall tiles read each panel's codes fewer times; where there are
 // more, low ones take two panels at once, if the engine can.
 constexpr int64_t quantized_tile_rows(int64_t rows) {
   constexpr int64_t half = (kQuantizedRows + 1) / 2;
-  return rows > 2 * kQuantizedRows && quantized_panels_at_once(half) > 1 ? half : kQuantizedRows;
+  return rows > 4 * kQuantizedRows && quantized_panels_at_once(half) > 1 ? half : kQuantizedRows;
 }
 
 // The tile kernels of a format by number of rows, for as many panels as they take at once and for a single one.
