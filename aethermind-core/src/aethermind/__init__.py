@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from aethermind.llm import LLM
     from aethermind.runtime import Runtime
     from aethermind.sampling.params import SamplingParams
+    from aethermind.sampling.structured import StructuredOutputs
 
 __all__ = [
     "AetherMindError",
@@ -22,6 +23,7 @@ __all__ = [
     "RequestOutput",
     "Runtime",
     "SamplingParams",
+    "StructuredOutputs",
     "__version__",
 ]
 
@@ -35,6 +37,7 @@ _HOMES = {
     "RequestOutput": "aethermind.engine.output",
     "Runtime": "aethermind.runtime",
     "SamplingParams": "aethermind.sampling.params",
+    "StructuredOutputs": "aethermind.sampling.structured",
 }
 
 

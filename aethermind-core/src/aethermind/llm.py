@@ -23,18 +23,30 @@ from aethermind.engine.loader import plan_model
 from aethermind.engine.model_info import ModelInfo, describe_model
 from aethermind.engine.output import CompletionOutput, Logprob, RequestOutput
 from aethermind.engine.progress_bar import ProgressBar
-from aethermind.engine.prompt_reader import Prompt, PromptReader
+from aethermind.engine.prompt_reader import EnginePrompt, Prompt, PromptReader
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults
 from aethermind.sampling.params import SamplingParams
+from aethermind.sampling.structured import StructuredOutputs
 from aethermind.text.chat_prompt import Message, TemplateOptions, chat_prompt
 from aethermind.text.token_memory import TokenMemory
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from aethermind.graph.hooks import HookRegistry
 
-__all__ = ["CompletionOutput", "LLM", "Logprob", "ModelInfo", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "CompletionOutput",
+    "LLM",
+    "Logprob",
+    "ModelInfo",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputs",
+]
 
 
 class LLM:
@@ -58,6 +70,7 @@ class LLM:
         max_num_batched_tokens: int = 512,
         enable_prefix_caching: bool = True,
         fallback: str = "warn",
+        deterministic: bool = False,
         runtime: Runtime | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -68,7 +81,8 @@ class LLM:
         and prompts that begin like one of those reuse its keys and values.
         `quantization` is the format to store the model's matrices in (`int8`, `int4`, …), `lm_head` that of the one
         that makes logits (by default int8, or that of the others if it has no fewer bits).
-        `fallback` says what happens where the device lacks a kernel: error, warn or allow.
+        `fallback` says what happens where the device lacks a kernel: error, warn or allow. `deterministic` refuses
+        kernels with which a request's tokens could depend on the batch that it is in.
         """
         started = time.perf_counter()
         config = EngineConfig(
@@ -86,6 +100,7 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,
             fallback=fallback,
+            deterministic=deterministic,
         )
         planned = plan_model(runtime or Runtime.boot(), model, config)
         self.tokenizer = planned.source.tokenizer()
@@ -214,6 +229,27 @@ class LLM:
                     completion = output.outputs[0]
                     memory.learn(text, token_ids, completion.text, completion.token_ids)
 
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], *, pooling: str = "last", normalize: bool = True
+    ) -> list[npt.NDArray[np.float32]]:
+        """One vector for each prompt, float32 [hidden_size]: the hidden states behind the model's final norm, pooled.
+
+        `pooling` takes the last token's, the mean of all, or the first token's (`last`, `mean`, `cls`); with
+        `normalize` vectors have length 1. Prompts are texts or token ids. Between requests of other callers, too.
+        """
+        vectors = []
+        for prompt in _listed(prompts):
+            read = self._read(prompt)
+            if read.embeddings:
+                raise InvalidArgumentError("embed takes texts and token ids; leave prompt_embeds and pictures out.")
+            vectors.append(self.engine.embed(read.token_ids, pooling, is_normalized=normalize))
+        return vectors
+
+    def _read(self, prompt: Prompt) -> EnginePrompt:
+        if self._is_closed:
+            raise InvalidArgumentError("This LLM was closed; make another one.")
+        return self._prompts.read(prompt)
+
     def _next(self, ids: Collection[str]) -> list[RequestOutput]:
         """Step until some of these requests grew; what others got is kept until they ask (several may be open)."""
         while True:
@@ -231,12 +267,10 @@ class LLM:
 
     def _add_all(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[str]:
         """Queue all prompts or none."""
-        if self._is_closed:
-            raise InvalidArgumentError("This LLM was closed; make another one.")
         ids: list[str] = []
         try:
             for prompt, one in zip(prompts, params, strict=True):
-                read = self._prompts.read(prompt)
+                read = self._read(prompt)
                 self._num_requests += 1
                 request_id = str(self._num_requests - 1)
                 self.engine.add_request(request_id, read.token_ids, one, prompt=read.text, embeddings=read.embeddings)

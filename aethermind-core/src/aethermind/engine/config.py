@@ -34,6 +34,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     enable_prefix_caching: bool = True
     fallback: str = "warn"
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         for name in ("device", "dtype"):
@@ -52,10 +53,9 @@ class EngineConfig:
                 raise InvalidArgumentError(f"{name} should be a positive integer, got {value!r}.")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InvalidArgumentError(f"seed should be an integer, got {self.seed!r}.")
-        if not isinstance(self.enable_prefix_caching, bool):
-            raise InvalidArgumentError(
-                f"enable_prefix_caching should be True or False, got {self.enable_prefix_caching!r}."
-            )
+        for name in ("enable_prefix_caching", "deterministic"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgumentError(f"{name} should be True or False, got {getattr(self, name)!r}.")
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
         _check_choice("fallback", self.fallback, ("error", "warn", "allow"))
         for name in ("quantization", "lm_head"):

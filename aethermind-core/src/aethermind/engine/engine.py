@@ -12,14 +12,21 @@ from aethermind.cache.kv_cache import KVCache
 from aethermind.engine.loader import PlannedModel
 from aethermind.engine.model_runner import ModelRunner, SampledToken
 from aethermind.engine.output import RequestOutput
-from aethermind.engine.output_builder import OutputBuilder
+from aethermind.engine.output_builder import OutputBuilder, named_logprobs
 from aethermind.engine.prompt_reader import check_embeddings
 from aethermind.engine.request import FinishReason, Request
+from aethermind.engine.sample_group import SampleGroup
 from aethermind.engine.scheduler import ScheduleDecision, Scheduler, SchedulerConfig
-from aethermind.errors import ContextLengthError, InvalidArgumentError
+from aethermind.engine.text_embedding import embed_text
+from aethermind.engine.text_scores import score_prompt
+from aethermind.engine.token_controls import ControlsReader
+from aethermind.errors import ContextLengthError, InvalidArgumentError, OutOfMemoryError
 from aethermind.sampling.random import derive_seed
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from aethermind.model.input_processor import EmbeddingSpan
     from aethermind.sampling.params import SamplingParams
     from aethermind.text.tokenizer import Tokenizer
@@ -48,13 +55,17 @@ class Engine:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self._outputs: dict[str, OutputBuilder] = {}
+        self._groups: dict[str, SampleGroup] = {}
+        self._group_of: dict[str, SampleGroup] = {}
+        self._unscored: list[Request] = []
+        self._controls = ControlsReader(planned, tokenizer)
         self._clock = clock
         self._num_added = 0
 
     @property
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs."""
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.running or self._unscored or self._groups)
 
     def add_request(
         self,
@@ -70,60 +81,175 @@ class Engine:
         InvalidArgumentError or ContextLengthError when its prompt cannot be served.
         """
         self._check_prompt(request_id, prompt_token_ids, params)
+        controls = self._controls.read(params)
         if embeddings:
             check_embeddings(embeddings, len(prompt_token_ids), self.planned.model.config.hidden_size)
             self.runner.prepare_embeddings()
-        request = Request(
-            request_id,
-            prompt_token_ids,
-            params,
-            self._clock(),
-            max_model_len=self.planned.max_model_len,
-            seed=derive_seed(self.planned.config.seed, self._num_added),
-            eos_token_ids=self.planned.eos_token_ids,
-            embeddings=embeddings,
-        )
+            if params.prompt_logprobs is not None:
+                raise InvalidArgumentError("prompt_logprobs are for prompts of tokens; leave them out with embeddings.")
+        engine_seed = derive_seed(self.planned.config.seed, self._num_added)
         self._num_added += 1
-        self.waiting.append(request)
-        self._outputs[request_id] = OutputBuilder(request, prompt, self.tokenizer)
+        seed = engine_seed if params.seed is None else params.seed
+        requests = []
+        for index in range(params.n):
+            if index and controls is not None:
+                controls = controls.fork(self._controls.processors(params))
+            request = Request(
+                _id_of_sibling(request_id, index) if index else request_id,
+                prompt_token_ids,
+                params,
+                self._clock(),
+                max_model_len=self.planned.max_model_len,
+                seed=seed,
+                eos_token_ids=self.planned.eos_token_ids,
+                embeddings=embeddings,
+                controls=controls,
+            )
+            if index:  # the first answer is the one that n = 1 gives
+                request.seed = derive_seed(seed, index)
+            requests.append(request)
+            self._outputs[request.request_id] = OutputBuilder(request, prompt, self.tokenizer)
+        if params.n > 1:
+            self._groups[request_id] = group = SampleGroup(request_id, requests)
+            self._group_of.update((request.request_id, group) for request in requests)
+        (self.waiting if params.prompt_logprobs is None else self._unscored).append(requests[0])
 
-    def abort(self, request_id: str) -> None:
-        """End a request now and free its blocks; unknown and finished ids are ignored."""
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now and free its blocks; returns what there is of it, None for unknown and finished ids."""
+        group = self._groups.get(request_id)
+        if group is not None:
+            builders = [self._outputs[one.request_id] for one in group.requests if not one.is_finished]
+            self._end_group(group)
+            return group.merge([builder.snapshot(self._clock()) for builder in builders])
         builder = self._outputs.pop(request_id, None)
-        if builder is not None and not builder.request.is_finished:
-            self.scheduler.finish(builder.request, FinishReason.ABORT, self.waiting, self.running)
+        if builder is None or builder.request.is_finished:
+            return None
+        self._finish(builder.request, FinishReason.ABORT)
+        return builder.snapshot(self._clock())
+
+    def embed(self, token_ids: Sequence[int], pooling: str, *, is_normalized: bool) -> npt.NDArray[np.float32]:
+        """The vector of a text, float32 [hidden_size] (see `text_embedding`); between steps."""
+        if not 0 < len(token_ids) <= self.planned.max_model_len:
+            raise ContextLengthError(
+                f"The text has {len(token_ids)} tokens; it needs one, and the context holds "
+                f"{self.planned.max_model_len}."
+            )
+        self._check_ids(token_ids)
+        return embed_text(self.runner, self.cache, token_ids, pooling, is_normalized=is_normalized)
 
     def step(self) -> list[RequestOutput]:
         """Compute one step and return the requests that grew or ended in it."""
+        outputs = self._score_prompts() if self._unscored else []
+        if self._groups:
+            self._start_siblings()
         decision = self.scheduler.schedule(self._clock(), self.waiting, self.running)
         sampled = self.runner.run(decision) if decision.scheduled else []
         self.scheduler.advance(decision)
         now = self._clock()
-        return [*(self._append(token, now) for token in sampled), *self._refuse(decision, now)]
+        outputs += [self._append(token, now) for token in sampled]
+        if decision.rejected:
+            outputs += self._refuse(decision, now)
+        return self._merge_groups(outputs) if self._groups else outputs
 
     def _append(self, token: SampledToken, now: float) -> RequestOutput:
         request = token.request
         builder = self._outputs[request.request_id]
+        if token.failure is not None:
+            return self._give_up(builder, f"Request {request.request_id} cannot go on: {token.failure}.", now)
         reason = builder.add(token.token_id, token.logprobs, request.append_token(token.token_id), now)
         if reason is not None:
-            self.scheduler.finish(request, reason, self.waiting, self.running)
+            self._finish(request, reason)
             del self._outputs[request.request_id]
         return builder.snapshot(now)
 
     def _refuse(self, decision: ScheduleDecision, now: float) -> list[RequestOutput]:
-        refused = []
-        for entry in decision.rejected:
-            builder = self._outputs.pop(entry.request.request_id)
-            builder.error = (
+        return [
+            self._give_up(
+                self._outputs[entry.request.request_id],
                 f"Request {entry.request.request_id} needs {entry.num_tokens} tokens of KV cache, and the whole cache "
-                f"holds {entry.capacity_tokens}. Raise --num-kv-blocks or shorten the prompt."
+                f"holds {entry.capacity_tokens}. Raise --num-kv-blocks or shorten the prompt.",
+                now,
             )
-            self.scheduler.finish(entry.request, FinishReason.ABORT, self.waiting, self.running)
-            refused.append(builder.snapshot(now))
+            for entry in decision.rejected
+        ]
+
+    def _give_up(self, builder: OutputBuilder, error: str, now: float) -> RequestOutput:
+        """End a request that cannot be served."""
+        builder.error = error
+        del self._outputs[builder.request.request_id]
+        self._finish(builder.request, FinishReason.ABORT)
+        return builder.snapshot(now)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        if request in self._unscored:
+            self._unscored.remove(request)
+            self.waiting.append(request)
+        self.scheduler.finish(request, reason, self.waiting, self.running)
+
+    def _score_prompts(self) -> list[RequestOutput]:
+        """Score prompts that wait for it and queue their requests; returns those that cannot be served.
+
+        Where running requests leave no room for a prompt, it waits until they do.
+        """
+        refused = []
+        for request in list(self._unscored):
+            num_blocks = self.cache.spec.num_blocks_for(request.num_prompt_tokens)
+            if self.running and num_blocks > self.cache.num_available_blocks:
+                break
+            builder = self._outputs[request.request_id]
+            num_top = request.params.prompt_logprobs
+            assert num_top is not None, "who wants no scores is queued at once"
+            try:
+                scores = score_prompt(self.runner, self.cache, request.prompt_token_ids, num_top)
+            except OutOfMemoryError as error:
+                refused.append(self._give_up(builder, str(error), self._clock()))
+                continue
+            builder.prompt_logprobs = [
+                None if score is None else named_logprobs(self.tokenizer, token_id, score)
+                for token_id, score in zip(request.prompt_token_ids, scores, strict=True)
+            ]
+            self._unscored.remove(request)
+            self.waiting.append(request)
         return refused
 
+    def _start_siblings(self) -> None:
+        for group in self._groups.values():
+            num_seats = self.scheduler.config.max_num_seqs - len(self.running)
+            group.start(self.cache, num_seats, self.waiting, self.running)
+
+    def _merge_groups(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
+        """One output a group in place of those of its answers."""
+        merged = [output for output in outputs if output.request_id not in self._group_of]
+        parts: dict[str, list[RequestOutput]] = {}
+        for output in outputs:
+            if (group := self._group_of.get(output.request_id)) is not None:
+                parts.setdefault(group.request_id, []).append(output)
+        for request_id, of_group in parts.items():
+            group = self._groups[request_id]
+            if any(output.error is not None for output in of_group):
+                self._end_group(group)
+            output = group.merge(of_group)
+            if output.finished:
+                self._end_group(group)
+            merged.append(output)
+        return merged
+
+    def _end_group(self, group: SampleGroup) -> None:
+        """End what is left of a group and forget it."""
+        self._groups.pop(group.request_id, None)
+        for request in group.requests:
+            self._group_of.pop(request.request_id, None)
+            self._outputs.pop(request.request_id, None)
+            if request.is_finished:
+                continue
+            if request in group.pending:
+                self.waiting.append(request)
+            self._finish(request, FinishReason.ABORT)
+        group.pending.clear()
+
     def _check_prompt(self, request_id: str, token_ids: Sequence[int], params: SamplingParams) -> None:
-        if request_id in self._outputs:
+        ids = (request_id, *(_id_of_sibling(request_id, index) for index in range(1, params.n)))
+        if request_id in self._groups or not self._outputs.keys().isdisjoint(ids):
             raise InvalidArgumentError(f"Request id {request_id!r} is in use; give each request an id of its own.")
         if not token_ids:
             raise InvalidArgumentError("The prompt is empty; give it at least one token.")
@@ -133,12 +259,19 @@ class Engine:
                 f"The prompt has {len(token_ids)} tokens and the context holds {limit}, with at least one for the "
                 "answer. Shorten the prompt, or raise --max-model-len if the model allows it."
             )
+        self._check_ids((*token_ids, *params.stop_token_ids))
+
+    def _check_ids(self, token_ids: Sequence[int]) -> None:
         vocab_size = self.planned.model.config.vocab_size
-        for token_id in (*token_ids, *params.stop_token_ids):
+        for token_id in token_ids:
             if not 0 <= token_id < vocab_size:
                 raise InvalidArgumentError(
                     f"Token id {token_id} is out of range: the vocabulary has {vocab_size} entries, numbered from 0."
                 )
+
+
+def _id_of_sibling(request_id: str, index: int) -> str:
+    return f"{request_id}/{index}"
 
 
 def _make_cache(planned: PlannedModel) -> KVCache:

@@ -10,6 +10,7 @@ from aethermind.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from aethermind.model.input_processor import EmbeddingSpan
+    from aethermind.sampling.controls import TokenControls
 
 __all__ = ["FinishReason", "Request", "RequestState"]
 
@@ -47,6 +48,7 @@ class Request:
     __slots__ = (
         "all_token_ids",
         "arrival",
+        "controls",
         "embeddings",
         "embeddings_end",
         "eos_token_ids",
@@ -79,6 +81,7 @@ class Request:
         seed: int = 0,
         eos_token_ids: Iterable[int] = (),
         embeddings: Sequence[EmbeddingSpan] = (),
+        controls: TokenControls | None = None,
     ) -> None:
         """Make a waiting request.
 
@@ -100,6 +103,8 @@ class Request:
         if not params.ignore_eos:
             self.stop_token_ids |= self.eos_token_ids
         """The ids that end this request: its own, and the model's unless `ignore_eos`."""
+        self.controls = controls
+        """What sampling needs besides the parameters; None for most requests."""
         self.embeddings = tuple(embeddings)
         """What the model sees at some positions of the prompt instead of the embeddings of their token ids."""
         self.embeddings_end = self.embeddings[-1].end if self.embeddings else 0
