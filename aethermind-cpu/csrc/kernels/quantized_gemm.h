@@ -76,7 +76,7 @@ template <int Bits, bool HasZeroPoint>
 struct ByteEngine {
   static constexpr int64_t kRowBytes = kUnitK + 8;
   static constexpr int kRows = kByteTileRows;
-  static constexpr int panels_at_once(int rows) { return 2 * rows <= kByteTileRows ? 2 : 1; }
+  static constexpr int panels_at_once(int rows) { return kTilePanels > 1 && 2 * rows <= kRows ? 2 : 1; }
   using Zero = IntVec;
 
   static Zero zero_points(const uint8_t* p) { return widen_to_words(p, kCodeOffset<Bits>); }
