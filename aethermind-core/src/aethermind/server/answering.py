@@ -12,6 +12,7 @@ from aethermind.server.openai.answers import Answer, PartCutter
 if TYPE_CHECKING:
     from aethermind.engine.output import RequestOutput
     from aethermind.engine.prompt_reader import EnginePrompt
+    from aethermind.engine.request_options import RequestOptions
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.metrics import Metrics
     from aethermind.server.served_model import ServedModel
@@ -23,11 +24,19 @@ class Answering:
     """The answers to one HTTP request: a prompt or some, each with its own engine request. Used once."""
 
     def __init__(
-        self, model: ServedModel, request_id: str, params: SamplingParams, *, timeout_s: float, metrics: Metrics
+        self,
+        model: ServedModel,
+        request_id: str,
+        params: SamplingParams,
+        options: RequestOptions,
+        *,
+        timeout_s: float,
+        metrics: Metrics,
     ) -> None:
         self._model = model
         self._request_id = request_id
         self._params = params
+        self._options = options
         self._timeout_s = timeout_s
         self._metrics = metrics
 
@@ -78,14 +87,16 @@ class Answering:
 
     def _states_of(self, index: int, prompt: EnginePrompt) -> AsyncGenerator[RequestOutput, None]:
         request_id = f"{self._request_id}-{index}"
-        states = self._model.engine.generate(prompt, self._params, request_id=request_id, timeout_s=self._timeout_s)
+        states = self._model.engine.generate(
+            prompt, self._params, options=self._options, request_id=request_id, timeout_s=self._timeout_s
+        )
         return self._metrics.observed(self._model.name, states)
 
 
 async def told(
-    states: AsyncIterator[tuple[int, RequestOutput]], answer: Answer, *, has_usage: bool
+    states: AsyncIterator[tuple[int, RequestOutput]], answer: Answer, num_answers: int, *, has_usage: bool
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """The events of a stream: parts of the answers as they grow and, if asked for, what they took."""
+    """The events of a stream: parts of the `num_answers` to each prompt as they grow, and what they took if asked."""
     cutters: dict[tuple[int, int], PartCutter] = {}
     last: dict[int, RequestOutput] = {}
     async for place, output in states:
@@ -93,7 +104,7 @@ async def told(
         for one in output.outputs:
             part = cutters.setdefault((place, one.index), PartCutter()).cut(one)
             if part is not None:
-                for event in answer.part(place * len(output.outputs) + one.index, output, part):
+                for event in answer.part(place * num_answers + one.index, output, part):
                     yield event
     if has_usage:
         yield answer.usage([last[place] for place in sorted(last)])

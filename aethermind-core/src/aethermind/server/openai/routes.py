@@ -72,11 +72,12 @@ async def _answer(
         model,
         request.state.request_id,
         body.sampling(model),
+        body.options,
         timeout_s=state.limits.request_timeout_s,
         metrics=state.metrics,
     )
     async with AsyncExitStack() as resources:
-        resources.enter_context(state.admission.enter(len(prompts)))
+        resources.enter_context(state.admission.enter(len(prompts) * body.num_answers))
         read = [await model.engine.read(prompt) for prompt in prompts]
         _check_room(model, read, body.asked_tokens)
         if not body.stream:
@@ -86,7 +87,7 @@ async def _answer(
             )
         states = await resources.enter_async_context(aclosing(answering.states(read)))
         first = await anext(states)  # what is wrong with the request shows here, while there is a status to say so
-        events = told(_continued(first, states), answer, has_usage=body.has_stream_usage)
+        events = told(_continued(first, states), answer, body.num_answers, has_usage=body.has_stream_usage)
         return EventStream(events, resources.pop_all())
 
 

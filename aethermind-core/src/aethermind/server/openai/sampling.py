@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from aethermind.engine.request_options import RequestOptions
 from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.params import SamplingParams
+from aethermind.sampling.structured import StructuredOutputs
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
 
-__all__ = ["SamplingFields", "StreamOptions", "sampling_params"]
+__all__ = ["SamplingFields", "StreamOptions", "named_fields", "sampling_params"]
+
+MAX_ANSWERS = 16
+"""The most answers to one prompt."""
 
 _OWN_NAMES = (
+    "n",
+    "presence_penalty",
+    "frequency_penalty",
+    "bad_words",
+    "allowed_token_ids",
     "temperature",
     "top_p",
     "seed",
@@ -29,6 +43,32 @@ class StreamOptions(StrictModel):
     """What a stream tells besides text."""
 
     include_usage: bool | None = None
+
+
+class JsonSchemaFormat(StrictModel):
+    """A JSON schema with the name that OpenAI's clients give it."""
+
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(StrictModel):
+    """OpenAI's way to ask for JSON."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputsFields(StrictModel):
+    """Ours: one of five demands on the text of an answer, in the names of `SamplingParams`."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class SamplingFields(StrictModel):
@@ -49,6 +89,27 @@ class SamplingFields(StrictModel):
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    presence_penalty: int | float | None = None
+    frequency_penalty: int | float | None = None
+    logit_bias: dict[str, int | float] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsFields | None = None
+    priority: int | None = None
+    deadline_ms: int | float | None = None
+
+    @property
+    def num_answers(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def options(self) -> RequestOptions:
+        """What the request asks of the scheduler. ApiError 400 for values out of range."""
+        with named_fields(self):
+            return RequestOptions(priority=self.priority or 0, deadline_ms=self.deadline_ms)
 
     @property
     def asked_tokens(self) -> int | None:
@@ -66,8 +127,45 @@ def sampling_params(
 ) -> SamplingParams:
     """What a request asks of sampling; what it leaves out is in `defaults`. ApiError 400 for values out of range."""
     given = {name: value for name in _OWN_NAMES if (value := getattr(fields, name)) is not None}
+    with named_fields(fields):
+        return SamplingParams(
+            **{**defaults, **given},
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            logit_bias=_bias(fields.logit_bias),
+            structured_outputs=_structured(fields),
+        )
+
+
+@contextmanager
+def named_fields(fields: SamplingFields) -> Iterator[None]:
+    """Errors about values become 400s that name the field, which is the first word of their message."""
     try:
-        return SamplingParams(**{**defaults, **given, "max_tokens": max_tokens, "logprobs": logprobs})
+        yield
     except InvalidArgumentError as error:
         field = str(error).split(" ", 1)[0]
         raise ApiError(400, str(error), param=field if hasattr(fields, field) else None, code="invalid_value") from None
+
+
+def _bias(given: dict[str, int | float] | None) -> dict[int, float] | None:
+    if given is None:
+        return None
+    if not all(key.isascii() and key.isdecimal() and len(key) < 12 for key in given):
+        raise ApiError(400, "logit_bias has token ids as keys, such as 11.", param="logit_bias", code="invalid_value")
+    return {int(key): value for key, value in given.items()}
+
+
+def _structured(fields: SamplingFields) -> StructuredOutputs | None:
+    asked, format = fields.structured_outputs, fields.response_format
+    if asked is not None and format is not None and format.type != "text":
+        raise ApiError(400, "Give response_format or structured_outputs, not both.", param="response_format")
+    if asked is not None:
+        given = asked.model_dump(by_alias=True, exclude_none=True)
+        return StructuredOutputs(**given)
+    if format is None or format.type == "text":
+        return None
+    if format.type == "json_object":
+        return StructuredOutputs(json_object=True)
+    if format.json_schema is None:
+        raise ApiError(400, "response_format has no json_schema.", param="response_format.json_schema")
+    return StructuredOutputs(json=format.json_schema.schema_)

@@ -1,0 +1,101 @@
+"""Several answers, biases, penalties and demands on the text, asked for over HTTP."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import openai
+import pytest
+
+ASK = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 12, "seed": 9}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+MESSAGES = [{"role": "user", "content": "Who are you?"}]
+
+
+def test_several_answers_whole_and_streamed(client: openai.OpenAI) -> None:
+    whole = client.completions.create(**ASK, n=4).choices
+    assert [choice.index for choice in whole] == [0, 1, 2, 3]
+    assert len({choice.text for choice in whole}) > 1
+    assert whole[0].text == client.completions.create(**ASK).choices[0].text
+    texts = [""] * 4
+    for part in client.completions.create(**ASK, n=4, stream=True):
+        texts[part.choices[0].index] += part.choices[0].text
+    assert texts == [choice.text for choice in whole]
+
+
+def test_several_answers_to_several_prompts(client: openai.OpenAI) -> None:
+    ask = {**ASK, "prompt": ["The old fox", "A small hen"], "n": 2}
+    whole = client.completions.create(**ask)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
+    texts = [""] * 4
+    for part in client.completions.create(**ask, stream=True):
+        texts[part.choices[0].index] += part.choices[0].text
+    assert texts == [choice.text for choice in whole.choices]
+
+
+def test_a_bias_decides_and_a_ban_forbids(client: openai.OpenAI, http: httpx.Client) -> None:
+    token = http.post("/tokenize", json={"model": "demo", "prompt": " fox"}).json()["tokens"][0]
+    ask = {**ASK, "max_tokens": 3, "temperature": 0.0}
+    biased = client.completions.create(**ask, logit_bias={str(token): 100})
+    only = client.completions.create(**ask, extra_body={"allowed_token_ids": [token]})
+    assert biased.choices[0].text == only.choices[0].text
+    banned = client.completions.create(**{**ask, "max_tokens": 60}, logit_bias={str(token): -100}).choices[0].text
+    assert " fox" not in banned
+
+
+def test_json_by_schema(client: openai.OpenAI) -> None:
+    demand = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+    for seed in range(5):
+        answer = client.chat.completions.create(
+            model="demo", messages=MESSAGES, response_format=demand, seed=seed, max_tokens=200
+        ).choices[0]
+        assert answer.finish_reason == "stop"
+        person = json.loads(answer.message.content)
+        assert set(person) == {"name", "age"}
+        assert 0 <= person["age"] <= 99
+
+
+@pytest.mark.parametrize(
+    ("demand", "allowed"),
+    [
+        ({"choice": ["yes", "no"]}, lambda text: text in ("yes", "no")),
+        ({"regex": "[0-9]{3}"}, lambda text: len(text) == 3 and text.isdecimal()),
+        ({"grammar": 'start: "a" "b"'}, lambda text: text == "ab"),
+    ],
+)
+def test_our_own_demands(client: openai.OpenAI, demand: dict[str, object], allowed: object) -> None:
+    answer = client.completions.create(**ASK, extra_body={"structured_outputs": demand})
+    assert allowed(answer.choices[0].text)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"n": 17}, "n"),
+        ({"n": 2**31}, "n"),
+        ({"presence_penalty": 1e300}, "presence_penalty"),
+        ({"logit_bias": {"fox": 1}}, "logit_bias"),
+        ({"logit_bias": {"99999999": 1}}, None),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"structured_outputs": {"regex": "("}}, None),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, None),
+        ({"structured_outputs": {"json": {"$ref": "http://example.com/schema"}}}, None),
+        ({"priority": 2**40}, "priority"),
+        ({"deadline_ms": -1}, "deadline_ms"),
+    ],
+)
+def test_what_cannot_be_asked(http: httpx.Client, extra: dict[str, object], param: str | None) -> None:
+    answer = http.post("/v1/completions", json={**ASK, **extra})
+    assert answer.status_code == 400, answer.text
+    if param is not None:
+        assert answer.json()["error"]["param"] == param
