@@ -49,7 +49,7 @@ def build_step_graph(
         head_dim=cache.head_dim,
         num_blocks=num_blocks,
         block_size=cache.block_size,
-        kv_dtype=dtype,
+        kv_dtype=DType.parse(cache.dtype_name),
         hidden_size=model.config.hidden_size,
         has_embeddings=has_embeddings,
     )
