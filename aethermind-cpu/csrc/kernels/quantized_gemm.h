@@ -79,7 +79,7 @@ struct ByteEngine {
   static constexpr int panels_at_once(int) { return 1; }  // of which each row has two accumulators
   using Zero = IntVec;
 
-  static Zero zero_points(const uint8_t* p) { return widen_to_words(p); }
+  static Zero zero_points(const uint8_t* p) { return widen_to_words(p, kCodeOffset<Bits>); }
   static Zero no_zero_points() { return IntVec{}; }
 
   template <class T>
@@ -90,7 +90,7 @@ struct ByteEngine {
                                          : zero();
     const ByteBlock block = quantize_values(low, high, record + row * kUnitK);
     // Of a single bit, codes are 0 or 2 and their zero point is 1.
-    constexpr int32_t kOffset = HasZeroPoint ? 1 : Bits == 1 ? 1 : 1 << (Bits - 1);
+    constexpr int32_t kOffset = HasZeroPoint ? 1 : Bits == 1 ? 1 : (1 << (Bits - 1)) - kCodeOffset<Bits>;
     const int32_t correction = -block.sum * kOffset;
     std::memcpy(record + num_rows * kUnitK + row * 4, &block.scale, 4);
     std::memcpy(record + num_rows * (kUnitK + 4) + row * 4, &correction, 4);
@@ -105,7 +105,7 @@ struct ByteEngine {
     for (int r = 0; r < R; ++r) {
       const IntVec four = broadcast_word(x + r * kUnitK + 4 * Field);
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) dots[r][p] = dot_bytes(dots[r][p], w[p], four);
+      for (int p = 0; p < P; ++p) dots[r][p] = dot_bytes<Bits>(dots[r][p], w[p], four);
     }
     if constexpr (Field + 1 < 8 / Bits) fields<R, P, Field + 1>(dots, x, steps);
   }

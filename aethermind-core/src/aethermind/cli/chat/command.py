@@ -50,6 +50,7 @@ def chat(
     kv_cache_dtype: options.KvCacheDType = "auto",
     max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
     fallback: options.Fallback = "warn",
+    deterministic: options.Deterministic = False,
     threads: options.NumThreads = None,
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Print tokens and speed of each answer.")] = False,
 ) -> None:
@@ -90,6 +91,7 @@ def chat(
         kv_cache_dtype=kv_cache_dtype,
         max_num_batched_tokens=max_num_batched_tokens,
         fallback=fallback,
+        deterministic=deterministic,
         num_threads=threads,
         max_num_seqs=1,
     )
