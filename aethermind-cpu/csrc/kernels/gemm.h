@@ -123,18 +123,24 @@ inline constexpr int64_t kLineK = kLineBytes / static_cast<int64_t>(sizeof(typen
 template <class E>
 inline constexpr int64_t kLineSteps = kLineK<E> / E::kStepK;
 
-// Steps between what is prefetched of a panel and what is used. With few rows the hardware's prefetcher keeps up by
-// itself; with more, arithmetic takes so long that the window of out-of-order execution no longer reaches far enough
-// ahead.
-inline constexpr int64_t kPrefetchSteps = 96;
-inline constexpr int kPrefetchLocality = 2;  // into the second-level cache
-inline constexpr int kFewestRowsToPrefetch = 5;
+// What a tile kernel fetches beside what it multiplies: `distance` bytes further on, every `stride`-th step from
+// `first` on. The tiles that meet the same panels share the fetching of the next ones, so that memory is busy for as
+// long as arithmetic is.
+struct Fetch {
+  int64_t distance, first, stride;
+};
+
+// With few rows the hardware's prefetcher keeps up by itself; with more, arithmetic takes so long that the window of
+// out-of-order execution no longer reaches far enough ahead.
+inline constexpr int kFewestRowsToFetch = 5;
+inline constexpr int64_t kFetchAheadBytes = 6144;  // where a single tile meets every panel
 
 // One tile by P panels over `num_steps` steps. The sums of row r and panel p are sums[r * row_stride + p *
 // column_stride …]; they are set, or with `is_first` false added to.
 template <class E, int R, int P>
-__attribute__((noinline)) void multiply_tile(const char* x, const char* const* panels, int64_t num_steps, float* sums,
-                                             int64_t row_stride, int64_t column_stride, bool is_first) {
+__attribute__((noinline)) void multiply_tile(const char* x, const char* const* panels, int64_t num_steps,
+                                             const Fetch& fetch, float* sums, int64_t row_stride, int64_t column_stride,
+                                             bool is_first) {
   Vec totals[R][P];
   const char* w[P];
 #pragma GCC unroll 4
@@ -144,14 +150,14 @@ __attribute__((noinline)) void multiply_tile(const char* x, const char* const* p
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) totals[r][p] = is_first ? zero() : load(sums + r * row_stride + p * column_stride);
   }
-  int64_t step = 0;
+  int64_t step = 0, until_fetch = fetch.first;
   for (; step + kLineSteps<E> <= num_steps; step += kLineSteps<E>) {
 #pragma GCC unroll 4
     for (int64_t i = 0; i < kLineSteps<E>; ++i) {
-      if constexpr (R >= kFewestRowsToPrefetch) {
+      if (R >= kFewestRowsToFetch && until_fetch-- == 0) {
+        until_fetch = fetch.stride - 1;
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p)
-          __builtin_prefetch(w[p] + (step + i + kPrefetchSteps) * kStepBytes, 0, kPrefetchLocality);
+        for (int p = 0; p < P; ++p) __builtin_prefetch(w[p] + fetch.distance + (step + i) * kStepBytes, 0, 2);
       }
       E::template step<R, P>(totals, x + i * (kLineBytes / kLineSteps<E>), w, (step + i) * kStepBytes);
     }
@@ -167,7 +173,7 @@ __attribute__((noinline)) void multiply_tile(const char* x, const char* const* p
   }
 }
 
-using TileFn = void (*)(const char*, const char* const*, int64_t, float*, int64_t, int64_t, bool);
+using TileFn = void (*)(const char*, const char* const*, int64_t, const Fetch&, float*, int64_t, int64_t, bool);
 
 // Panels that a tile of so many rows takes at once. Where that is one, few rows take two: their sums leave registers
 // enough, and one row's chains of multiply-adds are too few to keep up with memory.
@@ -239,10 +245,11 @@ AETHER_INLINE void pack_tiles(RowFn row, int64_t num_rows, int64_t k_begin, int6
 
 // The tiles by `num_panels` panels, each starting `offset` bytes into its panel; C has rows of `num_panels * 16`
 // floats. A tile kernel takes its panels from as many equal parts of the list, so that each part is one long stream
-// where panels lie one after another in memory.
+// where panels lie one after another in memory. `next` is what will be wanted after these.
 template <class E>
 AETHER_INLINE void multiply_tiles(const char* tiles, int64_t num_rows, int64_t k_count, const char* const* panels,
-                                  int64_t num_panels, int64_t offset, bool is_first, float* c) {
+                                  int64_t num_panels, int64_t offset, bool is_first, float* c,
+                                  const char* next = nullptr) {
   const int64_t num_steps = divide_up(k_count, E::kStepK);
   const int64_t tile_row_bytes = divide_up(k_count, kLineK<E>) * kLineBytes;
   const int64_t row_stride = num_panels * kPanelColumns;
@@ -255,11 +262,14 @@ AETHER_INLINE void multiply_tiles(const char* tiles, int64_t num_rows, int64_t k
     const int64_t first = is_single ? part * together + (p - part) : p;
     const char* w[kMostTilePanels];
     for (int64_t i = 0; i < (is_single ? 1 : together); ++i) w[i] = panels[first + i * part] + offset;
+    const bool is_last = p + 1 == part + num_single;
+    const char* following = is_last ? next : panels[p + 1 == part ? part * together : first + 1] + offset;
+    const int64_t distance = cut.count == 1 ? kFetchAheadBytes : following ? following - w[0] : 0;
     for (int64_t tile = 0; tile < cut.count; ++tile) {
       const int64_t begin = cut.begin(tile), size = cut.size(tile);
       const TileFn multiply = is_single ? kTileKernels<E>.single[size] : kTileKernels<E>.several[size];
-      multiply(tiles + begin * tile_row_bytes, w, num_steps, c + begin * row_stride + first * kPanelColumns, row_stride,
-               part * kPanelColumns, is_first);
+      multiply(tiles + begin * tile_row_bytes, w, num_steps, {distance, tile, cut.count},
+               c + begin * row_stride + first * kPanelColumns, row_stride, part * kPanelColumns, is_first);
     }
   }
 }

@@ -20,13 +20,15 @@ inline constexpr int64_t kMinFewBytes = 128 * 1024;  // enough of the weight to 
 // The columns come in `num_items` indivisible items of `panels_per_item` panels: a panel, a gate with its up, a head.
 struct Blocking {
   int64_t num_rows, k, num_items, panels_per_item, row_block, num_row_blocks, k_block, group, num_groups;
+  bool keeps_tiles;  // of all of K, from claim to claim
 
   Blocking(int64_t num_rows, int64_t k, int64_t steps, int64_t num_items, int64_t panels_per_item, int32_t num_workers)
       : num_rows(num_rows), k(k), num_items(num_items), panels_per_item(panels_per_item) {
     const bool is_few = num_rows <= kFewRows;
     row_block = is_few ? kFewRows : round_up(divide_up(num_rows, divide_up(num_rows, kRowBlock)), kTileRows);
     num_row_blocks = larger(1, divide_up(num_rows, row_block));
-    k_block = is_few ? k : kBlockK;
+    k_block = num_rows <= kTileRows ? k : kBlockK;
+    keeps_tiles = num_row_blocks == 1 && (is_few || k <= kBlockK);
     const int64_t most = larger(1, (is_few ? kFewPanels : kManyPanels) / panels_per_item);
     const int64_t least = is_few ? divide_up(kMinFewBytes, panels_per_item * steps * kStepBytes) : 1;
     const int64_t even = divide_up(num_items, divide_up((is_few ? 8 : 4) * num_workers, num_row_blocks));
@@ -62,7 +64,9 @@ AETHER_INLINE void for_each_block(const Blocking& cut, const T* x, const am_team
                                   FinishFn finish) {
   char* tiles = static_cast<char*>(team->scratch);
   float* c = reinterpret_cast<float*>(tiles + tile_bytes<E>(cut.num_rows, cut.k));
-  for_each_claimed(team, cut.num_blocks(), [&](int64_t block) {
+  const int64_t num_blocks = cut.num_blocks();
+  bool are_packed = false;
+  for_each_claimed(team, num_blocks, [&](int64_t block) {
     // Row blocks run fastest: the workers then share one group's weights in the outer caches.
     const int64_t row_begin = block % cut.num_row_blocks * cut.row_block;
     const int64_t num_rows = smaller(cut.row_block, cut.num_rows - row_begin);
@@ -72,11 +76,18 @@ AETHER_INLINE void for_each_block(const Blocking& cut, const T* x, const am_team
     if (num_rows <= 0) return;
     const char* panels[kFewPanels];
     for (int64_t p = 0; p < num_panels; ++p) panels[p] = panel(item_begin, num_items, p);
+    // What this worker probably claims next comes after a claim of every other.
+    const int64_t next_item = (block + team->num_workers) / cut.num_row_blocks * cut.group;
+    const char* next = panel(smaller(next_item, cut.num_items - 1), 1, 0);
     for (int64_t k = 0; k < cut.k; k += cut.k_block) {
-      const int64_t k_count = smaller(cut.k_block, cut.k - k);
-      pack_tiles<E>([&](int64_t r) { return x + (row_begin + r) * cut.k; }, num_rows, k, k_count, tiles);
-      multiply_tiles<E>(tiles, num_rows, k_count, panels, num_panels, k / E::kStepK * kStepBytes, k == 0, c);
+      const int64_t k_count = smaller(cut.k_block, cut.k - k), k_next = k + k_count;
+      char* part = cut.keeps_tiles ? tiles + num_rows * k * static_cast<int64_t>(sizeof(typename E::Lane)) : tiles;
+      if (!are_packed)
+        pack_tiles<E>([&](int64_t r) { return x + (row_begin + r) * cut.k; }, num_rows, k, k_count, part);
+      multiply_tiles<E>(part, num_rows, k_count, panels, num_panels, k / E::kStepK * kStepBytes, k == 0, c,
+                        k_next < cut.k ? panels[0] + k_next / E::kStepK * kStepBytes : next);
     }
+    are_packed = cut.keeps_tiles;
     finish(row_begin, num_rows, item_begin, num_items, c, num_panels * kPanelColumns);
   });
 }

@@ -12,8 +12,10 @@ namespace aether::cpu::AETHER_ISA {
 
 inline constexpr int64_t kTileBytes = 384 * 1024;  // leaves a second-level cache room for two panels and their sums
 inline constexpr int64_t kMostRows = 144;
+inline constexpr int64_t kFewestRowsOfClaim = 60;  // whose arithmetic takes several times as long as reading a weight
 inline constexpr int64_t kPanelsAtOnce = 16;
 inline constexpr int64_t kMostItemPanels = 64;
+inline constexpr int64_t kStreamFetchBytes = 4096;    // how far ahead where a single tile meets every panel
 inline constexpr int64_t kMinClaimBytes = 64 * 1024;  // enough of the weight to be worth a claim
 
 // Rows whose tiles may lie in scratch at once.
@@ -31,13 +33,14 @@ struct QuantizedBlocking {
   QuantizedBlocking(int64_t num_rows, const PanelShape& shape, int64_t num_items, int64_t panels_per_item,
                     int32_t num_workers) {
     num_row_blocks = divide_up(num_rows, larger(1, most_rows(num_rows, shape.num_units)));
-    // Blocks of rows for every worker, so that none brings the rows of another.
-    if (num_rows > 2 * kQuantizedRows) num_row_blocks = round_up(num_row_blocks, num_workers);
+    // With rows enough a claim is a block of rows by all items, so that none is brought twice.
+    const bool is_many = num_rows >= kFewestRowsOfClaim * 2 * num_workers;
+    if (is_many) num_row_blocks = round_up(larger(num_row_blocks, num_rows / kFewestRowsOfClaim), num_workers);
     row_block = divide_up(num_rows, larger(1, num_row_blocks));
     num_row_blocks = row_block ? divide_up(num_rows, row_block) : 0;
     const int64_t least = divide_up(kMinClaimBytes, larger(1, panels_per_item * shape.panel_bytes));
     const int64_t even = divide_up(num_items, divide_up(8 * num_workers, larger(1, num_row_blocks)));
-    group = smaller(larger(1, larger(even, least)), larger(1, num_items));
+    group = is_many ? num_items : smaller(larger(1, larger(even, least)), larger(1, num_items));
     num_groups = divide_up(num_items, group);
   }
 };
@@ -70,12 +73,17 @@ class QuantizedWeight {
       brought = row_begin;
       const int64_t item_begin = block % cut.num_groups * cut.group;
       const int64_t item_end = smaller(item_begin + cut.group, num_items);
+      // What this worker probably multiplies after `item`: its next claim comes after one of every other.
+      const auto next_item = [&](int64_t item) {
+        if (item < item_end) return item;
+        return smaller(item_end + (team->num_workers - 1) * cut.group, num_items - 1);
+      };
       for (int64_t item = item_begin; item < item_end; item += items_together) {
         const int64_t items = smaller(items_together, item_end - item);
         const int64_t num_panels = items * panels_per_item;
         const char* panels[kMostItemPanels];
         for (int64_t p = 0; p < num_panels; ++p) panels[p] = panel(item, items, p);
-        multiply(tiles, rows, panels, num_panels, c);
+        multiply(tiles, rows, panels, num_panels, panel(next_item(item + items), 1, 0), c);
         finish(row_begin, rows, item, items, c, num_panels * kPanelColumns);
       }
     });
@@ -94,38 +102,38 @@ class QuantizedWeight {
   }
 
   void bring(const T* x, int64_t rows, char* tiles) const {
-    const auto bring_unit = with_format(layout_, []<int Bits, bool HasZeroPoint>() -> BringFn<T> {
-      return QuantizedEngine<Bits, HasZeroPoint>::template bring<T>;
+    const auto bring_one = with_format(layout_, []<int Bits, bool HasZeroPoint>() -> BringFn<T> {
+      return bring_row<QuantizedEngine<Bits, HasZeroPoint>, T>;
     });
-    const Tiles cut(rows, kQuantizedRows);
+    const Tiles cut(rows, quantized_tile_rows(rows));
     for (int64_t tile = 0; tile < cut.count; ++tile) {
-      const int64_t size = cut.size(tile);
-      for (int64_t r = 0; r < size; ++r) {
-        const T* row = x + (cut.begin(tile) + r) * k_;
-        char* record = tiles + cut.begin(tile) * shape_.num_units * kRecordRowBytes;
-        for (int64_t k = 0; k < k_; k += kUnitK, record += size * kRecordRowBytes) {
-          bring_unit(row + k, smaller(kUnitK, k_ - k), record, r, size);
-        }
-      }
+      const int64_t begin = cut.begin(tile), size = cut.size(tile);
+      for (int64_t r = 0; r < size; ++r)
+        bring_one(x + (begin + r) * k_, k_, tiles + begin * shape_.num_units * kRecordRowBytes, r, size);
     }
   }
 
-  void multiply(const char* tiles, int64_t rows, const char* const* panels, int64_t num_panels, float* c) const {
+  // `next` is the panel that will be wanted after these.
+  void multiply(const char* tiles, int64_t rows, const char* const* panels, int64_t num_panels, const char* next,
+                float* c) const {
     const QuantizedTiles* kernels = with_format(layout_, []<int Bits, bool HasZeroPoint>() -> const QuantizedTiles* {
       return &kQuantizedTiles<Bits, HasZeroPoint>;
     });
-    const Tiles cut(rows, kQuantizedRows);
+    const Tiles cut(rows, quantized_tile_rows(rows));
     const int64_t row_stride = num_panels * kPanelColumns;
-    const int64_t together = quantized_panels_at_once(divide_up(rows, cut.count));
+    // A single tile is bound by memory, which one long stream keeps busiest.
+    const int64_t together = cut.count == 1 ? 1 : quantized_panels_at_once(divide_up(rows, cut.count));
     for (int64_t p = 0; p < num_panels;) {
       const bool is_single = together == 1 || num_panels - p < together;
+      const int64_t end = p + (is_single ? 1 : together);
+      const int64_t distance = cut.count == 1 ? kStreamFetchBytes : (end < num_panels ? panels[end] : next) - panels[p];
       for (int64_t tile = 0; tile < cut.count; ++tile) {
         const int64_t begin = cut.begin(tile), size = cut.size(tile);
         const QuantizedTileFn multiply_tile = (is_single ? kernels->single : kernels->several)[size];
         multiply_tile(tiles + begin * shape_.num_units * kRecordRowBytes, panels + p, shape_,
-                      c + begin * row_stride + p * kPanelColumns, row_stride);
+                      {distance, tile, cut.count}, c + begin * row_stride + p * kPanelColumns, row_stride);
       }
-      p += is_single ? 1 : together;
+      p = end;
     }
   }
 

@@ -20,7 +20,7 @@
 
 #include <cstring>
 
-#include "kernels/pack.h"
+#include "kernels/gemm.h"
 #include "kernels/quantized_layout.h"
 #include "kernels/team.h"
 #include "kernels/tensor.h"
@@ -45,7 +45,7 @@ struct ExactEngine {
   static Zero no_zero_points() { return set1(kZero<Bits>); }
 
   template <class T>
-  static void bring(const T* x, int64_t count, char* record, int64_t row, int64_t) {
+  AETHER_INLINE static void bring(const T* x, int64_t count, char* record, int64_t row, int64_t) {
     auto* floats = reinterpret_cast<float*>(record) + row * kUnitK;
     store(floats, load(x, smaller(count, kLanes)));
     store(floats + kLanes, count > kLanes ? load(x + kLanes, count - kLanes) : zero());
@@ -76,14 +76,14 @@ template <int Bits, bool HasZeroPoint>
 struct ByteEngine {
   static constexpr int64_t kRowBytes = kUnitK + 8;
   static constexpr int kRows = kByteTileRows;
-  static constexpr int panels_at_once(int) { return 1; }  // of which each row has two accumulators
+  static constexpr int panels_at_once(int rows) { return kTilePanels > 1 && 2 * rows <= kRows ? 2 : 1; }
   using Zero = IntVec;
 
   static Zero zero_points(const uint8_t* p) { return widen_to_words(p, kCodeOffset<Bits>); }
   static Zero no_zero_points() { return IntVec{}; }
 
   template <class T>
-  static void bring(const T* x, int64_t count, char* record, int64_t row, int64_t num_rows) {
+  AETHER_INLINE static void bring(const T* x, int64_t count, char* record, int64_t row, int64_t num_rows) {
     const Vec low = count >= kLanes ? load(x) : load(x, count);
     const Vec high = count >= 2 * kLanes ? load(x + kLanes)
                      : count > kLanes    ? load(x + kLanes, count - kLanes)
@@ -143,14 +143,10 @@ template <int Bits, bool HasZeroPoint>
 using QuantizedEngine = ExactEngine<Bits, HasZeroPoint>;
 #endif
 
-// Panels are fetched so far ahead of where they are used: hardware does not look far enough where many rows keep
-// arithmetic busy.
-inline constexpr int64_t kFetchAheadBytes = 4096;
-
 // One tile by P panels. The sums of row r and panel p are written to sums[r * row_stride + p * 16 …].
 template <class E, int R, int P, int Bits, bool HasZeroPoint>
 __attribute__((noinline)) void multiply_quantized(const char* x, const char* const* panels, const PanelShape& shape,
-                                                  float* sums, int64_t row_stride) {
+                                                  const Fetch& fetch, float* sums, int64_t row_stride) {
   Vec totals[R][P];
   const char* codes[P];
 #pragma GCC unroll 4
@@ -177,11 +173,9 @@ __attribute__((noinline)) void multiply_quantized(const char* x, const char* con
     }
     const int64_t end = smaller(unit + shape.units_per_block, shape.num_units);
     for (; unit < end; ++unit) {
+      for (int64_t step = fetch.first; step < Bits; step += fetch.stride) {
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 8
-        for (int step = 0; step < Bits; ++step)
-          __builtin_prefetch(codes[p] + kFetchAheadBytes + step * kStepBytes, 0, 3);
+        for (int p = 0; p < P; ++p) __builtin_prefetch(codes[p] + fetch.distance + step * kStepBytes, 0, 3);
       }
       E::template unit<R, P>(totals, x, codes, scales, zeros);
       x += R * E::kRowBytes;
@@ -196,15 +190,30 @@ __attribute__((noinline)) void multiply_quantized(const char* x, const char* con
   }
 }
 
-using QuantizedTileFn = void (*)(const char*, const char* const*, const PanelShape&, float*, int64_t);
+using QuantizedTileFn = void (*)(const char*, const char* const*, const PanelShape&, const Fetch&, float*, int64_t);
 template <class T>
 using BringFn = void (*)(const T*, int64_t, char*, int64_t, int64_t);
+
+// Brings row `row` of a tile of `num_rows`, which has `k` values.
+template <class E, class T>
+void bring_row(const T* x, int64_t k, char* tile, int64_t row, int64_t num_rows) {
+  for (; k >= kUnitK; k -= kUnitK, x += kUnitK, tile += num_rows * E::kRowBytes)
+    E::bring(x, kUnitK, tile, row, num_rows);
+  if (k > 0) E::bring(x, k, tile, row, num_rows);
+}
 
 inline constexpr int kQuantizedRows = QuantizedEngine<8, false>::kRows;
 inline constexpr int64_t kRecordRowBytes = QuantizedEngine<8, false>::kRowBytes;
 
 constexpr int quantized_panels_at_once(int64_t rows) {
   return QuantizedEngine<8, false>::panels_at_once(static_cast<int>(rows));
+}
+
+// The most rows of a tile where there are `rows`. A few tall tiles read each panel's codes fewer times; where there are
+// more, low ones take two panels at once, if the engine can.
+constexpr int64_t quantized_tile_rows(int64_t rows) {
+  constexpr int64_t half = (kQuantizedRows + 1) / 2;
+  return rows > 4 * kQuantizedRows && quantized_panels_at_once(half) > 1 ? half : kQuantizedRows;
 }
 
 // The tile kernels of a format by number of rows, for as many panels as they take at once and for a single one.

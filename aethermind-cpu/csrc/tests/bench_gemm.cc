@@ -1,7 +1,10 @@
 // Rates of the matrix kernels at the shapes of Qwen2-0.5B, beside the machine's limits measured in the same run.
 //
 //   bench_gemm [num_workers] [variant] [all dtypes: any third argument]
-//   bench_gemm [num_workers] quantized [most rows]     weight formats beside bfloat16
+//   bench_gemm [num_workers] quantized [most rows, or =rows] [operator or all] [format]     weight formats beside
+//   bfloat16
+//
+// The last column is the fraction of the limit: of reading the weight or of its arithmetic, whichever takes longer.
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
@@ -76,7 +79,7 @@ double best_seconds(Team& team, const std::vector<Call>& calls) {
 
 // `format` is null for dense weights.
 void bench(Team& team, const KernelEntry& entry, const Shape& shape, const Limits& limits, const Format* format,
-           int64_t most_rows) {
+           int64_t least_rows, int64_t most_rows) {
   const int64_t num_weights = std::strcmp(shape.operator_name, "gate_up_silu") == 0 ? 2 : 1;
   const Tensor weight(entry.dtype, {shape.n, shape.k});
   std::uniform_real_distribution<double> distribution(-0.1, 0.1);
@@ -105,7 +108,7 @@ void bench(Team& team, const KernelEntry& entry, const Shape& shape, const Limit
     std::memcpy(copies[i].data, packed.memory.get(), packed_bytes);
   }
   for (int64_t rows : kRows) {
-    if ((shape.n > 100000 && rows > 64) || rows > most_rows) continue;
+    if ((shape.n > 100000 && rows > 64) || rows < least_rows || rows > most_rows) continue;
     const Tensor x = random(entry.dtype, {rows, shape.k});
     const Tensor out(num_weights == 1 && shape.n > 100000 ? AM_FLOAT32 : entry.dtype, {rows, shape.n});
     std::vector<Call> calls;
@@ -120,10 +123,11 @@ void bench(Team& team, const KernelEntry& entry, const Shape& shape, const Limit
     const double dense_peak = entry.dtype == AM_BFLOAT16 ? limits.bfloat16_flops_per_s : limits.float32_flops_per_s;
     const double peak = format ? limits.int8_ops_per_s : dense_peak;
     std::printf("%-13s %-12s %s T=%-4" PRId64 " N=%-6" PRId64 " K=%-5" PRId64
-                " %8.1f us %6.1f GB/s (%3.0f %%) %7.1f GFLOP/s (%3.0f %%)\n",
+                " %8.1f us %6.1f GB/s (%3.0f %%) %7.1f GFLOP/s (%3.0f %%) %3.0f %%\n",
                 entry.operator_name, format ? format->name : entry.variant, short_name(entry.dtype), rows, shape.n,
                 shape.k, seconds * 1e6, bytes_per_s / 1e9, 100 * bytes_per_s / limits.memory_bytes_per_s,
-                flops_per_s / 1e9, 100 * flops_per_s / peak);
+                flops_per_s / 1e9, 100 * flops_per_s / peak,
+                100 * std::max(bytes_per_s / limits.memory_bytes_per_s, flops_per_s / peak));
   }
 }
 
@@ -137,7 +141,9 @@ int main(int argc, char** argv) {
               limits.memory_bytes_per_s / 1e9, limits.bfloat16_flops_per_s / 1e9, limits.float32_flops_per_s / 1e9,
               limits.int8_ops_per_s / 1e9);
   const bool is_quantized = std::strcmp(variant, "quantized") == 0;
-  const int64_t most_rows = is_quantized && argc > 3 ? std::atoi(argv[3]) : 1 << 20;
+  const char* wanted_rows = is_quantized && argc > 3 ? argv[3] : "1000000";
+  const bool is_exact = wanted_rows[0] == '=';
+  const int64_t most_rows = std::atoi(wanted_rows + is_exact), least_rows = is_exact ? most_rows : 1;
   const auto best_of = [](std::span<const KernelEntry> table, const char* name) {
     const KernelEntry* best = nullptr;
     for (const KernelEntry& entry : table) {
@@ -148,16 +154,21 @@ int main(int argc, char** argv) {
     return best;
   };
   for (const Shape& shape : kShapes) {
-    if (argc > 4 && std::strcmp(argv[4], shape.operator_name) != 0) continue;
+    if (argc > 4 && std::strcmp(argv[4], "all") != 0 && std::strcmp(argv[4], shape.operator_name) != 0) continue;
     if (is_quantized) {
-      bench(team, *best_of(kernel_table(), shape.operator_name), shape, limits, nullptr, most_rows);
-      for (const Format& format : kFormats)
-        bench(team, *best_of(quantized_kernel_table(), shape.operator_name), shape, limits, &format, most_rows);
+      const auto is_wanted = [&](const char* format) { return argc <= 5 || std::strcmp(argv[5], format) == 0; };
+      if (is_wanted("dense"))
+        bench(team, *best_of(kernel_table(), shape.operator_name), shape, limits, nullptr, least_rows, most_rows);
+      for (const Format& format : kFormats) {
+        if (is_wanted(format.name))
+          bench(team, *best_of(quantized_kernel_table(), shape.operator_name), shape, limits, &format, least_rows,
+                most_rows);
+      }
       continue;
     }
     for_each_kernel(shape.operator_name, [&](const KernelEntry& entry) {
       if (std::strcmp(entry.variant, variant) == 0 && (entry.dtype == AM_BFLOAT16 || argc > 3))
-        bench(team, entry, shape, limits, nullptr, most_rows);
+        bench(team, entry, shape, limits, nullptr, least_rows, most_rows);
     });
   }
   return 0;
