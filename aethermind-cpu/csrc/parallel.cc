@@ -56,7 +56,8 @@ void Team::start(int num_workers) {
                    .scratch = worker.scratch.address(),
                    .shared = this,
                    .barrier = &Team::barrier_of,
-                   .claim = &Team::claim_of};
+                   .claim = &Team::claim_of,
+                   .scratch_of = &Team::scratch_of};
   }
   try {
     for (int index = 1; index < num_workers; ++index) {
@@ -131,6 +132,10 @@ void Team::barrier_of(const am_team* view) noexcept { static_cast<Team*>(view->s
 
 int64_t Team::claim_of(const am_team* view) noexcept {
   return static_cast<Team*>(view->shared)->next_ticket_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void* Team::scratch_of(const am_team* view, int32_t worker) noexcept {
+  return static_cast<Team*>(view->shared)->workers_[worker].view.scratch;
 }
 
 }  // namespace aether::cpu

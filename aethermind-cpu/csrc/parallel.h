@@ -65,6 +65,7 @@ class Team {
 
   static void barrier_of(const am_team* view) noexcept;
   static int64_t claim_of(const am_team* view) noexcept;
+  static void* scratch_of(const am_team* view, int32_t worker) noexcept;
 
   std::mutex mutex_;
   std::vector<Worker> workers_;

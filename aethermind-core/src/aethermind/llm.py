@@ -69,6 +69,7 @@ class LLM:
         max_model_len: int | None = None,
         num_kv_blocks: int | None = None,
         block_size: int = 16,
+        kv_cache_dtype: str = "auto",
         num_threads: int | None = None,
         seed: int = 0,
         max_num_seqs: int = 64,
@@ -86,6 +87,8 @@ class LLM:
         `num_kv_blocks` blocks of `block_size` tokens bound what all requests together can keep; the context is at
         most that long. With `enable_prefix_caching`, what is left of them keeps the prompts and answers last computed,
         and prompts that begin like one of those reuse its keys and values.
+        `kv_cache_dtype` is what keys and values are stored in: `auto` as they are computed, `int8` as codes with a
+        scale for each head of a token, in about half of bfloat16's memory.
         `quantization` is the format to store the model's matrices in (`int8`, `int4`, …), `lm_head` that of the one
         that makes logits (by default int8, or that of the others if it has no fewer bits).
         `scheduling_policy` orders requests where not all can run: fcfs, priority, shortest, deadline, or a plugin's.
@@ -102,6 +105,7 @@ class LLM:
             max_model_len=max_model_len,
             num_kv_blocks=num_kv_blocks,
             block_size=block_size,
+            kv_cache_dtype=kv_cache_dtype,
             num_threads=num_threads,
             seed=seed,
             max_num_seqs=max_num_seqs,

@@ -1,14 +1,28 @@
-// The two products inside attention, over keys and values that lie in pages: K columns into panels, and probabilities
-// times values.
+// The operands of the two products inside attention, as panels of gemm.h: keys are columns of the first, and rows of
+// the second are values.
+//
+// Keys and values lie in rows of `head_dim` elements. What is stored narrower than it is computed with comes with one
+// factor a row, which the caller applies to scores and weights: the codes themselves are exact in every type that is
+// computed with.
 #pragma once
 
 #include "kernels/gemm.h"
 
 namespace aether::cpu::AETHER_ISA {
 
-// Register blocking of probabilities × values: rows × vectors of 16 head dims.
-inline constexpr int kValueRows = kTileRows >= 6 ? 6 : kTileRows;
-inline constexpr int kValueVectors = kTileRows * kTilePanels >= 24 ? 4 : 1;
+// What queries of type T and stored elements of type S meet in.
+template <class T, class S>
+struct Meeting {
+  using Type = T;
+};
+template <class T>
+struct Meeting<T, int8_t> {
+  using Type = float;
+};
+template <>
+struct Meeting<BFloat16, int8_t> {
+  using Type = BFloat16;
+};
 
 // A step of pairs becomes a step of sixteen first and sixteen second elements.
 AETHER_INLINE void part_pairs(char* step) {
@@ -22,7 +36,7 @@ AETHER_INLINE void part_pairs(char* step) {
 
 // Sixteen key rows of `head_dim` elements become the panel [steps][16 keys] of pack.h.
 template <class T>
-AETHER_INLINE void pack_keys(const T* const* keys, int64_t head_dim, char* panel) {
+AETHER_INLINE void pack_keys(const T* const (&keys)[16], int64_t head_dim, char* panel) {
   constexpr int64_t kPerWord = 4 / static_cast<int64_t>(sizeof(T));
   const int64_t num_words = divide_up(head_dim, kPerWord);
   const size_t row_bytes = static_cast<size_t>(head_dim) * sizeof(T);
@@ -39,75 +53,93 @@ AETHER_INLINE void pack_keys(const T* const* keys, int64_t head_dim, char* panel
   }
 }
 
-// out[r][16 P] = out[r] * factors[r] + sum over j of p[r][j] * values[j], for R rows and P vectors that start `column`
-// elements into a value. The last vector has `lanes` lanes when P is 1.
-template <class T, int R, int P>
-__attribute__((noinline)) void add_values(const float* p, int64_t p_stride, const T* const* values, int64_t begin,
-                                          int64_t end, int64_t column, int64_t lanes, const float* factors, float* out,
-                                          int64_t out_stride) {
-  Vec sums[R][P];
-#pragma GCC unroll 6
-  for (int r = 0; r < R; ++r) {
-    const Vec factor = set1(factors[r]);
-#pragma GCC unroll 4
-    for (int i = 0; i < P; ++i) sums[r][i] = load(out + r * out_stride + i * kLanes) * factor;
-  }
-  for (int64_t j = begin; j < end; ++j) {
-    const T* value = values[j] + column;
-    Vec columns[P];
-    if constexpr (P == 1) {
-      columns[0] = load(value, lanes);
-    } else {
-#pragma GCC unroll 4
-      for (int i = 0; i < P; ++i) columns[i] = load(value + i * kLanes);
+// Sixteen columns of the value rows that one step of a panel holds (one, or a pair of neighbours); and thirty-two, to
+// the same step of two panels.
+AETHER_INLINE void pack_value_step(const float* const (&rows)[1], char* step) {
+  std::memcpy(step, rows[0], kStepBytes);
+}
+AETHER_INLINE void pack_value_step(const Float16* const (&rows)[2], char* step) {
+  std::memcpy(step, rows[0], kStepBytes / 2);
+  std::memcpy(step + kStepBytes / 2, rows[1], kStepBytes / 2);
+}
+template <class T, int R>
+AETHER_INLINE void pack_value_steps(const T* const (&rows)[R], char* step, int64_t panel_bytes) {
+  const T* second[R];
+  for (int r = 0; r < R; ++r) second[r] = rows[r] + 16;
+  pack_value_step(rows, step);
+  pack_value_step(second, step + panel_bytes);
+}
+AETHER_INLINE void pack_value_step(const BFloat16* const (&rows)[2], char* step) {
+  using Words = uint16_t __attribute__((vector_size(32)));
+  Words a, b;
+  std::memcpy(&a, rows[0], sizeof a);
+  std::memcpy(&b, rows[1], sizeof b);
+  const Words low = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const Words high = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  std::memcpy(step, &low, sizeof low);
+  std::memcpy(step + sizeof low, &high, sizeof high);
+}
+AETHER_INLINE void pack_value_steps(const BFloat16* const (&rows)[2], char* step, int64_t panel_bytes) {
+  using Words = uint16_t __attribute__((vector_size(64)));
+  Words a, b;
+  std::memcpy(&a, rows[0], sizeof a);
+  std::memcpy(&b, rows[1], sizeof b);
+  const Words low = __builtin_shufflevector(a, b, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41,
+                                            10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47);
+  const Words high = __builtin_shufflevector(a, b, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24,
+                                             56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
+  std::memcpy(step, &low, sizeof low);
+  std::memcpy(step + panel_bytes, &high, sizeof high);
+}
+
+// Sixteen value rows become steps of the panels [ceil(head_dim / 16)][steps][16 columns], `panel_bytes` apart.
+template <class T>
+AETHER_INLINE void pack_values(const T* const (&values)[16], int64_t head_dim, char* panels, int64_t panel_bytes) {
+  constexpr int kRows = 4 / static_cast<int>(sizeof(T));
+  for (int j = 0; j < 16; j += kRows, panels += kStepBytes) {
+    char* step = panels;
+    int64_t i = 0;
+    const T* rows[kRows];
+    for (; i + 32 <= head_dim; i += 32, step += 2 * panel_bytes) {
+      for (int r = 0; r < kRows; ++r) rows[r] = values[j + r] + i;
+      pack_value_steps(rows, step, panel_bytes);
     }
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
-      const Vec weight = set1(p[r * p_stride + j]);
-#pragma GCC unroll 4
-      for (int i = 0; i < P; ++i) sums[r][i] = fma(weight, columns[i], sums[r][i]);
+    for (; i < head_dim; i += 16, step += panel_bytes) {
+      T tails[kRows][16] = {};
+      for (int r = 0; r < kRows; ++r) {
+        rows[r] = tails[r];
+        std::memcpy(tails[r], values[j + r] + i, static_cast<size_t>(smaller(head_dim - i, 16)) * sizeof(T));
+      }
+      pack_value_step(rows, step);
     }
-  }
-#pragma GCC unroll 6
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int i = 0; i < P; ++i) store(out + r * out_stride + i * kLanes, sums[r][i]);
   }
 }
 
-template <class T>
-struct ValueKernels {
-  using Fn = void (*)(const float*, int64_t, const T* const*, int64_t, int64_t, int64_t, int64_t, const float*, float*,
-                      int64_t);
-  Fn several[kValueRows + 1] = {};
-  Fn single[kValueRows + 1] = {};
-
-  template <int R>
-  constexpr void fill() {
-    several[R] = add_values<T, R, kValueVectors>;
-    single[R] = add_values<T, R, 1>;
-    if constexpr (R > 1) fill<R - 1>();
+// Codes as numbers; every code is exact.
+AETHER_INLINE void expand(const int8_t* codes, int64_t count, float* row) {
+  for (int64_t i = 0; i < count; ++i) row[i] = static_cast<float>(codes[i]);
+}
+AETHER_INLINE void expand(const int8_t* codes, int64_t count, BFloat16* row) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = static_cast<float>(codes[i]);
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    row[i].bits = static_cast<uint16_t>(bits >> 16);
   }
-  constexpr ValueKernels() { fill<kValueRows>(); }
-};
-template <class T>
-inline constexpr ValueKernels<T> kValueKernels;
+}
 
-// The same for any number of rows and all of head_dim; rows of `out` are padded to whole vectors.
-template <class T>
-AETHER_INLINE void add_weighted_values(const float* p, int64_t p_stride, int64_t num_rows, const T* const* values,
-                                       int64_t begin, int64_t end, int64_t head_dim, const float* factors, float* out,
-                                       int64_t out_stride) {
-  for (int64_t column = 0; column < head_dim;) {
-    const bool is_wide = kValueVectors > 1 && head_dim - column >= kValueVectors * kLanes;
-    const int64_t lanes = smaller(head_dim - column, kLanes);
-    for (int64_t r = 0; r < num_rows; r += kValueRows) {
-      const int64_t rows = smaller(num_rows - r, kValueRows);
-      const auto multiply = is_wide ? kValueKernels<T>.several[rows] : kValueKernels<T>.single[rows];
-      multiply(p + r * p_stride, p_stride, values, begin, end, column, lanes, factors + r,
-               out + r * out_stride + column, out_stride);
+// Sixteen of the rows at `base` in the type that is computed with: themselves, or copies in `room`, `stride` apart.
+template <class S, class C>
+AETHER_INLINE void meet(const S* base, const int64_t* numbers, int64_t head_dim, C* room, int64_t stride,
+                        const C* (&rows)[16]) {
+  for (int i = 0; i < 16; ++i) {
+    const S* stored = base + numbers[i] * head_dim;
+    if constexpr (__is_same(S, C)) {
+      rows[i] = stored;
+    } else {
+      expand(stored, head_dim, room + i * stride);
+      rows[i] = room + i * stride;
     }
-    column += is_wide ? kValueVectors * kLanes : kLanes;
   }
 }
 

@@ -8,8 +8,8 @@
 // weights of its rows, as probabilities are of values in attention: a unit is kDirectColumns columns of b as they lie.
 #pragma once
 
-#include "kernels/attention_tiles.h"
 #include "kernels/gemm_blocks.h"
+#include "kernels/weighted_values.h"
 
 namespace aether::cpu::AETHER_ISA {
 

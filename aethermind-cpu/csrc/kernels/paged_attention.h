@@ -1,178 +1,222 @@
-// Causal attention over the paged cache, with the online softmax of FlashAttention-2.
+// Causal attention over the paged cache.
 //
-// A unit of work is a sequence, one of its kv heads and a run of its queries: the query heads that share the kv head
-// and the queries of the run are rows of one small matrix, so that every key and value is read once for all of them.
-// Keys come in blocks at fixed multiples of kKeyBlock, whatever the run, so a query's result depends neither on the
-// other queries nor on the number of workers. Everything but the inputs is float32.
+// A unit of work is a sequence, one of its kv heads and a run of its queries. Where that would leave workers without
+// work, a sequence's context is cut into units of several parts (attend.h): their sums go to memory that the team
+// shares and are joined, in order, once all are there.
 #pragma once
 
-#include "kernels/attention_tiles.h"
+#include "kernels/attend.h"
 #include "kernels/kv_cache_write.h"
 
 namespace aether::cpu::AETHER_ISA {
 
-inline constexpr int64_t kKeyBlock = 64;
-inline constexpr int64_t kQueryRows = 64;
+// Rows of partial sums that a worker has room for; what would need more is not split.
+inline constexpr int64_t kPartialRows = 4096;
+inline constexpr int64_t kUnitsOfWorker = 4;
 
-// A unit's scratch: packed queries, packed keys, scores, sums of values, and per row the running maximum, total and
-// rescaling factor.
-template <class T>
-struct AttentionScratch {
-  using E = Engine<T>;
-  int64_t head_dim, padded_dim, group, queries, rows;
+// Sums of one row over one part, one after another in the scratch of all workers.
+struct PartialRows {
+  const am_team* team;
+  size_t offset_bytes;
+  int64_t padded_dim;
 
-  AttentionScratch(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim)
-      : head_dim(head_dim),
-        padded_dim(round_up(head_dim, kLanes)),
-        group(num_heads / num_kv_heads),
-        queries(larger(1, kQueryRows / group)),
-        rows(queries * group) {}
+  static int64_t capacity(int32_t num_workers) { return num_workers > 1 ? kPartialRows * num_workers : 0; }
+  static size_t row_bytes(int64_t padded_dim) { return static_cast<size_t>(padded_dim) * sizeof(float) + kLineBytes; }
 
-  int64_t query_bytes() const { return rows * divide_up(head_dim, kLineK<E>) * kLineBytes; }
-  int64_t panel_bytes() const { return divide_up(head_dim, E::kStepK) * kStepBytes; }
-  int64_t key_bytes() const { return kKeyBlock / kPanelColumns * panel_bytes(); }
-  int64_t num_floats() const { return rows * (kKeyBlock + padded_dim + 3); }
-  size_t bytes() const {
-    return static_cast<size_t>(query_bytes() + key_bytes()) + static_cast<size_t>(num_floats()) * sizeof(float);
+  float* sums(int64_t row) const {
+    char* scratch = static_cast<char*>(team->scratch_of(team, static_cast<int32_t>(row / kPartialRows)));
+    return reinterpret_cast<float*>(scratch + offset_bytes +
+                                    static_cast<size_t>(row % kPartialRows) * row_bytes(padded_dim));
+  }
+  Softened* softened(float* sums) const { return reinterpret_cast<Softened*>(sums + padded_dim); }
+};
+
+// How one sequence's attention is cut.
+struct SequenceCut {
+  QueryRun last_run;
+  int64_t num_runs, num_parts, chunk, num_units, first_row;  // of one kv head; partial rows start at first_row
+
+  bool is_split() const { return chunk < num_parts; }
+};
+
+// The ragged batch of a call.
+template <class T, class S>
+struct PagedBatch {
+  const AttentionLayout<T, S> layout;
+  const int32_t *cu_seqlens_q, *seqlens_k, *block_tables;
+  int64_t num_sequences, table_width, num_heads, window, num_workers;
+  int64_t num_parts = 0;
+
+  PagedBatch(const am_tensor* in, int64_t window, const am_team* team)
+      : layout(in[0].shape[1], in[1].shape[1], in[1].shape[3]),
+        cu_seqlens_q(data<const int32_t>(in[3])),
+        seqlens_k(data<const int32_t>(in[4])),
+        block_tables(data<const int32_t>(in[5])),
+        num_sequences(in[4].shape[0]),
+        table_width(in[5].shape[1]),
+        num_heads(in[1].shape[1]),
+        window(window),
+        num_workers(team->num_workers) {
+    for (int64_t s = 0; s < num_sequences; ++s) {
+      const SequenceCut whole = cut(s, 0);
+      num_parts += whole.num_runs * whole.num_parts * num_heads;
+    }
+  }
+
+  int64_t num_queries(int64_t s) const { return cu_seqlens_q[s + 1] - cu_seqlens_q[s]; }
+
+  QueryRun run(int64_t s, int64_t index) const {
+    const int64_t first = index * layout.queries, count = smaller(layout.queries, num_queries(s) - first);
+    return {count, seqlens_k[s] - num_queries(s) + first, seqlens_k[s], window};
+  }
+
+  // Sequence s, where `first_row` partial rows are taken already. A context is split when it would be a large share of
+  // what every worker has to do.
+  SequenceCut cut(int64_t s, int64_t first_row) const {
+    SequenceCut result = {{}, divide_up(num_queries(s), layout.queries), 0, 0, 0, first_row};
+    if (result.num_runs == 0) return result;
+    result.last_run = run(s, result.num_runs - 1);
+    result.num_parts = result.last_run.end_part() - result.last_run.first_part();
+    result.chunk = result.num_parts;
+    result.num_units = result.num_runs;
+    const int64_t fair = larger(1, num_parts / (kUnitsOfWorker * num_workers));
+    const int64_t num_rows = num_heads * result.num_parts * result.last_run.count * layout.group;
+    const bool has_room = first_row + num_rows <= PartialRows::capacity(static_cast<int32_t>(num_workers));
+    if (result.num_runs == 1 && result.num_parts > fair && has_room) {
+      result.chunk = fair;
+      result.num_units = divide_up(result.num_parts, fair);
+    }
+    return result;
+  }
+  int64_t end_row(const SequenceCut& cut) const {
+    return cut.first_row + (cut.is_split() ? num_heads * cut.num_parts * cut.last_run.count * layout.group : 0);
   }
 };
 
-struct AttentionRows {
-  float *scores, *sums, *maxima, *totals, *factors;
-};
-
-// One row of scores turned into weights; `begin` and `end` bound the keys that the row sees.
-AETHER_INLINE void soften_row(float* scores, int64_t begin, int64_t end, float scale, float& maximum, float& total,
-                              float& factor) {
-  const float hidden = -__builtin_inff();
-  if (begin >= end) {
-    for (int64_t j = 0; j < kKeyBlock; j += kLanes) store(scores + j, zero());
-    factor = 1.0f;
-    return;
-  }
-  for (int64_t j = 0; j < begin; ++j) scores[j] = hidden;
-  for (int64_t j = end; j < kKeyBlock; ++j) scores[j] = hidden;
-  Vec values[kKeyBlock / kLanes];
-  Vec best = set1(hidden);
-#pragma GCC unroll 4
-  for (int64_t j = 0; j < kKeyBlock / kLanes; ++j) {
-    values[j] = load(scores + j * kLanes) * set1(scale);
-    best = max(best, values[j]);
-  }
-  const float block_maximum = reduce_max(best);
-  const float new_maximum = block_maximum > maximum ? block_maximum : maximum;
-  factor = first_lane(exp(set1(maximum - new_maximum)));
-  Vec sum = zero();
-#pragma GCC unroll 4
-  for (int64_t j = 0; j < kKeyBlock / kLanes; ++j) {
-    const Vec weight = exp(values[j] - set1(new_maximum));
-    store(scores + j * kLanes, weight);
-    sum = sum + weight;
-  }
-  maximum = new_maximum;
-  total = total * factor + reduce_add(sum);
+// Where in the partial rows row r of a part lies.
+template <class T, class S>
+AETHER_INLINE int64_t partial_row(const PagedBatch<T, S>& batch, const SequenceCut& cut, int64_t head, int64_t part,
+                                  int64_t r) {
+  const int64_t num_rows = cut.last_run.count * batch.layout.group;
+  return cut.first_row + (head * cut.num_parts + part - cut.last_run.first_part()) * num_rows + r;
 }
 
-// `count` queries, the first of which stands at `position`. A key, of `num_keys`, and its value start `offset_of_key`
-// elements into k and v.
-template <class T, class OffsetFn>
-AETHER_INLINE void attend(const T* q, const T* k, const T* v, T* out, int64_t row_stride, OffsetFn offset_of_key,
-                          int64_t num_keys, int64_t position, int64_t count, float scale, int64_t window,
-                          const AttentionScratch<T>& layout, void* scratch) {
-  using E = Engine<T>;
-  const int64_t head_dim = layout.head_dim, group = layout.group, num_rows = count * group;
-  char* queries = static_cast<char*>(scratch);
-  char* keys = queries + layout.query_bytes();
-  AttentionRows rows;
-  rows.scores = reinterpret_cast<float*>(keys + layout.key_bytes());
-  rows.sums = rows.scores + layout.rows * kKeyBlock;
-  rows.maxima = rows.sums + layout.rows * layout.padded_dim;
-  rows.totals = rows.maxima + layout.rows;
-  rows.factors = rows.totals + layout.rows;
-
-  const auto offset_of = [&](int64_t r) { return r / group * row_stride + r % group * head_dim; };
-  pack_tiles<E>([&](int64_t r) { return q + offset_of(r); }, num_rows, 0, head_dim, queries);
-  std::memset(rows.sums, 0, static_cast<size_t>(num_rows * layout.padded_dim) * sizeof(float));
-  for (int64_t r = 0; r < num_rows; ++r) {
-    rows.maxima[r] = -__builtin_inff();
-    rows.totals[r] = 0.0f;
-  }
-
-  const int64_t end = smaller(position + count, num_keys);
-  const int64_t begin = window > 0 ? larger(0, position - window + 1) : 0;
-  for (int64_t block = begin / kKeyBlock * kKeyBlock; block < end; block += kKeyBlock) {
-    // Keys [low, high) of the block are there to be read; the rest of a panel repeats one of them and is masked.
-    const int64_t low = larger(begin - block, 0), high = smaller(end - block, kKeyBlock);
-    const T* key_rows[kKeyBlock];
-    const T* value_rows[kKeyBlock];
-    for (int64_t j = 0; j < kKeyBlock; ++j) {
-      const int64_t offset = offset_of_key(block + smaller(larger(j, low), high - 1));
-      key_rows[j] = k + offset;
-      value_rows[j] = v + offset;
-    }
-    const char* panels[kKeyBlock / kPanelColumns];
-    for (int64_t p = 0; p < kKeyBlock / kPanelColumns; ++p) {
-      char* panel = keys + p * layout.panel_bytes();
-      if (p * kPanelColumns < high) pack_keys(key_rows + p * kPanelColumns, head_dim, panel);
-      panels[p] = panel;
-    }
-    multiply_tiles<E>(queries, num_rows, head_dim, panels, kKeyBlock / kPanelColumns, 0, true, rows.scores);
-    for (int64_t r = 0; r < num_rows; ++r) {
-      const int64_t last = position + r / group - block;
-      const int64_t visible_begin = window > 0 ? larger(last - window + 1, low) : low;
-      soften_row(rows.scores + r * kKeyBlock, visible_begin, smaller(last + 1, high), scale, rows.maxima[r],
-                 rows.totals[r], rows.factors[r]);
-    }
-    add_weighted_values(rows.scores, kKeyBlock, num_rows, value_rows, low, high, head_dim, rows.factors, rows.sums,
-                        layout.padded_dim);
-  }
-
-  for (int64_t r = 0; r < num_rows; ++r) {
-    const Vec inverse = set1(rows.totals[r] == 0.0f ? 0.0f : 1.0f / rows.totals[r]);  // zero: it sees no key
-    for (int64_t i = 0; i < head_dim; i += kLanes) {
-      store(out + offset_of(r) + i, load(rows.sums + r * layout.padded_dim + i) * inverse,
-            smaller(head_dim - i, kLanes));
+// Joins the parts of all split sequences, each worker some of the rows.
+template <class T, class S>
+AETHER_INLINE void join_split(const PagedBatch<T, S>& batch, const PartialRows& partial, T* out, int64_t row_stride,
+                              const am_team* team) {
+  const AttentionLayout<T, S>& layout = batch.layout;
+  int64_t first_row = 0, item = 0;
+  for (int64_t s = 0; s < batch.num_sequences; ++s) {
+    const SequenceCut cut = batch.cut(s, first_row);
+    first_row = batch.end_row(cut);
+    if (!cut.is_split()) continue;
+    const int64_t num_rows = cut.last_run.count * layout.group;
+    for (int64_t i = 0; i < batch.num_heads * num_rows; ++i, ++item) {
+      if (item % team->num_workers != team->worker) continue;
+      const int64_t head = i / num_rows, r = i % num_rows;
+      float* sums = partial.sums(partial_row(batch, cut, head, cut.last_run.first_part(), r));
+      Softened all = *partial.softened(sums);
+      for (int64_t part = 1; part < cut.num_parts; ++part) {
+        float* more = partial.sums(partial_row(batch, cut, head, cut.last_run.first_part() + part, r));
+        join_part(all, sums, *partial.softened(more), more, layout.padded_dim);
+      }
+      const int64_t query = batch.cu_seqlens_q[s] + r / layout.group;
+      const int64_t column = (head * layout.group + r % layout.group) * layout.head_dim;
+      write_row(all, sums, layout.head_dim, out + query * row_stride + column);
     }
   }
+}
+
+template <class T, class S>
+AETHER_INLINE void attend_pages(const am_tensor* in, const am_tensor* out, const am_attr* attrs,
+                                const KeysAndValues<S>& stored, const am_team* team) {
+  const CacheLayout cache(in[1]);
+  const PagedBatch<T, S> batch(in, attrs[1].i, team);
+  const AttentionLayout<T, S>& layout = batch.layout;
+  const AttentionScratch<T, S> scratch(layout, team->scratch);
+  const PartialRows partial = {team, layout.bytes(), layout.padded_dim};
+  const int64_t row_stride = in[0].shape[1] * cache.head_dim;
+  const float scale = static_cast<float>(attrs[0].f);
+
+  int64_t num_units = 0, num_partial_rows = 0;
+  for (int64_t s = 0; s < batch.num_sequences; ++s) {
+    const SequenceCut cut = batch.cut(s, num_partial_rows);
+    num_units += cut.num_units * cache.num_heads;
+    num_partial_rows = batch.end_row(cut);
+  }
+
+  int64_t s = 0, first_unit = 0;  // tickets ascend, so the walk over the sequences goes on where it stopped
+  SequenceCut cut = num_units > 0 ? batch.cut(0, 0) : SequenceCut{};
+  for_each_claimed(team, num_units, [&](int64_t unit) {
+    while (unit - first_unit >= cut.num_units * cache.num_heads) {
+      first_unit += cut.num_units * cache.num_heads;
+      cut = batch.cut(++s, batch.end_row(cut));
+    }
+    // The last run sees the most keys: longest first evens out the end.
+    const int64_t index = cut.num_units - 1 - (unit - first_unit) / cache.num_heads;
+    const int64_t head = (unit - first_unit) % cache.num_heads;
+    const int32_t* block_table = batch.block_tables + s * batch.table_width;
+    const auto find_rows = [&](int64_t key, int64_t count, int64_t* rows) {
+      int64_t entry = key / cache.block_size, offset = key % cache.block_size;
+      for (int64_t i = 0; i < count; ++entry, offset = 0) {
+        const int64_t first = (block_table[entry] * cache.num_heads + head) * cache.block_size;
+        for (; offset < cache.block_size && i < count; ++i, ++offset) rows[i] = first + offset;
+      }
+    };
+    const QueryRun run = batch.run(s, cut.is_split() ? 0 : index);
+    const int64_t first_query = batch.cu_seqlens_q[s] + (cut.is_split() ? 0 : index * layout.queries);
+    const int64_t offset = first_query * row_stride + head * layout.group * cache.head_dim;
+    const T* q = data<const T>(in[0]) + offset;
+    if (!cut.is_split()) {
+      attend(q, data<T>(out[0]) + offset, row_stride, run, stored, find_rows, scale, layout, scratch);
+      return;
+    }
+    const int64_t part_begin = run.first_part() + index * cut.chunk;
+    const int64_t part_end = smaller(part_begin + cut.chunk, run.end_part());
+    pack_queries(q, row_stride, run, layout, scratch);
+    attend_parts(run, part_begin, part_end, stored, find_rows, scale, layout, scratch, [&](int64_t part) {
+      for (int64_t r = 0; r < run.count * layout.group; ++r) {
+        float* sums = partial.sums(partial_row(batch, cut, head, part, r));
+        std::memcpy(sums, scratch.part_sums + r * layout.padded_dim,
+                    static_cast<size_t>(layout.padded_dim) * sizeof(float));
+        *partial.softened(sums) = scratch.part[r];
+      }
+    });
+  });
+  if (num_partial_rows == 0) return;
+  team->barrier(team);
+  join_split(batch, partial, data<T>(out[0]), row_stride, team);
+}
+
+template <class T, class S>
+size_t paged_scratch(const am_tensor* in, int32_t num_workers) {
+  const AttentionLayout<T, S> layout(in[0].shape[1], in[1].shape[1], in[1].shape[3]);
+  const size_t partial = num_workers > 1 ? kPartialRows * PartialRows::row_bytes(layout.padded_dim) : 0;
+  return layout.bytes() + partial;
 }
 
 template <class T>
 void paged_attention(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
-  const CacheLayout cache(in[1]);
-  const AttentionScratch<T> layout(in[0].shape[1], cache.num_heads, cache.head_dim);
-  const int32_t* cu_seqlens_q = data<const int32_t>(in[3]);
-  const int32_t* seqlens_k = data<const int32_t>(in[4]);
-  const int64_t num_sequences = in[4].shape[0], table_width = in[5].shape[1];
-  const int64_t row_stride = in[0].shape[1] * cache.head_dim;
-  const float scale = static_cast<float>(attrs[0].f);
-
-  const auto num_runs = [&](int64_t s) { return divide_up(cu_seqlens_q[s + 1] - cu_seqlens_q[s], layout.queries); };
-  int64_t num_units = 0;
-  for (int64_t s = 0; s < num_sequences; ++s) num_units += num_runs(s) * cache.num_heads;
-
-  int64_t s = 0, first_unit = 0;  // tickets ascend, so the walk over the sequences goes on where it stopped
-  for_each_claimed(team, num_units, [&](int64_t unit) {
-    while (unit - first_unit >= num_runs(s) * cache.num_heads) first_unit += num_runs(s++) * cache.num_heads;
-    // The last run sees the most keys: longest first evens out the end.
-    const int64_t run = num_runs(s) - 1 - (unit - first_unit) / cache.num_heads;
-    const int64_t head = (unit - first_unit) % cache.num_heads;
-    const int64_t num_queries = cu_seqlens_q[s + 1] - cu_seqlens_q[s];
-    const int64_t first = run * layout.queries;
-    const int64_t offset = (cu_seqlens_q[s] + first) * row_stride + head * layout.group * cache.head_dim;
-    const int64_t cache_offset = head * cache.head_stride();
-    const int32_t* block_table = data<const int32_t>(in[5]) + s * table_width;
-    const auto offset_of_key = [&](int64_t key) {
-      return block_table[key / cache.block_size] * cache.block_stride() + key % cache.block_size * cache.head_dim;
-    };
-    attend(data<const T>(in[0]) + offset, data<const T>(in[1]) + cache_offset, data<const T>(in[2]) + cache_offset,
-           data<T>(out[0]) + offset, row_stride, offset_of_key, seqlens_k[s], seqlens_k[s] - num_queries + first,
-           smaller(layout.queries, num_queries - first), scale, attrs[1].i, layout, team->scratch);
-  });
+  attend_pages<T>(in, out, attrs, KeysAndValues<T>{data<const T>(in[1]), data<const T>(in[2]), nullptr, nullptr}, team);
 }
 
 template <class T>
-size_t paged_attention_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t) {
-  return AttentionScratch<T>(in[0].shape[1], in[1].shape[1], in[1].shape[3]).bytes();
+size_t paged_attention_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t num_workers) {
+  return paged_scratch<T, T>(in, num_workers);
+}
+
+// With keys and values as codes, a factor for each.
+template <class T>
+void paged_attention_int8(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  const KeysAndValues<int8_t> stored = {data<const int8_t>(in[1]), data<const int8_t>(in[2]), data<const float>(in[6]),
+                                        data<const float>(in[7])};
+  attend_pages<T>(in, out, attrs, stored, team);
+}
+
+template <class T>
+size_t paged_attention_int8_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t num_workers) {
+  return paged_scratch<T, int8_t>(in, num_workers);
 }
 
 }  // namespace aether::cpu::AETHER_ISA

@@ -40,14 +40,15 @@ AETHER_INLINE void finish_head(float* head, const Projection<T, W>& projection, 
   if (projection.is_rotated) rotate_halves(head, table, head_dim, head);
 }
 
-template <class T, class W = DenseWeight<T>>
-void qkv_rope_cache_write(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+template <class T, class W, class Cache>
+AETHER_INLINE void project_to_cache(const am_tensor* in, const am_tensor* out, const am_attr* attrs,
+                                    const am_team* team) {
   const int64_t head_dim = in[9].shape[1], item_panels = panels_per_head(head_dim);
   const int64_t num_heads = attrs[0].i, num_kv_heads = attrs[1].i;
   const float eps = static_cast<float>(attrs[2].f);
   const float* tables = data<const float>(in[9]);
   const int64_t* slots = data<const int64_t>(in[10]);
-  const CacheLayout cache(out[1]);
+  const Cache cache(out + 1);
   const Projection<T, W> projections[3] = {
       {W(in[1]), data<const T>(in[4]), data<const T>(in[7]), true},
       {W(in[2]), data<const T>(in[5]), data<const T>(in[8]), true},
@@ -77,14 +78,11 @@ void qkv_rope_cache_write(const am_tensor* in, const am_tensor* out, const am_at
             float* values = c + r * stride + i * item_panels * kPanelColumns + head * head_dim % kPanelColumns;
             finish_head(values, projections[projection], bias ? bias + head * head_dim : nullptr, tables + t * head_dim,
                         head_dim, eps);
-            T* target = data<T>(out[projection]);
-            if (projection == 0) {
-              target += (t * num_heads + head) * head_dim;
-            } else if (slots[t] >= 0) {
-              target += cache.offset(slots[t]) + head * cache.head_stride();
-            } else {
+            if (projection > 0) {
+              if (slots[t] >= 0) cache.write(projection - 1, slots[t], head, values);
               continue;
             }
+            T* target = data<T>(out[0]) + (t * num_heads + head) * head_dim;
             for (int64_t j = 0; j < head_dim; j += kLanes) {
               const int64_t n = smaller(head_dim - j, kLanes);
               store(target + j, load(values + j, n), n);
@@ -92,6 +90,16 @@ void qkv_rope_cache_write(const am_tensor* in, const am_tensor* out, const am_at
           }
         }
       });
+}
+
+template <class T, class W = DenseWeight<T>>
+void qkv_rope_cache_write(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  project_to_cache<T, W, FloatCache<T>>(in, out, attrs, team);
+}
+
+template <class T, class W = DenseWeight<T>>
+void qkv_rope_cache_write_int8(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  project_to_cache<T, W, Int8Cache>(in, out, attrs, team);
 }
 
 template <class T, class W = DenseWeight<T>>

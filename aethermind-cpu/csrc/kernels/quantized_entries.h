@@ -27,6 +27,9 @@ struct QuantizedKernels {
   static constexpr am_kernel kQkvRopeCacheWrite =
       make_kernel("qkv_rope_cache_write/" AETHER_TEXT(AETHER_ISA), 13, 3, 3, qkv_rope_cache_write<T, W>,
                   qkv_rope_cache_write_scratch<T, W>);
+  static constexpr am_kernel kQkvRopeCacheWriteInt8 =
+      make_kernel("qkv_rope_cache_write_int8/" AETHER_TEXT(AETHER_ISA), 15, 5, 3, qkv_rope_cache_write_int8<T, W>,
+                  qkv_rope_cache_write_scratch<T, W>);
 };
 
 constexpr KernelEntry quantized_entry(const char* name, am_dtype dtype, const am_kernel& kernel, int num_weights) {
@@ -38,11 +41,12 @@ constexpr KernelEntry quantized_entry(const char* name, am_dtype dtype, const am
   return result;
 }
 
-#define AETHER_QUANTIZED_ENTRIES(T, dtype)                                     \
-  quantized_entry("gate_up_silu", dtype, QuantizedKernels<T>::kGateUpSilu, 2), \
-      quantized_entry("linear", dtype, QuantizedKernels<T>::kLinear, 1),       \
-      quantized_entry("lm_head", dtype, QuantizedKernels<T>::kLmHead, 1),      \
-      quantized_entry("qkv_rope_cache_write", dtype, QuantizedKernels<T>::kQkvRopeCacheWrite, 3)
+#define AETHER_QUANTIZED_ENTRIES(T, dtype)                                                        \
+  quantized_entry("gate_up_silu", dtype, QuantizedKernels<T>::kGateUpSilu, 2),                    \
+      quantized_entry("linear", dtype, QuantizedKernels<T>::kLinear, 1),                          \
+      quantized_entry("lm_head", dtype, QuantizedKernels<T>::kLmHead, 1),                         \
+      quantized_entry("qkv_rope_cache_write", dtype, QuantizedKernels<T>::kQkvRopeCacheWrite, 3), \
+      quantized_entry("qkv_rope_cache_write_int8", dtype, QuantizedKernels<T>::kQkvRopeCacheWriteInt8, 3)
 
 inline constexpr KernelEntry kQuantizedEntries[] = {AETHER_QUANTIZED_ENTRIES(float, AM_FLOAT32),
                                                     AETHER_QUANTIZED_ENTRIES(BFloat16, AM_BFLOAT16),

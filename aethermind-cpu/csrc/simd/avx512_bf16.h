@@ -15,6 +15,10 @@ AETHER_INLINE __m512bh broadcast_pair(const void* pair) {
   return reinterpret_cast<__m512bh>(_mm512_set1_epi32(word));
 }
 AETHER_INLINE __m512bh load_step(const void* step) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(step)); }
+// Rounds finite values to nearest even; denormal ones become zero.
+AETHER_INLINE void store_finite(BFloat16* p, Vec v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v)));
+}
 AETHER_INLINE Vec dot_pairs(__m512bh x, __m512bh w, Vec sum) { return _mm512_dpbf16_ps(sum, x, w); }
 
 }  // namespace aether::cpu::AETHER_ISA

@@ -28,7 +28,7 @@ inline int num_failures = 0;
 inline std::map<const KernelEntry*, int64_t> num_checks;  // of every kernel that a test was called with
 
 inline size_t element_size(am_dtype dtype) {
-  return dtype == AM_INT64 ? 8 : dtype == AM_BFLOAT16 || dtype == AM_FLOAT16 ? 2 : 4;
+  return dtype == AM_INT8 ? 1 : dtype == AM_INT64 ? 8 : dtype == AM_BFLOAT16 || dtype == AM_FLOAT16 ? 2 : 4;
 }
 
 inline float from_bfloat16(uint16_t bits) {
@@ -93,6 +93,8 @@ class Tensor {
         return from_bfloat16(reinterpret_cast<const uint16_t*>(data_)[i]);
       case AM_FLOAT16:
         return from_float16(reinterpret_cast<const uint16_t*>(data_)[i]);
+      case AM_INT8:
+        return reinterpret_cast<const int8_t*>(data_)[i];
       case AM_INT32:
         return reinterpret_cast<const int32_t*>(data_)[i];
       case AM_INT64:
@@ -108,6 +110,9 @@ class Tensor {
         break;
       case AM_FLOAT16:
         reinterpret_cast<uint16_t*>(data_)[i] = to_float16(value);
+        break;
+      case AM_INT8:
+        reinterpret_cast<int8_t*>(data_)[i] = static_cast<int8_t>(value);
         break;
       case AM_INT32:
         reinterpret_cast<int32_t*>(data_)[i] = static_cast<int32_t>(value);
@@ -198,19 +203,25 @@ inline void run(const am_kernel& kernel, const std::vector<am_tensor>& inputs, c
   struct Shared {
     std::atomic<int64_t> ticket{0};
     std::barrier<> barrier;
+    std::vector<std::unique_ptr<char, decltype(&std::free)>> scratch = {};
   } shared{.barrier = std::barrier<>(num_workers)};
   const size_t scratch =
       kernel.scratch_bytes ? kernel.scratch_bytes(inputs.data(), outputs.data(), attrs.data(), num_workers) : 0;
+  for (int worker = 0; worker < num_workers; ++worker) {
+    shared.scratch.emplace_back(static_cast<char*>(std::aligned_alloc(64, (scratch + 127) / 64 * 64)), std::free);
+    // NaN: whatever a kernel does not write must not count.
+    std::memset(shared.scratch.back().get(), 0xff, scratch);
+  }
   const auto work = [&](int worker) {
-    std::unique_ptr<char, decltype(&std::free)> memory(
-        static_cast<char*>(std::aligned_alloc(64, (scratch + 127) / 64 * 64)), std::free);
-    std::memset(memory.get(), 0xff, scratch);  // NaN: whatever a kernel does not write must not count
     const am_team team{worker,
                        num_workers,
-                       memory.get(),
+                       shared.scratch[static_cast<size_t>(worker)].get(),
                        &shared,
                        [](const am_team* t) { static_cast<Shared*>(t->shared)->barrier.arrive_and_wait(); },
-                       [](const am_team* t) { return static_cast<Shared*>(t->shared)->ticket.fetch_add(1); }};
+                       [](const am_team* t) { return static_cast<Shared*>(t->shared)->ticket.fetch_add(1); },
+                       [](const am_team* t, int32_t other) -> void* {
+                         return static_cast<Shared*>(t->shared)->scratch[static_cast<size_t>(other)].get();
+                       }};
     kernel.run(inputs.data(), outputs.data(), attrs.data(), &team);
   };
   std::vector<std::thread> threads;

@@ -1,4 +1,5 @@
-// paged_attention against a softmax in double, over ragged batches, block sizes, group sizes, head dims and windows.
+// paged_attention against a softmax in double, over ragged batches, block sizes, group sizes, head dims, windows and
+// contexts of several parts; and over a cache of int8 codes.
 #include <algorithm>
 #include <numeric>
 
@@ -28,9 +29,41 @@ const std::vector<Case> kCases = {
     {2, 1, 16, 8, 1, {{12, 70}}},
     {14, 2, 64, 16, 70, {{40, 260}}},
     {70, 1, 16, 16, 0, {{3, 40}}},
+    {12, 2, 128, 16, 0, {{1, 1}, {1, 15}, {1, 16}, {1, 17}, {1, 127}, {1, 128}, {1, 129}}},
+    {14, 2, 64, 16, 0, {{1, 255}, {1, 256}, {1, 257}, {1, 2048}}},
+    {4, 1, 96, 48, 0, {{1, 5000}}},
+    {3, 3, 80, 16, 0, {{2, 900}, {1, 40}}},
+    {2, 2, 10, 7, 300, {{1, 1500}, {4, 700}}},
+};
+
+// What of a 16-bit operand's rounding a weighted sum may keep: with pair dot products weights are bfloat16.
+double weight_rounding(const KernelEntry& entry) {
+  return entry.dtype == AM_BFLOAT16 && std::strstr(entry.variant, "bf16") != nullptr ? 0x1p-8 : 0.0;
+}
+
+// A cache of one head's rows, as floats or as codes with a scale each.
+struct Cache {
+  Tensor values, scales;
+
+  Cache(const KernelEntry& entry, bool is_coded, const std::vector<int64_t>& shape)
+      : values(is_coded ? AM_INT8 : entry.dtype, shape), scales(AM_FLOAT32, {shape[0], shape[1], shape[2]}) {
+    // Whatever no query may see is NaN.
+    if (!is_coded) values.fill([](int64_t) { return NAN; });
+    scales.fill([](int64_t) { return NAN; });
+  }
+  bool is_coded() const { return values.dtype() == AM_INT8; }
+  void draw(int64_t row) const {
+    const int64_t size = values.dim(3);
+    scales.set(row, 0.01 * (1.0 + std::fabs(normal())));
+    for (int64_t i = 0; i < size; ++i) {
+      values.set(row * size + i, is_coded() ? std::clamp(std::nearbyint(50 * normal()), -127.0, 127.0) : normal());
+    }
+  }
+  double get(int64_t i) const { return values.get(i) * (is_coded() ? scales.get(i / values.dim(3)) : 1.0); }
 };
 
 void test(const KernelEntry& entry) {
+  const bool is_coded = std::strcmp(entry.operator_name, "paged_attention_int8") == 0;
   for (const Case& c : kCases) {
     const auto num_sequences = static_cast<int64_t>(c.sequences.size());
     std::vector<double> cu = {0.0}, lengths;
@@ -50,10 +83,7 @@ void test(const KernelEntry& entry) {
     const auto num_tokens = static_cast<int64_t>(cu.back());
     const std::vector<int64_t> cache_shape = {num_blocks, c.num_kv_heads, c.block_size, c.head_dim};
     const Tensor q = random(entry.dtype, {num_tokens + 2, c.num_heads, c.head_dim}, 3);
-    // Whatever no query may see is NaN.
-    const Tensor k_cache(entry.dtype, cache_shape), v_cache(entry.dtype, cache_shape);
-    k_cache.fill([](int64_t) { return NAN; });
-    v_cache.fill([](int64_t) { return NAN; });
+    const Cache k_cache(entry, is_coded, cache_shape), v_cache(entry, is_coded, cache_shape);
     const auto at = [&](int64_t s, int64_t head, int64_t key) {
       const auto block = static_cast<int64_t>(tables.get(s * width + key / c.block_size));
       return ((block * c.num_kv_heads + head) * c.block_size + key % c.block_size) * c.head_dim;
@@ -62,10 +92,7 @@ void test(const KernelEntry& entry) {
       const auto& [queries, keys] = c.sequences[static_cast<size_t>(s)];
       for (int64_t key = c.window > 0 ? std::max<int64_t>(0, keys - queries - c.window + 1) : 0; key < keys; ++key) {
         for (int64_t head = 0; head < c.num_kv_heads; ++head) {
-          for (int64_t i = 0; i < c.head_dim; ++i) {
-            k_cache.set(at(s, head, key) + i, normal());
-            v_cache.set(at(s, head, key) + i, normal());
-          }
+          for (const Cache* cache : {&k_cache, &v_cache}) cache->draw(at(s, head, key) / c.head_dim);
         }
       }
     }
@@ -73,8 +100,9 @@ void test(const KernelEntry& entry) {
     const Tensor out(entry.dtype, {num_tokens + 2, c.num_heads, c.head_dim}, 1);
     const std::string what =
         "H=" + std::to_string(c.num_heads) + " C=" + std::to_string(c.head_dim) + " window=" + std::to_string(c.window);
-    const std::vector<am_tensor> inputs = {q.abi(),          k_cache.abi(), v_cache.abi(),
-                                           cu_seqlens.abi(), seqlens.abi(), tables.abi()};
+    std::vector<am_tensor> inputs = {q.abi(),          k_cache.values.abi(), v_cache.values.abi(),
+                                     cu_seqlens.abi(), seqlens.abi(),        tables.abi()};
+    if (is_coded) inputs.insert(inputs.end(), {k_cache.scales.abi(), v_cache.scales.abi()});
     run_with_teams(entry, inputs, {out}, {attr(scale), attr(static_cast<int>(c.window))}, what);
     for (int64_t s = 0; s < num_sequences; ++s) {
       const auto& [queries, keys] = c.sequences[static_cast<size_t>(s)];
@@ -108,8 +136,9 @@ void test(const KernelEntry& entry) {
               magnitude += std::fabs(term);
             }
             // An error of a score is a relative error of its weight.
-            check_close(out.get(row * c.head_dim + e), value, magnitude * (1.0 + 0.1 * score_magnitude), entry.dtype,
-                        entry, what);
+            check_close(out.get(row * c.head_dim + e), value,
+                        magnitude * (1.0 + 0.1 * score_magnitude + 1e5 * weight_rounding(entry)), entry.dtype, entry,
+                        what);
           }
         }
       }
@@ -117,9 +146,33 @@ void test(const KernelEntry& entry) {
   }
 }
 
+// A token's attention has the same bits alone, where its context is split, and as the last of many.
+void test_batch(const KernelEntry& entry) {
+  const int64_t num_queries = 60, num_keys = 1100, num_heads = 7, head_dim = 64, width = (num_keys + 15) / 16;
+  const Tensor q = random(entry.dtype, {num_queries, num_heads, head_dim});
+  const Tensor k_cache = random(entry.dtype, {width, 1, 16, head_dim}),
+               v_cache = random(entry.dtype, {width, 1, 16, head_dim});
+  const Tensor tables(AM_INT32, {1, width});
+  tables.fill([](int64_t i) { return static_cast<double>(i); });
+  const Tensor seqlens = of(AM_INT32, {static_cast<double>(num_keys)});
+  std::vector<Tensor> outputs;
+  for (const int64_t count : {num_queries, int64_t{1}}) {
+    const Tensor cu_seqlens = of(AM_INT32, {0.0, static_cast<double>(count)});
+    const Tensor queries(entry.dtype, {count, num_heads, head_dim}), out(entry.dtype, {count, num_heads, head_dim});
+    std::memcpy(queries.bytes(), q.bytes() + q.num_bytes() - queries.num_bytes(), queries.num_bytes());
+    run_with_teams(entry, {queries.abi(), k_cache.abi(), v_cache.abi(), cu_seqlens.abi(), seqlens.abi(), tables.abi()},
+                   {out}, {attr(0.125), attr(0)}, "batch");
+    outputs.push_back(out);
+  }
+  const char* last = outputs[0].bytes() + outputs[0].num_bytes() - outputs[1].num_bytes();
+  check(std::memcmp(last, outputs[1].bytes(), outputs[1].num_bytes()) == 0, entry, "alone and as the last of many");
+}
+
 }  // namespace
 
 int main() {
   for_each_kernel("paged_attention", test);
+  for_each_kernel("paged_attention_int8", test);
+  for_each_kernel("paged_attention", test_batch);
   return report();
 }

@@ -18,6 +18,11 @@ def test_bytes(dtype_name: str, bytes_per_value: float) -> None:
     assert spec.bytes_per_block == 16 * spec.bytes_per_token
 
 
+def test_scales_are_counted() -> None:
+    spec = KVCacheSpec(24, 2, 64, "int8", 16, scale_bits=32)
+    assert spec.bytes_per_token == 2 * 24 * 2 * (64 + 4)
+
+
 @pytest.mark.parametrize(("num_tokens", "num_blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (160, 10)])
 def test_blocks_for_tokens(num_tokens: int, num_blocks: int) -> None:
     assert KVCacheSpec(1, 1, 8, "float32", 16).num_blocks_for(num_tokens) == num_blocks

@@ -93,7 +93,9 @@ def test_broken_directories_are_rows(invoke: Any, tmp_path: Path) -> None:
     assert rows["demo"].endswith(str(DEMO))
 
 
-@pytest.mark.parametrize("formats", [{}, {"quantization": "int4"}, {"lm_head": "int8_channel"}], ids=str)
+@pytest.mark.parametrize(
+    "formats", [{}, {"quantization": "int4"}, {"lm_head": "int8_channel"}, {"kv_cache_dtype": "int8"}], ids=str
+)
 def test_the_estimate_is_what_loading_takes(runtime: Runtime, device: str, formats: dict[str, str]) -> None:
     options: dict[str, Any] = {"device": device, "dtype": "float32", "max_model_len": 96, "num_kv_blocks": 9, **formats}
     estimate = estimate_memory(runtime, DEMO, EngineConfig(**options, fallback="allow"))

@@ -54,6 +54,27 @@ def kv_cache_write(k, v, slot_mapping, k_cache, v_cache):
     return k_out, v_out
 
 
+def quantized_rows(x):
+    """Codes and scales by fake quantisation: torch rounds half to even, as NumPy does."""
+    x = x.float()
+    scale = x.abs().amax(-1) / 127
+    inverse = torch.where(scale > 0, 127 / x.abs().amax(-1), 0.0)
+    return torch.round(x * inverse[..., None]).to(torch.int8), scale
+
+
+def kv_cache_write_int8(k, v, slot_mapping, k_cache, v_cache, k_scale, v_scale):
+    (k_codes, k_scales), (v_codes, v_scales) = quantized_rows(k), quantized_rows(v)
+    codes = kv_cache_write(k_codes, v_codes, slot_mapping, k_cache, v_cache)
+    columns = (one[..., None].to(scale) for one, scale in ((k_scales, k_scale), (v_scales, v_scale)))
+    scales = kv_cache_write(*columns, slot_mapping, k_scale[..., None], v_scale[..., None])
+    return *codes, *(one[..., 0] for one in scales)
+
+
+def paged_attention_int8(q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables, k_scale, v_scale, **attributes):
+    caches = (k_cache * k_scale[..., None], v_cache * v_scale[..., None])
+    return paged_attention(q, *caches, cu_seqlens_q, seqlens_k, block_tables, **attributes)
+
+
 def paged_attention(q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables, scale, window):
     block_size, num_groups = k_cache.shape[2], q.shape[1] // k_cache.shape[1]
     out = torch.full_like(q, torch.nan)
@@ -113,6 +134,15 @@ def qkv_rope_cache_write(
     q = q if q_norm is None else rms_norm(q, q_norm, eps)
     k = k if k_norm is None else rms_norm(k, k_norm, eps)
     return rope(q, table), *kv_cache_write(rope(k, table), v, slots, k_cache, v_cache)
+
+
+def qkv_rope_cache_write_int8(*inputs, **attributes):
+    *others, slots, k_cache, v_cache, k_scale, v_scale = inputs
+    tokens = len(slots)
+    block = torch.zeros(tokens, *k_cache.shape[1:2], 1, k_cache.shape[3], dtype=torch.float64)
+    q, k, v = qkv_rope_cache_write(*others, torch.arange(tokens), block, block, **attributes)
+    caches = (k_cache, v_cache, k_scale, v_scale)
+    return q, *kv_cache_write_int8(k[:, :, 0], v[:, :, 0], slots, *caches)
 
 
 def attention(q, k, v, scale, causal):
@@ -228,6 +258,9 @@ TORCH: dict[str, Callable[..., Any]] = {
     "kv_cache_write": kv_cache_write,
     "qkv_rope_cache_write": qkv_rope_cache_write,
     "paged_attention": paged_attention,
+    "kv_cache_write_int8": kv_cache_write_int8,
+    "qkv_rope_cache_write_int8": qkv_rope_cache_write_int8,
+    "paged_attention_int8": paged_attention_int8,
     "merge_heads": lambda x: x.flatten(1),
     "add": torch.add,
     "add_rms_norm": add_rms_norm,
@@ -272,7 +305,7 @@ TORCH: dict[str, Callable[..., Any]] = {
 
 def test_every_operator_has_a_torch_counterpart() -> None:
     assert set(TORCH) == {operator.name for operator in OPERATORS}
-    assert len(OPERATORS) == 46
+    assert len(OPERATORS) == 51
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ class KVCacheSpec:
     dtype_name: str
     block_size: int
     """Tokens in a block."""
+    scale_bits: int = 0
+    """Width of what is kept beside a head's key, and beside its value, to make numbers of their codes."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_key_value_heads", "head_dim", "block_size"):
@@ -44,7 +46,8 @@ class KVCacheSpec:
     @property
     def bytes_per_token(self) -> int:
         """Bytes that keys and values of one token take in all layers."""
-        return 2 * self.num_layers * -(-self.num_key_value_heads * self.head_dim * self.bits_per_value // 8)
+        bits_per_head = self.head_dim * self.bits_per_value + self.scale_bits
+        return 2 * self.num_layers * -(-self.num_key_value_heads * bits_per_head // 8)
 
     @property
     def bytes_per_block(self) -> int:

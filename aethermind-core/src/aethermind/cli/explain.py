@@ -43,6 +43,7 @@ def explain(
     max_model_len: options.MaxModelLen = None,
     num_kv_blocks: options.NumKvBlocks = None,
     block_size: options.BlockSize = 16,
+    kv_cache_dtype: options.KvCacheDType = "auto",
     threads: options.NumThreads = None,
     load_format: options.LoadFormat = "auto",
     diff: Annotated[
@@ -86,6 +87,7 @@ def explain(
             max_model_len=max_model_len,
             num_kv_blocks=num_kv_blocks,
             block_size=block_size,
+            kv_cache_dtype=kv_cache_dtype,
             num_threads=threads,
             fallback="allow",
         )
@@ -111,6 +113,7 @@ def explain(
         max_model_len=max_model_len,
         num_kv_blocks=num_kv_blocks,
         block_size=block_size,
+        kv_cache_dtype=kv_cache_dtype,
         num_threads=threads,
         load_format=load_format,
         fallback="allow",

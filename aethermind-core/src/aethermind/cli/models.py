@@ -45,13 +45,13 @@ def models(
     max_model_len: options.MaxModelLen = None,
     num_kv_blocks: options.NumKvBlocks = None,
     block_size: options.BlockSize = 16,
+    kv_cache_dtype: options.KvCacheDType = "auto",
     as_json: options.AsJson = False,
 ) -> None:
     """List models, installed or on disk.
 
     Weights are not read. A model that cannot be used is listed with the reason. --estimate adds what each takes on
-    --device with --dtype, --quantization, --lm-head, --max-model-len, --num-kv-blocks and --block-size, for as many
-    requests at once as `LLM` plans for by default.
+    --device with the other options, for as many requests at once as `LLM` plans for by default.
     """
     from aethermind.engine.config import EngineConfig
     from aethermind.runtime import Runtime
@@ -64,6 +64,7 @@ def models(
         max_model_len=max_model_len,
         num_kv_blocks=num_kv_blocks,
         block_size=block_size,
+        kv_cache_dtype=kv_cache_dtype,
         fallback="allow",
     )
     runtime = Runtime.boot()

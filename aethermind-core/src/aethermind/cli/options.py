@@ -20,6 +20,7 @@ __all__ = [
     "Grammar",
     "IgnoreEos",
     "JsonSchema",
+    "KvCacheDType",
     "LmHead",
     "LoadFormat",
     "MaxModelLen",
@@ -64,6 +65,13 @@ LmHead = Annotated[
 LoadFormat = Annotated[str, typer.Option("--load-format", help="auto reads the weights, dummy makes random ones.")]
 MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Longest context in tokens.")]
 NumKvBlocks = Annotated[int | None, typer.Option("--num-kv-blocks", help="Blocks of the KV cache.")]
+KvCacheDType = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="Store keys and values as computed (auto; float32, bfloat16 or float16 insist on it), or as int8.",
+    ),
+]
 BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a block of the KV cache.")]
 MaxNumBatchedTokens = Annotated[
     int, typer.Option("--max-num-batched-tokens", help="The most tokens in a step, a piece of a prompt included.")

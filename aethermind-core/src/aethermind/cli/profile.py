@@ -41,6 +41,7 @@ def profile(
     dtype: options.DType = "auto",
     quantization: options.Quantization = None,
     lm_head: options.LmHead = None,
+    kv_cache_dtype: options.KvCacheDType = "auto",
     threads: options.NumThreads = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -67,6 +68,7 @@ def profile(
         quantization=quantization,
         lm_head=lm_head,
         load_format=load_format,
+        kv_cache_dtype=kv_cache_dtype,
         num_threads=threads,
         max_model_len=prompt_tokens + output_tokens + 1,
         num_kv_blocks=-(-(prompt_tokens + output_tokens + 1) // 16),

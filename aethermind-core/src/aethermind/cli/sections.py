@@ -55,6 +55,7 @@ class EngineSettings:
     max_model_len: int | None = setting(None, "longest context in tokens", unset="the model's, or what memory allows")
     num_kv_blocks: int | None = setting(None, "blocks of the KV cache", unset=_BY_MEMORY)
     block_size: int = setting(16, "tokens in a block of the KV cache")
+    kv_cache_dtype: str = setting("auto", "what keys and values are stored in: auto (as computed) or int8")
     num_threads: int | None = setting(
         None,
         "worker threads of the device",

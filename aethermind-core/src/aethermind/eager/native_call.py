@@ -40,6 +40,7 @@ class _Attribute(ctypes.Union):
 
 _Barrier = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _Claim = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
+_ScratchOf = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
 
 
 class _Team(ctypes.Structure):
@@ -50,6 +51,7 @@ class _Team(ctypes.Structure):
         ("shared", ctypes.c_void_p),
         ("barrier", _Barrier),
         ("claim", _Claim),
+        ("scratch_of", _ScratchOf),
     )
 
 
@@ -89,7 +91,8 @@ class NativeCall:
         self._tickets = count()
         self._barrier = _Barrier(lambda _: None)
         self._claim = _Claim(lambda _: next(self._tickets))
-        self._team = _Team(0, 1, begin, None, self._barrier, self._claim)
+        self._scratch_of = _ScratchOf(lambda *_: begin)
+        self._team = _Team(0, 1, begin, None, self._barrier, self._claim, self._scratch_of)
         self._team_address = ctypes.addressof(self._team)
         self.set_address((Place.ARENA, ""), begin + arena_offset)
 

@@ -28,6 +28,7 @@ class EngineConfig:
     max_model_len: int | None = None
     num_kv_blocks: int | None = None
     block_size: int = 16
+    kv_cache_dtype: str = "auto"
     num_threads: int | None = None
     seed: int = 0
     max_num_seqs: int = 64
@@ -59,6 +60,7 @@ class EngineConfig:
         for name in ("enable_prefix_caching", "deterministic"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgumentError(f"{name} should be True or False, got {getattr(self, name)!r}.")
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "float32", "bfloat16", "float16", "int8"))
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
         _check_choice("fallback", self.fallback, ("error", "warn", "allow"))
         for name in ("quantization", "lm_head"):

@@ -117,9 +117,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
         is_deterministic=config.deterministic,
     )
     dtype = _choose_dtype(config.dtype, decoder.dtype, opened.backend.capabilities.dtypes, opened.backend.name)
-    cache = KVCacheSpec(
-        decoder.num_hidden_layers, decoder.num_key_value_heads, decoder.head_dim, dtype.label, config.block_size
-    )
+    cache = _choose_cache(config, dtype, decoder)
     wanted_len = _wanted_len(config, decoder)
     num_blocks = config.num_kv_blocks or _default_num_blocks(config, cache, wanted_len, opened)
     _check_room(num_blocks, cache, opened)
@@ -234,6 +232,19 @@ def _choose_dtype(text: str, of_checkpoint: DType, supported: tuple[DType, ...],
             f"Device {device} does not compute {dtype}. It computes {known}; pass one of them as --dtype."
         )
     return dtype
+
+
+def _choose_cache(config: EngineConfig, dtype: DType, decoder: DecoderConfig) -> KVCacheSpec:
+    """Keys and values as they are computed, or as int8 codes with a float32 scale for each head of a token."""
+    stored = dtype if config.kv_cache_dtype == "auto" else DType.parse(config.kv_cache_dtype)
+    if stored not in (dtype, DType.INT8):
+        raise InvalidArgumentError(
+            f"A KV cache in {stored} needs a model that computes in {stored}, and this one computes in {dtype}. "
+            f"Pass --dtype {stored}, or auto or int8 as --kv-cache-dtype."
+        )
+    scale_bits = 32 if stored is DType.INT8 else 0
+    sizes = (decoder.num_hidden_layers, decoder.num_key_value_heads, decoder.head_dim)
+    return KVCacheSpec(*sizes, stored.label, config.block_size, scale_bits)
 
 
 def _wanted_len(config: EngineConfig, decoder: DecoderConfig) -> int:

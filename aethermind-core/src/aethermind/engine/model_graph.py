@@ -94,7 +94,7 @@ class StepGraphs:
             head_dim=self.cache.head_dim,
             num_blocks=self.num_blocks,
             block_size=self.cache.block_size,
-            kv_dtype=self.dtype,
+            kv_dtype=DType.parse(self.cache.dtype_name),
             hidden_size=self.model.config.hidden_size,
             has_embeddings=has_embeddings,
         )

@@ -30,6 +30,8 @@ class StepInputs:
     i32[S,B],
     logits_rows i32[R], and the KV cache of every layer, each [num_blocks, num_kv_heads, block_size, head_dim].
 
+    `k_scales` and `v_scales`, f32[num_blocks, num_kv_heads, block_size], are there where the cache holds int8 codes.
+
     `embeddings` is there only in the graph for steps that have some; `blocks.embedding` puts them in their rows.
     """
 
@@ -42,6 +44,8 @@ class StepInputs:
     logits_rows: Value
     k_caches: tuple[Value, ...]
     v_caches: tuple[Value, ...]
+    k_scales: tuple[Value, ...] = ()
+    v_scales: tuple[Value, ...] = ()
     embeddings: EmbeddingInputs | None = None
 
 
@@ -59,7 +63,8 @@ def declare_step_inputs(
 ) -> StepInputs:
     """Declare the inputs and the KV state of a decoder's graph."""
     tokens, sequences, rows, width = SymDim("T"), SymDim("S"), SymDim("R"), SymDim("B")
-    cache = (num_blocks, num_kv_heads, block_size, head_dim)
+    slots = (num_blocks, num_kv_heads, block_size)
+    num_scaled = num_layers if kv_dtype is DType.INT8 else 0
     embeddings = None
     if has_embeddings:
         values = builder.input("inputs_embeds", builder.dtype, (SymDim("E"), hidden_size))
@@ -72,7 +77,9 @@ def declare_step_inputs(
         builder.input("seqlens_k", DType.INT32, (sequences,)),
         builder.input("block_tables", DType.INT32, (sequences, width)),
         builder.input("logits_rows", DType.INT32, (rows,)),
-        tuple(builder.state(f"k_cache.{layer}", kv_dtype, cache) for layer in range(num_layers)),
-        tuple(builder.state(f"v_cache.{layer}", kv_dtype, cache) for layer in range(num_layers)),
+        tuple(builder.state(f"k_cache.{layer}", kv_dtype, (*slots, head_dim)) for layer in range(num_layers)),
+        tuple(builder.state(f"v_cache.{layer}", kv_dtype, (*slots, head_dim)) for layer in range(num_layers)),
+        tuple(builder.state(f"k_scale.{layer}", DType.FLOAT32, slots) for layer in range(num_scaled)),
+        tuple(builder.state(f"v_scale.{layer}", DType.FLOAT32, slots) for layer in range(num_scaled)),
         embeddings,
     )

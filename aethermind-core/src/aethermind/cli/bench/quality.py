@@ -24,6 +24,7 @@ __all__ = ["Divergence", "EXAMPLES", "diverge", "quality"]
 EXAMPLES = console.examples(
     "aethermind bench quality --tokens 64",
     "aethermind bench quality --quantization int8 int4 int4_zp --tokens 128",
+    "aethermind bench quality --kv-cache-dtype int8 --tokens 64",
     "aethermind bench quality int4 --lm-head dense --text README.md --json",
 )
 
@@ -40,6 +41,7 @@ def quality(
         list[str] | None, typer.Option("--quantization", help="A format to measure; others may follow it.")
     ] = None,
     lm_head: options.LmHead = None,
+    kv_cache_dtype: options.KvCacheDType = "auto",
     model: options.Model = None,
     load_format: options.LoadFormat = "auto",
     text: Annotated[
@@ -53,6 +55,9 @@ def quality(
 ) -> None:
     """Compare the logits of quantised weights with those of the dense model in float32.
 
+    With --kv-cache-dtype the tested models store keys and values so; weights stay dense then,
+    unless formats are named.
+
     Every token of the text counts once, read with those before it in windows of 128. Told are the
     mean Kullback-Leibler divergence in nats, its 99th percentile, and how often both models hold
     the same token for the likeliest. Without --text it is a text that the dense model writes by
@@ -61,7 +66,9 @@ def quality(
     from aethermind.runtime import Runtime
 
     runtime = Runtime.boot()
-    wanted = list(dict.fromkeys([*(first_formats or ()), *(formats or ())])) or runtime.weight_formats.names()
+    wanted = list(dict.fromkeys([*(first_formats or ()), *(formats or ())]))
+    if not wanted:
+        wanted = ["dense"] if kv_cache_dtype != "auto" else runtime.weight_formats.names()
     for name in (*wanted, *([lm_head] if lm_head else ())):
         runtime.weight_formats.get(name)
     window = min(_WINDOW, tokens)
@@ -85,12 +92,15 @@ def quality(
             "model": dense.info.model,
             "device": dense.info.device,
             "dtype": dtype,
+            "kv_cache_dtype": kv_cache_dtype,
             "text": None if text is None else str(text),
             "num_tokens": len(expected),
             "formats": [],
         }
     for one in wanted:
-        with _open(name, dtype=dtype, quantization=one, lm_head=lm_head, **settings) as tested:
+        with _open(
+            name, dtype=dtype, quantization=one, lm_head=lm_head, kv_cache_dtype=kv_cache_dtype, **settings
+        ) as tested:
             report["formats"].append({"quantization": one, **_measured(tested, expected, windows)})
     if as_json:
         console.print_json(report)

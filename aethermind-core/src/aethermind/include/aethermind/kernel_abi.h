@@ -62,6 +62,8 @@ typedef struct am_team {
   void (*barrier)(const struct am_team* team);
   int64_t (*claim)(
       const struct am_team* team); /* tickets 0, 1, 2, …, unique in the team; they restart with every step */
+  /* A worker's scratch, for results that others read after a barrier. */
+  void* (*scratch_of)(const struct am_team* team, int32_t worker);
 } am_team;
 
 typedef struct am_kernel {

@@ -44,9 +44,12 @@ def attention(
         for name in ("q_norm", "k_norm")
     ]
     o_DQ = builder.parameter(f"{prefix}.o_proj.weight", (config.hidden_size, heads * head_dim))
+    # A cache of codes has scales beside it, and operators of its own.
+    scales = (inputs.k_scales[layer], inputs.v_scales[layer]) if inputs.k_scales else ()
+    suffix = "_int8" if scales else ""
     with builder.scope(prefix):
-        q_THC, k_cache, v_cache = builder.op(
-            "qkv_rope_cache_write",
+        q_THC, k_cache, v_cache, *scales_out = builder.op(
+            f"qkv_rope_cache_write{suffix}",
             x_TD,
             *weights,
             *biases,
@@ -55,18 +58,20 @@ def attention(
             inputs.slot_mapping,
             inputs.k_caches[layer],
             inputs.v_caches[layer],
+            *scales,
             num_heads=heads,
             num_kv_heads=kv_heads,
             eps=config.rms_norm_eps,
         )
         mixed_THC = builder.op(
-            "paged_attention",
+            f"paged_attention{suffix}",
             q_THC,
             k_cache,
             v_cache,
             inputs.cu_seqlens_q,
             inputs.seqlens_k,
             inputs.block_tables,
+            *scales_out,
             scale=head_dim**-0.5,
             window=config.sliding_windows[layer],
         )

@@ -17,7 +17,31 @@ from aethermind.ops.cost import Call, Cost
 from aethermind.ops.operator import Array, Operator, Sample
 from aethermind.ops.schema import OpBuilder, OperatorSchema
 
-__all__ = ["QKV_ROPE_CACHE_WRITE"]
+__all__ = ["QKV_ROPE_CACHE_WRITE", "head_magnitudes", "projected_heads"]
+
+
+def projected_heads(
+    b: OpBuilder[Array],
+    x: Array,
+    weights: tuple[Array, Array, Array],
+    biases: tuple[Array | None, Array | None, Array | None],
+    norms: tuple[Array | None, Array | None],
+    rope_table: Array,
+    num_heads: int,
+    num_kv_heads: int,
+    eps: float,
+) -> tuple[Array, Array, Array]:
+    """Queries, keys and values [T, heads, C] by smaller operators; queries and keys are normed and rotated."""
+    counts = (num_heads, num_kv_heads, num_kv_heads)
+    q, k, v = (
+        b.op("split_heads", b.op("linear", x, weight, bias), num_heads=count)
+        for weight, bias, count in zip(weights, biases, counts, strict=True)
+    )
+    if norms[0] is not None:
+        q = b.op("rms_norm", q, norms[0], eps=eps)
+    if norms[1] is not None:
+        k = b.op("rms_norm", k, norms[1], eps=eps)
+    return b.op("rope", q, rope_table), b.op("rope", k, rope_table), v
 
 
 def _decompose(
@@ -40,14 +64,8 @@ def _decompose(
     num_kv_heads: int,
     eps: float,
 ) -> tuple[Array, Array, Array]:
-    q = b.op("split_heads", b.op("linear", x, w_q, b_q), num_heads=num_heads)
-    k = b.op("split_heads", b.op("linear", x, w_k, b_k), num_heads=num_kv_heads)
-    v = b.op("split_heads", b.op("linear", x, w_v, b_v), num_heads=num_kv_heads)
-    if q_norm is not None:
-        q = b.op("rms_norm", q, q_norm, eps=eps)
-    if k_norm is not None:
-        k = b.op("rms_norm", k, k_norm, eps=eps)
-    q, k = b.op("rope", q, rope_table), b.op("rope", k, rope_table)
+    weights, biases, norms = (w_q, w_k, w_v), (b_q, b_k, b_v), (q_norm, k_norm)
+    q, k, v = projected_heads(b, x, weights, biases, norms, rope_table, num_heads, num_kv_heads, eps)
     k_out, v_out = b.op("kv_cache_write", k, v, slot_mapping, k_cache, v_cache)
     return q, k_out, v_out
 
@@ -71,15 +89,15 @@ def _term_magnitudes(
     num_kv_heads: int,
     eps: float,
 ) -> tuple[Array, Array, Array]:
-    q = rope_magnitudes(_head_magnitudes(x, w_q, b_q, q_norm, num_heads, eps), rope_table)
-    k = rope_magnitudes(_head_magnitudes(x, w_k, b_k, k_norm, num_kv_heads, eps), rope_table)
-    v = _head_magnitudes(x, w_v, b_v, None, num_kv_heads, eps)
+    q = rope_magnitudes(head_magnitudes(x, w_q, b_q, q_norm, num_heads, eps), rope_table)
+    k = rope_magnitudes(head_magnitudes(x, w_k, b_k, k_norm, num_kv_heads, eps), rope_table)
+    v = head_magnitudes(x, w_v, b_v, None, num_kv_heads, eps)
     assert KV_CACHE_WRITE.reference is not None
     k_out, v_out = KV_CACHE_WRITE.reference(k, v, slot_mapping, np.abs(k_cache), np.abs(v_cache))
     return q, k_out, v_out
 
 
-def _head_magnitudes(
+def head_magnitudes(
     x: Array, weight: Array, bias: Array | None, norm: Array | None, num_heads: int, eps: float
 ) -> Array:
     """How far relative errors of a projection's terms carry through the norm of its heads: [T, heads, C]."""

@@ -1,0 +1,290 @@
+// Attention of a run of queries to the keys of one kv head.
+//
+// The query heads that share the kv head and the queries of the run are rows of one small matrix, so that every key and
+// value is read once for all of them. Both products are those of gemm.h, over blocks of kKeyBlock keys at fixed
+// multiples of it. Every kPartKeys keys the sums start afresh and are joined to those before, whether one worker goes
+// through all parts or several share them (Flash-Decoding, Dao et al., 2023): a query's result depends neither on the
+// other queries nor on the number of workers. Everything but the inputs and the weights of pair dot products is
+// float32.
+#pragma once
+
+#include "kernels/attention_rows.h"
+#include "kernels/attention_tiles.h"
+
+namespace aether::cpu::AETHER_ISA {
+
+inline constexpr int64_t kPartBlocks = 2;
+inline constexpr int64_t kPartKeys = kPartBlocks * kKeyBlock;
+inline constexpr int64_t kQueryRows = 96;
+inline constexpr float kLog2E = 1.44269504f;
+
+// How queries of type T and stored elements of type S are computed with.
+template <class T, class S>
+struct AttentionTypes {
+  using Stored = S;
+  using Compute = typename Meeting<T, S>::Type;
+  using E = Engine<Compute>;
+  static constexpr bool kHasFactors = __is_same(S, int8_t);
+  static constexpr bool kIsExpanded = !__is_same(S, Compute);
+};
+
+// Sizes of one call, and what of a worker's scratch lies where.
+template <class T, class S>
+struct AttentionLayout {
+  using Types = AttentionTypes<T, S>;
+  using E = typename Types::E;
+  int64_t head_dim, padded_dim, group, queries, rows;
+
+  AttentionLayout(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim)
+      : head_dim(head_dim),
+        padded_dim(round_up(head_dim, kLanes)),
+        group(num_heads / num_kv_heads),
+        queries(larger(1, kQueryRows / group)),
+        rows(queries * group) {}
+
+  int64_t query_bytes() const { return rows * divide_up(head_dim, kLineK<E>) * kLineBytes; }
+  int64_t weight_bytes() const { return rows * kKeyBlock / kLineK<E> * kLineBytes; }
+  int64_t key_panel_bytes() const { return divide_up(head_dim, E::kStepK) * kStepBytes; }
+  int64_t key_bytes() const { return kKeyBlock / kPanelColumns * key_panel_bytes(); }
+  // A line more than needed: panels a multiple of 4 KiB apart would compete for the same sets of a cache.
+  static constexpr int64_t value_panel_bytes() { return (kKeyBlock / E::kStepK + 1) * kStepBytes; }
+  int64_t value_bytes() const { return padded_dim / kPanelColumns * value_panel_bytes(); }
+  int64_t room_bytes() const { return Types::kIsExpanded ? 16 * padded_dim * 4 : 0; }
+  int64_t pointer_bytes() const { return padded_dim / kPanelColumns * 8; }
+  int64_t num_floats() const { return 2 * kKeyBlock + rows * (kKeyBlock + 2 * padded_dim); }
+  size_t bytes() const {
+    const int64_t panels =
+        query_bytes() + weight_bytes() + key_bytes() + value_bytes() + room_bytes() + pointer_bytes();
+    const int64_t floats = num_floats() * static_cast<int64_t>(sizeof(float));
+    const int64_t total = panels + floats + 2 * rows * static_cast<int64_t>(sizeof(Softened));
+    return static_cast<size_t>(round_up(total, kLineBytes));
+  }
+};
+
+template <class T, class S>
+struct AttentionScratch {
+  using Compute = typename AttentionTypes<T, S>::Compute;
+  char *queries, *weights, *keys, *values;
+  const char** value_panels;
+  Compute* room;
+  float *key_factors, *value_factors, *scores, *part_sums, *sums;
+  Softened *part, *all;
+
+  AttentionScratch(const AttentionLayout<T, S>& layout, void* scratch) {
+    queries = static_cast<char*>(scratch);
+    weights = queries + layout.query_bytes();
+    keys = weights + layout.weight_bytes();
+    values = keys + layout.key_bytes();
+    room = reinterpret_cast<Compute*>(values + layout.value_bytes());
+    key_factors = reinterpret_cast<float*>(reinterpret_cast<char*>(room) + layout.room_bytes());
+    value_factors = key_factors + kKeyBlock;
+    scores = value_factors + kKeyBlock;
+    part_sums = scores + layout.rows * kKeyBlock;
+    sums = part_sums + layout.rows * layout.padded_dim;
+    part = reinterpret_cast<Softened*>(sums + layout.rows * layout.padded_dim);
+    all = part + layout.rows;
+    value_panels = reinterpret_cast<const char**>(all + layout.rows);
+    for (int64_t p = 0; p < layout.padded_dim / kPanelColumns; ++p) {
+      value_panels[p] = values + p * layout.value_panel_bytes();
+    }
+  }
+};
+
+// Keys and values as rows of head_dim elements, which the rows' numbers say where to find; factors go by row as well.
+template <class S>
+struct KeysAndValues {
+  const S *keys, *values;
+  const float *key_factors, *value_factors;
+};
+
+// The queries of a run: `count` of them, the first at `position`; of `num_keys` keys each sees those up to its own
+// position, and with a window only the last so many.
+struct QueryRun {
+  int64_t count, position, num_keys, window;
+
+  int64_t begin() const { return window > 0 ? larger(0, position - window + 1) : 0; }
+  int64_t end() const { return smaller(position + count, num_keys); }
+  int64_t first_part() const { return begin() / kPartKeys; }
+  int64_t end_part() const { return divide_up(larger(end(), 0), kPartKeys); }
+};
+
+// The rows of a block's keys: [low, high) are there to be read, the others of its panels repeat one of them and are
+// masked by their weights.
+struct BlockRows {
+  int64_t low, high, num_panels;
+  int64_t rows[kKeyBlock];
+
+  template <class FindFn>
+  void find(const QueryRun& run, int64_t block, int64_t end, FindFn find_rows) {
+    low = larger(run.begin() - block, 0), high = smaller(end - block, kKeyBlock);
+    num_panels = high > low ? divide_up(high, kPanelColumns) : 0;
+    if (num_panels == 0) return;
+    find_rows(block + low, high - low, rows + low);
+    for (int64_t j = 0; j < low; ++j) rows[j] = rows[low];
+    for (int64_t j = high; j < num_panels * kPanelColumns; ++j) rows[j] = rows[high - 1];
+  }
+};
+
+// Brings the next block into the caches while the current one is computed, a little at every step: memory answers only
+// so many requests at a time, and idles between bursts.
+template <class S>
+class Prefetcher {
+ public:
+  Prefetcher(const KeysAndValues<S>& stored, const BlockRows& next, int64_t head_dim, int64_t num_steps)
+      : stored_(stored),
+        next_(next),
+        head_dim_(head_dim),
+        num_rows_(2 * (next.num_panels > 0 ? next.high : 0)),
+        rows_of_step_(divide_up(num_rows_, num_steps)) {}
+
+  AETHER_INLINE void step() {
+    const int64_t end = smaller(done_ + rows_of_step_, num_rows_);
+    for (; done_ < end; ++done_) {
+      const bool is_key = done_ < next_.high;
+      const int64_t row = next_.rows[is_key ? done_ : done_ - next_.high] * head_dim_;
+      const char* line = reinterpret_cast<const char*>((is_key ? stored_.keys : stored_.values) + row);
+      for (int64_t byte = 0; byte < head_dim_ * static_cast<int64_t>(sizeof(S)); byte += kLineBytes) {
+        __builtin_prefetch(line + byte, 0, 3);
+      }
+    }
+  }
+
+ private:
+  const KeysAndValues<S>& stored_;
+  const BlockRows& next_;
+  const int64_t head_dim_, num_rows_, rows_of_step_;
+  int64_t done_ = 0;
+};
+
+// One block's keys into panels and scores.
+template <class T, class S>
+AETHER_INLINE void score_block(const BlockRows& block, const KeysAndValues<S>& stored, int64_t num_rows,
+                               const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& at,
+                               Prefetcher<S>& prefetcher) {
+  const char* panels[kKeyBlock / kPanelColumns];
+  for (int64_t p = 0; p < block.num_panels; ++p) {
+    prefetcher.step();
+    const typename AttentionTypes<T, S>::Compute* rows[16];
+    meet(stored.keys, block.rows + p * kPanelColumns, layout.head_dim, at.room, layout.padded_dim, rows);
+    char* panel = at.keys + p * layout.key_panel_bytes();
+    pack_keys(rows, layout.head_dim, panel);
+    panels[p] = panel;
+  }
+  multiply_tiles<typename AttentionTypes<T, S>::E>(at.queries, num_rows, layout.head_dim, panels, block.num_panels, 0,
+                                                   true, at.scores);
+}
+
+// Scores into weights, rescaling the sums of the part's earlier blocks.
+template <class T, class S>
+AETHER_INLINE void soften_block(const QueryRun& run, int64_t begin, const BlockRows& block, bool is_first,
+                                const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& at,
+                                Prefetcher<S>& prefetcher) {
+  using Types = AttentionTypes<T, S>;
+  using E = typename Types::E;
+  const int64_t num_lines = divide_up(block.num_panels * kPanelColumns, kLineK<E>);
+  const Tiles cut(run.count * layout.group);
+  for (int64_t tile = 0; tile < cut.count; ++tile) {
+    const int64_t size = cut.size(tile);
+    char* lines = at.weights + cut.begin(tile) * num_lines * kLineBytes;
+    for (int64_t i = 0; i < size; ++i) {
+      const int64_t r = cut.begin(tile) + i, last = run.position + r / layout.group - begin;
+      const int64_t seen = run.window > 0 ? larger(last - run.window + 1, block.low) : block.low;
+      prefetcher.step();
+      const float factor =
+          soften_row<E>(at.scores + r * block.num_panels * kPanelColumns, block.num_panels, seen,
+                        smaller(last + 1, block.high), at.key_factors, Types::kHasFactors ? at.value_factors : nullptr,
+                        at.part[r], lines + i * kLineBytes, size * kLineBytes);
+      if (factor == 1.0f || is_first) continue;
+      float* sums = at.part_sums + r * layout.padded_dim;
+      for (int64_t c = 0; c < layout.padded_dim; c += kLanes) store(sums + c, load(sums + c) * set1(factor));
+    }
+  }
+}
+
+// Weights times values.
+template <class T, class S>
+AETHER_INLINE void add_values(const BlockRows& block, bool is_first, const KeysAndValues<S>& stored, int64_t num_rows,
+                              const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& at,
+                              Prefetcher<S>& prefetcher) {
+  using E = typename AttentionTypes<T, S>::E;
+  for (int64_t p = 0; p < block.num_panels; ++p) {
+    prefetcher.step();
+    const typename AttentionTypes<T, S>::Compute* rows[16];
+    meet(stored.values, block.rows + p * kPanelColumns, layout.head_dim, at.room, layout.padded_dim, rows);
+    pack_values(rows, layout.head_dim, at.values + p * kPanelColumns / E::kStepK * kStepBytes,
+                layout.value_panel_bytes());
+  }
+  multiply_tiles<E>(at.weights, num_rows, block.num_panels * kPanelColumns, at.value_panels,
+                    layout.padded_dim / kPanelColumns, 0, is_first, at.part_sums);
+}
+
+// The packed queries against the keys of parts [part_begin, part_end). `find_rows(key, count, rows)` tells the rows of
+// neighbouring keys. `finish(part)` takes each part's sums and Softened out of scratch.
+template <class T, class S, class FindFn, class FinishFn>
+AETHER_INLINE void attend_parts(const QueryRun& run, int64_t part_begin, int64_t part_end,
+                                const KeysAndValues<S>& stored, FindFn find_rows, float scale,
+                                const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& at,
+                                FinishFn finish) {
+  const int64_t num_rows = run.count * layout.group;
+  const int64_t begin = larger(run.begin(), part_begin * kPartKeys), end = smaller(run.end(), part_end * kPartKeys);
+  for (int64_t j = 0; j < kKeyBlock; ++j) at.key_factors[j] = scale * kLog2E;
+
+  BlockRows blocks[2];
+  const int64_t first = begin / kKeyBlock;
+  blocks[first % 2].find(run, first * kKeyBlock, end, find_rows);
+  for (int64_t b = first; b * kKeyBlock < end; ++b) {
+    const BlockRows& block = blocks[b % 2];
+    BlockRows& next = blocks[(b + 1) % 2];
+    next.find(run, (b + 1) * kKeyBlock, end, find_rows);
+    const bool is_first = b == first || b % kPartBlocks == 0;
+    if (is_first) {
+      for (int64_t r = 0; r < num_rows; ++r) at.part[r] = {kHidden, 0.0f};
+    }
+    if constexpr (AttentionTypes<T, S>::kHasFactors) {
+      for (int64_t j = 0; j < block.num_panels * kPanelColumns; ++j) {
+        at.key_factors[j] = stored.key_factors[block.rows[j]] * scale * kLog2E;
+        at.value_factors[j] = stored.value_factors[block.rows[j]];
+      }
+    }
+    Prefetcher<S> prefetcher(stored, next, layout.head_dim, 2 * block.num_panels + num_rows);
+    score_block(block, stored, num_rows, layout, at, prefetcher);
+    soften_block(run, b * kKeyBlock, block, is_first, layout, at, prefetcher);
+    add_values(block, is_first, stored, num_rows, layout, at, prefetcher);
+    if (next.num_panels == 0 || (b + 1) % kPartBlocks == 0) finish(b / kPartBlocks);
+  }
+}
+
+// Row r is head r % group of query r / group; queries are `row_stride` apart, and their heads head_dim.
+template <class T, class S>
+AETHER_INLINE int64_t offset_of_row(const AttentionLayout<T, S>& layout, int64_t row_stride, int64_t r) {
+  return r / layout.group * row_stride + r % layout.group * layout.head_dim;
+}
+
+// Queries as tiles.
+template <class T, class S>
+AETHER_INLINE void pack_queries(const T* q, int64_t row_stride, const QueryRun& run,
+                                const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& at) {
+  pack_tiles<typename AttentionTypes<T, S>::E>([&](int64_t r) { return q + offset_of_row(layout, row_stride, r); },
+                                               run.count * layout.group, 0, layout.head_dim, at.queries);
+}
+
+// All parts of a run, from queries to outputs.
+template <class T, class S, class FindFn>
+AETHER_INLINE void attend(const T* q, T* out, int64_t row_stride, const QueryRun& run, const KeysAndValues<S>& stored,
+                          FindFn find_rows, float scale, const AttentionLayout<T, S>& layout,
+                          const AttentionScratch<T, S>& at) {
+  const int64_t num_rows = run.count * layout.group;
+  pack_queries(q, row_stride, run, layout, at);
+  for (int64_t r = 0; r < num_rows; ++r) at.all[r] = {kHidden, 0.0f};
+  attend_parts(run, run.first_part(), run.end_part(), stored, find_rows, scale, layout, at, [&](int64_t) {
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const int64_t at_row = r * layout.padded_dim;
+      join_part(at.all[r], at.sums + at_row, at.part[r], at.part_sums + at_row, layout.padded_dim);
+    }
+  });
+  for (int64_t r = 0; r < num_rows; ++r) {
+    write_row(at.all[r], at.sums + r * layout.padded_dim, layout.head_dim, out + offset_of_row(layout, row_stride, r));
+  }
+}
+
+}  // namespace aether::cpu::AETHER_ISA
