@@ -94,9 +94,10 @@ class QuantizedWeight {
   }
 
   void bring(const T* x, int64_t rows, char* tiles) const {
-    const auto bring_unit = with_format(layout_, []<int Bits, bool HasZeroPoint>() -> BringFn<T> {
-      return QuantizedEngine<Bits, HasZeroPoint>::template bring<T>;
-    });
+    const auto bring_unit =
+        with_format(layout_, []<int Bits, bool HasZeroPoint, bool HasOffset = false>() -> BringFn<T> {
+          return QuantizedEngine<Bits, HasZeroPoint, HasOffset>::template bring<T>;
+        });
     const Tiles cut(rows, kQuantizedRows);
     for (int64_t tile = 0; tile < cut.count; ++tile) {
       const int64_t size = cut.size(tile);
@@ -111,9 +112,10 @@ class QuantizedWeight {
   }
 
   void multiply(const char* tiles, int64_t rows, const char* const* panels, int64_t num_panels, float* c) const {
-    const QuantizedTiles* kernels = with_format(layout_, []<int Bits, bool HasZeroPoint>() -> const QuantizedTiles* {
-      return &kQuantizedTiles<Bits, HasZeroPoint>;
-    });
+    const QuantizedTiles* kernels =
+        with_format(layout_, []<int Bits, bool HasZeroPoint, bool HasOffset = false>() -> const QuantizedTiles* {
+          return &kQuantizedTiles<Bits, HasZeroPoint, HasOffset>;
+        });
     const Tiles cut(rows, kQuantizedRows);
     const int64_t row_stride = num_panels * kPanelColumns;
     const int64_t together = quantized_panels_at_once(divide_up(rows, cut.count));
