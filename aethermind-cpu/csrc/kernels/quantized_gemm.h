@@ -19,7 +19,6 @@
 #pragma once
 
 #include <cstring>
-#include <type_traits>
 
 #include "kernels/pack.h"
 #include "kernels/quantized_layout.h"
@@ -74,12 +73,22 @@ struct ExactEngine {
 };
 
 #ifdef AETHER_HAS_BYTE_DOT
+// What shifts codes: integers that are zero points, or floats that are offsets.
+template <bool HasOffset>
+struct ShiftOf {
+  using Type = IntVec;
+};
+template <>
+struct ShiftOf<true> {
+  using Type = Vec;
+};
+
 template <int Bits, bool HasZeroPoint, bool HasOffset = false>
 struct ByteEngine {
   static constexpr int64_t kRowBytes = kUnitK + 8;
   static constexpr int kRows = kByteTileRows;
   static constexpr int panels_at_once(int) { return 1; }  // of which each row has two accumulators
-  using Zero = std::conditional_t<HasOffset, Vec, IntVec>;
+  using Zero = typename ShiftOf<HasOffset>::Type;
 
   static IntVec zero_points(const uint8_t* p) { return widen_to_words(p); }
   static IntVec no_zero_points() { return IntVec{}; }
