@@ -94,7 +94,7 @@ class DirectorySource:
     def _packing(self) -> Packing | None:
         from aethermind.checkpoint.packing import read_packing
 
-        described = self.config().get("quantization_config")
+        described = read_optional_json(self.path / "config.json").get("quantization_config")
         if described is None:
             described = read_optional_json(self.path / "quantize_config.json") or None
         return None if described is None else read_packing(described, str(self.path))

@@ -20,7 +20,15 @@ from typing import Any
 
 from aethermind.errors import InvalidArgumentError, PluginError
 
-__all__ = ["DENSE", "FORMAT_NAMES", "QuantizedWeight", "WeightFormat", "WeightFormatRegistry", "parse_format"]
+__all__ = [
+    "CHECKPOINT_FORMAT_NAMES",
+    "DENSE",
+    "FORMAT_NAMES",
+    "QuantizedWeight",
+    "WeightFormat",
+    "WeightFormatRegistry",
+    "parse_format",
+]
 
 Array = Any
 
@@ -30,6 +38,10 @@ DENSE = "dense"
 FORMAT_NAMES = ("int8", "int8_channel", "int4", "int4_g64", "int4_g128", "int4_zp", "int4_zp_g64", "int4_zp_g128",
                 "int4_offset", "int4_offset_g64", "int2", "int1")  # fmt: skip
 """Names of the core's formats that are proposed to people; the grammar has more."""
+
+CHECKPOINT_FORMAT_NAMES = ("int8_offset", "int8_g64", "int8_g128", "int8_zp", "int8_zp_g64", "int8_zp_g128",
+                           "int8_zp_channel", "int4_channel", "int4_zp_channel")  # fmt: skip
+"""Of the others those in which quantised checkpoints come: a device should have kernels for them."""
 
 _SCALE_BYTES = 2
 _ZERO_BYTES = 1
