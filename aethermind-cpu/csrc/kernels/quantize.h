@@ -178,10 +178,12 @@ inline QuantizedBlock quantize_with_zero_points(const Floats* x, int64_t length,
   });
 }
 
-// Scales and offsets rounded to halves, what is beyond their largest to that.
+// Scales and offsets rounded to halves, what is beyond their largest to that, and negative zeros to positive ones.
 inline QuantizedBlock line_of(const Floats& scales, const Floats& offsets) {
   QuantizedBlock block = {};
-  const auto bounded = [](float value) { return value < -65504.0f ? -65504.0f : value > 65504.0f ? 65504.0f : value; };
+  const auto bounded = [](float value) {
+    return value < -65504.0f ? -65504.0f : value > 65504.0f ? 65504.0f : value + 0.0f;
+  };
   AETHER_FOR_LANES block.scales[c] = to_half(bounded(scales.v[c]));
   AETHER_FOR_LANES block.wide.v[c] = from_half(block.scales[c]);
   AETHER_FOR_LANES block.offsets[c] = to_half(bounded(offsets.v[c]));

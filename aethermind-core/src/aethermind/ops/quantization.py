@@ -191,7 +191,7 @@ def _lines(x: Array, bits: int) -> tuple[Array, Array, Array]:
     extent, middle = high - low, np.float32(0.5) * low + np.float32(0.5) * high
     choice = _Choice(x)
     for steps in _STEPS_WITH_OFFSET[bits]:
-        scales = (extent / np.float32(steps)).astype(np.float16)
+        scales = _half(extent / np.float32(steps))
         offsets = _half(middle - np.float32(0.5) * most * scales.astype(np.float32))
         codes = _codes_on(x, scales, offsets, most)
         choice.offer(codes, scales, np.float32(0), offsets)
@@ -221,8 +221,8 @@ def _fitted(x: Array, codes: Array) -> tuple[Array, Array]:
 
 
 def _half(values: Array) -> Array:
-    """Rounded to float16, what is beyond its largest to that."""
-    return np.clip(values, np.float32(-_LARGEST), np.float32(_LARGEST)).astype(np.float16)
+    """Rounded to float16, what is beyond its largest to that, and a negative zero to a positive one."""
+    return np.clip(values + np.float32(0), np.float32(-_LARGEST), np.float32(_LARGEST)).astype(np.float16)
 
 
 def _signs(x: Array, lengths: Array) -> tuple[Array, Array]:
