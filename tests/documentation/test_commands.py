@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,13 +43,17 @@ def folder(tmp_path: Path, quantised: Path) -> Path:
     return tmp_path
 
 
-def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def environment(folder: Path) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("AETHERMIND_")}
+    others = {name: value for name, value in os.environ.items() if not name.startswith("AETHERMIND_")}
+    return {**others, "PATH": path, "HOME": str(folder)}
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
         cwd=folder,
-        env={**environment, "PATH": path, "HOME": str(folder)},
+        env=environment(folder),
         input="Hello there\n",
         capture_output=True,
         text=True,
@@ -56,7 +62,30 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def assert_works(command: str, folder: Path) -> None:
+@contextmanager
+def served(command: str, folder: Path) -> Iterator[None]:
+    """A server for the commands that follow on the page; it stops when it is told to, and says that all was well."""
+    bash = ["bash", "-c", command.replace("aethermind serve", "exec aethermind serve")]
+    process = subprocess.Popen(bash, cwd=folder, env=environment(folder), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    with process:
+        said = ""
+        while "Serving" not in said:
+            line = process.stderr.readline()
+            assert line, f"{command}\n{said}"
+            said += line
+        try:
+            yield
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0, f"{command}\n{said}{process.stderr.read()}"
+
+
+def assert_works(command: str, folder: Path, servers: ExitStack) -> None:
+    if "aethermind serve" in command:
+        servers.close()  # a reader has one at a time
+        servers.enter_context(served(command, folder))
+        return
     result = run(command, folder)
     assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
     assert result.stdout.strip(), f"{command} prints nothing"
@@ -66,13 +95,15 @@ def assert_works(command: str, folder: Path) -> None:
 def test_the_commands_of_a_page_work_in_order(page: Path, folder: Path) -> None:
     commands = page_commands(page)
     assert commands, "a page about using it shows how"
-    for command in commands:
-        assert_works(command, folder)
+    with ExitStack() as servers:
+        for command in commands:
+            assert_works(command, folder, servers)
 
 
 @pytest.mark.parametrize("command", help_commands())
 def test_the_examples_of_help_work(command: str, folder: Path) -> None:
-    assert_works(command, folder)
+    with ExitStack() as servers:
+        assert_works(command, folder, servers)
 
 
 def test_every_page_is_found_from_the_readme() -> None:

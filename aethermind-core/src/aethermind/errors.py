@@ -9,6 +9,8 @@
     ├── PluginError                a plugin failed, clashed or speaks another contract
     ├── DeviceError                a device is unknown or absent
     │   └── OutOfMemoryError       a device could not provide the memory that was asked for
+    ├── EngineDeadError            an engine failed or was closed while requests were open
+    ├── RequestTimeoutError        a request took longer than it was given
     ├── SettingsError              a setting in a file or an environment variable is unknown or wrong
     ├── OperatorError              an operator was called with inputs its schema does not allow
     └── KernelNotFoundError        no kernel of the chosen device computes an operator
@@ -25,11 +27,13 @@ __all__ = [
     "ConfigError",
     "ContextLengthError",
     "DeviceError",
+    "EngineDeadError",
     "InvalidArgumentError",
     "KernelNotFoundError",
     "OperatorError",
     "OutOfMemoryError",
     "PluginError",
+    "RequestTimeoutError",
     "SettingsError",
     "TokenizerError",
 ]
@@ -69,6 +73,14 @@ class DeviceError(AetherMindError):
 
 class OutOfMemoryError(DeviceError):
     """A device could not provide the memory that was asked for."""
+
+
+class EngineDeadError(AetherMindError):
+    """An engine failed or was closed; what was open on it has no answer."""
+
+
+class RequestTimeoutError(AetherMindError):
+    """A request took longer than it was given, and was cancelled."""
 
 
 class OperatorError(AetherMindError):

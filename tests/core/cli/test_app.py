@@ -19,6 +19,7 @@ VERBS = (
     (),
     ("generate",),
     ("chat",),
+    ("serve",),
     ("doctor",),
     ("explain",),
     ("models",),

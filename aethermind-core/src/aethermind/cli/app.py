@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from aethermind import env, log
-from aethermind.cli import bench, chat, console, doctor, explain, generate, models, ops, plugins, profile, tokens
+from aethermind.cli import bench, chat, console, doctor, explain, generate, models, ops, plugins, profile, serve, tokens
 from aethermind.cli.configured import ConfiguredCommand
 from aethermind.errors import AetherMindError
 
@@ -91,6 +91,7 @@ app = typer.Typer(
 )
 app.command("generate", cls=ConfiguredCommand, epilog=generate.EXAMPLES)(generate.generate)
 app.command("chat", cls=ConfiguredCommand, epilog=chat.EXAMPLES)(chat.chat)
+app.command("serve", cls=ConfiguredCommand, epilog=serve.EXAMPLES)(serve.serve)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command("explain", cls=ConfiguredCommand, epilog=explain.EXAMPLES)(explain.explain)
 app.command("models", cls=ConfiguredCommand, epilog=models.EXAMPLES)(models.models)

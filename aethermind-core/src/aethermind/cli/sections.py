@@ -18,6 +18,7 @@ __all__ = [
     "OutputSettings",
     "SECTIONS",
     "SamplingSettings",
+    "ServerSettings",
 ]
 
 _OF_THE_MODEL = "the model's, else the command's"
@@ -61,6 +62,7 @@ class EngineSettings:
         parameter="threads",
         variable="AETHERMIND_NUM_THREADS",
     )
+    max_num_seqs: int = setting(64, "the most requests computed at once by `serve`")
     max_num_batched_tokens: int = setting(512, "the most tokens in a step; also the longest piece of a prompt")
     fallback: str = setting("warn", "operators without a kernel of the device: error, warn or allow")
 
@@ -108,6 +110,33 @@ class OutputSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Where `serve` listens, who may come in, and how many at once."""
+
+    host: str = setting("127.0.0.1", "the address to listen on")
+    port: int = setting(8000, "the port; 0 takes a free one")
+    served_model_name: str | None = setting(None, "what clients call the model", unset="its path")
+    api_key: str | None = setting(
+        None,
+        "what clients have to send as a bearer token",
+        unset="everyone may come in",
+        variable="AETHERMIND_API_KEY",
+        is_secret=True,
+    )
+    allow_no_key: bool = setting(False, "listen beyond this machine without a key")
+    max_open_requests: int = setting(256, "answers open at once; who comes after is told to try again")
+    request_timeout: float = setting(600.0, "seconds until an answer has to be finished")
+    drain_timeout: float = setting(30.0, "seconds for open answers when told to stop")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise InvalidArgumentError(f"port should be from 0 to 65535, got {self.port}.")
+        for name in ("max_open_requests", "request_timeout", "drain_timeout"):
+            if getattr(self, name) <= 0:
+                raise InvalidArgumentError(f"{name} should be more than 0, got {getattr(self, name)}.")
+
+
+@dataclass(frozen=True, slots=True)
 class BenchSettings:
     """What `bench latency` and `profile` run."""
 
@@ -139,6 +168,7 @@ SECTIONS = (
     Section("sampling", SamplingSettings),
     Section("chat", ChatSettings),
     Section("output", OutputSettings),
+    Section("server", ServerSettings),
     Section("bench", BenchSettings),
     Section("log", LogSettings),
 )

@@ -10,16 +10,29 @@ __all__ = ["Section", "Setting", "setting"]
 
 
 def setting(
-    default: Any, meaning: str, *, unset: str = "", parameter: str | None = None, variable: str | None = None
+    default: Any,
+    meaning: str,
+    *,
+    unset: str = "",
+    parameter: str | None = None,
+    variable: str | None = None,
+    is_secret: bool = False,
 ) -> Any:
     """A field of a section's dataclass.
 
     `unset` says what a default of None leads to. `parameter` is the name that commands have for it, where that is not
     the field's; `variable` a short environment variable besides the regular one.
+    The value of one that `is_secret` is never printed.
     """
     return field(
         default=default,
-        metadata={"meaning": meaning, "unset": unset, "parameter": parameter, "variable": variable},
+        metadata={
+            "meaning": meaning,
+            "unset": unset,
+            "parameter": parameter,
+            "variable": variable,
+            "is_secret": is_secret,
+        },
     )
 
 
@@ -35,6 +48,7 @@ class Setting:
     unset: str
     parameter: str
     short_variable: str | None
+    is_secret: bool
 
     @property
     def name(self) -> str:
@@ -74,5 +88,6 @@ class Section:
                 about["unset"],
                 about["parameter"] or one.name,
                 about["variable"],
+                about["is_secret"],
             )
         return found

@@ -11,6 +11,9 @@ from aethermind.config.layers import Configuration
 
 __all__ = ["to_record", "to_toml"]
 
+_HIDDEN = "(hidden)"
+"""What stands for a secret."""
+
 
 def to_toml(configuration: Configuration) -> str:
     """Valid TOML that sets the same values; what is unset has no TOML and becomes a comment."""
@@ -21,7 +24,9 @@ def to_record(configuration: Configuration) -> dict[str, dict[str, dict[str, Any
     """Values and origins by section and key, for JSON."""
     record: dict[str, dict[str, dict[str, Any]]] = {}
     for name, one in configuration.settings.items():
-        record.setdefault(one.section, {})[one.key] = configuration.values[name]._asdict()
+        value, origin = configuration.values[name]
+        shown = _HIDDEN if one.is_secret and value is not None else value
+        record.setdefault(one.section, {})[one.key] = {"value": shown, "origin": origin}
     return record
 
 
@@ -32,6 +37,8 @@ def _lines(configuration: Configuration) -> Iterator[str]:
             value, origin = configuration.values[one.name]
             if value is None:
                 yield f"# {one.key} is unset: {one.unset}  # {_printable(origin)}"
+            elif one.is_secret:
+                yield f"# {one.key} is set and {_HIDDEN}  # {_printable(origin)}"
             else:
                 yield f"{one.key} = {_toml(value)}  # {_printable(origin)}"
 

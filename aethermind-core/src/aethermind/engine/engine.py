@@ -87,11 +87,13 @@ class Engine:
         self.waiting.append(request)
         self._outputs[request_id] = OutputBuilder(request, prompt, self.tokenizer)
 
-    def abort(self, request_id: str) -> None:
-        """End a request now and free its blocks; unknown and finished ids are ignored."""
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now and free its blocks; returns what there is of it, None for unknown and finished ids."""
         builder = self._outputs.pop(request_id, None)
-        if builder is not None and not builder.request.is_finished:
-            self.scheduler.finish(builder.request, FinishReason.ABORT, self.waiting, self.running)
+        if builder is None or builder.request.is_finished:
+            return None
+        self.scheduler.finish(builder.request, FinishReason.ABORT, self.waiting, self.running)
+        return builder.snapshot(self._clock())
 
     def step(self) -> list[RequestOutput]:
         """Compute one step and return the requests that grew or ended in it."""

@@ -1,0 +1,10 @@
+"""The HTTP server: OpenAI's API over models that engines run. It needs what `pip install aethermind[serve]` brings."""
+
+from __future__ import annotations
+
+from aethermind.server.app import create_app
+from aethermind.server.limits import Limits
+from aethermind.server.run import bind, running, serve
+from aethermind.server.served_model import ServedModel
+
+__all__ = ["Limits", "ServedModel", "bind", "create_app", "running", "serve"]

@@ -1,0 +1,99 @@
+"""Running a request's prompts side by side, and telling their answers whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from aethermind.server.openai.answers import Answer, PartCutter
+
+if TYPE_CHECKING:
+    from aethermind.engine.output import RequestOutput
+    from aethermind.engine.prompt_reader import EnginePrompt
+    from aethermind.sampling.params import SamplingParams
+    from aethermind.server.metrics import Metrics
+    from aethermind.server.served_model import ServedModel
+
+__all__ = ["Answering", "told"]
+
+
+class Answering:
+    """The answers to one HTTP request: a prompt or some, each with its own engine request. Used once."""
+
+    def __init__(
+        self, model: ServedModel, request_id: str, params: SamplingParams, *, timeout_s: float, metrics: Metrics
+    ) -> None:
+        self._model = model
+        self._request_id = request_id
+        self._params = params
+        self._timeout_s = timeout_s
+        self._metrics = metrics
+
+    async def whole(self, prompts: Sequence[EnginePrompt]) -> list[RequestOutput]:
+        """All answers, finished, in the order of the prompts. The first error ends all."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._last(i, prompt)) for i, prompt in enumerate(prompts)]
+        return [task.result() for task in tasks]
+
+    async def states(self, prompts: Sequence[EnginePrompt]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """The state of whichever answer has grown, with its prompt's place, until all are finished."""
+        if len(prompts) == 1:
+            async with aclosing(self._states_of(0, prompts[0])) as states:
+                async for state in states:
+                    yield 0, state
+            return
+        news: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue(maxsize=len(prompts))
+
+        async def follow(index: int) -> None:
+            try:
+                async for state in self._states_of(index, prompts[index]):
+                    await news.put((index, state))
+            except Exception as error:
+                await news.put(error)
+            else:
+                await news.put(None)
+
+        tasks = [asyncio.create_task(follow(index)) for index in range(len(prompts))]
+        try:
+            num_open = len(tasks)
+            while num_open:
+                item = await news.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    num_open -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _last(self, index: int, prompt: EnginePrompt) -> RequestOutput:
+        async with aclosing(self._states_of(index, prompt)) as states:
+            async for state in states:
+                last = state
+        return last
+
+    def _states_of(self, index: int, prompt: EnginePrompt) -> AsyncGenerator[RequestOutput, None]:
+        request_id = f"{self._request_id}-{index}"
+        states = self._model.engine.generate(prompt, self._params, request_id=request_id, timeout_s=self._timeout_s)
+        return self._metrics.observed(self._model.name, states)
+
+
+async def told(
+    states: AsyncIterator[tuple[int, RequestOutput]], answer: Answer, *, has_usage: bool
+) -> AsyncGenerator[dict[str, Any], None]:
+    """The events of a stream: parts of the answers as they grow and, if asked for, what they took."""
+    cutters: dict[tuple[int, int], PartCutter] = {}
+    last: dict[int, RequestOutput] = {}
+    async for place, output in states:
+        last[place] = output
+        for one in output.outputs:
+            part = cutters.setdefault((place, one.index), PartCutter()).cut(one)
+            if part is not None:
+                for event in answer.part(place * len(output.outputs) + one.index, output, part):
+                    yield event
+    if has_usage:
+        yield answer.usage([last[place] for place in sorted(last)])

@@ -1,0 +1,75 @@
+"""The HTTP application: which function answers which URL, and what stands at the door."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Response
+
+from aethermind import __version__
+from aethermind.server.door import Door
+from aethermind.server.limits import Admission, Limits
+from aethermind.server.metrics import Metrics
+from aethermind.server.openai.errors import ApiError, install_error_handlers
+from aethermind.server.openai.routes import router as openai_routes
+from aethermind.server.openai.tokens import router as token_routes
+from aethermind.server.served_model import ServedModels
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aethermind.server.served_model import ServedModel
+
+__all__ = ["create_app"]
+
+
+def create_app(
+    models: Sequence[ServedModel],
+    *,
+    limits: Limits | None = None,
+    api_key: str | None = None,
+    only_local: bool = False,
+) -> FastAPI:
+    """An application that serves `models`, whose engines run already.
+
+    With `api_key` clients have to know it; with `only_local` they have to call the server by a name of this machine.
+    """
+    app = FastAPI(title="AetherMind", version=__version__, docs_url=None, redoc_url=None)
+    state = app.state
+    state.limits = limits or Limits()
+    state.models = ServedModels(models)
+    state.admission = Admission(state.limits)
+    state.metrics = Metrics(state.models, state.admission)
+    install_error_handlers(app)
+    app.add_middleware(Door, api_key=api_key, metrics=state.metrics, only_local=only_local)
+    _add_probes(app)
+    app.include_router(openai_routes)
+    app.include_router(token_routes)
+    return app
+
+
+def _add_probes(app: FastAPI) -> None:
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """The process answers."""
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """Requests would be served."""
+        state = app.state
+        if state.admission.is_draining:
+            raise ApiError(503, "The server is stopping.", code="draining")
+        if not state.models.are_alive:
+            raise ApiError(503, "An engine has failed; the log says why.", code="engine_dead")
+        return Response(status_code=200)
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        """The version of AetherMind."""
+        return {"version": __version__}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """The metrics for Prometheus."""
+        return Response(app.state.metrics.render(), media_type="text/plain; version=0.0.4")

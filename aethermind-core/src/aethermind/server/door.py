@@ -1,0 +1,74 @@
+"""What every request passes on its way in and out: it gets an id, shows its key, and is counted."""
+
+from __future__ import annotations
+
+import hmac
+import uuid
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers, MutableHeaders
+
+from aethermind.server.openai.errors import ApiError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from aethermind.server.metrics import Metrics
+
+__all__ = ["Door"]
+
+_OPEN_TO_ALL = frozenset({"/health", "/ready", "/version"})
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+class Door:
+    """ASGI middleware. `X-Request-Id` of an answer is the server's; without a key, `api_key` being set, it is a 401.
+
+    With `only_local` the server must be called by a name of this machine: a web page whose own name was made to lead
+    here ("DNS rebinding") is turned away.
+    """
+
+    def __init__(self, app: ASGIApp, api_key: str | None, metrics: Metrics, *, only_local: bool) -> None:
+        self._app = app
+        self._api_key = api_key
+        self._metrics = metrics
+        self._only_local = only_local
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{uuid.uuid4().hex}"
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                path = getattr(scope.get("route"), "path", "other")
+                self._metrics.count_http(scope["method"], path, message["status"])
+            await send(message)
+
+        refusal = self._refusal(scope)
+        answering = self._app if refusal is None else refusal.response()
+        await answering(scope, receive, send_counted)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        if self._only_local and (name := _host_name(scope)) not in _LOCAL_NAMES:
+            return ApiError(403, f"This server is for its own machine, which is not called {name!r:.100}.", code="host")
+        if self._api_key is None or scope["path"] in _OPEN_TO_ALL or _has_key(scope, self._api_key):
+            return None
+        return ApiError(
+            401, "The API key is missing or wrong; send it as `Authorization: Bearer KEY`.", code="invalid_api_key"
+        )
+
+
+def _host_name(scope: Scope) -> str:
+    """The host of the request's Host header, without its port."""
+    host = Headers(scope=scope).get("host", "")
+    name, _, port = host.rpartition(":")
+    return name if name and port.isdecimal() else host
+
+
+def _has_key(scope: Scope, api_key: str) -> bool:
+    given = Headers(scope=scope).get("authorization", "")
+    return hmac.compare_digest(given.removeprefix("Bearer ").encode(), api_key.encode())

@@ -1,0 +1,82 @@
+"""How an answer is told, whatever the endpoint: what is new of it since the last part, and what it took."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aethermind.engine.output import CompletionOutput, Logprob, RequestOutput
+
+__all__ = ["Answer", "PartCutter", "TextPart", "usage_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """What an answer gained. `offset` counts the characters before it; `finish_reason` is set in the last part."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None
+    offset: int
+    is_first: bool
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+class PartCutter:
+    """Cuts one growing answer into parts. Mutable."""
+
+    def __init__(self) -> None:
+        self._num_chars = 0
+        self._num_tokens = 0
+        self._is_first = True
+
+    def cut(self, output: CompletionOutput) -> TextPart | None:
+        """What is new since the last part, or None where nothing can be seen of it yet."""
+        has_news = len(output.text) > self._num_chars or output.finish_reason is not None
+        if not has_news and (output.logprobs is None or len(output.token_ids) == self._num_tokens):
+            return None
+        part = TextPart(
+            output.text[self._num_chars :],
+            output.token_ids[self._num_tokens :],
+            None if output.logprobs is None else output.logprobs[self._num_tokens :],
+            self._num_chars,
+            self._is_first,
+            output.finish_reason,
+            output.stop_reason,
+        )
+        self._num_chars = len(output.text)
+        self._num_tokens = len(output.token_ids)
+        self._is_first = False
+        return part
+
+
+class Answer(ABC):
+    """An endpoint's objects for the answer to one request."""
+
+    @abstractmethod
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """All of it at once."""
+
+    @abstractmethod
+    def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[dict[str, Any]]:
+        """The events that tell a part of the choice `index`."""
+
+    @abstractmethod
+    def usage(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The event that tells what it took."""
+
+
+def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """Tokens read and written, in OpenAI's names."""
+    num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    num_written = sum(len(one.token_ids) for output in outputs for one in output.outputs)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_written,
+        "total_tokens": num_prompt + num_written,
+        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
+    }

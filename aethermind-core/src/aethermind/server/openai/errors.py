@@ -1,0 +1,91 @@
+"""What goes wrong, in the shape that OpenAI's clients read: `{"error": {message, type, param, code}}`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from aethermind.errors import AetherMindError, ContextLengthError, EngineDeadError, RequestTimeoutError
+from aethermind.log import get_logger
+
+__all__ = ["ApiError", "as_api_error", "error_body", "install_error_handlers"]
+
+_log = get_logger(__name__)
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """An answer that is an error. `param` names the field at fault, `code` is for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON of the answer."""
+        return error_body(self.status, self.message, param=self.param, code=self.code)
+
+    def response(self) -> JSONResponse:
+        """The answer as a whole."""
+        headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        if self.status == 413:
+            headers["Connection"] = "close"  # the rest of the body is not waited for
+        return JSONResponse(self.body, self.status, headers)
+
+
+def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """The JSON of an error with this HTTP status."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """How an error of the engine is told to a client. What nobody foresaw is logged, and told without its details."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ContextLengthError):
+        return ApiError(400, str(error), code="context_length_exceeded")
+    if isinstance(error, EngineDeadError):
+        return ApiError(503, str(error), code="engine_dead")
+    if isinstance(error, RequestTimeoutError):
+        return ApiError(408, str(error), code="timeout")
+    if isinstance(error, AetherMindError):
+        return ApiError(400, str(error))
+    _log.error("a request failed", exc_info=error)
+    return ApiError(500, "The server failed on this request; its log says more.", code="internal_error")
+
+
+async def _answer_error(_: Request, error: Exception) -> JSONResponse:
+    return as_api_error(error).response()
+
+
+async def _answer_http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    url = request.url.path
+    messages = {404: f"There is no {url} here.", 405: f"{request.method} does not go with {url}."}
+    body = error_body(error.status_code, messages.get(error.status_code, str(error.detail)))
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+def install_error_handlers(app: Any) -> None:
+    """Answer every error of `app` (a FastAPI or Starlette application) in this shape."""
+    app.add_exception_handler(HTTPException, _answer_http)
+    for kind in (ApiError, AetherMindError, Exception):
+        app.add_exception_handler(kind, _answer_error)

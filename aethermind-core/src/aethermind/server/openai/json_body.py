@@ -1,0 +1,115 @@
+"""A request's body: read within a size, parsed without leniency, and checked against its model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from aethermind.server.openai.errors import ApiError
+
+__all__ = ["StrictModel", "body_of", "documented"]
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class StrictModel(BaseModel):
+    """No coercion, no unknown fields, no infinities."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+def body_of(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:
+    """A dependency that reads the body as `model`; ApiError 400 names the field that is wrong, 413 a body too large."""
+
+    async def read(request: Request) -> Model:
+        data = await _read(request, request.app.state.limits.max_body_bytes)
+        try:
+            return model.model_validate(parse(data))
+        except ValidationError as error:
+            raise _named(error) from None
+        except RecursionError:
+            raise ApiError(400, "The request body is nested too deeply.") from None
+
+    return read
+
+
+def documented(model: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra` of a route whose body is read by `body_of(model)`."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(model)}}}}
+
+
+def parse(data: bytes) -> Any:
+    """JSON as RFC 8259 has it. ApiError for what is none, for names given twice and numbers without a value."""
+    try:
+        return json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
+    except UnicodeDecodeError:
+        raise ApiError(400, "The request body is not UTF-8.") from None
+    except RecursionError:
+        raise ApiError(400, "The request body is nested too deeply.") from None
+    except ValueError as error:
+        raise ApiError(400, f"The request body is not JSON: {error}.") from None
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"The request body is larger than {max_bytes} bytes, which is the most this server takes.")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        seen: set[str] = set()
+        name = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ApiError(400, f"The request body has {name!r:.80} twice.", param=name[:80])
+    return members
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ApiError(400, f"The request body has {constant}, which is no JSON number.")
+
+
+def _named(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    path = ".".join(str(part) for part in first["loc"] if not _is_branch(part)) or None
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"{path} is not supported; leave it out.", param=path, code="unsupported_parameter")
+    if first["type"] == "missing":
+        return ApiError(400, f"{path} is missing.", param=path, code="missing_required_parameter")
+    return ApiError(400, f"{path or 'The request body'}: {first['msg']}.", param=path, code="invalid_value")
+
+
+def _is_branch(part: object) -> bool:
+    """Whether a part of an error's location names a branch of a union, which no client has written."""
+    return isinstance(part, str) and ("[" in part or part in ("str", "int", "float", "bool"))
+
+
+def _inlined(model: type[BaseModel]) -> dict[str, Any]:
+    """The JSON schema of a model without references, so that it can stand anywhere in a document."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, dict):
+            if "$ref" in node:
+                return resolve(definitions[node["$ref"].rsplit("/", 1)[1]])
+            return {name: resolve(value) for name, value in node.items()}
+        return [resolve(item) for item in node] if isinstance(node, list) else node
+
+    resolved: dict[str, Any] = resolve(schema)
+    return resolved

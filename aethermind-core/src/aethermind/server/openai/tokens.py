@@ -1,0 +1,58 @@
+"""`/tokenize` and `/detokenize`: what a text costs before it is sent, in the names that vLLM gave them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+
+from aethermind.server.openai.chat import ChatMessage, written
+from aethermind.server.openai.errors import ApiError
+from aethermind.server.openai.json_body import StrictModel, body_of, documented
+
+__all__ = ["DetokenizeRequest", "TokenizeRequest", "router"]
+
+router = APIRouter()
+
+
+class TokenizeRequest(StrictModel):
+    """A text, or a conversation as the model's template writes it."""
+
+    model: str
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+
+
+class DetokenizeRequest(StrictModel):
+    """Token ids of the model's vocabulary."""
+
+    model: str
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+@router.post("/tokenize", openapi_extra=documented(TokenizeRequest))
+async def tokenize(
+    request: Request, body: Annotated[TokenizeRequest, Depends(body_of(TokenizeRequest))]
+) -> dict[str, Any]:
+    """The token ids of a text or a conversation, and how many fit."""
+    model = request.app.state.models.get(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "Give either prompt or messages.", param="prompt")
+    text = body.prompt if body.messages is None else await asyncio.to_thread(written, body.messages, model)
+    tokens = (await model.engine.read(text)).token_ids
+    return {"count": len(tokens), "max_model_len": model.info.max_model_len, "tokens": tokens}
+
+
+@router.post("/detokenize", openapi_extra=documented(DetokenizeRequest))
+async def detokenize(
+    request: Request, body: Annotated[DetokenizeRequest, Depends(body_of(DetokenizeRequest))]
+) -> dict[str, Any]:
+    """The text that token ids stand for."""
+    model = request.app.state.models.get(body.model)
+    size = model.vocab_size
+    for token in body.tokens:
+        if token >= size:
+            raise ApiError(400, f"Token id {token} is out of range: the vocabulary has {size} entries.", param="tokens")
+    return {"prompt": await asyncio.to_thread(model.tokenizer.decode, body.tokens)}

@@ -1,0 +1,114 @@
+"""Serving until told to stop: engines started, requests answered, open answers finished before the end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from aethermind.engine.async_engine import AsyncEngine
+from aethermind.errors import InvalidArgumentError
+from aethermind.log import get_logger
+from aethermind.server.app import create_app
+from aethermind.server.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from aethermind.llm import LLM
+    from aethermind.server.limits import Admission, Limits
+
+__all__ = ["bind", "running", "serve"]
+
+_BACKLOG = 2048
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_log = get_logger(__name__)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. InvalidArgumentError where the address cannot be had."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"Port {port} of {host} cannot be listened on: {error.strerror or error}. Choose another with --port."
+        ) from None
+
+
+async def serve(
+    llms: Mapping[str, LLM],
+    listening: socket.socket,
+    *,
+    limits: Limits,
+    api_key: str | None = None,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve the models under their names until SIGINT or SIGTERM. Open answers are finished, unless it comes twice."""
+    async with running(llms, listening, limits=limits, api_key=api_key) as app:
+        with _stop_signals() as stops:
+            on_ready()
+            await _drain(stops, app.state.admission, limits.drain_timeout_s)
+
+
+@asynccontextmanager
+async def running(
+    llms: Mapping[str, LLM], listening: socket.socket, *, limits: Limits, api_key: str | None = None
+) -> AsyncIterator[FastAPI]:
+    """Serve the models as long as the context is open; yields the application."""
+    async with AsyncExitStack() as stack:
+        models = []
+        for name, llm in llms.items():
+            engine = await stack.enter_async_context(AsyncEngine(llm.engine))
+            vocab_size = llm.engine.planned.model.config.vocab_size
+            models.append(ServedModel(name, engine, llm.tokenizer, llm.info, llm.sampling_defaults, vocab_size))
+        only_local = ip_address(listening.getsockname()[0]).is_loopback
+        app = create_app(models, limits=limits, api_key=api_key, only_local=only_local)
+        server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve([listening]))
+            try:
+                yield app
+            finally:
+                server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: it would stop listening before open answers are finished."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextmanager
+def _stop_signals() -> Iterator[asyncio.Queue[int]]:
+    """Signals that ask this process to stop, as they come."""
+    loop, stops = asyncio.get_running_loop(), asyncio.Queue[int]()
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, stops.put_nowait, number)
+    try:
+        yield stops
+    finally:
+        for number in _STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def _drain(stops: asyncio.Queue[int], admission: Admission, timeout_s: float) -> None:
+    """From the first signal on nobody new is let in; return when all have left, time is up, or at a second signal."""
+    await stops.get()
+    admission.close()
+    if admission.num_open:
+        _log.warning("stopping once %d open answers are finished, or after %g s", admission.num_open, timeout_s)
+    left = asyncio.create_task(admission.wait_until_empty())
+    again = asyncio.create_task(stops.get())
+    await asyncio.wait({left, again}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    left.cancel()
+    again.cancel()

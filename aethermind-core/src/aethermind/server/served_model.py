@@ -1,0 +1,56 @@
+"""A model as the server knows it: its name, the engine that runs it, and what requests leave unsaid."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from aethermind.server.openai.errors import ApiError
+
+if TYPE_CHECKING:
+    from aethermind.engine.async_engine import AsyncEngine
+    from aethermind.engine.model_info import ModelInfo
+    from aethermind.text.tokenizer import Tokenizer
+
+__all__ = ["ServedModel", "ServedModels"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model behind one name; `sampling_defaults` are those of its generation_config.json."""
+
+    name: str
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    info: ModelInfo
+    sampling_defaults: dict[str, Any]
+    vocab_size: int
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+class ServedModels:
+    """The models of a server by name; the first also answers requests that name none."""
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self._models = {model.name: model for model in models}
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models.values())
+
+    def get(self, name: str) -> ServedModel:
+        """The model of that name; ApiError 404 names those there are."""
+        if name not in self._models:
+            raise ApiError(
+                404,
+                f"There is no model {name!r:.100}; this server has {', '.join(self._models)}.",
+                param="model",
+                code="model_not_found",
+            )
+        return self._models[name]
+
+    @property
+    def are_alive(self) -> bool:
+        """Whether every engine serves."""
+        return all(model.engine.is_alive for model in self)

@@ -1,0 +1,184 @@
+"""Many tasks on one engine: the answers of the offline API, whoever comes, leaves, waits too long or breaks it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from aethermind import LLM, RequestOutput, SamplingParams
+from aethermind.engine.async_engine import AsyncEngine
+from aethermind.errors import ContextLengthError, EngineDeadError, InvalidArgumentError, RequestTimeoutError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+
+
+@asynccontextmanager
+async def open_engine(llm: LLM) -> AsyncIterator[AsyncEngine]:
+    async with AsyncEngine(llm.engine) as engine:
+        yield engine
+        await engine.drain()
+        await engine.call(lambda _: None)  # the last aborts were taken before this
+
+
+def run(llm: LLM, scenario: Callable[[AsyncEngine], Awaitable[None]]) -> None:
+    async def inside() -> None:
+        async with open_engine(llm) as engine:
+            await scenario(engine)
+
+    asyncio.run(inside())
+
+
+async def answer(engine: AsyncEngine, prompt: str, params: SamplingParams = GREEDY, **options: object) -> RequestOutput:
+    states = [output async for output in engine.generate(prompt, params, **options)]  # type: ignore[arg-type]
+    assert states[-1].finished
+    return states[-1]
+
+
+async def exhaust(outputs: AsyncIterator[RequestOutput]) -> None:
+    async for _ in outputs:
+        pass
+
+
+def test_many_tasks_get_the_answers_of_the_offline_api(demo: LLM) -> None:
+    prompts = [f"Once upon a time there was a {animal}" for animal in ("fox", "bear", "frog", "hen", "mouse", "goat")]
+    expected = [output.outputs[0].token_ids for output in demo.generate(prompts, GREEDY)]
+
+    async def scenario(engine: AsyncEngine) -> None:
+        outputs = await asyncio.gather(*(answer(engine, prompt) for prompt in prompts))
+        assert [output.outputs[0].token_ids for output in outputs] == expected
+
+    run(demo, scenario)
+
+
+def test_every_state_begins_with_the_one_before(demo: LLM) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        text = ""
+        async for output in engine.generate("The old fox", GREEDY):
+            assert output.outputs[0].text.startswith(text)
+            text = output.outputs[0].text
+        assert text
+
+    run(demo, scenario)
+
+
+def test_leaving_the_loop_ends_the_request(demo: LLM) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        outputs = engine.generate("Once", ENDLESS)
+        await anext(outputs)
+        assert engine.num_open == 1
+        await outputs.aclose()
+        assert engine.num_open == 0
+
+    run(demo, scenario)
+
+
+def test_a_cancelled_task_ends_its_request_and_no_other(demo: LLM) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        alone = await answer(engine, "The hen")
+        lost = asyncio.create_task(answer(engine, "Once", ENDLESS))
+        kept = asyncio.create_task(answer(engine, "The hen"))
+        await asyncio.sleep(0)
+        lost.cancel()
+        assert (await kept).outputs[0].token_ids == alone.outputs[0].token_ids
+        with pytest.raises(asyncio.CancelledError):
+            await lost
+
+    run(demo, scenario)
+
+
+def test_an_aborted_request_finishes_with_what_there_is(demo: LLM) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        outputs = engine.generate("Once", ENDLESS, request_id="mine")
+        first = await anext(outputs)
+        assert engine.abort("mine")
+        last = [output async for output in outputs][-1]
+        assert last.finished
+        assert last.outputs[0].finish_reason == "abort"
+        assert last.outputs[0].text.startswith(first.outputs[0].text)
+        assert not engine.abort("mine")
+
+    run(demo, scenario)
+
+
+def test_time_runs_out(demo: LLM) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        with pytest.raises(RequestTimeoutError, match="not finished after 0 seconds"):
+            await answer(engine, "Once", ENDLESS, timeout_s=0.0)
+
+    run(demo, scenario)
+
+
+def test_bad_requests_are_refused_one_by_one(demo: LLM) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        good = asyncio.create_task(answer(engine, "The goat"))
+        with pytest.raises(ContextLengthError, match="context holds 128"):
+            await answer(engine, "word " * 5000)
+        with pytest.raises(InvalidArgumentError, match="empty"):
+            await answer(engine, "")
+        outputs = engine.generate("Once", ENDLESS, request_id="twice")
+        await anext(outputs)
+        with pytest.raises(InvalidArgumentError, match="in use"):
+            await answer(engine, "Once", request_id="twice")
+        await outputs.aclose()
+        await good
+
+    run(demo, scenario)
+
+
+def test_a_failing_step_ends_every_request_and_every_later_one(
+    open_demo: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = open_demo()
+
+    async def scenario() -> None:
+        async with AsyncEngine(llm.engine) as engine:
+            outputs = [engine.generate("Once", ENDLESS) for _ in range(3)]
+            for one in outputs:
+                await anext(one)
+            monkeypatch.setattr(llm.engine, "step", _broken)
+            for one in outputs:
+                with pytest.raises(EngineDeadError, match="a cable was pulled"):
+                    await exhaust(one)
+            assert not engine.is_alive
+            with pytest.raises(EngineDeadError, match="a cable was pulled"):
+                await answer(engine, "Once")
+
+    asyncio.run(scenario())
+
+
+def test_closing_ends_what_is_open(open_demo: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = open_demo()
+
+    async def scenario() -> None:
+        async with AsyncEngine(llm.engine) as engine:
+            outputs = engine.generate("Once", ENDLESS)
+            await anext(outputs)
+            monkeypatch.setattr(llm.engine, "step", list)  # goes on for ever and computes nothing
+        with pytest.raises(EngineDeadError, match="closed"):
+            await exhaust(outputs)
+        with pytest.raises(EngineDeadError):
+            await answer(engine, "Once")
+
+    asyncio.run(scenario())
+
+
+def test_stats_count_what_is_held(demo: LLM) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        outputs = engine.generate("Once upon a time", ENDLESS)
+        await anext(outputs)
+        stats = await engine.call(lambda _: engine.stats)
+        assert (stats.num_running, stats.num_waiting) == (1, 0)
+        assert 0 < stats.kv_cache_usage < 1
+        await outputs.aclose()
+        stats = await engine.call(lambda _: engine.stats)
+        assert (stats.num_running, stats.kv_cache_usage) == (0, 0)
+
+    run(demo, scenario)
+
+
+def _broken() -> list[RequestOutput]:
+    raise RuntimeError("a cable was pulled")

@@ -1,0 +1,87 @@
+"""The demo model behind a real socket, and clients for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from aethermind import LLM, Runtime
+from aethermind.server.limits import Limits
+from aethermind.server.run import bind, running
+
+
+@contextmanager
+def serving(llm: LLM, *, limits: Limits | None = None, api_key: str | None = None) -> Iterator[str]:
+    """The address of a server in a thread of its own."""
+    is_up, loops, stop = threading.Event(), [], asyncio.Event()
+    with bind("127.0.0.1", 0) as listening:
+
+        async def run() -> None:
+            async with running({"demo": llm}, listening, limits=limits or Limits(), api_key=api_key):
+                loops.append(asyncio.get_running_loop())
+                is_up.set()
+                await stop.wait()
+
+        thread = threading.Thread(target=asyncio.run, args=(run(),))
+        port = listening.getsockname()[1]
+        thread.start()
+        try:
+            assert is_up.wait(30)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            loops[0].call_soon_threadsafe(stop.set)
+            thread.join()
+
+
+@pytest.fixture(scope="session")
+def llm(runtime: Runtime) -> LLM:
+    return LLM(device="cpu", dtype="float32", runtime=runtime, max_model_len=512)
+
+
+@pytest.fixture(scope="session")
+def address(llm: LLM) -> Iterator[str]:
+    with serving(llm) as address:
+        yield address
+
+
+@pytest.fixture
+def http(address: str) -> Iterator[httpx.Client]:
+    """A plain client; whatever a test does, every block is free after it."""
+    with httpx.Client(base_url=address, timeout=30) as client:
+        yield client
+        await_idle(client)
+
+
+@pytest.fixture(scope="session")
+def client(address: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def open_server(runtime: Runtime) -> Iterator[Callable[..., httpx.Client]]:
+    """Start another server with limits or a key of its own, and return a client for it."""
+    with ExitStack() as stack:
+
+        def start(**options: Any) -> httpx.Client:
+            own = LLM(device="cpu", dtype="float32", runtime=runtime, max_model_len=512)
+            address = stack.enter_context(serving(own, **options))
+            return stack.enter_context(httpx.Client(base_url=address, timeout=30))
+
+        yield start
+
+
+def await_idle(http: httpx.Client) -> None:
+    """Wait until no request runs and none holds a block; a test that never sees that hangs and so fails."""
+    while True:
+        samples = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines() if line[0] != "#")
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio")
+        if all(float(samples[f'aethermind_{name}{{model_name="demo"}}']) == 0 for name in names):
+            return

@@ -1,0 +1,144 @@
+"""Clients that send nonsense, too much, or leave: each gets one clear answer, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from aethermind.server.limits import Limits
+
+COMPLETIONS = "/v1/completions"
+GOOD = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 4}
+ENDLESS = {**GOOD, "max_tokens": 400, "ignore_eos": True}
+
+HOSTILE = {
+    "nothing": b"",
+    "no JSON": b"{",
+    "no object": b"[]",
+    "text": b'"hello"',
+    "NaN": b'{"model":"demo","prompt":"x","temperature":NaN}',
+    "infinity": b'{"model":"demo","prompt":"x","temperature":1e999}',
+    "huge integer": b'{"model":"demo","prompt":"x","max_tokens":' + b"9" * 400 + b"}",
+    "more digits than Python reads": b'{"model":"demo","prompt":"x","max_tokens":' + b"9" * 5000 + b"}",
+    "lone surrogate": b'{"model":"demo","prompt":"\\ud800"}',
+    "no UTF-8": b'{"model":"demo","prompt":"\xff"}',
+    "deep list": b'{"model":"demo","prompt":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep object": b'{"model":' * 100_000 + b"1" + b"}" * 100_000,
+    "name given twice": b'{"model":"demo","prompt":"x","prompt":"y"}',
+    "text for a number": b'{"model":"demo","prompt":"x","max_tokens":"5"}',
+    "number for a flag": b'{"model":"demo","prompt":"x","stream":1}',
+    "fraction": b'{"model":"demo","prompt":"x","max_tokens":1.5}',
+    "null byte after the end": b'{"model":"demo","prompt":"x"}\x00',
+    "unknown field": b'{"model":"demo","prompt":"x","frequency":1}',
+    "negative limit": b'{"model":"demo","prompt":"x","max_tokens":-1}',
+    "token id out of range": b'{"model":"demo","prompt":[99999999]}',
+    "negative token id": b'{"model":"demo","prompt":[-1]}',
+    "mixed prompts": b'{"model":"demo","prompt":["x",[1]]}',
+    "no prompts": b'{"model":"demo","prompt":[]}',
+    "empty prompt": b'{"model":"demo","prompt":""}',
+    "min above max": b'{"model":"demo","prompt":"x","max_tokens":2,"min_tokens":3}',
+    "too many stops": json.dumps({**GOOD, "stop": ["x"] * 17}).encode(),
+    "a million prompts": json.dumps({**GOOD, "prompt": ["x"] * 400_000}).encode(),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_bodies_are_400(http: httpx.Client, name: str) -> None:
+    answer = http.post(COMPLETIONS, content=HOSTILE[name])
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert 10 < len(error["message"]) < 400
+    assert http.post(COMPLETIONS, json=GOOD).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "x"}, "model"),
+        ({"model": "demo"}, "prompt"),
+        ({**GOOD, "max_tokens": "5"}, "max_tokens"),
+        ({**GOOD, "best_of": 2}, "best_of"),
+        ({**GOOD, "stream_options": {"usage": True}}, "stream_options.usage"),
+        ({**GOOD, "temperature": -1}, "temperature"),
+    ],
+)
+def test_errors_name_the_field(http: httpx.Client, body: dict[str, object], param: str) -> None:
+    answer = http.post(COMPLETIONS, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_unknown_urls_and_methods_have_the_same_shape(http: httpx.Client) -> None:
+    for answer, status in ((http.get("/v1/nothing"), 404), (http.get(COMPLETIONS), 405)):
+        assert answer.status_code == status
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_body_too_large_is_refused_before_it_is_read(open_server: Callable[..., httpx.Client]) -> None:
+    http = open_server(limits=Limits(max_body_bytes=1000))
+    assert http.post(COMPLETIONS, json={**GOOD, "prompt": "x" * 2000}).status_code == 413
+
+    def endless() -> object:
+        while True:
+            yield b" " * 100
+
+    assert http.post(COMPLETIONS, content=endless()).status_code == 413
+    assert http.post(COMPLETIONS, json=GOOD).status_code == 200
+
+
+def test_a_client_that_leaves_frees_its_blocks(http: httpx.Client) -> None:
+    for _ in range(5):
+        with http.stream("POST", COMPLETIONS, json={**ENDLESS, "stream": True}) as answer:
+            next(answer.iter_lines())
+    with pytest.raises(httpx.ReadTimeout):
+        http.post(COMPLETIONS, json=ENDLESS, timeout=0.01)
+    assert http.post(COMPLETIONS, json=GOOD).status_code == 200
+
+
+def test_a_full_server_says_when_to_come_again(open_server: Callable[..., httpx.Client]) -> None:
+    http = open_server(limits=Limits(max_open_requests=2))
+    with (
+        http.stream("POST", COMPLETIONS, json={**ENDLESS, "stream": True}) as one,
+        http.stream("POST", COMPLETIONS, json={**ENDLESS, "stream": True}) as two,
+    ):
+        assert one.status_code == two.status_code == 200
+        refused = http.post(COMPLETIONS, json=GOOD)
+        assert refused.status_code == 429
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_time_runs_out(open_server: Callable[..., httpx.Client]) -> None:
+    http = open_server(limits=Limits(request_timeout_s=0.001))
+    answer = http.post(COMPLETIONS, json=ENDLESS)
+    assert answer.status_code == 408
+    assert answer.json()["error"]["code"] == "timeout"
+
+
+def test_a_key_is_asked_for(open_server: Callable[..., httpx.Client]) -> None:
+    http = open_server(api_key="open sesame")
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic open sesame"}):
+        answer = http.post(COMPLETIONS, json=GOOD, headers=headers)
+        assert answer.status_code == 401
+        assert answer.json()["error"]["type"] == "authentication_error"
+    good = http.post(COMPLETIONS, json=GOOD, headers={"Authorization": "Bearer open sesame"})
+    assert good.status_code == 200
+    assert http.get("/health").status_code == 200
+    assert http.get("/metrics").status_code == 401
+
+
+def test_every_answer_has_an_id_of_the_server(http: httpx.Client) -> None:
+    ids = {http.get("/health", headers={"X-Request-Id": "mine"}).headers["X-Request-Id"] for _ in range(3)}
+    assert len(ids) == 3
+    assert "mine" not in ids
+
+
+def test_a_strange_host_name_is_turned_away(http: httpx.Client) -> None:
+    for host in ("evil.example", "evil.example:80", "", "localhost.evil.example"):
+        assert http.get("/v1/models", headers={"Host": host}).status_code == 403
+    for host in ("localhost", "localhost:80", "127.0.0.1", "[::1]:8000"):
+        assert http.get("/v1/models", headers={"Host": host}).status_code == 200

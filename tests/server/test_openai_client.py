@@ -1,0 +1,129 @@
+"""OpenAI's own Python client against the server: what it parses is what the offline API answers."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from aethermind import LLM, SamplingParams
+
+GREEDY = {"temperature": 0.0}
+MESSAGES = [{"role": "user", "content": "Who are you?"}]
+
+
+def offline(prompt: str, **params: object) -> str:
+    """The text a fresh engine over the same model gives; the served one is busy serving."""
+    with LLM(device="cpu", dtype="float32", max_model_len=512) as other:
+        return other.generate(prompt, SamplingParams(**params))[0].outputs[0].text
+
+
+def test_models_are_listed(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["demo"]
+    assert client.models.retrieve("demo").owned_by == "aethermind"
+
+
+def test_completion_equals_the_offline_api(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="demo", prompt="Once upon a time", max_tokens=24, **GREEDY)
+    assert answer.choices[0].text == offline("Once upon a time", temperature=0.0, max_tokens=24)
+    assert answer.choices[0].finish_reason == "length"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (4, 24, 28)
+
+
+def test_stream_adds_up_to_the_whole(client: openai.OpenAI) -> None:
+    ask = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 40, "seed": 5}
+    whole = client.completions.create(**ask)
+    parts = list(client.completions.create(**ask, stream=True))
+    assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
+    assert [part.choices[0].finish_reason for part in parts[:-1]] == [None] * (len(parts) - 1)
+    assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert all(part.usage is None for part in parts)
+
+
+def test_prompts_in_every_form(client: openai.OpenAI, llm: LLM) -> None:
+    texts = ["The old fox", "A small hen"]
+    ids = [llm.tokenizer.encode(text) for text in texts]
+    ask = {"model": "demo", "max_tokens": 8, **GREEDY}
+    expected = [client.completions.create(prompt=text, **ask).choices[0].text for text in texts]
+    for prompt in (texts, ids):
+        choices = client.completions.create(prompt=prompt, **ask).choices
+        assert [choice.text for choice in choices] == expected
+        assert [choice.index for choice in choices] == [0, 1]
+    assert client.completions.create(prompt=ids[0], **ask).choices[0].text == expected[0]
+
+
+def test_several_prompts_stream_side_by_side(client: openai.OpenAI) -> None:
+    ask = {"model": "demo", "prompt": ["The old fox", "A small hen", "One day"], "max_tokens": 12, **GREEDY}
+    whole = [choice.text for choice in client.completions.create(**ask).choices]
+    texts = [""] * 3
+    for part in client.completions.create(**ask, stream=True):
+        texts[part.choices[0].index] += part.choices[0].text
+    assert texts == whole
+
+
+def test_echo_and_logprobs(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="demo", prompt="The old fox", max_tokens=6, echo=True, logprobs=2, **GREEDY
+    ).choices[0]
+    assert answer.text.startswith("The old fox")
+    logprobs = answer.logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 6
+    assert "".join(logprobs.tokens) == answer.text.removeprefix("The old fox")
+    assert logprobs.text_offset[0] == len("The old fox")
+    for chosen, top in zip(logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
+        assert len(top) == 2
+        assert chosen == max(top.values())
+
+
+def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
+    ask = {"model": "demo", "messages": MESSAGES, "max_tokens": 32, **GREEDY}
+    whole = client.chat.completions.create(**ask)
+    assert whole.choices[0].message.role == "assistant"
+    assert whole.choices[0].message.content
+    parts = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    *told, usage = parts
+    assert "".join(part.choices[0].delta.content or "" for part in told) == whole.choices[0].message.content
+    assert told[0].choices[0].delta.role == "assistant"
+    assert told[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert usage.choices == []
+    assert usage.usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_chat_logprobs(client: openai.OpenAI) -> None:
+    ask = {"model": "demo", "messages": MESSAGES, "max_tokens": 5, **GREEDY}
+    answer = client.chat.completions.create(**ask, logprobs=True, top_logprobs=3).choices[0]
+    assert "".join(token.token for token in answer.logprobs.content) == answer.message.content
+    for token in answer.logprobs.content:
+        assert len(token.top_logprobs) == 3
+        assert token.top_logprobs[0].logprob == token.logprob
+        assert bytes(token.bytes).decode() == token.token
+
+
+def test_content_in_parts_and_max_completion_tokens(client: openai.OpenAI) -> None:
+    parts = [{"type": "text", "text": "Who are "}, {"type": "text", "text": "you?"}]
+    ask = {"model": "demo", "max_completion_tokens": 16, **GREEDY}
+    whole = client.chat.completions.create(messages=MESSAGES, **ask)
+    again = client.chat.completions.create(messages=[{"role": "user", "content": parts}], **ask)
+    assert again.choices[0].message.content == whole.choices[0].message.content
+    assert again.usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_stop_strings_and_extensions(client: openai.OpenAI) -> None:
+    ask = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 60, **GREEDY}
+    whole = client.completions.create(**ask).choices[0].text
+    stopped = client.completions.create(**ask, stop=["."]).choices[0]
+    assert stopped.text == whole[: whole.index(".")]
+    assert stopped.finish_reason == "stop"
+    seeded = {**ask, "temperature": 1.0, "seed": 3, "extra_body": {"top_k": 5, "min_p": 0.05}}
+    assert client.completions.create(**seeded).choices[0].text == client.completions.create(**seeded).choices[0].text
+
+
+def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="this server has demo"):
+        client.completions.create(model="gpt-9", prompt="x")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="demo", prompt="word " * 2000)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match="top_p is 7"):
+        client.completions.create(model="demo", prompt="x", top_p=7)
+    with pytest.raises(openai.BadRequestError, match="messages is empty"):
+        client.chat.completions.create(model="demo", messages=[])

@@ -1,0 +1,35 @@
+"""Tokens there and back over HTTP."""
+
+from __future__ import annotations
+
+import httpx
+import openai
+
+from aethermind import LLM
+
+TEXT = "Once upon a time, in Köln: 🦊"
+
+
+def test_a_text_there_and_back(http: httpx.Client, llm: LLM) -> None:
+    tokens = http.post("/tokenize", json={"model": "demo", "prompt": TEXT}).json()
+    assert tokens == {"count": len(tokens["tokens"]), "max_model_len": 512, "tokens": llm.tokenizer.encode(TEXT)}
+    assert http.post("/detokenize", json={"model": "demo", "tokens": tokens["tokens"]}).json() == {"prompt": TEXT}
+
+
+def test_a_conversation_counts_as_it_is_charged(http: httpx.Client, client: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": "Who are you?"}]
+    count = http.post("/tokenize", json={"model": "demo", "messages": messages}).json()["count"]
+    answer = client.chat.completions.create(model="demo", messages=messages, max_tokens=1)
+    assert answer.usage.prompt_tokens == count
+
+
+def test_bad_input(http: httpx.Client) -> None:
+    for url, body in (
+        ("/tokenize", {"model": "demo"}),
+        ("/tokenize", {"model": "demo", "prompt": "x", "messages": []}),
+        ("/tokenize", {"model": "demo", "messages": []}),
+        ("/detokenize", {"model": "demo", "tokens": [10**9]}),
+        ("/detokenize", {"model": "demo", "tokens": [-1]}),
+        ("/detokenize", {"model": "demo", "tokens": "5"}),
+    ):
+        assert http.post(url, json=body).status_code == 400
