@@ -36,7 +36,7 @@ struct QuantizedLayout {
   int32_t bits;   // 8, 4, 2, 1
   int32_t block;  // values along K that share a scale, a multiple of kUnitK; 0: a whole row
   int32_t has_zero_point;
-  int32_t has_offset;  // not both
+  int32_t has_offset = 0;  // not both
 };
 
 struct PanelShape {
@@ -55,7 +55,7 @@ struct QuantizedSource {
   const uint8_t* codes;
   const uint16_t* scales;
   const uint8_t* zeros;
-  const uint16_t* offsets;
+  const uint16_t* offsets = nullptr;
 };
 
 // Packs rows [row_begin, row_begin + num_rows) of a source, which is all of the weight, into their panels of `packed`,

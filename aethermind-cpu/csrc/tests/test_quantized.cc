@@ -10,9 +10,9 @@ using namespace aether::cpu::testing;
 
 namespace {
 
-const std::vector<QuantizedLayout> kLayouts = {{8, 32, 0},    {4, 32, 0},    {4, 32, 1},  {4, 64, 0}, {4, 128, 1},
-                                               {8, 0, 0},     {8, 64, 1},    {2, 32, 1},  {1, 32, 0}, {4, 96, 0},
-                                               {4, 32, 0, 1}, {8, 64, 0, 1}, {4, 0, 0, 1}};
+const std::vector<QuantizedLayout> kLayouts = {
+    {8, 32, 0, 0}, {4, 32, 0, 0}, {4, 32, 1, 0}, {4, 64, 0, 0}, {4, 128, 1, 0}, {8, 0, 0, 0}, {8, 64, 1, 0},
+    {2, 32, 1, 0}, {1, 32, 0, 0}, {4, 96, 0, 0}, {4, 32, 0, 1}, {8, 64, 0, 1},  {4, 0, 0, 1}};
 
 std::string name_of(const QuantizedLayout& layout) {
   const char* shift = layout.has_zero_point ? "_zp_g" : layout.has_offset ? "_offset_g" : "_g";
