@@ -3,6 +3,7 @@
     python tests/bench/compare_quality.py                                     # the demo model
     python tests/bench/compare_quality.py --model DIR --tokens 256 --random   # a model of random weights
     python tests/bench/compare_quality.py --ggml build/bin/libggml-base.so    # K-quants too
+    python tests/bench/compare_quality.py --normal                            # only errors, on random weights
 
 Every matrix but a table of embeddings goes through a format and back, and transformers computes with what comes out in
 float32: the same arithmetic for all, so that only the weights differ. Q8_0, Q4_0 and Q4_1 are those of the `gguf`
@@ -133,8 +134,15 @@ def main() -> None:
     parser.add_argument("--random", action="store_true", help="random tokens instead of a text")
     parser.add_argument("--ggml", type=Path, help="llama.cpp's libggml-base, for K-quants")
     parser.add_argument("formats", nargs="*", help="only these")
+    parser.add_argument("--normal", action="store_true", help="only the errors on random weights, without a model")
     arguments = parser.parse_args()
     library = ctypes.CDLL(str(arguments.ggml)) if arguments.ggml else None
+    if arguments.normal:
+        values = (np.random.default_rng(0).standard_normal((64, 4096)) * 0.02).astype(np.float32)
+        for one in candidates(library):
+            error = np.linalg.norm(one.round(values) - values) / np.linalg.norm(values)
+            print(f"{one.name:<16}{one.bits_per_weight:>6.3f}{error:>11.5f}")
+        return
     model = transformers.AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
     windows = windows_of(arguments)
     expected = logits_of(model, windows)

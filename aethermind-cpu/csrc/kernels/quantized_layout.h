@@ -11,11 +11,11 @@
 // number of bits; shifting a word by 8 j more leaves one value of each column, which is what a conversion to float
 // takes.
 //
-// Codes are unsigned: that of a format without zero points or offsets is stored plus 2^(bits−1) (of one bit: 1 for positive),
-// since the dot product's other operand, the activation, is signed. Scales lie between codes so that memory sees a
-// single stream, which hardware fetches ahead, though steps then straddle cache lines: with scales in front of a panel,
-// one row got half the bandwidth. Columns past N have scales of zero; codes past K may be anything, their activations
-// are zero.
+// Codes are unsigned: that of a format without zero points or offsets is stored plus 2^(bits−1) (of one bit: 1 for
+// positive), since the dot product's other operand, the activation, is signed. Scales lie between codes so that memory
+// sees a single stream, which hardware fetches ahead, though steps then straddle cache lines: with scales in front of a
+// panel, one row got half the bandwidth. Columns past N have scales of zero; codes past K may be anything, their
+// activations are zero.
 #pragma once
 
 #include <cstddef>
