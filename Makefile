@@ -7,7 +7,9 @@ PROMPT ?= Once upon a time
 PACKAGES := $(wildcard aethermind-*/pyproject.toml) pyproject.toml constraints.txt
 SOURCES := $(shell find aethermind-*/src aethermind-cpu/csrc -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: run install test test-env native-test sanitize neon-test neon-tools coverage lint format clean bench
+FUZZ_SECONDS ?= 60
+
+.PHONY: run install test test-env native-test sanitize neon-test neon-tools coverage fuzz lint format clean bench
 
 run: install
 	$(BIN)/aethermind generate "$(PROMPT)"
@@ -33,6 +35,13 @@ test: test-env native-test
 coverage: test-env
 	$(BIN)/python -m coverage run -m pytest -q $(wildcard $(addprefix tests/core/,cache config dispatch engine graph sampling text))
 	$(BIN)/python -m coverage report
+
+# Each reader of checkpoints for so many seconds; what breaks one is written to build/fuzz. The fuzzer has wheels for Linux.
+fuzz: test-env
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt atheris
+	@for target in safetensors gguf gguf_model; do \
+		$(BIN)/python -m tests.fuzz.run $$target --seconds $(FUZZ_SECONDS) || exit; \
+	done
 
 # Prints what each instruction set was checked for, after ctest has said that nothing failed.
 define run_native_tests

@@ -9,6 +9,7 @@
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace aether::cpu {
@@ -19,12 +20,18 @@ constexpr size_t kMaxBytes = size_t{1} << 60;
 
 size_t round_up(size_t nbytes, size_t unit) { return (nbytes + unit - 1) / unit * unit; }
 
-size_t reserved_bytes(size_t nbytes) {
-  return nbytes < kHugePageBytes ? round_up(std::max<size_t>(nbytes, 1), kCacheLineBytes)
-                                 : round_up(nbytes, kHugePageBytes);
+size_t page_bytes() {
+  static const size_t value = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return value;
 }
 
-// Maps one huge page more than needed and gives the unaligned ends back.
+// A large block ends with small pages: a model has hundreds of them, and half a huge page each would be wasted.
+size_t reserved_bytes(size_t nbytes) {
+  return nbytes < kHugePageBytes ? round_up(std::max<size_t>(nbytes, 1), kCacheLineBytes)
+                                 : round_up(nbytes, page_bytes());
+}
+
+// Maps one huge page more than needed and gives the ends back, so that the block begins at a huge page.
 void* map_huge(size_t nbytes) noexcept {
   void* mapping = mmap(nullptr, nbytes + kHugePageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, /*fd=*/-1,
                        /*offset=*/0);

@@ -41,6 +41,7 @@ CpuFeatures detect() {
   features.avx512vl = has_zmm && bit(ebx, 31);
   features.avx512_vnni = has_zmm && bit(ecx, 11);
   if (num_subleaves >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) {
+    features.avx_vnni = has_ymm && bit(eax, 4);
     features.avx512_bf16 = has_zmm && bit(eax, 5);
   }
   return features;
@@ -75,6 +76,7 @@ std::vector<std::string> CpuFeatures::names() const {
       {"avx2", avx2},
       {"fma", fma},
       {"f16c", f16c},
+      {"avx_vnni", avx_vnni},
       {"avx512f", avx512f},
       {"avx512bw", avx512bw},
       {"avx512dq", avx512dq},

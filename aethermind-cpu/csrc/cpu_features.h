@@ -11,6 +11,7 @@ struct CpuFeatures {
   bool avx2 = false;
   bool fma = false;
   bool f16c = false;
+  bool avx_vnni = false;
   bool avx512f = false;
   bool avx512bw = false;
   bool avx512dq = false;
@@ -27,6 +28,8 @@ struct CpuFeatures {
 
   // Everything that files compiled as *_avx2.cc may use.
   bool has_avx2() const noexcept { return avx2 && fma && f16c; }
+  // Everything that files compiled as *_avx2vnni.cc may use.
+  bool has_avx2vnni() const noexcept { return has_avx2() && avx_vnni; }
   // Everything that files compiled as *_avx512.cc may use.
   bool has_avx512() const noexcept { return has_avx2() && avx512f && avx512bw && avx512dq && avx512vl; }
   // Everything that files compiled as *_avx512vnni.cc may use.
@@ -35,6 +38,10 @@ struct CpuFeatures {
   bool has_avx512bf16() const noexcept { return has_avx512vnni() && avx512_bf16; }
   // Everything that files compiled as *_neon.cc may use.
   bool has_neon() const noexcept { return asimd; }
+  // Everything that files compiled as *_neondot.cc may use.
+  bool has_neondot() const noexcept { return has_neon() && asimddp; }
+  // Everything that files compiled as *_neoni8mm.cc may use.
+  bool has_neoni8mm() const noexcept { return has_neondot() && i8mm; }
 
   // Names of the features present, in the spelling of /proc/cpuinfo.
   std::vector<std::string> names() const;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <string_view>
 
 #include "allocator.h"
 #include "cpu_features.h"
@@ -23,30 +24,44 @@ constexpr int64_t kNumRounds = 2'000'000;
 std::atomic<float> sink;
 
 struct Probes {
-  ReadProbe read = read_portable;
-  RateProbe float32 = float32_rate_portable;
-  RateProbe bfloat16 = nullptr;
-  RateProbe int8 = nullptr;
+  ReadProbe read;
+  RateProbe float32, bfloat16, int8;
 };
 
-Probes choose_probes() {
+// What a level of instruction sets does better than those before it; null where it does not.
+struct Level {
+  const char* name;
+  bool (CpuFeatures::*is_present)() const noexcept;  // null: everywhere
   Probes probes;
+};
+
+constexpr Level kLevels[] = {
+    {"portable", nullptr, {read_portable, float32_rate_portable, nullptr, nullptr}},
 #if defined(__x86_64__)
-  if (cpu_features().has_avx2()) {
-    probes.read = read_avx2;
-    probes.float32 = float32_rate_avx2;
-  }
-  if (cpu_features().has_avx512()) {
-    probes.read = read_avx512;
-    probes.float32 = float32_rate_avx512;
-  }
-  if (cpu_features().has_avx512bf16()) {
-    probes.bfloat16 = bfloat16_rate_avx512;
-    probes.int8 = int8_rate_avx512;
-  }
+    {"avx2", &CpuFeatures::has_avx2, {read_avx2, float32_rate_avx2, nullptr, int8_rate_avx2}},
+    {"avx2_vnni", &CpuFeatures::has_avx2vnni, {nullptr, nullptr, nullptr, int8_rate_avx2vnni}},
+    {"avx512", &CpuFeatures::has_avx512, {read_avx512, float32_rate_avx512, nullptr, int8_rate_avx512}},
+    {"avx512_vnni", &CpuFeatures::has_avx512vnni, {nullptr, nullptr, nullptr, int8_rate_avx512vnni}},
+    {"avx512_bf16", &CpuFeatures::has_avx512bf16, {nullptr, nullptr, bfloat16_rate_avx512, nullptr}},
 #elif defined(__aarch64__)
-  probes.float32 = float32_rate_neon;
+    {"neon", &CpuFeatures::has_neon, {nullptr, float32_rate_neon, nullptr, nullptr}},
+    {"neon_dot", &CpuFeatures::has_neondot, {nullptr, nullptr, nullptr, int8_rate_neondot}},
+    {"neon_i8mm", &CpuFeatures::has_neoni8mm, {}},
 #endif
+};
+
+Probes choose_probes(std::string_view highest_level) {
+  Probes probes{};
+  for (const Level& level : kLevels) {
+    if (!level.is_present || (cpu_features().*level.is_present)()) {
+      const Probes& better = level.probes;
+      if (better.read) probes.read = better.read;
+      if (better.float32) probes.float32 = better.float32;
+      if (better.bfloat16) probes.bfloat16 = better.bfloat16;
+      if (better.int8) probes.int8 = better.int8;
+    }
+    if (highest_level == level.name) break;
+  }
   return probes;
 }
 
@@ -103,8 +118,8 @@ double measure_rate(Team& team, const Team::Lock& held, RateProbe probe) {
 
 }  // namespace
 
-Limits measure_limits(Team& team) {
-  const Probes probes = choose_probes();
+Limits measure_limits(Team& team, std::string_view highest_level) {
+  const Probes probes = choose_probes(highest_level);
   const Team::Lock held = team.acquire();
   Limits limits;
   limits.memory_bytes_per_s = measure_memory(team, held, probes.read);

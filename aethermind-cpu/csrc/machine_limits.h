@@ -2,6 +2,8 @@
 #ifndef AETHER_CPU_MACHINE_LIMITS_H
 #define AETHER_CPU_MACHINE_LIMITS_H
 
+#include <string_view>
+
 #include "parallel.h"
 
 namespace aether::cpu {
@@ -15,9 +17,10 @@ struct Limits {
   double int8_ops_per_s;
 };
 
-// Measures with all workers of `team` in well under 1.5 s; the best of several passes counts. Throws std::bad_alloc
-// when there is no room for a buffer much larger than the caches.
-Limits measure_limits(Team& team);
+// Measures with all workers of `team` in well under 1.5 s; the best of several passes counts. Instruction sets are used
+// up to `highest_level`, a level of aethermind_cpu.isa, or all that there are. Throws std::bad_alloc when there is no
+// room for a buffer much larger than the caches.
+Limits measure_limits(Team& team, std::string_view highest_level = {});
 
 }  // namespace aether::cpu
 

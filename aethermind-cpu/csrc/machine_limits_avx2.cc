@@ -38,6 +38,23 @@ float float32_rate_avx2(int64_t num_rounds, double* num_operations) {
   return chains[0][0] + chains[0][3] + chains[0][4] + chains[0][7];
 }
 
+// Bytes are multiplied by way of 16-bit sums: three instructions for four products a lane.
+float int8_rate_avx2(int64_t num_rounds, double* num_operations) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i bytes = _mm256_set1_epi8(1);
+  __m256i chains[kNumChains];
+  for (__m256i& chain : chains) chain = _mm256_setzero_si256();
+  for (int64_t round = 0; round < num_rounds; ++round) {
+    for (__m256i& chain : chains) {
+      __asm__("" : "+x"(bytes));  // products that never change would be computed once
+      chain = _mm256_add_epi32(chain, _mm256_madd_epi16(_mm256_maddubs_epi16(bytes, bytes), ones));
+    }
+  }
+  *num_operations = 2.0 * 32 * kNumChains * static_cast<double>(num_rounds);
+  for (int i = 1; i < kNumChains; ++i) chains[0] = _mm256_add_epi32(chains[0], chains[i]);
+  return static_cast<float>(chains[0][0] + chains[0][1] + chains[0][2] + chains[0][3]);
+}
+
 }  // namespace aether::cpu
 
 #endif

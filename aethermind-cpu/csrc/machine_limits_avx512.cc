@@ -1,6 +1,6 @@
 #include "machine_limits_probes.h"
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && defined(__AVX512BW__)
 
 #include <immintrin.h>
 
@@ -35,6 +35,23 @@ float float32_rate_avx512(int64_t num_rounds, double* num_operations) {
   *num_operations = 2.0 * 16 * kNumChains * static_cast<double>(num_rounds);
   for (int i = 1; i < kNumChains; ++i) chains[0] = _mm512_add_ps(chains[0], chains[i]);
   return _mm512_reduce_add_ps(chains[0]);
+}
+
+// Bytes are multiplied by way of 16-bit sums: three instructions for four products a lane.
+float int8_rate_avx512(int64_t num_rounds, double* num_operations) {
+  const __m512i ones = _mm512_set1_epi16(1);
+  __m512i bytes = _mm512_set1_epi8(1);
+  __m512i chains[kNumChains];
+  for (__m512i& chain : chains) chain = _mm512_setzero_si512();
+  for (int64_t round = 0; round < num_rounds; ++round) {
+    for (__m512i& chain : chains) {
+      __asm__("" : "+v"(bytes));  // products that never change would be computed once
+      chain = _mm512_add_epi32(chain, _mm512_madd_epi16(_mm512_maddubs_epi16(bytes, bytes), ones));
+    }
+  }
+  *num_operations = 2.0 * 64 * kNumChains * static_cast<double>(num_rounds);
+  for (int i = 1; i < kNumChains; ++i) chains[0] = _mm512_add_epi32(chains[0], chains[i]);
+  return static_cast<float>(_mm512_reduce_add_epi32(chains[0]));
 }
 
 }  // namespace aether::cpu

@@ -22,12 +22,16 @@ float float32_rate_portable(int64_t num_rounds, double* num_operations);
 #if defined(__x86_64__)
 uint64_t read_avx2(const void* data, size_t nbytes);
 float float32_rate_avx2(int64_t num_rounds, double* num_operations);
+float int8_rate_avx2(int64_t num_rounds, double* num_operations);
+float int8_rate_avx2vnni(int64_t num_rounds, double* num_operations);
 uint64_t read_avx512(const void* data, size_t nbytes);
 float float32_rate_avx512(int64_t num_rounds, double* num_operations);
-float bfloat16_rate_avx512(int64_t num_rounds, double* num_operations);
 float int8_rate_avx512(int64_t num_rounds, double* num_operations);
+float int8_rate_avx512vnni(int64_t num_rounds, double* num_operations);
+float bfloat16_rate_avx512(int64_t num_rounds, double* num_operations);
 #elif defined(__aarch64__)
 float float32_rate_neon(int64_t num_rounds, double* num_operations);
+float int8_rate_neondot(int64_t num_rounds, double* num_operations);
 #endif
 
 }  // namespace aether::cpu

@@ -291,6 +291,7 @@ def ints(*values: Any, dtype: Any = np.int32) -> Any:
         ("split_heads", (FLOATS,), {"num_heads": -2}, "Dim num_heads would be -2"),
         ("suppress_tokens", (FLOATS[:1], ints(8), ints(0, 1)), {}, "tokens holds 8"),
         ("suppress_tokens", (FLOATS[:1], ints(1), ints(0, 99)), {}, "cu_tokens should not fall"),
+        ("mask_tokens", (FLOATS, np.zeros((len(FLOATS), 0), np.int32)), {}, "mask has 0 words of 32 tokens"),
         ("suppress_tokens", (FLOATS[:2], ints(1), ints(0, 1, 0)), {}, "cu_tokens should not fall"),
         ("repetition_penalty", (FLOATS[:1], ints(-1), ints(0, 1), FLOATS[0, :1]), {}, "tokens holds -1"),
         (

@@ -12,9 +12,11 @@ from aethermind_cpu import _native
 from aethermind_cpu.isa import Isa, isa_levels, isa_limit
 from aethermind_cpu.kernels import kernels
 
-LEVELS = [isa for isa in isa_levels() if isa.level <= isa_limit().level]
-X86_64 = Isa.AVX512_BF16.features
+LEVELS = [isa for isa in isa_levels() if isa.features <= set(_native.cpu_features())]
+X86_64 = Isa.AVX512_BF16.features | Isa.AVX2_VNNI.features
 AARCH64 = {"asimd", "fphp", "asimddp"}
+X86_64_NAMES = ["portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"]
+AARCH64_NAMES = ["portable", "neon", "neon_dot", "neon_i8mm"]
 
 
 @pytest.fixture(autouse=True)
@@ -24,20 +26,16 @@ def _nothing_forced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("features", "labels"),
-    [
-        (X86_64, ["portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16"]),
-        ((), ["portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16"]),
-        (AARCH64, ["portable", "neon"]),
-    ],
+    [(X86_64, X86_64_NAMES), ((), X86_64_NAMES), (AARCH64, AARCH64_NAMES)],
 )
-def test_levels_are_those_of_the_architecture_and_each_includes_the_ones_before(
+def test_levels_are_those_of_the_architecture_and_none_is_part_of_one_before(
     features: set[str], labels: list[str]
 ) -> None:
     levels = isa_levels(features)
     assert [isa.label for isa in levels] == labels
     assert [isa.level for isa in levels] == list(range(len(levels)))
-    for lower, higher in itertools.pairwise(levels):
-        assert lower.features < higher.features
+    for lower, higher in itertools.combinations(levels, 2):
+        assert not higher.features <= lower.features
 
 
 @pytest.mark.parametrize(
@@ -47,10 +45,18 @@ def test_levels_are_those_of_the_architecture_and_each_includes_the_ones_before(
         (X86_64, "avx512", Isa.AVX512),
         (X86_64, "portable", Isa.PORTABLE),
         (Isa.AVX2.features, "avx512bf16", Isa.AVX2),
+        (X86_64, "avx2_vnni", Isa.AVX2_VNNI),
+        (Isa.AVX2_VNNI.features, None, Isa.AVX2_VNNI),
+        (Isa.AVX512_VNNI.features, None, Isa.AVX512_VNNI),
+        (Isa.AVX512_VNNI.features, "avx2_vnni", Isa.AVX2),
         ({"avx2", "fma"}, None, Isa.PORTABLE),
         ((), None, Isa.PORTABLE),
-        (AARCH64, None, Isa.NEON),
+        (AARCH64, None, Isa.NEON_DOT),
         (AARCH64, "neon", Isa.NEON),
+        (AARCH64, "neoni8mm", Isa.NEON_DOT),
+        (AARCH64 | {"i8mm"}, None, Isa.NEON_I8MM),
+        (AARCH64 | {"i8mm"}, "neon_dot", Isa.NEON_DOT),
+        ({"asimd", "i8mm"}, None, Isa.NEON),
         (AARCH64, "portable", Isa.PORTABLE),
     ],
 )
@@ -65,9 +71,9 @@ def test_the_limit_is_what_the_cpu_has_or_what_is_forced_below(
 @pytest.mark.parametrize(
     ("features", "forced", "known"),
     [
-        (X86_64, "neon", "portable, avx2, avx512, avx512_vnni, avx512_bf16"),
-        (AARCH64, "avx2", "portable, neon"),
-        (AARCH64, "sve", "portable, neon"),
+        (X86_64, "neon", ", ".join(X86_64_NAMES)),
+        (AARCH64, "avx2", ", ".join(AARCH64_NAMES)),
+        (AARCH64, "sve", ", ".join(AARCH64_NAMES)),
     ],
 )
 def test_a_level_of_another_architecture_is_refused(

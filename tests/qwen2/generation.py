@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from aethermind import LLM, SamplingParams
+from aethermind.engine.decision import ScheduleDecision
 from aethermind.engine.model_runner import SampledToken
-from aethermind.engine.scheduler import ScheduleDecision
 
 __all__ = ["Generated", "generate"]
 

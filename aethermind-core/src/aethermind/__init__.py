@@ -13,15 +13,18 @@ if TYPE_CHECKING:
     from aethermind.llm import LLM
     from aethermind.runtime import Runtime
     from aethermind.sampling.params import SamplingParams
+    from aethermind.sampling.structured import StructuredOutputs
 
 __all__ = [
     "AetherMindError",
     "CompletionOutput",
     "LLM",
     "Logprob",
+    "RequestOptions",
     "RequestOutput",
     "Runtime",
     "SamplingParams",
+    "StructuredOutputs",
     "__version__",
 ]
 
@@ -32,9 +35,11 @@ _HOMES = {
     "CompletionOutput": "aethermind.engine.output",
     "LLM": "aethermind.llm",
     "Logprob": "aethermind.engine.output",
+    "RequestOptions": "aethermind.engine.request_options",
     "RequestOutput": "aethermind.engine.output",
     "Runtime": "aethermind.runtime",
     "SamplingParams": "aethermind.sampling.params",
+    "StructuredOutputs": "aethermind.sampling.structured",
 }
 
 

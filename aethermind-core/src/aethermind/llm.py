@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.engine import Engine
@@ -23,18 +23,35 @@ from aethermind.engine.loader import plan_model
 from aethermind.engine.model_info import ModelInfo, describe_model
 from aethermind.engine.output import CompletionOutput, Logprob, RequestOutput
 from aethermind.engine.progress_bar import ProgressBar
-from aethermind.engine.prompt_reader import Prompt, PromptReader
+from aethermind.engine.prompt_reader import EnginePrompt, Prompt, PromptReader
+from aethermind.engine.request_options import RequestOptions
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults
 from aethermind.sampling.params import SamplingParams
+from aethermind.sampling.structured import StructuredOutputs
 from aethermind.text.chat_prompt import Message, TemplateOptions, chat_prompt
 from aethermind.text.token_memory import TokenMemory
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from aethermind.graph.hooks import HookRegistry
 
-__all__ = ["CompletionOutput", "LLM", "Logprob", "ModelInfo", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "CompletionOutput",
+    "LLM",
+    "Logprob",
+    "ModelInfo",
+    "RequestOptions",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputs",
+]
+
+_NO_OPTIONS = RequestOptions()
+_T = TypeVar("_T")
 
 
 class LLM:
@@ -56,8 +73,11 @@ class LLM:
         seed: int = 0,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
+        max_new_tokens: int | None = None,
+        scheduling_policy: str = "fcfs",
         enable_prefix_caching: bool = True,
         fallback: str = "warn",
+        deterministic: bool = False,
         runtime: Runtime | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -68,7 +88,9 @@ class LLM:
         and prompts that begin like one of those reuse its keys and values.
         `quantization` is the format to store the model's matrices in (`int8`, `int4`, …), `lm_head` that of the one
         that makes logits (by default int8, or that of the others if it has no fewer bits).
-        `fallback` says what happens where the device lacks a kernel: error, warn or allow.
+        `scheduling_policy` orders requests where not all can run: fcfs, priority, shortest, deadline, or a plugin's.
+        `fallback` says what happens where the device lacks a kernel: error, warn or allow. `deterministic` refuses
+        kernels with which a request's tokens could depend on the batch that it is in.
         """
         started = time.perf_counter()
         config = EngineConfig(
@@ -84,8 +106,11 @@ class LLM:
             seed=seed,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            max_new_tokens=max_new_tokens,
+            scheduling_policy=scheduling_policy,
             enable_prefix_caching=enable_prefix_caching,
             fallback=fallback,
+            deterministic=deterministic,
         )
         planned = plan_model(runtime or Runtime.boot(), model, config)
         self.tokenizer = planned.source.tokenizer()
@@ -128,6 +153,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        options: RequestOptions | Sequence[RequestOptions] | None = None,
         use_tqdm: bool = False,
         on_output: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
@@ -135,12 +161,14 @@ class LLM:
 
         A prompt is a string, `{"prompt_token_ids": [...]}`, `{"prompt_embeds": array}`, or one of the first two as a
         mapping with `multi_modal_data` (see `engine.prompt_reader`). Without `sampling_params` there are the model's
-        own (see `get_default_sampling_params`). `on_output` sees every request after each step in which it grew.
-        `use_tqdm` shows a progress bar on stderr.
+        own (see `get_default_sampling_params`). `options` are for the scheduler: priority, deadline, quotas.
+        `on_output` sees every request after each step in which it grew. `use_tqdm` shows a progress bar on stderr.
         """
         items = _listed(prompts)
         given = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        ids = self._add_all(items, _params_for(items, given))
+        ids = self._add_all(
+            items, _one_each(items, given, "sampling_params", SamplingParams), _options_for(items, options)
+        )
         waited_for = set(ids)
         finished: dict[str, RequestOutput] = {}
         with ProgressBar(len(ids), use_tqdm) as advance:
@@ -158,10 +186,14 @@ class LLM:
         return [finished[request_id] for request_id in ids]
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        options: RequestOptions = _NO_OPTIONS,
     ) -> Generator[RequestOutput, None, None]:
         """Answer one prompt, yielding the answer so far after every token. Closing the iterator ends the request."""
-        ids = self._add_all([prompt], [sampling_params or self.get_default_sampling_params()])
+        ids = self._add_all([prompt], [sampling_params or self.get_default_sampling_params()], [options])
         try:
             while True:
                 for output in self._next(ids):
@@ -214,6 +246,27 @@ class LLM:
                     completion = output.outputs[0]
                     memory.learn(text, token_ids, completion.text, completion.token_ids)
 
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], *, pooling: str = "last", normalize: bool = True
+    ) -> list[npt.NDArray[np.float32]]:
+        """One vector for each prompt, float32 [hidden_size]: the hidden states behind the model's final norm, pooled.
+
+        `pooling` takes the last token's, the mean of all, or the first token's (`last`, `mean`, `cls`); with
+        `normalize` vectors have length 1. Prompts are texts or token ids. Between requests of other callers, too.
+        """
+        vectors = []
+        for prompt in _listed(prompts):
+            read = self._read(prompt)
+            if read.embeddings:
+                raise InvalidArgumentError("embed takes texts and token ids; leave prompt_embeds and pictures out.")
+            vectors.append(self.engine.embed(read.token_ids, pooling, is_normalized=normalize))
+        return vectors
+
+    def _read(self, prompt: Prompt) -> EnginePrompt:
+        if self._is_closed:
+            raise InvalidArgumentError("This LLM was closed; make another one.")
+        return self._prompts.read(prompt)
+
     def _next(self, ids: Collection[str]) -> list[RequestOutput]:
         """Step until some of these requests grew; what others got is kept until they ask (several may be open)."""
         while True:
@@ -229,17 +282,19 @@ class LLM:
             self.engine.abort(request_id)
             self._unseen.pop(request_id, None)
 
-    def _add_all(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[str]:
+    def _add_all(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], options: Sequence[RequestOptions]
+    ) -> list[str]:
         """Queue all prompts or none."""
-        if self._is_closed:
-            raise InvalidArgumentError("This LLM was closed; make another one.")
         ids: list[str] = []
         try:
-            for prompt, one in zip(prompts, params, strict=True):
-                read = self._prompts.read(prompt)
+            for prompt, one, wishes in zip(prompts, params, options, strict=True):
+                read = self._read(prompt)
                 self._num_requests += 1
                 request_id = str(self._num_requests - 1)
-                self.engine.add_request(request_id, read.token_ids, one, prompt=read.text, embeddings=read.embeddings)
+                self.engine.add_request(
+                    request_id, read.token_ids, one, prompt=read.text, embeddings=read.embeddings, options=wishes
+                )
                 ids.append(request_id)
         except AetherMindError:
             for request_id in ids:
@@ -256,14 +311,19 @@ def _listed(prompts: Any) -> list[Prompt]:
     return list(prompts)
 
 
-def _params_for(prompts: Sequence[Prompt], given: Any) -> list[SamplingParams]:
-    if isinstance(given, SamplingParams):
+def _options_for(prompts: Sequence[Prompt], given: Any) -> list[RequestOptions]:
+    return [_NO_OPTIONS] * len(prompts) if given is None else _one_each(prompts, given, "options", RequestOptions)
+
+
+def _one_each(prompts: Sequence[Prompt], given: Any, name: str, kind: type[_T]) -> list[_T]:
+    """One value for all prompts, or a list of as many."""
+    if isinstance(given, kind):
         return [given] * len(prompts)
-    if not isinstance(given, Sequence) or not all(isinstance(params, SamplingParams) for params in given):
-        raise InvalidArgumentError(f"sampling_params should be SamplingParams or a list of them, got {given!r:.80}.")
+    if not isinstance(given, Sequence) or not all(isinstance(one, kind) for one in given):
+        raise InvalidArgumentError(f"{name} should be {kind.__name__} or a list of them, got {given!r:.80}.")
     if len(given) != len(prompts):
         raise InvalidArgumentError(
-            f"{len(given)} SamplingParams were given for {len(prompts)} prompts; give one for all, or one each."
+            f"{len(given)} {kind.__name__} were given for {len(prompts)} prompts; give one for all, or one each."
         )
     return list(given)
 

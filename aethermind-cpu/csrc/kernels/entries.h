@@ -6,6 +6,7 @@
 #include "kernels/alibi.h"
 #include "kernels/argmax.h"
 #include "kernels/attention.h"
+#include "kernels/bias_tokens.h"
 #include "kernels/div.h"
 #include "kernels/embedding.h"
 #include "kernels/exp.h"
@@ -17,6 +18,7 @@
 #include "kernels/linear.h"
 #include "kernels/lm_head.h"
 #include "kernels/log.h"
+#include "kernels/mask_tokens.h"
 #include "kernels/matmul.h"
 #include "kernels/max.h"
 #include "kernels/mean.h"
@@ -71,6 +73,7 @@ AETHER_KERNEL(add_rms_norm, 3, 2, 1, add_rms_norm<T>);
 AETHER_KERNEL(alibi, 2, 1, 0, alibi<T>);
 AETHER_KERNEL(argmax, 1, 1, 0, argmax<T>);
 AETHER_KERNEL(attention, 3, 1, 2, attention<T>, attention_scratch<T>);
+AETHER_KERNEL(bias_tokens, 4, 1, 0, bias_tokens);
 AETHER_KERNEL(div, 2, 1, 0, div<T>);
 AETHER_KERNEL(embedding, 2, 1, 0, embedding<T>);
 AETHER_KERNEL(exp, 1, 1, 0, exp<T>);
@@ -82,6 +85,7 @@ AETHER_KERNEL(layer_norm, 3, 1, 1, layer_norm<T>);
 AETHER_KERNEL(linear, 3, 1, 0, linear<T>, linear_scratch<T>);
 AETHER_KERNEL(lm_head, 2, 1, 0, lm_head<T>, linear_scratch<T>);
 AETHER_KERNEL(log, 1, 1, 0, log<T>);
+AETHER_KERNEL(mask_tokens, 2, 1, 0, mask_tokens);
 AETHER_KERNEL(matmul, 2, 1, 0, matmul<T>, matmul_scratch<T>);
 AETHER_KERNEL(max, 1, 1, 0, max<T>);
 AETHER_KERNEL(mean, 1, 1, 0, mean<T>);

@@ -20,15 +20,21 @@ extern const size_t kNumNeonKernels;
 
 extern const std::span<const KernelEntry> kPortableQuantized;
 extern const std::span<const KernelEntry> kAvx2Quantized;
+extern const std::span<const KernelEntry> kAvx2VnniQuantized;
 extern const std::span<const KernelEntry> kAvx512Quantized;
 extern const std::span<const KernelEntry> kAvx512VnniQuantized;
 extern const std::span<const KernelEntry> kNeonQuantized;
+extern const std::span<const KernelEntry> kNeonDotQuantized;
+extern const std::span<const KernelEntry> kNeonI8mmQuantized;
 
 bool runs_anywhere();
 bool has_avx2();
+bool has_avx2_vnni();
 bool has_avx512();
 bool has_avx512_vnni();
 bool has_avx512_bf16();
 bool has_neon();
+bool has_neon_dot();
+bool has_neon_i8mm();
 
 }  // namespace aether::cpu

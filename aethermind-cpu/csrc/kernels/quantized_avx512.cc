@@ -1,8 +1,8 @@
-// Quantised weights in this instruction set.
+// Quantised weights, with activations quantised as well: bytes are multiplied by way of 16-bit sums.
 #if defined(__x86_64__)
 #define AETHER_ISA avx512
 #include "kernels/isa_tables.h"
-#include "simd/avx512.h"
+#include "simd/avx512_madd.h"
 
 namespace aether::cpu::AETHER_ISA {
 

@@ -32,6 +32,9 @@ struct QuantizedKernels {
 constexpr KernelEntry quantized_entry(const char* name, am_dtype dtype, const am_kernel& kernel, int num_weights) {
   KernelEntry result = {name, AETHER_TEXT(AETHER_ISA), dtype, kPriority, kIsSupported, &kernel, {}, num_weights};
   for (int i = 0; i < num_weights; ++i) result.packs[i] = {1 + i, nullptr};
+#ifdef AETHER_HAS_BYTE_DOT
+  result.multiplies_bytes = true;
+#endif
   return result;
 }
 

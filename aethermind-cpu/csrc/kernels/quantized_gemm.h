@@ -90,7 +90,7 @@ struct ByteEngine {
   static constexpr int panels_at_once(int) { return 1; }  // of which each row has two accumulators
   using Zero = typename ShiftOf<HasOffset>::Type;
 
-  static IntVec zero_points(const uint8_t* p) { return widen_to_words(p); }
+  static IntVec zero_points(const uint8_t* p) { return widen_to_words(p, kCodeOffset<Bits>); }
   static IntVec no_zero_points() { return IntVec{}; }
 
   template <class T>
@@ -101,7 +101,8 @@ struct ByteEngine {
                                          : zero();
     const ByteBlock block = quantize_values(low, high, record + row * kUnitK);
     // Of a single bit, codes are 0 or 2 and their zero point is 1.
-    constexpr int32_t kOffset = HasZeroPoint || HasOffset ? 1 : Bits == 1 ? 1 : 1 << (Bits - 1);
+    constexpr bool is_sum = HasZeroPoint || HasOffset || Bits == 1;
+    constexpr int32_t kOffset = is_sum ? 1 : (1 << (Bits - 1)) - kCodeOffset<Bits>;
     const int32_t correction = -block.sum * kOffset;
     std::memcpy(record + num_rows * kUnitK + row * 4, &block.scale, 4);
     std::memcpy(record + num_rows * (kUnitK + 4) + row * 4, &correction, 4);
@@ -116,7 +117,7 @@ struct ByteEngine {
     for (int r = 0; r < R; ++r) {
       const IntVec four = broadcast_word(x + r * kUnitK + 4 * Field);
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) dots[r][p] = dot_bytes(dots[r][p], w[p], four);
+      for (int p = 0; p < P; ++p) dots[r][p] = dot_bytes<Bits>(dots[r][p], w[p], four);
     }
     if constexpr (Field + 1 < 8 / Bits) fields<R, P, Field + 1>(dots, x, steps);
   }
@@ -155,7 +156,10 @@ struct ByteEngine {
         std::memcpy(&negated_sum, x + R * (kUnitK + 4) + r * 4, 4);
         const Vec sum = set1(-scale * static_cast<float>(negated_sum));
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) sums[r][p] = fma(sum, zeros[p], sums[r][p]);
+        for (int p = 0; p < P; ++p) {
+          const Vec offset = fma(scales[p], set1(static_cast<float>(kCodeOffset<Bits>)), zeros[p]);
+          sums[r][p] = fma(sum, kCodeOffset<Bits> == 0 ? zeros[p] : offset, sums[r][p]);
+        }
       }
     }
   }

@@ -11,6 +11,8 @@ bool runs_anywhere() { return true; }
 
 bool has_avx2() { return cpu_features().has_avx2(); }
 
+bool has_avx2_vnni() { return cpu_features().has_avx2vnni(); }
+
 bool has_avx512() { return cpu_features().has_avx512(); }
 
 bool has_avx512_vnni() { return cpu_features().has_avx512vnni(); }
@@ -18,6 +20,10 @@ bool has_avx512_vnni() { return cpu_features().has_avx512vnni(); }
 bool has_avx512_bf16() { return cpu_features().has_avx512bf16(); }
 
 bool has_neon() { return cpu_features().has_neon(); }
+
+bool has_neon_dot() { return cpu_features().has_neondot(); }
+
+bool has_neon_i8mm() { return cpu_features().has_neoni8mm(); }
 
 std::span<const KernelEntry> kernel_table() {
   static const std::vector<KernelEntry> table = [] {
@@ -36,13 +42,18 @@ std::span<const KernelEntry> kernel_table() {
 
 std::span<const KernelEntry> quantized_kernel_table() {
   static const std::vector<KernelEntry> table = [] {
-    std::vector<KernelEntry> entries(kPortableQuantized.begin(), kPortableQuantized.end());
+    std::vector<KernelEntry> entries;
+    const std::span<const KernelEntry> levels[] = {
+        kPortableQuantized,
 #if defined(__x86_64__)
-    for (const auto& more : {kAvx2Quantized, kAvx512Quantized, kAvx512VnniQuantized})
-      entries.insert(entries.end(), more.begin(), more.end());
+        kAvx2Quantized,     kAvx2VnniQuantized, kAvx512Quantized, kAvx512VnniQuantized,
 #elif defined(__aarch64__)
-    entries.insert(entries.end(), kNeonQuantized.begin(), kNeonQuantized.end());
+        kNeonQuantized,
+        kNeonDotQuantized,
+        kNeonI8mmQuantized,
 #endif
+    };
+    for (const auto& level : levels) entries.insert(entries.end(), level.begin(), level.end());
     return entries;
   }();
   return table;

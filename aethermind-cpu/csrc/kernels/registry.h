@@ -29,6 +29,7 @@ struct KernelEntry {
     const PackEntry* pack;  // null in kernels of quantised weights: kernels/quantized_layout.h
   } packs[4];
   int num_packs;
+  bool multiplies_bytes = false;  // whether activations are quantised as well, so that the products are of bytes
 };
 
 std::span<const KernelEntry> kernel_table();

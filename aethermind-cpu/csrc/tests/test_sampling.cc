@@ -171,24 +171,43 @@ void test_token_logprobs(const KernelEntry& entry) {
 
 void test_listed_tokens(const KernelEntry& entry) {
   const bool is_penalty = std::string(entry.operator_name) == "repetition_penalty";
+  const bool is_bias = std::string(entry.operator_name) == "bias_tokens";
   const int64_t vocab = 37;
   const Tensor logits = random(AM_FLOAT32, {3, vocab}, 1), out(AM_FLOAT32, {3, vocab}, 3);
   const Tensor tokens = of(AM_INT32, {0, 36, 5, 7}), cu = of(AM_INT32, {0, 2, 2, 4}),
-               penalty = of(AM_FLOAT32, {1.5, 2.0, 0.5});
+               penalty = of(AM_FLOAT32, {1.5, 2.0, 0.5}), bias = of(AM_FLOAT32, {-1.5, 2.0, 0.5, -100.0});
   std::vector<am_tensor> inputs = {logits.abi(), tokens.abi(), cu.abi()};
   if (is_penalty) inputs.push_back(penalty.abi());
+  if (is_bias) inputs.push_back(bias.abi());
   run_with_teams(entry, inputs, {out}, {}, "");
   for (int64_t i = 0; i < out.size(); ++i) {
     const int64_t r = i / vocab, token = i % vocab;
     const bool is_listed = (r == 0 && (token == 0 || token == 36)) || (r == 2 && (token == 5 || token == 7));
     const double logit = logits.get(i), p = penalty.get(r);
-    const double changed = !is_penalty ? -INFINITY : logit > 0 ? logit / p : logit * p;
+    const int64_t place = r == 0 ? (token == 0 ? 0 : 1) : (token == 5 ? 2 : 3);
+    const double penalised = logit > 0 ? logit / p : logit * p;
+    const double changed = is_penalty ? penalised : is_bias ? logit + bias.get(place) : -INFINITY;
     check(out.get(i) == static_cast<double>(static_cast<float>(is_listed ? changed : logit)), entry, "listed");
   }
   const Tensor expected(AM_FLOAT32, {3, vocab});
   std::memcpy(expected.bytes(), out.bytes(), out.num_bytes());
   run(*entry.kernel, inputs, {logits.abi()}, {}, 2);
   check(std::memcmp(logits.bytes(), expected.bytes(), expected.num_bytes()) == 0, entry, "in place");
+}
+
+void test_mask_tokens(const KernelEntry& entry) {
+  for (int64_t vocab : {1, 31, 32, 33, 100}) {
+    const int64_t rows = 3, words = (vocab + 31) / 32 + 1;
+    const Tensor logits = random(AM_FLOAT32, {rows, vocab}, 1), out(AM_FLOAT32, {rows, vocab}, 3);
+    const Tensor mask(AM_INT32, {rows, words});
+    // Every token in the first row, none in the second, some in the third.
+    mask.fill([&](int64_t i) { return i / words == 0 ? -1.0 : i / words == 1 ? 0.0 : -1431655766.0; });
+    run_with_teams(entry, {logits.abi(), mask.abi()}, {out}, {}, "");
+    for (int64_t i = 0; i < out.size(); ++i) {
+      const bool is_allowed = i / vocab == 0 || (i / vocab == 2 && i % vocab % 2 == 1);
+      check(out.get(i) == (is_allowed ? logits.get(i) : -INFINITY), entry, "mask");
+    }
+  }
 }
 
 }  // namespace
@@ -199,5 +218,7 @@ int main() {
   for_each_kernel("token_logprobs", test_token_logprobs);
   for_each_kernel("suppress_tokens", test_listed_tokens);
   for_each_kernel("repetition_penalty", test_listed_tokens);
+  for_each_kernel("bias_tokens", test_listed_tokens);
+  for_each_kernel("mask_tokens", test_mask_tokens);
   return report();
 }

@@ -58,7 +58,7 @@ class CpuBackend(Backend):
         """Memory bandwidth, and the peak rates of those of `dtypes` that have one: float32, float16, bfloat16, int8."""
         _check_num_threads(num_threads)
         team = self._team if num_threads in (None, self.num_threads) else _native.Team(num_threads)
-        limits = _native.measure_limits(team)
+        limits = _native.measure_limits(team, isa_limit().label)
         rates = {
             DType.FLOAT32: limits.float32_flops_per_s,
             DType.FLOAT16: limits.float32_flops_per_s,

@@ -10,17 +10,18 @@ from pathlib import Path
 from aethermind.errors import DeviceError
 from aethermind.hal.device import DeviceManager, DeviceProperties
 from aethermind.hal.host_memory import host_memory_bytes
+from aethermind_cpu.cgroup import memory_room, processor_quota
 
 __all__ = ["CpuDevices", "available_memory_bytes", "num_physical_cores"]
 
 _CPUS = Path("/sys/devices/system/cpu")
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def num_physical_cores() -> int:
     """Physical cores this process may use: its affinity without hyperthreads, and no more than a container's quota."""
     cores = {_core_of(cpu) for cpu in _allowed_cpus()}
-    return max(1, min(len(cores), _quota()))
+    quota = processor_quota()
+    return max(1, len(cores) if quota is None else min(len(cores), round(quota)))
 
 
 def available_memory_bytes() -> int:
@@ -29,8 +30,8 @@ def available_memory_bytes() -> int:
     for line in _read(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    limit, used = _read(_CGROUP / "memory.max"), _read(_CGROUP / "memory.current")
-    return min(available, int(limit) - int(used)) if limit.isdecimal() and used.isdecimal() else available
+    room = memory_room()
+    return available if room is None else min(available, room)
 
 
 class CpuDevices(DeviceManager):
@@ -74,11 +75,6 @@ def _allowed_cpus() -> set[int]:
 def _core_of(cpu: int) -> tuple[str, str]:
     topology = _CPUS / f"cpu{cpu}" / "topology"
     return (_read(topology / "physical_package_id"), _read(topology / "core_id") or str(cpu))
-
-
-def _quota() -> int:
-    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
-    return max(1, round(int(quota) / int(period))) if quota.isdecimal() and period.isdecimal() else 1 << 30
 
 
 def _model_name() -> str:

@@ -13,14 +13,17 @@ __all__ = ["Isa", "isa_levels", "isa_limit"]
 
 
 class Isa(Enum):
-    """A level, with the CPU features it needs; each level of an architecture includes the ones before it."""
+    """A level, with the CPU features it needs."""
 
     PORTABLE = ("portable", frozenset[str]())
     AVX2 = ("avx2", frozenset({"avx2", "fma", "f16c"}))
+    AVX2_VNNI = ("avx2_vnni", AVX2[1] | {"avx_vnni"})
     AVX512 = ("avx512", AVX2[1] | {"avx512f", "avx512bw", "avx512dq", "avx512vl"})
     AVX512_VNNI = ("avx512_vnni", AVX512[1] | {"avx512_vnni"})
     AVX512_BF16 = ("avx512_bf16", AVX512_VNNI[1] | {"avx512_bf16"})
     NEON = ("neon", frozenset({"asimd"}))
+    NEON_DOT = ("neon_dot", NEON[1] | {"asimddp"})
+    NEON_I8MM = ("neon_i8mm", NEON_DOT[1] | {"i8mm"})
 
     def __init__(self, label: str, features: frozenset[str]) -> None:
         self.label = label
@@ -37,8 +40,10 @@ class Isa(Enum):
         return _parse(name, tuple(cls))
 
 
-_X86_64 = (Isa.PORTABLE, Isa.AVX2, Isa.AVX512, Isa.AVX512_VNNI, Isa.AVX512_BF16)
-_AARCH64 = (Isa.PORTABLE, Isa.NEON)
+# Of two levels the later is the better one, and never what the earlier includes. A CPU may lack a level in between:
+# many with AVX-512 have no AVX-VNNI.
+_X86_64 = (Isa.PORTABLE, Isa.AVX2, Isa.AVX2_VNNI, Isa.AVX512, Isa.AVX512_VNNI, Isa.AVX512_BF16)
+_AARCH64 = (Isa.PORTABLE, Isa.NEON, Isa.NEON_DOT, Isa.NEON_I8MM)
 _LEVELS = (_X86_64, _AARCH64)
 
 
@@ -48,14 +53,14 @@ def isa_levels(features: Collection[str] | None = None) -> tuple[Isa, ...]:
 
 
 def isa_limit(features: Collection[str] | None = None) -> Isa:
-    """The highest level that a CPU with these features has, or `AETHERMIND_CPU_ISA` where that is lower.
+    """The highest level that a CPU with these features has, up to that of `AETHERMIND_CPU_ISA` where it is set.
 
     Raises InvalidArgumentError where the variable names no level of the architecture.
     """
     levels = isa_levels(features)
-    present = [isa for isa in levels if isa.features <= set(_known(features))]
     name = os.environ.get("AETHERMIND_CPU_ISA")
-    return min(present[-1], _parse(name, levels) if name else present[-1], key=levels.index)
+    allowed = levels[: _parse(name, levels).level + 1] if name else levels
+    return [isa for isa in allowed if isa.features <= set(_known(features))][-1]
 
 
 def _known(features: Collection[str] | None) -> Collection[str]:

@@ -69,6 +69,7 @@ def _quantized_kernel(
         native=entry.capsule,
         packs={input_names[index]: pack for index, _ in entry.packs},
         weight_formats=frozenset({format.name}),
+        arithmetic=DType.INT8 if entry.multiplies_bytes else None,
     )
 
 
@@ -83,14 +84,14 @@ def _pack(entry: _native.PackEntry) -> Pack:
 def _pack_dense(entry: _native.PackEntry, source: Any, destination: int) -> None:
     """Pack a row-major array, perhaps a read-only mapped file, to an address; large ones on all cores."""
     assert source.flags.c_contiguous, "weights are packed from row-major arrays"
-    rows, columns = _rows_and_columns(source.shape)
+    _, columns = _rows_and_columns(source.shape)
     row_bytes = columns * source.itemsize
 
     def pack_part(first: int, count: int) -> None:
         address = source.ctypes.data + first * row_bytes
         entry.pack(address, count, columns, destination + entry.packed_bytes(first, columns))
 
-    pack_in_parts(rows, source.nbytes, pack_part)
+    pack_in_parts(source, pack_part)
 
 
 def _rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -35,7 +35,7 @@ def _pack(format: WeightFormat, layout: _native.QuantizedLayout, source: Any, de
 def _pack_values(format: WeightFormat, layout: _native.QuantizedLayout, source: Any, destination: int) -> None:
     """Quantise and pack a row-major array, perhaps a read-only mapped file; InvalidArgumentError as by the format."""
     assert source.flags.c_contiguous, "weights are packed from row-major arrays"
-    rows, columns = source.shape
+    columns = source.shape[1]
     address, dtype = source.ctypes.data, DType.of_numpy(source.dtype).code
     refused: list[tuple[int, int]] = []
 
@@ -43,7 +43,7 @@ def _pack_values(format: WeightFormat, layout: _native.QuantizedLayout, source: 
         if not layout.pack_values(address, dtype, first, count, columns, destination):
             refused.append((first, count))
 
-    pack_in_parts(rows, source.nbytes, pack_part)
+    pack_in_parts(source, pack_part)
     for first, count in refused:
         format.quantize(source[first : first + count])
         raise AssertionError("a format takes what its packing refuses")
@@ -52,7 +52,7 @@ def _pack_values(format: WeightFormat, layout: _native.QuantizedLayout, source: 
 def _pack_codes(layout: _native.QuantizedLayout, source: QuantizedWeight, destination: int) -> None:
     import numpy as np
 
-    rows, columns = source.shape
+    columns = source.shape[1]
     codes, scales = np.ascontiguousarray(source.codes), np.ascontiguousarray(source.scales)
     shifts = [side if side is None else np.ascontiguousarray(side) for side in (source.zeros, source.offsets)]
     zeros, offsets = (0 if side is None else side.ctypes.data for side in shifts)
@@ -60,4 +60,4 @@ def _pack_codes(layout: _native.QuantizedLayout, source: QuantizedWeight, destin
     def pack_part(first: int, count: int) -> None:
         layout.pack_codes(codes.ctypes.data, scales.ctypes.data, zeros, offsets, first, count, columns, destination)
 
-    pack_in_parts(rows, codes.nbytes, pack_part)
+    pack_in_parts(codes, pack_part)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import typer
 
+from aethermind.cli import verbs
 from aethermind.cli.app import app
 from aethermind.errors import DeviceError
 
@@ -71,6 +72,11 @@ def test_every_verb_is_covered() -> None:
     assert found == set(VERBS)
 
 
+def test_the_list_of_verbs_says_what_their_own_help_says() -> None:
+    for name, command in typer.main.get_group(app).commands.items():
+        assert (command.help or "").startswith(verbs.VERBS[name].summary)
+
+
 def test_version(invoke: Any) -> None:
     result = invoke("--version")
     assert result.exit_code == 0
@@ -106,18 +112,31 @@ def test_other_errors_are_bugs_with_a_way_to_the_traceback(
     assert isinstance(invoke("generate", "hi").exception, ZeroDivisionError)
 
 
-def test_help_imports_nothing_heavy() -> None:
+def imported_by(*args: str) -> set[str]:
+    """The modules that a command line has imported when it ends."""
     program = (
-        "import sys; sys.argv = ['aethermind', '--help']\n"
+        f"import sys; sys.argv = ['aethermind', *{args!r}]\n"
         "from aethermind.cli import main\n"
         "try: main()\n"
-        "except SystemExit: pass\n"
-        "heavy = {'numpy', 'rich', 'tokenizers', 'jinja2', 'pydantic', 'torch', 'aethermind.llm'}\n"
-        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+        "finally: print(*sys.modules, file=sys.stderr)"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "generate" in result.stdout
-    assert result.stderr.strip() == "[]"
+    return set(
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stderr.split()
+    )
+
+
+def test_help_imports_nothing_heavy() -> None:
+    modules = imported_by("--help")
+    assert "aethermind.cli.app" in modules
+    assert not modules & {"numpy", "rich", "tokenizers", "jinja2", "pydantic", "torch", "aethermind.llm"}
+    assert not modules & {f"aethermind.cli.{verb.module}" for verb in verbs.VERBS.values()}
+
+
+def test_a_verb_imports_no_other() -> None:
+    modules = imported_by("tokenize", "--help")
+    assert [verb.module for verb in verbs.VERBS.values() if f"aethermind.cli.{verb.module}" in modules] == [
+        "tokens"
+    ] * 2
 
 
 def test_module_runs_as_the_command() -> None:

@@ -8,22 +8,27 @@ from typing import Any
 
 import pytest
 
-from aethermind.cli.bench.limits import Limits
 from aethermind.cli.profile import summarize
 from aethermind.engine.profiler import CallProfile, StepProfile
+from aethermind.engine.roofline import Work
+from aethermind.hal.backend import MeasuredLimits
+from aethermind.hal.dtype import DType
 from aethermind.ops.cost import Cost
 
 SMALL = ("--prompt-tokens", "6", "--output-tokens", "2", "--repeat", "1")
 
 
-def call(operator: str, layer: int | None, seconds: float, cost: Cost) -> CallProfile:
-    return CallProfile(f"x.{operator}", operator, "k", layer, (), seconds, cost)
+def call(operator: str, layer: int | None, seconds: float, cost: Cost, work: Work) -> CallProfile:
+    return CallProfile(f"x.{operator}", operator, "k", layer, (), seconds, cost, work)
 
 
 def test_summaries_are_sorted_and_set_against_the_limits() -> None:
-    calls = (call("add", 0, 1.0, Cost(10, 20, 5)), call("linear", 0, 2.0, Cost(100, 20, 400)))
+    calls = (
+        call("add", 0, 1.0, Cost(10, 20, 5), Work(0, 5, DType.FLOAT32)),
+        call("linear", 0, 2.0, Cost(100, 20, 400), Work(80, 400, DType.INT8)),
+    )
     steps = [StepProfile("decode", 1, 9, calls, 3.5, 2.0), StepProfile("decode", 1, 10, calls, 2.5, 3.0)]
-    report = summarize(steps, Limits(240.0, {"fp32": 800.0}), "float32")
+    report = summarize(steps, MeasuredLimits(160.0, {"float32": 50.0, "int8": 800.0}))
     assert (report["num_steps"], report["seconds"], report["unmarked_seconds"]) == (2, 6.0, 5.0)
     assert report["marked_seconds"] == 6.0
     assert report["overhead_fraction"] == pytest.approx(0.2)
@@ -32,19 +37,23 @@ def test_summaries_are_sorted_and_set_against_the_limits() -> None:
     assert (linear["operator"], linear["num_calls"], linear["seconds"]) == ("linear", 2, 4.0)
     assert (linear["bytes_read"], linear["bytes_written"], linear["flops"]) == (200, 40, 800)
     assert (linear["bytes_per_s"], linear["flops_per_s"]) == (60.0, 200.0)
-    assert (linear["memory_limit_fraction"], linear["arithmetic_limit_fraction"]) == (0.25, 0.25)
+    names = ("memory_limit_fraction", "arithmetic_limit_fraction", "limit_fraction")
+    assert [linear[name] for name in names] == [0.25, 0.25, 0.25]
+    assert [add[name] for name in names] == [0.0, 0.1, 0.1]
     assert add["share"] == pytest.approx(1 / 3)
     (layer,) = report["layers"]
+    assert layer["limit_fraction"] == pytest.approx((2 * 0.1 + 2 * 0.5) / 6)
     assert (layer["layer"], layer["num_calls"], layer["share"]) == (0, 4, 1.0)
 
 
 def test_without_limits_or_time_there_is_no_fraction() -> None:
-    steps = [StepProfile("decode", 1, 9, (call("add", None, 0.0, Cost(1, 1, 1)),), 0.0, 0.0)]
-    report = summarize(steps, Limits(None, {}), "float64")
-    (record,) = report["operators"]
-    assert report["overhead_fraction"] is None
-    names = ("share", "bytes_per_s", "flops_per_s", "memory_limit_fraction", "arithmetic_limit_fraction")
-    assert [record[name] for name in names] == [None] * 5
+    one = call("add", None, 0.0, Cost(1, 1, 1), Work(1, 1, DType.FLOAT64))
+    for limits in (None, MeasuredLimits(1.0, {})):
+        report = summarize([StepProfile("decode", 1, 9, (one,), 0.0, 0.0)], limits)
+        (record,) = report["operators"]
+        assert report["overhead_fraction"] is None
+        names = ("share", "bytes_per_s", "flops_per_s", "memory_limit_fraction", "limit_fraction")
+        assert [record[name] for name in names] == [None] * 5
 
 
 @pytest.mark.parametrize("device", ["numpy", "cpu"])

@@ -17,6 +17,8 @@ from aethermind.engine.config import EngineConfig
 SETTINGS = [one for section in SECTIONS for one in section.settings.values()]
 OF_ONE_CALL = {
     *("prompt", "prompt_file", "text", "file", "token_ids", "directories", "estimate", "as_json"),
+    *("json_schema", "regex", "choice", "grammar"),
+    *("cost_model", "calibrate", "limit", "rate_scale", "urgent_share", "slack", "plot"),
     *("diff", "tokens", "no_fuse", "rtol", "atol", "trace", "formats", "first_formats"),
 }
 MANUAL = Path(__file__).parents[3] / "docs" / "using" / "configuration.md"

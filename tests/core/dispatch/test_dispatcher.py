@@ -82,3 +82,12 @@ def test_a_kernel_without_formats_reads_any() -> None:
     assert resolution.chosen is not None
     assert resolution.chosen.name == "any"
     assert [reason for _, reason in resolution.rejected] == ["reads dense weights, not int4+int8"]
+
+
+def test_a_deterministic_one_refuses_what_depends_on_the_batch() -> None:
+    kernels = [kernel("fast", 9, is_batch_invariant=False), kernel("plain")]
+    signature = Signature("add", "fake", F32, (), {}, "dense")
+    dispatcher = Dispatcher(kernels, [kernels[0]], is_deterministic=True)
+    assert dispatcher.resolve(signature).explain() == "add → plain (rejected fast: its results depend on the batch)"
+    assert dispatcher.resolve_fallback(signature).chosen is None
+    assert Dispatcher(kernels).resolve(signature).chosen is kernels[0]

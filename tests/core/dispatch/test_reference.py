@@ -16,7 +16,8 @@ from aethermind.ops.operator import Operator, OperatorRegistry, Sample
 
 REGISTRY = OperatorRegistry(catalog.load())
 RUNNER = ReferenceRunner(REGISTRY)
-KERNELS = {kernel.operator: kernel for kernel in reference_kernels(REGISTRY, "numpy")}
+KERNELS = {kernel.operator: kernel for kernel in reference_kernels(REGISTRY, "numpy") if kernel.priority == 0}
+BY_ROW = {kernel.operator: kernel for kernel in reference_kernels(REGISTRY, "numpy") if kernel.priority < 0}
 DTYPES = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 CASES = [
     pytest.param(operator, sample, float_type, id=f"{operator.name}-{sample.label}-{float_type}")
@@ -140,3 +141,34 @@ def widen(array: Any) -> Any:
 
 def as_tuple(outputs: Any) -> tuple[Any, ...]:
     return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def test_what_depends_on_the_batch_says_so_and_has_a_form_that_does_not() -> None:
+    assert set(BY_ROW) == {"attention", "linear", "lm_head", "matmul", "paged_attention"}
+    assert all(kernel.is_batch_invariant for kernel in BY_ROW.values())
+    assert {name for name, kernel in KERNELS.items() if not kernel.is_batch_invariant} == set(BY_ROW)
+
+
+@each_case
+def test_references_by_row_compute_the_same(operator: Operator, sample: Sample, float_type: DType) -> None:
+    if operator.by_row is None:
+        return
+    inputs = rounded_inputs(operator, sample, float_type)
+    expected = as_tuple(RUNNER.op(operator.name, *inputs, **sample.attributes))
+    outputs = [np.zeros_like(array) for array in expected]
+    function = BY_ROW[operator.name].function
+    assert function is not None
+    function(inputs, outputs, operator.schema.complete(sample.attributes))
+    assert_close(operator, sample, float_type, inputs, tuple(outputs))
+
+
+def test_a_row_of_a_product_has_the_same_bits_alone() -> None:
+    rng = np.random.default_rng(3)
+    x, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((17, 130), (33, 130)))
+    for name in ("linear", "lm_head"):
+        by_row = REGISTRY[name].by_row
+        assert by_row is not None
+        rest = (None,) if name == "linear" else ()
+        together = by_row(x, weight, *rest)
+        for row in range(len(x)):
+            np.testing.assert_array_equal(by_row(x[row : row + 1], weight, *rest)[0], together[row])

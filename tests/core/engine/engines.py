@@ -23,5 +23,6 @@ def answer(engine: Engine, prompt_token_ids: list[int], num_tokens: int) -> list
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     engine.add_request("answer", prompt_token_ids, params)
     while engine.has_unfinished:
-        (output,) = engine.step()
+        outputs = engine.step()
+    (output,) = outputs
     return output.outputs[0].token_ids

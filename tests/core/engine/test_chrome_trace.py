@@ -9,11 +9,13 @@ import pytest
 from aethermind.engine.chrome_trace import chrome_trace
 from aethermind.engine.memory_use import MemoryUse
 from aethermind.engine.profiler import CallProfile, StepProfile
+from aethermind.engine.roofline import Work
+from aethermind.hal.dtype import DType
 from aethermind.ops.cost import Cost
 
 CALLS = (
-    CallProfile("embedding", "embedding", "k/1", None, ("int32[2]",), 0.5, Cost(1, 2, 3)),
-    CallProfile("layers.0.silu", "silu", "k/2", 0, ("float32[2,4]",), 0.25, Cost(4, 5, 6)),
+    CallProfile("embedding", "embedding", "k/1", None, ("int32[2]",), 0.5, Cost(1, 2, 3), Work(0, 0, DType.FLOAT32)),
+    CallProfile("layers.0.silu", "silu", "k/2", 0, ("float32[2,4]",), 0.25, Cost(4, 5, 6), Work(0, 0, DType.FLOAT32)),
 )
 STEPS = (StepProfile("prefill", 2, 2, CALLS, 0.8, 0.7), StepProfile("decode", 1, 3, CALLS, 0.8, 0.6))
 MEMORY = (

@@ -91,7 +91,7 @@ def test_the_cpu_computes_what_the_references_do(runtime: Runtime, dtype: str, f
     assert comparison.num_steps == 3
     assert comparison.only_in_tested == ()
     assert bool(comparison.only_in_reference) == fuse
-    plan = engines[1].planned.compile(is_adjusted=False, fuse=fuse).plan
+    plan = engines[1].planned.compile(fuse=fuse).plan
     names = [name for step in plan.steps for name in step.names]
     assert [difference.name for difference in comparison.differences] == names * 3
     assert [difference.step for difference in comparison.differences] == sorted([*range(3)] * len(names))

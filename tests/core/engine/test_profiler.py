@@ -6,9 +6,11 @@ import pytest
 from tests.core.engine.engines import answer, open_engine
 
 from aethermind import Runtime
-from aethermind.cli.bench.workload import Workload
 from aethermind.engine.engine import Engine
 from aethermind.engine.profiler import Profiler, StepProfile, total
+from aethermind.engine.roofline import StepShape, least_seconds
+from aethermind.hal.backend import MeasuredLimits
+from aethermind.hal.dtype import DType
 
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -49,12 +51,16 @@ def test_each_call_of_the_plan_is_there_once(engine: Engine, steps: list[StepPro
     assert embedding.inputs[0] == "int32[5]"
 
 
-def test_products_and_attention_cost_what_the_workload_counts(engine: Engine, steps: list[StepProfile]) -> None:
-    workload = Workload(engine.planned.compiled.plan, engine.planned.operators)
-    counted = {"linear", "lm_head", "gate_up_silu", "qkv_rope_cache_write", "paged_attention"}
-    prefill, decode = (total([step], key=lambda call: call.operator in counted)[True].cost for step in steps[:2])
-    assert prefill.flops == workload.prefill_flops(5)
-    assert decode.bytes_read > workload.weight_bytes + workload.kv_bytes(6)
+def test_limits_count_what_comes_from_memory_and_costs_everything(engine: Engine, steps: list[StepProfile]) -> None:
+    plan, operators = engine.planned.compiled.plan, engine.planned.operators
+    sizes = {"T": 5, "S": 1, "R": 1}
+    shape = StepShape(tuple(sizes.get(name, 1) for name in plan.symbols), ((5, 5),), is_decode=False)
+    limits = MeasuredLimits(1e9, {str(dtype): 1e12 for dtype in DType})
+    least = least_seconds(plan, operators, [shape], limits)
+    assert sum(call.work.least_s(limits) or 0 for call in steps[0].calls) == least
+    for call in steps[0].calls:
+        assert call.work.memory_bytes <= call.cost.bytes_read
+        assert call.work.flops == call.cost.flops
 
 
 def test_totals_by_any_key_add_up(steps: list[StepProfile]) -> None:
@@ -62,6 +68,6 @@ def test_totals_by_any_key_add_up(steps: list[StepProfile]) -> None:
     num_calls = sum(len(step.calls) for step in steps)
     for key in (lambda call: call.operator, lambda call: call.layer, lambda call: call.kernel):
         totals = total(steps, key).values()
-        assert sum(one.num_calls for one in totals) == num_calls
+        assert sum(len(one.calls) for one in totals) == num_calls
         assert sum(one.seconds for one in totals) == pytest.approx(seconds)
     assert total([], key=lambda call: call.operator) == {}

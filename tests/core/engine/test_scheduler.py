@@ -2,89 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.core.engine.loops import Loop, SwapRoom, Swaps, shares
 
-from aethermind.cache import BlockPool, HashedPrefixCache, KVCache, KVCacheSpec
-from aethermind.engine.policies import FirstComeFirstServed, PriorityWithAging
+from aethermind.engine.decision import ScheduleDecision, StepBudget
+from aethermind.engine.policies import PriorityWithAging
 from aethermind.engine.request import FinishReason, Request, RequestState
-from aethermind.engine.scheduler import ScheduleDecision, Scheduler, SchedulerConfig
+from aethermind.engine.scheduler import MAX_PREEMPTIONS
 from aethermind.errors import InvalidArgumentError
-from aethermind.sampling.params import SamplingParams
-
-MAX_MODEL_LEN = 64
-
-
-def next_token(tokens: list[int]) -> int:
-    """A stand-in for a model: the next token depends on all that precede it."""
-    return hash(tuple(tokens)) % 1000
-
-
-class Loop:
-    """The engine's step, reduced to the scheduler, the cache's bookkeeping and a stand-in for the model."""
-
-    def __init__(
-        self, num_blocks: int = 100, block_size: int = 4, policy: Any = None, *, is_reusing: bool = False, **limits: int
-    ) -> None:
-        spec, pool = KVCacheSpec(1, 1, 8, "float32", block_size), BlockPool(num_blocks)
-        prefix_cache = HashedPrefixCache(pool, block_size) if is_reusing else None
-        self.cache = KVCache(spec, num_blocks, MAX_MODEL_LEN, prefix_cache=prefix_cache, pool=pool)
-        self.scheduler = Scheduler(SchedulerConfig(**limits), self.cache, policy)
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
-        self.finished: list[Request] = []
-        self.now = 0.0
-        self.num_requests = 0
-
-    def add(self, num_prompt: int, max_tokens: int = 4, priority: int = 0, family: int | None = None) -> Request:
-        """Queue a request; prompts of one family begin alike."""
-        self.num_requests += 1
-        self.now += 1.0
-        prompt = [(self.num_requests if family is None else -family) * 1000 + index for index in range(num_prompt)]
-        params = SamplingParams(max_tokens=max_tokens)
-        name = f"r{self.num_requests:04}"
-        request = Request(name, prompt, params, self.now, max_model_len=MAX_MODEL_LEN, priority=priority)
-        self.waiting.append(request)
-        return request
-
-    def admit_by_hand(self, request: Request) -> Request:
-        """Let a request in past the scheduler, to set up an order that admission rarely produces."""
-        self.waiting.remove(request)
-        self.running.append(request)
-        self.cache.open(request.request_id)
-        request.state = RequestState.RUNNING
-        return request
-
-    def schedule(self) -> ScheduleDecision:
-        self.now += 1.0
-        return self.scheduler.schedule(self.now, self.waiting, self.running)
-
-    def step(self) -> ScheduleDecision:
-        decision = self.schedule()
-        self.scheduler.advance(decision)
-        for request, _, needs_logits in decision.scheduled:
-            assert needs_logits == (request.num_computed_tokens == request.num_tokens)
-            if needs_logits and (reason := request.append_token(next_token(request.all_token_ids))):
-                self.scheduler.finish(request, reason, self.waiting, self.running)
-                self.finished.append(request)
-        for rejection in decision.rejected:
-            self.scheduler.finish(rejection.request, FinishReason.ABORT, self.waiting, self.running)
-        return decision
-
-    def run(self, max_steps: int = 2000) -> None:
-        for _ in range(max_steps):
-            if not self.waiting and not self.running:
-                return
-            self.step()
-        raise AssertionError(f"no end after {max_steps} steps: {self.running} {self.waiting}")
-
-
-def shares(decision: ScheduleDecision) -> list[tuple[str, int, bool]]:
-    return [(request.request_id, count, needs) for request, count, needs in decision.scheduled]
 
 
 class TestBatching:
@@ -166,7 +91,7 @@ class TestRoom:
         assert shares(decision) == [("r0001", 1, True)]
         assert (decision.num_decodes, decision.num_batched_tokens) == (1, 1)
         assert (late.state, late.num_computed_tokens, late.num_preemptions) == (RequestState.PREEMPTED, 0, 1)
-        assert loop.waiting == [late]
+        assert list(loop.waiting) == [late]
         assert late.all_token_ids == before
         loop.run()
         assert late.all_token_ids[: len(before)] == before
@@ -286,7 +211,8 @@ class TestFinish:
         for request in (running, waiting, running):
             loop.scheduler.finish(request, FinishReason.ABORT, loop.waiting, loop.running)
             assert request.is_finished
-        assert loop.waiting == loop.running == []
+        assert not loop.waiting
+        assert loop.running == []
         assert loop.cache.num_free_blocks == 100
 
 
@@ -299,100 +225,111 @@ class TestFinish:
 )
 def test_limits_that_cannot_work(limits: dict[str, int], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
-        SchedulerConfig(**limits)
+        StepBudget(**limits)
 
 
-class SchedulerMachine(RuleBasedStateMachine):
-    """Random arrivals, lengths and aborts over a small pool."""
+class TestSwapping:
+    def test_a_victim_is_swapped_where_that_is_cheaper_and_goes_on_where_it_was(self) -> None:
+        room = SwapRoom(10)
+        loop = Loop(num_blocks=4, swap_store=room, costs=Swaps())
+        loop.add(7, max_tokens=8)
+        late = loop.add(7, max_tokens=4)
+        loop.step()
+        loop.step()
+        assert loop.step().preempted == [late]
+        assert (late.num_computed_tokens, room.held) == (8, {"r0002": 2})
+        loop.run()
+        assert (room.num_loads, room.held) == (1, {})
+        assert [len(request.output_token_ids) for request in loop.finished] == [8, 4]
 
-    @initialize(
-        num_blocks=st.integers(1, 12),
-        block_size=st.integers(1, 5),
-        max_num_seqs=st.integers(1, 5),
-        spare_tokens=st.integers(0, 12),
-        policy=st.sampled_from([FirstComeFirstServed(), PriorityWithAging(3.0)]),
-        is_reusing=st.booleans(),
-    )
-    def start(
-        self, num_blocks: int, block_size: int, max_num_seqs: int, spare_tokens: int, policy: Any, is_reusing: bool
-    ) -> None:
-        self.budget = max_num_seqs + spare_tokens
-        self.max_num_seqs = max_num_seqs
-        self.policy = policy
-        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": self.budget}
-        self.loop = Loop(num_blocks, block_size, policy, is_reusing=is_reusing, **limits)
-        self.requests: list[Request] = []
+    @pytest.mark.parametrize(("num_blocks", "least"), [(0, 1), (10, 9)])
+    def test_it_is_recomputed_where_there_is_no_room_or_that_is_cheaper(self, num_blocks: int, least: int) -> None:
+        room = SwapRoom(num_blocks)
+        loop = Loop(num_blocks=4, swap_store=room, costs=Swaps(least))
+        loop.add(7, max_tokens=8)
+        late = loop.add(7, max_tokens=3)
+        loop.run()
+        assert (late.num_preemptions, room.num_loads) == (1, 0)
 
-    @rule(
-        num_prompt=st.integers(1, 20),
-        max_tokens=st.integers(1, 20),
-        priority=st.integers(0, 3),
-        family=st.none() | st.integers(0, 1),
-    )
-    def arrive(self, num_prompt: int, max_tokens: int, priority: int, family: int | None) -> None:
-        self.requests.append(self.loop.add(num_prompt, max_tokens, priority, family))
-
-    @rule(choice=st.integers(0, 100))
-    @precondition(lambda self: any(not request.is_finished for request in self.requests))
-    def abort(self, choice: int) -> None:
-        alive = [request for request in self.requests if not request.is_finished]
-        request = alive[choice % len(alive)]
-        self.loop.scheduler.finish(request, FinishReason.ABORT, self.loop.waiting, self.loop.running)
-
-    @rule(num_steps=st.integers(1, 6))
-    def steps(self, num_steps: int) -> None:
-        for _ in range(num_steps):
-            self.step()
-
-    def step(self) -> None:
-        loop = self.loop
-        decoding = {request for request in loop.running if not request.is_prefilling}
-        first = min(loop.running, key=lambda request: self.policy.victim_key(request, loop.now), default=None)
-        was_idle = not loop.waiting and not loop.running
-        decision = loop.step()
-        counts = [entry.num_tokens for entry in decision.scheduled]
-        assert decision.num_batched_tokens == sum(counts) <= self.budget
-        assert all(count > 0 for count in counts)
-        requests = [entry.request for entry in decision.scheduled]
-        assert len(set(requests)) == len(requests) <= self.max_num_seqs
-        assert {request in decoding for request in requests[: decision.num_decodes]} <= {True}
-        assert not decoding & set(requests[decision.num_decodes :])
-        assert not set(decision.preempted) & set(requests)
-        assert first not in decision.preempted
-        assert was_idle or requests or decision.rejected, "work to do, and nothing done"
-
-    @invariant()
-    def everybody_is_in_one_place(self) -> None:
-        if not hasattr(self, "requests"):
-            return
-        loop = self.loop
-        alive = [request for request in self.requests if not request.is_finished]
-        assert len(loop.waiting) + len(loop.running) == len(alive) == len({*loop.waiting, *loop.running})
-        assert loop.cache.num_sequences == len(loop.running)
-        for request in loop.running:
-            assert request.state is RequestState.RUNNING
-            assert loop.cache.num_tokens(request.request_id) == request.num_computed_tokens < request.num_tokens
-        for request in loop.waiting:
-            assert request.state in (RequestState.WAITING, RequestState.PREEMPTED)
-            assert request.num_computed_tokens == 0
-
-    def teardown(self) -> None:
-        if not hasattr(self, "requests"):
-            return
-        for _ in range(5000):
-            if not self.loop.waiting and not self.loop.running:
-                break
-            self.step()
-        assert all(request.is_finished for request in self.requests), "somebody starves"
-        assert self.loop.cache.num_available_blocks == self.loop.cache.pool.num_blocks
-        for request in self.requests:
-            assert request.all_token_ids == request.prompt_token_ids + request.output_token_ids
-            for index in range(len(request.output_token_ids)):
-                end = request.num_prompt_tokens + index
-                assert request.all_token_ids[end] == next_token(request.all_token_ids[:end])
-            if request.finish_reason is FinishReason.LENGTH:
-                assert len(request.output_token_ids) == request.params.max_tokens
+    def test_aborting_a_swapped_request_gives_its_room_back(self) -> None:
+        room = SwapRoom(10)
+        loop = Loop(num_blocks=4, swap_store=room, costs=Swaps())
+        loop.add(7, max_tokens=8)
+        late = loop.add(7, max_tokens=4)
+        while not late.num_preemptions:
+            loop.step()
+        loop.scheduler.finish(late, FinishReason.ABORT, loop.waiting, loop.running)
+        assert (room.held, loop.cache.num_sequences, len(loop.waiting)) == ({}, 1, 0)
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
-TestSchedulerMachine = SchedulerMachine.TestCase
+class TestNoThrashing:
+    def test_one_just_resumed_keeps_its_room_until_it_has_generated_something(self) -> None:
+        loop = Loop(num_blocks=4)
+        early, resumed = loop.admit_by_hand(loop.add(4, max_tokens=9)), loop.admit_by_hand(loop.add(11, max_tokens=9))
+        loop.step()
+        resumed.num_preemptions = 1
+        resumed.num_tokens_at_resume = resumed.num_tokens
+        decision = loop.schedule()
+        assert shares(decision) == [("r0002", 1, True)], "the first waits, though its rank is better"
+        loop.scheduler.advance(decision)
+        resumed.append_token(1)
+        decision = loop.schedule()
+        assert (decision.preempted, shares(decision)) == ([resumed], [("r0001", 1, True)])
+        assert early.num_preemptions == 0
+
+    def test_where_all_wait_for_room_the_first_takes_it_also_from_one_just_resumed(self) -> None:
+        loop = Loop(num_blocks=4)
+        loop.admit_by_hand(loop.add(4, max_tokens=9))
+        resumed = loop.admit_by_hand(loop.add(12, max_tokens=9))
+        loop.step()
+        resumed.num_preemptions = 1
+        resumed.num_tokens_at_resume = resumed.num_tokens
+        decision = loop.schedule()
+        assert (decision.preempted, shares(decision)) == ([resumed], [("r0001", 1, True)])
+        assert decision.num_decodes == 1
+
+    def test_who_gave_way_often_enough_is_let_in_with_all_it_needs(self) -> None:
+        loop = Loop(num_blocks=8)
+        loop.add(4, max_tokens=13)
+        tired = loop.add(4, max_tokens=13)
+        first = loop.admit_by_hand(next(iter(loop.waiting)))
+        first.num_preemptions = tired.num_preemptions = MAX_PREEMPTIONS
+        assert len(loop.step().scheduled) == 1, "two times 5 blocks are promised, and there are 8"
+        loop.run()
+        assert (first.num_preemptions, tired.num_preemptions) == (MAX_PREEMPTIONS, MAX_PREEMPTIONS)
+
+    def test_a_vip_takes_room_and_never_gives_it(self) -> None:
+        loop = Loop(num_blocks=4, policy=PriorityWithAging())
+        ordinary, vip = loop.add(7, max_tokens=8), loop.add(7, max_tokens=8, priority=-10)
+        loop.run()
+        assert (ordinary.num_preemptions, vip.num_preemptions) == (1, 0)
+        assert loop.finished == [vip, ordinary]
+
+
+class TestBudget:
+    def test_a_prompts_share_of_a_step_can_be_limited(self) -> None:
+        loop = Loop(max_num_batched_tokens=8, max_num_seqs=4, max_prefill_chunk=3)
+        loop.add(7)
+        loop.add(7)
+        assert shares(loop.step()) == [("r0001", 3, False), ("r0002", 3, False)]
+
+    def test_limits_may_change_between_steps(self) -> None:
+        loop = Loop(max_num_batched_tokens=8, max_num_seqs=4)
+        for _ in range(4):
+            loop.add(2, max_tokens=9)
+        assert len(loop.step().scheduled) == 4
+        loop.add(2)
+        loop.budget = StepBudget(max_num_seqs=2, max_num_batched_tokens=3)
+        assert [name for name, _, _ in shares(loop.step())] == ["r0001", "r0002", "r0003"]
+        assert len(loop.running) == 4
+        loop.budget = StepBudget(max_num_seqs=5, max_num_batched_tokens=8)
+        assert len(loop.step().scheduled) == 5
+
+    def test_the_same_calls_lead_to_the_same_decisions(self) -> None:
+        def decisions() -> list[list[tuple[str, int, bool]]]:
+            loop = Loop(num_blocks=9, max_num_batched_tokens=8, max_num_seqs=4)
+            for length in (5, 9, 3, 12, 7):
+                loop.add(length, max_tokens=7)
+            return [shares(loop.step()) for _ in range(40)]
+
+        assert decisions() == decisions()

@@ -12,7 +12,7 @@ from aethermind import Runtime
 from aethermind.cache.spec import KVCacheSpec
 from aethermind.dispatch import Dispatcher, Kernel
 from aethermind.dispatch.reference import ReferenceRunner, reference_kernels
-from aethermind.engine.model_graph import build_step_graph
+from aethermind.engine.model_graph import GraphKey, StepGraphs
 from aethermind.graph import Graph, GraphBuilder, Value
 from aethermind.hal import DType
 from aethermind.ops import catalog
@@ -140,9 +140,8 @@ def model_builder(
     model = RUNTIME.architectures.get(architecture).create(raw)
     config = model.config
     cache = KVCacheSpec(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, str(dtype), 4)
-    return build_step_graph(
-        model, OPERATORS, cache, num_blocks, config.max_position_embeddings, dtype, is_adjusted=is_adjusted
-    )
+    graphs = StepGraphs(model, OPERATORS, cache, num_blocks, config.max_position_embeddings, dtype)
+    return graphs.build(GraphKey(is_adjusted))
 
 
 def given_values(builder: GraphBuilder, symbols: Mapping[str, int], seed: int = 0) -> dict[str, Any]:

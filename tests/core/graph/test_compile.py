@@ -164,7 +164,7 @@ def test_fallbacks_follow_the_policy(builder: GraphBuilder) -> None:
 
 def test_without_fusion_every_intermediate_value_has_a_step() -> None:
     builder = model_builder()
-    symbols = {"T": 4, "S": 2, "R": 2, "B": 2, "X": 0, "Y": 0}
+    symbols = {"T": 4, "S": 2, "R": 2, "B": 2, "X": 0, "Y": 0, "Z": 0}
     fused = dispatcher_of(["mlp_swiglu", "qkv_rope_cache_write"])
     graph = builder.finish()
     whole = compile_graph(graph, OPERATORS, fused, "numpy", symbols)

@@ -102,8 +102,8 @@ def test_random_plans_compute_what_the_references_do(
     assert_runs_as_the_reference(builder, symbols, greatest, backend=backend(), fused=fused, fuse=fuse)
 
 
-MODEL_SYMBOLS = {"T": 6, "S": 2, "R": 2, "B": 3, "X": 0, "Y": 0}
-MODEL_GREATEST = {"T": 16, "S": 4, "R": 4, "B": 3, "X": 8, "Y": 8}
+MODEL_SYMBOLS = {"T": 6, "S": 2, "R": 2, "B": 3, "X": 0, "Y": 0, "Z": 0}
+MODEL_GREATEST = {"T": 16, "S": 4, "R": 4, "B": 3, "X": 8, "Y": 8, "Z": 8}
 
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])

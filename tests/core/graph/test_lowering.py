@@ -31,7 +31,7 @@ from aethermind.ops.operator import Operator, OperatorRegistry
 from aethermind.ops.schema import OperatorSchema
 from aethermind.ops.weight_format import WeightFormat, parse_format
 
-SYMBOLS = {"T": 5, "R": 2, "S": 2, "B": 3, "X": 0, "Y": 0}
+SYMBOLS = {"T": 5, "R": 2, "S": 2, "B": 3, "X": 0, "Y": 0, "Z": 0}
 subsets = st.sets(st.sampled_from(COMPOSITES)).map(sorted)
 
 

@@ -110,7 +110,7 @@ def test_models_lose_little_room(
     )
     graph = lowered(builder, fused)
     for num_tokens, num_sequences in STEPS:
-        symbols = {"T": num_tokens, "S": num_sequences, "R": num_sequences, "B": 64, "X": 4096, "Y": 4096}
+        symbols = {"T": num_tokens, "S": num_sequences, "R": num_sequences, "B": 64, "X": 4096, "Y": 4096, "Z": 4096}
         plan = plan_memory(graph, OPERATORS, symbols)
         assert plan.lower_bound_bytes <= plan.arena_bytes <= 1.1 * plan.lower_bound_bytes
 
@@ -118,7 +118,7 @@ def test_models_lose_little_room(
 @pytest.mark.parametrize("fused", [(), ("qkv_rope_cache_write",), COMPOSITES], ids=str)
 def test_models_are_never_overwritten(fused: tuple[str, ...]) -> None:
     graph = lowered(model_builder(is_adjusted=True), fused)
-    symbols = {"T": 7, "S": 3, "R": 3, "B": 2, "X": 5, "Y": 4}
+    symbols = {"T": 7, "S": 3, "R": 3, "B": 2, "X": 5, "Y": 4, "Z": 3}
     plan = plan_memory(graph, OPERATORS, symbols)
     assert_every_reader_finds_what_was_written(graph, plan, symbols)
     assert_inputs_are_shared_only_where_the_schema_says_so(graph, plan)

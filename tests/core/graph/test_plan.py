@@ -10,7 +10,7 @@ from aethermind.graph import compile_graph
 
 
 def test_steps_belong_to_layers_and_those_between_two_of_a_layer_too() -> None:
-    greatest = {"T": 4, "S": 1, "R": 1, "B": 1, "X": 1, "Y": 1}
+    greatest = {"T": 4, "S": 1, "R": 1, "B": 1, "X": 1, "Y": 1, "Z": 1}
     plan = compile_graph(model_builder().finish(), OPERATORS, dispatcher_of(), "numpy", greatest).plan
     layers = plan.layers()
     assert [layer for layer, _ in groupby(layers)] == [None, 0, 1, None]

@@ -161,6 +161,20 @@ def repetition_penalty(logits, tokens, cu_tokens, penalty):
     return out
 
 
+def bias_tokens(logits, tokens, cu_tokens, bias):
+    rows = [
+        row.index_add(0, tokens[begin:end].long(), bias[begin:end])
+        for row, begin, end in zip(logits, cu_tokens[:-1], cu_tokens[1:], strict=True)
+    ]
+    return torch.stack(rows) if rows else logits
+
+
+def mask_tokens(logits, mask):
+    token_ids = torch.arange(logits.shape[1])
+    is_allowed = (mask[:, token_ids // 32] >> (token_ids % 32)) & 1
+    return logits.masked_fill(is_allowed == 0, -torch.inf)
+
+
 def sample_tokens(logits, temperature, top_k, top_p, min_p, uniform):
     rows = zip(logits, *(row.tolist() for row in (temperature, top_k, top_p, min_p, uniform)), strict=True)
     return torch.tensor([sample_one_token(*row) for row in rows], dtype=torch.int32)
@@ -226,6 +240,8 @@ TORCH: dict[str, Callable[..., Any]] = {
     "gather_rows": lambda x, rows: x.index_select(0, rows),
     "lm_head": functional.linear,
     "suppress_tokens": suppress_tokens,
+    "bias_tokens": bias_tokens,
+    "mask_tokens": mask_tokens,
     "repetition_penalty": repetition_penalty,
     "sample_tokens": sample_tokens,
     "token_logprobs": token_logprobs,

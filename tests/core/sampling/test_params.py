@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from aethermind.errors import InvalidArgumentError
-from aethermind.sampling.params import MAX_STOP_STRINGS, SamplingParams
+from aethermind.sampling.params import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_N,
+    MAX_STOP_STRINGS,
+    SamplingParams,
+)
+from aethermind.sampling.structured import StructuredOutputs
 
 
 def test_defaults_leave_the_distribution_alone() -> None:
@@ -64,6 +71,14 @@ def test_greedy_needs_no_random_number(params: dict[str, Any], is_greedy: bool) 
         {"max_tokens": 3, "min_tokens": 3},
         {"logprobs": 0},
         {"logprobs": 20},
+        {"prompt_logprobs": 0},
+        {"n": MAX_N},
+        {"presence_penalty": -2.0},
+        {"frequency_penalty": 2.0},
+        {"bad_words": ["no"] * MAX_BAD_WORDS},
+        {"allowed_token_ids": [0]},
+        {"logits_processors": ["one", "two"]},
+        {"structured_outputs": StructuredOutputs(choice=["yes"])},
         {"stop": ["a"] * MAX_STOP_STRINGS},
         {"repetition_penalty": 0.5},
     ],
@@ -95,6 +110,20 @@ def test_limits_are_inclusive(params: dict[str, Any]) -> None:
         ("min_p", -0.1),
         ("repetition_penalty", 0),
         ("repetition_penalty", math.inf),
+        ("n", 0),
+        ("n", MAX_N + 1),
+        ("n", None),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("frequency_penalty", math.nan),
+        ("bad_words", [""]),
+        ("bad_words", 3),
+        ("allowed_token_ids", [-1]),
+        ("allowed_token_ids", "1"),
+        ("structured_outputs", {"regex": "a"}),
+        ("logits_processors", [print]),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", 21),
         ("seed", -1),
         ("seed", 2**64),
         ("seed", 1.0),
@@ -126,6 +155,32 @@ def test_each_bad_value_is_one_sentence(name: str, value: Any) -> None:
     offender = next((item for item in value if item != "ok"), value) if isinstance(value, list) else value
     assert message.startswith(f"{name} is {offender!r} but must be ")
     assert "; " in message
+    assert message.endswith(".")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"logit_bias": [1]},
+        {"logit_bias": {"1": 2}},
+        {"logit_bias": {-1: 2}},
+        {"logit_bias": {1: 100.5}},
+        {"logit_bias": {1: None}},
+        {"logit_bias": dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1)},
+        {"bad_words": ["no"] * (MAX_BAD_WORDS + 1)},
+        {"allowed_token_ids": []},
+        {"extra_args": [1]},
+        {"ignore_eos": True, "structured_outputs": StructuredOutputs(regex="a")},
+        {"min_tokens": 1, "structured_outputs": StructuredOutputs(regex="a")},
+    ],
+    ids=str,
+)
+def test_bad_collections_and_combinations_are_one_sentence(params: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        SamplingParams(**params)
+    message = str(caught.value)
+    assert message.startswith(next(iter(params)))
     assert message.endswith(".")
     assert "\n" not in message
 

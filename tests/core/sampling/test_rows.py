@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aethermind.sampling.controls import TokenControls
 from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.random import uniform
 from aethermind.sampling.rows import SamplingRows, needs_adjusted_logits
@@ -27,13 +28,15 @@ class Sampled:
     prompt_token_ids: list[int] = field(default_factory=list)
     output_token_ids: list[int] = field(default_factory=list)
     stop_token_ids: frozenset[int] = frozenset()
+    controls: TokenControls | None = None
 
     @property
     def all_token_ids(self) -> list[int]:
         return self.prompt_token_ids + self.output_token_ids
 
 
-token_lists = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=8)
+token_ids = st.integers(0, VOCAB_SIZE - 1)
+token_lists = st.lists(token_ids, max_size=8)
 requests = st.builds(
     Sampled,
     st.builds(
@@ -43,12 +46,16 @@ requests = st.builds(
         top_p=st.sampled_from([0.5, 1.0]),
         min_p=st.sampled_from([0.0, 0.25]),
         repetition_penalty=st.sampled_from([1.0, 1.5]),
+        presence_penalty=st.sampled_from([0.0, 0.5]),
+        frequency_penalty=st.sampled_from([0.0, -0.25]),
+        logit_bias=st.dictionaries(st.integers(0, VOCAB_SIZE - 1), st.sampled_from([-2.0, 1.5]), max_size=3),
         min_tokens=st.integers(0, 4),
     ),
     seed=st.integers(0, 2**64 - 1),
     prompt_token_ids=token_lists,
     output_token_ids=token_lists,
     stop_token_ids=st.frozensets(st.integers(0, VOCAB_SIZE - 1), max_size=3),
+    controls=st.none() | st.builds(TokenControls, st.lists(st.tuples(token_ids) | st.tuples(token_ids, token_ids))),
 )
 
 
@@ -57,7 +64,8 @@ def arrays() -> dict[str, Any]:
     floats = ("temperature", "top_p", "min_p", "uniform", "penalty")
     found: dict[str, Any] = {name: np.full(MAX_ROWS, np.nan, np.float32) for name in floats}
     found["top_k"] = np.full(MAX_ROWS, -9, np.int32)
-    for name in ("seen", "held_back"):
+    found["bias"] = np.full(MAX_ROWS * VOCAB_SIZE, np.nan, np.float32)
+    for name in ("seen", "held_back", "biased"):
         found[f"{name}_tokens"] = np.full(MAX_ROWS * VOCAB_SIZE, -9, np.int32)
         found[f"cu_{name}"] = np.full(MAX_ROWS + 1, -9, np.int32)
     return found
@@ -81,17 +89,23 @@ def test_every_row_holds_its_own_request(batch: list[Sampled]) -> None:
             assert given[name][row] == np.float32(getattr(params, name))
         number = uniform(request.seed, len(request.output_token_ids)) if params.temperature else 0.0
         assert given["uniform"][row] == np.float32(number)
-    num_seen, num_held_back = rows.fill_adjustments(batch)
-    seen, held_back = ragged(given, "seen", len(batch)), ragged(given, "held_back", len(batch))
-    assert (num_seen, num_held_back) == (sum(map(len, seen)), sum(map(len, held_back)))
-    for request, *found in zip(batch, seen, held_back, strict=True):
-        is_penalised = request.params.repetition_penalty != 1.0
-        is_early = len(request.output_token_ids) < request.params.min_tokens
-        assert found == [
-            set(request.all_token_ids) if is_penalised else set(),
-            request.stop_token_ids if is_early else set(),
-        ]
-        if is_penalised or is_early:
+    sizes = rows.fill_adjustments(batch)
+    seen, held_back, biased = (ragged(given, name, len(batch)) for name in ("seen", "held_back", "biased"))
+    assert sizes == tuple(sum(map(len, sets)) for sets in (seen, held_back, biased))
+    for row, request in enumerate(batch):
+        params, output = request.params, request.output_token_ids
+        is_early = len(output) < params.min_tokens
+        assert seen[row] == (set(request.all_token_ids) if params.repetition_penalty != 1.0 else set())
+        words = request.controls.bad_words if request.controls else ()
+        banned = {word[-1] for word in words if len(word) == 1 or tuple(output[-1:]) == word[:-1]}
+        assert held_back[row] == banned | (request.stop_token_ids if is_early else set())
+        start, end = given["cu_biased"][row : row + 2]
+        biases = dict(zip(given["biased_tokens"][start:end].tolist(), given["bias"][start:end].tolist(), strict=True))
+        for token_id in range(VOCAB_SIZE):
+            count = output.count(token_id)
+            spent = params.presence_penalty * (count > 0) + params.frequency_penalty * count
+            assert biases.get(token_id, 0.0) == dict(params.logit_bias).get(token_id, 0.0) - spent
+        if seen[row] or is_early or biases:
             assert needs_adjusted_logits(request)
 
 
@@ -103,6 +117,11 @@ def test_every_row_holds_its_own_request(batch: list[Sampled]) -> None:
         (SamplingParams(repetition_penalty=1.1), True),
         (SamplingParams(logprobs=0), True),
         (SamplingParams(min_tokens=1), True),
+        (SamplingParams(presence_penalty=0.5), True),
+        (SamplingParams(frequency_penalty=0.5), True),
+        (SamplingParams(logit_bias={1: 2}), True),
+        (SamplingParams(bad_words=["no"]), True),
+        (SamplingParams(allowed_token_ids=[1]), False),
     ],
 )
 def test_only_what_the_plain_sampler_cannot_do_is_adjusted(params: SamplingParams, is_needed: bool) -> None:

@@ -13,8 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from aethermind import env, log
-from aethermind.cli import bench, chat, console, doctor, explain, generate, models, ops, plugins, profile, serve, tokens
-from aethermind.cli.configured import ConfiguredCommand
+from aethermind.cli import console
+from aethermind.cli.verbs import VERBS, Verbs
 from aethermind.errors import AetherMindError
 
 __all__ = ["app", "run"]
@@ -22,6 +22,10 @@ __all__ = ["app", "run"]
 
 class Commands(TyperGroup):
     """Our own verbs, and those of plugins, which are loaded only to list them or when a verb is not ours."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "commands": None})
+        self.commands: Any = Verbs()
 
     @cached_property
     def _of_plugins(self) -> dict[str, Any]:
@@ -34,6 +38,13 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return self.commands.get(cmd_name) or self._of_plugins.get(cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Our own verbs are listed without importing them."""
+        rows = [(name, verb.summary) for name, verb in VERBS.items()]
+        rows += [(name, command.get_short_help_str(limit=80)) for name, command in sorted(self._of_plugins.items())]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -89,18 +100,6 @@ app = typer.Typer(
         "aethermind bench latency --prompt-tokens 64 --output-tokens 32",
     ),
 )
-app.command("generate", cls=ConfiguredCommand, epilog=generate.EXAMPLES)(generate.generate)
-app.command("chat", cls=ConfiguredCommand, epilog=chat.EXAMPLES)(chat.chat)
-app.command("serve", cls=ConfiguredCommand, epilog=serve.EXAMPLES)(serve.serve)
-app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
-app.command("explain", cls=ConfiguredCommand, epilog=explain.EXAMPLES)(explain.explain)
-app.command("models", cls=ConfiguredCommand, epilog=models.EXAMPLES)(models.models)
-app.command("tokenize", cls=ConfiguredCommand, epilog=tokens.TOKENIZE_EXAMPLES)(tokens.tokenize)
-app.command("detokenize", cls=ConfiguredCommand, epilog=tokens.DETOKENIZE_EXAMPLES)(tokens.detokenize)
-app.command("ops", epilog=ops.EXAMPLES)(ops.ops)
-app.command("profile", cls=ConfiguredCommand, epilog=profile.EXAMPLES)(profile.profile)
-app.add_typer(plugins.app, name="plugins")
-app.add_typer(bench.app, name="bench")
 
 
 @app.callback()

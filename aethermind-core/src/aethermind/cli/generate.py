@@ -13,6 +13,7 @@ import typer
 
 from aethermind.cli import console, options
 from aethermind.cli.prompt_text import read_text
+from aethermind.cli.structured import read_structured_outputs
 
 if TYPE_CHECKING:
     from aethermind.engine.output import RequestOutput
@@ -26,6 +27,7 @@ EXAMPLES = console.examples(
     'aethermind generate "The old fox" --max-tokens 80 --temperature 0 --stats',
     'echo "Once upon a time" | aethermind generate - --seed 7',
     'aethermind generate "Once upon a time" --max-tokens 40 --json',
+    'aethermind generate "Was the fox kind?" --choice yes,no',
 )
 
 
@@ -47,12 +49,17 @@ def generate(
     seed: options.Seed = None,
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
+    choice: options.Choice = None,
+    grammar: options.Grammar = None,
     max_model_len: options.MaxModelLen = None,
     num_kv_blocks: options.NumKvBlocks = None,
     block_size: options.BlockSize = 16,
     threads: options.NumThreads = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
     fallback: options.Fallback = "warn",
+    deterministic: options.Deterministic = False,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is written.")] = True,
     stats: Annotated[
         bool | None,
@@ -78,6 +85,7 @@ def generate(
         max_tokens=max_tokens,
         stop=stop or None,
         ignore_eos=ignore_eos,
+        structured_outputs=read_structured_outputs(json_schema, regex, choice, grammar),
     )
     llm = open_llm(
         options.chosen_model(model),
@@ -92,6 +100,7 @@ def generate(
         num_threads=threads,
         max_num_batched_tokens=max_num_batched_tokens,
         fallback=fallback,
+        deterministic=deterministic,
         max_num_seqs=1,
     )
     with closing(llm):

@@ -1,4 +1,4 @@
-"""Opening a model for a command, with a progress bar once that takes long enough to be noticed."""
+"""Opening a model for a command, and a progress bar for what takes long enough to be noticed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["LoadProgress", "open_llm"]
 
 PATIENCE_S = 0.5
-"""Seconds of loading that need no explanation."""
+"""Seconds of silence that need no explanation."""
 
 
 class LoadProgress:
     """Called with (done, total), draws on a terminal's stderr once PATIENCE_S have passed. Mutable."""
 
-    def __init__(self) -> None:
+    def __init__(self, title: str = "Loading") -> None:
+        self._title = title
         self._started = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
@@ -47,7 +48,7 @@ class LoadProgress:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-        parts = (TextColumn("Loading"), BarColumn(), TaskProgressColumn())
+        parts = (TextColumn(self._title), BarColumn(), TaskProgressColumn())
         self._bar = Progress(*parts, console=Console(stderr=True), transient=True)
         self._task = self._bar.add_task("", total=total)
         self._bar.start()

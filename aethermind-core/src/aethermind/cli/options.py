@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,20 +12,26 @@ from aethermind import env
 __all__ = [
     "AsJson",
     "BlockSize",
+    "Choice",
     "DType",
+    "Deterministic",
     "Device",
     "Fallback",
+    "Grammar",
     "IgnoreEos",
+    "JsonSchema",
     "LmHead",
     "LoadFormat",
     "MaxModelLen",
     "MaxNumBatchedTokens",
+    "MaxNumSeqs",
     "MaxTokens",
     "MinP",
     "Model",
     "NumKvBlocks",
     "NumThreads",
     "Quantization",
+    "Regex",
     "RepetitionPenalty",
     "SAMPLING_DEFAULTS",
     "Seed",
@@ -61,8 +68,12 @@ BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a block 
 MaxNumBatchedTokens = Annotated[
     int, typer.Option("--max-num-batched-tokens", help="The most tokens in a step, a piece of a prompt included.")
 ]
+MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", help="The most requests running at once.")]
 Fallback = Annotated[
     str, typer.Option("--fallback", help="Operators without a kernel of the device: error, warn or allow.")
+]
+Deterministic = Annotated[
+    bool, typer.Option("--deterministic", help="Refuse kernels whose results depend on the batch.")
 ]
 NumThreads = Annotated[int | None, typer.Option("--threads", help="Worker threads of the device.")]
 SAMPLING_DEFAULTS: dict[str, Any] = {
@@ -103,6 +114,12 @@ RepetitionPenalty = Annotated[
 Seed = Annotated[int | None, typer.Option(help="Repeat a run; --stats shows the seed.", show_default="random")]
 Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")]
+JsonSchema = Annotated[
+    str | None, typer.Option(metavar="FILE|JSON", help="Answer with JSON that this schema describes.")
+]
+Regex = Annotated[str | None, typer.Option(help="Answer with text that this regular expression matches.")]
+Choice = Annotated[str | None, typer.Option(metavar="A,B,…", help="Answer with one of these.")]
+Grammar = Annotated[Path | None, typer.Option(help="Answer by the grammar in this file (Lark or GBNF).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

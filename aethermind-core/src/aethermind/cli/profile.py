@@ -14,10 +14,10 @@ from aethermind.cli import console, options
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from aethermind.cli.bench.limits import Limits
     from aethermind.engine.loader import PlannedModel
     from aethermind.engine.memory_use import MemoryUse
     from aethermind.engine.profiler import StepProfile, Total
+    from aethermind.hal.backend import MeasuredLimits
 
 __all__ = ["EXAMPLES", "profile", "summarize"]
 
@@ -47,11 +47,13 @@ def profile(
     """Show where time and memory go.
 
     Every kernel call of a prompt and its answer is timed, beside the bytes and operations that it
-    cannot avoid and the limits of the device, measured before and after. The marks between calls
-    take time themselves, which weighs on small calls most; how much is told. In the trace calls
-    follow one another without the host's time in between.
+    cannot avoid. Its limit is the time that its weights, keys and values take at the memory's
+    bandwidth, or its operations at the peak of the arithmetic used, whichever is longer; both are
+    measured before and after. The marks between calls take time themselves, which weighs on small
+    calls most; how much is told. In the trace calls follow one another without the host's time in
+    between.
     """
-    from aethermind.cli.bench.limits import Limits, measure_limits
+    from aethermind.cli.bench.limits import as_record, average, measure_limits
     from aethermind.engine.loader import plan_model
     from aethermind.runtime import Runtime
 
@@ -76,7 +78,7 @@ def profile(
     with closing(backend):
         before = measure_limits(backend, threads)
         steps, memory = _run(planned, prompt_tokens, output_tokens, repeat)
-        limits = Limits.average([before, measure_limits(backend, threads)])
+        limits = average(before, measure_limits(backend, threads))
     if trace is not None:
         _write_trace(trace, steps, memory, str(planned.open_device.device))
     report = {
@@ -88,13 +90,12 @@ def profile(
         "output_tokens": output_tokens,
         "repeat": repeat,
         "phases": {
-            phase: summarize([step for step in steps if step.phase == phase], limits, str(planned.dtype))
-            for phase in ("prefill", "decode")
+            phase: summarize([step for step in steps if step.phase == phase], limits) for phase in ("prefill", "decode")
         },
         "memory": [
             {"moment": use.moment, **use.categories(), "resident_bytes": use.resident_bytes} for _, use in memory
         ],
-        "limits": limits.as_record(),
+        "limits": as_record(limits),
         "trace": None if trace is None else str(trace),
     }
     if as_json:
@@ -134,7 +135,7 @@ def _run(
     return profiler.steps, memory
 
 
-def summarize(steps: Sequence[StepProfile], limits: Limits, dtype: str) -> dict[str, Any]:
+def summarize(steps: Sequence[StepProfile], limits: MeasuredLimits | None) -> dict[str, Any]:
     """The tables of one phase, as JSON would have them."""
     from aethermind.engine.profiler import total
 
@@ -149,24 +150,29 @@ def summarize(steps: Sequence[StepProfile], limits: Limits, dtype: str) -> dict[
         "marked_seconds": marked,
         "unmarked_seconds": unmarked,
         "overhead_fraction": marked / unmarked - 1 if unmarked > 0 else None,
-        "overhead_s_per_call": (marked - unmarked) / sum(one.num_calls for one in operators.values()),
-        "operators": [{"operator": name, **_record(one, seconds, limits, dtype)} for name, one in slowest_first],
-        "layers": [{"layer": layer, **_record(one, seconds, limits, dtype)} for layer, one in layers.items()],
+        "overhead_s_per_call": (marked - unmarked) / sum(len(one.calls) for one in operators.values()),
+        "operators": [{"operator": name, **_record(one, seconds, limits)} for name, one in slowest_first],
+        "layers": [{"layer": layer, **_record(one, seconds, limits)} for layer, one in layers.items()],
     }
 
 
-def _record(one: Total, seconds: float, limits: Limits, dtype: str) -> dict[str, Any]:
+def _record(one: Total, seconds: float, limits: MeasuredLimits | None) -> dict[str, Any]:
+    cost = one.cost
+    least = (None,) * 3 if limits is None else (one.memory_s(limits), one.arithmetic_s(limits), one.least_s(limits))
+    memory_s, arithmetic_s, least_s = least
+    moved = cost.bytes_read + cost.bytes_written
     return {
-        "num_calls": one.num_calls,
+        "num_calls": len(one.calls),
         "seconds": one.seconds,
         "share": _ratio(one.seconds, seconds),
-        "bytes_read": one.cost.bytes_read,
-        "bytes_written": one.cost.bytes_written,
-        "flops": one.cost.flops,
-        "bytes_per_s": one.bytes_per_s,
-        "flops_per_s": one.flops_per_s,
-        "memory_limit_fraction": _ratio(one.bytes_per_s, limits.memory_bytes_per_s),
-        "arithmetic_limit_fraction": _ratio(one.flops_per_s, limits.peak(dtype)),
+        "bytes_read": cost.bytes_read,
+        "bytes_written": cost.bytes_written,
+        "flops": cost.flops,
+        "bytes_per_s": _ratio(moved, one.seconds),
+        "flops_per_s": _ratio(cost.flops, one.seconds),
+        "memory_limit_fraction": _ratio(memory_s, one.seconds),
+        "arithmetic_limit_fraction": _ratio(arithmetic_s, one.seconds),
+        "limit_fraction": _ratio(least_s, one.seconds),
     }
 
 
@@ -197,7 +203,7 @@ def _write_trace(path: Path, steps: list[StepProfile], memory: list[tuple[int, M
         ) from None
 
 
-def _print_report(report: dict[str, Any], limits: Limits) -> None:
+def _print_report(report: dict[str, Any], limits: MeasuredLimits | None) -> None:
     from aethermind.cli.bench.limits import describe_limits
 
     print(
@@ -220,7 +226,7 @@ def _print_report(report: dict[str, Any], limits: Limits) -> None:
 
 
 def _rows(key: str, records: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    header = (key, "calls", "ms", "share", "read", "written", "flop", "memory", "of limit", "arithmetic", "of limit")
+    header = (key, "calls", "ms", "share", "read", "written", "flop", "moved", "computed", "of limit")
     return [header, *(_row(record, record[key]) for record in records)]
 
 
@@ -234,9 +240,8 @@ def _row(record: dict[str, Any], label: str | int | None) -> tuple[str, ...]:
         console.quantity(record["bytes_written"], "B"),
         console.quantity(record["flops"], ""),
         _rate(record["bytes_per_s"], "B/s"),
-        _percent(record["memory_limit_fraction"]),
         _rate(record["flops_per_s"], "FLOP/s"),
-        _percent(record["arithmetic_limit_fraction"]),
+        _percent(record["limit_fraction"]),
     )
 
 

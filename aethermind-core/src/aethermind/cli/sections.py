@@ -62,9 +62,11 @@ class EngineSettings:
         parameter="threads",
         variable="AETHERMIND_NUM_THREADS",
     )
-    max_num_seqs: int = setting(64, "the most requests computed at once by `serve`")
+    max_num_seqs: int = setting(64, "the most requests running at once")
     max_num_batched_tokens: int = setting(512, "the most tokens in a step; also the longest piece of a prompt")
+    scheduling_policy: str = setting("fcfs", "who goes first: fcfs, priority, shortest, deadline, or a plugin's")
     fallback: str = setting("warn", "operators without a kernel of the device: error, warn or allow")
+    deterministic: bool = setting(False, "refuse kernels whose results depend on the batch")
 
     def __post_init__(self) -> None:
         EngineConfig(**asdict(self))

@@ -46,8 +46,11 @@ def serve(
     num_kv_blocks: options.NumKvBlocks = None,
     block_size: options.BlockSize = 16,
     threads: options.NumThreads = None,
-    max_num_seqs: Annotated[int, typer.Option(help="The most requests computed at once.", min=1)] = 64,
+    max_num_seqs: options.MaxNumSeqs = 64,
     max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
+    scheduling_policy: Annotated[
+        str, typer.Option(help="Who goes first: fcfs, priority, shortest, deadline, or a plugin's.")
+    ] = "fcfs",
     fallback: options.Fallback = "warn",
     max_open_requests: Annotated[int, typer.Option(help="The most answers open at once; others get 429.", min=1)] = 256,
     request_timeout: Annotated[float, typer.Option(help="Seconds until an answer has to be finished.")] = 600.0,
@@ -81,6 +84,7 @@ def serve(
             num_threads=threads,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            scheduling_policy=scheduling_policy,
             fallback=fallback,
         )
         stack.enter_context(closing(llm))

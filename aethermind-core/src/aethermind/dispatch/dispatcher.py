@@ -43,20 +43,40 @@ class Resolution:
 class Dispatcher:
     """Resolves signatures against the kernels of one device. Used when a graph is compiled, never while it runs.
 
-    Of kernels with the same priority the one given first is chosen.
+    Of kernels with the same priority the one given first is chosen. With `is_deterministic`, none is chosen whose
+    result for a row depends on the others.
     """
 
-    def __init__(self, kernels: Sequence[Kernel], fallback_kernels: Sequence[Kernel] = ()) -> None:
+    def __init__(
+        self, kernels: Sequence[Kernel], fallback_kernels: Sequence[Kernel] = (), *, is_deterministic: bool = False
+    ) -> None:
+        self._is_deterministic = is_deterministic
         self._by_operator = _group(kernels)
         self._fallbacks = _group(fallback_kernels)
 
     def resolve(self, signature: Signature) -> Resolution:
         """The supporting kernel of highest priority among the device's own."""
-        return _choose(signature, self._by_operator.get(signature.operator, []), is_fallback=False)
+        return self._choose(signature, self._by_operator.get(signature.operator, []))
 
     def resolve_fallback(self, signature: Signature) -> Resolution:
         """The NumPy reference, where the fallback policy provided it."""
-        return _choose(signature, self._fallbacks.get(signature.operator, []), is_fallback=True)
+        return self._choose(signature, self._fallbacks.get(signature.operator, []), is_fallback=True)
+
+    def _choose(self, signature: Signature, candidates: Sequence[Kernel], *, is_fallback: bool = False) -> Resolution:
+        chosen = None
+        rejected = []
+        for kernel in candidates:
+            reason = self._reason_against(kernel, signature) if chosen is None else _reason_behind(chosen, kernel)
+            if reason is None:
+                chosen = kernel
+            else:
+                rejected.append((kernel, reason))
+        return Resolution(signature, chosen, tuple(rejected), is_fallback and chosen is not None)
+
+    def _reason_against(self, kernel: Kernel, signature: Signature) -> str | None:
+        if self._is_deterministic and not kernel.is_batch_invariant:
+            return "its results depend on the batch"
+        return _reason_against(kernel, signature)
 
 
 def _group(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
@@ -64,18 +84,6 @@ def _group(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
     for kernel in sorted(kernels, key=lambda kernel: -kernel.priority):
         grouped.setdefault(kernel.operator, []).append(kernel)
     return grouped
-
-
-def _choose(signature: Signature, candidates: Sequence[Kernel], *, is_fallback: bool) -> Resolution:
-    chosen = None
-    rejected = []
-    for kernel in candidates:
-        reason = _reason_against(kernel, signature) if chosen is None else _reason_behind(chosen, kernel)
-        if reason is None:
-            chosen = kernel
-        else:
-            rejected.append((kernel, reason))
-    return Resolution(signature, chosen, tuple(rejected), is_fallback and chosen is not None)
 
 
 def _reason_behind(chosen: Kernel, kernel: Kernel) -> str:

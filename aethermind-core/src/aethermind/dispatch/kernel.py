@@ -60,6 +60,9 @@ class Kernel:
 
     `weight_formats` are the formats of weights that it computes with, None for all of them. A weight in one of them
     comes in the kernel's pack for that input; a function without a pack gets its values as float32.
+
+    `arithmetic` is the dtype whose peak rate bounds its operations where that is not F, as with activations that are
+    quantised on the way.
     """
 
     operator: str
@@ -73,6 +76,7 @@ class Kernel:
     supports: Callable[[Signature], str | None] = _supports_everything
     weight_formats: frozenset[str] | None = frozenset({DENSE})
     is_batch_invariant: bool = True
+    arithmetic: DType | None = None
 
     def __post_init__(self) -> None:
         assert (self.native is None) != (self.function is None), (

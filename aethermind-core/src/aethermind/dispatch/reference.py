@@ -76,20 +76,37 @@ def rounded_inputs(operator: Operator, sample: Sample, float_type: DType) -> tup
 
 
 def reference_kernels(operators: OperatorRegistry, device_type: str) -> list[Kernel]:
-    """A kernel of priority 0 for each operator that computes; composites decompose, views need none."""
-    return [
-        Kernel(
-            operator.name, device_type, "reference", _DTYPES, function=_kernel_function(operator), weight_formats=None
-        )
-        for operator in operators
-        if operator.decompose is None and not operator.schema.is_view
-    ]
+    """A kernel of priority 0 for each operator that computes; composites decompose, views need none.
+
+    Where its results depend on the batch there is one of priority -1 whose do not.
+    """
+    kernels = []
+    for operator in operators:
+        if operator.decompose is not None or operator.schema.is_view:
+            continue
+        forms = [("reference", 0, operator.reference, operator.by_row is None)]
+        if operator.by_row is not None:
+            forms.append(("reference by row", -1, operator.by_row, True))
+        kernels += [
+            Kernel(
+                operator.name,
+                device_type,
+                name,
+                _DTYPES,
+                priority,
+                function=_kernel_function(operator, reference),
+                weight_formats=None,
+                is_batch_invariant=is_batch_invariant,
+            )
+            for name, priority, reference, is_batch_invariant in forms
+        ]
+    return kernels
 
 
 def _kernel_function(
-    operator: Operator,
+    operator: Operator, reference: Callable[..., Any] | None
 ) -> Callable[[Sequence[Array | None], Sequence[Array], Mapping[str, Attribute]], None]:
-    reference, update = operator.reference, operator.update
+    update = operator.update
 
     def compute(inputs: Sequence[Array | None], outputs: Sequence[Array], attributes: Mapping[str, Attribute]) -> None:
         assert reference is not None

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aethermind.engine.engine import Engine
     from aethermind.engine.output import RequestOutput
     from aethermind.engine.prompt_reader import Prompt
+    from aethermind.engine.request_options import RequestOptions
     from aethermind.sampling.params import SamplingParams
 
 __all__ = ["AsyncEngine"]
@@ -82,10 +83,11 @@ class AsyncEngine:
         prompt: Prompt | EnginePrompt,
         params: SamplingParams,
         *,
+        options: RequestOptions | None = None,
         request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the answer so far whenever it has grown, the finished one last.
+        """Yield the answer so far whenever it has grown, the finished one last. `options` are for the scheduler.
 
         Leaving the loop, cancelling the task or closing the generator ends the request and frees its blocks.
         Raises InvalidArgumentError and ContextLengthError for what cannot be served, RequestTimeoutError when the
@@ -97,7 +99,7 @@ class AsyncEngine:
         try:
             async with asyncio.timeout_at(deadline):
                 read = prompt if isinstance(prompt, EnginePrompt) else await self.read(prompt)
-                await self.call(lambda engine: _add(engine, name, read, params))
+                await self.call(lambda engine: _add(engine, name, read, params, options))
             while True:
                 async with asyncio.timeout_at(deadline):
                     output = await mailbox.take()
@@ -249,8 +251,12 @@ class _Mailbox:
         return newest
 
 
-def _add(engine: Engine, name: str, prompt: EnginePrompt, params: SamplingParams) -> None:
-    engine.add_request(name, prompt.token_ids, params, prompt=prompt.text, embeddings=prompt.embeddings)
+def _add(
+    engine: Engine, name: str, prompt: EnginePrompt, params: SamplingParams, options: RequestOptions | None
+) -> None:
+    engine.add_request(
+        name, prompt.token_ids, params, prompt=prompt.text, embeddings=prompt.embeddings, options=options
+    )
 
 
 def _settle(result: asyncio.Future[Any], value: Any, error: Exception | None) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from aethermind.cache.kv_cache import KVCache
+from aethermind.engine.decision import ScheduleDecision
 from aethermind.engine.request import Request
-from aethermind.engine.scheduler import ScheduleDecision
 
 __all__ = ["BatchWriter"]
 
@@ -25,6 +26,8 @@ class BatchWriter:
         self._seqlens_k = arrays["seqlens_k"]
         self._block_tables = arrays["block_tables"]
         self._logits_rows = arrays["logits_rows"]
+        self._ramp = self._cu_seqlens_q.copy()
+        self._ramp[:] = range(len(self._ramp))
         self._cache = cache
 
     def write(self, decision: ScheduleDecision) -> tuple[list[Request], int]:
@@ -32,27 +35,39 @@ class BatchWriter:
         cache = self._cache
         tables = [cache.block_table(entry.request.request_id) for entry in decision.scheduled]
         width = max(map(len, tables))
-        sampled: list[Request] = []
-        position = 0
+        padding = [0] * width
+        padded = list(chain.from_iterable(chain(table, padding[len(table) :]) for table in tables))
+        self._block_tables[: len(padded)] = padded
         self._cu_seqlens_q[0] = 0
-        for index, ((request, count, needs_logits), table) in enumerate(zip(decision.scheduled, tables, strict=True)):
+        sampled = self._write_decodes(decision, tables)
+        position = num_decodes = decision.num_decodes
+        for index, (request, count, needs_logits) in enumerate(decision.scheduled[num_decodes:], start=num_decodes):
             start = request.num_computed_tokens
             end = position + count
-            if count == 1:
-                self._token_ids[position] = request.all_token_ids[start]
-                self._positions[position] = start
-                self._slot_mapping[position] = cache.slot(request.request_id, start)
-            else:
-                self._token_ids[position:end] = request.all_token_ids[start : start + count]
-                self._positions[position:end] = range(start, start + count)
-                cache.fill_slots(request.request_id, start, count, self._slot_mapping, position)
+            self._token_ids[position:end] = request.all_token_ids[start : start + count]
+            self._positions[position:end] = range(start, start + count)
+            cache.fill_slots(request.request_id, start, count, self._slot_mapping, position)
             self._cu_seqlens_q[index + 1] = end
             self._seqlens_k[index] = start + count
-            row = index * width
-            self._block_tables[row : row + len(table)] = table
-            self._block_tables[row + len(table) : row + width] = 0
             if needs_logits:
                 self._logits_rows[len(sampled)] = end - 1
                 sampled.append(request)
             position = end
         return sampled, width
+
+    def _write_decodes(self, decision: ScheduleDecision, tables: list[list[int]]) -> list[Request]:
+        """Write the leading entries, of one token each, array by array: element by element costs ten times that."""
+        count = decision.num_decodes
+        block_size = self._cache.spec.block_size
+        requests = [entry.request for entry in decision.scheduled[:count]]
+        positions = [request.num_computed_tokens for request in requests]
+        self._token_ids[:count] = [request.all_token_ids[-1] for request in requests]
+        self._positions[:count] = positions
+        self._slot_mapping[:count] = [
+            table[position // block_size] * block_size + position % block_size
+            for table, position in zip(tables, positions, strict=False)
+        ]
+        self._cu_seqlens_q[1 : count + 1] = self._ramp[1 : count + 1]
+        self._seqlens_k[:count] = [position + 1 for position in positions]
+        self._logits_rows[:count] = self._ramp[:count]
+        return requests

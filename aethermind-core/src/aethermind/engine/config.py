@@ -15,7 +15,7 @@ class EngineConfig:
 
     `quantization` names the weight format of the model's matrices, `lm_head` that of the one that makes logits (None:
     int8 where the others have fewer bits, else the same). Names are checked where formats are known, when a model is
-    planned.
+    planned. `max_new_tokens` is a quota: no answer gets longer, whatever its request asks for.
 
     Raises InvalidArgumentError for values out of range.
     """
@@ -32,13 +32,16 @@ class EngineConfig:
     seed: int = 0
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    max_new_tokens: int | None = None
+    scheduling_policy: str = "fcfs"
     enable_prefix_caching: bool = True
     fallback: str = "warn"
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("device", "dtype"):
+        for name, default in (("device", "auto"), ("dtype", "auto"), ("scheduling_policy", "fcfs")):
             if not isinstance(getattr(self, name), str):
-                raise InvalidArgumentError(f"{name} should be a name, such as auto, got {getattr(self, name)!r}.")
+                raise InvalidArgumentError(f"{name} should be a name, such as {default}, got {getattr(self, name)!r}.")
         for name in (
             "max_model_len",
             "num_kv_blocks",
@@ -46,16 +49,16 @@ class EngineConfig:
             "num_threads",
             "max_num_seqs",
             "max_num_batched_tokens",
+            "max_new_tokens",
         ):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**40):
                 raise InvalidArgumentError(f"{name} should be a positive integer, got {value!r}.")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InvalidArgumentError(f"seed should be an integer, got {self.seed!r}.")
-        if not isinstance(self.enable_prefix_caching, bool):
-            raise InvalidArgumentError(
-                f"enable_prefix_caching should be True or False, got {self.enable_prefix_caching!r}."
-            )
+        for name in ("enable_prefix_caching", "deterministic"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgumentError(f"{name} should be True or False, got {getattr(self, name)!r}.")
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
         _check_choice("fallback", self.fallback, ("error", "warn", "allow"))
         for name in ("quantization", "lm_head"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aethermind.engine.scheduler import ScheduleDecision
+from aethermind.engine.decision import ScheduleDecision
 
 __all__ = ["EmbeddingRows", "needs_embeddings"]
 

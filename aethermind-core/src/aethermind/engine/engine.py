@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aethermind.cache.block_pool import BlockPool
 from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
 from aethermind.cache.kv_cache import KVCache
+from aethermind.engine.decision import ScheduleDecision, StepBudget
 from aethermind.engine.loader import PlannedModel
 from aethermind.engine.model_runner import ModelRunner, SampledToken
 from aethermind.engine.output import RequestOutput
-from aethermind.engine.output_builder import OutputBuilder
+from aethermind.engine.output_builder import OutputBuilder, named_logprobs
+from aethermind.engine.preemption import MeasuredCosts, TimedSwapStore
 from aethermind.engine.prompt_reader import check_embeddings
 from aethermind.engine.request import FinishReason, Request
-from aethermind.engine.scheduler import ScheduleDecision, Scheduler, SchedulerConfig
-from aethermind.errors import ContextLengthError, InvalidArgumentError
+from aethermind.engine.request_checks import check_prompt, check_token_ids
+from aethermind.engine.request_options import RequestOptions
+from aethermind.engine.sample_group import SampleGroup
+from aethermind.engine.scheduler import Scheduler
+from aethermind.engine.text_embedding import embed_text
+from aethermind.engine.text_scores import score_prompt
+from aethermind.engine.token_controls import ControlsReader
+from aethermind.engine.waiting_queue import WaitingQueue
+from aethermind.errors import ContextLengthError, InvalidArgumentError, OutOfMemoryError
 from aethermind.sampling.random import derive_seed
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from aethermind.cache.swap import SwapStore
     from aethermind.model.input_processor import EmbeddingSpan
     from aethermind.sampling.params import SamplingParams
     from aethermind.text.tokenizer import Tokenizer
@@ -36,25 +50,35 @@ class Engine:
         tokenizer: Tokenizer,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        swap_store: SwapStore | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        """Load the model that `planned` describes; `swap_store` takes what gives way in a full KV cache."""
         config = planned.config
         self.planned = planned
         self.tokenizer = tokenizer
-        self.cache = _make_cache(planned)
+        self.costs = MeasuredCosts()
+        if swap_store is not None:
+            swap_store = TimedSwapStore(swap_store, planned.cache_spec.bytes_per_block, self.costs, clock)
+        self.cache = _make_cache(planned, swap_store)
         self.runner = ModelRunner(planned, self.cache, on_progress)
+        self.scheduler = Scheduler(self.cache, planned.policy, self.costs)
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self.scheduler = Scheduler(SchedulerConfig(max_num_seqs, config.max_num_batched_tokens), self.cache)
-        self.waiting: list[Request] = []
+        self._planned_budget = self.budget = StepBudget(max_num_seqs, config.max_num_batched_tokens)
+        self.waiting = WaitingQueue(planned.policy)
         self.running: list[Request] = []
         self._outputs: dict[str, OutputBuilder] = {}
+        self._groups: dict[str, SampleGroup] = {}
+        self._group_of: dict[str, SampleGroup] = {}
+        self._unscored: list[Request] = []
+        self._controls = ControlsReader(planned, tokenizer)
         self._clock = clock
         self._num_added = 0
 
     @property
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs."""
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.running or self._unscored or self._groups)
 
     def add_request(
         self,
@@ -64,90 +88,238 @@ class Engine:
         *,
         prompt: str | None = None,
         embeddings: Sequence[EmbeddingSpan] = (),
+        options: RequestOptions | None = None,
     ) -> None:
-        """Queue a request; `embeddings` replace those of some of its token ids.
+        """Queue a request; `embeddings` replace those of some of its token ids, `options` are for the scheduler.
 
         InvalidArgumentError or ContextLengthError when its prompt cannot be served.
         """
-        self._check_prompt(request_id, prompt_token_ids, params)
+        options = self._with_quotas(options or RequestOptions())
+        self._check_id(request_id, params.n)
+        check_prompt(self.planned, prompt_token_ids, params, options)
+        controls = self._controls.read(params)
         if embeddings:
             check_embeddings(embeddings, len(prompt_token_ids), self.planned.model.config.hidden_size)
             self.runner.prepare_embeddings()
-        request = Request(
-            request_id,
-            prompt_token_ids,
-            params,
-            self._clock(),
-            max_model_len=self.planned.max_model_len,
-            seed=derive_seed(self.planned.config.seed, self._num_added),
-            eos_token_ids=self.planned.eos_token_ids,
-            embeddings=embeddings,
-        )
+            if params.prompt_logprobs is not None:
+                raise InvalidArgumentError("prompt_logprobs are for prompts of tokens; leave them out with embeddings.")
+        engine_seed = derive_seed(self.planned.config.seed, self._num_added)
         self._num_added += 1
-        self.waiting.append(request)
-        self._outputs[request_id] = OutputBuilder(request, prompt, self.tokenizer)
+        seed = engine_seed if params.seed is None else params.seed
+        requests = []
+        for index in range(params.n):
+            if index and controls is not None:
+                controls = controls.fork(self._controls.processors(params))
+            request = Request(
+                _id_of_sibling(request_id, index) if index else request_id,
+                prompt_token_ids,
+                params,
+                self._clock(),
+                max_model_len=self.planned.max_model_len,
+                options=options,
+                seed=seed,
+                eos_token_ids=self.planned.eos_token_ids,
+                embeddings=embeddings,
+                controls=controls,
+            )
+            if index:  # the first answer is the one that n = 1 gives
+                request.seed = derive_seed(seed, index)
+            requests.append(request)
+            self._outputs[request.request_id] = OutputBuilder(request, prompt, self.tokenizer)
+        if params.n > 1:
+            self._groups[request_id] = group = SampleGroup(request_id, requests)
+            self._group_of.update((request.request_id, group) for request in requests)
+        if params.prompt_logprobs is None:
+            self.waiting.add(requests[0], requests[0].arrival)
+        else:
+            self._unscored.append(requests[0])
+
+    def adjust(
+        self,
+        *,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        max_prefill_chunk: int | None = None,
+    ) -> None:
+        """Change the limits of the steps to come; None leaves a limit as it is.
+
+        What runs goes on. InvalidArgumentError for limits beyond those that the engine was opened with, for which its
+        memory was planned.
+        """
+        given = {
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "max_prefill_chunk": max_prefill_chunk,
+        }
+        budget = replace(self.budget, **{name: value for name, value in given.items() if value is not None})
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            value, most = getattr(budget, name), getattr(self._planned_budget, name)
+            if value > most:
+                raise InvalidArgumentError(
+                    f"{name} cannot become {value}: this engine was opened for {most}. Open it with more."
+                )
+        self.budget = budget
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now and free its blocks; returns what there is of it, None for unknown and finished ids."""
+        group = self._groups.get(request_id)
+        if group is not None:
+            builders = [self._outputs[one.request_id] for one in group.requests if not one.is_finished]
+            self._end_group(group)
+            return group.merge([builder.snapshot(self._clock()) for builder in builders])
         builder = self._outputs.pop(request_id, None)
         if builder is None or builder.request.is_finished:
             return None
-        self.scheduler.finish(builder.request, FinishReason.ABORT, self.waiting, self.running)
+        self._finish(builder.request, FinishReason.ABORT)
         return builder.snapshot(self._clock())
+
+    def embed(self, token_ids: Sequence[int], pooling: str, *, is_normalized: bool) -> npt.NDArray[np.float32]:
+        """The vector of a text, float32 [hidden_size] (see `text_embedding`); between steps."""
+        if not 0 < len(token_ids) <= self.planned.max_model_len:
+            raise ContextLengthError(
+                f"The text has {len(token_ids)} tokens; it needs one, and the context holds "
+                f"{self.planned.max_model_len}."
+            )
+        check_token_ids(self.planned, token_ids)
+        return embed_text(self.runner, self.cache, token_ids, pooling, is_normalized=is_normalized)
 
     def step(self) -> list[RequestOutput]:
         """Compute one step and return the requests that grew or ended in it."""
-        decision = self.scheduler.schedule(self._clock(), self.waiting, self.running)
+        outputs = self._score_prompts() if self._unscored else []
+        if self._groups:
+            self._start_siblings()
+        started = self._clock()
+        decision = self.scheduler.schedule(started, self.waiting, self.running, self.budget)
         sampled = self.runner.run(decision) if decision.scheduled else []
         self.scheduler.advance(decision)
         now = self._clock()
-        return [*(self._append(token, now) for token in sampled), *self._refuse(decision, now)]
+        if decision.scheduled and decision.num_decodes == 0:
+            self.costs.observe_prefill(decision.num_batched_tokens, now - started)
+        outputs += [self._append(token, now) for token in sampled]
+        if decision.rejected:
+            outputs += self._refuse(decision, now)
+        return self._merge_groups(outputs) if self._groups else outputs
 
     def _append(self, token: SampledToken, now: float) -> RequestOutput:
         request = token.request
         builder = self._outputs[request.request_id]
+        if token.failure is not None:
+            return self._give_up(builder, f"Request {request.request_id} cannot go on: {token.failure}.", now)
         reason = builder.add(token.token_id, token.logprobs, request.append_token(token.token_id), now)
         if reason is not None:
-            self.scheduler.finish(request, reason, self.waiting, self.running)
+            self._finish(request, reason)
             del self._outputs[request.request_id]
         return builder.snapshot(now)
 
     def _refuse(self, decision: ScheduleDecision, now: float) -> list[RequestOutput]:
-        refused = []
-        for entry in decision.rejected:
-            builder = self._outputs.pop(entry.request.request_id)
-            builder.error = (
+        return [
+            self._give_up(
+                self._outputs[entry.request.request_id],
                 f"Request {entry.request.request_id} needs {entry.num_tokens} tokens of KV cache, and the whole cache "
-                f"holds {entry.capacity_tokens}. Raise --num-kv-blocks or shorten the prompt."
+                f"holds {entry.capacity_tokens}. Raise --num-kv-blocks or shorten the prompt.",
+                now,
             )
-            self.scheduler.finish(entry.request, FinishReason.ABORT, self.waiting, self.running)
-            refused.append(builder.snapshot(now))
+            for entry in decision.rejected
+        ]
+
+    def _give_up(self, builder: OutputBuilder, error: str, now: float) -> RequestOutput:
+        """End a request that cannot be served."""
+        builder.error = error
+        del self._outputs[builder.request.request_id]
+        self._finish(builder.request, FinishReason.ABORT)
+        return builder.snapshot(now)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        if request in self._unscored:
+            self._unscored.remove(request)
+            self.waiting.add(request, request.arrival)
+        self.scheduler.finish(request, reason, self.waiting, self.running)
+
+    def _score_prompts(self) -> list[RequestOutput]:
+        """Score prompts that wait for it and queue their requests; returns those that cannot be served.
+
+        Where running requests leave no room for a prompt, it waits until they do.
+        """
+        refused = []
+        for request in list(self._unscored):
+            num_blocks = self.cache.spec.num_blocks_for(request.num_prompt_tokens)
+            if self.running and num_blocks > self.cache.num_available_blocks:
+                break
+            builder = self._outputs[request.request_id]
+            num_top = request.params.prompt_logprobs
+            assert num_top is not None, "who wants no scores is queued at once"
+            try:
+                scores = score_prompt(self.runner, self.cache, request.prompt_token_ids, num_top)
+            except OutOfMemoryError as error:
+                refused.append(self._give_up(builder, str(error), self._clock()))
+                continue
+            builder.prompt_logprobs = [
+                None if score is None else named_logprobs(self.tokenizer, token_id, score)
+                for token_id, score in zip(request.prompt_token_ids, scores, strict=True)
+            ]
+            self._unscored.remove(request)
+            self.waiting.add(request, request.arrival)
         return refused
 
-    def _check_prompt(self, request_id: str, token_ids: Sequence[int], params: SamplingParams) -> None:
-        if request_id in self._outputs:
+    def _start_siblings(self) -> None:
+        for group in self._groups.values():
+            num_seats = self.budget.max_num_seqs - len(self.running)
+            group.start(self.cache, num_seats, self.waiting, self.running, self._clock())
+
+    def _merge_groups(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
+        """One output a group in place of those of its answers."""
+        merged = [output for output in outputs if output.request_id not in self._group_of]
+        parts: dict[str, list[RequestOutput]] = {}
+        for output in outputs:
+            if (group := self._group_of.get(output.request_id)) is not None:
+                parts.setdefault(group.request_id, []).append(output)
+        for request_id, of_group in parts.items():
+            group = self._groups[request_id]
+            if any(output.error is not None for output in of_group):
+                self._end_group(group)
+            output = group.merge(of_group)
+            if output.finished:
+                self._end_group(group)
+            merged.append(output)
+        return merged
+
+    def _end_group(self, group: SampleGroup) -> None:
+        """End what is left of a group and forget it."""
+        self._groups.pop(group.request_id, None)
+        for request in group.requests:
+            self._group_of.pop(request.request_id, None)
+            self._outputs.pop(request.request_id, None)
+            if request.is_finished:
+                continue
+            if request in group.pending:
+                self.waiting.add(request, request.arrival)
+            self._finish(request, FinishReason.ABORT)
+        group.pending.clear()
+
+    def _with_quotas(self, options: RequestOptions) -> RequestOptions:
+        """The options with the engine's quota, where it allows less than they do."""
+        most = self.planned.config.max_new_tokens
+        if most is None or (options.max_new_tokens is not None and options.max_new_tokens <= most):
+            return options
+        return replace(options, max_new_tokens=most)
+
+    def _check_id(self, request_id: str, num_answers: int) -> None:
+        ids = (request_id, *(_id_of_sibling(request_id, index) for index in range(1, num_answers)))
+        if request_id in self._groups or not self._outputs.keys().isdisjoint(ids):
             raise InvalidArgumentError(f"Request id {request_id!r} is in use; give each request an id of its own.")
-        if not token_ids:
-            raise InvalidArgumentError("The prompt is empty; give it at least one token.")
-        limit = self.planned.max_model_len
-        if len(token_ids) >= limit:
-            raise ContextLengthError(
-                f"The prompt has {len(token_ids)} tokens and the context holds {limit}, with at least one for the "
-                "answer. Shorten the prompt, or raise --max-model-len if the model allows it."
-            )
-        vocab_size = self.planned.model.config.vocab_size
-        for token_id in (*token_ids, *params.stop_token_ids):
-            if not 0 <= token_id < vocab_size:
-                raise InvalidArgumentError(
-                    f"Token id {token_id} is out of range: the vocabulary has {vocab_size} entries, numbered from 0."
-                )
 
 
-def _make_cache(planned: PlannedModel) -> KVCache:
+def _id_of_sibling(request_id: str, index: int) -> str:
+    return f"{request_id}/{index}"
+
+
+def _make_cache(planned: PlannedModel, swap_store: SwapStore | None) -> KVCache:
     pool = BlockPool(planned.num_kv_blocks)
     prefix_cache = None
     if planned.config.enable_prefix_caching:
         salt = repr((str(planned.source.path), planned.dtype.label, planned.config.quantization))
         prefix_cache = HashedPrefixCache(pool, planned.cache_spec.block_size, salt.encode())
     spec, max_model_len = planned.cache_spec, planned.max_model_len
-    return KVCache(spec, planned.num_kv_blocks, max_model_len, prefix_cache=prefix_cache, pool=pool)
+    return KVCache(
+        spec, planned.num_kv_blocks, max_model_len, prefix_cache=prefix_cache, swap_store=swap_store, pool=pool
+    )

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from aethermind.cache.spec import KVCacheSpec
 from aethermind.dispatch import Fallback
 from aethermind.engine.config import EngineConfig
-from aethermind.engine.model_graph import build_step_graph
+from aethermind.engine.model_graph import GraphKey, Part, StepGraphs
 from aethermind.engine.weight_formats import WeightFormats
 from aethermind.errors import InvalidArgumentError, OutOfMemoryError
 from aethermind.graph.compile import Compiled, compile_graph
+from aethermind.graph.ir import without_unused_nodes
 from aethermind.hal.dtype import DType
 from aethermind.log import get_logger
 from aethermind.model.architecture import CausalLM
@@ -24,16 +25,21 @@ from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.schema import TensorType
 from aethermind.ops.weight_format import WeightFormat
 from aethermind.runtime import OpenDevice, Runtime
-from aethermind.sampling.params import MAX_STOP_TOKEN_IDS
+from aethermind.sampling.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import TensorSource
+    from aethermind.engine.policies import SchedulingPolicy
     from aethermind.model.input_processor import InputProcessor
     from aethermind.model.source import ModelSource
+    from aethermind.sampling.registry import LogitsProcessorRegistry
 
 __all__ = ["PlannedModel", "open_input_processor", "open_weights", "plan_model"]
 
 logger = get_logger(__name__)
+
+_ROWS_OF_TEXT = {Part.SCORES: 64, Part.HIDDEN_STATES: 1 << 30}
+"""Rows at a time where all of a text count: few where each takes a row of logits, else as many as tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,30 +67,29 @@ class PlannedModel:
     compiled: Compiled
     computed: Mapping[str, Any]
     weight_formats: Mapping[str, WeightFormat]
+    logits_processors: LogitsProcessorRegistry
     create_input_processor: Callable[[TensorSource], InputProcessor] | None
+    policy: SchedulingPolicy
 
     @property
     def parameter_types(self) -> dict[str, TensorType]:
         """The dtype and shape of every parameter, computed ones included."""
         return {value.name: value.type for value in self.compiled.graph.parameters}
 
-    def compile(self, *, is_adjusted: bool, has_embeddings: bool = False, fuse: bool = True) -> Compiled:
+    def compile(self, key: GraphKey = GraphKey(), *, fuse: bool = True) -> Compiled:  # noqa: B008 - a constant
         """Compile a variant of the step's graph (see `model_graph`)."""
-        builder = build_step_graph(
-            self.model,
-            self.operators,
-            self.cache_spec,
-            self.num_kv_blocks,
-            self.max_model_len,
-            self.dtype,
-            is_adjusted=is_adjusted,
-            has_embeddings=has_embeddings,
+        graphs = StepGraphs(
+            self.model, self.operators, self.cache_spec, self.num_kv_blocks, self.max_model_len, self.dtype
         )
+        graph = without_unused_nodes(graphs.build(key).finish())
+        symbols = dict(self.compiled.plan.symbols)
+        if key.part in _ROWS_OF_TEXT:
+            symbols["R"] = max(symbols["R"], min(symbols["T"], _ROWS_OF_TEXT[key.part]))
         return _compile(
-            builder.finish(),
+            graph,
             self.operators,
             self.open_device,
-            self.compiled.plan.symbols,
+            symbols,
             self.config,
             self.weight_formats,
             fuse=fuse,
@@ -97,6 +102,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     `options` are fields of EngineConfig.
     """
     config = config or EngineConfig(**options)
+    policy = runtime.policies.make(config.scheduling_policy)
     source = runtime.open_source(model)
     raw = source.config()
     name = architecture_name(raw, source.path)
@@ -104,7 +110,12 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     causal_lm = architecture.create(raw)
     decoder = causal_lm.config
     formats = WeightFormats.choose(runtime.weight_formats, config.quantization, config.lm_head)
-    opened = runtime.open_device(config.device, fallback=Fallback(config.fallback), num_threads=config.num_threads)
+    opened = runtime.open_device(
+        config.device,
+        fallback=Fallback(config.fallback),
+        num_threads=config.num_threads,
+        is_deterministic=config.deterministic,
+    )
     dtype = _choose_dtype(config.dtype, decoder.dtype, opened.backend.capabilities.dtypes, opened.backend.name)
     cache = KVCacheSpec(
         decoder.num_hidden_layers, decoder.num_key_value_heads, decoder.head_dim, dtype.label, config.block_size
@@ -115,7 +126,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     max_model_len = min(wanted_len, num_blocks * config.block_size)
     generation = source.generation()
     eos_token_ids = _eos_token_ids(decoder, generation)
-    builder = build_step_graph(causal_lm, runtime.operators, cache, num_blocks, max_model_len, dtype, is_adjusted=False)
+    builder = StepGraphs(causal_lm, runtime.operators, cache, num_blocks, max_model_len, dtype).build()
     symbols = _greatest_symbols(config, max_model_len, cache, decoder.vocab_size, len(eos_token_ids))
     factory = runtime.input_processors.find(name)
     graph = builder.finish()
@@ -139,7 +150,9 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
         compiled,
         builder.constants,
         weight_formats,
+        runtime.logits_processors,
         None if factory is None else partial(factory.create, raw),
+        policy,
     )
 
 
@@ -206,7 +219,8 @@ def _greatest_symbols(
         "R": rows,
         "B": cache.num_blocks_for(max_model_len),
         "X": rows * min(max_model_len, vocab_size),
-        "Y": rows * (MAX_STOP_TOKEN_IDS + num_eos),
+        "Y": rows * min(MAX_STOP_TOKEN_IDS + num_eos + 2 * MAX_BAD_WORDS, vocab_size),
+        "Z": rows * min(MAX_LOGIT_BIAS + max_model_len, vocab_size),
         "E": config.max_num_batched_tokens,
     }
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from aethermind.cache.kv_cache import KVCache
 from aethermind.engine.batch import BatchWriter
+from aethermind.engine.decision import ScheduleDecision
 from aethermind.engine.embedding_rows import EmbeddingRows, needs_embeddings
 from aethermind.engine.loader import PlannedModel, open_weights
+from aethermind.engine.logits_processors import process_logits
+from aethermind.engine.logprobs import TokenLogprobs, read_logprobs
+from aethermind.engine.model_graph import GraphKey, Part
 from aethermind.engine.request import Request
-from aethermind.engine.scheduler import ScheduleDecision
 from aethermind.graph.compile import Compiled
 from aethermind.graph.constants import ConstantStore
 from aethermind.graph.executor import Executor
@@ -20,43 +23,27 @@ from aethermind.graph.hooks import HookRegistry
 from aethermind.hal.tensor import Tensor
 from aethermind.ops.dims import resolve
 from aethermind.ops.schema import TensorType
-from aethermind.sampling.rows import SamplingRows, needs_adjusted_logits
+from aethermind.sampling.rows import AdjustmentSizes, SamplingRows, needs_adjusted_logits
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["ModelRunner", "SampledToken", "StepObserver", "TokenLogprobs"]
+__all__ = ["ModelRunner", "SampledToken", "StepObserver"]
+
+_PLAIN = GraphKey()
 
 StepObserver = Callable[[Executor, tuple[int, ...], ScheduleDecision], None]
 """Runs a step in place of `executor.run(symbols)`, to see how it goes."""
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log probabilities of one step, before temperature and penalties: the chosen token's, and the most likely ones
-    in order.
-    """
-
-    logprob: float
-    rank: int
-    top: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The next token of a request."""
+    """The next token of a request; `failure` says why there is none that it could take."""
 
     request: Request
     token_id: int
     logprobs: TokenLogprobs | None = None
-
-
-class _VariantKey(NamedTuple):
-    """What some steps need and most do not."""
-
-    is_adjusted: bool = False
-    has_embeddings: bool = False
-    fuse: bool = True
+    failure: str | None = None
 
 
 class _Variant:
@@ -64,8 +51,17 @@ class _Variant:
 
     def __init__(self, executor: Executor, cache: KVCache) -> None:
         self.executor = executor
-        self.batch = BatchWriter(executor.host_inputs, cache)
-        self.rows = SamplingRows(executor.host_inputs)
+        self._cache = cache
+
+    @cached_property
+    def batch(self) -> BatchWriter:
+        """Of variants that begin with tokens."""
+        return BatchWriter(self.executor.host_inputs, self._cache)
+
+    @cached_property
+    def rows(self) -> SamplingRows:
+        """Of variants that end in sampled tokens."""
+        return SamplingRows(self.executor.host_inputs)
 
     @cached_property
     def embeddings(self) -> EmbeddingRows:
@@ -98,7 +94,7 @@ class ModelRunner:
         )
         self._on_progress = on_progress
         self._plain = self._prepare(planned.compiled)
-        self._variants = {_VariantKey(): self._plain}
+        self._variants = {(_PLAIN, True): self._plain}
         self.hooks = HookRegistry(self._value_names)
         self.observer: StepObserver | None = None
 
@@ -119,45 +115,50 @@ class ModelRunner:
 
     def run(self, decision: ScheduleDecision) -> list[SampledToken]:
         """Compute a step: the KV of its tokens, and a sampled token for each row that needs logits."""
-        is_adjusted = any(entry.needs_logits and needs_adjusted_logits(entry.request) for entry in decision.scheduled)
-        has_embeddings = needs_embeddings(decision)
+        wanted = _PLAIN
+        has_processors = False
+        for entry in decision.scheduled:
+            if entry.needs_logits and not entry.request.params.is_plain:
+                wanted, has_processors = _needs(decision)
+                break
+        if needs_embeddings(decision):
+            wanted = wanted._replace(has_embeddings=True)
+        model = GraphKey(has_embeddings=wanted.has_embeddings) if has_processors else wanted
         hooks = self.hooks
-        is_plain = not (is_adjusted or has_embeddings or hooks.is_active)
-        variant = self._plain if is_plain else self._variant(_VariantKey(is_adjusted, has_embeddings, hooks.fuse))
+        is_plain = model == _PLAIN and not hooks.is_active
+        variant = self._plain if is_plain else self._variant(model, hooks.fuse)
         self._copy_blocks(decision.copies)
         sampled, width = variant.batch.write(decision)
-        variant.rows.fill(sampled)
-        num_seen, num_held_back = variant.rows.fill_adjustments(sampled) if is_adjusted else (0, 0)
-        num_embeddings = variant.embeddings.fill(decision) if has_embeddings else 0
+        sizes = self._fill_rows(variant, model, sampled)
+        num_embeddings = variant.embeddings.fill(decision) if wanted.has_embeddings else 0
         symbols = (
             decision.num_batched_tokens,
             len(decision.scheduled),
             len(sampled),
             width,
-            num_seen,
-            num_held_back,
+            *sizes,
             num_embeddings,
         )
-        if hooks.is_active:
-            hooks.run(variant.executor, symbols, decision.phase, decision.num_batched_tokens)
-        elif self.observer is not None:
-            self.observer(variant.executor, symbols, decision)
-        else:
-            variant.executor.run(symbols)
+        failures = self._run(variant, model, symbols, sampled, decision)
         variant.executor.synchronize()
         if not sampled:
             return []
-        token_ids = variant.executor.output("token_ids", symbols).tolist()
-        logprobs = self._logprobs(variant, symbols, sampled) if is_adjusted else [None] * len(sampled)
-        return [SampledToken(*row) for row in zip(sampled, token_ids, logprobs, strict=True)]
+        if has_processors:
+            logits = variant.executor.output("logits", symbols)
+            return self._sample_processed(wanted, sampled, logits)
+        return self._tokens(variant, model, symbols, sampled, failures)
+
+    def executor_of(self, part: Part) -> Executor:
+        """The executor of a graph that is about texts instead of steps."""
+        return self._variant(GraphKey(part=part)).executor
 
     def prepare_embeddings(self) -> None:
         """Compile the steps that have embeddings, so that a model that cannot take them says so before one runs."""
-        self._variant(_VariantKey(has_embeddings=True))
+        self._variant(GraphKey(has_embeddings=True))
 
     def logits(self, num_rows: int) -> np.ndarray[Any, Any]:
         """The logits of the last plain, fused step, float32 [num_rows, V]; a view that the next step overwrites."""
-        logits: np.ndarray[Any, Any] = self._plain.executor.output("logits", (0, 0, num_rows, 0, 0, 0, 0))
+        logits: np.ndarray[Any, Any] = self._plain.executor.output("logits", (0, 0, num_rows, 0, 0, 0, 0, 0))
         return logits
 
     def _prepare(self, compiled: Compiled) -> _Variant:
@@ -165,15 +166,84 @@ class ModelRunner:
         executor = Executor(compiled.plan, self._backend, self._device, self.constants, self._states)
         return _Variant(executor, self._cache)
 
-    def _variant(self, key: _VariantKey) -> _Variant:
-        variant = self._variants.get(key)
+    def _variant(self, key: GraphKey, fuse: bool = True) -> _Variant:
+        variant = self._variants.get((key, fuse))
         if variant is None:
-            variant = self._variants[key] = self._prepare(self.planned.compile(**key._asdict()))
+            variant = self._variants[key, fuse] = self._prepare(self.planned.compile(key, fuse=fuse))
         return variant
 
+    def _fill_rows(self, variant: _Variant, key: GraphKey, sampled: list[Request]) -> AdjustmentSizes:
+        variant.rows.fill(sampled)
+        return variant.rows.fill_adjustments(sampled) if key.is_adjusted else (0, 0, 0)
+
+    def _run(
+        self,
+        variant: _Variant,
+        key: GraphKey,
+        symbols: tuple[int, ...],
+        sampled: list[Request],
+        decision: ScheduleDecision,
+    ) -> dict[int, str]:
+        """Run a step; masks are made while the device computes. Returns by row why an answer cannot go on."""
+        hooks, failures = self.hooks, dict[int, str]()
+        if key.has_mask and not hooks.is_active and self.observer is None:
+            variant.executor.run_filling(
+                symbols, "token_mask", lambda: failures.update(variant.rows.fill_masks(sampled))
+            )
+            return failures
+        if key.has_mask:
+            failures = variant.rows.fill_masks(sampled)
+        if hooks.is_active:
+            hooks.run(variant.executor, symbols, decision.phase, decision.num_batched_tokens)
+        elif self.observer is not None:
+            self.observer(variant.executor, symbols, decision)
+        else:
+            variant.executor.run(symbols)
+        return failures
+
+    def _sample_processed(
+        self, wanted: GraphKey, sampled: list[Request], logits: np.ndarray[Any, Any]
+    ) -> list[SampledToken]:
+        """Sample from logits that requests' own processors have changed on the host."""
+        key = GraphKey(wanted.is_adjusted, wanted.has_mask, part=Part.SAMPLER)
+        variant = self._variant(key)
+        rows = variant.executor.host_inputs["logits"][: logits.size].reshape(logits.shape)
+        rows[:] = logits
+        failures = {}
+        for row, request in enumerate(sampled):
+            if request.controls is not None and (failure := process_logits(request, rows[row])) is not None:
+                failures[row] = failure
+        symbols = (0, 0, len(sampled), 0, *self._fill_rows(variant, key, sampled), 0)
+        if key.has_mask:
+            failures |= variant.rows.fill_masks(sampled)
+        variant.executor.run(symbols)
+        variant.executor.synchronize()
+        return self._tokens(variant, key, symbols, sampled, failures)
+
+    def _tokens(
+        self,
+        variant: _Variant,
+        key: GraphKey,
+        symbols: tuple[int, ...],
+        sampled: list[Request],
+        failures: dict[int, str],
+    ) -> list[SampledToken]:
+        token_ids = variant.executor.output("token_ids", symbols).tolist()
+        if key == _PLAIN:
+            return [SampledToken(request, token_id) for request, token_id in zip(sampled, token_ids, strict=True)]
+        logprobs = self._logprobs(variant, symbols, sampled) if key.is_adjusted else [None] * len(sampled)
+        if key.has_mask:
+            for row, token_id in enumerate(token_ids):
+                if not variant.rows.allows(row, token_id):
+                    failures.setdefault(row, "what is asked of its tokens leaves none of them")
+        return [
+            SampledToken(*token, failures.get(row))
+            for row, token in enumerate(zip(sampled, token_ids, logprobs, strict=True))
+        ]
+
     def _value_names(self, fuse: bool) -> list[str]:
-        """The values that steps compute, those of adjusted steps among them."""
-        plans = [self.planned.compile(is_adjusted=is_adjusted, fuse=fuse).plan for is_adjusted in (False, True)]
+        """The values that steps compute, those of adjusted and masked steps among them."""
+        plans = [self.planned.compile(key, fuse=fuse).plan for key in (_PLAIN, GraphKey(True), GraphKey(False, True))]
         return list(dict.fromkeys(name for plan in plans for step in plan.steps for name in step.names))
 
     def _state(self, type: TensorType) -> Tensor:
@@ -194,13 +264,14 @@ class ModelRunner:
     def _logprobs(
         self, variant: _Variant, symbols: tuple[int, ...], sampled: list[Request]
     ) -> list[TokenLogprobs | None]:
-        if all(request.params.logprobs is None for request in sampled):
+        wanted = [request.params.logprobs for request in sampled]
+        if all(one is None for one in wanted):
             return [None] * len(sampled)
-        names = ("logprob", "rank", "top_ids", "top_logprobs")
-        columns = [variant.executor.output(name, symbols).tolist() for name in names]
-        found: list[TokenLogprobs | None] = []
-        for request, logprob, rank, ids, values in zip(sampled, *columns, strict=True):
-            wanted = request.params.logprobs
-            top = tuple((token, value) for token, value in zip(ids, values, strict=True) if token >= 0)
-            found.append(None if wanted is None else TokenLogprobs(logprob, rank, top[:wanted]))
-        return found
+        return read_logprobs(variant.executor, symbols, wanted)
+
+
+def _needs(decision: ScheduleDecision) -> tuple[GraphKey, bool]:
+    """Which graph a step needs, embeddings aside, and whether the host changes logits."""
+    requests = [entry.request for entry in decision.scheduled if entry.needs_logits]
+    key = GraphKey(any(map(needs_adjusted_logits, requests)), any(request.params.is_masked for request in requests))
+    return key, any(request.params.logits_processors for request in requests)

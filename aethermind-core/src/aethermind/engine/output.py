@@ -27,8 +27,8 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One answer. `finish_reason` is None while it grows, then stop, length or abort; `stop_reason` is the stop
-    string or token.
+    """One of the answers to a prompt. `finish_reason` is None while it grows, then stop, length or abort;
+    `stop_reason` is the stop string or token.
     """
 
     index: int
@@ -43,6 +43,8 @@ class CompletionOutput:
 class RequestOutput:
     """A request with its answers so far; the last one has `finished` set. `error` says in words why it was aborted
     by the engine. `num_cached_tokens` of the prompt were not computed, because an earlier request had.
+
+    `prompt_logprobs`, where asked for, has an entry for each token of the prompt; that of the first is None.
     """
 
     request_id: str
@@ -53,3 +55,4 @@ class RequestOutput:
     metrics: RequestMetrics
     error: str | None = None
     num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

@@ -10,10 +10,10 @@ from aethermind.text.detokenizer import Detokenizer
 from aethermind.text.stop import StopChecker
 
 if TYPE_CHECKING:
-    from aethermind.engine.model_runner import TokenLogprobs
+    from aethermind.engine.logprobs import TokenLogprobs
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["OutputBuilder"]
+__all__ = ["OutputBuilder", "named_logprobs"]
 
 
 class OutputBuilder:
@@ -31,12 +31,14 @@ class OutputBuilder:
         "_text",
         "_tokenizer",
         "error",
+        "prompt_logprobs",
         "request",
     )
 
     def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer) -> None:
         self.request = request
         self.error: str | None = None
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._prompt = prompt
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
@@ -53,7 +55,7 @@ class OutputBuilder:
         if self._first_token_s is None:
             self._first_token_s = now
         if logprobs is not None:
-            self._logprobs.append(self._named(token_id, logprobs))
+            self._logprobs.append(named_logprobs(self._tokenizer, token_id, logprobs))
         if reason is FinishReason.STOP:
             self._stop_reason = None if token_id in self.request.eos_token_ids else token_id
             return self._end(reason)
@@ -83,6 +85,7 @@ class OutputBuilder:
             metrics,
             self.error,
             request.num_cached_tokens,
+            self.prompt_logprobs,
         )
 
     def _emit(self, delta: str) -> bool:
@@ -105,8 +108,10 @@ class OutputBuilder:
             self._text += self._stop.flush()
         return reason
 
-    def _named(self, token_id: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:
-        text = self._tokenizer.token_text
-        named = {token: Logprob(value, rank, text(token)) for rank, (token, value) in enumerate(logprobs.top, start=1)}
-        named.setdefault(token_id, Logprob(logprobs.logprob, logprobs.rank, text(token_id)))
-        return named
+
+def named_logprobs(tokenizer: Tokenizer, token_id: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:
+    """By token id, with the texts of tokens: the most likely ones in order, and the token itself."""
+    text = tokenizer.token_text
+    named = {token: Logprob(value, rank, text(token)) for rank, (token, value) in enumerate(logprobs.top, start=1)}
+    named.setdefault(token_id, Logprob(logprobs.logprob, logprobs.rank, text(token_id)))
+    return named

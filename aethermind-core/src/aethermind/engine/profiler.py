@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from aethermind.engine.scheduler import ScheduleDecision
+from aethermind.engine.decision import ScheduleDecision
+from aethermind.engine.roofline import StepShape, Work, add_up, calls_of, work_of
 from aethermind.graph.executor import Executor
-from aethermind.graph.plan import Place, Plan, Step
+from aethermind.graph.plan import Step
 from aethermind.ops.cost import Call, Cost, cost_of
-from aethermind.ops.dims import resolve
 from aethermind.ops.operator import OperatorRegistry
-from aethermind.ops.schema import TensorType
+
+if TYPE_CHECKING:
+    from aethermind.hal.backend import MeasuredLimits
 
 __all__ = ["CallProfile", "Profiler", "StepProfile", "Total", "total"]
 
@@ -31,7 +33,8 @@ K = TypeVar("K", bound=Hashable)
 class CallProfile:
     """One kernel call: `name` is that of its first value, `layer` None outside the layers, `seconds` a median.
 
-    `inputs` are their types as text, absent ones left out.
+    `inputs` are their types as text, absent ones left out. `cost` counts everything that is read and written, `work`
+    what bounds the call.
     """
 
     name: str
@@ -41,6 +44,7 @@ class CallProfile:
     inputs: tuple[str, ...]
     seconds: float
     cost: Cost
+    work: Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,78 +89,72 @@ class Profiler:
             executor.synchronize()
             unmarked.append(time.perf_counter() - started)
             marked.append(executor.run_timed(symbols))
-        sequences = tuple((count, request.num_computed_tokens + count) for request, count, _ in decision.scheduled)
-        sizes = dict(zip(executor.plan.symbols, symbols, strict=True))
-        timed = zip(executor.plan.steps, executor.plan.layers(), zip(*marked, strict=True), strict=True)
+        shape = StepShape.of(symbols, decision)
         plan = executor.plan
-        calls = tuple(self._profile(plan, step, layer, median(times), sizes, sequences) for step, layer, times in timed)
+        timed = zip(
+            plan.steps,
+            calls_of(plan, self._operators, shape),
+            plan.layers(),
+            map(median, zip(*marked, strict=True)),
+            strict=True,
+        )
         profile = StepProfile(
             decision.phase,
             decision.num_batched_tokens,
-            sum(held for _, held in sequences),
-            calls,
+            sum(held for _, held in shape.sequences),
+            tuple(self._profile(*one) for one in timed),
             median(map(sum, marked)),
             median(unmarked),
         )
         self.steps.append(profile)
 
-    def _profile(
-        self,
-        plan: Plan,
-        step: Step,
-        layer: int | None,
-        seconds: float,
-        sizes: dict[str, int],
-        sequences: tuple[tuple[int, int], ...],
-    ) -> CallProfile:
+    def _profile(self, step: Step, call: Call, layer: int | None, seconds: float) -> CallProfile:
         operator = self._operators[step.kernel.operator]
-        given = {
-            spec.name: operand
-            for spec, operand in zip(operator.schema.inputs, step.inputs, strict=True)
-            if operand is not None
-        }
-        inputs = {name: _sized(operand.type, sizes) for name, operand in given.items()}
-        stored = {
-            name: plan.constant_bytes(operand) for name, operand in given.items() if operand.place is Place.CONSTANT
-        }
-        computed = zip(operator.schema.outputs, step.outputs, strict=True)
-        outputs = {spec.name: _sized(operand.type, sizes) for spec, operand in computed}
-        cost = cost_of(operator, Call(inputs, outputs, step.attributes, sequences, stored))
-        texts = tuple(map(str, inputs.values()))
-        return CallProfile(step.source, operator.name, step.kernel.name, layer, texts, seconds, cost)
+        return CallProfile(
+            step.source,
+            operator.name,
+            step.kernel.name,
+            layer,
+            tuple(map(str, call.inputs.values())),
+            seconds,
+            cost_of(operator, call),
+            work_of(operator, step, call),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
     """Several calls together."""
 
-    num_calls: int = 0
-    seconds: float = 0.0
-    cost: Cost = field(default_factory=Cost)
-
-    def plus(self, call: CallProfile) -> Total:
-        """These and one more."""
-        return Total(self.num_calls + 1, self.seconds + call.seconds, self.cost + call.cost)
+    calls: tuple[CallProfile, ...]
 
     @property
-    def bytes_per_s(self) -> float | None:
-        """Bytes moved per second; None where no time passed."""
-        return (self.cost.bytes_read + self.cost.bytes_written) / self.seconds if self.seconds > 0 else None
+    def seconds(self) -> float:
+        """Their times added up."""
+        return sum(call.seconds for call in self.calls)
 
     @property
-    def flops_per_s(self) -> float | None:
-        """Operations per second; None where no time passed."""
-        return self.cost.flops / self.seconds if self.seconds > 0 else None
+    def cost(self) -> Cost:
+        """Everything that they read, write and compute."""
+        return sum((call.cost for call in self.calls), Cost())
+
+    def memory_s(self, limits: MeasuredLimits) -> float:
+        """Seconds at the full bandwidth."""
+        return sum(call.work.memory_s(limits) for call in self.calls)
+
+    def arithmetic_s(self, limits: MeasuredLimits) -> float | None:
+        """Seconds at the peak rates of the arithmetic they use; None where one is not known."""
+        return add_up(call.work.arithmetic_s(limits) for call in self.calls)
+
+    def least_s(self, limits: MeasuredLimits) -> float | None:
+        """Seconds that they take at least, one after the other."""
+        return add_up(call.work.least_s(limits) for call in self.calls)
 
 
 def total(steps: Iterable[StepProfile], key: Callable[[CallProfile], K]) -> dict[K, Total]:
     """The calls of several steps added up by a key, in the order in which the keys come up."""
-    found: dict[K, Total] = {}
+    found: dict[K, list[CallProfile]] = {}
     for step in steps:
         for call in step.calls:
-            found[key(call)] = found.get(key(call), Total()).plus(call)
-    return found
-
-
-def _sized(type: TensorType, sizes: dict[str, int]) -> TensorType:
-    return TensorType(type.dtype, resolve(type.shape, sizes))
+            found.setdefault(key(call), []).append(call)
+    return {one: Total(tuple(calls)) for one, calls in found.items()}

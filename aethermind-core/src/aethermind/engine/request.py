@@ -6,12 +6,16 @@ from collections.abc import Iterable, Sequence
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
+from aethermind.engine.request_options import RequestOptions
 from aethermind.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from aethermind.model.input_processor import EmbeddingSpan
+    from aethermind.sampling.controls import TokenControls
 
 __all__ = ["FinishReason", "Request", "RequestState"]
+
+_NO_OPTIONS = RequestOptions()
 
 
 class RequestState(Enum):
@@ -22,7 +26,7 @@ class RequestState(Enum):
     RUNNING = "running"
     """Holds KV blocks and is computed step by step."""
     PREEMPTED = "preempted"
-    """Gave its blocks up for others; waits to recompute its prompt and what it had generated."""
+    """Gave its blocks up for others; waits to go on, from what was swapped out or by computing all of it again."""
     FINISHED = "finished"
 
 
@@ -47,6 +51,8 @@ class Request:
     __slots__ = (
         "all_token_ids",
         "arrival",
+        "controls",
+        "deadline",
         "embeddings",
         "embeddings_end",
         "eos_token_ids",
@@ -57,6 +63,7 @@ class Request:
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_tokens_at_resume",
         "output_token_ids",
         "params",
         "priority",
@@ -75,16 +82,16 @@ class Request:
         arrival: float,
         *,
         max_model_len: int,
-        priority: int = 0,
+        options: RequestOptions = _NO_OPTIONS,
         seed: int = 0,
         eos_token_ids: Iterable[int] = (),
         embeddings: Sequence[EmbeddingSpan] = (),
+        controls: TokenControls | None = None,
     ) -> None:
         """Make a waiting request.
 
-        `arrival` is in seconds of the engine's clock. A smaller `priority` is more urgent. `seed` counts when
-        `params.seed` is None. The prompt must hold at least one token and be shorter than `max_model_len`:
-        whoever takes it from a user has checked that.
+        `arrival` is in seconds of the engine's clock. `seed` counts when `params.seed` is None. The prompt must hold
+        at least one token and be shorter than `max_model_len`: whoever takes it from a user has checked that.
         """
         assert 0 < len(prompt_token_ids) < max_model_len, (
             f"request {request_id}: {len(prompt_token_ids)} prompt tokens in a context of {max_model_len}"
@@ -93,21 +100,24 @@ class Request:
         self.prompt_token_ids = list(prompt_token_ids)
         self.params = params
         self.arrival = arrival
-        self.priority = priority
+        self.priority = options.priority
+        self.deadline = None if options.deadline_ms is None else arrival + options.deadline_ms / 1e3
+        """When the answer should be complete, in seconds of the engine's clock."""
         self.seed = seed if params.seed is None else params.seed
         self.eos_token_ids = frozenset(eos_token_ids)
         self.stop_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self.stop_token_ids |= self.eos_token_ids
         """The ids that end this request: its own, and the model's unless `ignore_eos`."""
+        self.controls = controls
+        """What sampling needs besides the parameters; None for most requests."""
         self.embeddings = tuple(embeddings)
         """What the model sees at some positions of the prompt instead of the embeddings of their token ids."""
         self.embeddings_end = self.embeddings[-1].end if self.embeddings else 0
         self.extra_key = b"".join(span.digest() for span in self.embeddings)
         """What keys and values depend on besides token ids."""
         self.num_prompt_tokens = len(self.prompt_token_ids)
-        max_output_tokens = max_model_len if params.max_tokens is None else params.max_tokens
-        self.max_total_tokens = min(max_model_len, self.num_prompt_tokens + max_output_tokens)
+        self.max_total_tokens = options.max_total_tokens(self.num_prompt_tokens, params.max_tokens, max_model_len)
         """Prompt and output tokens at which the request ends."""
         self.all_token_ids = list(self.prompt_token_ids)
         """Prompt and output in one growing list."""
@@ -116,6 +126,8 @@ class Request:
         self.num_cached_tokens = 0
         """Leading prompt tokens whose KV was known when the request was first admitted."""
         self.num_preemptions = 0
+        self.num_tokens_at_resume = 0
+        """Prompt and output tokens there were when it was let in again after a preemption."""
         self.state = RequestState.WAITING
         self.finish_reason: FinishReason | None = None
 
@@ -133,6 +145,11 @@ class Request:
     def is_prefilling(self) -> bool:
         """Whether more than the newest token is still to be computed: a prompt, or all after a preemption."""
         return len(self.all_token_ids) - self.num_computed_tokens > 1
+
+    @property
+    def is_just_resumed(self) -> bool:
+        """Whether it was preempted and has generated nothing since it was let in again."""
+        return self.num_preemptions > 0 and len(self.all_token_ids) == self.num_tokens_at_resume
 
     @property
     def is_finished(self) -> bool:

@@ -1,123 +1,81 @@
 """Who computes what in the next step: decodes first, then prefill chunks, then newcomers.
 
-The scheduler knows requests and the cache's bookkeeping, no device and no clock: `now` is given. It keeps no
-list of its own; it moves requests between the caller's `waiting` and `running`, and the cache's reservations
-with them.
+The scheduler knows requests and the cache's bookkeeping, no device and no clock: `now` is given, and so are the limits
+of the step. It keeps no list of its own; it moves requests between the caller's `waiting` and `running`, and the
+cache's reservations with them. The same calls lead to the same decisions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from aethermind.cache.kv_cache import KVCache
 from aethermind.cache.outcome import Outcome
+from aethermind.cache.states import CacheState
+from aethermind.engine.decision import RejectedRequest, ScheduleDecision, ScheduledRequest, StepBudget
 from aethermind.engine.policies import FirstComeFirstServed, SchedulingPolicy
+from aethermind.engine.preemption import PreemptionCosts
 from aethermind.engine.request import FinishReason, Request, RequestState
-from aethermind.errors import InvalidArgumentError
+from aethermind.engine.waiting_queue import WaitingQueue
 
-__all__ = ["RejectedRequest", "ScheduleDecision", "ScheduledRequest", "Scheduler", "SchedulerConfig"]
+__all__ = ["MAX_PREEMPTIONS", "Scheduler"]
 
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Limits of a step. Raises `InvalidArgumentError` where they leave a running request without a token."""
-
-    max_num_seqs: int = 64
-    """The most requests running at once."""
-    max_num_batched_tokens: int = 512
-    """The most tokens computed in a step; also the largest prefill chunk."""
-
-    def __post_init__(self) -> None:
-        if self.max_num_seqs < 1:
-            raise InvalidArgumentError(f"max_num_seqs is {self.max_num_seqs} but must be an integer of 1 or more.")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise InvalidArgumentError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens} but must be at least max_num_seqs "
-                f"({self.max_num_seqs}), a token for each running request; raise it or lower max_num_seqs."
-            )
-
-
-class ScheduledRequest(NamedTuple):
-    """One request's share of a step: its next `num_tokens` tokens, and whether one is sampled from them."""
-
-    request: Request
-    num_tokens: int
-    needs_logits: bool
-
-
-class RejectedRequest(NamedTuple):
-    """A request that cannot be served even alone, with the numbers that say so."""
-
-    request: Request
-    num_tokens: int
-    """Tokens whose KV would have to be in the cache."""
-    capacity_tokens: int
-    """Tokens that fit when a sequence has the whole cache."""
-    num_available_blocks: int
-    """Blocks there were when it was refused."""
-
-
-@dataclass(slots=True)
-class ScheduleDecision:
-    """What the next step computes. The scheduler fills it in; everybody else reads."""
-
-    scheduled: list[ScheduledRequest] = field(default_factory=list)
-    """Decodes first, then prefill chunks, newcomers last."""
-    preempted: list[Request] = field(default_factory=list)
-    """Moved back to the front of `waiting`, their blocks released."""
-    rejected: list[RejectedRequest] = field(default_factory=list)
-    """Taken from both lists, their blocks released; the caller finishes them with an error."""
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    """`(source, destination)` blocks to copy, in order, before the step runs."""
-    num_batched_tokens: int = 0
-    """Tokens of the step."""
-    num_decodes: int = 0
-    """How many leading entries of `scheduled` are decodes of one token."""
-
-    @property
-    def phase(self) -> str:
-        """`prefill` where no entry is a decode, `decode` where all are, else `mixed`."""
-        if self.num_decodes == 0:
-            return "prefill"
-        return "decode" if self.num_decodes == len(self.scheduled) else "mixed"
+MAX_PREEMPTIONS = 4
+"""How often a request gives way. After that it is let in only where nobody will ever need its room."""
 
 
 class _Step(NamedTuple):
     """What the slower ways through a step share."""
 
     now: float
-    waiting: list[Request]
+    waiting: WaitingQueue
     running: list[Request]
+    budget: StepBudget
     decision: ScheduleDecision
+
+    def chunk(self, remaining: int) -> int:
+        """How many of a prompt's `remaining` tokens the step can still take."""
+        room = self.budget.max_num_batched_tokens - self.decision.num_batched_tokens
+        return min(remaining, room, self.budget.max_prefill_chunk or remaining)
 
 
 class Scheduler:
-    """Continuous batching with chunked prefill over one KV cache; preemption recomputes."""
+    """Continuous batching with chunked prefill over one KV cache.
 
-    __slots__ = ("_cache", "_policy", "config")
+    A victim gives way by swapping where `costs` prefers that and the cache has room outside, else by recomputation.
+    Without `costs` it is always recomputed.
+    """
 
-    def __init__(self, config: SchedulerConfig, cache: KVCache, policy: SchedulingPolicy | None = None) -> None:
-        self.config = config
+    __slots__ = ("_cache", "_costs", "policy")
+
+    def __init__(
+        self, cache: KVCache, policy: SchedulingPolicy | None = None, costs: PreemptionCosts | None = None
+    ) -> None:
         self._cache = cache
-        self._policy: SchedulingPolicy = FirstComeFirstServed() if policy is None else policy
+        self._costs = costs
+        self.policy: SchedulingPolicy = FirstComeFirstServed() if policy is None else policy
 
-    def schedule(self, now: float, waiting: list[Request], running: list[Request]) -> ScheduleDecision:
+    def schedule(
+        self, now: float, waiting: WaitingQueue, running: list[Request], budget: StepBudget
+    ) -> ScheduleDecision:
         """Decide the next step and reserve its KV slots.
 
-        Both lists are changed in place: who is admitted moves from `waiting` to `running`, who is preempted
-        goes to the front of `waiting`, who is rejected leaves. After the step has run, call `advance`. A step
-        comes out empty only if nothing can run, or if a request was rejected.
+        Both queues are changed in place: who is admitted moves from `waiting` to `running`, who is preempted goes back
+        to `waiting`, who is rejected leaves. After the step has run, call `advance`. A step comes out empty only if
+        nothing can run, or if a request was rejected.
         """
         decision = ScheduleDecision()
         scheduled = decision.scheduled
         reserve = self._cache.reserve
+        most = budget.max_num_batched_tokens
         prefills: list[Request] = []
         starved: list[Request] = []
         for request in running:
             if len(request.all_token_ids) - request.num_computed_tokens > 1:
                 prefills.append(request)
                 continue
+            if len(scheduled) == most:  # more run than fit since the budget was lowered: the last in sit it out
+                break
             result = reserve(request.request_id, 1)
             if result.outcome is Outcome.OK:
                 scheduled.append(ScheduledRequest(request, 1, True))
@@ -127,8 +85,10 @@ class Scheduler:
                 starved.append(request)
         decision.num_batched_tokens = decision.num_decodes = len(scheduled)
         if starved or prefills or waiting:
-            step = _Step(now, waiting, running, decision)
+            step = _Step(now, waiting, running, budget, decision)
             is_short = self._continue(step, starved, prefills)
+            if is_short and not scheduled and running and not decision.rejected:
+                self._let_one_on(step)
             if waiting and not is_short:
                 self._admit(step)
         return decision
@@ -140,28 +100,31 @@ class Scheduler:
             request.num_computed_tokens += num_tokens
             commit(request.request_id, num_tokens)
 
-    def finish(self, request: Request, reason: FinishReason, waiting: list[Request], running: list[Request]) -> None:
+    def finish(self, request: Request, reason: FinishReason, waiting: WaitingQueue, running: list[Request]) -> None:
         """End a request wherever it is, between steps, and release its blocks."""
         if request.state is RequestState.RUNNING:
             running.remove(request)
             self._cache.release(request.request_id, request.all_token_ids)
         elif request.state is not RequestState.FINISHED:
             waiting.remove(request)
+            self._cache.release(request.request_id)  # holds something only if it was swapped out
         request.state = RequestState.FINISHED
         request.finish_reason = reason
+
+    # -- who runs already ------------------------------------------------------------------------------------
 
     def _continue(self, step: _Step, starved: list[Request], prefills: list[Request]) -> bool:
         """Schedule starved decodes, then prefill chunks. Return whether room was short for anybody."""
         decision = step.decision
         is_short = bool(starved)
         for request in starved:
-            if request.state is RequestState.RUNNING and self._make_room(step, request, 1):
-                decision.scheduled.append(ScheduledRequest(request, 1, True))
+            if request.state is RequestState.RUNNING and step.chunk(1) and self._make_room(step, request, 1):
+                decision.scheduled.insert(decision.num_decodes, ScheduledRequest(request, 1, True))
                 decision.num_decodes += 1
                 decision.num_batched_tokens += 1
         for request in prefills:
             remaining = len(request.all_token_ids) - request.num_computed_tokens
-            chunk = min(remaining, self.config.max_num_batched_tokens - decision.num_batched_tokens)
+            chunk = step.chunk(remaining)
             if request.state is not RequestState.RUNNING or chunk == 0:
                 continue
             if self._make_room(step, request, chunk):
@@ -171,11 +134,21 @@ class Scheduler:
                 is_short = True
         return is_short or bool(decision.preempted)
 
-    def _make_room(self, step: _Step, request: Request, num_tokens: int) -> bool:
-        """Reserve, preempting those who come after `request` in the victim order.
+    def _let_one_on(self, step: _Step) -> None:
+        """Where everybody waits for room, the first in rank takes it, also from those who were just resumed."""
+        request = min(step.running, key=lambda candidate: self._rank(candidate, step.now))
+        remaining = len(request.all_token_ids) - request.num_computed_tokens
+        chunk = step.chunk(remaining)
+        if self._make_room(step, request, chunk, is_last_resort=True):
+            step.decision.scheduled.append(ScheduledRequest(request, chunk, chunk == remaining))
+            step.decision.num_batched_tokens = chunk
+            step.decision.num_decodes = int(remaining == 1)
 
-        A request that is itself the last in that order keeps its blocks and sits the step out: those before
-        it go on, and take its room if they need it. Alone, it can never go on, and is rejected.
+    def _make_room(self, step: _Step, request: Request, num_tokens: int, *, is_last_resort: bool = False) -> bool:
+        """Reserve, preempting those behind `request` in rank, the last first.
+
+        Where there is nobody to preempt, it keeps its blocks and sits the step out: those before it go on, and take
+        its room if they need it. Alone, it can never go on, and is rejected.
         """
         while True:
             result = self._cache.reserve(request.request_id, num_tokens)
@@ -186,75 +159,114 @@ class Scheduler:
                 step.running.remove(request)
                 self._reject(step, request, request.num_computed_tokens + num_tokens)
                 return False
-            victim = max(step.running, key=lambda candidate: self._policy.victim_key(candidate, step.now))
-            if victim is request:
+            victim = self._victim(step, request, is_last_resort)
+            if victim is None:
                 return False
             self._preempt(step, victim)
 
+    def _rank(self, request: Request, now: float) -> tuple[bool, tuple[float, float, str]]:
+        """Who never gives way stands before all others; among equals the policy decides."""
+        key = self.policy.victim_key(request, now)
+        if key is None or request.num_preemptions >= MAX_PREEMPTIONS:
+            return False, self.policy.order_key(request, now) if key is None else key
+        return True, key
+
+    def _victim(self, step: _Step, request: Request, is_last_resort: bool) -> Request | None:
+        """Who of those behind `request` gives way next; as a last resort, also who otherwise would not."""
+        ranked = [(self._rank(other, step.now), other.is_just_resumed, other) for other in step.running]
+        own = self._rank(request, step.now)
+        behind = [entry for entry in ranked if entry[0] > own and (is_last_resort or (entry[0][0] and not entry[1]))]
+        return max(behind, key=lambda entry: entry[0])[2] if behind else None
+
     def _preempt(self, step: _Step, victim: Request) -> None:
-        decision = step.decision
+        decision, cache = step.decision, self._cache
         for index, entry in enumerate(decision.scheduled):
             if entry.request is victim:
                 del decision.scheduled[index]
                 decision.num_batched_tokens -= entry.num_tokens
                 decision.num_decodes -= index < decision.num_decodes
                 break
+        has_copies = False
         if decision.copies:
-            blocks = frozenset(self._cache.block_table(victim.request_id))
+            blocks = frozenset(cache.block_table(victim.request_id))
+            has_copies = any(copy[1] in blocks for copy in decision.copies)
             decision.copies[:] = [copy for copy in decision.copies if copy[1] not in blocks]
-        self._cache.release(victim.request_id, victim.all_token_ids)
-        victim.num_computed_tokens = 0
+        if has_copies or not self._swap_out(victim):
+            cache.release(victim.request_id, victim.all_token_ids)
+            victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         victim.state = RequestState.PREEMPTED
         step.running.remove(victim)
-        step.waiting.insert(0, victim)
+        step.waiting.add(victim, step.now)
         decision.preempted.append(victim)
+
+    def _swap_out(self, victim: Request) -> bool:
+        if self._costs is None or victim.num_computed_tokens == 0:
+            return False
+        spec = self._cache.spec
+        num_bytes = spec.num_blocks_for(victim.num_computed_tokens) * spec.bytes_per_block
+        if not self._costs.prefers_swap(victim.num_computed_tokens, num_bytes):
+            return False
+        return self._cache.swap_out(victim.request_id) is Outcome.OK
+
+    # -- who comes in ----------------------------------------------------------------------------------------
 
     def _admit(self, step: _Step) -> None:
         """Let waiting requests in by the policy's order, and stop at the first that has to wait."""
-        _, waiting, running, decision = step
-        cache, policy = self._cache, self._policy
-        num_seats = self.config.max_num_seqs - len(running)
-        budget = self.config.max_num_batched_tokens - decision.num_batched_tokens
-        if num_seats <= 0 or budget <= 0:
-            return
-        if len(waiting) > 1:
-            waiting.sort(key=lambda request: policy.order_key(request, step.now))
-        num_taken = 0
-        for request in waiting:
+        now, waiting, running, budget, decision = step
+        cache = self._cache
+        num_seats = budget.max_num_seqs - len(running)
+        while num_seats > 0 and step.chunk(1) and (request := waiting.first(now)) is not None:
             num_tokens = request.num_tokens
             if num_tokens > cache.capacity_tokens:
+                waiting.remove(request)
                 self._reject(step, request, num_tokens)
-                num_taken += 1
                 continue
-            if num_seats == 0 or budget == 0:
-                break
             num_blocks = cache.spec.num_blocks_for(num_tokens)
-            if running and not policy.admit(request, num_blocks, cache.num_available_blocks):
+            is_welcome = self.policy.admit(request, num_blocks, cache.num_available_blocks)
+            if running and not (is_welcome and self._can_promise(step, request)):
                 break
-            chunk = self._open(request, budget)
-            if chunk > 0:
-                request.state = RequestState.RUNNING
-                running.append(request)
-                is_last = request.num_computed_tokens + chunk == num_tokens
-                decision.scheduled.append(ScheduledRequest(request, chunk, is_last))
-                decision.num_batched_tokens += chunk
-                budget -= chunk
-                num_seats -= 1
-            elif running:
+            chunk = self._open(step, request)
+            if chunk == 0 and running:
                 break
-            else:
+            waiting.remove(request)
+            if chunk == 0:
                 self._reject(step, request, num_tokens)
-            num_taken += 1
-        del waiting[:num_taken]
+                continue
+            request.state = RequestState.RUNNING
+            request.num_tokens_at_resume = num_tokens
+            running.append(request)
+            is_last = request.num_computed_tokens + chunk == num_tokens
+            decision.scheduled.append(ScheduledRequest(request, chunk, is_last))
+            decision.num_batched_tokens += chunk
+            num_seats -= 1
 
-    def _open(self, request: Request, budget: int) -> int:
-        """Open a sequence, reserve its first chunk, return the chunk's tokens; 0 for lack of room."""
-        opened = self._cache.open(request.request_id, request.all_token_ids, request.extra_key)
-        assert opened.outcome is Outcome.OK, f"request {request.request_id} cannot be opened: {opened.outcome.value}"
-        chunk = min(request.num_tokens - opened.num_cached_tokens, budget)
-        if self._cache.reserve(request.request_id, chunk).outcome is not Outcome.OK:
-            self._cache.release(request.request_id)
+    def _can_promise(self, step: _Step, request: Request) -> bool:
+        """Whether one that will never give way has room for all it may need, next to the others of its kind."""
+        if self._rank(request, step.now)[0]:
+            return True
+        num_blocks_for = self._cache.spec.num_blocks_for
+        promised = [other for other in step.running if not self._rank(other, step.now)[0]]
+        num_blocks = sum(num_blocks_for(other.max_total_tokens) for other in [*promised, request])
+        return not promised or num_blocks <= self._cache.pool.num_blocks
+
+    def _open(self, step: _Step, request: Request) -> int:
+        """Open or bring back a sequence, reserve its first chunk, return the chunk's tokens; 0 for lack of room."""
+        cache, request_id = self._cache, request.request_id
+        if cache.state(request_id) is CacheState.SWAPPED:
+            if cache.spec.num_blocks_for(request.num_tokens) > cache.num_available_blocks:
+                return 0
+            cache.swap_in(request_id)
+            chunk = step.chunk(request.num_tokens - request.num_computed_tokens)
+            result = cache.reserve(request_id, chunk)
+            assert result.outcome is Outcome.OK, f"request {request_id} has no room for what it was let in with"
+            step.decision.copies.extend(result.copies)
+            return chunk
+        opened = cache.open(request_id, request.all_token_ids, request.extra_key)
+        assert opened.outcome is Outcome.OK, f"request {request_id} cannot be opened: {opened.outcome.value}"
+        chunk = step.chunk(request.num_tokens - opened.num_cached_tokens)
+        if cache.reserve(request_id, chunk).outcome is not Outcome.OK:
+            cache.release(request_id)
             return 0
         request.num_computed_tokens = opened.num_cached_tokens
         if request.num_preemptions == 0:

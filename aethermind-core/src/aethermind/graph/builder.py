@@ -33,6 +33,7 @@ class GraphBuilder:
         self._given: dict[str, Value] = {}
         self._nodes: list[Node] = []
         self._outputs: dict[str, Value] = {}
+        self._marks: dict[str, Value] = {}
         self._names = Names()
         self._scope: list[str] = []
 
@@ -70,6 +71,14 @@ class GraphBuilder:
         """Publish a value under a name of its own."""
         assert name not in self._outputs, f"the graph has an output {name!r} already"
         self._outputs[name] = value
+
+    def mark(self, role: str, value: Value) -> None:
+        """Say what a value is, for whoever may want to publish it; the last one of a role counts."""
+        self._marks[role] = value
+
+    def marked(self, role: str) -> Value | None:
+        """The value that was marked as this, if any."""
+        return self._marks.get(role)
 
     def is_used(self, value: Value) -> bool:
         """Whether some operator has taken the value."""

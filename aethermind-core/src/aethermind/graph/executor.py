@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -139,6 +139,19 @@ class Executor:
             self._upload(self._sizes(symbols))
         self.executable.run(symbols, self._stream)
 
+    def run_filling(self, symbols: tuple[int, ...], name: str, fill: Callable[[], None]) -> None:
+        """Like `run`, and write the input `name` by `fill()` while the device computes what comes before its use."""
+        first = self._first_use(name)
+        if not self._is_host_accessible:
+            self._upload(self._sizes(symbols), [other for other in self.plan.inputs if other != name])
+        self.executable.run_steps(symbols, 0, first, self._stream)
+        try:
+            fill()
+        finally:
+            if not self._is_host_accessible:
+                self._upload(self._sizes(symbols), [name])
+            self.executable.run_steps(symbols, first, len(self.plan.steps), self._stream)
+
     def synchronize(self) -> None:
         """Return when everything enqueued has finished."""
         self._stream.synchronize()
@@ -194,8 +207,19 @@ class Executor:
         self._backend.transfer.copy(host, source)
         return host.numpy()
 
-    def _upload(self, sizes: Mapping[str, int]) -> None:
-        for name, type in self.plan.inputs.items():
+    def _first_use(self, name: str) -> int:
+        """The first step that reads an input."""
+        used = (
+            position
+            for position, step in enumerate(self.plan.steps)
+            for operand in step.inputs
+            if operand is not None and operand.place is Place.INPUT and operand.name == name
+        )
+        return next(used, len(self.plan.steps))
+
+    def _upload(self, sizes: Mapping[str, int], names: Iterable[str] | None = None) -> None:
+        for name in self.plan.inputs if names is None else names:
+            type = self.plan.inputs[name]
             shape = resolve(type.shape, sizes)
             source = Tensor.of(self._staging[name].buffer, type.dtype, shape)
             destination = Tensor.of(self._inputs[name].buffer, type.dtype, shape)

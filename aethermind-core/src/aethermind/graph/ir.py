@@ -8,7 +8,7 @@ from enum import Enum
 
 from aethermind.ops.schema import Attribute, TensorType
 
-__all__ = ["Graph", "Node", "Value", "ValueKind"]
+__all__ = ["Graph", "Node", "Value", "ValueKind", "without_unused_nodes"]
 
 
 class ValueKind(Enum):
@@ -78,3 +78,15 @@ class Graph:
         """The symbols in the shapes of the inputs, sorted."""
         found = {dim.symbol for value in self.inputs for dim in value.type.shape if not isinstance(dim, int)}
         return tuple(sorted(found))
+
+
+def without_unused_nodes(graph: Graph) -> Graph:
+    """The graph without the nodes that neither an output nor a state depends on."""
+    wanted = set(graph.outputs.values())
+    states = set(graph.states)
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if not wanted.isdisjoint(node.outputs) or not states.isdisjoint(node.inputs):
+            kept.append(node)
+            wanted.update(value for value in node.inputs if value is not None)
+    return replace(graph, nodes=tuple(reversed(kept)))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aethermind.errors import ConfigError, PluginError
 from aethermind.model.architecture import Architecture
+from aethermind.plugins.claims import Claims
 
 if TYPE_CHECKING:
     from aethermind.model.gguf_family import GgufFamily
@@ -18,54 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["ArchitectureRegistry", "GgufFamilyRegistry", "InputProcessorRegistry", "ModelRegistry"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    target: str
-    provider: str
-
-
-class _Claims:
-    """Names to `"package.module:OBJECT"`, imported when first used. Filled at boot, then frozen."""
-
-    _kind: str
-
-    def __init__(self) -> None:
-        self._entries: dict[str, _Entry] = {}
-        self._is_frozen = False
-
-    def register(self, name: str, target: str, *, provider: str, replaces: str | None = None) -> None:
-        """Claim a name; a taken one is a PluginError unless `replaces=` names its provider."""
-        assert not self._is_frozen, "registries are frozen after boot"
-        taken = self._entries.get(name)
-        if taken is not None and replaces != taken.provider:
-            raise PluginError(
-                f"{self._kind} {name!r} is claimed by both {taken.provider} and {provider}. Uninstall one of them."
-            )
-        self._entries[name] = _Entry(target, provider)
-
-    def freeze(self) -> None:
-        self._is_frozen = True
-
-    def names(self) -> list[str]:
-        """All names that installed packages claim, sorted."""
-        return sorted(self._entries)
-
-    def _import(self, name: str) -> Any:
-        entry = self._entries.get(name)
-        if entry is None:
-            return None
-        module, _, attribute = entry.target.partition(":")
-        return getattr(import_module(module), attribute)
-
-
-class ArchitectureRegistry(_Claims):
+class ArchitectureRegistry(Claims):
     """Names of `architectures` in config.json, and who reads them."""
 
-    _kind = "Architecture"
+    kind = "Architecture"
 
     def get(self, name: str) -> Architecture:
         """Import an architecture; ConfigError lists the installed ones when it is unknown."""
-        architecture: Architecture | None = self._import(name)
+        architecture: Architecture | None = self.find_object(name)
         if architecture is None:
             known = ", ".join(self.names()) or "none"
             raise ConfigError(
@@ -74,25 +33,25 @@ class ArchitectureRegistry(_Claims):
         return architecture
 
 
-class InputProcessorRegistry(_Claims):
+class InputProcessorRegistry(Claims):
     """Names of architectures whose prompts hold more than text."""
 
-    _kind = "Input processor of architecture"
+    kind = "Input processor of architecture"
 
     def find(self, name: str) -> InputProcessorFactory | None:
         """Import the factory of an architecture's processor, or return None."""
-        factory: InputProcessorFactory | None = self._import(name)
+        factory: InputProcessorFactory | None = self.find_object(name)
         return factory
 
 
-class GgufFamilyRegistry(_Claims):
+class GgufFamilyRegistry(Claims):
     """Values of `general.architecture` in GGUF files, and what they mean."""
 
-    _kind = "GGUF architecture"
+    kind = "GGUF architecture"
 
     def get(self, name: str) -> GgufFamily:
         """Import a family; ConfigError lists the known ones when it is unknown."""
-        family: GgufFamily | None = self._import(name)
+        family: GgufFamily | None = self.find_object(name)
         if family is None:
             known = ", ".join(self.names()) or "none"
             raise ConfigError(

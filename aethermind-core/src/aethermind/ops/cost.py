@@ -61,6 +61,7 @@ def cost_of(operator: Operator, call: Call) -> Cost:
     """By the operator's page, else: inputs and outputs once, two operations a weight and row, else one an output.
 
     Of inputs that are only gathered from, as much is read as comes out. An output that is an input's memory is free.
+    Weights that meet no row are not read.
     """
     if operator.cost is not None:
         return operator.cost(call)
@@ -71,7 +72,10 @@ def cost_of(operator: Operator, call: Call) -> Cost:
         return Cost(read + written, written)
     num_weights = sum(prod(call.shape(spec.name)) for spec in given if spec.kind == "W")
     sizes = [call.shape(name) for name in call.outputs]
-    return Cost(read, written, 2 * sizes[0][0] * num_weights if num_weights else sum(map(prod, sizes)))
+    if not num_weights:
+        return Cost(read, written, sum(map(prod, sizes)))
+    num_rows = sizes[0][0]
+    return Cost(read, written, 2 * num_rows * num_weights) if num_rows else Cost()
 
 
 def visible_pairs(num_queries: int, num_keys: int, window: int = 0) -> int:

@@ -49,9 +49,12 @@ class Operator:
     """A page.
 
     `reference(*arrays, **attributes)` computes in the float type of its inputs and returns one array or a tuple; it
-    never writes to them. `samples(rng)` yields inputs with tails, one row, none. `term_magnitudes`, where given,
-    returns for each output the sum of the magnitudes of the terms that were added up, which scales the tolerance;
-    elsewhere |reference| does. An infinite magnitude marks an element that may hold anything.
+    never writes to them. `by_row`, where given, is a slower reference of which each row's result has the same bits
+    whatever the other rows are; elsewhere the reference itself is like that.
+
+    `samples(rng)` yields inputs with tails, one row, none. `term_magnitudes`, where given, returns for each output the
+    sum of the magnitudes of the terms that were added up, which scales the tolerance; elsewhere |reference| does. An
+    infinite magnitude marks an element that may hold anything.
     `decompose(builder, *values, **attributes)` says the same with smaller operators.
 
     `update(inputs, outputs, **attributes)` is for operators whose outputs are the memory of inputs: the outputs hold
@@ -69,6 +72,7 @@ class Operator:
     summary: str
     samples: Callable[[Any], Iterator[Sample]]
     reference: Callable[..., Any] | None = None
+    by_row: Callable[..., Any] | None = None
     update: Callable[..., None] | None = None
     decompose: Callable[..., Any] | None = None
     term_magnitudes: Callable[..., Any] | None = None

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     )
     from aethermind.ops.operator import OperatorRegistry
     from aethermind.ops.weight_format import WeightFormatRegistry
+    from aethermind.runtime.policy_registry import PolicyRegistry
+    from aethermind.sampling.registry import LogitsProcessorRegistry
 
 __all__ = ["CONTRACT_VERSION", "ENTRY_POINT_GROUP", "ENTRY_POINT_PREFIX", "HookSpecs", "hookimpl", "hookspec"]
 
@@ -92,6 +94,22 @@ class HookSpecs:
         """Offer a model that ships in a package: `registry.register(name, locate, provider=)`.
 
         `locate()` returns its directory.
+        """
+
+    @hookspec
+    def register_logits_processors(self, registry: LogitsProcessorRegistry) -> None:
+        """Claim names for `SamplingParams.logits_processors`: `registry.register(name, "module:FACTORY", provider=)`.
+
+        `FACTORY(params, tokenizer)` makes the processor of one request: a function
+        `processor(prompt_token_ids, output_token_ids, logits)` that changes a row of logits, float32 [V], in place,
+        before all else that sampling does. It runs on the host, so its steps wait for a copy of the logits.
+        """
+
+    @hookspec
+    def register_policies(self, registry: PolicyRegistry) -> None:
+        """Offer a scheduling policy: `registry.register(name, "module:OBJECT", provider=)`.
+
+        `OBJECT()` returns an `engine.policies.SchedulingPolicy`; `--scheduling-policy` chooses it by its name.
         """
 
     @hookspec

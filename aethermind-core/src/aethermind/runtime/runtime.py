@@ -22,11 +22,20 @@ from aethermind.model.source import ModelSource, open_source
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.weight_format import FORMAT_NAMES, WeightFormatRegistry, parse_format
 from aethermind.plugins.discovery import PluginRecord, call_each, discover, load
+from aethermind.runtime.policy_registry import PolicyRegistry
+from aethermind.sampling.registry import LogitsProcessorRegistry
 
 if TYPE_CHECKING:
     import pluggy
 
 __all__ = ["OpenDevice", "Runtime"]
+
+_POLICIES = {
+    "fcfs": "FirstComeFirstServed",
+    "priority": "PriorityWithAging",
+    "shortest": "ShortestFirst",
+    "deadline": "EarliestDeadline",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,8 @@ class Runtime:
     input_processors: InputProcessorRegistry = field(default_factory=InputProcessorRegistry)
     gguf_families: GgufFamilyRegistry = field(default_factory=GgufFamilyRegistry)
     models: ModelRegistry = field(default_factory=ModelRegistry)
+    logits_processors: LogitsProcessorRegistry = field(default_factory=LogitsProcessorRegistry)
+    policies: PolicyRegistry = field(default_factory=PolicyRegistry)
 
     @classmethod
     def boot(cls) -> Runtime:
@@ -91,15 +102,23 @@ class Runtime:
         return open_source(self.models.locate(str(model)), self.gguf_families)
 
     def open_device(
-        self, text: str = "auto", *, fallback: Fallback = Fallback.WARN, num_threads: int | None = None
+        self,
+        text: str = "auto",
+        *,
+        fallback: Fallback = Fallback.WARN,
+        num_threads: int | None = None,
+        is_deterministic: bool = False,
     ) -> OpenDevice:
-        """Select and open a device; DeviceError says what is wrong with the name or the hardware."""
+        """Select and open a device; DeviceError says what is wrong with the name or the hardware.
+
+        With `is_deterministic` its dispatcher refuses kernels whose results depend on what else is in a batch.
+        """
         selection = self.devices.select(text)
         backend = selection.entry.open()
         threads = backend.set_num_threads(num_threads)
         may_fall_back = backend.capabilities.is_host_accessible and fallback is not Fallback.ERROR
         fallbacks = self._reference_kernels(backend.name)() if may_fall_back else []
-        dispatcher = Dispatcher(self.kernels.kernels(backend.name), fallbacks)
+        dispatcher = Dispatcher(self.kernels.kernels(backend.name), fallbacks, is_deterministic=is_deterministic)
         return OpenDevice(backend, selection.device, dispatcher, selection, threads)
 
     def _register(self) -> bool:
@@ -120,6 +139,8 @@ class Runtime:
         for name in ("numpy", "null"):
             self.kernels.register(name, self._reference_kernels(name), provider=provider)
         self.weight_formats.register(parse_format, names=FORMAT_NAMES, provider=provider)
+        for name, target in _POLICIES.items():
+            self.policies.register(name, f"aethermind.engine.policies:{target}", provider=provider)
 
     def _reference_kernels(self, device_type: str) -> Callable[[], list[Kernel]]:
         def load_references() -> list[Kernel]:
@@ -138,6 +159,8 @@ class Runtime:
             ("register_input_processors", self.input_processors),
             ("register_gguf_families", self.gguf_families),
             ("register_models", self.models),
+            ("register_logits_processors", self.logits_processors),
+            ("register_policies", self.policies),
         ]
 
     def _call(self, hook: str, registry: Any) -> bool:

@@ -3,5 +3,6 @@ operators.
 """
 
 from aethermind.sampling.params import SamplingParams
+from aethermind.sampling.structured import StructuredOutputs
 
-__all__ = ["SamplingParams"]
+__all__ = ["SamplingParams", "StructuredOutputs"]

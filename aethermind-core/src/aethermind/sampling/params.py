@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 from aethermind.errors import InvalidArgumentError
+from aethermind.sampling.checks import boolean, integer, number, optional, strings, token_ids
+from aethermind.sampling.structured import StructuredOutputs
 
-__all__ = ["MAX_LOGPROBS", "MAX_STOP_STRINGS", "MAX_STOP_TOKEN_IDS", "SamplingParams"]
+__all__ = [
+    "MAX_BAD_WORDS",
+    "MAX_LOGIT_BIAS",
+    "MAX_LOGPROBS",
+    "MAX_N",
+    "MAX_STOP_STRINGS",
+    "MAX_STOP_TOKEN_IDS",
+    "SamplingParams",
+]
 
 MAX_LOGPROBS = 20
 """The most alternatives a request may ask to see for each token."""
@@ -21,6 +31,17 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 64
 """The most stop token ids a request may carry: the sampler's memory is set aside before requests come."""
 
+MAX_BAD_WORDS = 128
+"""The most bad words a request may carry, for the same reason."""
+
+MAX_LOGIT_BIAS = 512
+"""The most token ids that a request may bias, for the same reason."""
+
+MAX_N = 128
+"""The most answers to one prompt."""
+
+_NO_ARGS: Mapping[str, Any] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True, init=False)
 class SamplingParams:
@@ -28,8 +49,15 @@ class SamplingParams:
 
     The constructor takes what people write (`stop="\\n"`, `top_k=-1`); the fields hold one form of it
     (`stop == ("\\n",)`, `top_k == 0`). Every value out of range raises `InvalidArgumentError`.
+
+    They apply in this order: repetition penalty, then what is added to logits (logit bias, presence and frequency
+    penalty), then what forbids tokens (bad words, min_tokens, allowed ids, structured outputs), then temperature,
+    top-k, top-p and min-p. Logits processors see the logits before all of that. Log probabilities are those of the
+    model, before all of that but logits processors.
     """
 
+    n: int
+    """How many answers to write; they share the prompt's keys and values, and differ by their seeds."""
     temperature: float
     """Divides the logits; 0 takes the most likely token."""
     top_k: int
@@ -40,6 +68,22 @@ class SamplingParams:
     """Drop tokens less likely than this fraction of the most likely one; 0 is off."""
     repetition_penalty: float
     """Above 1 discourages tokens that occurred in prompt or output, below 1 favours them; 1 is off."""
+    presence_penalty: float
+    """Subtracted from the logits of tokens that the output holds; 0 is off."""
+    frequency_penalty: float
+    """Subtracted from the logits of tokens once for each time that the output holds them; 0 is off."""
+    logit_bias: tuple[tuple[int, float], ...]
+    """Token ids with what is added to their logits, from -100 to 100."""
+    bad_words: tuple[str, ...]
+    """Texts that the output never holds in the tokens that they are written with, with and without a space before."""
+    allowed_token_ids: tuple[int, ...] | None
+    """The only token ids that may be generated; None allows all."""
+    structured_outputs: StructuredOutputs | None
+    """What the answer's text must look like."""
+    logits_processors: tuple[str, ...]
+    """Names of plugins that change the logits on the host, in order."""
+    extra_args: Mapping[str, Any] = field(hash=False)
+    """What logits processors are told."""
     seed: int | None
     """Makes the request's random numbers reproducible, in any batch; None lets the engine choose."""
     max_tokens: int | None
@@ -54,14 +98,31 @@ class SamplingParams:
     """Go on past the model's own end-of-text ids."""
     logprobs: int | None
     """Report log probabilities of the chosen token and of this many of the most likely; None is off."""
+    prompt_logprobs: int | None
+    """The same for the prompt's tokens."""
+    is_adjusted: bool = field(init=False, repr=False, compare=False)
+    """Derived: whether every token needs changed logits or log probabilities."""
+    is_masked: bool = field(init=False, repr=False, compare=False)
+    """Derived: whether every token needs a mask of allowed ones."""
+    is_plain: bool = field(init=False, repr=False, compare=False)
+    """Derived: whether no token needs more than the plain sampler."""
 
     def __init__(
         self,
+        n: int = 1,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None,
+        bad_words: Sequence[str] | None = None,
+        allowed_token_ids: Sequence[int] | None = None,
+        structured_outputs: StructuredOutputs | None = None,
+        logits_processors: Sequence[str] | None = None,
+        extra_args: Mapping[str, Any] | None = None,
         seed: int | None = None,
         max_tokens: int | None = 16,
         min_tokens: int = 0,
@@ -69,100 +130,111 @@ class SamplingParams:
         stop_token_ids: Sequence[int] | None = None,
         ignore_eos: bool = False,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
     ) -> None:
-        values = {
-            "temperature": _number("temperature", temperature, 0.0, math.inf, "0 is greedy and 1 the plain model"),
-            "top_k": max(_integer("top_k", top_k, -1, None, "0 or -1 turns it off"), 0),
-            "top_p": _number("top_p", top_p, 0.0, 1.0, "1 turns it off", is_above=True),
-            "min_p": _number("min_p", min_p, 0.0, 1.0, "0 turns it off"),
-            "repetition_penalty": _number(
+        values: dict[str, Any] = {
+            "n": integer("n", n, 1, MAX_N, "1 is one answer"),
+            "temperature": number("temperature", temperature, 0.0, math.inf, "0 is greedy and 1 the plain model"),
+            "top_k": max(integer("top_k", top_k, -1, None, "0 or -1 turns it off"), 0),
+            "top_p": number("top_p", top_p, 0.0, 1.0, "1 turns it off", is_above=True),
+            "min_p": number("min_p", min_p, 0.0, 1.0, "0 turns it off"),
+            "repetition_penalty": number(
                 "repetition_penalty", repetition_penalty, 0.0, math.inf, "1 turns it off", is_above=True
             ),
-            "seed": _optional("seed", seed, 0, 2**64 - 1, "None lets the engine choose"),
-            "max_tokens": _optional("max_tokens", max_tokens, 1, None, "None goes on to the end of the context"),
-            "min_tokens": _integer("min_tokens", min_tokens, 0, None, "0 turns it off"),
-            "stop": _stop(stop),
-            "stop_token_ids": _stop_token_ids(stop_token_ids),
-            "ignore_eos": _boolean("ignore_eos", ignore_eos),
-            "logprobs": _optional("logprobs", logprobs, 0, MAX_LOGPROBS, "None turns them off"),
+            "presence_penalty": number("presence_penalty", presence_penalty, -2.0, 2.0, "0 turns it off"),
+            "frequency_penalty": number("frequency_penalty", frequency_penalty, -2.0, 2.0, "0 turns it off"),
+            "logit_bias": _logit_bias(logit_bias),
+            "bad_words": strings("bad_words", bad_words, MAX_BAD_WORDS, "leave it out for none"),
+            "allowed_token_ids": _allowed(allowed_token_ids),
+            "structured_outputs": _structured(structured_outputs),
+            "logits_processors": strings("logits_processors", logits_processors, 16, "leave it out for none"),
+            "extra_args": _extra_args(extra_args),
+            "seed": optional("seed", seed, 0, 2**64 - 1, "None lets the engine choose"),
+            "max_tokens": optional("max_tokens", max_tokens, 1, None, "None goes on to the end of the context"),
+            "min_tokens": integer("min_tokens", min_tokens, 0, None, "0 turns it off"),
+            "stop": strings("stop", stop, MAX_STOP_STRINGS, "leave it out to stop at end of text only"),
+            "stop_token_ids": token_ids("stop_token_ids", stop_token_ids, MAX_STOP_TOKEN_IDS),
+            "ignore_eos": boolean("ignore_eos", ignore_eos),
+            "logprobs": optional("logprobs", logprobs, 0, MAX_LOGPROBS, "None turns them off"),
+            "prompt_logprobs": optional("prompt_logprobs", prompt_logprobs, 0, MAX_LOGPROBS, "None turns them off"),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidArgumentError(
-                f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}: "
-                "min_tokens must be at most max_tokens; lower the one or raise the other."
-            )
+        self._check_together()
+        self._derive()
 
     @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken, so that no random number is needed."""
         return self.temperature == 0.0 or self.top_k == 1
 
+    def _check_together(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidArgumentError(
+                f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}: "
+                "min_tokens must be at most max_tokens; lower the one or raise the other."
+            )
+        if self.structured_outputs is not None:
+            for name in ("ignore_eos", "min_tokens"):
+                if getattr(self, name):
+                    raise InvalidArgumentError(
+                        f"{name} cannot go with structured_outputs, which say where the answer ends; leave one out."
+                    )
 
-def _number(name: str, value: object, lowest: float, highest: float, way_out: str, *, is_above: bool = False) -> float:
-    """Return a finite number from `lowest`, itself excluded if `is_above`, to `highest`."""
-    upper = "" if highest == math.inf else f" and at most {highest:g}"
-    allowed = f"a finite number {'above' if is_above else 'of at least'} {lowest:g}{upper}"
-    if isinstance(value, bool) or not isinstance(value, Real):
-        _refuse(name, value, allowed, way_out)
+    def _derive(self) -> None:
+        is_adjusted = (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or bool(self.logit_bias)
+            or bool(self.bad_words)
+            or self.logprobs is not None
+        )
+        is_masked = self.allowed_token_ids is not None or self.structured_outputs is not None
+        is_plain = not (is_adjusted or is_masked or self.min_tokens or self.logits_processors)
+        object.__setattr__(self, "is_adjusted", is_adjusted)
+        object.__setattr__(self, "is_masked", is_masked)
+        object.__setattr__(self, "is_plain", is_plain)
+
+
+def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
+    if value is None:
+        return ()
     try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    is_low = number <= lowest if is_above else number < lowest
-    if is_low or number > highest or not math.isfinite(number):
-        _refuse(name, value, allowed, way_out)
-    return number
-
-
-def _integer(name: str, value: object, lowest: int, highest: int | None, way_out: str) -> int:
-    allowed = f"an integer of at least {lowest}" if highest is None else f"an integer from {lowest} to {highest}"
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        _refuse(name, value, allowed, way_out)
-    number = int(value)
-    if number < lowest or (highest is not None and number > highest):
-        _refuse(name, value, allowed, way_out)
-    return number
-
-
-def _optional(name: str, value: object, lowest: int, highest: int | None, way_out: str) -> int | None:
-    return None if value is None else _integer(name, value, lowest, highest, way_out)
-
-
-def _boolean(name: str, value: object) -> bool:
-    return value if isinstance(value, bool) else _refuse(name, value, "True or False", "leave it out for False")
-
-
-def _stop(value: object) -> tuple[str, ...]:
-    allowed, way_out = "a non-empty string or a sequence of them", "leave it out to stop at end of text only"
-    if value is None:
-        return ()
-    strings = (value,) if isinstance(value, str) else value
-    if not isinstance(strings, Sequence):
-        _refuse("stop", value, allowed, way_out)
-    if len(strings) > MAX_STOP_STRINGS:
+        biases: dict[Any, Any] = dict(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
         raise InvalidArgumentError(
-            f"stop has {len(strings)} strings but must have at most {MAX_STOP_STRINGS}; keep the vital ones."
-        )
-    for string in strings:
-        if not isinstance(string, str) or not string:
-            _refuse("stop", string, allowed, way_out)
-    return tuple(strings)
-
-
-def _stop_token_ids(value: object) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        _refuse("stop_token_ids", value, "a sequence of token ids", "put a single id in a list")
-    if len(value) > MAX_STOP_TOKEN_IDS:
+            f"logit_bias is {value!r:.80} but must map token ids to numbers; write {{1234: -100}}, for instance."
+        ) from None
+    if len(biases) > MAX_LOGIT_BIAS:
         raise InvalidArgumentError(
-            f"stop_token_ids has {len(value)} ids but must have at most {MAX_STOP_TOKEN_IDS}; keep the vital ones."
+            f"logit_bias has {len(biases)} ids but must have at most {MAX_LOGIT_BIAS}; keep the vital ones."
         )
-    way_out = "take ids from the model's vocabulary"
-    return tuple(_integer("stop_token_ids", token_id, 0, 2**31 - 1, way_out) for token_id in value)
+    ids = token_ids("logit_bias", tuple(biases), None)
+    way_out = "-100 all but forbids a token and 100 all but forces it"
+    return tuple((id, number("logit_bias", biases[id], -100.0, 100.0, way_out)) for id in ids)
 
 
-def _refuse(name: str, value: object, allowed: str, way_out: str) -> NoReturn:
-    raise InvalidArgumentError(f"{name} is {value!r} but must be {allowed}; {way_out}.")
+def _allowed(value: object) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    ids = token_ids("allowed_token_ids", value, None)
+    if not ids:
+        raise InvalidArgumentError("allowed_token_ids is empty, which allows nothing; leave it out to allow all.")
+    return ids
+
+
+def _structured(value: object) -> StructuredOutputs | None:
+    if value is None or isinstance(value, StructuredOutputs):
+        return value
+    raise InvalidArgumentError(
+        f"structured_outputs is {value!r:.80} but must be a StructuredOutputs; write StructuredOutputs(json=…)."
+    )
+
+
+def _extra_args(value: object) -> Mapping[str, Any]:
+    if value is None:
+        return _NO_ARGS
+    if not isinstance(value, Mapping):
+        raise InvalidArgumentError(f"extra_args is {value!r:.80} but must map names to values; leave it out for none.")
+    return MappingProxyType(dict(value))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.random import uniform
 
-__all__ = ["SampledRequest", "SamplingRows", "needs_adjusted_logits"]
+if TYPE_CHECKING:
+    from aethermind.sampling.controls import TokenControls
+
+__all__ = ["AdjustmentSizes", "SampledRequest", "SamplingRows", "needs_adjusted_logits"]
 
 
 _MAX_TOP_K = 2**31 - 1
 """As many as any vocabulary has, and the most that the rows hold."""
+
+AdjustmentSizes = tuple[int, int, int]
+"""How many tokens the three lists of adjustments hold: those seen, those held back, those with a bias."""
 
 
 class SampledRequest(Protocol):
@@ -23,16 +30,13 @@ class SampledRequest(Protocol):
     all_token_ids: list[int]
     output_token_ids: list[int]
     stop_token_ids: Any
+    controls: TokenControls | None
 
 
 def needs_adjusted_logits(request: SampledRequest) -> bool:
-    """Whether this token needs more than the plain sampler: a penalty, a stop token held back, or log probabilities."""
+    """Whether this token needs more than a mask: changed logits, a token held back, or log probabilities."""
     params = request.params
-    return (
-        params.repetition_penalty != 1.0
-        or params.logprobs is not None
-        or len(request.output_token_ids) < params.min_tokens
-    )
+    return params.is_adjusted or len(request.output_token_ids) < params.min_tokens
 
 
 class SamplingRows:
@@ -58,17 +62,46 @@ class SamplingRows:
                 0.0 if params.temperature == 0.0 else uniform(request.seed, len(request.output_token_ids))
             )
 
-    def fill_adjustments(self, requests: Sequence[SampledRequest]) -> tuple[int, int]:
-        """penalty [R] with the tokens each row has seen, and the tokens it may not choose yet; returns how many of
-        both.
-        """
-        seen, held_back = [], []
+    def fill_adjustments(self, requests: Sequence[SampledRequest]) -> AdjustmentSizes:
+        """penalty [R] with the tokens each row has seen, the tokens it may not choose, and biases of others."""
+        seen: list[Collection[int]] = []
+        held_back: list[Collection[int]] = []
+        biases: list[Mapping[int, float]] = []
         for row, request in enumerate(requests):
             params = request.params
             self._arrays["penalty"][row] = params.repetition_penalty
             seen.append(dict.fromkeys(request.all_token_ids) if params.repetition_penalty != 1.0 else ())
-            held_back.append(request.stop_token_ids if len(request.output_token_ids) < params.min_tokens else ())
-        return self._fill_ragged("seen", seen), self._fill_ragged("held_back", held_back)
+            held_back.append(_held_back(request))
+            biases.append(_biases(request))
+        num_biased = self._fill_ragged("biased", biases)
+        values = self._arrays["bias"]
+        values[:num_biased] = [value for bias in biases for value in bias.values()]
+        return self._fill_ragged("seen", seen), self._fill_ragged("held_back", held_back), num_biased
+
+    def fill_masks(self, requests: Sequence[SampledRequest]) -> dict[int, str]:
+        """token_mask [R, W]; returns by row why an answer cannot go on, where its guide says so."""
+        flat = self._arrays["token_mask"]
+        width = len(flat) // len(self._temperature)
+        failures = {}
+        for row, request in enumerate(requests):
+            mask = flat[row * width : (row + 1) * width]
+            mask[:] = -1
+            controls = request.controls
+            if controls is None:
+                continue
+            if controls.guide is not None:
+                failure = controls.guide.fill(request.output_token_ids, mask)
+                if failure is not None:
+                    failures[row] = failure
+            if controls.allowed is not None:
+                mask &= controls.allowed
+        return failures
+
+    def allows(self, row: int, token_id: int) -> bool:
+        """Whether the mask of a row, as last written, has a token."""
+        flat = self._arrays["token_mask"]
+        word = int(flat[row * (len(flat) // len(self._temperature)) + token_id // 32])
+        return bool(word >> (token_id % 32) & 1)
 
     def _fill_ragged(self, name: str, rows: Sequence[Collection[int]]) -> int:
         tokens, starts = self._arrays[f"{name}_tokens"], self._arrays[f"cu_{name}"]
@@ -79,3 +112,21 @@ class SamplingRows:
             position += len(ids)
             starts[row + 1] = position
         return position
+
+
+def _held_back(request: SampledRequest) -> Collection[int]:
+    early = request.stop_token_ids if len(request.output_token_ids) < request.params.min_tokens else ()
+    controls = request.controls
+    if controls is None or not controls.bad_words:
+        return early
+    return {*early, *controls.banned(request.output_token_ids)}
+
+
+def _biases(request: SampledRequest) -> Mapping[int, float]:
+    params = request.params
+    biases = dict(params.logit_bias)
+    if params.presence_penalty or params.frequency_penalty:
+        for token_id, count in Counter(request.output_token_ids).items():
+            penalty = params.presence_penalty + params.frequency_penalty * count
+            biases[token_id] = biases.get(token_id, 0.0) - penalty
+    return biases

@@ -150,6 +150,10 @@ class Tokenizer:
                 f"Token id {wrong} is not in the vocabulary of {self.vocab_size} tokens."
             ) from error
 
+    def as_json(self) -> str:
+        """Return the tokenizer in the form of tokenizer.json, for libraries that read that."""
+        return str(self._fast.to_str())
+
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token by its exact name in the vocabulary, None if there is none."""
         return self._fast.token_to_id(token)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from aethermind.cli.bench.latency import Run, summarize
-from aethermind.cli.bench.limits import Limits
+from aethermind.cli.bench.latency import Phases, Run, split, summarize
 from aethermind.engine.output import CompletionOutput, RequestMetrics, RequestOutput
+from aethermind.engine.roofline import StepShape
 
 KEYS = {
     "prefill_tokens_per_s",
@@ -29,18 +29,6 @@ def output(request_id: str, num_tokens: int, first_token_s: float) -> RequestOut
     return RequestOutput(request_id, None, [], [completion], False, RequestMetrics(100.0, first_token_s, None))
 
 
-class Work:
-    """A workload of round numbers."""
-
-    weight_bytes = 900
-
-    def kv_bytes(self, context: int) -> int:
-        return context
-
-    def prefill_flops(self, num_tokens: int) -> int:
-        return 1000 * num_tokens
-
-
 @pytest.fixture
 def one() -> Run:
     """One request of 8 tokens: first token after 2 s, then 4 more, one every half second."""
@@ -54,7 +42,7 @@ def test_one_request(one: Run) -> None:
     assert (one.ttft_s, one.prefill_s) == (2.0, 2.0)
     assert one.prefill_tokens_per_s == 4.0
     assert one.decode_tokens_per_s == 2.0
-    assert one.mean_context == 10
+    assert one.decode_s == 2.0
 
 
 def test_tokens_decoded_while_others_prefill_do_not_count() -> None:
@@ -73,16 +61,21 @@ def test_one_token_has_no_decode_rate() -> None:
     run = Run(1, 8)
     run.record(output("0", 1, 102.0), 102.0)
     assert run.decode_tokens_per_s is None
-    summary = summarize([run], Work(), Limits(1e3, {"fp32": 1e3, "bf16": None, "int8": None}), "float32")  # type: ignore[arg-type]
-    assert summary["decode_limit_fraction"] is None
+    summary = summarize([run], Phases(0.5, 0.0))
+    assert (summary["decode_tokens_per_s"], summary["decode_limit_fraction"]) == (None, None)
 
 
 def test_fractions(one: Run) -> None:
-    limits = Limits(3640.0, {"fp32": 16000.0, "bf16": None, "int8": None})
-    summary = summarize([one, one, one], Work(), limits, "float32")  # type: ignore[arg-type]
-    assert summary["prefill_limit_fraction"] == pytest.approx(8 * 1000 / 16000 / 2.0)
-    assert summary["decode_limit_fraction"] == pytest.approx((900 + 10) / 3640 / 0.5)
-    assert summarize([one], Work(), limits, "bfloat16")["prefill_limit_fraction"] is None  # type: ignore[arg-type]
+    summary = summarize([one, one, one], Phases(0.5, 1.5))
+    assert (summary["prefill_limit_fraction"], summary["decode_limit_fraction"]) == (0.25, 0.75)
+    summary = summarize([one], Phases(None, None))
+    assert (summary["prefill_limit_fraction"], summary["decode_limit_fraction"]) == (None, None)
+
+
+def test_prefill_ends_with_the_last_step_that_is_not_all_decode() -> None:
+    shapes = [StepShape((i,), (), is_decode) for i, is_decode in enumerate((False, True, False, True, True))]
+    assert split(shapes) == (shapes[:3], shapes[3:])
+    assert split(shapes[3:]) == ([], shapes[3:])
 
 
 def test_json_of_a_real_run(invoke: Any) -> None:
@@ -105,7 +98,6 @@ def test_weight_formats_are_told(invoke: Any) -> None:
     record = json.loads(invoke("bench", "latency", *args.split(), "--json").stdout)
     (use,) = record["weight_formats"]
     assert (use["name"], use["bits_per_weight"], use["num_dequantized"]) == ("int8", 8.5, use["num_parameters"])
-    assert record["weight_bytes_per_step"] > 4 * use["num_values"]
     assert "matrices in int8" in invoke("bench", "latency", *args.split()).stdout
 
 

@@ -7,20 +7,19 @@ from typing import Any
 
 import pytest
 
-from aethermind.cli.bench.limits import Limits, describe_limits
+from aethermind.cli.bench.limits import as_record, average, describe_limits
 from aethermind.hal.backend import MeasuredLimits
 
 
 def test_average_of_two_measurements() -> None:
     before = MeasuredLimits(10e9, {"float32": 1e11, "bfloat16": 4e11})
     after = MeasuredLimits(20e9, {"float32": 3e11, "bfloat16": 4e11})
-    limits = Limits.average([before, None, after])
-    assert limits.memory_bytes_per_s == 15e9
-    assert limits.flops_per_s == {"fp32": 2e11, "fp16": None, "bf16": 4e11, "int8": None}
-    assert limits.peak("bfloat16") == 4e11
-    assert limits.peak("int8") is None
-    assert limits.peak("float16") is None
+    limits = average(before, None, after)
+    assert limits == MeasuredLimits(15e9, {"float32": 2e11, "bfloat16": 4e11})
+    rates = {"fp32": 2e11, "fp16": None, "bf16": 4e11, "int8": None}
+    assert as_record(limits) == {"memory_bytes_per_s": 15e9, "flops_per_s": rates}
     assert describe_limits(limits) == [("memory", "15.00 GB/s"), ("fp32", "200.00 GFLOP/s"), ("bf16", "400.00 GFLOP/s")]
+    assert average(None, None) is None
 
 
 def test_a_backend_that_measures_nothing(invoke: Any) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from aethermind.engine.policies import FirstComeFirstServed
 from aethermind.engine.request import Request
+from aethermind.engine.request_options import RequestOptions
 from aethermind.sampling.params import SamplingParams
 
 
 def request(request_id: str, arrival: float, priority: int = 0) -> Request:
-    return Request(request_id, [1], SamplingParams(), arrival, max_model_len=9, priority=priority)
+    options = RequestOptions(priority=priority)
+    return Request(request_id, [1], SamplingParams(), arrival, max_model_len=9, options=options)
 
 
 def test_arrival_alone_counts() -> None:

@@ -8,12 +8,14 @@ import pytest
 
 from aethermind.engine.policies import PriorityWithAging
 from aethermind.engine.request import Request
+from aethermind.engine.request_options import RequestOptions
 from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.params import SamplingParams
 
 
 def request(request_id: str, arrival: float, priority: int) -> Request:
-    return Request(request_id, [1], SamplingParams(), arrival, max_model_len=9, priority=priority)
+    options = RequestOptions(priority=priority)
+    return Request(request_id, [1], SamplingParams(), arrival, max_model_len=9, options=options)
 
 
 def ordered(policy: PriorityWithAging, requests: list[Request], now: float = 100.0) -> str:
@@ -43,9 +45,16 @@ def test_the_order_is_the_effective_priority_at_any_time() -> None:
 def test_the_least_urgent_gives_way() -> None:
     policy = PriorityWithAging()
     requests = [request("a", 0.0, 1), request("b", 0.0, 2), request("c", 0.0, 0)]
-    assert max(requests, key=lambda item: policy.victim_key(item, 1.0)).request_id == "b"
+    assert max(requests, key=lambda item: policy.victim_key(item, 1.0) or ()).request_id == "b"
     assert policy.admit(requests[0], 2, 2)
     assert not policy.admit(requests[0], 3, 2)
+
+
+def test_a_vip_is_never_asked_to_give_way_but_waits_like_others() -> None:
+    policy = PriorityWithAging(aging_s=1.0, vip_priority=-5)
+    assert policy.victim_key(request("v", 0.0, -5), 1.0) is None
+    assert policy.victim_key(request("u", 0.0, -4), 1.0) is not None
+    assert ordered(policy, [request("v", 8.0, -5), request("p", 2.0, 0)]) == "pv"
 
 
 @pytest.mark.parametrize("aging_s", [0.0, -1.0, math.inf, math.nan])

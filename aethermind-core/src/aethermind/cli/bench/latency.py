@@ -6,20 +6,21 @@ import sys
 from contextlib import closing
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from aethermind.cli import console, options
-from aethermind.cli.bench.limits import Limits, describe_limits, measure_limits
+from aethermind.cli.bench import limits
 from aethermind.cli.weight_formats import as_record, describe
 
 if TYPE_CHECKING:
-    from aethermind.cli.bench.workload import Workload
     from aethermind.engine.output import RequestOutput
+    from aethermind.engine.roofline import StepShape
+    from aethermind.hal.backend import MeasuredLimits
     from aethermind.llm import LLM
 
-__all__ = ["EXAMPLES", "Run", "latency"]
+__all__ = ["EXAMPLES", "Phases", "Run", "latency", "split", "summarize"]
 
 EXAMPLES = console.examples(
     "aethermind bench latency",
@@ -44,15 +45,17 @@ def latency(
     threads: options.NumThreads = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
     fallback: options.Fallback = "warn",
+    deterministic: options.Deterministic = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure prefill, decode and time to first token of one batch.
 
-    Limits are measured just before and after the runs. Decode is compared with the time
-    that reading weights, keys and values takes, prefill with the time of its arithmetic.
+    Limits are measured just before and after the runs. Both are compared with the least
+    time of their steps: that of reading weights, keys and values from memory, or of the
+    arithmetic that is used, whichever is longer for each operator.
     """
-    from aethermind.cli.bench.workload import Workload
     from aethermind.cli.load import open_llm
+    from aethermind.engine.roofline import least_seconds
     from aethermind.engine.weight_formats import format_uses
 
     llm = open_llm(
@@ -65,6 +68,7 @@ def latency(
         num_threads=threads,
         max_num_batched_tokens=max_num_batched_tokens,
         fallback=fallback,
+        deterministic=deterministic,
         max_model_len=prompt_tokens + output_tokens,
         num_kv_blocks=batch * -(-(prompt_tokens + output_tokens) // 16),
         max_num_seqs=batch,
@@ -75,10 +79,15 @@ def latency(
         backend = planned.open_device.backend
         _run(llm, prompt_tokens, min(output_tokens, WARM_UP_TOKENS), batch)
         peak_memory_bytes = _peak_memory_bytes()  # before the limits are measured: that takes memory of its own
-        before = measure_limits(backend, threads)
+        before = limits.measure_limits(backend, threads)
         runs = [_run(llm, prompt_tokens, output_tokens, batch) for _ in range(repeat)]
-        limits = Limits.average([before, measure_limits(backend, threads)])
-        workload = Workload(planned.compiled.plan, planned.operators)
+        measured = limits.average(before, limits.measure_limits(backend, threads))
+        least_s = Phases(
+            *(
+                least_seconds(planned.compiled.plan, planned.operators, shapes, measured)
+                for shapes in split(runs[0].shapes)
+            )
+        )
         formats = [as_record(use) for use in format_uses(planned)]
         report = {
             "model": llm.info.model,
@@ -91,18 +100,23 @@ def latency(
             "output_tokens": output_tokens,
             "batch": batch,
             "repeat": repeat,
-            # Quantised weights may be multiplied as bytes, so nothing less than that is their limit.
-            **summarize(runs, workload, limits, "int8" if formats else llm.info.dtype),
+            **summarize(runs, least_s),
             "load_s": llm.info.load_s,
             "peak_memory_bytes": peak_memory_bytes,
             "weight_bytes": llm.info.weight_bytes,
-            "weight_bytes_per_step": workload.weight_bytes,
-            "limits": limits.as_record(),
+            "limits": limits.as_record(measured),
         }
     if as_json:
         console.print_json(report)
     else:
-        _print_report(report, limits)
+        _print_report(report, measured)
+
+
+class Phases(NamedTuple):
+    """Seconds of a run until every request has its first token, and after that; None for what is not known."""
+
+    prefill: float | None
+    decode: float | None
 
 
 @dataclass(slots=True)
@@ -116,6 +130,7 @@ class Run:
     first_tokens_s: dict[str, float] = field(default_factory=dict)
     num_tokens_at_prefill_end: int = 0
     finished_s: float = 0.0
+    shapes: list[StepShape] = field(default_factory=list)
 
     def record(self, output: RequestOutput, now: float) -> None:
         """Take one output of the engine."""
@@ -144,18 +159,18 @@ class Run:
     def decode_tokens_per_s(self) -> float | None:
         """Tokens per second of the batch once every request decodes; None where no token is left to decode."""
         num_tokens = sum(self.counts.values()) - self.num_tokens_at_prefill_end
-        seconds = self.finished_s - max(self.first_tokens_s.values())
-        return num_tokens / seconds if num_tokens > 0 and seconds > 0 else None
+        return num_tokens / self.decode_s if num_tokens > 0 and self.decode_s > 0 else None
 
     @property
-    def mean_context(self) -> int:
-        """Tokens that a request holds halfway through its answer."""
-        return self.prompt_tokens + max(self.counts.values()) // 2
+    def decode_s(self) -> float:
+        """From the first token of the last request to the end."""
+        return self.finished_s - max(self.first_tokens_s.values())
 
 
 def _run(llm: LLM, prompt_tokens: int, output_tokens: int, batch: int) -> Run:
     import time
 
+    from aethermind.engine.roofline import StepRecorder
     from aethermind.sampling.params import SamplingParams
 
     vocab_size = llm.engine.planned.model.config.vocab_size
@@ -165,31 +180,32 @@ def _run(llm: LLM, prompt_tokens: int, output_tokens: int, batch: int) -> Run:
     ]
     run = Run(batch, prompt_tokens)
     params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
+    llm.engine.runner.observer = recorder = StepRecorder()
     llm.generate(prompts, params, on_output=lambda output: run.record(output, time.perf_counter()))
+    run.shapes = recorder.shapes
     return run
 
 
-def summarize(runs: list[Run], workload: Workload, limits: Limits, dtype: str) -> dict[str, float | None]:
+def split(shapes: list[StepShape]) -> tuple[list[StepShape], list[StepShape]]:
+    """The steps until every request has its first token, and those after that, in which all decode."""
+    num_prefill = max((i + 1 for i, shape in enumerate(shapes) if not shape.is_decode), default=0)
+    return shapes[:num_prefill], shapes[num_prefill:]
+
+
+def summarize(runs: list[Run], least_s: Phases) -> dict[str, float | None]:
     """Medians over the runs, and which fraction of the limit they reach (None where the limit is not known)."""
-    prefill = median(run.prefill_tokens_per_s for run in runs)
     rates = [rate for run in runs if (rate := run.decode_tokens_per_s) is not None]
-    decode = median(rates) if rates else None
-    run = runs[0]
-    prefill_fraction = decode_fraction = None
-    peak = limits.peak(dtype)
-    if peak:
-        least_s = run.num_requests * workload.prefill_flops(run.prompt_tokens) / peak
-        prefill_fraction = least_s / median(run.prefill_s for run in runs)
-    if limits.memory_bytes_per_s and decode is not None:
-        step_bytes = workload.weight_bytes + run.num_requests * workload.kv_bytes(run.mean_context)
-        decode_fraction = step_bytes / limits.memory_bytes_per_s * decode / run.num_requests
     return {
-        "prefill_tokens_per_s": prefill,
-        "decode_tokens_per_s": decode,
+        "prefill_tokens_per_s": median(run.prefill_tokens_per_s for run in runs),
+        "decode_tokens_per_s": median(rates) if rates else None,
         "ttft_s": median(run.ttft_s for run in runs),
-        "prefill_limit_fraction": prefill_fraction,
-        "decode_limit_fraction": decode_fraction,
+        "prefill_limit_fraction": _fraction(least_s.prefill, median(run.prefill_s for run in runs)),
+        "decode_limit_fraction": _fraction(least_s.decode, median(run.decode_s for run in runs)),
     }
+
+
+def _fraction(least_s: float | None, seconds: float) -> float | None:
+    return least_s / seconds if least_s and seconds > 0 else None
 
 
 def _peak_memory_bytes() -> int | None:
@@ -202,17 +218,17 @@ def _peak_memory_bytes() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _print_report(report: dict[str, Any], limits: Limits) -> None:
+def _print_report(report: dict[str, Any], measured: MeasuredLimits | None) -> None:
     print(
         f"{report['model']} on {report['device']} ({report['dtype']}, {report['num_threads']} threads): "
         f"{report['batch']} × ({report['prompt_tokens']} + {report['output_tokens']} tokens), "
         f"median of {report['repeat']}"
     )
     rows: list[tuple[str, ...]] = []
-    for name, limit in (("prefill", "arithmetic"), ("decode", "memory")):
+    for name in ("prefill", "decode"):
         rate, fraction = report[f"{name}_tokens_per_s"], report[f"{name}_limit_fraction"]
         speed = "-" if rate is None else f"{rate:.1f} tokens/s"
-        rows.append((name, speed, "" if fraction is None else f"{fraction:.0%} of the {limit} limit"))
+        rows.append((name, speed, "" if fraction is None else f"{fraction:.0%} of the limit"))
     peak = report["peak_memory_bytes"]
     rows += [
         ("first token", f"{report['ttft_s'] * 1e3:.1f} ms"),
@@ -221,4 +237,4 @@ def _print_report(report: dict[str, Any], limits: Limits) -> None:
         ("peak memory", "unknown" if peak is None else console.quantity(peak, "B")),
     ]
     print(console.columns(rows))
-    print(f"Limits measured\n{console.columns(describe_limits(limits))}")
+    print(f"Limits measured\n{console.columns(limits.describe_limits(measured))}")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -13,36 +11,11 @@ from aethermind.cli import console, options
 if TYPE_CHECKING:
     from aethermind.hal.backend import Backend, MeasuredLimits
 
-__all__ = ["EXAMPLES", "Limits", "describe_limits", "limits", "measure_limits"]
+__all__ = ["EXAMPLES", "as_record", "average", "describe_limits", "limits", "measure_limits"]
 
 EXAMPLES = console.examples("aethermind bench limits", "aethermind bench limits --threads 2 --json")
 
 _SHORT_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bytes read and operations done per second, by short dtype name; None where the backend does not measure it."""
-
-    memory_bytes_per_s: float | None
-    flops_per_s: dict[str, float | None]
-
-    def peak(self, dtype: str) -> float | None:
-        """Operations per second for a dtype in its long name."""
-        return next((self.flops_per_s[short] for short, label in _SHORT_NAMES.items() if label == dtype), None)
-
-    def as_record(self) -> dict[str, Any]:
-        """The limits for `--json`."""
-        return {"memory_bytes_per_s": self.memory_bytes_per_s, "flops_per_s": self.flops_per_s}
-
-    @classmethod
-    def average(cls, measured: Sequence[MeasuredLimits | None]) -> Limits:
-        """The mean of measurements made around a run."""
-        present = [one for one in measured if one is not None]
-        if not present:
-            return cls(None, dict.fromkeys(_SHORT_NAMES))
-        flops = {short: _mean([one.flops_per_s.get(label) for one in present]) for short, label in _SHORT_NAMES.items()}
-        return cls(mean(one.memory_bytes_per_s for one in present), flops)
 
 
 def limits(
@@ -55,9 +28,9 @@ def limits(
 
     opened = Runtime.boot().open_device(device, num_threads=threads)
     with closing(opened.backend):
-        measured = Limits.average([measure_limits(opened.backend, threads)])
+        measured = measure_limits(opened.backend, threads)
     if as_json:
-        console.print_json({"device": str(opened.device), "num_threads": opened.num_threads, **measured.as_record()})
+        console.print_json({"device": str(opened.device), "num_threads": opened.num_threads, **as_record(measured)})
     else:
         print(f"{opened.device}, {opened.num_threads} threads")
         print(console.columns(describe_limits(measured)))
@@ -70,16 +43,31 @@ def measure_limits(backend: Backend, num_threads: int | None) -> MeasuredLimits 
     return backend.measure_limits([DType.parse(label) for label in _SHORT_NAMES.values()], num_threads)
 
 
-def describe_limits(measured: Limits) -> list[tuple[str, str]]:
+def average(*measured: MeasuredLimits | None) -> MeasuredLimits | None:
+    """The mean of measurements made around a run; None where the backend measures nothing."""
+    from aethermind.hal.backend import MeasuredLimits
+
+    present = [one for one in measured if one is not None]
+    if not present:
+        return None
+    rates = {label: mean(one.flops_per_s[label] for one in present) for label in present[0].flops_per_s}
+    return MeasuredLimits(mean(one.memory_bytes_per_s for one in present), rates)
+
+
+def as_record(measured: MeasuredLimits | None) -> dict[str, Any]:
+    """Limits for `--json`: bytes and operations per second, by short dtype name; None for what is not known."""
+    return {
+        "memory_bytes_per_s": measured and measured.memory_bytes_per_s,
+        "flops_per_s": {short: measured and measured.flops_per_s.get(label) for short, label in _SHORT_NAMES.items()},
+    }
+
+
+def describe_limits(measured: MeasuredLimits | None) -> list[tuple[str, str]]:
     """Limits as rows of text."""
-    bandwidth = measured.memory_bytes_per_s
-    rows = [("memory", "not measured by this device" if bandwidth is None else console.quantity(bandwidth, "B/s"))]
-    rows += [
-        (name, console.quantity(value, "FLOP/s")) for name, value in measured.flops_per_s.items() if value is not None
+    if measured is None:
+        return [("memory", "not measured by this device")]
+    rates = as_record(measured)["flops_per_s"]
+    return [
+        ("memory", console.quantity(measured.memory_bytes_per_s, "B/s")),
+        *((name, console.quantity(rate, "FLOP/s")) for name, rate in rates.items() if rate is not None),
     ]
-    return rows
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return mean(present) if present else None

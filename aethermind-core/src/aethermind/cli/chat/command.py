@@ -49,6 +49,7 @@ def chat(
     block_size: options.BlockSize = 16,
     max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
     fallback: options.Fallback = "warn",
+    deterministic: options.Deterministic = False,
     threads: options.NumThreads = None,
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Print tokens and speed of each answer.")] = False,
 ) -> None:
@@ -88,6 +89,7 @@ def chat(
         block_size=block_size,
         max_num_batched_tokens=max_num_batched_tokens,
         fallback=fallback,
+        deterministic=deterministic,
         num_threads=threads,
         max_num_seqs=1,
     )

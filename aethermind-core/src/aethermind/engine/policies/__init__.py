@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from aethermind.engine.policies.base import OrderKey, SchedulingPolicy
+from aethermind.engine.policies.base import OrderKey, SchedulingPolicy, estimated_work_s, fits_now
+from aethermind.engine.policies.deadline import EarliestDeadline
 from aethermind.engine.policies.fcfs import FirstComeFirstServed
 from aethermind.engine.policies.priority import PriorityWithAging
+from aethermind.engine.policies.shortest import ShortestFirst
 
-__all__ = ["FirstComeFirstServed", "OrderKey", "PriorityWithAging", "SchedulingPolicy"]
+__all__ = [
+    "EarliestDeadline",
+    "FirstComeFirstServed",
+    "OrderKey",
+    "PriorityWithAging",
+    "SchedulingPolicy",
+    "ShortestFirst",
+    "estimated_work_s",
+    "fits_now",
+]

@@ -1,4 +1,4 @@
-"""What a scheduling policy decides, and the one promise it must keep."""
+"""What a scheduling policy decides, and the promises it must keep."""
 
 from __future__ import annotations
 
@@ -6,28 +6,46 @@ from typing import Protocol, TypeAlias
 
 from aethermind.engine.request import Request
 
-__all__ = ["OrderKey", "SchedulingPolicy"]
+__all__ = ["OrderKey", "SchedulingPolicy", "estimated_work_s", "fits_now"]
 
 OrderKey: TypeAlias = tuple[float, float, str]
 """Compared like any tuple; ends with the request id, so that no two requests are equal."""
 
 
 class SchedulingPolicy(Protocol):
-    """Small, stateless judgements over requests. `now` is in seconds of the engine's clock.
+    """Small judgements over requests. `now` is in seconds of the engine's clock.
 
-    The promise: among requests that have arrived, one stays first in the victim order until it finishes. It
-    can take room from all others and nobody from it, which is why a full cache slows requests down and never
-    locks them.
+    Two promises. A request's order key may grow while it waits, never shrink: the queue looks again only at who comes
+    to the front. And only finitely many others can ever come before a request, which is why nobody starves: in the
+    policies here a key is an instant of the clock, and who arrives after it stands behind it.
     """
 
     def order_key(self, request: Request, now: float) -> OrderKey:
         """Waiting requests are admitted by ascending key."""
         ...
 
-    def victim_key(self, request: Request, now: float) -> OrderKey:
-        """Where room is short, the running request with the greatest key gives way to the others."""
+    def victim_key(self, request: Request, now: float) -> OrderKey | None:
+        """Where room is short, the running request with the greatest key gives way; None is never asked to.
+
+        Between two requests the order is the same whenever it is asked for. A request without a key is let in only
+        next to others of its kind that leave it all the room it may ever need.
+        """
         ...
 
     def admit(self, request: Request, num_blocks_needed: int, num_available_blocks: int) -> bool:
         """Whether the first waiting request may start next to the running ones, whose room it could take."""
         ...
+
+
+def fits_now(num_blocks_needed: int, num_available_blocks: int) -> bool:
+    """Admission that wants room for all tokens: starting what will soon be preempted is work for nothing."""
+    return num_blocks_needed <= num_available_blocks
+
+
+def estimated_work_s(request: Request, seconds_per_prompt_token: float, seconds_per_new_token: float) -> float:
+    """Seconds that a request takes alone, if its answer gets as long as it may.
+
+    That is what is known before: true where `max_tokens` is true to the answer, else an upper bound.
+    """
+    num_new_tokens = request.max_total_tokens - request.num_prompt_tokens
+    return request.num_prompt_tokens * seconds_per_prompt_token + num_new_tokens * seconds_per_new_token

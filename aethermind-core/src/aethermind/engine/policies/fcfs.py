@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aethermind.engine.policies.base import OrderKey
+from aethermind.engine.policies.base import OrderKey, fits_now
 from aethermind.engine.request import Request
 
 __all__ = ["FirstComeFirstServed"]
@@ -17,10 +17,10 @@ class FirstComeFirstServed:
         """Earlier arrivals first."""
         return (request.arrival, 0.0, request.request_id)
 
-    def victim_key(self, request: Request, now: float) -> OrderKey:
+    def victim_key(self, request: Request, now: float) -> OrderKey | None:
         """The latest arrival gives way."""
         return self.order_key(request, now)
 
     def admit(self, request: Request, num_blocks_needed: int, num_available_blocks: int) -> bool:
-        """Only if all its tokens fit now: starting what will soon be preempted is work for nothing."""
-        return num_blocks_needed <= num_available_blocks
+        """Only if all its tokens fit now."""
+        return fits_now(num_blocks_needed, num_available_blocks)

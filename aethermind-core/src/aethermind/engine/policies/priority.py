@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aethermind.engine.policies.base import OrderKey
+from aethermind.engine.policies.base import OrderKey, fits_now
 from aethermind.engine.request import Request
 from aethermind.errors import InvalidArgumentError
 
@@ -16,10 +16,14 @@ class PriorityWithAging:
     """Orders by `priority`, smaller being more urgent; `aging_s` seconds since arrival gain one level.
 
     A request's effective priority is `priority - (now - arrival) / aging_s`. As everybody ages at the same
-    rate, the order between two requests never changes, and the keys leave `now` out.
+    rate, the order between two requests never changes, and the keys leave `now` out: a request is overtaken only by
+    those that arrive within `aging_s` seconds for each level that they are more urgent.
+
+    Requests of `vip_priority` and below are VIPs: once admitted they are never preempted.
     """
 
     aging_s: float = 30.0
+    vip_priority: int = -10
 
     def __post_init__(self) -> None:
         if not 0.0 < self.aging_s < float("inf"):
@@ -31,10 +35,10 @@ class PriorityWithAging:
         """Smaller effective priority first, then earlier arrival."""
         return (request.priority * self.aging_s + request.arrival, request.arrival, request.request_id)
 
-    def victim_key(self, request: Request, now: float) -> OrderKey:
-        """The least urgent gives way."""
-        return self.order_key(request, now)
+    def victim_key(self, request: Request, now: float) -> OrderKey | None:
+        """The least urgent gives way, a VIP never."""
+        return None if request.priority <= self.vip_priority else self.order_key(request, now)
 
     def admit(self, request: Request, num_blocks_needed: int, num_available_blocks: int) -> bool:
-        """Only if all its tokens fit now: starting what will soon be preempted is work for nothing."""
-        return num_blocks_needed <= num_available_blocks
+        """Only if all its tokens fit now."""
+        return fits_now(num_blocks_needed, num_available_blocks)

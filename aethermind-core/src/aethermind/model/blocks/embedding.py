@@ -23,7 +23,8 @@ def embedding(builder: GraphBuilder, inputs: StepInputs, config: DecoderConfig, 
 
 
 def lm_head(builder: GraphBuilder, x_RD: Value, config: DecoderConfig, weight: str) -> Value:
-    """Logits of the given rows, float32 [R, V]."""
+    """Logits of the given rows, float32 [R, V]; the rows themselves are marked as the model's `hidden_states`."""
+    builder.mark("hidden_states", x_RD)
     weight_VD = builder.parameter(weight, (config.vocab_size, config.hidden_size))
     logits_RV: Value = builder.op("lm_head", x_RD, weight_VD)
     return logits_RV

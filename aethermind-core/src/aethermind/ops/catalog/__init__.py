@@ -42,6 +42,8 @@ _SAMPLED = (
     "lm_head",
     "suppress_tokens",
     "repetition_penalty",
+    "bias_tokens",
+    "mask_tokens",
     "sample_tokens",
     "token_logprobs",
 )

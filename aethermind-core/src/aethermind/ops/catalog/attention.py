@@ -32,6 +32,18 @@ def _reference(q: Array, k: Array, v: Array, *, scale: float, causal: bool) -> A
     return np.moveaxis(out, -2, -4).reshape(q.shape)
 
 
+def _by_row(q: Array, k: Array, v: Array, *, scale: float, causal: bool) -> Array:
+    """Each query alone, against the keys that it sees."""
+    out = np.empty_like(q)
+    num_queries, num_keys = q.shape[-3], k.shape[-3]
+    for row in range(num_queries):
+        visible = max(num_keys - (num_queries - 1 - row), 0) if causal else num_keys
+        keys, values = k[..., :visible, :, :], v[..., :visible, :, :]
+        one = slice(row, row + 1)
+        out[..., one, :, :] = _reference(q[..., one, :, :], keys, values, scale=scale, causal=False)
+    return out
+
+
 def _softmax_or_zero(scores: Array) -> Array:
     """Softmax over the keys; a query that sees none weighs none."""
     largest = scores.max(axis=-1, keepdims=True, initial=-np.inf)
@@ -86,6 +98,7 @@ ATTENTION = Operator(
         "stands at the last key and none sees keys behind it; one that sees no key gives zeros."
     ),
     reference=_reference,
+    by_row=_by_row,
     samples=_samples,
     term_magnitudes=_term_magnitudes,
     # Kernels may round the softmax weights to F before they meet the values.

@@ -19,6 +19,11 @@ def _reference(x: Array, weight: Array, bias: Array | None) -> Array:
     return product if bias is None else product + bias
 
 
+def _by_row(x: Array, weight: Array, bias: Array | None) -> Array:
+    product = (x[:, None] @ weight.T)[:, 0]
+    return product if bias is None else product + bias
+
+
 def linear_magnitudes(x: Array, weight: Array, bias: Array | None) -> Array:
     """The sum of the magnitudes of the terms of every output, for pages that contain a matrix product."""
     return _reference(np.abs(x), np.abs(weight), None if bias is None else np.abs(bias))
@@ -45,6 +50,7 @@ LINEAR = Operator(
     schema=OperatorSchema.parse("linear(x: F[T, K], weight: W[N, K], bias: F[N]?) -> (out: F[T, N])"),
     summary="x @ weight.T + bias, summed in float32.",
     reference=_reference,
+    by_row=_by_row,
     samples=_samples,
     term_magnitudes=linear_magnitudes,
     tolerances=ONE_ROUNDING,

@@ -20,6 +20,10 @@ def _reference(x: Array, weight: Array) -> Array:
     return x @ weight.T
 
 
+def _by_row(x: Array, weight: Array) -> Array:
+    return (x[..., None, :] @ weight.T)[..., 0, :]
+
+
 def _term_magnitudes(x: Array, weight: Array) -> Array:
     return np.abs(x) @ np.abs(weight).T
 
@@ -41,6 +45,7 @@ LM_HEAD = Operator(
     schema=OperatorSchema.parse("lm_head(x: F[R, K], weight: W[N, K]) -> (logits: f32[R, N])"),
     summary="x @ weight.T with float32 logits, whatever F is.",
     reference=_reference,
+    by_row=_by_row,
     samples=_samples,
     term_magnitudes=_term_magnitudes,
     # The output is float32 for every F, so no rounding to F may show.

@@ -20,6 +20,10 @@ def _reference(a: Array, b: Array) -> Array:
     return a @ b
 
 
+def _by_row(a: Array, b: Array) -> Array:
+    return (a[..., :, None, :] @ b[..., None, :, :])[..., 0, :]
+
+
 def _term_magnitudes(a: Array, b: Array) -> Array:
     return np.abs(a) @ np.abs(b)
 
@@ -49,6 +53,7 @@ MATMUL = Operator(
     schema=OperatorSchema.parse("matmul(a: F[..., M, K], b: F[..., K, N]) -> (out: F[..., M, N])"),
     summary="a @ b over the last two dims, summed in float32.",
     reference=_reference,
+    by_row=_by_row,
     samples=_samples,
     term_magnitudes=_term_magnitudes,
     tolerances=ONE_ROUNDING,

@@ -36,6 +36,28 @@ def _reference(
     return out
 
 
+def _by_row(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    cu_seqlens_q: Array,
+    seqlens_k: Array,
+    block_tables: Array,
+    *,
+    scale: float,
+    window: int,
+) -> Array:
+    """Each query alone against the keys that it sees."""
+    out = np.zeros_like(q)
+    for begin, end, num_keys, blocks in zip(cu_seqlens_q[:-1], cu_seqlens_q[1:], seqlens_k, block_tables, strict=True):
+        for row in range(begin, end):
+            visible = num_keys - (end - 1 - row)
+            k = _gather(k_cache, blocks, visible).astype(q.dtype, copy=False)
+            v = _gather(v_cache, blocks, visible).astype(q.dtype, copy=False)
+            out[row] = _attend(q[row : row + 1], k, v, scale, window)[0]
+    return out
+
+
 def _gather(cache: Array, blocks: Array, num_keys: int) -> Array:
     """The keys (or values) of one sequence in order of position: [K, num_keys, C]."""
     _, num_kv_heads, block_size, head_dim = cache.shape
@@ -138,6 +160,7 @@ PAGED_ATTENTION = Operator(
         "padding and may hold anything."
     ),
     reference=_reference,
+    by_row=_by_row,
     samples=_samples,
     term_magnitudes=_term_magnitudes,
     # Kernels may round the softmax weights to F before they meet the values.

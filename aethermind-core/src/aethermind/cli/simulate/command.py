@@ -1,0 +1,182 @@
+"""The verb: a trace, policies, a cost model; a table of what each policy made of it."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aethermind.cli import console, options
+from aethermind.cli.simulate.plot import check_plot, draw
+from aethermind.cli.simulate.table import print_table
+from aethermind.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from aethermind.engine.decision import StepBudget
+    from aethermind.engine.simulation import Simulation, StepCosts, TraceRequest
+    from aethermind.runtime import Runtime
+
+__all__ = ["EXAMPLES", "simulate"]
+
+EXAMPLES = console.examples(
+    'printf "TIMESTAMP,ContextTokens,GeneratedTokens\\n0,900,40\\n0.1,50,9\\n" > a.csv && aethermind simulate a.csv',
+    'echo \'{"timestamp": 0, "input_length": 700, "output_length": 30}\' > a.jsonl && '
+    "aethermind simulate a.jsonl --policy fcfs,deadline --json",
+)
+
+_POLICIES = "fcfs,priority,shortest,deadline"
+_CACHE_TOKENS = 800_000
+"""What the keys and values of the model that the default costs stand for take, in 45 GB."""
+
+
+def simulate(
+    trace: Annotated[Path, typer.Argument(help="CSV of an Azure trace, or JSON lines of a Mooncake trace.")],
+    scheduling_policy: Annotated[
+        str, typer.Option("--policy", "--scheduling-policy", help="Policies to compare, separated by commas.")
+    ] = _POLICIES,
+    max_num_seqs: options.MaxNumSeqs = 64,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
+    num_kv_blocks: Annotated[
+        int | None,
+        typer.Option("--num-kv-blocks", help="Blocks of the KV cache.", show_default=f"{_CACHE_TOKENS} tokens"),
+    ] = None,
+    block_size: options.BlockSize = 16,
+    cost_model: Annotated[
+        Path | None,
+        typer.Option(help="JSON with the seconds of a step: fixed_s, prefill_token_s, decode_sequence_s, …"),
+    ] = None,
+    calibrate: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Measure those seconds on this model instead.")
+    ] = None,
+    device: options.Device = "auto",
+    load_format: options.LoadFormat = "auto",
+    limit: Annotated[int | None, typer.Option(help="Only the first so many requests.", min=1)] = None,
+    rate_scale: Annotated[float, typer.Option("--rate-scale", "--speed", help="So many times the requests.")] = 1.0,
+    urgent_share: Annotated[
+        float, typer.Option(help="Share of requests with priority -1, if the trace has none.", min=0.0, max=1.0)
+    ] = 0.1,
+    slack: Annotated[
+        float, typer.Option(help="A request is due after so many times what it takes alone, if the trace says nothing.")
+    ] = 5.0,
+    plot: Annotated[Path | None, typer.Option(help="Draw the run to this .svg or .png file.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Replay a trace through the scheduler and compare policies.
+
+    The scheduler and the KV cache's bookkeeping are the real ones; a step takes the time
+    that a cost model says, on a clock that needs no waiting. By default that is a guess
+    at a 7B model on an 80 GB accelerator.
+    """
+    from aethermind.engine.decision import StepBudget
+    from aethermind.engine.simulation import StepCosts, complete, read_costs, read_trace
+    from aethermind.runtime import Runtime
+
+    _check_numbers(rate_scale=rate_scale, slack=slack)
+    _check_sizes(block_size=block_size, num_kv_blocks=num_kv_blocks)
+    if plot is not None:
+        check_plot(plot)
+    if cost_model is not None and calibrate is not None:
+        raise InvalidArgumentError("Both --cost-model and --calibrate say what a step costs; pass one of them.")
+    runtime = Runtime.boot()
+    names = list(dict.fromkeys(name.strip() for name in scheduling_policy.split(",")))
+    for name in names:
+        runtime.policies.make(name)
+    budget = StepBudget(max_num_seqs, max_num_batched_tokens)
+    requests = read_trace(trace, limit)
+    if calibrate is not None:
+        costs = _measured(runtime, calibrate, device, load_format, budget)
+    else:
+        costs = StepCosts() if cost_model is None else read_costs(cost_model)
+    requests = complete(
+        requests,
+        rate_scale=rate_scale,
+        urgent_share=urgent_share,
+        slack=slack,
+        costs=costs,
+        chunk=max_num_batched_tokens,
+    )
+    num_blocks = max(_CACHE_TOKENS // block_size, 1) if num_kv_blocks is None else num_kv_blocks
+    runs = {name: _run(runtime, name, requests, budget, costs, num_blocks, block_size) for name in names}
+    report = {
+        "trace": str(trace),
+        "num_requests": len(requests),
+        "duration_s": requests[-1].arrival_s,
+        "rate_scale": rate_scale,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "num_kv_blocks": num_blocks,
+        "block_size": block_size,
+        "costs": asdict(costs),
+        "policies": {name: _record(run, costs, budget) for name, run in runs.items()},
+    }
+    if plot is not None:
+        draw(runs, plot)
+    if as_json:
+        console.print_json(report)
+    else:
+        print_table(report)
+
+
+def _run(
+    runtime: Runtime,
+    name: str,
+    requests: list[TraceRequest],
+    budget: StepBudget,
+    costs: StepCosts,
+    num_blocks: int,
+    block_size: int,
+) -> Simulation:
+    from aethermind.cli.load import LoadProgress
+    from aethermind.engine.simulation import simulate as run
+
+    with LoadProgress(f"Simulating {name}") as progress:
+        policy = runtime.policies.make(name)
+        sizes = {"num_kv_blocks": num_blocks, "block_size": block_size}
+        return run(requests, policy, budget, costs, **sizes, on_progress=progress)
+
+
+def _record(run: Simulation, costs: StepCosts, budget: StepBudget) -> dict[str, Any]:
+    """A run's figures; JSON has no word for what cannot be told, so that is null."""
+    from aethermind.engine.simulation import Report
+
+    record: dict[str, Any] = _without_nan(asdict(Report.of(run, costs, budget.max_num_batched_tokens)))
+    return record
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nan(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _measured(runtime: Runtime, model: str, device: str, load_format: str, budget: StepBudget) -> StepCosts:
+    from aethermind.cli.load import open_llm
+    from aethermind.engine.simulation.calibration import measure_costs
+
+    llm = open_llm(
+        model,
+        runtime=runtime,
+        device=device,
+        load_format=load_format,
+        max_num_seqs=budget.max_num_seqs,
+        max_num_batched_tokens=budget.max_num_batched_tokens,
+        enable_prefix_caching=False,
+    )
+    with closing(llm):
+        return measure_costs(llm.engine)
+
+
+def _check_numbers(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < 1e9:
+            raise InvalidArgumentError(f"--{name.replace('_', '-')} is {value} but must be a number above 0.")
+
+
+def _check_sizes(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and not 0 < value < 2**31:
+            raise InvalidArgumentError(f"--{name.replace('_', '-')} is {value} but must be an integer of 1 or more.")

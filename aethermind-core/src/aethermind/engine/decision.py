@@ -1,0 +1,83 @@
+"""What a step may do, and what the scheduler decided that it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from aethermind.engine.request import Request
+from aethermind.errors import InvalidArgumentError
+
+__all__ = ["RejectedRequest", "ScheduleDecision", "ScheduledRequest", "StepBudget"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBudget:
+    """Limits of one step; every step may be given others.
+
+    Raises `InvalidArgumentError` where they leave a running request without a token.
+    """
+
+    max_num_seqs: int = 64
+    """The most requests running at once. Where more run already, nobody is let in and nobody is sent away."""
+    max_num_batched_tokens: int = 512
+    """The most tokens computed in a step."""
+    max_prefill_chunk: int | None = None
+    """The most tokens of one prompt in a step; None lets one prompt have the step."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_prefill_chunk"):
+            value = getattr(self, name)
+            is_integer = isinstance(value, int) and not isinstance(value, bool)
+            if not (is_integer and value >= 1) and not (value is None and name == "max_prefill_chunk"):
+                raise InvalidArgumentError(f"{name} is {value!r} but must be an integer of 1 or more.")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InvalidArgumentError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens} but must be at least max_num_seqs "
+                f"({self.max_num_seqs}), a token for each running request; raise it or lower max_num_seqs."
+            )
+
+
+class ScheduledRequest(NamedTuple):
+    """One request's share of a step: its next `num_tokens` tokens, and whether one is sampled from them."""
+
+    request: Request
+    num_tokens: int
+    needs_logits: bool
+
+
+class RejectedRequest(NamedTuple):
+    """A request that cannot be served even alone, with the numbers that say so."""
+
+    request: Request
+    num_tokens: int
+    """Tokens whose KV would have to be in the cache."""
+    capacity_tokens: int
+    """Tokens that fit when a sequence has the whole cache."""
+    num_available_blocks: int
+    """Blocks there were when it was refused."""
+
+
+@dataclass(slots=True)
+class ScheduleDecision:
+    """What the next step computes. The scheduler fills it in; everybody else reads."""
+
+    scheduled: list[ScheduledRequest] = field(default_factory=list)
+    """Decodes first, then prefill chunks, newcomers last."""
+    preempted: list[Request] = field(default_factory=list)
+    """Moved back to `waiting`, their blocks released or swapped out."""
+    rejected: list[RejectedRequest] = field(default_factory=list)
+    """Taken from both queues, their blocks released; the caller finishes them with an error."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """`(source, destination)` blocks to copy, in order, before the step runs."""
+    num_batched_tokens: int = 0
+    """Tokens of the step."""
+    num_decodes: int = 0
+    """How many leading entries of `scheduled` are decodes of one token."""
+
+    @property
+    def phase(self) -> str:
+        """`prefill` where no entry is a decode, `decode` where all are, else `mixed`."""
+        if self.num_decodes == 0:
+            return "prefill"
+        return "decode" if self.num_decodes == len(self.scheduled) else "mixed"

@@ -1,0 +1,46 @@
+"""What a caller asks of the scheduler: how urgent a request is, and how much it may take."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+
+from aethermind.errors import InvalidArgumentError
+
+__all__ = ["RequestOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """Options of one request. Every value out of range raises `InvalidArgumentError`."""
+
+    priority: int = 0
+    """Smaller is more urgent; counts under the policy `priority`."""
+    deadline_ms: float | None = None
+    """Milliseconds after arrival by which the answer should be complete; counts under the policy `deadline`."""
+    max_context_tokens: int | None = None
+    """Quota of prompt and answer together; None is the context of the model."""
+    max_new_tokens: int | None = None
+    """Quota of the answer, whatever `SamplingParams.max_tokens` says; None sets none."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int) or abs(self.priority) > 2**31:
+            raise InvalidArgumentError(f"priority is {self.priority!r} but must be an integer; smaller is more urgent.")
+        deadline = self.deadline_ms
+        if deadline is not None and (
+            isinstance(deadline, bool) or not isinstance(deadline, Real) or not 0 < deadline < math.inf
+        ):
+            raise InvalidArgumentError(
+                f"deadline_ms is {deadline!r} but must be a number of milliseconds above 0; None sets none."
+            )
+        for name in ("max_context_tokens", "max_new_tokens"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidArgumentError(f"{name} is {value!r} but must be an integer of 1 or more; None sets none.")
+
+    def max_total_tokens(self, num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> int:
+        """Prompt and output tokens at which a request ends: the least of what it asked for and what it may have."""
+        limits = [max_model_len, self.max_context_tokens]
+        limits += [None if most is None else num_prompt_tokens + most for most in (max_tokens, self.max_new_tokens)]
+        return min(limit for limit in limits if limit is not None)

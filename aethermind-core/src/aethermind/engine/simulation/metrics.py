@@ -1,0 +1,141 @@
+"""A run in figures: how long requests took, how busy the engine was, how evenly it served."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+from statistics import mean
+
+from aethermind.engine.simulation.cost_model import StepCosts
+from aethermind.engine.simulation.simulator import RequestRecord, Simulation
+
+__all__ = ["Latency", "Report", "jain_index", "percentile"]
+
+_NUM_CLASSES = 4
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The value that `percent` % of the values do not exceed, interpolated between neighbours; nan of none."""
+    if not values:
+        return nan
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * percent / 100
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def jain_index(values: Sequence[float]) -> float:
+    """Jain's fairness index (Jain, Chiu, Hawe 1984): 1 where all get the same, 1/n where one gets everything."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else nan
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Percentiles of a time, in seconds."""
+
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Latency:
+        return cls(*(percentile(values, percent) for percent in (50, 90, 99)))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one policy made of a trace."""
+
+    num_requests: int
+    num_rejected: int
+    ttft: Latency
+    """From arrival to the first token."""
+    urgent_ttft: Latency
+    """The same of requests with a priority below 0."""
+    tpot: Latency
+    """Between two tokens, averaged over a request."""
+    e2e: Latency
+    """From arrival to the last token."""
+    in_time: float
+    """Share of the requests that were complete by their deadline; nan where none has one."""
+    utilisation: float
+    """Share of the time in which a step ran."""
+    mean_running: float
+    mean_waiting: float
+    max_waiting: int
+    mean_kv_usage: float
+    num_preemptions: int
+    cached_share: float
+    """Share of the prompt tokens that were not computed because they had been before."""
+    output_tokens_per_s: float
+    fairness: float
+    """Jain's index over tenants, or over four classes by size: of the mean share of the speed that a request would have
+    had alone.
+    """
+    num_steps: int
+    makespan_s: float
+
+    @classmethod
+    def of(cls, run: Simulation, costs: StepCosts, chunk: int) -> Report:
+        """Sum up a run; `chunk` is the most prompt tokens of a step."""
+        done = [record for record in run.records if record.finished_s is not None]
+        ttft = [_since(record, record.first_token_s) for record in done]
+        tpots = [
+            (_since(record, record.finished_s) - first) / (record.trace.num_output_tokens - 1)
+            for record, first in zip(done, ttft, strict=True)
+            if record.trace.num_output_tokens > 1
+        ]
+        urgent = [first for record, first in zip(done, ttft, strict=True) if (record.trace.priority or 0) < 0]
+        dated = [record for record in run.records if record.trace.deadline_ms is not None]
+        prompt_tokens = sum(record.trace.num_prompt_tokens for record in done)
+        output_tokens = sum(record.trace.num_output_tokens for record in done)
+        busy, total = max(run.busy_s, 1e-12), max(run.makespan_s, 1e-12)
+        return cls(
+            num_requests=len(run.records),
+            num_rejected=run.num_rejected,
+            ttft=Latency.of(ttft),
+            urgent_ttft=Latency.of(urgent),
+            tpot=Latency.of(tpots),
+            e2e=Latency.of([_since(record, record.finished_s) for record in done]),
+            in_time=sum(map(_is_in_time, dated)) / len(dated) if dated else nan,
+            utilisation=run.busy_s / total,
+            mean_running=run.running_s / busy,
+            mean_waiting=run.waiting_s / total,
+            max_waiting=run.max_waiting,
+            mean_kv_usage=run.kv_usage_s / busy,
+            num_preemptions=sum(record.num_preemptions for record in done),
+            cached_share=sum(record.num_cached_tokens for record in done) / max(prompt_tokens, 1),
+            output_tokens_per_s=output_tokens / total,
+            fairness=jain_index([mean(rates) for rates in _rates(done, costs, chunk)]),
+            num_steps=run.num_steps,
+            makespan_s=run.makespan_s,
+        )
+
+
+def _since(record: RequestRecord, moment: float | None) -> float:
+    assert moment is not None, "a finished request has its moments"
+    return moment - record.trace.arrival_s
+
+
+def _is_in_time(record: RequestRecord) -> bool:
+    deadline_ms = record.trace.deadline_ms
+    return record.finished_s is not None and _since(record, record.finished_s) * 1e3 <= (deadline_ms or 0.0)
+
+
+def _rates(records: Sequence[RequestRecord], costs: StepCosts, chunk: int) -> list[list[float]]:
+    """The share of its own speed that each request had, by tenant or by class of size."""
+    sizes = sorted(record.trace.num_prompt_tokens + record.trace.num_output_tokens for record in records)
+    bounds = [sizes[len(sizes) * index // _NUM_CLASSES] for index in range(1, _NUM_CLASSES)] if sizes else []
+    has_tenants = any(record.trace.tenant is not None for record in records)
+    groups: dict[object, list[float]] = defaultdict(list)
+    for record in records:
+        one = record.trace
+        size = one.num_prompt_tokens + one.num_output_tokens
+        group: object = one.tenant if has_tenants else sum(size >= bound for bound in bounds)
+        alone_s = costs.alone_s(max(one.num_prompt_tokens, 1), max(one.num_output_tokens, 1), chunk)
+        groups[group].append(alone_s / max(_since(record, record.finished_s), 1e-12))
+    return list(groups.values())

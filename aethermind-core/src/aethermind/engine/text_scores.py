@@ -1,0 +1,36 @@
+"""Log probabilities of a prompt's own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from aethermind.engine.logprobs import TokenLogprobs, read_logprobs
+from aethermind.engine.model_graph import Part
+from aethermind.engine.text_pass import run_text
+
+if TYPE_CHECKING:
+    from aethermind.cache.kv_cache import KVCache
+    from aethermind.engine.model_runner import ModelRunner
+
+__all__ = ["score_prompt"]
+
+
+def score_prompt(
+    runner: ModelRunner, cache: KVCache, token_ids: Sequence[int], num_top: int
+) -> list[TokenLogprobs | None]:
+    """What the model thought of each token of a prompt before it saw it; None for the first.
+
+    The prompt's keys and values are left to the prefix cache, so that its request need not compute them again.
+    OutOfMemoryError where the KV cache has no room for the prompt.
+    """
+    executor = runner.executor_of(Part.SCORES)
+    targets = [*token_ids[1:], token_ids[-1]]  # nobody reads what comes of the last row
+
+    def fill(start: int, count: int) -> None:
+        executor.host_inputs["target_ids"][:count] = targets[start : start + count]
+
+    found: list[TokenLogprobs | None] = [None]
+    for _, count, symbols in run_text(executor, cache, token_ids, fill, is_published=True):
+        found.extend(read_logprobs(executor, symbols, [num_top] * count))
+    return found[: len(token_ids)]

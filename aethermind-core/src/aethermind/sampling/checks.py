@@ -1,0 +1,83 @@
+"""Checks of single values that people write; each InvalidArgumentError says what is allowed and what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import NoReturn
+
+from aethermind.errors import InvalidArgumentError
+
+__all__ = ["boolean", "integer", "number", "optional", "refuse", "strings", "token_ids"]
+
+
+def number(name: str, value: object, lowest: float, highest: float, way_out: str, *, is_above: bool = False) -> float:
+    """Return a finite number from `lowest`, itself excluded if `is_above`, to `highest`."""
+    upper = "" if highest == math.inf else f" and at most {highest:g}"
+    allowed = f"a finite number {'above' if is_above else 'of at least'} {lowest:g}{upper}"
+    if isinstance(value, bool) or not isinstance(value, Real):
+        refuse(name, value, allowed, way_out)
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
+    is_low = result <= lowest if is_above else result < lowest
+    if is_low or result > highest or not math.isfinite(result):
+        refuse(name, value, allowed, way_out)
+    return result
+
+
+def integer(name: str, value: object, lowest: int, highest: int | None, way_out: str) -> int:
+    """Return an integer from `lowest` to `highest`, both included."""
+    allowed = f"an integer of at least {lowest}" if highest is None else f"an integer from {lowest} to {highest}"
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        refuse(name, value, allowed, way_out)
+    result = int(value)
+    if result < lowest or (highest is not None and result > highest):
+        refuse(name, value, allowed, way_out)
+    return result
+
+
+def optional(name: str, value: object, lowest: int, highest: int | None, way_out: str) -> int | None:
+    """Return an integer like `integer`, or None."""
+    return None if value is None else integer(name, value, lowest, highest, way_out)
+
+
+def boolean(name: str, value: object) -> bool:
+    """Return a truth value, which no number stands for."""
+    return value if isinstance(value, bool) else refuse(name, value, "True or False", "leave it out for False")
+
+
+def strings(name: str, value: object, most: int, way_out: str) -> tuple[str, ...]:
+    """Return at most `most` non-empty strings; one string stands for itself, None for none."""
+    allowed = "a non-empty string or a sequence of them"
+    if value is None:
+        return ()
+    given = (value,) if isinstance(value, str) else value
+    if not isinstance(given, Sequence):
+        refuse(name, value, allowed, way_out)
+    if len(given) > most:
+        raise InvalidArgumentError(
+            f"{name} has {len(given)} strings but must have at most {most}; keep the vital ones."
+        )
+    for string in given:
+        if not isinstance(string, str) or not string:
+            refuse(name, string, allowed, way_out)
+    return tuple(given)
+
+
+def token_ids(name: str, value: object, most: int | None) -> tuple[int, ...]:
+    """Return at most `most` token ids; None stands for none."""
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        refuse(name, value, "a sequence of token ids", "put a single id in a list")
+    if most is not None and len(value) > most:
+        raise InvalidArgumentError(f"{name} has {len(value)} ids but must have at most {most}; keep the vital ones.")
+    return tuple(integer(name, token_id, 0, 2**31 - 1, "take ids from the model's vocabulary") for token_id in value)
+
+
+def refuse(name: str, value: object, allowed: str, way_out: str) -> NoReturn:
+    """Raise InvalidArgumentError for a value, with what would be allowed and what to do."""
+    raise InvalidArgumentError(f"{name} is {value!r} but must be {allowed}; {way_out}.")

@@ -1,0 +1,162 @@
+"""Grammars that say which tokens may come next, by llguidance (Microsoft, MIT licence).
+
+The library is an extra, imported when a request first asks for structured output. It walks a lexer and an Earley parser
+along the trie of all tokens, and writes one bit a token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from aethermind.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from aethermind.sampling.structured import StructuredOutputs
+
+__all__ = ["Grammars", "TokenGuide"]
+
+_MAX_CACHED = 64
+"""Grammars kept compiled, because requests tend to repeat them."""
+
+# Each bounds memory or the time of one mask; a grammar that needs more is refused, or ends its request.
+_LIMITS = {
+    "max_items_in_row": 2_000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
+
+# Weak models, once allowed to, write white space for ever.
+_JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class Grammars:
+    """Compiles demands for one model's tokens. The first reads the vocabulary, which takes seconds if it is large."""
+
+    def __init__(self, tokenizer_json: Callable[[], str], vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        """`tokenizer_json` returns the tokenizer in the form of tokenizer.json; `vocab_size` is the width of logits."""
+        self._tokenizer_json = tokenizer_json
+        self._vocab_size = vocab_size
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._compiled: OrderedDict[StructuredOutputs, Any] = OrderedDict()
+
+    def guide(self, wanted: StructuredOutputs) -> TokenGuide:
+        """A guide at the beginning of an answer; InvalidArgumentError says why a demand cannot be served."""
+        matcher = self._compiled.get(wanted)
+        if matcher is None:
+            matcher = self._compiled[wanted] = self._compile(wanted)
+            if len(self._compiled) > _MAX_CACHED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(wanted)
+        return TokenGuide(matcher.deep_copy())
+
+    @cached_property
+    def _library(self) -> Any:
+        try:
+            return import_module("llguidance")
+        except ImportError as error:
+            raise InvalidArgumentError(
+                f"Structured output needs llguidance, which cannot be imported ({error}). "
+                "Run `pip install 'aethermind-core[structured]'`."
+            ) from None
+
+    @cached_property
+    def _tokens(self) -> Any:
+        if not self._eos_token_ids:
+            raise InvalidArgumentError(
+                "Structured output needs a model with an end-of-text token, and this one's config.json names none. "
+                "Set eos_token_id there."
+            )
+        try:
+            return self._library.LLTokenizer(
+                self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
+            )
+        except (ValueError, RuntimeError) as error:
+            raise InvalidArgumentError(
+                f"llguidance cannot read this model's tokenizer: {_flat(error)}. Structured output is not possible."
+            ) from error
+
+    def _compile(self, wanted: StructuredOutputs) -> Any:
+        library, tokens = self._library, self._tokens
+        try:
+            grammar = _grammar(library.LLMatcher, wanted)
+        except (ValueError, RecursionError) as error:
+            raise _refused(error) from None
+        matcher = library.LLMatcher(tokens, grammar, log_level=0, limits=library.LLParserLimits(**_LIMITS))
+        if not matcher.is_error():
+            # The first mask finds what the limits do not let through, and what nothing satisfies.
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise _refused(matcher.get_error())
+        return matcher
+
+
+class TokenGuide:
+    """Where one answer stands in its grammar."""
+
+    __slots__ = ("_matcher", "_num_consumed")
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+        self._num_consumed = 0
+
+    def fork(self) -> TokenGuide:
+        """A guide of its own at the same place."""
+        copy = TokenGuide(self._matcher.deep_copy())
+        copy._num_consumed = self._num_consumed
+        return copy
+
+    def fill(self, output_token_ids: Sequence[int], mask: npt.NDArray[np.int32]) -> str | None:
+        """Write which tokens may follow the answer so far: bit t % 32 of mask[t // 32] for token t, int32 [V / 32].
+
+        Returns why the answer cannot go on: a token that the grammar does not allow, or one of the limits.
+        """
+        matcher = self._matcher
+        if len(output_token_ids) > self._num_consumed:
+            matcher.consume_tokens(list(output_token_ids[self._num_consumed :]))
+            self._num_consumed = len(output_token_ids)
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        return _flat(matcher.get_error()) or "the grammar is exhausted" if matcher.is_error() else None
+
+
+def _grammar(matcher: Any, wanted: StructuredOutputs) -> str:
+    if wanted.json is not None:
+        schema = {} if wanted.json == "true" else json.loads(wanted.json)
+        if schema is False:
+            raise ValueError("the schema false describes nothing")
+        return str(matcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS))
+    if wanted.json_object:
+        return str(matcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_OPTIONS))
+    if wanted.regex is not None:
+        return str(matcher.grammar_from_regex(wanted.regex))
+    if wanted.choice is not None:
+        # A JSON string is a string of Lark's too.
+        alternatives = " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice)
+        return str(matcher.grammar_from_lark(f"start: {alternatives}"))
+    gbnf = import_module("llguidance.gbnf_to_lark")
+    try:
+        return str(matcher.grammar_from_lark(gbnf.any_to_lark(wanted.grammar)))
+    except gbnf.GbnfToLarkError as error:
+        raise ValueError(str(error)) from None
+
+
+def _refused(error: object) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"The structured output cannot be served: {_flat(error)[:400]}. Change or simplify what is asked for."
+    )
+
+
+def _flat(error: object) -> str:
+    return " ".join(str(error).replace("<non-verbose/>", "").split()).rstrip(".")

@@ -1,0 +1,137 @@
+"""What an engine lets its callers say about scheduling: limits, quotas, policies, and what chunks compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.core.engine.engines import answer, open_engine
+
+from aethermind import LLM, RequestOptions, Runtime, SamplingParams
+from aethermind.engine.engine import Engine
+from aethermind.engine.policies import PriorityWithAging
+from aethermind.errors import AetherMindError, ConfigError, ContextLengthError, InvalidArgumentError
+
+PROMPT = [5, 9, 13, 17, 21, 25, 29, 33, 37, 41]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+
+
+def observe_rows(engine: Engine) -> list[tuple[int, int]]:
+    """Tokens and rows of logits of every step from now on."""
+    seen = []
+
+    def run(executor: Any, symbols: tuple[int, ...], _: Any) -> None:
+        seen.append((symbols[0], symbols[2]))
+        executor.run(symbols)
+
+    engine.runner.observer = run
+    return seen
+
+
+def test_a_chunk_that_is_not_the_last_computes_no_logits_and_changes_no_token(runtime: Runtime, device: str) -> None:
+    whole = open_engine(runtime, device, enable_prefix_caching=False)
+    chunked = open_engine(runtime, device, max_num_batched_tokens=4, max_num_seqs=2, enable_prefix_caching=False)
+    seen = observe_rows(chunked)
+    assert answer(chunked, PROMPT, 3) == answer(whole, PROMPT, 3)
+    assert seen == [(4, 0), (4, 0), (2, 1), (1, 1), (1, 1)]
+
+
+def test_limits_can_be_adjusted_while_it_runs(runtime: Runtime) -> None:
+    engine = open_engine(runtime, max_num_batched_tokens=8, max_num_seqs=4)
+    seen = observe_rows(engine)
+    engine.adjust(max_prefill_chunk=3)
+    for name in ("a", "b"):
+        engine.add_request(name, PROMPT, GREEDY)
+    engine.step()
+    engine.adjust(max_num_seqs=1, max_num_batched_tokens=2)
+    engine.step()
+    assert seen == [(6, 0), (2, 0)]
+    while engine.has_unfinished:
+        engine.step()
+    assert max(tokens for tokens, _ in seen[1:]) == 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"max_num_seqs": 5}, "this engine was opened for 4"),
+        ({"max_num_batched_tokens": 9}, "this engine was opened for 8"),
+        ({"max_num_batched_tokens": 3}, "must be at least max_num_seqs"),
+        ({"max_prefill_chunk": 0}, "max_prefill_chunk is 0"),
+    ],
+)
+def test_limits_that_the_engine_cannot_keep(runtime: Runtime, limits: dict[str, int], message: str) -> None:
+    engine = open_engine(runtime, device="null", max_num_batched_tokens=8, max_num_seqs=4)
+    before = engine.budget
+    with pytest.raises(InvalidArgumentError, match=message):
+        engine.adjust(**limits)
+    assert engine.budget == before
+
+
+def test_quotas_end_answers_and_refuse_prompts(runtime: Runtime) -> None:
+    engine = open_engine(runtime, device="null", max_new_tokens=3)
+    engine.add_request("engine's", PROMPT, GREEDY)
+    engine.add_request("own", PROMPT, GREEDY, options=RequestOptions(max_new_tokens=2))
+    engine.add_request("context", PROMPT, GREEDY, options=RequestOptions(max_context_tokens=11, max_new_tokens=9))
+    finished = {}
+    while engine.has_unfinished:
+        finished.update({one.request_id: one.outputs[0] for one in engine.step() if one.finished})
+    assert {name: len(one.token_ids) for name, one in finished.items()} == {"engine's": 3, "own": 2, "context": 1}
+    assert {one.finish_reason for one in finished.values()} == {"length"}
+    with pytest.raises(ContextLengthError, match="10 tokens and the request's quota is 10"):
+        engine.add_request("long", PROMPT, GREEDY, options=RequestOptions(max_context_tokens=10))
+
+
+def test_the_policy_is_chosen_by_name(runtime: Runtime) -> None:
+    assert isinstance(open_engine(runtime, "null", scheduling_policy="priority").scheduler.policy, PriorityWithAging)
+    with pytest.raises(ConfigError, match="Unknown scheduling policy 'magic'"):
+        open_engine(runtime, "null", scheduling_policy="magic")
+    with pytest.raises(InvalidArgumentError, match="scheduling_policy should be a name, such as fcfs, got 3"):
+        open_engine(runtime, "null", scheduling_policy=3)
+
+
+def test_options_reach_the_scheduler_from_the_offline_api(runtime: Runtime) -> None:
+    with LLM("demo", device="null", runtime=runtime, max_num_seqs=1, scheduling_policy="priority") as llm:
+        order: list[str] = []
+
+        def note(output: Any) -> None:
+            if output.finished:
+                order.append(output.request_id)
+
+        options = [RequestOptions(priority=priority) for priority in (2, 0, 1)]
+        llm.generate([{"prompt_token_ids": PROMPT}] * 3, GREEDY, options=options, on_output=note)
+        assert order == ["1", "2", "0"]
+        for wrong in (options[:2], "urgent"):
+            with pytest.raises(AetherMindError, match="RequestOptions"):
+                llm.generate([{"prompt_token_ids": PROMPT}] * 3, GREEDY, options=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("install_policy")
+def test_a_plugin_brings_a_policy() -> None:
+    runtime = Runtime.boot()
+    assert "lifo" in runtime.policies.names()
+    engine = open_engine(runtime, "null", scheduling_policy="lifo", max_num_seqs=1)
+    for name in ("first", "second"):
+        engine.add_request(name, PROMPT, GREEDY)
+    engine.step()
+    assert [request.request_id for request in engine.running] == ["second"]
+
+
+@pytest.fixture
+def install_policy(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution with one plugin that registers the policy `lifo`."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lifo_plugin.py").write_text(
+        "from aethermind.engine.policies import FirstComeFirstServed\n"
+        "from aethermind.plugins import hookimpl\n"
+        "class LastComeFirstServed(FirstComeFirstServed):\n"
+        "    def order_key(self, request, now):\n"
+        "        return (-request.arrival, 0.0, request.request_id)\n"
+        "@hookimpl\n"
+        "def register_policies(registry):\n"
+        "    registry.register('lifo', 'lifo_plugin:LastComeFirstServed', provider='fake-lifo')\n"
+    )
+    metadata = tmp_path / "fake_lifo-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-lifo\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[aethermind.plugins.v1]\nlifo = lifo_plugin\n")

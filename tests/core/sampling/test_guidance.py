@@ -1,0 +1,138 @@
+"""Grammars over the demo model's tokens: what they let through, and what they refuse."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aethermind import Runtime
+from aethermind.errors import InvalidArgumentError
+from aethermind.sampling import guidance
+from aethermind.sampling.guidance import Grammars, TokenGuide
+from aethermind.sampling.structured import StructuredOutputs
+from aethermind.text import Tokenizer
+
+VOCAB_SIZE = 2048
+EOS = 2045
+
+
+@pytest.fixture(scope="module")
+def tokenizer(runtime: Runtime) -> Tokenizer:
+    return Tokenizer.from_directory(Path(runtime.models.locate("demo")))
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(tokenizer.as_json, VOCAB_SIZE, [EOS])
+
+
+def allowed(guide: TokenGuide, output: Sequence[int]) -> set[int]:
+    mask = np.full(VOCAB_SIZE // 32, -1, np.int32)
+    assert guide.fill(output, mask) is None
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())
+
+
+def test_a_choice_lets_its_beginnings_through(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    texts = ("yes", "no", 'a "quoted"\nline\\')
+    guide = grammars.guide(StructuredOutputs(choice=texts))
+    first = {tokenizer.token_text(token_id) for token_id in allowed(guide, [])}
+    assert first
+    assert all(any(text.startswith(beginning) for text in texts) for beginning in first)
+    for text in texts:
+        guide, output = grammars.guide(StructuredOutputs(choice=texts)), list[int]()
+        for token_id in tokenizer.encode(text):
+            assert token_id in allowed(guide, output)
+            output.append(token_id)
+        assert allowed(guide, output) == {EOS}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "good", "bad"),
+    [
+        ({"regex": "[a-c]{2}[0-9]"}, "ab7", "abc"),
+        ({"json": {"type": "integer", "minimum": 10, "maximum": 20}}, "15", "21"),
+        ({"json": True}, '[1, {"a": null}]', "[1,,"),
+        ({"json_object": True}, '{"a": [1, 2]}', "[1]"),
+        ({"grammar": 'start: "a" NUMBER\nNUMBER: /[0-9]+/'}, "a42", "b"),
+        ({"grammar": 'root ::= "ja" | "nein" [0-9]'}, "nein5", "nein!"),
+    ],
+    ids=str,
+)
+def test_a_grammar_takes_what_it_describes(
+    grammars: Grammars, tokenizer: Tokenizer, wanted: dict[str, Any], good: str, bad: str
+) -> None:
+    guide, output = grammars.guide(StructuredOutputs(**wanted)), list[int]()
+    for token_id in tokenizer.encode(good):
+        assert token_id in allowed(guide, output)
+        output.append(token_id)
+    assert EOS in allowed(guide, output)
+    guide = grammars.guide(StructuredOutputs(**wanted))
+    failure = guide.fill(tokenizer.encode(bad), np.zeros(VOCAB_SIZE // 32, np.int32))
+    assert failure
+
+
+def test_guides_of_one_grammar_do_not_disturb_each_other(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    wanted = StructuredOutputs(regex="[ab]{6}")
+    one, (a, b) = grammars.guide(wanted), (tokenizer.encode(text)[0] for text in "ab")
+    beginning = allowed(one, [])
+    two = one.fork()
+    assert allowed(one, [a, b, a, b, a, b]) == {EOS}
+    assert allowed(two, []) == allowed(grammars.guide(wanted), []) == beginning
+    assert allowed(one.fork(), [a, b, a, b, a, b]) == {EOS}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        ({"json": {"type": "stringg"}}, "Invalid type: stringg"),
+        ({"json": {"not": {"type": "string"}}}, 'Unimplemented keys: \\["not"\\]'),
+        ({"json": {"$ref": "http://example.org/schema"}}, "Default retriever does not fetch"),
+        ({"json": {"$ref": "#/$defs/missing"}}, "does not exist"),
+        ({"json": {"enum": []}}, "Unsatisfiable"),
+        ({"json": False}, "describes nothing"),
+        ({"json": {"type": "string", "pattern": "(?=a)b"}}, "look-ahead"),
+        ({"regex": "(a"}, "unclosed group"),
+        ({"grammar": "start: foo"}, "unknown name"),
+        ({"grammar": 'root ::= "a'}, "."),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_served_is_said_at_once(grammars: Grammars, wanted: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"cannot be served: .*{reason}") as caught:
+        grammars.guide(StructuredOutputs(**wanted))
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("Change or simplify what is asked for.")
+
+
+def test_a_recursive_schema_is_served(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
+    guide, output = grammars.guide(StructuredOutputs(json=node)), list[int]()
+    for token_id in tokenizer.encode('{"next": {"next": {}}}'):
+        assert token_id in allowed(guide, output)
+        output.append(token_id)
+    assert EOS in allowed(guide, output)
+
+
+def test_grammars_are_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(guidance._LIMITS, "max_grammar_size", 50)
+    grammars = Grammars(tokenizer.as_json, VOCAB_SIZE, [EOS])
+    schema = {"properties": {f"p{index}": {"type": "integer"} for index in range(50)}}
+    with pytest.raises(InvalidArgumentError, match="cannot be served"):
+        grammars.guide(StructuredOutputs(json=schema))
+
+
+def test_without_the_library_it_says_what_to_install(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(InvalidArgumentError, match=r"pip install 'aethermind-core\[structured\]'"):
+        Grammars(tokenizer.as_json, VOCAB_SIZE, [EOS]).guide(StructuredOutputs(regex="a"))
+
+
+def test_a_model_without_an_end_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidArgumentError, match="eos_token_id"):
+        Grammars(tokenizer.as_json, VOCAB_SIZE, []).guide(StructuredOutputs(regex="a"))

@@ -1,0 +1,73 @@
+"""What control groups allow, over made files of both versions, and the number of cores that follows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aethermind_cpu import devices
+from aethermind_cpu.cgroup import memory_room, processor_quota
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+
+def test_nothing_is_limited_where_nothing_says(tmp_path: Path) -> None:
+    assert (processor_quota(tmp_path), memory_room(tmp_path)) == (None, None)
+    write(tmp_path, {"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/b/cpu.max": "max 100000"})
+    write(tmp_path, {"sys/fs/cgroup/a/b/memory.max": "max", "sys/fs/cgroup/a/b/memory.current": "5"})
+    assert (processor_quota(tmp_path), memory_room(tmp_path)) == (None, None)
+
+
+def test_the_narrowest_of_the_groups_above_counts(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/user/slice/job",
+            "sys/fs/cgroup/user/slice/job/cpu.max": "800000 100000",
+            "sys/fs/cgroup/user/slice/cpu.max": "150000 100000",
+            "sys/fs/cgroup/cpu.max": "max 100000",
+            "sys/fs/cgroup/user/memory.max": "1000",
+            "sys/fs/cgroup/user/memory.current": "400",
+            "sys/fs/cgroup/user/slice/job/memory.max": "900",
+            "sys/fs/cgroup/user/slice/job/memory.current": "100",
+        },
+    )
+    assert (processor_quota(tmp_path), memory_room(tmp_path)) == (1.5, 600)
+
+
+def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "200000 100000"})
+    assert processor_quota(tmp_path) == 2
+
+
+def test_the_first_version_has_a_tree_for_each_controller(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "9:name=systemd:/\n4:memory:/job\n2:cpu,cpuacct:/job\n3:cpuset:/other",
+            "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "300000",
+            "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000",
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "100",
+            "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "130",
+        },
+    )
+    assert (processor_quota(tmp_path), memory_room(tmp_path)) == (3, 0)
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(None, 4), (8.0, 4), (2.4, 2), (1.5, 2), (0.2, 1)])
+def test_threads_are_physical_cores_within_the_quota(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, expected: int
+) -> None:
+    """Eight processors, two on each core."""
+    monkeypatch.setattr(devices, "_allowed_cpus", lambda: set(range(8)))
+    monkeypatch.setattr(devices, "_core_of", lambda cpu: ("0", str(cpu // 2)))
+    monkeypatch.setattr(devices, "processor_quota", lambda: quota)
+    assert devices.num_physical_cores() == expected
