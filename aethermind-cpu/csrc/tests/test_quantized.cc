@@ -81,7 +81,7 @@ std::shared_ptr<char> pack_in_parts(const QuantizedLayout& layout, const Quantiz
 Codes extreme_codes(const QuantizedLayout& layout, int64_t rows, int64_t cols) {
   Codes result(layout, rows, cols);
   const int most = (1 << layout.bits) - 1;
-  const int least = layout.has_zero_point ? 0 : layout.bits == 1 ? -1 : -(1 << (layout.bits - 1));
+  const int least = layout.has_zero_point || layout.has_offset ? 0 : layout.bits == 1 ? -1 : -(1 << (layout.bits - 1));
   const int greatest = layout.bits == 1 ? 1 : least + most;
   for (int64_t i = 0; i < rows * cols; ++i) {
     const int64_t pattern = i / cols % 3;
@@ -90,6 +90,7 @@ Codes extreme_codes(const QuantizedLayout& layout, int64_t rows, int64_t cols) {
   }
   for (size_t i = 0; i < result.zeros.size(); ++i) result.zeros[i] = static_cast<uint8_t>(i % 2 ? most : 0);
   for (uint16_t& each : result.scales) each = to_float16(1.0 / 64);
+  for (size_t i = 0; i < result.offsets.size(); ++i) result.offsets[i] = to_float16(i % 2 ? 2.0 : -2.0);
   return result;
 }
 
