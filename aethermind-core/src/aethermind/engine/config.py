@@ -15,7 +15,8 @@ class EngineConfig:
 
     `quantization` names the weight format of the model's matrices, `lm_head` that of the one that makes logits (None:
     int8 where the others have fewer bits, else the same). Names are checked where formats are known, when a model is
-    planned. `swap_space` is in GiB of host memory. `max_new_tokens` is a quota: no answer gets longer, whatever its request asks for.
+    planned. `swap_space` is in GiB of host memory. `max_new_tokens` is a quota: no answer gets longer, whatever its
+    request asks for.
 
     Raises InvalidArgumentError for values out of range.
     """

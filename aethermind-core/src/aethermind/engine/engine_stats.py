@@ -14,7 +14,7 @@ __all__ = ["EngineStats"]
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """One moment of an engine. Blocks are those of the KV cache: `num_free_blocks` can be had at once, those that keep
-    past prompts for reuse included. The store for swapped requests has `num_swap_blocks` and keeps `num_swapped_blocks`;
+    past prompts for reuse included. `num_swapped_blocks` of `num_swap_blocks` in host memory keep what was swapped out;
     bytes are those moved since the engine was made.
     """
 
