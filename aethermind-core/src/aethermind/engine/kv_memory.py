@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
+from aethermind.hal.allocator import ALIGNMENT
 from aethermind.hal.buffer import MemoryKind
+from aethermind.hal.layout import align_up
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
 from aethermind.ops.dims import resolve
@@ -39,22 +42,25 @@ class KVMemory:
         _copy(self._opened, tensors, tensors, ((source, destination, 1) for source, destination in copies))
 
     def host_blocks(self, num_blocks: int) -> HostBlocks:
-        """Room for `num_blocks` blocks in host memory; OutOfMemoryError where there is none."""
-        allocator = self._opened.backend.allocator
-        tensors = []
-        for tensor in self.tensors.values():
-            nbytes = tensor.nbytes // tensor.shape[0] * num_blocks
-            buffer = allocator.alloc(nbytes, MemoryKind.PINNED)
-            tensors.append(Tensor.of(buffer, tensor.dtype, (num_blocks, *tensor.shape[1:])))
-        return HostBlocks(self._opened, list(self.tensors.values()), tensors)
+        """Room for `num_blocks` blocks in host memory; OutOfMemoryError where there is none.
+
+        All of it is touched at once: a budget is known to fit, and the first move takes as long as the others.
+        """
+        sizes = [tensor.nbytes // tensor.shape[0] * num_blocks for tensor in self.tensors.values()]
+        starts = list(accumulate((align_up(size, ALIGNMENT) for size in sizes), initial=0))
+        backend = self._opened.backend
+        buffer = backend.allocator.alloc(starts[-1], MemoryKind.PINNED)
+        on_host = [
+            Tensor.of(buffer, tensor.dtype, (num_blocks, *tensor.shape[1:]), start)
+            for tensor, start in zip(self.tensors.values(), starts[:-1], strict=True)
+        ]
+        for tensor in on_host:
+            backend.transfer.fill(tensor, 0)
+        return HostBlocks(self._opened, list(self.tensors.values()), on_host)
 
 
 class HostBlocks:
-    """Blocks of host memory laid out like the device's: what a `HostSwapStore` moves bytes with.
-
-    The memory is asked for at once, so that a budget is known to fit; where the system provides pages as they are
-    touched, it takes as much as was ever in use.
-    """
+    """Blocks of host memory laid out like the device's: what a `HostSwapStore` moves bytes with."""
 
     def __init__(self, opened: OpenDevice, on_device: Sequence[Tensor], on_host: Sequence[Tensor]) -> None:
         self._opened = opened
