@@ -1,0 +1,105 @@
+/** All conversations, and which one is open. Changes are written down soon after they are made. */
+
+import { computed, signal } from "@preact/signals";
+
+import { newConversation, type Conversation } from "./conversation";
+import * as database from "./database";
+import { notify } from "./notices";
+import { rememberedDefaults } from "./preferences";
+
+/** A page that is closed in the middle of an answer loses no more than this much of it. */
+const WRITE_AFTER_MS = 150;
+
+export const conversations = signal<Conversation[]>([]);
+export const openId = signal("");
+
+/** The conversation on the page; one that has no message yet is in no list and is not kept. */
+export const current = computed(() => conversations.value.find((one) => one.id === openId.value) ?? fresh.value);
+
+const fresh = signal(newConversation());
+const unwritten = new Map<string, number>();
+
+/** Read what was kept. An answer that was being written when its page was closed is lost from there on. */
+export async function loadLibrary(): Promise<void> {
+  startNew();
+  try {
+    const kept = await database.readAll();
+    conversations.value = kept.map(withoutOpenAnswers).sort((a, b) => b.changedAt - a.changedAt);
+  } catch {
+    notify("Conversations cannot be kept in this browser window; they last until it is closed.");
+  }
+  const wanted = location.hash.slice(1);
+  if (find(wanted)) openId.value = wanted;
+}
+
+export function find(id: string): Conversation | undefined {
+  return id === fresh.value.id ? fresh.value : conversations.value.find((one) => one.id === id);
+}
+
+/** Replace a conversation by what `change` makes of it. */
+export function change(id: string, change: (conversation: Conversation) => Conversation): void {
+  const before = find(id);
+  if (!before) return; // it was deleted while an answer was still coming
+  const after = change(before);
+  if (id === fresh.value.id && !after.messages.length) {
+    fresh.value = after;
+    return;
+  }
+  const isNew = !conversations.value.some((one) => one.id === id);
+  const all = isNew ? [after, ...conversations.value] : conversations.value.map((one) => (one.id === id ? after : one));
+  conversations.value = after.changedAt === before.changedAt ? all : all.sort((a, b) => b.changedAt - a.changedAt);
+  if (isNew) startNew(id);
+  writeSoon(id);
+}
+
+/** Open a conversation that exists. */
+export function open(id: string): void {
+  openId.value = id;
+  history.replaceState(null, "", `#${id}`);
+}
+
+/** Open an empty conversation with the settings last used; `instead` opens that one and keeps the empty one ready. */
+export function startNew(instead?: string): void {
+  fresh.value = newConversation(rememberedDefaults.value);
+  openId.value = instead ?? fresh.value.id;
+  history.replaceState(null, "", instead ? `#${instead}` : location.pathname);
+}
+
+/** Remove a conversation; returns what brings it back. */
+export function remove(id: string): () => void {
+  const removed = find(id);
+  conversations.value = conversations.value.filter((one) => one.id !== id);
+  if (openId.value === id) startNew();
+  clearTimeout(unwritten.get(id));
+  unwritten.delete(id);
+  database.erase(id).catch(() => undefined);
+  return () => removed && add([removed]);
+}
+
+/** Take in conversations from elsewhere; the first is opened. */
+export function add(given: Conversation[]): void {
+  conversations.value = [...given, ...conversations.value].sort((a, b) => b.changedAt - a.changedAt);
+  for (const one of given) writeSoon(one.id);
+  if (given[0]) open(given[0].id);
+}
+
+function withoutOpenAnswers(conversation: Conversation): Conversation {
+  const messages = conversation.messages.map((message) =>
+    message.state === "answering" ? { ...message, state: "lost" as const } : message,
+  );
+  return { ...conversation, messages };
+}
+
+function writeSoon(id: string): void {
+  if (unwritten.has(id)) return;
+  unwritten.set(id, window.setTimeout(() => writeNow(id), WRITE_AFTER_MS));
+}
+
+function writeNow(id: string): void {
+  clearTimeout(unwritten.get(id));
+  unwritten.delete(id);
+  const conversation = find(id);
+  if (conversation) database.write(conversation).catch(() => notify("This conversation could not be saved."));
+}
+
+addEventListener("pagehide", () => [...unwritten.keys()].forEach(writeNow));

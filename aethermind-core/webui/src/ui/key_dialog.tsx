@@ -1,0 +1,48 @@
+import { useState } from "preact/hooks";
+
+import { apiKey, keyIsWanted } from "../model/api_key";
+import { loadModels, models } from "../model/connection";
+import { Dialog } from "./dialog";
+
+/** Asks for the API key until the server takes it. */
+export function KeyDialog() {
+  const [key, setKey] = useState("");
+  const [isWrong, setWrong] = useState(apiKey.value !== "");
+  const send = async () => {
+    apiKey.value = key.trim();
+    keyIsWanted.value = false;
+    await loadModels();
+    setWrong(!models.value.length);
+  };
+  return (
+    <Dialog title="API key" class="small" onClose={() => (keyIsWanted.value = false)}>
+      <form
+        onSubmit={(event) => {
+          event.preventDefault();
+          void send();
+        }}
+      >
+        <p>This server answers only to those who know its key. It is kept until this tab is closed.</p>
+        <label class="field">
+          <span>Key</span>
+          <input
+            type="password"
+            autoComplete="off"
+            required
+            aria-invalid={isWrong}
+            value={key}
+            onInput={(event) => setKey(event.currentTarget.value)}
+          />
+        </label>
+        {isWrong && (
+          <p class="error" role="alert">
+            The server does not know this key.
+          </p>
+        )}
+        <button type="submit" class="primary">
+          Continue
+        </button>
+      </form>
+    </Dialog>
+  );
+}
