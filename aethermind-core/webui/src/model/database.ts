@@ -5,29 +5,30 @@ import type { Conversation } from "./conversation";
 const NAME = "aethermind";
 const STORE = "conversations";
 
-let opened: Promise<IDBDatabase> | undefined;
+let opened: IDBDatabase | undefined;
 
-export async function readAll(): Promise<Conversation[]> {
-  return finished((await store("readonly")).getAll());
-}
-
-export async function write(conversation: Conversation): Promise<void> {
-  await finished((await store("readwrite")).put(conversation));
-}
-
-export async function erase(id: string): Promise<void> {
-  await finished((await store("readwrite")).delete(id));
-}
-
-async function store(mode: IDBTransactionMode): Promise<IDBObjectStore> {
-  opened ??= open();
-  return (await opened).transaction(STORE, mode).objectStore(STORE);
-}
-
-function open(): Promise<IDBDatabase> {
+/** Has to be called, and awaited, before anything else here. */
+export async function open(): Promise<void> {
   const request = indexedDB.open(NAME, 1);
   request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
-  return finished(request);
+  opened = await finished(request);
+}
+
+export function readAll(): Promise<Conversation[]> {
+  return finished(store("readonly").getAll());
+}
+
+/** The request is made before this returns, so that it is in time even when the page is being left. */
+export function write(conversation: Conversation): Promise<unknown> {
+  return finished(store("readwrite").put(conversation));
+}
+
+export function erase(id: string): Promise<unknown> {
+  return finished(store("readwrite").delete(id));
+}
+
+function store(mode: IDBTransactionMode): IDBObjectStore {
+  return opened!.transaction(STORE, mode).objectStore(STORE);
 }
 
 function finished<T>(request: IDBRequest<T>): Promise<T> {

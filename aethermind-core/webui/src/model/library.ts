@@ -1,4 +1,4 @@
-/** All conversations, and which one is open. Changes are written down soon after they are made. */
+/** All conversations, and which one is open. Changes are written down as they are made. */
 
 import { computed, signal } from "@preact/signals";
 
@@ -7,8 +7,8 @@ import * as database from "./database";
 import { notify } from "./notices";
 import { rememberedDefaults } from "./preferences";
 
-/** A page that is closed in the middle of an answer loses no more than this much of it. */
-const WRITE_AFTER_MS = 150;
+/** A conversation is written down when it changes, and while an answer grows at most this often. */
+const WRITE_EVERY_MS = 150;
 
 export const conversations = signal<Conversation[]>([]);
 export const openId = signal("");
@@ -17,19 +17,21 @@ export const openId = signal("");
 export const current = computed(() => conversations.value.find((one) => one.id === openId.value) ?? fresh.value);
 
 const fresh = signal(newConversation());
-const unwritten = new Map<string, number>();
+const resting = new Map<string, number>();
+const unwritten = new Set<string>();
 
 /** Read what was kept. An answer that was being written when its page was closed is lost from there on. */
 export async function loadLibrary(): Promise<void> {
-  startNew();
+  const wanted = location.hash.slice(1);
   try {
+    await database.open();
     const kept = await database.readAll();
     conversations.value = kept.map(withoutOpenAnswers).sort((a, b) => b.changedAt - a.changedAt);
   } catch {
     notify("Conversations cannot be kept in this browser window; they last until it is closed.");
   }
-  const wanted = location.hash.slice(1);
-  if (find(wanted)) openId.value = wanted;
+  if (find(wanted)) open(wanted);
+  else startNew();
 }
 
 export function find(id: string): Conversation | undefined {
@@ -49,7 +51,7 @@ export function change(id: string, change: (conversation: Conversation) => Conve
   const all = isNew ? [after, ...conversations.value] : conversations.value.map((one) => (one.id === id ? after : one));
   conversations.value = after.changedAt === before.changedAt ? all : all.sort((a, b) => b.changedAt - a.changedAt);
   if (isNew) startNew(id);
-  writeSoon(id);
+  write(id);
 }
 
 /** Open a conversation that exists. */
@@ -70,7 +72,6 @@ export function remove(id: string): () => void {
   const removed = find(id);
   conversations.value = conversations.value.filter((one) => one.id !== id);
   if (openId.value === id) startNew();
-  clearTimeout(unwritten.get(id));
   unwritten.delete(id);
   database.erase(id).catch(() => undefined);
   return () => removed && add([removed]);
@@ -79,7 +80,7 @@ export function remove(id: string): () => void {
 /** Take in conversations from elsewhere; the first is opened. */
 export function add(given: Conversation[]): void {
   conversations.value = [...given, ...conversations.value].sort((a, b) => b.changedAt - a.changedAt);
-  for (const one of given) writeSoon(one.id);
+  for (const one of given) write(one.id);
   if (given[0]) open(given[0].id);
 }
 
@@ -90,16 +91,18 @@ function withoutOpenAnswers(conversation: Conversation): Conversation {
   return { ...conversation, messages };
 }
 
-function writeSoon(id: string): void {
-  if (unwritten.has(id)) return;
-  unwritten.set(id, window.setTimeout(() => writeNow(id), WRITE_AFTER_MS));
+function write(id: string): void {
+  unwritten.add(id);
+  if (!resting.has(id)) writeNow(id);
 }
 
 function writeNow(id: string): void {
-  clearTimeout(unwritten.get(id));
-  unwritten.delete(id);
+  clearTimeout(resting.get(id));
+  resting.delete(id);
   const conversation = find(id);
-  if (conversation) database.write(conversation).catch(() => notify("This conversation could not be saved."));
+  if (!unwritten.delete(id) || !conversation) return;
+  database.write(conversation).catch(() => notify("This conversation could not be saved."));
+  resting.set(id, window.setTimeout(() => writeNow(id), WRITE_EVERY_MS));
 }
 
-addEventListener("pagehide", () => [...unwritten.keys()].forEach(writeNow));
+addEventListener("pagehide", () => [...unwritten].forEach(writeNow));
