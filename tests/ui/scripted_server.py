@@ -36,6 +36,10 @@ class Answer:
         """Stream some text."""
         self._send({"choices": [{"delta": {"content": text}, "text": text, "finish_reason": None}]})
 
+    def think(self, text: str) -> None:
+        """Stream some of what the model thinks before it speaks."""
+        self._send({"choices": [{"delta": {"reasoning_content": text}, "finish_reason": None}]})
+
     def finish(self, reason: str = "stop", *, cached: int = 0) -> None:
         """End the answer as the server would, with what it took: 12 tokens read and 7 written."""
         usage = {"prompt_tokens": 12, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": cached}}

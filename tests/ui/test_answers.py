@@ -34,8 +34,8 @@ def test_an_answer_streams_in_and_tells_what_it_took(page: Page, server: Scripte
     expect(last_answer(page)).to_contain_text("Once upon a time")
     answer.finish(cached=4)
     stats = last_answer(page).locator(".stats")
-    expect(stats).to_contain_text("12 prompt (4 cached)")
-    expect(stats).to_contain_text("7 answer")
+    expect(stats).to_contain_text("12 tokens in (4 cached)")
+    expect(stats).to_contain_text("7 out")
     expect(stats).to_contain_text("first token")
     expect(page.locator("[role=status].visually-hidden")).to_have_text("The answer: Once upon a time")
     ask(page, server, "And then?", "They lived.")
@@ -94,6 +94,19 @@ def test_regenerating_and_editing_make_branches(page: Page, server: ScriptedServ
     expect(page.locator(".message")).to_have_count(4)
 
 
+def test_thoughts_are_kept_apart_from_the_answer(page: Page, server: ScriptedServer) -> None:
+    send(page, "Think")
+    answer = server.next_question()
+    answer.think("Let me see.")
+    thoughts = last_answer(page).locator("details")
+    expect(thoughts).to_have_text("ThoughtsLet me see.")
+    answer.say("Seen.")
+    answer.finish()
+    expect(last_answer(page).locator(".markdown")).to_have_text("Seen.")
+    send(page, "Go on")
+    assert [turn["content"] for turn in server.next_question().body["messages"]] == ["Think", "Seen.", "Go on"]
+
+
 def test_settings_and_the_model_go_with_the_request(page: Page, server: ScriptedServer) -> None:
     page.get_by_label("Settings").click()
     page.get_by_label("System prompt").fill("Be brief.")
@@ -102,7 +115,7 @@ def test_settings_and_the_model_go_with_the_request(page: Page, server: Scripted
     page.get_by_label("Seed").fill("9")
     shot(page, "settings")
     page.keyboard.press("Escape")
-    expect(page.get_by_label("Settings")).to_be_focused()
+    expect(page.get_by_role("button", name="Settings")).to_be_focused()
     page.get_by_label("Model", exact=True).select_option("clerk")
     ask(page, server, "Hello", "Yes?")
     page.get_by_label("Regenerate").click()
@@ -140,6 +153,9 @@ def test_a_server_with_a_key_is_asked_with_it(server: ScriptedServer, page: Page
     dialog.get_by_label("Key").press("Enter")
     expect(dialog).to_contain_text("does not know this key")
     shot(page, "key")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Give it").click()
+    expect(dialog.get_by_label("Key")).to_be_focused()
     dialog.get_by_label("Key").fill("sesame")
     dialog.get_by_label("Key").press("Enter")
     expect(dialog).to_be_hidden()

@@ -89,16 +89,6 @@ def test_a_reload_in_mid_answer_keeps_what_was_written(page: Page, server: Scrip
     answer = server.next_question()
     answer.say("Once upon a time")
     expect(page.locator(".message.assistant")).to_contain_text("Once upon a time")
-    page.wait_for_function(
-        """async () => {
-            const request = indexedDB.open("aethermind");
-            const database = await new Promise((resolve) => (request.onsuccess = () => resolve(request.result)));
-            const all = database.transaction("conversations").objectStore("conversations").getAll();
-            await new Promise((resolve) => (all.onsuccess = resolve));
-            database.close();
-            return JSON.stringify(all.result).includes("Once upon a time");
-        }"""
-    )
     page.reload()
     answer.await_left()
     answered = page.locator(".message.assistant")
@@ -109,6 +99,22 @@ def test_a_reload_in_mid_answer_keeps_what_was_written(page: Page, server: Scrip
     more.say(", there was a fox.")
     more.finish()
     expect(answered.locator(".markdown")).to_have_text("Once upon a time, there was a fox.")
+
+
+def test_two_tabs_show_the_same(page: Page, server: ScriptedServer) -> None:
+    other = page.context.new_page()
+    other.goto(server.address)
+    send(page, "About foxes")
+    answer = server.next_question()
+    answer.say("They are")
+    other.get_by_role("button", name="About foxes", exact=True).click()
+    expect(other.locator(".message.assistant")).to_contain_text("They are")
+    answer.say(" quick.")
+    answer.finish()
+    expect(other.locator(".message.assistant")).to_contain_text("They are quick.")
+    choose(other, "About foxes", "Delete")
+    expect(page.locator(".row")).to_have_count(0)
+    expect(page.get_by_role("heading", name="What is on your mind?")).to_be_visible()
 
 
 def test_a_server_that_goes_and_comes_back(page: Page, server: ScriptedServer) -> None:

@@ -108,7 +108,7 @@ def test_the_demo_model_answers(runtime: Runtime, browser: Browser) -> None:
         expect(answer.last).to_contain_text("Cut at the most tokens allowed.")
         begun = answer.last.locator(".markdown").inner_text()
         answer.last.get_by_role("button", name="Continue").click()
-        expect(answer.last.locator(".stats")).to_contain_text("10 answer")
+        expect(answer.last.locator(".stats")).to_contain_text("10 out")
         assert answer.last.locator(".markdown").inner_text().startswith(begun)
         with httpx.Client(base_url=address) as http:
             await_idle(http)

@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 
 import { keyIsWanted } from "./model/api_key";
-import { answering } from "./model/asking";
+import { answering, stopCurrent } from "./model/asking";
 import { current } from "./model/library";
 import { Announcer } from "./ui/announcer";
 import { Banner } from "./ui/banner";
@@ -16,6 +16,9 @@ import { Toast } from "./ui/toast";
 
 type Opened = "settings" | "help" | null;
 
+/** Whether the list slides over the conversation; layout.css has the same width. */
+const isNarrow = () => matchMedia("(max-width: 52rem)").matches;
+
 /** The page: the list of conversations, the open one, and what lies over them. */
 export function App() {
   const [opened, setOpened] = useState<Opened>(null);
@@ -23,15 +26,17 @@ export function App() {
   const conversation = current.value;
   const isBusy = answering.value.has(conversation.id);
   const close = () => setOpened(null);
+  const openList = (focused: string) => {
+    setList(true);
+    setTimeout(() => document.getElementById(focused)?.focus());
+  };
   const leaveList = () => {
     setList(false);
-    focusComposer();
+    setTimeout(focusComposer);
   };
   useShortcuts({
-    search: () => {
-      setList(true);
-      setTimeout(() => document.getElementById("search")?.focus());
-    },
+    search: () => openList("search"),
+    leave: () => (hasList ? leaveList() : stopCurrent()),
     openSettings: () => setOpened("settings"),
     openHelp: () => setOpened("help"),
   });
@@ -41,10 +46,10 @@ export function App() {
         <Sidebar onLeave={leaveList} />
       </aside>
       <div class="veil" onClick={leaveList} />
-      <main>
+      <main inert={hasList && isNarrow()}>
         <Header
           conversation={conversation}
-          onList={() => setList(true)}
+          onList={() => openList("new-chat")}
           onSettings={() => setOpened("settings")}
           onHelp={() => setOpened("help")}
         />

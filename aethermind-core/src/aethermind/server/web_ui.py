@@ -44,13 +44,13 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.api_route("/", methods=["GET", "HEAD"])
-def page(request: Request) -> Response:
+async def page(request: Request) -> Response:
     """The page. It is asked for anew each time, and sent again when it has changed."""
     return _answer(request, "index.html", "no-cache")
 
 
 @router.api_route(ASSETS + "{name}", methods=["GET", "HEAD"])
-def asset(request: Request, name: str) -> Response:
+async def asset(request: Request, name: str) -> Response:
     """A script, a style or an icon of the page."""
     return _answer(request, f"assets/{name}", _FOREVER)
 

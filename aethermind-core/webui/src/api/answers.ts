@@ -7,6 +7,8 @@ import type { ChatTurn, SamplingSettings, StreamEvent, Usage } from "./types";
 /** What a stream told: some text, why it ended, or what it took. */
 export interface Part {
   text: string;
+  /** What the model thought before it spoke, from servers that tell the two apart. */
+  reasoning: string;
   finishReason?: string;
   usage?: Usage;
 }
@@ -52,7 +54,8 @@ async function* parts(response: Response): AsyncGenerator<Part> {
     const event = JSON.parse(data) as StreamEvent;
     if (event.error) throw new RefusedError(500, event.error.message);
     const choice = event.choices?.[0];
-    const part: Part = { text: choice?.delta?.content ?? choice?.text ?? "" };
+    const text = choice?.delta?.content ?? choice?.text ?? "";
+    const part: Part = { text, reasoning: choice?.delta?.reasoning_content ?? "" };
     if (choice?.finish_reason) part.finishReason = choice.finish_reason;
     if (event.usage) part.usage = event.usage;
     yield part;

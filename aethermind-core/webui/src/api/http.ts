@@ -24,8 +24,12 @@ export function wasAborted(error: unknown): boolean {
   return error instanceof DOMException && error.name === "AbortError";
 }
 
+export function get(url: string): Promise<Response> {
+  return send(url, { method: "GET" });
+}
+
 export async function getJson<T>(url: string): Promise<T> {
-  return (await send(url, { method: "GET" })).json() as Promise<T>;
+  return (await get(url)).json() as Promise<T>;
 }
 
 export async function postJson<T>(url: string, body: unknown, signal: AbortSignal): Promise<T> {

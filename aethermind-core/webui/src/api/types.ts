@@ -16,9 +16,14 @@ export interface Usage {
   prompt_tokens_details?: { cached_tokens?: number };
 }
 
+interface Delta {
+  content?: string | null;
+  reasoning_content?: string | null;
+}
+
 /** An event of a stream, from chats (`delta`) and completions (`text`) alike. */
 export interface StreamEvent {
-  choices?: { delta?: { content?: string | null }; text?: string; finish_reason?: string | null }[];
+  choices?: { delta?: Delta; text?: string; finish_reason?: string | null }[];
   usage?: Usage | null;
   error?: { message: string };
 }

@@ -89,21 +89,22 @@ async function follow(
   const controller = new AbortController();
   answering.value.get(id)?.abort();
   answering.value = new Map(answering.value).set(id, controller);
-  let content = message.content;
+  let { content, reasoning = "" } = message;
   let timer = 0;
   const put = (more: Partial<Message>) => {
     clearTimeout(timer);
     timer = 0;
-    change(id, (now) => withChange(now, message.id, { content, stats: clock.stats, ...more }));
+    change(id, (now) => withChange(now, message.id, { content, reasoning, stats: clock.stats, ...more }));
   };
   try {
     let finish = "";
     for await (const part of open(controller.signal)) {
       if (part.usage) clock.told(part.usage);
       if (part.finishReason) finish = part.finishReason;
-      if (!part.text) continue;
+      if (!part.text && !part.reasoning) continue;
       clock.tick();
       content += part.text;
+      reasoning += part.reasoning;
       timer ||= window.setTimeout(() => put({}), SHOW_EVERY_MS);
     }
     put({ state: finish === "length" ? "cut" : "done" });

@@ -2,14 +2,15 @@
 
 import { signal } from "@preact/signals";
 
-import { getJson, UnreachableError } from "../api/http";
+import { get, getJson, RefusedError } from "../api/http";
 import type { Model } from "../api/types";
 
 const CALM_MS = 15_000;
 const EAGER_MS = 1_500;
 
-export type Connection = { is: "unknown" | "ready" | "unreachable" } | { is: "unready"; why: string };
+export type Connection = { is: "unknown" | "ready" | "locked" | "unreachable" } | { is: "unready"; why: string };
 
+/** `locked` is a server that is ready, but wants a key that the page does not have. */
 export const connection = signal<Connection>({ is: "unknown" });
 export const models = signal<Model[]>([]);
 
@@ -19,28 +20,33 @@ let timer = 0;
 export async function watchConnection(): Promise<void> {
   clearTimeout(timer);
   const was = connection.value.is;
-  connection.value = await look();
-  if (connection.value.is === "ready" && (was !== "ready" || !models.value.length)) await loadModels();
+  const now = await look();
+  if (now.is !== "ready") connection.value = now;
+  else if (was !== "ready" && was !== "locked") await loadModels();
   clearTimeout(timer);
-  timer = window.setTimeout(watchConnection, connection.value.is === "ready" ? CALM_MS : EAGER_MS);
+  timer = window.setTimeout(watchConnection, now.is === "ready" ? CALM_MS : EAGER_MS);
 }
 
-/** Ask for the models; a 401 makes the page ask for the key, and changes nothing. */
+/** Ask for the models. A 401 makes the page ask for the key. */
 export async function loadModels(): Promise<void> {
   try {
     models.value = (await getJson<{ data: Model[] }>("/v1/models")).data;
+    connection.value = { is: "ready" };
   } catch (error) {
-    if (error instanceof UnreachableError) connection.value = { is: "unreachable" };
+    connection.value = unanswered(error);
   }
 }
 
 async function look(): Promise<Connection> {
   try {
-    const response = await fetch("/ready", { cache: "no-store" });
-    if (response.ok) return { is: "ready" };
-    const body = (await response.json()) as { error?: { message?: string } };
-    return { is: "unready", why: body.error?.message ?? "The server is not ready." };
-  } catch {
-    return { is: "unreachable" };
+    await get("/ready");
+    return { is: "ready" };
+  } catch (error) {
+    return unanswered(error);
   }
+}
+
+function unanswered(error: unknown): Connection {
+  if (!(error instanceof RefusedError)) return { is: "unreachable" };
+  return error.status === 401 ? { is: "locked" } : { is: "unready", why: error.message };
 }

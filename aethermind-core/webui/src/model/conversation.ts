@@ -21,6 +21,7 @@ export interface Message {
   parent: string | null;
   role: "user" | "assistant";
   content: string;
+  reasoning?: string;
   state: State;
   model?: string;
   error?: string;

@@ -68,6 +68,7 @@ function message(given: unknown): Message {
     state: STATES.find((state) => state === given.state) ?? "lost",
   };
   if (typeof given.model === "string") read.model = given.model;
+  if (typeof given.reasoning === "string") read.reasoning = given.reasoning;
   if (typeof given.error === "string") read.error = given.error;
   if (isObject(given.stats)) read.stats = stats(given.stats);
   return read;

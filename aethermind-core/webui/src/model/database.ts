@@ -18,6 +18,10 @@ export function readAll(): Promise<Conversation[]> {
   return finished(store("readonly").getAll());
 }
 
+export function read(id: string): Promise<Conversation | undefined> {
+  return finished(store("readonly").get(id));
+}
+
 /** The request is made before this returns, so that it is in time even when the page is being left. */
 export function write(conversation: Conversation): Promise<unknown> {
   return finished(store("readwrite").put(conversation));

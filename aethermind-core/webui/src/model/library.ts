@@ -4,7 +4,9 @@ import { computed, signal } from "@preact/signals";
 
 import { newConversation, type Conversation } from "./conversation";
 import * as database from "./database";
+import { leave, takeLeft } from "./leaving";
 import { notify } from "./notices";
+import { onChangeElsewhere, tellOthers } from "./other_tabs";
 import { rememberedDefaults } from "./preferences";
 
 /** A conversation is written down when it changes, and while an answer grows at most this often. */
@@ -25,6 +27,7 @@ export async function loadLibrary(): Promise<void> {
   const wanted = location.hash.slice(1);
   try {
     await database.open();
+    await Promise.all(takeLeft().map(database.write));
     const kept = await database.readAll();
     conversations.value = kept.map(withoutOpenAnswers).sort((a, b) => b.changedAt - a.changedAt);
   } catch {
@@ -32,6 +35,7 @@ export async function loadLibrary(): Promise<void> {
   }
   if (find(wanted)) open(wanted);
   else startNew();
+  onChangeElsewhere(takeOver);
 }
 
 export function find(id: string): Conversation | undefined {
@@ -73,7 +77,7 @@ export function remove(id: string): () => void {
   conversations.value = conversations.value.filter((one) => one.id !== id);
   if (openId.value === id) startNew();
   unwritten.delete(id);
-  database.erase(id).catch(() => undefined);
+  database.erase(id).then(() => tellOthers(id), () => undefined);
   return () => removed && add([removed]);
 }
 
@@ -82,6 +86,14 @@ export function add(given: Conversation[]): void {
   conversations.value = [...given, ...conversations.value].sort((a, b) => b.changedAt - a.changedAt);
   for (const one of given) write(one.id);
   if (given[0]) open(given[0].id);
+}
+
+/** Show what another tab has made of a conversation. */
+async function takeOver(id: string): Promise<void> {
+  const theirs = await database.read(id);
+  if (!theirs && openId.value === id) startNew();
+  const others = conversations.value.filter((one) => one.id !== id);
+  conversations.value = theirs ? [...others, theirs].sort((a, b) => b.changedAt - a.changedAt) : others;
 }
 
 function withoutOpenAnswers(conversation: Conversation): Conversation {
@@ -100,9 +112,16 @@ function writeNow(id: string): void {
   clearTimeout(resting.get(id));
   resting.delete(id);
   const conversation = find(id);
-  if (!unwritten.delete(id) || !conversation) return;
-  database.write(conversation).catch(() => notify("This conversation could not be saved."));
+  if (!unwritten.has(id) || !conversation) return;
   resting.set(id, window.setTimeout(() => writeNow(id), WRITE_EVERY_MS));
+  database.write(conversation).then(
+    () => {
+      if (find(id) === conversation) unwritten.delete(id);
+      tellOthers(id);
+    },
+    () => notify("This conversation could not be saved."),
+  );
 }
 
-addEventListener("pagehide", () => [...unwritten].forEach(writeNow));
+addEventListener("pagehide", () => leave([...unwritten].flatMap((id) => find(id) ?? [])));
+addEventListener("pageshow", (event) => event.persisted && takeLeft()); // it is all here still

@@ -17,6 +17,7 @@ export function AssistantMessage({ conversation, message, isBusy }: Props) {
   const isAnswering = message.state === "answering";
   return (
     <article class="message assistant" aria-label={message.model ?? "Model"} aria-busy={isAnswering}>
+      {message.reasoning && <Reasoning text={message.reasoning} />}
       {message.content ? <Markdown text={message.content} /> : isAnswering && <Waiting />}
       <Ending conversation={conversation} message={message} isBusy={isBusy} />
       {!isAnswering && (
@@ -28,6 +29,15 @@ export function AssistantMessage({ conversation, message, isBusy }: Props) {
         </div>
       )}
     </article>
+  );
+}
+
+function Reasoning({ text }: { text: string }) {
+  return (
+    <details class="reasoning">
+      <summary>Thoughts</summary>
+      <div>{text}</div>
+    </details>
   );
 }
 

@@ -1,4 +1,4 @@
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 
 import { answering, stop } from "../model/asking";
 import type { Conversation } from "../model/conversation";
@@ -41,15 +41,21 @@ export function ConversationRow({ conversation, isOpen, onOpen }: Props) {
 
 function Renaming({ conversation, onClose }: { conversation: Conversation; onClose: () => void }) {
   const [title, setTitle] = useState(conversation.title);
-  const save = () => {
-    if (title.trim()) change(conversation.id, (now) => ({ ...now, title: title.trim(), isNamed: true }));
+  const isOver = useRef(false); // leaving the field saves, but not when it is left because of Escape
+  const close = () => {
+    isOver.current = true;
     onClose();
+  };
+  const save = () => {
+    if (isOver.current) return;
+    if (title.trim()) change(conversation.id, (now) => ({ ...now, title: title.trim(), isNamed: true }));
+    close();
   };
   const onKeyDown = (event: KeyboardEvent) => {
     if (event.key === "Enter") save();
     if (event.key === "Escape") {
       event.stopPropagation();
-      onClose();
+      close();
     }
   };
   return (

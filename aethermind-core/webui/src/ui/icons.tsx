@@ -7,7 +7,7 @@ const PATHS = {
   menu: "M4 7h16M4 12h16M4 17h10",
   close: "M6 6l12 12M18 6 6 18",
   send: "M12 19V5M6 11l6-6 6 6",
-  stop: "M8 8h8v8H8Z",
+  stop: "M7.5 7.5h9v9h-9Z",
   copy: "M9 9h10v10H9ZM5 15V5h10",
   check: "M5 13l4.5 4.5L19 7",
   edit: "M4 20h4L19 9l-4-4L4 16ZM13 7l4 4",

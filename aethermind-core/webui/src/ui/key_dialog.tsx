@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 
 import { apiKey, keyIsWanted } from "../model/api_key";
-import { loadModels, models } from "../model/connection";
+import { connection, loadModels } from "../model/connection";
 import { Dialog } from "./dialog";
 
 /** Asks for the API key until the server takes it. */
@@ -12,7 +12,7 @@ export function KeyDialog() {
     apiKey.value = key.trim();
     keyIsWanted.value = false;
     await loadModels();
-    setWrong(!models.value.length);
+    setWrong(connection.value.is === "locked");
   };
   return (
     <Dialog title="API key" class="small" onClose={() => (keyIsWanted.value = false)}>
@@ -29,6 +29,7 @@ export function KeyDialog() {
             type="password"
             autoComplete="off"
             required
+            autoFocus
             aria-invalid={isWrong}
             value={key}
             onInput={(event) => setKey(event.currentTarget.value)}

@@ -1,6 +1,5 @@
 import { useEffect } from "preact/hooks";
 
-import { stopCurrent } from "../model/asking";
 import { startNew } from "../model/library";
 import { Dialog } from "./dialog";
 
@@ -18,6 +17,7 @@ const SHORTCUTS: [string, string][] = [
 ];
 
 export interface Actions {
+  leave: () => unknown;
   search: () => void;
   openSettings: () => void;
   openHelp: () => void;
@@ -43,7 +43,7 @@ function actionOf(event: KeyboardEvent, actions: Actions): (() => unknown) | und
     if (event.key === ",") return actions.openSettings;
     return undefined;
   }
-  if (event.key === "Escape") return stopCurrent;
+  if (event.key === "Escape") return actions.leave;
   const isWriting = (event.target as Element).closest("input, textarea, select");
   if (isWriting) return undefined;
   if (event.key === "/") return focusComposer;

@@ -22,7 +22,7 @@ export function Sidebar({ onLeave }: { onLeave: () => void }) {
         <span class="name">AetherMind</span>
         <IconButton class="only-narrow" icon="close" label="Close the list" onClick={onLeave} />
       </div>
-      <button type="button" class="new" onClick={leaveTo(startNew)}>
+      <button type="button" id="new-chat" class="new" onClick={leaveTo(startNew)}>
         <Icon name="plus" /> New chat
       </button>
       <label class="search">

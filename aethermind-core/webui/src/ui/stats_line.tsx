@@ -6,8 +6,8 @@ export function StatsLine({ stats }: { stats: Stats }) {
   const facts = [
     stats.tokensPerSecond !== undefined && `${about}${speed(stats.tokensPerSecond)} tokens/s`,
     stats.firstTokenMs !== undefined && `first token ${duration(stats.firstTokenMs)}`,
-    stats.promptTokens !== undefined && `${count(stats.promptTokens)} prompt${cached(stats.cachedTokens)}`,
-    stats.answerTokens > 0 && `${about}${count(stats.answerTokens)} answer`,
+    stats.promptTokens !== undefined && `${count(stats.promptTokens)} tokens in${cached(stats.cachedTokens)}`,
+    stats.answerTokens > 0 && `${about}${count(stats.answerTokens)} out`,
   ];
   return <p class="stats">{facts.filter(Boolean).join(" · ")}</p>;
 }

@@ -19,7 +19,7 @@ export function Thread({ conversation, isBusy }: { conversation: Conversation; i
   useLayoutEffect(() => {
     if (isAtEnd) toEnd();
   }, [last?.content, last?.state]);
-  useEffect(toEnd, [conversation.id, shown.length]);
+  useEffect(toEnd, [isBusy && last?.id]);
   const onScroll = () => {
     const { scrollHeight, scrollTop, clientHeight } = box.current!;
     setAtEnd(scrollHeight - scrollTop - clientHeight < NEAR_PX);

@@ -5,13 +5,18 @@ import type { Conversation, Message } from "../model/conversation";
 import { BranchSwitch } from "./branch_switch";
 import { CopyButton } from "./copy_button";
 import { IconButton } from "./icon_button";
+import { focusComposer } from "./shortcuts";
 import { TextArea } from "./text_area";
 
 /** What the person said. Saying it differently makes a branch. */
 export function UserMessage({ conversation, message }: { conversation: Conversation; message: Message }) {
   const [isEditing, setEditing] = useState(false);
   if (isEditing) {
-    return <Editor conversation={conversation} message={message} onClose={() => setEditing(false)} />;
+    const close = () => {
+      setEditing(false);
+      focusComposer();
+    };
+    return <Editor conversation={conversation} message={message} onClose={close} />;
   }
   return (
     <article class="message user" aria-label="You">

@@ -13,7 +13,7 @@ export function Welcome() {
       {model && (
         <p>
           You talk to <b>{model.id.split("/").at(-1)}</b>, which remembers {model.max_model_len.toLocaleString("en")} tokens.
-          Everything stays on this machine and its server.
+          Conversations are kept in this browser only.
         </p>
       )}
       <ul>
