@@ -19,6 +19,7 @@ export const openId = signal("");
 export const current = computed(() => conversations.value.find((one) => one.id === openId.value) ?? fresh.value);
 
 const fresh = signal(newConversation());
+let isKeeping = false;
 const resting = new Map<string, number>();
 const unwritten = new Set<string>();
 
@@ -27,6 +28,7 @@ export async function loadLibrary(): Promise<void> {
   const wanted = location.hash.slice(1);
   try {
     await database.open();
+    isKeeping = true;
     await Promise.all(takeLeft().map(database.write));
     const kept = await database.readAll();
     conversations.value = kept.map(withoutOpenAnswers).sort((a, b) => b.changedAt - a.changedAt);
@@ -77,7 +79,7 @@ export function remove(id: string): () => void {
   conversations.value = conversations.value.filter((one) => one.id !== id);
   if (openId.value === id) startNew();
   unwritten.delete(id);
-  database.erase(id).then(() => tellOthers(id), () => undefined);
+  if (isKeeping) database.erase(id).then(() => tellOthers(id), () => notify("It will be back after a reload."));
   return () => removed && add([removed]);
 }
 
@@ -104,6 +106,7 @@ function withoutOpenAnswers(conversation: Conversation): Conversation {
 }
 
 function write(id: string): void {
+  if (!isKeeping) return;
   unwritten.add(id);
   if (!resting.has(id)) writeNow(id);
 }
@@ -119,7 +122,10 @@ function writeNow(id: string): void {
       if (find(id) === conversation) unwritten.delete(id);
       tellOthers(id);
     },
-    () => notify("This conversation could not be saved."),
+    () => {
+      unwritten.delete(id); // until it changes again
+      notify("This conversation could not be saved.");
+    },
   );
 }
 
