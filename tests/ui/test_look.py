@@ -56,6 +56,8 @@ def test_screenshots(server: ScriptedServer, open_page: OpenPage, viewport: dict
     expect(page.locator(".hljs-keyword").first).to_be_visible()
     expect(page.get_by_label("Stop")).to_be_visible()
     shot(page, f"{name}-2-streaming")
+    expect(page.locator("td[align=right]").first).to_have_text("16")
+    expect(page.locator("pre[tabindex='0']")).to_have_count(1)
     answer.finish(cached=8)
     expect(page.locator(".stats")).to_be_visible()
     check_width(page)

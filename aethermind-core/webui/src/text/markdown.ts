@@ -30,6 +30,7 @@ const ALLOWED = {
   ],
   ALLOWED_ATTR: ["align", "checked", "class", "disabled", "href", "rel", "start", "tabindex", "target", "type"],
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
+  ADD_URI_SAFE_ATTR: ["align", "checked", "disabled", "start", "tabindex", "type"], // these hold no addresses
 };
 
 DOMPurify.addHook("afterSanitizeAttributes", (node) => {
