@@ -103,7 +103,7 @@ endif
 # A browser for tests/ui.
 ui-tools:
 	apt-get update -qq
-	apt-get install -y -qq --no-install-recommends chromium
+	apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core fonts-liberation
 
 lint: test-env ui-check
 	$(BIN)/ruff check .

@@ -5,8 +5,8 @@ import { signal } from "@preact/signals";
 import { answerTo, continuationOf, type Part, type Question } from "../api/answers";
 import { UnreachableError, wasAborted } from "../api/http";
 import { AnswerClock } from "./clock";
-import { watchConnection, models } from "./connection";
-import { branches, turnsTo, withChange, withMessage, type Conversation, type Message } from "./conversation";
+import { models, watchConnection } from "./connection";
+import { branches, newMessage, turnsTo, withChange, withMessage, type Conversation, type Message } from "./conversation";
 import { change, current, find } from "./library";
 
 /** How often the page shows what came: often enough to look alive, seldom enough to leave the machine to the model. */
@@ -15,15 +15,11 @@ const SHOW_EVERY_MS = 60;
 /** The answers that are being written, by conversation. */
 export const answering = signal<ReadonlyMap<string, AbortController>>(new Map());
 
-/** Send a message at the end of what is shown. */
+/** Send a message after `parent`, and have it answered. */
 export function ask(conversation: Conversation, text: string, parent: string | null): void {
-  let asked: Message | undefined;
-  change(conversation.id, (now) => {
-    const [next, message] = withMessage(now, { parent, role: "user", content: text, state: "done" });
-    asked = message;
-    return next;
-  });
-  if (asked) answer(conversation.id, asked);
+  const asked = newMessage({ parent, role: "user", content: text, state: "done" });
+  change(conversation.id, (now) => withMessage(now, asked));
+  answer(conversation.id, asked);
 }
 
 /** Send a message in another wording, as a branch beside it. */
@@ -53,14 +49,10 @@ export function stop(conversation: Conversation): void {
 function answer(id: string, asked: Message): void {
   const conversation = find(id)!;
   const question = questionTo(conversation, asked.id, branches(conversation, asked.id).length);
-  let begun: Message | undefined;
-  change(id, (now) => {
-    const empty = { parent: asked.id, role: "assistant", content: "", state: "answering", model: question.model } as const;
-    const [next, message] = withMessage(now, empty);
-    begun = message;
-    return next;
-  });
-  if (begun) void follow(id, begun, new AnswerClock(), (signal) => answerTo(question, signal));
+  const { model } = question;
+  const begun = newMessage({ parent: asked.id, role: "assistant", content: "", state: "answering", model });
+  change(id, (now) => withMessage(now, begun));
+  void follow(id, begun, new AnswerClock(), (signal) => answerTo(question, signal));
 }
 
 /** A fixed seed moves with each further branch: asking again is asking for something else. */

@@ -77,13 +77,20 @@ export function path(conversation: Conversation): Message[] {
   }
 }
 
+export function newMessage(message: Omit<Message, "id">): Message {
+  return { ...message, id: newId() };
+}
+
 /** With one more message, which is shown. */
-export function withMessage(conversation: Conversation, message: Omit<Message, "id">): [Conversation, Message] {
-  const added = { ...message, id: newId() };
-  const isFirst = message.parent === null && message.role === "user";
-  const next = choosing({ ...conversation, messages: [...conversation.messages, added] }, added);
-  if (isFirst && !conversation.isNamed) next.title = titleOf(message.content);
-  return [{ ...next, changedAt: Date.now() }, added];
+export function withMessage(conversation: Conversation, message: Message): Conversation {
+  const namesIt = message.parent === null && message.role === "user" && !conversation.isNamed;
+  const next = {
+    ...conversation,
+    title: namesIt ? titleOf(message.content) : conversation.title,
+    changedAt: Date.now(),
+    messages: [...conversation.messages, message],
+  };
+  return choosing(next, message);
 }
 
 /** With a message changed. */
