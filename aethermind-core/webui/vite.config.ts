@@ -10,5 +10,7 @@ export default defineConfig({
     target: "es2022",
     license: { fileName: "licenses.md" },
   },
-  server: { proxy: { "/v1": "http://127.0.0.1:8000", "/ready": "http://127.0.0.1:8000", "/tokenize": "http://127.0.0.1:8000" } },
+  server: {
+    proxy: Object.fromEntries(["/v1", "/ready", "/tokenize"].map((path) => [path, "http://127.0.0.1:8000"])),
+  },
 });

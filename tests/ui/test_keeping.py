@@ -33,6 +33,7 @@ def test_conversations_are_found_renamed_deleted_and_brought_back(page: Page, se
     talk(page, server, "About foxes", "They are quick.")
     talk(page, server, "About bread", "It rises.")
     assert titles(page) == ["About bread", "About foxes"]
+    assert page.title() == "About bread · AetherMind"
     page.get_by_role("button", name="About foxes", exact=True).click()
     expect(page.locator(".message.assistant")).to_contain_text("They are quick.")
     search = page.get_by_label("Search conversations")

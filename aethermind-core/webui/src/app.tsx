@@ -1,4 +1,4 @@
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 
 import { keyIsWanted } from "./model/api_key";
 import { answering, stopCurrent } from "./model/asking";
@@ -25,6 +25,9 @@ export function App() {
   const [hasList, setList] = useState(false);
   const conversation = current.value;
   const isBusy = answering.value.has(conversation.id);
+  useEffect(() => {
+    document.title = conversation.messages.length ? `${conversation.title} · AetherMind` : "AetherMind";
+  }, [conversation.title, conversation.id]);
   const close = () => setOpened(null);
   const openList = (focused: string) => {
     setList(true);
