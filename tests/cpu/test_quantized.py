@@ -13,7 +13,16 @@ from aethermind.hal import DType
 from aethermind.ops.weight_format import FORMAT_NAMES, parse_format
 from aethermind_cpu.quantized import quantized_pack
 
-NAMES = (*FORMAT_NAMES, "int8_zp", "int4_channel", "int2_g64", "int4_g96", "int1_channel")
+NAMES = (
+    *FORMAT_NAMES,
+    "int8_zp",
+    "int8_offset",
+    "int4_offset_channel",
+    "int4_channel",
+    "int2_g64",
+    "int4_g96",
+    "int1_channel",
+)
 SHAPES = [(1, 1), (5, 31), (16, 32), (17, 100), (300, 416), (33, 1300)]
 
 

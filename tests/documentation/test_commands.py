@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.documentation.commands import ROOT, help_commands, page_commands
+from tests.end_to_end.gguf_files import write_gguf
 from tests.end_to_end.models import DEMO
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "using").glob("*.md"))]
@@ -19,11 +20,25 @@ MODELS = ("Qwen2-0.5B", "Qwen2-0.5B-Instruct", "checkpoints/first", "my-model")
 """What readers are told to put there themselves; here it is the demo model."""
 
 
+QUANTISED = "model-Q4_K_M.gguf"
+
+
+@pytest.fixture(scope="session")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model's shape in a mixture such as llama.cpp makes; K-quants are of random values."""
+    modules = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q4_K", "ffn_gate": "Q4_K",
+               "ffn_up": "Q4_K", "ffn_down": "Q5_0"}  # fmt: skip
+    types = {f"blk.{i}.{name}.weight": type for i in range(4) for name, type in modules.items()}
+    path = tmp_path_factory.mktemp("quantised") / QUANTISED
+    return write_gguf(DEMO, path, quantised={**types, "token_embd.weight": "Q8_0"})
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, quantised: Path) -> Path:
     """Where a reader might stand."""
     for name in MODELS:
         shutil.copytree(DEMO, tmp_path / name)
+    shutil.copy(quantised, tmp_path)
     shutil.copy(ROOT / "README.md", tmp_path)
     return tmp_path
 

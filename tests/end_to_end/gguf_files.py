@@ -12,7 +12,7 @@ import numpy as np
 import safetensors.torch
 import torch
 
-__all__ = ["add_tensors", "add_tokenizer", "write_gguf"]
+__all__ = ["add_tensors", "add_tokenizer", "random_blocks", "write_gguf"]
 
 _TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
@@ -97,4 +97,24 @@ def add_tensors(writer: gguf.GGUFWriter, directory: Path, arch: str, quantised: 
         values: np.ndarray[Any, Any] = tensor.float().numpy()
         type_name = quantised.get(name, "F32" if values.ndim == 1 else _TYPES[tensor.dtype])
         type = gguf.GGMLQuantizationType[type_name]
-        writer.add_tensor(name, gguf.quantize(values, type), raw_dtype=type)
+        stored = random_blocks(type, values) if type_name.endswith("_K") else gguf.quantize(values, type)
+        writer.add_tensor(name, stored, raw_dtype=type)
+
+
+def random_blocks(type: gguf.GGMLQuantizationType, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Blocks of a type that the library cannot quantise to: not the matrix given, but one of its size."""
+    block, nbytes = gguf.GGML_QUANT_SIZES[type]
+    rows, columns = values.shape
+    rng = np.random.default_rng(columns)
+    blocks = rng.integers(0, 256, (rows * columns // block, nbytes), np.uint8)
+    deviation = float(values.std())
+    if type.name == "Q6_K":
+        blocks[:, 208:] = np.array([deviation / 37 / 18], np.float16).view(np.uint8)
+        blocks[:, 192:208] = rng.integers(-64, 64, (len(blocks), 16), np.int8).view(np.uint8)
+    else:  # the offsets' multiples are the scales', so that the middle of the codes is zero
+        middle = {"Q4_K": 7.5, "Q5_K": 15.5}[type.name]
+        scale = deviation / 37 / middle * 1.7
+        blocks[:, :4] = np.array([scale, scale * middle], np.float16).view(np.uint8)
+        blocks[:, 8:12] = blocks[:, 4:8]
+        blocks[:, 12:16] = (blocks[:, 12:16] & 15) * 17
+    return blocks.reshape(rows, -1)

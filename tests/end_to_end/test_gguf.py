@@ -67,7 +67,7 @@ def with_pre(name: str) -> Callable[[gguf.GGUFWriter], None]:
         ({"without": ("tokenizer.ggml.merges",)}, TokenizerError, "no tokenizer.ggml.merges"),
         ({"more": with_pre("llama-bpe")}, TokenizerError, "'llama-bpe'"),
         (
-            {"quantised": {"blk.1.ffn_up.weight": "Q8_0"}},
+            {"quantised": {"blk.1.ffn_up.weight": "TQ1_0"}},
             CheckpointError,
             "'blk.1.ffn_up.weight' in the quantised type",
         ),

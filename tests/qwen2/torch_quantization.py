@@ -11,6 +11,7 @@ import torch
 __all__ = ["dequantized", "quantized_model"]
 
 _STEPS = {"int4": (8, 7, 7.25, 7.75, 8.25, 8.75, 9.25, 10)}
+_STEPS_OFFSET = (15, 15.75, 16.5, 17.5)
 _STEPS_ZP = {"int4": (15, 14, 15.75, 16.5, 17.5, 18.75), "int2": (3, 2, 3.25, 3.5, 4, 4.5, 5, 6)}
 
 
@@ -19,7 +20,9 @@ def dequantized(name: str, weight: torch.Tensor) -> torch.Tensor:
     kind, *suffixes = name.split("_")
     length = weight.shape[1] if "channel" in suffixes else 32
     length = next((int(suffix[1:]) for suffix in suffixes if suffix.startswith("g")), length)
-    convert = _converter(kind, has_zero_point="zp" in suffixes or kind == "int2")
+    convert = (
+        _on_a_line if "offset" in suffixes else _converter(kind, has_zero_point="zp" in suffixes or kind == "int2")
+    )
     rows = [torch.cat([convert(block) for block in row.split(length)]) for row in weight.detach().float()]
     return torch.stack(rows)
 
@@ -54,6 +57,21 @@ def _affine(x: torch.Tensor, steps: float, most: int) -> torch.Tensor:
     low, high = x.min().clamp(max=0), x.max().clamp(min=0)
     zero = float((-low * min(steps, most) / (high - low)).round())
     return _scaled(x, (high - low) / steps, zero, 0, most)
+
+
+def _on_a_line(x: torch.Tensor) -> torch.Tensor:
+    """4 bits: each first line is followed by two of least squares."""
+    candidates = []
+    for steps in _STEPS_OFFSET:
+        scale = ((x.max() - x.min()) / steps).half()
+        offset = (0.5 * x.min() + 0.5 * x.max() - 7.5 * scale.float()).half()
+        for _ in range(3):
+            codes = ((x - offset.float()) * (1 / scale.float())).round().clamp(0, 15)
+            candidates.append(scale.float() * codes + offset.float())
+            c, y = codes.double(), x.double()
+            slope = (len(x) * (c * y).sum() - c.sum() * y.sum()) / (len(x) * (c * c).sum() - c.sum() ** 2)
+            scale, offset = slope.float().half(), ((y.sum() - slope * c.sum()) / len(x)).float().half()
+    return _best(x, candidates)
 
 
 def _scaled(x: torch.Tensor, scale: torch.Tensor, zero: float, low: int, high: int) -> torch.Tensor:

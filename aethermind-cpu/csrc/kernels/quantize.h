@@ -20,6 +20,9 @@ struct Steps {
 inline constexpr Steps kSignedSteps4 = {8, {8.0f, 7.0f, 7.25f, 7.75f, 8.25f, 8.75f, 9.25f, 10.0f}};
 inline constexpr Steps kSteps8 = {2, {255.0f, 254.0f}};
 inline constexpr Steps kSteps4 = {6, {15.0f, 14.0f, 15.75f, 16.5f, 17.5f, 18.75f}};
+inline constexpr Steps kOffsetSteps8 = {1, {255.0f}};
+inline constexpr Steps kOffsetSteps4 = {4, {15.0f, 15.75f, 16.5f, 17.5f}};
+inline constexpr int kNumFits = 2;
 inline constexpr Steps kSteps2 = {8, {3.0f, 2.0f, 3.25f, 3.5f, 4.0f, 4.5f, 5.0f, 6.0f}};
 
 // A lane's value each.
@@ -28,9 +31,11 @@ struct Floats {
 };
 
 struct QuantizedBlock {
-  uint16_t scales[kPanelColumns];
-  Floats wide, zeros;  // the scales as float32
+  uint16_t scales[kPanelColumns], offsets[kPanelColumns];
+  Floats wide, wide_offsets, zeros;  // wide: as float32
 };
+
+inline bool is_unsigned(const QuantizedLayout& layout) { return layout.has_zero_point || layout.has_offset; }
 
 inline uint16_t to_half(float value) {
   const uint32_t u = __builtin_bit_cast(uint32_t, value);
@@ -173,6 +178,95 @@ inline QuantizedBlock quantize_with_zero_points(const Floats* x, int64_t length,
   });
 }
 
+// Scales and offsets rounded to halves, what is beyond their largest to that, and negative zeros to positive ones.
+inline QuantizedBlock line_of(const Floats& scales, const Floats& offsets) {
+  QuantizedBlock block = {};
+  const auto bounded = [](float value) {
+    return value < -65504.0f ? -65504.0f : value > 65504.0f ? 65504.0f : value + 0.0f;
+  };
+  AETHER_FOR_LANES block.scales[c] = to_half(bounded(scales.v[c]));
+  AETHER_FOR_LANES block.wide.v[c] = from_half(block.scales[c]);
+  AETHER_FOR_LANES block.offsets[c] = to_half(bounded(offsets.v[c]));
+  AETHER_FOR_LANES block.wide_offsets.v[c] = from_half(block.offsets[c]);
+  return block;
+}
+
+// What a candidate leaves, and what least squares need of the codes that it leads to.
+struct LineSums {
+  double errors[kPanelColumns], codes[kPanelColumns], squares[kPanelColumns], products[kPanelColumns];
+};
+
+inline LineSums sums_of(const Floats* x, int64_t length, const QuantizedBlock& block, float most) {
+  const Floats inverse = inverses(block.wide);
+  LineSums sums = {};
+  for (int64_t k = 0; k < length; ++k) {
+    AETHER_FOR_LANES {
+      const float value = x[k].v[c], offset = block.wide_offsets.v[c];
+      const float code = code_of(value - offset, inverse.v[c], 0.0f, 0.0f, most);
+      const double wide = code;
+      const double error = value - (block.wide.v[c] * code + offset);
+      sums.errors[c] += error * error;
+      sums.codes[c] += wide;
+      sums.squares[c] += wide * wide;
+      sums.products[c] += static_cast<double>(value) * wide;
+    }
+  }
+  return sums;
+}
+
+// The line of least squares through codes; level where all are the same.
+inline QuantizedBlock fit(const LineSums& sums, const double* totals, int64_t length) {
+  const double count = static_cast<double>(length);
+  Floats scales, offsets;
+  AETHER_FOR_LANES {
+    const double determinant = count * sums.squares[c] - sums.codes[c] * sums.codes[c];
+    const double numerator = count * sums.products[c] - sums.codes[c] * totals[c];
+    const double slope = determinant != 0.0 ? numerator / determinant : 0.0;
+    scales.v[c] = static_cast<float>(slope);
+    offsets.v[c] = static_cast<float>((totals[c] - slope * sums.codes[c]) / count);
+  }
+  return line_of(scales, offsets);
+}
+
+// Scales and offsets: the range in some steps about its middle, each followed by lines through its codes.
+inline QuantizedBlock quantize_with_offsets(const Floats* x, int64_t length, int bits) {
+  Floats low = x[0], high = x[0];
+  double totals[kPanelColumns] = {}, least[kPanelColumns];
+  for (int64_t k = 0; k < length; ++k) {
+    AETHER_FOR_LANES {
+      low.v[c] = x[k].v[c] < low.v[c] ? x[k].v[c] : low.v[c];
+      high.v[c] = x[k].v[c] > high.v[c] ? x[k].v[c] : high.v[c];
+      totals[c] += x[k].v[c];
+    }
+  }
+  const float most = static_cast<float>((1 << bits) - 1);
+  const Steps& tried = bits == 8 ? kOffsetSteps8 : kOffsetSteps4;
+  QuantizedBlock best = {};
+  for (double& each : least) each = static_cast<double>(INFINITY);
+  for (int i = 0; i < tried.count; ++i) {
+    Floats scales, offsets;
+    AETHER_FOR_LANES {
+      scales.v[c] = (high.v[c] - low.v[c]) / tried.values[i];
+      offsets.v[c] = 0.5f * low.v[c] + 0.5f * high.v[c] - 0.5f * most * from_half(to_half(scales.v[c]));
+    }
+    QuantizedBlock block = line_of(scales, offsets);
+    for (int turn = 0;; ++turn) {
+      const LineSums sums = sums_of(x, length, block, most);
+      for (int c = 0; c < kPanelColumns; ++c) {
+        if (!(sums.errors[c] < least[c])) continue;
+        least[c] = sums.errors[c];
+        best.scales[c] = block.scales[c];
+        best.offsets[c] = block.offsets[c];
+        best.wide.v[c] = block.wide.v[c];
+        best.wide_offsets.v[c] = block.wide_offsets.v[c];
+      }
+      if (turn == kNumFits) break;
+      block = fit(sums, totals, length);
+    }
+  }
+  return best;
+}
+
 // 1 bit: the mean magnitude.
 inline QuantizedBlock quantize_to_signs(const Floats* x, int64_t length) {
   double sums[kPanelColumns] = {};
@@ -188,6 +282,7 @@ inline QuantizedBlock quantize_to_signs(const Floats* x, int64_t length) {
 
 inline QuantizedBlock quantize_block(const QuantizedLayout& layout, const Floats* x, int64_t length) {
   if (layout.has_zero_point) return quantize_with_zero_points(x, length, layout.bits);
+  if (layout.has_offset) return quantize_with_offsets(x, length, layout.bits);
   if (layout.bits == 8) return quantize_finely(x, length);
   return layout.bits == 4 ? quantize_coarsely(x, length) : quantize_to_signs(x, length);
 }
@@ -199,12 +294,13 @@ inline void codes_of(const QuantizedLayout& layout, const QuantizedBlock& block,
     AETHER_FOR_LANES codes[c] = x.v[c] < 0.0f && block.wide.v[c] != 0.0f ? 0 : 1;
     return;
   }
-  const float offset = layout.has_zero_point ? 0.0f : static_cast<float>(1 << (layout.bits - 1));
-  const float low = layout.has_zero_point ? 0.0f : layout.bits == 8 ? -127.0f : -offset;
-  const float high = layout.has_zero_point ? static_cast<float>((1 << layout.bits) - 1) : offset - 1.0f;
+  const float offset = is_unsigned(layout) ? 0.0f : static_cast<float>(1 << (layout.bits - 1));
+  const float low = is_unsigned(layout) ? 0.0f : layout.bits == 8 ? -127.0f : -offset;
+  const float high = is_unsigned(layout) ? static_cast<float>((1 << layout.bits) - 1) : offset - 1.0f;
   AETHER_FOR_LANES {
-    codes[c] =
-        static_cast<uint8_t>(static_cast<int32_t>(code_of(x.v[c], inverse.v[c], block.zeros.v[c], low, high) + offset));
+    const float shifted = x.v[c] - block.wide_offsets.v[c];
+    const float code = code_of(shifted, inverse.v[c], block.zeros.v[c], low, high);
+    codes[c] = static_cast<uint8_t>(static_cast<int32_t>(code + offset));
   }
 }
 

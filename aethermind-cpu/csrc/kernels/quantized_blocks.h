@@ -102,9 +102,10 @@ class QuantizedWeight {
   }
 
   void bring(const T* x, int64_t rows, char* tiles) const {
-    const auto bring_one = with_format(layout_, []<int Bits, bool HasZeroPoint>() -> BringFn<T> {
-      return bring_row<QuantizedEngine<Bits, HasZeroPoint>, T>;
-    });
+    const auto bring_one =
+        with_format(layout_, []<int Bits, bool HasZeroPoint, bool HasOffset = false>() -> BringFn<T> {
+          return bring_row<QuantizedEngine<Bits, HasZeroPoint, HasOffset>, T>;
+        });
     const Tiles cut(rows, quantized_tile_rows(rows));
     for (int64_t tile = 0; tile < cut.count; ++tile) {
       const int64_t begin = cut.begin(tile), size = cut.size(tile);
@@ -116,9 +117,10 @@ class QuantizedWeight {
   // `next` is the panel that will be wanted after these.
   void multiply(const char* tiles, int64_t rows, const char* const* panels, int64_t num_panels, const char* next,
                 float* c) const {
-    const QuantizedTiles* kernels = with_format(layout_, []<int Bits, bool HasZeroPoint>() -> const QuantizedTiles* {
-      return &kQuantizedTiles<Bits, HasZeroPoint>;
-    });
+    const QuantizedTiles* kernels =
+        with_format(layout_, []<int Bits, bool HasZeroPoint, bool HasOffset = false>() -> const QuantizedTiles* {
+          return &kQuantizedTiles<Bits, HasZeroPoint, HasOffset>;
+        });
     const Tiles cut(rows, quantized_tile_rows(rows));
     const int64_t row_stride = num_panels * kPanelColumns;
     // A single tile is bound by memory, which one long stream keeps busiest.

@@ -12,7 +12,7 @@
 //                 own, largest magnitude / 127. The unit's sum of products is an exact integer; times the product of
 //                 the two scales it is added to the row's float32 sum. A record is [rows][32] bytes, [rows] scales,
 //                 [rows] negated sums of codes. A zero point, or the offset that makes codes unsigned, times that sum
-//                 is what the integers start from.
+//                 is what the integers start from. An offset times the sum is added to the row's float32 sum.
 //
 // Every element of C is one chain of multiply-adds over ascending K, whatever the blocking: a row's result depends
 // neither on the other rows of the batch nor on the number of workers.
@@ -34,7 +34,7 @@ inline constexpr float kZero = Bits == 1 ? 0.5f : static_cast<float>(1 << (Bits 
 template <int Bits>
 inline constexpr float kFactor = Bits == 1 ? 2.0f : 1.0f;
 
-template <int Bits, bool HasZeroPoint>
+template <int Bits, bool HasZeroPoint, bool HasOffset = false>
 struct ExactEngine {
   static constexpr int64_t kRowBytes = kUnitK * static_cast<int64_t>(sizeof(float));
   static constexpr int kRows = kTileRows;
@@ -61,7 +61,8 @@ struct ExactEngine {
 #pragma GCC unroll 4
           for (int p = 0; p < P; ++p) {
             const Vec code = load_fields(codes[p] + step * kStepBytes, 8 * byte + Bits * field, (1u << Bits) - 1u);
-            const Vec column = (code - zeros[p]) * (scales[p] * set1(kFactor<Bits>));
+            const Vec column =
+                HasOffset ? fma(code, scales[p], zeros[p]) : (code - zeros[p]) * (scales[p] * set1(kFactor<Bits>));
 #pragma GCC unroll 12
             for (int r = 0; r < R; ++r) sums[r][p] = fma(set1(value[r * kUnitK]), column, sums[r][p]);
           }
@@ -72,15 +73,25 @@ struct ExactEngine {
 };
 
 #ifdef AETHER_HAS_BYTE_DOT
-template <int Bits, bool HasZeroPoint>
+// What shifts codes: integers that are zero points, or floats that are offsets.
+template <bool HasOffset>
+struct ShiftOf {
+  using Type = IntVec;
+};
+template <>
+struct ShiftOf<true> {
+  using Type = Vec;
+};
+
+template <int Bits, bool HasZeroPoint, bool HasOffset = false>
 struct ByteEngine {
   static constexpr int64_t kRowBytes = kUnitK + 8;
   static constexpr int kRows = kByteTileRows;
   static constexpr int panels_at_once(int rows) { return kTilePanels > 1 && 2 * rows <= kRows ? 2 : 1; }
-  using Zero = IntVec;
+  using Zero = typename ShiftOf<HasOffset>::Type;
 
-  static Zero zero_points(const uint8_t* p) { return widen_to_words(p, kCodeOffset<Bits>); }
-  static Zero no_zero_points() { return IntVec{}; }
+  static IntVec zero_points(const uint8_t* p) { return widen_to_words(p, kCodeOffset<Bits>); }
+  static IntVec no_zero_points() { return IntVec{}; }
 
   template <class T>
   AETHER_INLINE static void bring(const T* x, int64_t count, char* record, int64_t row, int64_t num_rows) {
@@ -90,7 +101,8 @@ struct ByteEngine {
                                          : zero();
     const ByteBlock block = quantize_values(low, high, record + row * kUnitK);
     // Of a single bit, codes are 0 or 2 and their zero point is 1.
-    constexpr int32_t kOffset = HasZeroPoint ? 1 : Bits == 1 ? 1 : (1 << (Bits - 1)) - kCodeOffset<Bits>;
+    constexpr bool is_sum = HasZeroPoint || HasOffset || Bits == 1;
+    constexpr int32_t kOffset = is_sum ? 1 : (1 << (Bits - 1)) - kCodeOffset<Bits>;
     const int32_t correction = -block.sum * kOffset;
     std::memcpy(record + num_rows * kUnitK + row * 4, &block.scale, 4);
     std::memcpy(record + num_rows * (kUnitK + 4) + row * 4, &correction, 4);
@@ -118,7 +130,13 @@ struct ByteEngine {
     for (int r = 0; r < R; ++r) {
       const IntVec correction = broadcast_word(x + R * (kUnitK + 4) + r * 4);
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) dots[r][p] = HasZeroPoint ? multiply_small(zeros[p], correction) : correction;
+      for (int p = 0; p < P; ++p) {
+        if constexpr (HasOffset) {
+          dots[r][p] = IntVec{};
+        } else {
+          dots[r][p] = HasZeroPoint ? multiply_small(zeros[p], correction) : correction;
+        }
+      }
     }
 #pragma GCC unroll 8
     for (int64_t step = 0; step < Bits; ++step) {
@@ -133,18 +151,28 @@ struct ByteEngine {
       std::memcpy(&scale, x + R * kUnitK + r * 4, 4);
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) sums[r][p] = fma(to_floats(dots[r][p]), scales[p] * set1(scale), sums[r][p]);
+      if constexpr (HasOffset) {
+        int32_t negated_sum;
+        std::memcpy(&negated_sum, x + R * (kUnitK + 4) + r * 4, 4);
+        const Vec sum = set1(-scale * static_cast<float>(negated_sum));
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) {
+          const Vec offset = fma(scales[p], set1(static_cast<float>(kCodeOffset<Bits>)), zeros[p]);
+          sums[r][p] = fma(sum, kCodeOffset<Bits> == 0 ? zeros[p] : offset, sums[r][p]);
+        }
+      }
     }
   }
 };
-template <int Bits, bool HasZeroPoint>
-using QuantizedEngine = ByteEngine<Bits, HasZeroPoint>;
+template <int Bits, bool HasZeroPoint, bool HasOffset = false>
+using QuantizedEngine = ByteEngine<Bits, HasZeroPoint, HasOffset>;
 #else
-template <int Bits, bool HasZeroPoint>
-using QuantizedEngine = ExactEngine<Bits, HasZeroPoint>;
+template <int Bits, bool HasZeroPoint, bool HasOffset = false>
+using QuantizedEngine = ExactEngine<Bits, HasZeroPoint, HasOffset>;
 #endif
 
 // One tile by P panels. The sums of row r and panel p are written to sums[r * row_stride + p * 16 …].
-template <class E, int R, int P, int Bits, bool HasZeroPoint>
+template <class E, int R, int P, int Bits, bool HasZeroPoint, bool HasOffset>
 __attribute__((noinline)) void multiply_quantized(const char* x, const char* const* panels, const PanelShape& shape,
                                                   const Fetch& fetch, float* sums, int64_t row_stride) {
   Vec totals[R][P];
@@ -167,6 +195,9 @@ __attribute__((noinline)) void multiply_quantized(const char* x, const char* con
       if constexpr (HasZeroPoint) {
         zeros[p] = E::zero_points(reinterpret_cast<const uint8_t*>(codes[p]));
         codes[p] += kZeroBytes;
+      } else if constexpr (HasOffset) {
+        zeros[p] = load(reinterpret_cast<const Float16*>(codes[p]));
+        codes[p] += kOffsetBytes;
       } else {
         zeros[p] = E::no_zero_points();
       }
@@ -222,24 +253,27 @@ struct QuantizedTiles {
   QuantizedTileFn single[kQuantizedRows + 1] = {};
 };
 
-template <int Bits, bool HasZeroPoint>
+template <int Bits, bool HasZeroPoint, bool HasOffset>
 struct QuantizedTilesOf : QuantizedTiles {
-  using E = QuantizedEngine<Bits, HasZeroPoint>;
+  using E = QuantizedEngine<Bits, HasZeroPoint, HasOffset>;
 
   template <int R>
   constexpr void fill() {
-    several[R] = multiply_quantized<E, R, quantized_panels_at_once(R), Bits, HasZeroPoint>;
-    single[R] = multiply_quantized<E, R, 1, Bits, HasZeroPoint>;
+    several[R] = multiply_quantized<E, R, quantized_panels_at_once(R), Bits, HasZeroPoint, HasOffset>;
+    single[R] = multiply_quantized<E, R, 1, Bits, HasZeroPoint, HasOffset>;
     if constexpr (R > 1) fill<R - 1>();
   }
   constexpr QuantizedTilesOf() { fill<kQuantizedRows>(); }
 };
-template <int Bits, bool HasZeroPoint>
-inline constexpr QuantizedTilesOf<Bits, HasZeroPoint> kQuantizedTiles;
+template <int Bits, bool HasZeroPoint, bool HasOffset>
+inline constexpr QuantizedTilesOf<Bits, HasZeroPoint, HasOffset> kQuantizedTiles;
 
-// Calls f with the format's bits and zero points as constants.
+// Calls f with the format's bits, zero points and offsets as constants.
 template <class F>
 AETHER_INLINE auto with_format(const QuantizedLayout& layout, F f) {
+  if (layout.has_offset) {
+    return layout.bits == 4 ? f.template operator()<4, false, true>() : f.template operator()<8, false, true>();
+  }
   switch (layout.bits * 2 + layout.has_zero_point) {
     case 17:
       return f.template operator()<8, true>();

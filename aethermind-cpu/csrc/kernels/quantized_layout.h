@@ -2,7 +2,7 @@
 // columns, each one contiguous region that a kernel reads from front to back.
 //
 //   panel    its blocks, one after another, padded to 64 bytes; a block is `block` values along K, or all of them
-//   block    [16] float16 scales, [16] uint8 zero points where the format has them, codes
+//   block    [16] float16 scales, [16] uint8 zero points or float16 offsets where the format has them, codes
 //   codes    [units][bits steps][16 columns][4 bytes]; a unit is 32 values along K, and a step 64 bytes
 //
 // A step gives every column one 32-bit word, four bytes of 8 / bits fields: field f of byte j is the code of
@@ -11,11 +11,11 @@
 // number of bits; shifting a word by 8 j more leaves one value of each column, which is what a conversion to float
 // takes.
 //
-// Codes are unsigned: that of a format without zero points is stored plus 2^(bits−1) (of one bit: 1 for positive),
-// since the dot product's other operand, the activation, is signed. Scales lie between codes so that memory sees a
-// single stream, which hardware fetches ahead, though steps then straddle cache lines: with scales in front of a panel,
-// one row got half the bandwidth. Columns past N have scales of zero; codes past K may be anything, their activations
-// are zero.
+// Codes are unsigned: that of a format without zero points or offsets is stored plus 2^(bits−1) (of one bit: 1 for
+// positive), since the dot product's other operand, the activation, is signed. Scales lie between codes so that memory
+// sees a single stream, which hardware fetches ahead, though steps then straddle cache lines: with scales in front of a
+// panel, one row got half the bandwidth. Columns past N have scales of zero; codes past K may be anything, their
+// activations are zero.
 #pragma once
 
 #include <cstddef>
@@ -29,12 +29,14 @@ inline constexpr int64_t kUnitK = 32;
 inline constexpr int64_t kHeaderBytes = 64;
 inline constexpr int64_t kScaleBytes = 32;  // of a block
 inline constexpr int64_t kZeroBytes = 16;
+inline constexpr int64_t kOffsetBytes = 32;
 
 // A weight format (aethermind.ops.weight_format), and what a packed weight begins with.
 struct QuantizedLayout {
   int32_t bits;   // 8, 4, 2, 1
   int32_t block;  // values along K that share a scale, a multiple of kUnitK; 0: a whole row
   int32_t has_zero_point;
+  int32_t has_offset = 0;  // not both
 };
 
 struct PanelShape {
@@ -46,13 +48,14 @@ PanelShape panel_shape(const QuantizedLayout& layout, int64_t cols);
 size_t quantized_bytes(const QuantizedLayout& layout, int64_t rows, int64_t cols);
 
 // A weight [N, K], row-major: floating-point values that are still to be quantised, or codes (one a byte, signed
-// without zero points), scales [N, blocks] and zero points.
+// without zero points or offsets), scales [N, blocks], and zero points or offsets.
 struct QuantizedSource {
   const void* values;
   am_dtype dtype;  // of values
   const uint8_t* codes;
   const uint16_t* scales;
   const uint8_t* zeros;
+  const uint16_t* offsets = nullptr;
 };
 
 // Packs rows [row_begin, row_begin + num_rows) of a source, which is all of the weight, into their panels of `packed`,

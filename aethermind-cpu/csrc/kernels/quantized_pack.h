@@ -67,22 +67,39 @@ inline void put_unit(const uint8_t (*codes)[kPanelColumns], int64_t bits, char* 
   }
 }
 
+// Where the parts of a panel's block lie; what its format does not have is null.
+struct Sides {
+  uint16_t* scales;
+  uint8_t* zeros;
+  uint16_t* offsets;
+  char* steps;
+
+  Sides(const QuantizedLayout& layout, char* block)
+      : scales(reinterpret_cast<uint16_t*>(block)),
+        zeros(layout.has_zero_point ? reinterpret_cast<uint8_t*>(block + kScaleBytes) : nullptr),
+        offsets(layout.has_offset ? reinterpret_cast<uint16_t*>(block + kScaleBytes) : nullptr),
+        steps(block + kScaleBytes +
+              (zeros     ? kZeroBytes
+               : offsets ? kOffsetBytes
+                         : 0)) {}
+};
+
 // One block of a panel from values. `x` has room for it.
 inline bool pack_values(const QuantizedLayout& layout, const QuantizedSource& source, int64_t row, int64_t num_rows,
-                        int64_t cols, int64_t k, int64_t length, Floats* x, uint16_t* scales, uint8_t* zeros,
-                        char* steps) {
+                        int64_t cols, int64_t k, int64_t length, Floats* x, const Sides& sides) {
   const bool is_finite = transpose(source, row, num_rows, cols, k, length, x);
   if (!is_finite) return false;
   QuantizedBlock block = quantize_block(layout, x, length);
-  for (int64_t c = num_rows; c < kPanelColumns; ++c) block.scales[c] = 0;  // of zeros it may be a negative zero
-  std::memcpy(scales, block.scales, sizeof block.scales);
-  if (zeros) AETHER_FOR_LANES zeros[c] = static_cast<uint8_t>(block.zeros.v[c]);
+  for (int64_t c = num_rows; c < kPanelColumns; ++c) block.scales[c] = block.offsets[c] = 0;  // zeros may be negative
+  std::memcpy(sides.scales, block.scales, sizeof block.scales);
+  if (sides.zeros) AETHER_FOR_LANES sides.zeros[c] = static_cast<uint8_t>(block.zeros.v[c]);
+  if (sides.offsets) std::memcpy(sides.offsets, block.offsets, sizeof block.offsets);
   const Floats inverse = inverses(block.wide);
   for (int64_t begin = 0; begin < length; begin += kUnitK) {
     uint8_t codes[kUnitK][kPanelColumns] = {};
     const int64_t end = begin + kUnitK < length ? begin + kUnitK : length;
     for (int64_t i = begin; i < end; ++i) codes_of(layout, block, inverse, x[i], codes[i - begin]);
-    put_unit(codes, layout.bits, steps + begin / kUnitK * layout.bits * kStepBytes);
+    put_unit(codes, layout.bits, sides.steps + begin / kUnitK * layout.bits * kStepBytes);
   }
   return true;
 }
@@ -90,13 +107,14 @@ inline bool pack_values(const QuantizedLayout& layout, const QuantizedSource& so
 // One block of a panel from its codes, scales and zero points.
 inline void pack_codes(const QuantizedLayout& layout, const PanelShape& shape, const QuantizedSource& source,
                        int64_t row, int64_t num_rows, int64_t cols, int64_t k, int64_t length, int64_t block,
-                       uint16_t* scales, uint8_t* zeros, char* steps) {
+                       const Sides& sides) {
   for (int64_t c = 0; c < kPanelColumns; ++c) {
     const int64_t from = (row + c) * shape.num_blocks + block;
-    scales[c] = c < num_rows ? source.scales[from] : 0;
-    if (zeros) zeros[c] = c < num_rows ? source.zeros[from] : 0;
+    sides.scales[c] = c < num_rows ? source.scales[from] : 0;
+    if (sides.zeros) sides.zeros[c] = c < num_rows ? source.zeros[from] : 0;
+    if (sides.offsets) sides.offsets[c] = c < num_rows ? source.offsets[from] : 0;
   }
-  const int offset = layout.has_zero_point ? 0 : 1 << (layout.bits - 1);
+  const int offset = is_unsigned(layout) ? 0 : 1 << (layout.bits - 1);
   for (int64_t begin = 0; begin < length; begin += kUnitK) {
     uint8_t codes[kUnitK][kPanelColumns] = {};
     const int64_t count = begin + kUnitK < length ? kUnitK : length - begin;
@@ -108,7 +126,7 @@ inline void pack_codes(const QuantizedLayout& layout, const PanelShape& shape, c
         codes[i][c] = static_cast<uint8_t>(layout.bits == 1 ? (code >> 7) ^ 1 : code + offset);
       }
     }
-    put_unit(codes, layout.bits, steps + begin / kUnitK * layout.bits * kStepBytes);
+    put_unit(codes, layout.bits, sides.steps + begin / kUnitK * layout.bits * kStepBytes);
   }
 }
 
@@ -123,14 +141,11 @@ inline bool pack_panels(const QuantizedLayout& layout, const PanelShape& shape, 
     for (int64_t block = 0; block < shape.num_blocks && is_finite; ++block) {
       const int64_t k = block * length_of_block;
       const int64_t length = cols - k < length_of_block ? cols - k : length_of_block;
-      char* out = panels + block * shape.block_bytes;
-      auto* scales = reinterpret_cast<uint16_t*>(out);
-      auto* zeros = layout.has_zero_point ? reinterpret_cast<uint8_t*>(out + kScaleBytes) : nullptr;
-      char* steps = out + kScaleBytes + (zeros ? kZeroBytes : 0);
+      const Sides sides(layout, panels + block * shape.block_bytes);
       if (source.values) {
-        is_finite = pack_values(layout, source, row_begin + row, count, cols, k, length, x, scales, zeros, steps);
+        is_finite = pack_values(layout, source, row_begin + row, count, cols, k, length, x, sides);
       } else {
-        pack_codes(layout, shape, source, row_begin + row, count, cols, k, length, block, scales, zeros, steps);
+        pack_codes(layout, shape, source, row_begin + row, count, cols, k, length, block, sides);
       }
     }
   }

@@ -11,48 +11,58 @@ using namespace aether::cpu::testing;
 
 namespace {
 
-const std::vector<QuantizedLayout> kLayouts = {{8, 32, 0}, {4, 32, 0}, {4, 32, 1}, {4, 64, 0}, {4, 128, 1},
-                                               {8, 0, 0},  {8, 64, 1}, {2, 32, 1}, {1, 32, 0}, {4, 96, 0}};
+const std::vector<QuantizedLayout> kLayouts = {
+    {8, 32, 0, 0}, {4, 32, 0, 0}, {4, 32, 1, 0}, {4, 64, 0, 0}, {4, 128, 1, 0}, {8, 0, 0, 0}, {8, 64, 1, 0},
+    {2, 32, 1, 0}, {1, 32, 0, 0}, {4, 96, 0, 0}, {4, 32, 0, 1}, {8, 64, 0, 1},  {4, 0, 0, 1}};
 
 std::string name_of(const QuantizedLayout& layout) {
-  return "int" + std::to_string(layout.bits) + (layout.has_zero_point ? "_zp_g" : "_g") + std::to_string(layout.block);
+  const char* shift = layout.has_zero_point ? "_zp_g" : layout.has_offset ? "_offset_g" : "_g";
+  return "int" + std::to_string(layout.bits) + shift + std::to_string(layout.block);
 }
 
-// A weight's codes, scales and zero points, as the core hands them over.
+// A weight's codes, scales, and zero points or offsets, as the core hands them over.
 struct Codes {
   QuantizedLayout layout;
   int64_t rows, cols, blocks;
   std::vector<uint8_t> codes, zeros;
-  std::vector<uint16_t> scales;
+  std::vector<uint16_t> scales, offsets;
 
   Codes(const QuantizedLayout& layout, int64_t rows, int64_t cols)
       : layout(layout), rows(rows), cols(cols), blocks(layout.block ? (cols + layout.block - 1) / layout.block : 1) {
     codes.resize(static_cast<size_t>(rows * cols));
     zeros.resize(static_cast<size_t>(layout.has_zero_point ? rows * blocks : 0));
     scales.resize(static_cast<size_t>(rows * blocks));
+    offsets.resize(static_cast<size_t>(layout.has_offset ? rows * blocks : 0));
   }
 
   double value(int64_t row, int64_t col) const {
     const auto at = static_cast<size_t>(row * blocks + (layout.block ? col / layout.block : 0));
     const uint8_t code = codes[static_cast<size_t>(row * cols + col)];
+    if (layout.has_offset) return from_float16(scales[at]) * code + from_float16(offsets[at]);
     const int difference = layout.has_zero_point ? code - zeros[at] : static_cast<int8_t>(code);
     return from_float16(scales[at]) * difference;
   }
   QuantizedSource source() const {
-    return {nullptr, AM_FLOAT32, codes.data(), scales.data(), layout.has_zero_point ? zeros.data() : nullptr};
+    return {nullptr,
+            AM_FLOAT32,
+            codes.data(),
+            scales.data(),
+            layout.has_zero_point ? zeros.data() : nullptr,
+            layout.has_offset ? offsets.data() : nullptr};
   }
 };
 
 Codes random_codes(const QuantizedLayout& layout, int64_t rows, int64_t cols, double scale) {
   Codes result(layout, rows, cols);
   std::uniform_int_distribution<int> code(0, (1 << layout.bits) - 1);
-  const int offset = layout.has_zero_point ? 0 : 1 << (layout.bits - 1);
+  const int offset = layout.has_zero_point || layout.has_offset ? 0 : 1 << (layout.bits - 1);
   for (uint8_t& each : result.codes) {
     const int drawn = code(generator());
     each = static_cast<uint8_t>(layout.bits == 1 ? 2 * drawn - 1 : drawn - offset);
   }
   for (uint8_t& each : result.zeros) each = static_cast<uint8_t>(code(generator()));
   for (uint16_t& each : result.scales) each = to_float16(scale * normal() / (1 << (layout.bits - 1)));
+  for (uint16_t& each : result.offsets) each = to_float16(scale * normal());
   return result;
 }
 
@@ -71,7 +81,7 @@ std::shared_ptr<char> pack_in_parts(const QuantizedLayout& layout, const Quantiz
 Codes extreme_codes(const QuantizedLayout& layout, int64_t rows, int64_t cols) {
   Codes result(layout, rows, cols);
   const int most = (1 << layout.bits) - 1;
-  const int least = layout.has_zero_point ? 0 : layout.bits == 1 ? -1 : -(1 << (layout.bits - 1));
+  const int least = layout.has_zero_point || layout.has_offset ? 0 : layout.bits == 1 ? -1 : -(1 << (layout.bits - 1));
   const int greatest = layout.bits == 1 ? 1 : least + most;
   for (int64_t i = 0; i < rows * cols; ++i) {
     const int64_t pattern = i / cols % 3;
@@ -80,6 +90,7 @@ Codes extreme_codes(const QuantizedLayout& layout, int64_t rows, int64_t cols) {
   }
   for (size_t i = 0; i < result.zeros.size(); ++i) result.zeros[i] = static_cast<uint8_t>(i % 2 ? most : 0);
   for (uint16_t& each : result.scales) each = to_float16(1.0 / 64);
+  for (size_t i = 0; i < result.offsets.size(); ++i) result.offsets[i] = to_float16(i % 2 ? 2.0 : -2.0);
   return result;
 }
 
@@ -151,7 +162,7 @@ void test_packing(const QuantizedLayout& layout) {
   const int64_t rows = 70, cols = 165;
   for (am_dtype dtype : {AM_FLOAT32, AM_BFLOAT16, AM_FLOAT16}) {
     const Tensor values = random(dtype, {rows, cols}, 1);
-    QuantizedSource source{values.bytes(), dtype, nullptr, nullptr, nullptr};
+    QuantizedSource source{values.bytes(), dtype, nullptr, nullptr, nullptr, nullptr};
     const std::shared_ptr<char> whole = pack_in_parts(layout, source, rows, cols, rows);
     const std::shared_ptr<char> parts = pack_in_parts(layout, source, rows, cols, 32);
     check_pack(std::memcmp(whole.get(), parts.get(), quantized_bytes(layout, rows, cols)) == 0, layout,

@@ -9,7 +9,7 @@ from typing import Any
 from aethermind.dispatch.kernel import Kernel, Pack
 from aethermind.hal.dtype import DType
 from aethermind.ops import catalog
-from aethermind.ops.weight_format import FORMAT_NAMES, WeightFormat, parse_format
+from aethermind.ops.weight_format import CHECKPOINT_FORMAT_NAMES, FORMAT_NAMES, WeightFormat, parse_format
 from aethermind_cpu import _native
 from aethermind_cpu.isa import Isa, isa_limit
 from aethermind_cpu.packing import pack_in_parts
@@ -29,7 +29,7 @@ def kernels() -> list[Kernel]:
         for entry in _native.kernel_table()
         if _is_allowed(entry, limit)
     ]
-    formats = [format for name in FORMAT_NAMES if (format := parse_format(name))]
+    formats = [format for name in (*FORMAT_NAMES, *CHECKPOINT_FORMAT_NAMES) if (format := parse_format(name))]
     quantized = [
         _quantized_kernel(entry, input_names[entry.operator_name], dtypes[entry.dtype], format, packs)
         for entry in _native.quantized_kernel_table()

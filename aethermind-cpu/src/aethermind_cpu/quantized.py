@@ -16,7 +16,7 @@ __all__ = ["quantized_pack"]
 
 def quantized_pack(format: WeightFormat) -> Pack:
     """The layout of a format; it takes floating-point arrays, which it quantises itself, and QuantizedWeights."""
-    layout = _native.QuantizedLayout(format.bits, format.block, format.has_zero_point)
+    layout = _native.QuantizedLayout(format.bits, format.block, format.has_zero_point, format.has_offset)
     return Pack(
         f"panels16_{format.name}",
         nbytes=lambda shape, _: layout.packed_bytes(*shape),
@@ -54,10 +54,10 @@ def _pack_codes(layout: _native.QuantizedLayout, source: QuantizedWeight, destin
 
     columns = source.shape[1]
     codes, scales = np.ascontiguousarray(source.codes), np.ascontiguousarray(source.scales)
-    zeros = None if source.zeros is None else np.ascontiguousarray(source.zeros)
-    zeros_address = 0 if zeros is None else zeros.ctypes.data
+    shifts = [side if side is None else np.ascontiguousarray(side) for side in (source.zeros, source.offsets)]
+    zeros, offsets = (0 if side is None else side.ctypes.data for side in shifts)
 
     def pack_part(first: int, count: int) -> None:
-        layout.pack_codes(codes.ctypes.data, scales.ctypes.data, zeros_address, first, count, columns, destination)
+        layout.pack_codes(codes.ctypes.data, scales.ctypes.data, zeros, offsets, first, count, columns, destination)
 
     pack_in_parts(codes, pack_part)

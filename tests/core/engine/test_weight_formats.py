@@ -9,6 +9,7 @@ from aethermind import Runtime
 from aethermind.engine.loader import plan_model
 from aethermind.engine.weight_formats import WeightFormats, format_uses
 from aethermind.errors import InvalidArgumentError
+from aethermind.ops.weight_format import parse_format
 
 
 def chosen(runtime: Runtime, quantization: str | None, lm_head: str | None = None) -> tuple[str | None, str | None]:
@@ -57,6 +58,25 @@ def test_matrices_have_formats_and_nothing_else(runtime: Runtime, architecture: 
     assert {name: format.name for name, format in only_head.items()} == {head: "int4"}
     without = WeightFormats.choose(runtime.weight_formats, "int4", "dense").of_parameters(graph, OPERATORS)
     assert without.keys() == others
+
+
+def test_checkpoints_keep_their_formats_unless_others_are_named(runtime: Runtime) -> None:
+    graph = model_builder("Qwen2ForCausalLM", tie_word_embeddings=False).finish()
+    names = [value.name for value in graph.parameters if value.name.endswith("proj.weight")]
+    stored = {names[0]: "int4_zp_g128", names[1]: "int8", "lm_head.weight": "int8", "model.norm.weight": "int8"}
+
+    def found(quantization: str | None, lm_head: str | None) -> dict[str, str]:
+        choice = WeightFormats.choose(runtime.weight_formats, quantization, lm_head)
+        formats = {name: parse_format(format) for name, format in stored.items()}
+        chosen = choice.of_parameters(graph, OPERATORS, {name: format for name, format in formats.items() if format})
+        return {name: format.name for name, format in chosen.items()}
+
+    kept = {names[0]: "int4_zp_g128", names[1]: "int8"}
+    assert found(None, None) == {**kept, "lm_head.weight": "int8"}
+    assert found(None, "int4") == {**kept, "lm_head.weight": "int4"}
+    assert found(None, "dense") == kept
+    assert found("dense", None) == {}
+    assert found("int4", None) == {**dict.fromkeys(names, "int4"), "lm_head.weight": "int8"}
 
 
 def test_uses_add_up(runtime: Runtime) -> None:

@@ -54,7 +54,7 @@ def source(tmp_path: Path) -> Callable[..., GgufSource]:
                 add.get(type(value), writer.add_array)(key, value)
         for name, kind in {"token_embd.weight": "F16", "output_norm.weight": "F32", **(tensors or {})}.items():
             dtype = gguf.GGMLQuantizationType[kind]
-            shape = 32 if name == "output_norm.weight" else (7, 32)
+            shape = 32 if name == "output_norm.weight" else (7, 256) if kind.startswith("TQ") else (7, 32)
             writer.add_tensor(name, gguf.quantize(np.zeros(shape, np.float32), dtype), raw_dtype=dtype)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -149,10 +149,20 @@ def test_an_unknown_architecture_lists_the_known(source: Callable[..., GgufSourc
         source(arch="abacus").config()
 
 
-def test_quantised_tensors_are_refused_by_name(source: Callable[..., GgufSource]) -> None:
-    quantised = source(tensors={"blk.0.attn_q.weight": "Q8_0"})
-    for read in (quantised.config, quantised.weights):
-        with pytest.raises(CheckpointError, match=r"'blk\.0\.attn_q\.weight' in the quantised type Q8_0"):
+def test_quantised_tensors_have_formats_and_the_rest_is_computed_in_bfloat16(source: Callable[..., GgufSource]) -> None:
+    quantised = source(tensors={"blk.0.attn_q.weight": "Q8_0", "blk.1.attn_q.weight": "Q4_1", "output.weight": "F16"})
+    assert quantised.config()["dtype"] == "bfloat16"
+    assert {name: format.name for name, format in quantised.weight_formats().items()} == {
+        "model.layers.0.self_attn.q_proj.weight": "int8",
+        "model.layers.1.self_attn.q_proj.weight": "int4_offset",
+    }
+    assert source().weight_formats() == {}
+
+
+def test_types_that_cannot_be_read_are_refused_by_name(source: Callable[..., GgufSource]) -> None:
+    unreadable = source(tensors={"blk.0.attn_q.weight": "TQ1_0"})
+    for read in (unreadable.config, unreadable.weights, unreadable.weight_formats):
+        with pytest.raises(CheckpointError, match=r"'blk\.0\.attn_q\.weight' in the quantised type TQ1_0"):
             read()
 
 

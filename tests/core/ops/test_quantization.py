@@ -19,8 +19,10 @@ from aethermind.ops.weight_format import FORMAT_NAMES, QuantizedWeight, WeightFo
 
 Array = np.ndarray[Any, Any]
 
-FORMATS = {name: found for name in (*FORMAT_NAMES, "int8_zp", "int4_channel", "int2_g64", "int1_channel")
+FORMATS = {name: found for name in (*FORMAT_NAMES, "int8_zp", "int8_offset", "int4_channel", "int2_g64", "int1_channel")
            if (found := parse_format(name))}  # fmt: skip
+WITHOUT_OFFSETS = sorted(name for name, format in FORMATS.items() if not format.has_offset)
+"""Lines through what has been on a line need not be that line: values with few of the codes lie on many."""
 SMALLEST_EXACT_SCALE = 2.0**-16
 """Below, float16 scales have so few digits that a second rounding may choose another one."""
 
@@ -50,7 +52,8 @@ def spread(values: Array, format: WeightFormat, columns: int) -> Array:
 
 def assert_same(one: QuantizedWeight, other: QuantizedWeight) -> None:
     assert one.format == other.format
-    for left, right in ((one.codes, other.codes), (one.scales, other.scales), (one.zeros, other.zeros)):
+    sides = ((one.scales, other.scales), (one.zeros, other.zeros), (one.offsets, other.offsets))
+    for left, right in ((one.codes, other.codes), *sides):
         np.testing.assert_array_equal(left, right)
 
 
@@ -75,7 +78,7 @@ def test_what_has_been_through_comes_back_code_for_code(array: Array, name: str)
         assert_same(FORMATS[name].quantize(dequantize(q)), q)
 
 
-@given(matrices(), st.sampled_from(sorted(FORMATS)))
+@given(matrices(), st.sampled_from(WITHOUT_OFFSETS))
 @settings(deadline=None, max_examples=150)
 def test_what_has_been_through_stands_for_the_same_values(array: Array, name: str) -> None:
     """Codes may differ where two scales stand for the same values."""
@@ -97,6 +100,22 @@ def test_int4_is_no_worse_than_the_largest_magnitude_at_minus_8(array: Array) ->
     error = np.pad(array - rounded(format, array), ((0, 0), (0, -array.shape[1] % 32))).astype(np.float64)
     ours = (error.reshape(padded.shape) ** 2).sum(-1)
     assert (ours <= theirs * (1 + 1e-5)).all()
+
+
+@given(matrices())
+@settings(deadline=None, max_examples=150)
+def test_an_offset_is_no_worse_than_the_range_in_15_steps(array: Array) -> None:
+    """As llama.cpp's Q4_1 has it, of the same size; its minimum and scale in float16, codes by the rounded ones."""
+    ours = (array - rounded(FORMATS["int4_offset"], array)).astype(np.float64) ** 2
+    for begin in range(0, array.shape[1], 32):
+        x = array[:, begin : begin + 32]
+        low, high = x.min(1, keepdims=True), x.max(1, keepdims=True)
+        scale = ((high - low) / np.float32(15)).astype(np.float16).astype(np.float32)
+        low = low.astype(np.float16).astype(np.float32)
+        codes = np.clip(np.rint(np.divide(x - low, scale, out=np.zeros_like(x), where=scale != 0)), 0, 15)
+        theirs = ((x - (codes * scale + low)).astype(np.float64) ** 2).sum(1)
+        tiny = (np.float64(np.abs(x).max()) * 2.0**-10 + 2.0**-24) ** 2 * x.shape[1]  # float16's own rounding
+        assert (ours[:, begin : begin + 32].sum(1) <= theirs * (1 + 1e-5) + tiny).all()
 
 
 @given(matrices(), st.sampled_from(["int4_zp", "int2", "int8_zp"]))
@@ -123,7 +142,10 @@ def test_int1_is_the_sign_of_the_mean_magnitude(array: Array) -> None:
 def test_codes_stay_in_their_bits(format: WeightFormat) -> None:
     q = format.quantize(normal(9, 200))
     low, high = int(q.codes.min()), int(q.codes.max())
-    if format.has_zero_point:
+    if format.has_offset:
+        assert low >= 0
+        assert high < 1 << format.bits
+    elif format.has_zero_point:
         assert low >= 0
         assert high < 1 << format.bits
         assert q.zeros is not None

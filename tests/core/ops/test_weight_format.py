@@ -22,29 +22,31 @@ def format_of(name: str) -> WeightFormat:
 
 
 @pytest.mark.parametrize(
-    ("name", "bits", "block", "has_zero_point"),
+    ("name", "bits", "block", "has_zero_point", "has_offset"),
     [
-        ("int8", 8, 32, False),
-        ("int8_channel", 8, 0, False),
-        ("int8_zp_g64", 8, 64, True),
-        ("int4", 4, 32, False),
-        ("int4_g128", 4, 128, False),
-        ("int4_zp", 4, 32, True),
-        ("int4_zp_g64", 4, 64, True),
-        ("int4_zp_channel", 4, 0, True),
-        ("int2", 2, 32, True),
-        ("int2_g1024", 2, 1024, True),
-        ("int1", 1, 32, False),
+        ("int8", 8, 32, False, False),
+        ("int8_channel", 8, 0, False, False),
+        ("int8_zp_g64", 8, 64, True, False),
+        ("int4", 4, 32, False, False),
+        ("int4_g128", 4, 128, False, False),
+        ("int4_zp", 4, 32, True, False),
+        ("int4_zp_g64", 4, 64, True, False),
+        ("int4_zp_channel", 4, 0, True, False),
+        ("int4_offset", 4, 32, False, True),
+        ("int8_offset_g64", 8, 64, False, True),
+        ("int2", 2, 32, True, False),
+        ("int2_g1024", 2, 1024, True, False),
+        ("int1", 1, 32, False, False),
     ],
 )
-def test_names_say_what_a_format_is(name: str, bits: int, block: int, has_zero_point: bool) -> None:
-    assert format_of(name) == WeightFormat(name, bits, block, has_zero_point)
+def test_names_say_what_a_format_is(name: str, bits: int, block: int, has_zero_point: bool, has_offset: bool) -> None:
+    assert format_of(name) == WeightFormat(name, bits, block, has_zero_point, has_offset)
 
 
 @pytest.mark.parametrize(
     "name",
     ["", "dense", "int3", "int16", "INT4", "int4_", "int4_g", "int4_g0", "int4_g48", "int4_g2048", "int4_g064",
-     "int4_g64_zp", "int4_channel_g64", "int2_zp", "int1_zp", " int4", "int4 "],
+     "int4_g64_zp", "int4_channel_g64", "int2_zp", "int1_zp", "int2_offset", "int4_zp_offset", " int4", "int4 "],
 )  # fmt: skip
 def test_other_names_are_none(name: str) -> None:
     assert parse_format(name) is None
@@ -68,6 +70,7 @@ def test_proposed_names_are_formats_under_their_own_names(name: str) -> None:
         ("int4", (2, 32), 2 * (16 + 2)),
         ("int4", (1, 1), 1 + 2),
         ("int4_zp_g128", (1, 256), 128 + 2 * 3),
+        ("int4_offset", (2, 32), 2 * (16 + 4)),
         ("int2", (1, 32), 8 + 3),
         ("int1", (4, 64), 4 * (8 + 2 * 2)),
         ("int4", (0, 64), 0),

@@ -13,6 +13,7 @@ import os
 import struct
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -21,8 +22,10 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from aethermind.checkpoint.gguf_blocks import BLOCK_TYPES
 from aethermind.checkpoint.source import TensorInfo
-from aethermind.errors import CheckpointError
+from aethermind.errors import CheckpointError, InvalidArgumentError
+from aethermind.ops.weight_format import QuantizedWeight
 
 __all__ = ["GgufFile", "GgufStrings"]
 
@@ -46,11 +49,11 @@ _NUMBERS = {
     12: "<f8",
 }
 _PLAIN = {0: "F32", 1: "F16", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 30: "BF16"}
-# Only for saying what a file holds: a block's layout is no concern of this module.
-_QUANTISED = {
-    2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K",
-    14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
-    22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
+# Only for saying what a file holds.
+_UNREADABLE = {
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M",
+    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
 }  # fmt: skip
 
 
@@ -79,7 +82,7 @@ class GgufStrings:
 
 
 class GgufFile:
-    """A memory-mapped .gguf file; implements `TensorFile` with GGUF's own tensor names. Immutable.
+    """A memory-mapped .gguf file; implements `TensorSource` with GGUF's own tensor names. Immutable.
 
     The mapping lives as long as this object or any array taken from it. A file must not be changed while it is mapped.
     """
@@ -89,7 +92,7 @@ class GgufFile:
 
         Raises:
             CheckpointError: the file is missing or unreadable, is not GGUF of a known version, is truncated, or
-                contradicts itself. Quantised tensors are no error before they are asked for.
+                contradicts itself. Tensors of types that cannot be read are no error before they are asked for.
         """
         self.path = Path(path)
         assert sys.byteorder == "little", "GGUF values are little-endian"
@@ -134,30 +137,48 @@ class GgufFile:
 
     @property
     def total_bytes(self) -> int:
-        """Size of all values together. Raises CheckpointError where tensors are quantised."""
+        """Size of all values together. Raises CheckpointError where tensors are of types that cannot be read."""
         return sum(self.info(name).num_bytes for name in self.names)
 
     def info(self, name: str) -> TensorInfo:
-        """Describe a tensor. Raises CheckpointError for an unknown name, and for a quantised tensor."""
+        """Describe a tensor. Raises CheckpointError for an unknown name, and for a type that cannot be read."""
         info = self._tensors.get(name)
         if info is None:
             if name not in self._types:
                 raise CheckpointError(f"{self.path} has no tensor {name!r} among its {len(self._types)}.")
-            num_quantised = len(self._types) - len(self._tensors)
+            num_unreadable = len(self._types) - len(self._tensors)
+            readable = ", ".join(block.name for block in BLOCK_TYPES.values())
             raise CheckpointError(
-                f"{self.path} stores tensor {name!r} in the quantised type {_QUANTISED[self._types[name]]} (as it "
-                f"does {num_quantised} of its {len(self._types)}), which cannot be computed with yet. Quantised weight "
-                "formats are to come; until then convert the model to F16 or BF16."
+                f"{self.path} stores tensor {name!r} in the quantised type {_UNREADABLE[self._types[name]]}, which "
+                f"cannot be read (as {num_unreadable} of its {len(self._types)} tensors cannot). Take a file of the "
+                f"model in {readable}, F16 or BF16."
             )
         return info
 
-    def array(self, name: str) -> npt.NDArray[Any]:
-        """Return a tensor's values: a read-only view on the mapped file, C-contiguous, copying nothing.
+    def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
+        """Return a tensor's values: a read-only view on the mapped file, C-contiguous, copying nothing; of a quantised
+        tensor its unpacked codes.
 
-        Raises CheckpointError for an unknown name, and for a quantised tensor.
+        Raises CheckpointError for an unknown name, for a type that cannot be read, and for scales that are not finite
+        or, multiplied, beyond what float16 holds.
         """
         info = self.info(name)
+        if info.weight_format is not None:
+            return self._quantised(name, info)
         return np.ndarray(info.shape, info.dtype, buffer=self.map, offset=self._data_begin + info.begin)
+
+    def _quantised(self, name: str, info: TensorInfo) -> QuantizedWeight:
+        block = BLOCK_TYPES[self._types[name]]
+        stored = np.ndarray((info.num_bytes,), np.uint8, buffer=self.map, offset=self._data_begin + info.begin)
+        rows, columns = info.shape
+        try:
+            weight = block.read(stored, (rows, columns))
+        except InvalidArgumentError as error:
+            self.fail(f"has a tensor {name!r:.80} of type {block.name} that is no weight ({error})")
+        for side in (weight.scales, weight.offsets):
+            if side is not None and not np.isfinite(side).all():
+                self.fail(f"has a tensor {name!r:.80} of type {block.name} with scales that are not finite in float16")
+        return weight
 
     def fail(self, problem: str) -> NoReturn:
         """Raise the CheckpointError of a file that is not what it should be."""
@@ -178,7 +199,15 @@ class GgufFile:
         if kind in _PLAIN:
             info = TensorInfo(_PLAIN[kind], shape, begin, begin)
             self._tensors[name] = TensorInfo(info.dtype_name, shape, begin, begin + prod(shape) * info.dtype.itemsize)
-        elif kind not in _QUANTISED:
+        elif kind in BLOCK_TYPES:
+            block = BLOCK_TYPES[kind]
+            if rank != 2 or shape[1] % block.num_values:
+                self.fail(
+                    f"has a tensor {name!r:.80} of shape {shape} and type {block.name}, which is for matrices whose "
+                    f"rows are multiples of {block.num_values} values"
+                )
+            self._tensors[name] = TensorInfo(block.name, shape, begin, begin + block.nbytes(shape), block.format)
+        elif kind not in _UNREADABLE:
             self.fail(f"has a tensor {name!r:.80} of unknown type {kind}")
 
     def _check_layout(self, header_end: int) -> None:
@@ -194,6 +223,13 @@ class GgufFile:
                 self.fail(
                     f"is truncated: its tensor {name!r:.80} ends at byte {info.end} of the data, "
                     f"of which there are {num_data_bytes}"
+                )
+        taken = sorted((info.begin, info.end, name) for name, info in self._tensors.items() if info.num_bytes)
+        for (_, end, name), (begin, _, other) in pairwise(taken):
+            if begin < end:
+                self.fail(
+                    f"has tensors that overlap: {other!r:.80} begins at byte {begin} of the data, {name!r:.80} ends at "
+                    f"byte {end}"
                 )
 
 

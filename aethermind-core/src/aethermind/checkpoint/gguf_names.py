@@ -14,6 +14,7 @@ import numpy.typing as npt
 from aethermind.checkpoint.gguf import GgufFile
 from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError
+from aethermind.ops.weight_format import QuantizedWeight
 
 __all__ = ["GgufTensors", "hf_name"]
 
@@ -50,7 +51,7 @@ class GgufTensors:
     """A GGUF file's tensors by Hugging Face's names; implements `StoredTensors`. Immutable."""
 
     def __init__(self, file: GgufFile) -> None:
-        """CheckpointError when a tensor of the file is quantised."""
+        """CheckpointError when a tensor of the file is of a type that cannot be read."""
         self._file = file
         self._originals = {hf_name(name): name for name in file.names}
         for name in file.names:
@@ -67,6 +68,11 @@ class GgufTensors:
         return tuple(self._originals)
 
     @property
+    def neutral_names(self) -> tuple[str, ...]:
+        """None: converters to GGUF add no tensors."""
+        return ()
+
+    @property
     def total_bytes(self) -> int:
         """Size of all values together."""
         return self._file.total_bytes
@@ -75,8 +81,11 @@ class GgufTensors:
         """Describe a tensor. Raises CheckpointError for an unknown name."""
         return self._file.info(self._original(name))
 
-    def array(self, name: str) -> npt.NDArray[Any]:
-        """A tensor's values, a read-only view on the mapped file. Raises CheckpointError for an unknown name."""
+    def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
+        """A tensor's values, a read-only view on the mapped file; of a quantised tensor its unpacked codes.
+
+        Raises CheckpointError for an unknown name.
+        """
         return self._file.array(self._original(name))
 
     def _original(self, name: str) -> str:

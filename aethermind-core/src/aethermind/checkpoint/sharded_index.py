@@ -93,6 +93,11 @@ class Checkpoint:
         """The files that hold the tensors, in the order in which they first occur."""
         return tuple(dict.fromkeys(file.path for file in self._file_of_name.values()))
 
+    @property
+    def neutral_names(self) -> tuple[str, ...]:
+        """None: nothing is known about what the files hold."""
+        return ()
+
     def info(self, name: str) -> TensorInfo:
         """Describe a tensor; its offsets are those in its own file. Raises CheckpointError for an unknown name."""
         return self._file(name).info(name)

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
+
 __all__ = ["StoredTensors", "TensorFile", "TensorInfo", "TensorSource", "dtype_names"]
 
 
@@ -18,16 +20,19 @@ class TensorInfo:
     """One tensor before its values are touched.
 
     Attributes:
-        dtype_name: the safetensors name of its dtype, a key of `dtype_names()`: `"BF16"`.
+        dtype_name: the safetensors name of its dtype, a key of `dtype_names()`: `"BF16"`; of a quantised tensor, what
+            its file calls the way it is stored: `"Q4_K"`, `"gptq"`.
         shape: its dimensions, outermost first; `()` for a scalar.
         begin, end: the bytes it takes, counted from the start of its file's data section; 0 and its size in
-            bytes for tensors that are not in a file.
+            bytes for tensors that are not in one piece of a file.
+        weight_format: the format of the QuantizedWeight that the tensor is read as; None for plain values.
     """
 
     dtype_name: str
     shape: tuple[int, ...]
     begin: int
     end: int
+    weight_format: WeightFormat | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -36,8 +41,13 @@ class TensorInfo:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype of the values."""
+        """The NumPy dtype of plain values."""
         return dtype_names()[self.dtype_name]
+
+    @property
+    def kind(self) -> str:
+        """What the values are, for people: NumPy's name of the dtype, or the file's own of a way to quantise."""
+        return self.dtype_name if self.weight_format else str(self.dtype)
 
 
 class TensorSource(Protocol):
@@ -57,15 +67,22 @@ class TensorSource(Protocol):
         """Describe a tensor. Raises CheckpointError for an unknown name."""
         ...
 
-    def array(self, name: str) -> npt.NDArray[Any]:
-        """Return a tensor's values as a read-only array. Raises CheckpointError for an unknown name."""
+    def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
+        """Return a tensor's values as a read-only array, those of a quantised one as they are stored.
+
+        Raises CheckpointError for an unknown name.
+        """
         ...
 
 
 class TensorFile(TensorSource, Protocol):
-    """A set of named tensors in one file."""
+    """A set of named tensors in one file, none of them quantised."""
 
     path: Path
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """Return a tensor's values as a read-only array. Raises CheckpointError for an unknown name."""
+        ...
 
 
 class StoredTensors(TensorSource, Protocol):
@@ -74,6 +91,11 @@ class StoredTensors(TensorSource, Protocol):
     @property
     def paths(self) -> tuple[Path, ...]:
         """The files that hold the tensors."""
+        ...
+
+    @property
+    def neutral_names(self) -> tuple[str, ...]:
+        """Tensors that change nothing, which a model need not want: the biases of zeros that some tools add."""
         ...
 
 

@@ -145,7 +145,7 @@ def _facts_of_weights(source: ModelSource) -> dict[str, Any]:
     checkpoint = source.weights()
     counts: Counter[str] = Counter()
     for info in map(checkpoint.info, checkpoint.names):
-        counts[str(info.dtype)] += prod(info.shape)
+        counts[info.kind] += prod(info.shape)
     kind = checkpoint.paths[0].suffix.removeprefix(".") if checkpoint.paths else "empty"
     num_files = len(checkpoint.paths)
     return {

@@ -130,7 +130,8 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     symbols = _greatest_symbols(config, max_model_len, cache, decoder.vocab_size, len(eos_token_ids))
     factory = runtime.input_processors.find(name)
     graph = builder.finish()
-    weight_formats = formats.of_parameters(graph, runtime.operators)
+    stored = {} if config.load_format == "dummy" else source.weight_formats()
+    weight_formats = formats.of_parameters(graph, runtime.operators, stored)
     compiled = _compile(graph, runtime.operators, opened, symbols, config, weight_formats, fuse=True)
     return PlannedModel(
         source,
@@ -169,7 +170,7 @@ def open_weights(planned: PlannedModel) -> TensorSource:
     if planned.config.load_format == "dummy":
         return DummyCheckpoint(shapes, planned.dtype.numpy, planned.config.seed)
     checkpoint = planned.source.weights()
-    match_names(shapes, checkpoint, ignore=planned.ignored_names)
+    match_names(shapes, checkpoint, ignore=(*planned.ignored_names, *checkpoint.neutral_names))
     return checkpoint
 
 

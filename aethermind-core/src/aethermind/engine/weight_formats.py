@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from aethermind.graph.ir import Graph, ValueKind
@@ -23,26 +25,37 @@ _HEAD_FORMAT = "int8"
 
 @dataclass(frozen=True, slots=True)
 class WeightFormats:
-    """The formats of a model's matrices and of the one that makes logits; None is dense."""
+    """The formats of a model's matrices and of the one that makes logits; None is dense.
+
+    What is kept has the format that it has in the checkpoint, if that is one.
+    """
 
     weights: WeightFormat | None
     lm_head: WeightFormat | None
+    keeps_weights: bool = False
+    keeps_lm_head: bool = False
 
     @classmethod
     def choose(cls, registry: WeightFormatRegistry, quantization: str | None, lm_head: str | None) -> WeightFormats:
-        """By name; a head that is not named has the format of the others, and no fewer bits than int8 has.
+        """By name; a head that is not named has the format of the others, and no fewer bits than int8 has. Without a
+        name the checkpoint's own formats are kept.
 
         InvalidArgumentError for unknown names.
         """
+        keeps_weights = quantization is None
         weights = None if quantization is None else registry.get(quantization)
         if lm_head is not None:
-            return cls(weights, registry.get(lm_head))
+            return cls(weights, registry.get(lm_head), keeps_weights)
         default = registry.get(_HEAD_FORMAT)
         assert default is not None, "the core registers its own formats"
-        return cls(weights, default if weights is not None and weights.bits < default.bits else weights)
+        return cls(weights, default if weights is not None and weights.bits < default.bits else weights,
+                   keeps_weights, keeps_weights)  # fmt: skip
 
-    def of_parameters(self, graph: Graph, operators: OperatorRegistry) -> dict[str, WeightFormat]:
-        """By name, the parameters that operators read whole as matrices; the rest is dense.
+    def of_parameters(
+        self, graph: Graph, operators: OperatorRegistry, stored: Mapping[str, WeightFormat] = MappingProxyType({})
+    ) -> dict[str, WeightFormat]:
+        """By name, the parameters that operators read whole as matrices; the rest is dense. `stored` are the formats in
+        the checkpoint.
 
         A table of embeddings that is the head as well stays dense where rows of it are looked up.
         """
@@ -51,10 +64,11 @@ class WeightFormats:
         for node in graph.nodes:
             operator = operators[node.operator]
             is_head = node.operator == _HEAD_OPERATOR
-            format = self.lm_head if is_head else self.weights
+            wanted, is_kept = (self.lm_head, self.keeps_lm_head) if is_head else (self.weights, self.keeps_weights)
             for spec, value in zip(operator.schema.inputs, node.inputs, strict=True):
                 if value is None or value.kind is not ValueKind.PARAMETER or spec.name not in operator.weight_inputs:
                     continue
+                format = stored.get(value.name, wanted) if is_kept else wanted
                 if is_head:
                     heads[value.name] = format
                 elif format is not None and len(value.type.shape) == 2:

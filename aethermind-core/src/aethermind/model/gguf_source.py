@@ -13,8 +13,10 @@ from aethermind.checkpoint.gguf_names import GgufTensors
 from aethermind.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
+    from aethermind.checkpoint.source import TensorInfo
     from aethermind.model.gguf_family import GgufFamily
     from aethermind.model.registry import GgufFamilyRegistry
+    from aethermind.ops.weight_format import WeightFormat
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["GgufSource"]
@@ -60,7 +62,7 @@ class GgufSource:
 
     def config(self) -> dict[str, Any]:
         """What config.json would say; ConfigError for what is missing or unknown, CheckpointError for what is broken
-        or quantised.
+        or quantised in a way that cannot be read.
         """
         prefix = f"{self._family_name}."
         family, metadata = self._family, self._file.metadata
@@ -77,16 +79,13 @@ class GgufSource:
         config.setdefault("head_dim", config["hidden_size"] // max(config["num_attention_heads"], 1))
         if "rotary_dim" in config:
             config["partial_rotary_factor"] = config.pop("rotary_dim") / max(config["head_dim"], 1)
-        sizes: Counter[str] = Counter()
-        for info in map(tensors.info, tensors.names):
-            sizes[str(info.dtype)] += info.num_bytes
         return {
             **config,
             **self._rope_scaling(found, prefix),
             "architectures": [family.architecture],
             "vocab_size": tensors.info("model.embed_tokens.weight").shape[0],
             "tie_word_embeddings": "lm_head.weight" not in tensors.names,
-            "dtype": sizes.most_common(1)[0][0],
+            "dtype": _computed_in([tensors.info(name) for name in tensors.names]),
             "eos_token_id": [
                 metadata[key] for name in _END_TOKENS if (key := f"tokenizer.ggml.{name}_token_id") in metadata
             ],
@@ -108,6 +107,11 @@ class GgufSource:
 
     def weights(self) -> GgufTensors:
         return GgufTensors(self._file)
+
+    def weight_formats(self) -> dict[str, WeightFormat]:
+        tensors = self.weights()
+        found = {name: tensors.info(name).weight_format for name in tensors.names}
+        return {name: format for name, format in found.items() if format is not None}
 
     @cached_property
     def _file(self) -> GgufFile:
@@ -140,3 +144,13 @@ class GgufSource:
             if key not in _ROPE_SCALING:
                 raise ConfigError(f"{self.path} has {prefix}{part}{key} in its metadata, which is not supported.")
         return {"rope_scaling": {_ROPE_SCALING[key]: value for key, value in given.items()}}
+
+
+def _computed_in(tensors: list[TensorInfo]) -> str:
+    """The dtype of most values. Beside quantised ones norms and biases are float32, which says nothing: bfloat16."""
+    if any(info.weight_format for info in tensors):
+        return "bfloat16"
+    sizes: Counter[str] = Counter()
+    for info in tensors:
+        sizes[str(info.dtype)] += info.num_bytes
+    return sizes.most_common(1)[0][0]

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aethermind.model.hf_config import read_hf_config, read_optional_json, require_directory
 
 if TYPE_CHECKING:
+    from aethermind.checkpoint.packing import Packing
     from aethermind.checkpoint.source import StoredTensors
     from aethermind.model.registry import GgufFamilyRegistry
+    from aethermind.ops.weight_format import WeightFormat
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["DirectorySource", "ModelSource", "open_source"]
@@ -34,6 +36,10 @@ class ModelSource(Protocol):
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; TokenizerError says why there is none, ConfigError that there is no model."""
+        ...
+
+    def weight_formats(self) -> dict[str, WeightFormat]:
+        """The formats of those tensors that are stored quantised, by Hugging Face's names; values are not read."""
         ...
 
     def weights(self) -> StoredTensors:
@@ -68,7 +74,27 @@ class DirectorySource:
         require_directory(self.path)
         return Tokenizer.from_directory(self.path)
 
+    def weight_formats(self) -> dict[str, WeightFormat]:
+        if self._packing() is None:
+            return {}
+        tensors = self.weights()
+        found = {name: tensors.info(name).weight_format for name in tensors.names}
+        return {name: format for name, format in found.items() if format is not None}
+
     def weights(self) -> StoredTensors:
         from aethermind.checkpoint.sharded_index import Checkpoint
 
-        return Checkpoint.open(self.path)
+        packing, checkpoint = self._packing(), Checkpoint.open(self.path)
+        if packing is None:
+            return checkpoint
+        from aethermind.checkpoint.packed import PackedCheckpoint
+
+        return PackedCheckpoint(checkpoint, packing, str(self.path))
+
+    def _packing(self) -> Packing | None:
+        from aethermind.checkpoint.packing import read_packing
+
+        described = read_optional_json(self.path / "config.json").get("quantization_config")
+        if described is None:
+            described = read_optional_json(self.path / "quantize_config.json") or None
+        return None if described is None else read_packing(described, str(self.path))

@@ -6,6 +6,7 @@ rounded to float32; sums run in float64 from the first value of a block to its l
 
 Of several candidate scales the one with the least sum of squared errors is taken, the first of equals. Candidates are
 a block's extent divided by numbers of steps: more steps than codes clip the largest values and store the others finer.
+Where there is an offset, scale and offset are also the line of least squares through the codes of the candidate before.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ _STEPS_WITH_ZERO = {
     2: (3.0, 2.0, 3.25, 3.5, 4.0, 4.5, 5.0, 6.0),
 }
 """By bits, of formats with zero points: into how many steps the block's range is divided."""
+_STEPS_WITH_OFFSET = {8: (255.0,), 4: (15.0, 15.75, 16.5, 17.5)}
+"""By bits, of formats with offsets: the same; each is followed by lines fitted through the codes that it leads to."""
+_NUM_FITS = 2
 
 
 def quantize(format: WeightFormat, array: Array) -> QuantizedWeight:
@@ -42,6 +46,8 @@ def quantize(format: WeightFormat, array: Array) -> QuantizedWeight:
     """
     rows, columns = array.shape
     blocks = (rows, format.num_blocks(columns))
+    if format.has_offset:
+        return _with_offsets(format, array)
     codes = np.empty(array.shape, np.uint8 if format.has_zero_point else np.int8)
     scales = np.empty(blocks, np.float16)
     zeros = np.empty(blocks, np.uint8) if format.has_zero_point else None
@@ -70,6 +76,8 @@ def dequantize(weight: QuantizedWeight, dtype: DTypeLike = np.float32) -> Array:
         if portion.zeros is not None:
             blocked -= portion.zeros[..., None].astype(np.float32)
         blocked *= portion.scales[..., None].astype(np.float32)
+        if portion.offsets is not None:
+            blocked += portion.offsets[..., None].astype(np.float32)
         values[part] = blocked.reshape(len(portion.codes), -1)[:, : weight.shape[1]]
     return values
 
@@ -157,6 +165,66 @@ def _with_zero_points(x: Array, bits: int) -> tuple[Array, Array, Array]:
     return choice.codes, choice.scales, choice.zeros
 
 
+def _with_offsets(format: WeightFormat, array: Array) -> QuantizedWeight:
+    """Codes from 0. A shorter last block is one by itself, since padding would bear on its offset."""
+    rows, columns = array.shape
+    codes = np.empty(array.shape, np.uint8)
+    scales, offsets = np.empty((2, rows, format.num_blocks(columns)), np.float16)
+    length = format.block or max(columns, 1)
+    whole = columns // length
+    for part in _portions(array.shape):
+        values = array[part].astype(np.float32)
+        _check(values, format)
+        for first, last, begin, end in ((0, whole, 0, whole * length), (whole, whole + 1, whole * length, columns)):
+            if begin == end:
+                continue
+            blocked = values[:, begin:end].reshape(len(values), last - first, -1)
+            found, scales[part, first:last], offsets[part, first:last] = _lines(blocked, format.bits)
+            codes[part, begin:end] = found.reshape(len(values), -1)
+    return QuantizedWeight(format, codes, scales, None, offsets)
+
+
+def _lines(x: Array, bits: int) -> tuple[Array, Array, Array]:
+    """Codes, scales and offsets of blocks."""
+    most = np.float32((1 << bits) - 1)
+    low, high = x.min(-1), x.max(-1)
+    extent, middle = high - low, np.float32(0.5) * low + np.float32(0.5) * high
+    choice = _Choice(x)
+    for steps in _STEPS_WITH_OFFSET[bits]:
+        scales = _half(extent / np.float32(steps))
+        offsets = _half(middle - np.float32(0.5) * most * scales.astype(np.float32))
+        codes = _codes_on(x, scales, offsets, most)
+        choice.offer(codes, scales, np.float32(0), offsets)
+        for _ in range(_NUM_FITS):
+            scales, offsets = _fitted(x, codes)
+            codes = _codes_on(x, scales, offsets, most)
+            choice.offer(codes, scales, np.float32(0), offsets)
+    return choice.codes, choice.scales, choice.offsets
+
+
+def _codes_on(x: Array, scales: Array, offsets: Array, most: np.float32) -> Array:
+    shifted = x - offsets.astype(np.float32)[..., None]
+    codes: Array = np.clip(_steps_of(shifted, scales), 0, most)
+    return codes
+
+
+def _fitted(x: Array, codes: Array) -> tuple[Array, Array]:
+    """Scale and offset of least squares for given codes; a scale of 0 where all codes are the same."""
+    count = float(x.shape[-1])
+    wide = codes.astype(np.float64)
+    sum_c, sum_cc, sum_x, sum_xc = _sum(wide), _sum(wide * wide), _sum(x), _sum(x * wide)
+    determinant = count * sum_cc - sum_c * sum_c
+    slope = np.divide(
+        count * sum_xc - sum_c * sum_x, determinant, out=np.zeros_like(determinant), where=determinant != 0
+    )
+    return _half(slope.astype(np.float32)), _half(((sum_x - slope * sum_c) / count).astype(np.float32))
+
+
+def _half(values: Array) -> Array:
+    """Rounded to float16, what is beyond its largest to that, and a negative zero to a positive one."""
+    return np.clip(values + np.float32(0), np.float32(-_LARGEST), np.float32(_LARGEST)).astype(np.float16)
+
+
 def _signs(x: Array, lengths: Array) -> tuple[Array, Array]:
     """1 bit: the sign, of the block's mean magnitude. Zero counts as positive."""
     scales = (_sum(np.abs(x)) / lengths).astype(np.float32).astype(np.float16)
@@ -184,12 +252,15 @@ class _Choice:
         self.codes = np.zeros(x.shape, np.float32)
         self.scales = np.zeros(x.shape[:-1], np.float16)
         self.zeros = np.zeros(x.shape[:-1], np.float32)
+        self.offsets = np.zeros(x.shape[:-1], np.float16)
         self._x = x
         self._errors = np.full(x.shape[:-1], np.inf)
 
-    def offer(self, codes: Array, scales: Array, zeros: Array | np.float32) -> None:
+    def offer(self, codes: Array, scales: Array, zeros: Array | np.float32, offsets: Array | None = None) -> None:
         """Take a candidate where its sum of squared errors is less than that of those before it."""
         values = scales.astype(np.float32)[..., None] * (codes - np.asarray(zeros)[..., None])
+        if offsets is not None:
+            values += offsets.astype(np.float32)[..., None]
         errors = (self._x - values).astype(np.float64)
         total = _sum(errors * errors)
         is_better = total < self._errors
@@ -197,3 +268,5 @@ class _Choice:
         self.codes[is_better] = codes[is_better]
         self.scales[is_better] = scales[is_better]
         self.zeros[is_better] = np.broadcast_to(zeros, scales.shape)[is_better]
+        if offsets is not None:
+            self.offsets[is_better] = offsets[is_better]

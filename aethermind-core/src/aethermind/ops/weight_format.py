@@ -1,10 +1,11 @@
 """How the values of a weight [N, K] are stored: bits of a code, values that share a scale, zero points, and a name.
 
-A value is `scale · code`, or `scale · (code − zero)`. The name is a format's identity wherever one is chosen; the
-formats of the core have names of one grammar:
+A value is `scale · code`, `scale · (code − zero)` or `scale · code + offset`. The name is a format's identity wherever
+one is chosen; the formats of the core have names of one grammar:
 
     int8 int4 int2 int1     codes of so many bits; 32 values of a row share a scale
     int4_zp                 with a zero point as well (int2 always has one, int1 never)
+    int4_offset             with a float16 offset, which need not be a multiple of the scale
     int8_g64, int4_zp_g128  so many values share a scale, a multiple of 32
     int8_channel            a whole row does
 """
@@ -19,7 +20,15 @@ from typing import Any
 
 from aethermind.errors import InvalidArgumentError, PluginError
 
-__all__ = ["DENSE", "FORMAT_NAMES", "QuantizedWeight", "WeightFormat", "WeightFormatRegistry", "parse_format"]
+__all__ = [
+    "CHECKPOINT_FORMAT_NAMES",
+    "DENSE",
+    "FORMAT_NAMES",
+    "QuantizedWeight",
+    "WeightFormat",
+    "WeightFormatRegistry",
+    "parse_format",
+]
 
 Array = Any
 
@@ -27,19 +36,26 @@ DENSE = "dense"
 """The name of weights that are stored as floating-point numbers; there is no WeightFormat for it."""
 
 FORMAT_NAMES = ("int8", "int8_channel", "int4", "int4_g64", "int4_g128", "int4_zp", "int4_zp_g64", "int4_zp_g128",
-                "int2", "int1")  # fmt: skip
+                "int4_offset", "int4_offset_g64", "int2", "int1")  # fmt: skip
 """Names of the core's formats that are proposed to people; the grammar has more."""
+
+CHECKPOINT_FORMAT_NAMES = ("int8_offset", "int8_g64", "int8_g128", "int8_zp", "int8_zp_g64", "int8_zp_g128",
+                           "int8_zp_channel", "int4_channel", "int4_zp_channel")  # fmt: skip
+"""Of the others those in which quantised checkpoints come: a device should have kernels for them."""
 
 _SCALE_BYTES = 2
 _ZERO_BYTES = 1
+_OFFSET_BYTES = 2
 _DEFAULT_BLOCK = 32
 _LONGEST_BLOCK = 1024
-_NAME = re.compile(r"int(8|4|2|1)(_zp)?(?:_g([1-9]\d*)|_(channel))?")
+_NAME = re.compile(r"int(8|4|2|1)(_zp|_offset)?(?:_g([1-9]\d*)|_(channel))?")
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
     """A format. `block` values along K share a float16 scale, 0: all of a row; the last block may be shorter.
+
+    Codes are shifted by a zero point of each block, by an offset, or by neither; by both is no format.
 
     A plugin's own format is a subclass with its own `quantize`, `dequantize` and `nbytes`. Both keep rows independent:
     rows may be handed over in any portions.
@@ -49,15 +65,16 @@ class WeightFormat:
     bits: int
     block: int
     has_zero_point: bool
+    has_offset: bool = False
 
     def num_blocks(self, num_columns: int) -> int:
         """Scales of a row."""
         return -(-num_columns // self.block) if self.block else min(1, num_columns)
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a weight [N, K]: codes without gaps in a row, two for a scale, one for a zero point."""
+        """Bytes of a weight [N, K]: codes without gaps in a row, two for a scale or an offset, one for a zero point."""
         rows, columns = shape
-        per_block = _SCALE_BYTES + _ZERO_BYTES * self.has_zero_point
+        per_block = _SCALE_BYTES + _ZERO_BYTES * self.has_zero_point + _OFFSET_BYTES * self.has_offset
         return rows * (-(-columns * self.bits // 8) + self.num_blocks(columns) * per_block)
 
     def bits_per_weight(self, shape: tuple[int, ...]) -> float:
@@ -81,23 +98,27 @@ class WeightFormat:
 class QuantizedWeight:
     """A weight [N, K] in a format, unpacked.
 
-    `codes` [N, K] are int8, or uint8 where there are zero points; `scales` [N, blocks] are float16, of either sign;
-    `zeros` [N, blocks] are uint8 or None. InvalidArgumentError where they do not fit together.
+    `codes` [N, K] are int8, or uint8 where there are zero points or offsets; `scales` [N, blocks] are float16, of
+    either sign; `zeros` [N, blocks] are uint8 or None, `offsets` float16 or None.
+
+    InvalidArgumentError where they do not fit together.
     """
 
     format: WeightFormat
     codes: Array
     scales: Array
     zeros: Array | None = None
+    offsets: Array | None = None
 
     def __post_init__(self) -> None:
-        has_zeros = self.format.has_zero_point
+        has_zeros, has_offsets = self.format.has_zero_point, self.format.has_offset
         rows, columns = self.codes.shape
         blocks = (rows, self.format.num_blocks(columns))
         wanted = {
-            "codes": (self.codes, "uint8" if has_zeros else "int8", (rows, columns)),
+            "codes": (self.codes, "uint8" if has_zeros or has_offsets else "int8", (rows, columns)),
             "scales": (self.scales, "float16", blocks),
             **({"zeros": (self.zeros, "uint8", blocks)} if has_zeros else {}),
+            **({"offsets": (self.offsets, "float16", blocks)} if has_offsets else {}),
         }
         for part, (array, dtype, shape) in wanted.items():
             found = None if array is None else (str(array.dtype), array.shape)
@@ -115,8 +136,8 @@ class QuantizedWeight:
 
     def rows(self, begin: int, end: int) -> QuantizedWeight:
         """Some of the rows, as views."""
-        zeros = None if self.zeros is None else self.zeros[begin:end]
-        return QuantizedWeight(self.format, self.codes[begin:end], self.scales[begin:end], zeros)
+        zeros, offsets = (None if side is None else side[begin:end] for side in (self.zeros, self.offsets))
+        return QuantizedWeight(self.format, self.codes[begin:end], self.scales[begin:end], zeros, offsets)
 
 
 def parse_format(name: str) -> WeightFormat | None:
@@ -129,7 +150,9 @@ def parse_format(name: str) -> WeightFormat | None:
     if block % 32 or block > _LONGEST_BLOCK or (found[2] and bits < 4):
         return None
     canonical = name.removesuffix(f"_g{_DEFAULT_BLOCK}")
-    return WeightFormat(canonical, bits, block, has_zero_point=bool(found[2]) or bits == 2)
+    return WeightFormat(
+        canonical, bits, block, has_zero_point=found[2] == "_zp" or bits == 2, has_offset=found[2] == "_offset"
+    )
 
 
 class WeightFormatRegistry:

@@ -1,0 +1,113 @@
+"""GGUF's quantised blocks as weights, against the dequantisation of the library that defines the format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from aethermind.checkpoint.gguf import GgufFile
+from aethermind.checkpoint.gguf_blocks import BLOCK_TYPES
+from aethermind.errors import CheckpointError
+from aethermind.ops.weight_format import QuantizedWeight
+
+Array = np.ndarray[Any, Any]
+
+ROWS, COLUMNS = 5, 768
+BY_NAME = {block.name: block for block in BLOCK_TYPES.values()}
+HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2),
+          "Q6_K": (208,)}  # fmt: skip
+"""Where in a block float16 numbers lie."""
+
+
+def random_blocks(name: str) -> Array:
+    """Any bytes are codes and 6-bit scales; float16 numbers are of the size that they have in weights."""
+    type = gguf.GGMLQuantizationType[name]
+    block, nbytes = gguf.GGML_QUANT_SIZES[type]
+    rng = np.random.default_rng(int(type))
+    blocks = rng.integers(0, 256, (ROWS * COLUMNS // block, nbytes), np.uint8)
+    for begin in HALVES[name]:
+        values = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16)
+        blocks[:, begin : begin + 2] = values.view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(ROWS, -1)
+
+
+def written(path: Path, name: str, stored: Array) -> GgufFile:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("w", stored, raw_dtype=gguf.GGMLQuantizationType[name])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return GgufFile(path)
+
+
+def read(path: Path, name: str, stored: Array) -> Array:
+    file = written(path, name, stored)
+    info, weight = file.info("w"), file.array("w")
+    assert isinstance(weight, QuantizedWeight)
+    assert (info.shape, info.kind, info.weight_format) == ((ROWS, COLUMNS), name, weight.format)
+    assert info.num_bytes == stored.nbytes
+    assert weight.format == BY_NAME[name].format
+    values: Array = weight.format.dequantize(weight)
+    return values
+
+
+def theirs(name: str, stored: Array) -> Array:
+    values: Array = gguf.dequantize(stored, gguf.GGMLQuantizationType[name])
+    return values
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_codes_and_scales_are_taken_over_exactly(tmp_path: Path, name: str) -> None:
+    stored = random_blocks(name)
+    np.testing.assert_array_equal(read(tmp_path / "w.gguf", name, stored), theirs(name, stored))
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_what_the_library_quantised(tmp_path: Path, name: str) -> None:
+    array = (np.random.default_rng(0).standard_normal((ROWS, COLUMNS)) * 0.02).astype(np.float32)
+    stored = gguf.quantize(array, gguf.GGMLQuantizationType[name])
+    np.testing.assert_array_equal(read(tmp_path / "w.gguf", name, stored), theirs(name, stored))
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K"])
+def test_products_of_scales_are_rounded_to_float16_and_codes_are_not(tmp_path: Path, name: str) -> None:
+    stored = random_blocks(name)
+    wanted, found = theirs(name, stored), read(tmp_path / "w.gguf", name, stored)
+    both = stored.reshape(-1, BY_NAME[name].num_bytes)[:, :4].copy().view(np.float16).astype(np.float64)
+    # Of a scale of up to 63 · d by the largest code, and of an offset of up to 63 · dmin.
+    largest_code = 15 if name == "Q4_K" else 31
+    terms = 63 * (largest_code * np.abs(both[:, 0]) + np.abs(both[:, 1]))
+    bound = (terms * 2.0**-11 + (largest_code + 1) * 2.0**-25).repeat(256).reshape(wanted.shape)
+    assert (np.abs(found - wanted.astype(np.float64)) <= bound).all()
+    assert np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 3e-4
+
+
+def test_q6_k_is_off_by_half_a_step_of_int8(tmp_path: Path) -> None:
+    stored = random_blocks("Q6_K")
+    wanted, found = theirs("Q6_K", stored), read(tmp_path / "w.gguf", "Q6_K", stored)
+    largest = np.abs(wanted).reshape(ROWS, -1, 32).max(-1).repeat(32, axis=1)
+    assert (np.abs(found - wanted) <= largest * (1 / 254 + 1e-3 / 127 + 2.0**-11) + 2.0**-24).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "position", "bits", "says"),
+    [
+        ("Q8_0", 0, 0x7C00, "not finite"),
+        ("Q4_1", 2, 0x7E00, "not finite"),
+        ("Q4_K", 0, 0x7BFF, "not finite in float16"),
+        ("Q6_K", 208, 0x7C00, "not finite"),
+        ("Q6_K", 208, 0x7BFF, "magnitude"),
+    ],
+)
+def test_scales_that_are_no_numbers(tmp_path: Path, name: str, position: int, bits: int, says: str) -> None:
+    stored = np.full_like(random_blocks(name), 0x77)
+    stored[0, position : position + 2] = np.array([bits], np.uint16).view(np.uint8)
+    with pytest.raises(CheckpointError, match=says) as caught:
+        written(tmp_path / "w.gguf", name, stored).array("w")
+    assert "'w'" in str(caught.value)
+    assert "\n" not in str(caught.value)
