@@ -8,6 +8,7 @@ import pytest
 from tests.end_to_end.conftest import assert_idle
 
 from aethermind import LLM, RequestOutput, SamplingParams
+from aethermind.engine.engine_stats import EngineStats
 from aethermind.errors import InvalidArgumentError
 
 PROMPTS = [
@@ -46,6 +47,31 @@ def test_preemption_does_not_change_tokens(
     pressed = llm.generate(PROMPTS, PARAMS, on_output=count)
     assert num_preemptions > 0
     assert tokens(pressed) == tokens(demo.generate(PROMPTS, PARAMS))
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_swapping_does_not_change_tokens(open_demo: Callable[..., LLM], kv_cache_dtype: str) -> None:
+    """Shared prefixes and several answers a prompt included."""
+    params = [
+        PARAMS,
+        PARAMS,
+        SamplingParams(temperature=1.0, seed=4, n=3, max_tokens=20, ignore_eos=True),
+        PARAMS,
+        PARAMS,
+    ]
+
+    def answers(llm: LLM) -> list[list[list[int]]]:
+        results = llm.generate(PROMPTS, params)
+        return [[output.token_ids for output in result.outputs] for result in results]
+
+    plain = answers(open_demo(kv_cache_dtype=kv_cache_dtype))
+    llm = open_demo(kv_cache_dtype=kv_cache_dtype, num_kv_blocks=14, block_size=4, swap_space=0.01)
+    llm.engine.costs.seconds_per_token = 1e6
+    assert answers(llm) == plain
+    stats = EngineStats.of(llm.engine)
+    assert stats.swapped_out_bytes == stats.swapped_in_bytes > 0
+    assert stats.num_swapped_blocks == 0
     assert_idle(llm)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from aethermind import __version__
+from aethermind.engine.engine_stats import EngineStats
+from aethermind.server.metrics import Metrics
 
 
 def test_probes(http: httpx.Client) -> None:
@@ -30,10 +35,33 @@ def test_metrics_count_what_was_served(http: httpx.Client) -> None:
     assert after["process_resident_memory_bytes"] > 0
 
 
+def test_metrics_tell_what_is_kept_where() -> None:
+    stats = EngineStats(
+        0,
+        2,
+        num_blocks=8,
+        num_free_blocks=2,
+        num_swap_blocks=4,
+        num_swapped_blocks=3,
+        swapped_out_bytes=5,
+        swapped_in_bytes=0,
+    )
+    models: Any = [SimpleNamespace(name="demo", engine=SimpleNamespace(stats=stats))]
+    admission: Any = SimpleNamespace(num_rejected=0)
+    samples = read_samples(Metrics(models, admission).render().decode())
+    assert samples["aethermind_kv_cache_usage_ratio"] == 6 / 8
+    assert samples["aethermind_kv_memory_pressure_ratio"] == 9 / 12
+    assert samples["aethermind_num_swapped_blocks"] == 3
+
+
 def read(http: httpx.Client) -> dict[str, float]:
+    return read_samples(http.get("/metrics").text)
+
+
+def read_samples(text: str) -> dict[str, float]:
     """Every sample, those of one name added up."""
     samples: dict[str, float] = {}
-    for family in text_string_to_metric_families(http.get("/metrics").text):
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
             samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
     return samples

@@ -70,6 +70,7 @@ class LLM:
         num_kv_blocks: int | None = None,
         block_size: int = 16,
         kv_cache_dtype: str = "auto",
+        swap_space: float = 0.0,
         num_threads: int | None = None,
         seed: int = 0,
         max_num_seqs: int = 64,
@@ -89,6 +90,7 @@ class LLM:
         and prompts that begin like one of those reuse its keys and values.
         `kv_cache_dtype` is what keys and values are stored in: `auto` as they are computed, `int8` as codes with a
         scale for each head of a token, in about half of bfloat16's memory.
+        `swap_space` is how many GiB of host memory keep the keys and values of requests that give way in a full cache.
         `quantization` is the format to store the model's matrices in (`int8`, `int4`, …), `lm_head` that of the one
         that makes logits (by default int8, or that of the others if it has no fewer bits).
         `scheduling_policy` orders requests where not all can run: fcfs, priority, shortest, deadline, or a plugin's.
@@ -106,6 +108,7 @@ class LLM:
             num_kv_blocks=num_kv_blocks,
             block_size=block_size,
             kv_cache_dtype=kv_cache_dtype,
+            swap_space=swap_space,
             num_threads=num_threads,
             seed=seed,
             max_num_seqs=max_num_seqs,

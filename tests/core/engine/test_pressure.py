@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,65 +9,142 @@ import pytest
 from tests.core.engine.engines import open_engine
 
 from aethermind import Runtime, SamplingParams
+from aethermind.cache import BlockPool
 from aethermind.engine.engine import Engine
+from aethermind.engine.engine_stats import EngineStats
 from aethermind.engine.loader import plan_model
+from aethermind.engine.request import Request
+from aethermind.errors import InvalidArgumentError, OutOfMemoryError
 
 PROMPTS = [[(7 * index + 11 * token) % 900 + 5 for token in range(4 + index)] for index in range(6)]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 CACHE = {"block_size": 4, "max_model_len": 32, "enable_prefix_caching": False}
+NUM_BLOCKS_OF_LOAD = sum(-(-(len(prompt) + 16) // 4) for prompt in PROMPTS)
+QUARTER = NUM_BLOCKS_OF_LOAD // 4
+GIB = 2**30
 
 
-class HostStore:
-    """Keeps the bytes of blocks, and poisons the blocks they came from."""
+class PoisoningPool(BlockPool):
+    """Whoever reads a block that was freed reads what no sequence ever wrote."""
 
-    def __init__(self) -> None:
-        self.states: list[Any] = []
-        self.kept: dict[str, list[Any]] = {}
-        self.num_saved = 0
+    __slots__ = ("_states",)
 
-    def save(self, seq_id: str, blocks: Sequence[int]) -> bool:
-        self.kept[seq_id] = [state[list(blocks)].copy() for state in self.states]
-        for state in self.states:
-            state[list(blocks)] = np.nan
-        self.num_saved += 1
-        return True
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.cache.pool.num_blocks)
+        self._states = [tensor.numpy() for tensor in engine.runner.kv_memory.tensors.values()]
 
-    def load(self, seq_id: str, blocks: Sequence[int]) -> None:
-        for state, content in zip(self.states, self.kept.pop(seq_id), strict=True):
-            state[list(blocks)] = content
+    def release(self, block: int) -> None:
+        super().release(block)
+        if self.ref_count(block) == 0:
+            for state in self._states:
+                state[block] = 111 if state.dtype == np.int8 else np.nan
 
-    def drop(self, seq_id: str) -> None:
-        del self.kept[seq_id]
+
+@pytest.fixture(params=["auto", "int8"])
+def kv_cache_dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def open_pressed(
+    runtime: Runtime, device: str, *, num_swap_blocks: int, is_swapping: bool = True, **options: Any
+) -> Engine:
+    """An engine with a quarter of the blocks that the load wants, where one way of giving way is always the cheaper."""
+    options = {**CACHE, **options}
+    spec = plan_model(runtime, "demo", device=device, dtype="float32", **options).cache_spec
+    swap_space = num_swap_blocks * spec.bytes_per_block / GIB
+    engine = open_engine(runtime, device, num_kv_blocks=QUARTER, swap_space=swap_space, **options)
+    assert engine.planned.num_swap_blocks == num_swap_blocks
+    engine.cache.pool = PoisoningPool(engine)
+    engine.costs.seconds_per_byte, engine.costs.seconds_per_token = (0.0, 1e6) if is_swapping else (1e6, 0.0)
+    return engine
+
+
+def add_load(engine: Engine) -> list[Request]:
+    for index, prompt in enumerate(PROMPTS):
+        engine.add_request(str(index), prompt, PARAMS)
+    return list(engine.waiting)
 
 
 def run(engine: Engine) -> tuple[list[list[int]], int]:
     """All answers, and how often somebody gave way."""
-    for index, prompt in enumerate(PROMPTS):
-        engine.add_request(str(index), prompt, PARAMS)
-    requests, finished = list(engine.waiting), {}
+    requests, finished = add_load(engine), {}
     while engine.has_unfinished:
         finished.update({one.request_id: one.outputs[0].token_ids for one in engine.step() if one.finished})
     return [finished[str(index)] for index in range(len(PROMPTS))], sum(one.num_preemptions for one in requests)
 
 
+def assert_idle(engine: Engine) -> None:
+    stats = EngineStats.of(engine)
+    assert stats.num_free_blocks == stats.num_blocks
+    assert stats.num_swapped_blocks == 0
+    assert stats.memory_pressure == 0.0
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "shortest"])
-@pytest.mark.parametrize("is_swapping", [True, False])
-def test_answers_under_pressure_are_those_without(
-    runtime: Runtime, device: str, policy: str, is_swapping: bool
+def test_answers_after_swapping_are_those_without_pressure(
+    runtime: Runtime, device: str, policy: str, kv_cache_dtype: str
 ) -> None:
-    expected, num_preemptions = run(open_engine(runtime, device, **CACHE))
+    options = {"scheduling_policy": policy, "kv_cache_dtype": kv_cache_dtype}
+    expected, num_preemptions = run(open_engine(runtime, device, **CACHE, **options))
     assert num_preemptions == 0
-    store = HostStore()
-    options: dict[str, Any] = {"device": device, "dtype": "float32", "scheduling_policy": policy, **CACHE}
-    planned = plan_model(runtime, "demo", num_kv_blocks=9, **options)
-    engine = Engine(planned, planned.source.tokenizer(), swap_store=store)
-    store.states = [state.numpy() for state in engine.runner._states.values()]
-    engine.costs.seconds_per_byte, engine.costs.seconds_per_token = (0.0, 1.0) if is_swapping else (1.0, 0.0)
+    engine = open_pressed(runtime, device, num_swap_blocks=NUM_BLOCKS_OF_LOAD, **options)
+    answers, num_preemptions = run(engine)
+    assert answers == expected
+    stats = EngineStats.of(engine)
+    assert stats.swapped_out_bytes == stats.swapped_in_bytes
+    assert stats.swapped_out_bytes >= num_preemptions * engine.planned.cache_spec.bytes_per_block > 0
+    assert 0 < engine.costs.seconds_per_byte < 1.0, "moves are measured"
+    assert_idle(engine)
+
+
+def test_answers_after_recomputing_are_those_without_pressure(
+    runtime: Runtime, device: str, kv_cache_dtype: str
+) -> None:
+    expected, _ = run(open_engine(runtime, device, **CACHE, kv_cache_dtype=kv_cache_dtype))
+    options: dict[str, Any] = {"num_swap_blocks": NUM_BLOCKS_OF_LOAD, "is_swapping": False}
+    engine = open_pressed(runtime, device, kv_cache_dtype=kv_cache_dtype, **options)
     answers, num_preemptions = run(engine)
     assert answers == expected
     assert num_preemptions > 0
-    assert (store.num_saved > 0) == is_swapping
-    assert store.kept == {}
-    assert engine.cache.num_free_blocks == 9
-    if is_swapping:
-        assert 0 < engine.costs.seconds_per_byte < 1.0, "moves are measured"
+    assert EngineStats.of(engine).swapped_out_bytes == 0
+    assert_idle(engine)
+
+
+def test_who_finds_no_room_in_the_store_is_computed_again(runtime: Runtime, device: str) -> None:
+    expected, _ = run(open_engine(runtime, device, **CACHE))
+    engine = open_pressed(runtime, device, num_swap_blocks=2)
+    requests, most = add_load(engine), 0.0
+    while engine.has_unfinished:
+        for output in engine.step():
+            assert not output.finished or output.outputs[0].token_ids == expected[int(output.request_id)]
+        stats = EngineStats.of(engine)
+        assert stats.num_swapped_blocks <= 2
+        most = max(most, stats.memory_pressure)
+    assert engine.swap_store is not None
+    assert 0 < engine.swap_store.num_moved_out < 2 * sum(request.num_preemptions for request in requests)
+    assert 0.5 < most <= 1.0
+    assert_idle(engine)
+
+
+def test_aborts_of_swapped_requests_leak_nothing(runtime: Runtime, kv_cache_dtype: str) -> None:
+    engine = open_pressed(runtime, "numpy", num_swap_blocks=NUM_BLOCKS_OF_LOAD, kv_cache_dtype=kv_cache_dtype)
+    add_load(engine)
+    num_aborted = 0
+    while engine.has_unfinished:
+        engine.step()
+        for request in [one for one in engine.waiting if one.num_computed_tokens]:
+            held = EngineStats.of(engine).num_swapped_blocks
+            engine.abort(request.request_id)
+            assert EngineStats.of(engine).num_swapped_blocks < held
+            num_aborted += 1
+    assert num_aborted > 0
+    assert_idle(engine)
+
+
+def test_a_swap_space_that_cannot_be_had_is_refused(runtime: Runtime) -> None:
+    with pytest.raises(OutOfMemoryError, match="Lower --swap-space"):
+        open_engine(runtime, swap_space=1e6)
+    with pytest.raises(InvalidArgumentError, match=r"holds no block of \d+ bytes. Raise --swap-space"):
+        open_engine(runtime, swap_space=1e-9)
+    with pytest.raises(InvalidArgumentError, match="swap_space should be GiB of host memory, 0 for none, got -1"):
+        open_engine(runtime, swap_space=-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aethermind.cache.block_pool import BlockPool
 from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
+from aethermind.cache.host_swap_store import BlockMover, HostSwapStore
 from aethermind.cache.kv_cache import KVCache
 from aethermind.cache.outcome import OpenResult, Outcome, ReserveResult
 from aethermind.cache.prefix_cache import NoPrefixCache, PrefixCache
@@ -12,9 +13,11 @@ from aethermind.cache.states import CacheState
 from aethermind.cache.swap import NoSwapStore, SwapStore
 
 __all__ = [
+    "BlockMover",
     "BlockPool",
     "CacheState",
     "HashedPrefixCache",
+    "HostSwapStore",
     "KVCache",
     "KVCacheSpec",
     "NoPrefixCache",

@@ -37,6 +37,7 @@ __all__ = [
     "SAMPLING_DEFAULTS",
     "Seed",
     "Stop",
+    "SwapSpace",
     "Temperature",
     "TopK",
     "TopP",
@@ -71,6 +72,9 @@ KvCacheDType = Annotated[
         "--kv-cache-dtype",
         help="Store keys and values as computed (auto; float32, bfloat16 or float16 insist on it), or as int8.",
     ),
+]
+SwapSpace = Annotated[
+    float, typer.Option("--swap-space", help="GiB of host memory for requests that give way in a full KV cache.")
 ]
 BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a block of the KV cache.")]
 MaxNumBatchedTokens = Annotated[

@@ -56,6 +56,7 @@ class EngineSettings:
     num_kv_blocks: int | None = setting(None, "blocks of the KV cache", unset=_BY_MEMORY)
     block_size: int = setting(16, "tokens in a block of the KV cache")
     kv_cache_dtype: str = setting("auto", "what keys and values are stored in: auto (as computed) or int8")
+    swap_space: float = setting(0.0, "GiB of host memory for requests that give way in a full KV cache")
     num_threads: int | None = setting(
         None,
         "worker threads of the device",

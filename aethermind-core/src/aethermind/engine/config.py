@@ -15,7 +15,8 @@ class EngineConfig:
 
     `quantization` names the weight format of the model's matrices, `lm_head` that of the one that makes logits (None:
     int8 where the others have fewer bits, else the same). Names are checked where formats are known, when a model is
-    planned. `max_new_tokens` is a quota: no answer gets longer, whatever its request asks for.
+    planned. `swap_space` is in GiB of host memory. `max_new_tokens` is a quota: no answer gets longer, whatever its
+    request asks for.
 
     Raises InvalidArgumentError for values out of range.
     """
@@ -29,6 +30,7 @@ class EngineConfig:
     num_kv_blocks: int | None = None
     block_size: int = 16
     kv_cache_dtype: str = "auto"
+    swap_space: float = 0.0
     num_threads: int | None = None
     seed: int = 0
     max_num_seqs: int = 64
@@ -55,6 +57,9 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**40):
                 raise InvalidArgumentError(f"{name} should be a positive integer, got {value!r}.")
+        swap_space = self.swap_space
+        if isinstance(swap_space, bool) or not isinstance(swap_space, int | float) or not 0 <= swap_space < 2**20:
+            raise InvalidArgumentError(f"swap_space should be GiB of host memory, 0 for none, got {swap_space!r}.")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InvalidArgumentError(f"seed should be an integer, got {self.seed!r}.")
         for name in ("enable_prefix_caching", "deterministic"):

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from aethermind.cache.block_pool import BlockPool
 from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
+from aethermind.cache.host_swap_store import HostSwapStore
 from aethermind.cache.kv_cache import KVCache
 from aethermind.engine.decision import ScheduleDecision, StepBudget
+from aethermind.engine.kv_memory import KVMemory
 from aethermind.engine.loader import PlannedModel
 from aethermind.engine.model_runner import ModelRunner, SampledToken
 from aethermind.engine.output import RequestOutput
@@ -50,18 +52,21 @@ class Engine:
         tokenizer: Tokenizer,
         *,
         clock: Callable[[], float] = time.perf_counter,
-        swap_store: SwapStore | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Load the model that `planned` describes; `swap_store` takes what gives way in a full KV cache."""
+        """Load the model that `planned` describes."""
         config = planned.config
         self.planned = planned
         self.tokenizer = tokenizer
         self.costs = MeasuredCosts()
-        if swap_store is not None:
-            swap_store = TimedSwapStore(swap_store, planned.cache_spec.bytes_per_block, self.costs, clock)
-        self.cache = _make_cache(planned, swap_store)
-        self.runner = ModelRunner(planned, self.cache, on_progress)
+        memory = KVMemory({value.name: value.type for value in planned.compiled.graph.states}, planned.open_device)
+        num_swap_blocks, timed = planned.num_swap_blocks, None
+        self.swap_store: HostSwapStore | None = None
+        if num_swap_blocks:
+            self.swap_store = HostSwapStore(memory.host_blocks(num_swap_blocks), num_swap_blocks)
+            timed = TimedSwapStore(self.swap_store, planned.cache_spec.bytes_per_block, self.costs, clock)
+        self.cache = _make_cache(planned, timed)
+        self.runner = ModelRunner(planned, self.cache, memory, on_progress)
         self.scheduler = Scheduler(self.cache, planned.policy, self.costs)
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._planned_budget = self.budget = StepBudget(max_num_seqs, config.max_num_batched_tokens)

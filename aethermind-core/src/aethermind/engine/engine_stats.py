@@ -14,25 +14,44 @@ __all__ = ["EngineStats"]
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """One moment of an engine. Blocks are those of the KV cache: `num_free_blocks` can be had at once, those that keep
-    past prompts for reuse included.
+    past prompts for reuse included. `num_swapped_blocks` of `num_swap_blocks` in host memory keep what was swapped out;
+    bytes are those moved since the engine was made.
     """
 
     num_waiting: int
     num_running: int
     num_blocks: int
     num_free_blocks: int
+    num_swap_blocks: int
+    num_swapped_blocks: int
+    swapped_out_bytes: int
+    swapped_in_bytes: int
 
     @property
     def kv_cache_usage(self) -> float:
         """Fraction of the KV cache that open requests hold, from 0 to 1."""
         return 1.0 - self.num_free_blocks / self.num_blocks
 
+    @property
+    def memory_pressure(self) -> float:
+        """Fraction of all room for keys and values, in the cache and outside, that open requests hold, from 0 to 1.
+
+        At 1, whoever gives way is computed again.
+        """
+        num_held = self.num_blocks - self.num_free_blocks + self.num_swapped_blocks
+        return num_held / (self.num_blocks + self.num_swap_blocks)
+
     @classmethod
     def of(cls, engine: Engine) -> EngineStats:
         """Read them; from another thread than the engine's they may be of two neighbouring moments."""
+        store, bytes_per_block = engine.swap_store, engine.planned.cache_spec.bytes_per_block
         return cls(
             num_waiting=len(engine.waiting),
             num_running=len(engine.running),
             num_blocks=engine.planned.num_kv_blocks,
             num_free_blocks=engine.cache.num_available_blocks,
+            num_swap_blocks=store.num_blocks if store else 0,
+            num_swapped_blocks=store.num_used_blocks if store else 0,
+            swapped_out_bytes=store.num_moved_out * bytes_per_block if store else 0,
+            swapped_in_bytes=store.num_moved_in * bytes_per_block if store else 0,
         )

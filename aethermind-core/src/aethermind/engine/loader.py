@@ -17,6 +17,7 @@ from aethermind.errors import InvalidArgumentError, OutOfMemoryError
 from aethermind.graph.compile import Compiled, compile_graph
 from aethermind.graph.ir import without_unused_nodes
 from aethermind.hal.dtype import DType
+from aethermind.hal.host_memory import host_memory_bytes
 from aethermind.log import get_logger
 from aethermind.model.architecture import CausalLM
 from aethermind.model.config import DecoderConfig
@@ -62,6 +63,7 @@ class PlannedModel:
     dtype: DType
     cache_spec: KVCacheSpec
     num_kv_blocks: int
+    num_swap_blocks: int
     max_model_len: int
     eos_token_ids: frozenset[int]
     generation: Mapping[str, Any]
@@ -123,6 +125,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     wanted_len = _wanted_len(config, decoder)
     num_blocks = config.num_kv_blocks or _default_num_blocks(config, cache, wanted_len, opened)
     _check_room(num_blocks, cache, opened)
+    num_swap_blocks = _num_swap_blocks(config, cache)
     max_model_len = min(wanted_len, num_blocks * config.block_size)
     generation = source.generation()
     eos_token_ids = _eos_token_ids(decoder, generation)
@@ -144,6 +147,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
         dtype,
         cache,
         num_blocks,
+        num_swap_blocks,
         max_model_len,
         eos_token_ids,
         generation,
@@ -281,6 +285,22 @@ def _check_room(num_blocks: int, cache: KVCacheSpec, opened: OpenDevice) -> None
             f"{num_blocks} KV blocks of {cache.block_size} tokens take {wanted} bytes, and {opened.device} has {total} "
             "in all. Lower --num-kv-blocks or --max-model-len."
         )
+
+
+def _num_swap_blocks(config: EngineConfig, cache: KVCacheSpec) -> int:
+    wanted, total = config.swap_space * 2**30, host_memory_bytes()
+    if total and wanted > total:
+        raise OutOfMemoryError(
+            f"A swap space of {config.swap_space} GiB does not fit: the host has {total / 2**30:.1f} GiB in all. "
+            "Lower --swap-space."
+        )
+    num_blocks = int(wanted // cache.bytes_per_block)
+    if wanted and not num_blocks:
+        raise InvalidArgumentError(
+            f"A swap space of {config.swap_space} GiB holds no block of {cache.bytes_per_block} bytes. "
+            "Raise --swap-space, or set it to 0 for none."
+        )
+    return num_blocks
 
 
 def _eos_token_ids(decoder: DecoderConfig, generation: Mapping[str, Any]) -> frozenset[int]:

@@ -11,6 +11,7 @@ from aethermind.cache.kv_cache import KVCache
 from aethermind.engine.batch import BatchWriter
 from aethermind.engine.decision import ScheduleDecision
 from aethermind.engine.embedding_rows import EmbeddingRows, needs_embeddings
+from aethermind.engine.kv_memory import KVMemory
 from aethermind.engine.loader import PlannedModel, open_weights
 from aethermind.engine.logits_processors import process_logits
 from aethermind.engine.logprobs import TokenLogprobs, read_logprobs
@@ -20,9 +21,6 @@ from aethermind.graph.compile import Compiled
 from aethermind.graph.constants import ConstantStore
 from aethermind.graph.executor import Executor
 from aethermind.graph.hooks import HookRegistry
-from aethermind.hal.tensor import Tensor
-from aethermind.ops.dims import resolve
-from aethermind.ops.schema import TensorType
 from aethermind.sampling.rows import AdjustmentSizes, SamplingRows, needs_adjusted_logits
 
 if TYPE_CHECKING:
@@ -71,19 +69,23 @@ class _Variant:
 
 
 class ModelRunner:
-    """Owns weights, KV memory and the executors of one model on one device.
+    """Owns weights and the executors of one model on one device; `kv_memory` is what is behind the blocks of `cache`.
 
     `hooks` see values of steps; `observer`, where there is one, runs the steps that no hook wants to see.
     """
 
     def __init__(
-        self, planned: PlannedModel, cache: KVCache, on_progress: Callable[[int, int], None] | None = None
+        self,
+        planned: PlannedModel,
+        cache: KVCache,
+        kv_memory: KVMemory,
+        on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.planned = planned
         self._cache = cache
         self._backend = planned.open_device.backend
         self._device = planned.open_device.device
-        self._states = {value.name: self._state(value.type) for value in planned.compiled.graph.states}
+        self.kv_memory = kv_memory
         source = open_weights(planned)
         computed = planned.computed
         self.constants = ConstantStore(
@@ -101,7 +103,7 @@ class ModelRunner:
     @property
     def kv_cache_bytes(self) -> int:
         """Bytes of device memory set aside for keys and values."""
-        return sum(tensor.nbytes for tensor in self._states.values())
+        return self.kv_memory.nbytes
 
     @property
     def executor(self) -> Executor:
@@ -127,7 +129,7 @@ class ModelRunner:
         hooks = self.hooks
         is_plain = model == _PLAIN and not hooks.is_active
         variant = self._plain if is_plain else self._variant(model, hooks.fuse)
-        self._copy_blocks(decision.copies)
+        self.kv_memory.copy_blocks(decision.copies)
         sampled, width = variant.batch.write(decision)
         sizes = self._fill_rows(variant, model, sampled)
         num_embeddings = variant.embeddings.fill(decision) if wanted.has_embeddings else 0
@@ -163,7 +165,7 @@ class ModelRunner:
 
     def _prepare(self, compiled: Compiled) -> _Variant:
         self.constants.load(compiled.plan, self._on_progress)
-        executor = Executor(compiled.plan, self._backend, self._device, self.constants, self._states)
+        executor = Executor(compiled.plan, self._backend, self._device, self.constants, self.kv_memory.tensors)
         return _Variant(executor, self._cache)
 
     def _variant(self, key: GraphKey, fuse: bool = True) -> _Variant:
@@ -245,21 +247,6 @@ class ModelRunner:
         """The values that steps compute, those of adjusted and masked steps among them."""
         plans = [self.planned.compile(key, fuse=fuse).plan for key in (_PLAIN, GraphKey(True), GraphKey(False, True))]
         return list(dict.fromkeys(name for plan in plans for step in plan.steps for name in step.names))
-
-    def _state(self, type: TensorType) -> Tensor:
-        shape = resolve(type.shape, {})
-        return Tensor.of(self._backend.allocator.alloc(type.nbytes({})), type.dtype, shape)
-
-    def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """Copy whole KV blocks of all layers, where a shared block is about to be written."""
-        for source, destination in copies:
-            for state in self._states.values():
-                nbytes = state.nbytes // state.shape[0]
-                to, from_ = (
-                    Tensor.of(state.buffer, state.dtype, state.shape[1:], block * nbytes)
-                    for block in (destination, source)
-                )
-                self._backend.transfer.copy_async(to, from_, self._backend.streams.default(self._device.index))
 
     def _logprobs(
         self, variant: _Variant, symbols: tuple[int, ...], sampled: list[Request]

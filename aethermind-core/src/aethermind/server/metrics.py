@@ -42,6 +42,10 @@ class Metrics:
         self._running = gauge("num_requests_running", "Requests that are computed.")
         self._waiting = gauge("num_requests_waiting", "Requests that wait to be computed.")
         self._cache_usage = gauge("kv_cache_usage_ratio", "Fraction of the KV cache that open requests hold.")
+        self._pressure = gauge(
+            "kv_memory_pressure_ratio", "The same fraction of the cache and the swap space together."
+        )
+        self._swapped = gauge("num_swapped_blocks", "KV blocks of waiting requests in the swap space.")
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished requests.")
         self._cached_tokens = counter("prompt_tokens_cached", "Prompt tokens whose keys and values were known.")
         self._output_tokens = counter("generation_tokens", "Tokens written.")
@@ -97,5 +101,7 @@ class Metrics:
             self._running.labels(model.name).set(stats.num_running)
             self._waiting.labels(model.name).set(stats.num_waiting)
             self._cache_usage.labels(model.name).set(stats.kv_cache_usage)
+            self._pressure.labels(model.name).set(stats.memory_pressure)
+            self._swapped.labels(model.name).set(stats.num_swapped_blocks)
         self._rejected.set(self._admission.num_rejected)
         return generate_latest(self._registry)

@@ -1,0 +1,109 @@
+"""The memory behind a KV cache's blocks, and copies of whole blocks: within it, and to host memory and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from aethermind.hal.allocator import ALIGNMENT
+from aethermind.hal.buffer import MemoryKind
+from aethermind.hal.layout import align_up
+from aethermind.hal.stream import Stream
+from aethermind.hal.tensor import Tensor
+from aethermind.ops.dims import resolve
+from aethermind.ops.schema import TensorType
+from aethermind.runtime import OpenDevice
+
+__all__ = ["HostBlocks", "KVMemory"]
+
+
+class KVMemory:
+    """Keys and values of all layers, and the scales of coded ones, on one device.
+
+    Each tensor is [num_blocks, …]: block *b* of the cache is row *b* of all of them.
+    """
+
+    def __init__(self, types: Mapping[str, TensorType], opened: OpenDevice) -> None:
+        allocator = opened.backend.allocator
+        self.tensors = {
+            name: Tensor.of(allocator.alloc(type.nbytes({})), type.dtype, resolve(type.shape, {}))
+            for name, type in types.items()
+        }
+        self._opened = opened
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Copy blocks, (source, destination) each, in the order of the device's default stream."""
+        tensors = list(self.tensors.values())
+        _copy(self._opened, tensors, tensors, ((source, destination, 1) for source, destination in copies))
+
+    def host_blocks(self, num_blocks: int) -> HostBlocks:
+        """Room for `num_blocks` blocks in host memory; OutOfMemoryError where there is none.
+
+        All of it is touched at once: a budget is known to fit, and the first move takes as long as the others.
+        """
+        sizes = [tensor.nbytes // tensor.shape[0] * num_blocks for tensor in self.tensors.values()]
+        starts = list(accumulate((align_up(size, ALIGNMENT) for size in sizes), initial=0))
+        backend = self._opened.backend
+        buffer = backend.allocator.alloc(starts[-1], MemoryKind.PINNED)
+        on_host = [
+            Tensor.of(buffer, tensor.dtype, (num_blocks, *tensor.shape[1:]), start)
+            for tensor, start in zip(self.tensors.values(), starts[:-1], strict=True)
+        ]
+        for tensor in on_host:
+            backend.transfer.fill(tensor, 0)
+        return HostBlocks(self._opened, list(self.tensors.values()), on_host)
+
+
+class HostBlocks:
+    """Blocks of host memory laid out like the device's: what a `HostSwapStore` moves bytes with."""
+
+    def __init__(self, opened: OpenDevice, on_device: Sequence[Tensor], on_host: Sequence[Tensor]) -> None:
+        self._opened = opened
+        self._on_device = on_device
+        self._on_host = on_host
+
+    def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
+        """Copy device `blocks` to `host_blocks`, one by one; done on return."""
+        _copy(self._opened, self._on_device, self._on_host, _runs(blocks, host_blocks)).synchronize()
+
+    def move_in(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy `host_blocks` to device `blocks`, one by one; done on return."""
+        _copy(self._opened, self._on_host, self._on_device, _runs(host_blocks, blocks)).synchronize()
+
+
+def _copy(
+    opened: OpenDevice,
+    sources: Sequence[Tensor],
+    destinations: Sequence[Tensor],
+    runs: Iterable[tuple[int, int, int]],
+) -> Stream:
+    """Copy runs of blocks (see `_runs`) in the order of the stream that is returned."""
+    transfer, stream = opened.backend.transfer, opened.backend.streams.default(opened.device.index)
+    for first, first_destination, count in runs:
+        for source, destination in zip(sources, destinations, strict=True):
+            transfer.copy_async(_rows(destination, first_destination, count), _rows(source, first, count), stream)
+    return stream
+
+
+def _runs(sources: Sequence[int], destinations: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(source, destination, count) of the longest stretches in which both numbers ascend by one: one copy each."""
+    start = 0
+    for end in range(1, len(sources) + 1):
+        is_going_on = (
+            end < len(sources)
+            and sources[end] == sources[end - 1] + 1
+            and destinations[end] == destinations[end - 1] + 1
+        )
+        if not is_going_on:
+            yield sources[start], destinations[start], end - start
+            start = end
+
+
+def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
+    nbytes = tensor.nbytes // tensor.shape[0]
+    return Tensor.of(tensor.buffer, tensor.dtype, (count, *tensor.shape[1:]), tensor.offset_bytes + first * nbytes)
