@@ -28,12 +28,14 @@ VERBS = (
     ("detokenize",),
     ("ops",),
     ("profile",),
+    ("simulate",),
     ("plugins",),
     ("plugins", "list"),
     ("bench",),
     ("bench", "latency"),
     ("bench", "limits"),
     ("bench", "quality"),
+    ("bench", "serve"),
 )
 
 
@@ -49,7 +51,7 @@ def test_help_has_examples_that_parse(invoke: Any, verb: tuple[str, ...]) -> Non
     lines = example_lines(result.stdout)
     assert lines
     for line in lines:
-        words = shlex.split(line.rpartition("| ")[2])
+        words = shlex.split(re.split(r"\| |&& ", line)[-1])
         assert words[0] == "aethermind"
         assert words[1 : 1 + len(verb)] == list(verb)
         parse(words[1:])
