@@ -112,8 +112,6 @@ def serve(
     is_whole = _measure(run, asks, concurrency, request_timeout)
     goals = Goals(slo_ttft_ms, slo_tpot_ms)
     figures = Figures.of(run.outcomes, num_requests=len(asks), duration_s=run.duration_s, goals=goals)
-    if plot is not None:
-        draw(run.outcomes, plot)
     if as_json:
         asked = {
             "url": url,
@@ -131,6 +129,8 @@ def serve(
     else:
         print(f"{run.model} at {url}: {workload}")
         print(as_text(figures))
+    if plot is not None:
+        draw(run.outcomes, plot)
     if not (is_whole and figures.num_completed):
         raise typer.Exit(1 if is_whole else _INTERRUPTED)
 
