@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 PROMPT ?= Once upon a time
 PACKAGES := $(wildcard aethermind-*/pyproject.toml) pyproject.toml constraints.txt
+WEBUI := aethermind-core/webui
 SOURCES := $(shell find aethermind-*/src aethermind-cpu/csrc -type f -not -name '*.pyc' 2>/dev/null)
 
 FUZZ_SECONDS ?= 60
 
-.PHONY: run install test test-env native-test sanitize neon-test neon-tools coverage fuzz lint format clean bench
+.PHONY: run install test test-env native-test sanitize neon-test neon-tools coverage fuzz ui ui-check ui-tools lint format clean bench
 
 run: install
 	$(BIN)/aethermind generate "$(PROMPT)"
@@ -79,7 +80,32 @@ neon-tools:
 bench: test-env
 	$(BIN)/python -m pytest tests/bench -s -q -o python_files='bench_*.py' -o python_functions='bench_*'
 
-lint: test-env
+# The chat page is built by node and its bundle committed, so that using and testing it needs none.
+ui: $(WEBUI)/node_modules/.package-lock.json
+	npm --prefix $(WEBUI) run --silent check
+	npm --prefix $(WEBUI) run --silent build -- --logLevel warn
+
+$(WEBUI)/node_modules/.package-lock.json: $(WEBUI)/package-lock.json
+	npm --prefix $(WEBUI) ci --silent --no-audit --no-fund
+	@touch $@
+
+ifneq ($(shell command -v npm),)
+ui-check: $(WEBUI)/node_modules/.package-lock.json
+	npm --prefix $(WEBUI) run --silent check
+	npm --prefix $(WEBUI) run --silent build -- --logLevel warn --outDir $(CURDIR)/build/webui
+	@diff -rq build/webui aethermind-core/src/aethermind/server/web || \
+		{ echo "The chat page was changed but not built: run 'make ui' and commit what it builds." >&2; exit 1; }
+else
+ui-check:
+	@echo "Whether the chat page's bundle is fresh was not checked: that needs npm, which is not here."
+endif
+
+# A browser for tests/ui.
+ui-tools:
+	apt-get update -qq
+	apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core fonts-liberation
+
+lint: test-env ui-check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -93,4 +119,4 @@ format: test-env
 	$(BIN)/clang-format -i $$(find aethermind-*/csrc aethermind-core/src -name '*.h' -o -name '*.cc')
 
 clean:
-	rm -rf $(VENV) build aethermind-*/build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build aethermind-*/build $(WEBUI)/node_modules .pytest_cache .mypy_cache .ruff_cache

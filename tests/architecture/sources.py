@@ -17,7 +17,7 @@ def source_files(*suffixes: str) -> list[Path]:
     """Source files of the packages and the tests, build outputs left out."""
     folders = [*ROOT.glob("aethermind-*"), ROOT / "tests"]
     found = (path for folder in folders for suffix in suffixes for path in folder.rglob(f"*{suffix}"))
-    return sorted(path for path in found if not {"build", ".venv"} & set(path.relative_to(ROOT).parts))
+    return sorted(path for path in found if not {"build", ".venv", "node_modules"} & set(path.relative_to(ROOT).parts))
 
 
 def modules(*, packages_only: bool = False) -> list[ModuleType]:

@@ -17,6 +17,12 @@ def register_architectures(registry: Any) -> None:
 
 
 @hookimpl
+def register_answer_formats(registry: Any) -> None:
+    registry.register("Qwen2ForCausalLM", "aethermind_qwen2.answers:QWEN2", provider=_PROVIDER)
+    registry.register("Qwen3ForCausalLM", "aethermind_qwen2.answers:QWEN3", provider=_PROVIDER)
+
+
+@hookimpl
 def register_gguf_families(registry: Any) -> None:
     registry.register("qwen2", "aethermind_qwen2.gguf:QWEN2", provider=_PROVIDER)
     registry.register("qwen3", "aethermind_qwen2.gguf:QWEN3", provider=_PROVIDER)

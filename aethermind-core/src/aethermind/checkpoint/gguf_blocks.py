@@ -67,7 +67,7 @@ class BlockType:
         codes = np.empty(shape, np.uint8 if format.has_offset else np.int8)
         scales = np.empty(blocks, np.float16)
         offsets = np.empty(blocks, np.float16) if format.has_offset else None
-        by_row = stored.reshape(rows, -1)
+        by_row = stored.reshape(rows, stored.size // max(rows, 1))
         portion = max(1, _VALUES_AT_ONCE // max(columns, 1))
         for begin in range(0, rows if columns else 0, portion):
             part = slice(begin, min(begin + portion, rows))

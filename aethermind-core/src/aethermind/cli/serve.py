@@ -95,6 +95,8 @@ def serve(
 
         def announce() -> None:
             shown = f"[{bound_host}]" if ":" in bound_host else bound_host
-            print(f"Serving {served} at http://{shown}:{bound_port}/v1 (Ctrl-C stops)", file=sys.stderr, flush=True)
+            address = f"http://{shown}:{bound_port}"
+            print(f"Serving {served} at {address}/v1 (Ctrl-C stops)", file=sys.stderr)
+            print(f"To chat, open {address} in a browser", file=sys.stderr, flush=True)
 
         asyncio.run(server.serve({served: llm}, listening, limits=limits, api_key=api_key, on_ready=announce))

@@ -26,6 +26,7 @@ from aethermind.ops.schema import TensorType
 from aethermind.ops.weight_format import WeightFormat
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.sampling.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from aethermind.text.answer_parser import AnswerFormat
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import TensorSource
@@ -70,6 +71,7 @@ class PlannedModel:
     logits_processors: LogitsProcessorRegistry
     create_input_processor: Callable[[TensorSource], InputProcessor] | None
     policy: SchedulingPolicy
+    answer_format: AnswerFormat
 
     @property
     def parameter_types(self) -> dict[str, TensorType]:
@@ -151,6 +153,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
         runtime.logits_processors,
         None if factory is None else partial(factory.create, raw),
         policy,
+        runtime.answer_formats.find(name),
     )
 
 

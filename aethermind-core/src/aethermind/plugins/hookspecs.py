@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from aethermind.ops.weight_format import WeightFormatRegistry
     from aethermind.runtime.policy_registry import PolicyRegistry
     from aethermind.sampling.registry import LogitsProcessorRegistry
+    from aethermind.text.answer_formats import AnswerFormatRegistry
 
 __all__ = ["CONTRACT_VERSION", "ENTRY_POINT_GROUP", "ENTRY_POINT_PREFIX", "HookSpecs", "hookimpl", "hookspec"]
 
@@ -103,6 +104,12 @@ class HookSpecs:
         `FACTORY(params, tokenizer)` makes the processor of one request: a function
         `processor(prompt_token_ids, output_token_ids, logits)` that changes a row of logits, float32 [V], in place,
         before all else that sampling does. It runs on the host, so its steps wait for a copy of the logits.
+        """
+
+    @hookspec
+    def register_answer_formats(self, registry: AnswerFormatRegistry) -> None:
+        """Say how an architecture's answers mark thoughts and tool calls: `registry.register(name, "module:OBJECT",
+        provider=)`. OBJECT is a `text.answer_parser.AnswerFormat`.
         """
 
     @hookspec

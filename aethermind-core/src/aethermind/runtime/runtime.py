@@ -24,6 +24,7 @@ from aethermind.ops.weight_format import FORMAT_NAMES, WeightFormatRegistry, par
 from aethermind.plugins.discovery import PluginRecord, call_each, discover, load
 from aethermind.runtime.policy_registry import PolicyRegistry
 from aethermind.sampling.registry import LogitsProcessorRegistry
+from aethermind.text.answer_formats import AnswerFormatRegistry
 
 if TYPE_CHECKING:
     import pluggy
@@ -66,6 +67,7 @@ class Runtime:
     gguf_families: GgufFamilyRegistry = field(default_factory=GgufFamilyRegistry)
     models: ModelRegistry = field(default_factory=ModelRegistry)
     logits_processors: LogitsProcessorRegistry = field(default_factory=LogitsProcessorRegistry)
+    answer_formats: AnswerFormatRegistry = field(default_factory=AnswerFormatRegistry)
     policies: PolicyRegistry = field(default_factory=PolicyRegistry)
 
     @classmethod
@@ -160,6 +162,7 @@ class Runtime:
             ("register_gguf_families", self.gguf_families),
             ("register_models", self.models),
             ("register_logits_processors", self.logits_processors),
+            ("register_answer_formats", self.answer_formats),
             ("register_policies", self.policies),
         ]
 

@@ -14,6 +14,7 @@ from aethermind.server.openai.errors import ApiError, install_error_handlers
 from aethermind.server.openai.routes import router as openai_routes
 from aethermind.server.openai.tokens import router as token_routes
 from aethermind.server.served_model import ServedModels
+from aethermind.server.web_ui import router as web_ui_routes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +46,7 @@ def create_app(
     _add_probes(app)
     app.include_router(openai_routes)
     app.include_router(token_routes)
+    app.include_router(web_ui_routes)
     return app
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers, MutableHeaders
 
 from aethermind.server.openai.errors import ApiError
+from aethermind.server.web_ui import ASSETS
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Door"]
 
-_OPEN_TO_ALL = frozenset({"/health", "/ready", "/version"})
+_OPEN_TO_ALL = frozenset({"/", "/health", "/ready", "/version"})
+"""The page is open, so that it can ask for the key; what it does then needs the key."""
+
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -55,7 +58,8 @@ class Door:
     def _refusal(self, scope: Scope) -> ApiError | None:
         if self._only_local and (name := _host_name(scope)) not in _LOCAL_NAMES:
             return ApiError(403, f"This server is for its own machine, which is not called {name!r:.100}.", code="host")
-        if self._api_key is None or scope["path"] in _OPEN_TO_ALL or _has_key(scope, self._api_key):
+        is_open = scope["path"] in _OPEN_TO_ALL or scope["path"].startswith(ASSETS)
+        if self._api_key is None or is_open or _has_key(scope, self._api_key):
             return None
         return ApiError(
             401, "The API key is missing or wrong; send it as `Authorization: Bearer KEY`.", code="invalid_api_key"

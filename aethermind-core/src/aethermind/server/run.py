@@ -67,8 +67,7 @@ async def running(
         models = []
         for name, llm in llms.items():
             engine = await stack.enter_async_context(AsyncEngine(llm.engine))
-            vocab_size = llm.engine.planned.model.config.vocab_size
-            models.append(ServedModel(name, engine, llm.tokenizer, llm.info, llm.sampling_defaults, vocab_size))
+            models.append(ServedModel.of(name, llm, engine))
         only_local = ip_address(listening.getsockname()[0]).is_loopback
         app = create_app(models, limits=limits, api_key=api_key, only_local=only_local)
         server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1))

@@ -12,6 +12,8 @@ from aethermind.server.openai.errors import ApiError
 if TYPE_CHECKING:
     from aethermind.engine.async_engine import AsyncEngine
     from aethermind.engine.model_info import ModelInfo
+    from aethermind.llm import LLM
+    from aethermind.text.answer_parser import AnswerFormat
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["ServedModel", "ServedModels"]
@@ -27,7 +29,15 @@ class ServedModel:
     info: ModelInfo
     sampling_defaults: dict[str, Any]
     vocab_size: int
+    answer_format: AnswerFormat
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def of(cls, name: str, llm: LLM, engine: AsyncEngine) -> ServedModel:
+        """A loaded model, run by `engine` from now on."""
+        planned = llm.engine.planned
+        vocab_size = planned.model.config.vocab_size
+        return cls(name, engine, llm.tokenizer, llm.info, llm.sampling_defaults, vocab_size, planned.answer_format)
 
 
 class ServedModels:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from aethermind.server.openai.answers import Answer, TextPart, usage_of
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
-from aethermind.server.openai.sampling import SamplingFields, sampling_params
+from aethermind.server.openai.sampling import SamplingFields, named_fields, sampling_params
+from aethermind.server.openai.tools import ForcedCall, RecalledCall, Tool, ToolChoice, delta_of, demand_for
+from aethermind.text.answer_parser import AnswerParser, ToolCall
 from aethermind.text.chat_prompt import chat_prompt
 
 if TYPE_CHECKING:
@@ -36,12 +39,20 @@ class ChatMessage(StrictModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    tool_calls: list[RecalledCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
     def plain(self) -> dict[str, Any]:
         """The message as chat templates take it; a developer is what used to be the system."""
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
-        message = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        return message if self.name is None else {**message, "name": self.name}
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        for key in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, key)) is not None:
+                message[key] = value
+        if self.tool_calls:
+            message["tool_calls"] = [call.plain() for call in self.tool_calls]
+        return message
 
 
 class ChatRequest(SamplingFields):
@@ -51,11 +62,20 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the model may call in this answer."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
     def prompt(self, model: ServedModel) -> Prompt:
         """The conversation as the model's template writes it."""
-        return written(self.messages, model, self.chat_template_kwargs)
+        tools = [tool.model_dump(exclude_none=True) for tool in self.offered]
+        return written(self.messages, model, tools, self.chat_template_kwargs)
 
     @property
     def asked_tokens(self) -> int | None:
@@ -68,14 +88,26 @@ class ChatRequest(SamplingFields):
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ApiError(400, "Give max_tokens or max_completion_tokens, not both.", param="max_tokens")
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return sampling_params(self, model.sampling_defaults, max_tokens=self.asked_tokens, logprobs=logprobs)
+        with named_fields(self):
+            demand = demand_for(self.offered, self.tool_choice)
+        if demand is not None and (self.response_format or self.structured_outputs):
+            raise ApiError(400, "A call is asked for, and another form of answer too.", param="tool_choice")
+        return sampling_params(
+            self, model.sampling_defaults, max_tokens=self.asked_tokens, logprobs=logprobs, demand=demand
+        )
 
 
-def written(messages: Sequence[ChatMessage], model: ServedModel, names: dict[str, Any] | None = None) -> str:
+def written(
+    messages: Sequence[ChatMessage],
+    model: ServedModel,
+    tools: Sequence[dict[str, Any]] = (),
+    names: dict[str, Any] | None = None,
+) -> str:
     """A conversation as the model's template writes it; `names` are further ones for the template."""
     if not messages:
         raise ApiError(400, "messages is empty; a conversation has at least one message.", param="messages")
-    return chat_prompt(model.tokenizer, [message.plain() for message in messages], chat_template_kwargs=names)
+    plain = [message.plain() for message in messages]
+    return chat_prompt(model.tokenizer, plain, tools=tools or None, chat_template_kwargs=names)
 
 
 class ChatAnswer(Answer):
@@ -84,18 +116,28 @@ class ChatAnswer(Answer):
     def __init__(self, request: ChatRequest, model: ServedModel) -> None:
         self._num_top = request.top_logprobs or 0
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
+        self._is_forced = bool(request.offered) and request.tool_choice not in (None, "none", "auto")
+        format = model.answer_format
+        self._format = format if request.offered else replace(format, tool_call=None)
+        self._most_calls = 1 if request.parallel_tool_calls is False else None
+        self._readers: dict[int, _Choice] = {}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        choices = [self._choice(one) for output in outputs for one in output.outputs]
+        choices = [self._whole_choice(one) for output in outputs for one in output.outputs]
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage_of(outputs)}
 
     def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[dict[str, Any]]:
         if part.is_first:
+            self._readers[index] = self._reader()
             yield self._chunk(index, {"role": "assistant", "content": ""})
-        if part.text or part.logprobs:
-            yield self._chunk(index, {"content": part.text}, self._logprobs(part.token_ids, part.logprobs))
+        reader = self._readers[index]
+        deltas = reader.read(part.text, is_last=part.finish_reason is not None)
+        logprobs = self._logprobs(part.token_ids, part.logprobs)
+        for delta in deltas or ([{"content": ""}] if logprobs else []):
+            yield self._chunk(index, delta, logprobs)
+            logprobs = None
         if part.finish_reason is not None:
-            yield self._chunk(index, {}, finish_reason=part.finish_reason, stop_reason=part.stop_reason)
+            yield self._chunk(index, {}, None, reader.reason(part.finish_reason), part.stop_reason)
 
     def usage(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_of(outputs)}
@@ -113,14 +155,26 @@ class ChatAnswer(Answer):
             choice["stop_reason"] = stop_reason
         return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
 
-    def _choice(self, one: CompletionOutput) -> dict[str, Any]:
+    def _whole_choice(self, one: CompletionOutput) -> dict[str, Any]:
+        reader = self._reader()
+        message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
+        for delta in reader.read(one.text, is_last=True):
+            for key, value in delta.items():
+                message[key] = value if message.get(key) is None else message[key] + value
+        if message["content"] is None and "tool_calls" not in message:
+            message["content"] = ""
+        for call in message.get("tool_calls", ()):
+            del call["index"]  # which streams have, so that parts find each other
         return {
             "index": one.index,
-            "message": {"role": "assistant", "content": one.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(one.token_ids, one.logprobs),
-            "finish_reason": one.finish_reason,
+            "finish_reason": reader.reason(one.finish_reason),
             "stop_reason": one.stop_reason,
         }
+
+    def _reader(self) -> _Choice:
+        return _Choice(ForcedCall() if self._is_forced else AnswerParser(self._format), self._most_calls)
 
     def _logprobs(
         self, token_ids: Sequence[int], logprobs: Sequence[dict[int, Logprob]] | None
@@ -132,6 +186,31 @@ class ChatAnswer(Answer):
             top = [_token(other) for other in alternatives.values() if other.rank <= self._num_top]
             content.append({**_token(alternatives[token_id]), "top_logprobs": top})
         return {"content": content, "refusal": None}
+
+
+class _Choice:
+    """One answer being read. Mutable."""
+
+    def __init__(self, reader: AnswerParser | ForcedCall, most_calls: int | None) -> None:
+        self._reader = reader
+        self._most_calls = most_calls
+        self._num_calls = 0
+
+    def read(self, text: str, *, is_last: bool) -> list[dict[str, Any]]:
+        """The deltas that more of its text brings."""
+        pieces = [*self._reader.push(text), *(self._reader.finish() if is_last else ())]
+        deltas = []
+        for piece in pieces:
+            if isinstance(piece, ToolCall):
+                if self._num_calls == self._most_calls:
+                    continue
+                self._num_calls += 1
+            deltas.append(delta_of(piece))
+        return deltas
+
+    def reason(self, finish_reason: str | None) -> str | None:
+        """Why it ended, in OpenAI's words."""
+        return "tool_calls" if finish_reason == "stop" and self._num_calls else finish_reason
 
 
 def _token(one: Logprob) -> dict[str, Any]:

@@ -123,9 +123,17 @@ class SamplingFields(StrictModel):
 
 
 def sampling_params(
-    fields: SamplingFields, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None
+    fields: SamplingFields,
+    defaults: dict[str, Any],
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    demand: StructuredOutputs | None = None,
 ) -> SamplingParams:
-    """What a request asks of sampling; what it leaves out is in `defaults`. ApiError 400 for values out of range."""
+    """What a request asks of sampling; what it leaves out is in `defaults`. ApiError 400 for values out of range.
+
+    `demand` is what the endpoint itself wants of the answer's text.
+    """
     given = {name: value for name in _OWN_NAMES if (value := getattr(fields, name)) is not None}
     with named_fields(fields):
         return SamplingParams(
@@ -133,7 +141,7 @@ def sampling_params(
             max_tokens=max_tokens,
             logprobs=logprobs,
             logit_bias=_bias(fields.logit_bias),
-            structured_outputs=_structured(fields),
+            structured_outputs=demand or _structured(fields),
         )
 
 

@@ -1,0 +1,139 @@
+"""Tools that a model may call: how clients offer them, how conversations recall them, and how a call is forced."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from aethermind.sampling.structured import StructuredOutputs
+from aethermind.server.openai.errors import ApiError
+from aethermind.server.openai.json_body import StrictModel
+from aethermind.text.answer_parser import Content, Reasoning, ToolCall
+
+__all__ = ["ForcedCall", "RecalledCall", "Tool", "ToolChoice", "demand_for", "delta_of"]
+
+_Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class Function(StrictModel):
+    """A function's name, what it is good for, and a JSON schema of its arguments."""
+
+    name: _Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(StrictModel):
+    """Something that the model may call. Functions are the only kind."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(StrictModel):
+    """The name of an offered function."""
+
+    name: str
+
+
+class NamedTool(StrictModel):
+    """The tool to call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class CalledFunction(StrictModel):
+    """What was called; `arguments` is JSON text, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class RecalledCall(StrictModel):
+    """A call in an assistant's earlier turn."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def plain(self) -> dict[str, Any]:
+        """The call as chat templates take it: with the arguments as an object."""
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except ValueError:
+            raise ApiError(400, "A tool call's arguments are no JSON.", param="messages") from None
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
+def demand_for(tools: Sequence[Tool], choice: ToolChoice | None) -> StructuredOutputs | None:
+    """What the answer has to look like so that the chosen call comes out; None where the model decides."""
+    if choice in (None, "none", "auto"):
+        return None
+    if not tools:
+        raise ApiError(400, "tool_choice asks for a call, and there are no tools.", param="tool_choice")
+    if choice == "required":
+        calls = [
+            _object({"name": {"const": tool.function.name}, "arguments": _schema(tool.function)}) for tool in tools
+        ]
+        return StructuredOutputs(json={"anyOf": calls})
+    assert isinstance(choice, NamedTool)
+    name = choice.function.name
+    chosen = next((tool.function for tool in tools if tool.function.name == name), None)
+    if chosen is None:
+        raise ApiError(400, f"tool_choice names {name!r:.80}, which is not among the tools.", param="tool_choice")
+    return StructuredOutputs(json=_object({"name": {"const": name}, "arguments": _schema(chosen)}))
+
+
+class ForcedCall:
+    """Reads an answer that `demand_for` made a call, like an `AnswerParser`. Mutable; one for each answer."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def push(self, text: str) -> Iterator[Content | Reasoning | ToolCall]:
+        """Take more of the text; a call is told when it is complete."""
+        self._text += text
+        yield from ()
+
+    def finish(self) -> Iterator[Content | Reasoning | ToolCall]:
+        """The text has ended; one cut short is content, so that nothing is lost."""
+        try:
+            call = json.loads(self._text)
+        except ValueError:
+            yield Content(self._text)
+            return
+        yield ToolCall(0, call["name"], json.dumps(call["arguments"], ensure_ascii=False))
+
+
+def delta_of(piece: Content | Reasoning | ToolCall) -> dict[str, Any]:
+    """A piece as the delta of a stream's chunk."""
+    if isinstance(piece, Content):
+        return {"content": piece.text}
+    if isinstance(piece, Reasoning):
+        return {"reasoning_content": piece.text}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    call = {"index": piece.place, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+    return {"tool_calls": [call]}
+
+
+def _schema(function: Function) -> dict[str, Any]:
+    return function.parameters or {"type": "object"}
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }

@@ -1,0 +1,27 @@
+/** Server-sent events (WHATWG HTML, 9.2), as far as streams of OpenAI's API use them: `data:` lines and comments. */
+
+import { UnreachableError, wasAborted } from "./http";
+
+/** The data of each event, up to `[DONE]`. UnreachableError where the stream ends before: then it is not whole. */
+export async function* eventsOf(response: Response): AsyncGenerator<string> {
+  let rest = "";
+  const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) throw new UnreachableError();
+      const lines = (rest + value).split("\n");
+      rest = lines.pop()!;
+      for (const line of lines) {
+        if (!line.startsWith("data:")) continue;
+        const data = line.slice(5).trim();
+        if (data === "[DONE]") return;
+        yield data;
+      }
+    }
+  } catch (error) {
+    throw wasAborted(error) || error instanceof UnreachableError ? error : new UnreachableError();
+  } finally {
+    reader.cancel().catch(() => undefined);
+  }
+}

@@ -1,0 +1,22 @@
+/** Colours for code. The highlighter is a file of its own that is fetched when the first code is shown. */
+
+import { signal } from "@preact/signals";
+
+import { escaped } from "./escape";
+
+type Highlight = (code: string, language: string) => string;
+
+/** The highlighter, once it is there; reading it makes a component render again then. */
+export const highlighter = signal<Highlight | null>(null);
+
+let isAsked = false;
+
+/** Code as HTML, coloured if its language is known. */
+export function highlighted(code: string, language: string): string {
+  if (highlighter.value) return highlighter.value(code, language);
+  if (!isAsked) {
+    isAsked = true;
+    void import("./languages").then((module) => (highlighter.value = module.highlight));
+  }
+  return escaped(code);
+}

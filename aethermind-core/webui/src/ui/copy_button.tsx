@@ -1,0 +1,14 @@
+import { useState } from "preact/hooks";
+
+import { copyText } from "../text/clipboard";
+import { IconButton } from "./icon_button";
+
+/** Copies a text, and shows for a moment that it did. */
+export function CopyButton({ text }: { text: string }) {
+  const [isCopied, setCopied] = useState(false);
+  const copy = async () => {
+    setCopied(await copyText(text));
+    setTimeout(() => setCopied(false), 1500);
+  };
+  return <IconButton icon={isCopied ? "check" : "copy"} label={isCopied ? "Copied" : "Copy"} onClick={copy} />;
+}

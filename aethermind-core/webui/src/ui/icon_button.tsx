@@ -1,0 +1,18 @@
+import { Icon, type IconName } from "./icons";
+
+interface Props {
+  icon: IconName;
+  label: string;
+  onClick: () => void;
+  disabled?: boolean;
+  class?: string;
+}
+
+/** A button that is an icon to the eye and a word to everyone else. */
+export function IconButton({ icon, label, onClick, disabled = false, class: extra = "" }: Props) {
+  return (
+    <button type="button" class={`icon-button ${extra}`} aria-label={label} title={label} disabled={disabled} onClick={onClick}>
+      <Icon name={icon} />
+    </button>
+  );
+}

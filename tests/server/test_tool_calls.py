@@ -1,0 +1,98 @@
+"""Tools over OpenAI's client: calls the model makes, calls that are asked for, and conversations that recall them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "Looks something up.",
+            "parameters": {
+                "type": "object",
+                "properties": {"place": {"type": "string", "maxLength": 8}},
+                "required": ["place"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("weather", "clock")
+]
+MESSAGES = [{"role": "user", "content": "What is the weather in Rome?"}]
+ASK: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "tools": TOOLS, "max_tokens": 200, "seed": 1}
+CALL = {"name": "weather", "arguments": {"place": "Rome"}}
+WRITES_A_CALL = {"choice": [f"Let me see.\n<tool_call>\n{json.dumps(CALL)}\n</tool_call>"]}
+"""The demo model was not taught tools; this makes it write what a model that was would."""
+
+
+def test_a_call_that_the_model_writes(client: openai.OpenAI) -> None:
+    choice = client.chat.completions.create(**ASK, extra_body={"structured_outputs": WRITES_A_CALL}).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me see."
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", CALL["arguments"])
+    assert call.id.startswith("call_")
+
+
+def test_the_same_streamed(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(**ASK, extra_body={"structured_outputs": WRITES_A_CALL}) as stream:
+        for _ in stream:
+            pass
+        choice = stream.get_final_completion().choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me see."
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", CALL["arguments"])
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "clock"}}])
+def test_a_call_that_is_asked_for(client: openai.OpenAI, choice: Any) -> None:
+    for seed in range(3):
+        answer = client.chat.completions.create(**{**ASK, "seed": seed}, tool_choice=choice).choices[0]
+        (call,) = answer.message.tool_calls
+        assert call.function.name in (("weather", "clock") if choice == "required" else ("clock",))
+        assert set(json.loads(call.function.arguments)) == {"place"}
+        assert answer.finish_reason == "tool_calls"
+
+
+def test_without_tools_tags_are_text(client: openai.OpenAI) -> None:
+    for change in ({"tools": openai.NOT_GIVEN}, {"tool_choice": "none"}):
+        ask = {**ASK, **change, "extra_body": {"structured_outputs": WRITES_A_CALL}}
+        message = client.chat.completions.create(**ask).choices[0].message
+        assert message.tool_calls is None
+        assert message.content == WRITES_A_CALL["choice"][0]
+
+
+def test_a_conversation_recalls_calls(client: openai.OpenAI) -> None:
+    called = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"place": "Rome"}'}}
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    ]
+    assert client.chat.completions.create(**{**ASK, "messages": messages, "max_tokens": 4}).choices
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"tool_choice": {"type": "function", "function": {"name": "nobody"}}},
+        {"tool_choice": "required", "tools": []},
+        {"tool_choice": "sometimes"},
+        {"tools": [{"type": "browser"}]},
+        {"tools": [{"type": "function", "function": {"name": "no spaces"}}]},
+        {"tool_choice": "required", "response_format": {"type": "json_object"}},
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "x", "arguments": "{"}}]}]},
+    ],
+)
+def test_what_cannot_be_asked(http: httpx.Client, extra: dict[str, Any]) -> None:
+    answer = http.post("/v1/chat/completions", json={**ASK, **extra})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"]

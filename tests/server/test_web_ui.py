@@ -1,0 +1,76 @@
+"""The chat page as the server hands it out: whole, small, open without a key, and shut to the rest of the world."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+import httpx
+import pytest
+
+MAX_GZIPPED_BYTES = 120_000
+
+WEB = Path(str(files("aethermind.server"))) / "web"
+ASSETS = sorted(f"/assets/{path.name}" for path in (WEB / "assets").iterdir())
+
+
+def test_the_page_names_files_that_there_are(http: httpx.Client) -> None:
+    page = http.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert page.headers["cache-control"] == "no-cache"
+    named = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(named) >= 3
+    assert set(named) <= set(ASSETS)
+
+
+@pytest.mark.parametrize("path", ASSETS)
+def test_files_are_kept_for_good_and_sent_packed(http: httpx.Client, path: str) -> None:
+    packed, plain = http.get(path), http.get(path, headers={"Accept-Encoding": "identity"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in plain.headers
+    assert packed.content == plain.content == (WEB / path[1:]).read_bytes()
+    assert "immutable" in packed.headers["cache-control"]
+    types = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+    assert packed.headers["content-type"].split(";")[0] == types[Path(path).suffix]
+
+
+def test_a_page_that_has_not_changed_is_not_sent_again(http: httpx.Client) -> None:
+    etag = http.get("/").headers["etag"]
+    again = http.get("/", headers={"If-None-Match": etag})
+    assert (again.status_code, again.content) == (304, b"")
+    assert http.head("/").content == b""
+
+
+@pytest.mark.parametrize("path", ["/", *ASSETS])
+def test_the_page_may_load_nothing_from_elsewhere(http: httpx.Client, path: str) -> None:
+    headers = http.get(path).headers
+    policy = dict(rule.split(" ", 1) for rule in headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'self'"
+    assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize(
+    "path", ["/assets/none.js", "/assets/..%2Findex.html", "/assets/%2e%2e/web_ui.py", "/index.html"]
+)
+def test_nothing_else_is_handed_out(http: httpx.Client, path: str) -> None:
+    answer = http.get(path)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["type"] == "not_found_error"
+
+
+def test_the_page_needs_no_key_but_what_it_asks_for_does(open_server: Callable[..., httpx.Client]) -> None:
+    http = open_server(api_key="sesame")
+    assert [http.get(path).status_code for path in ("/", *ASSETS)] == [200] * (1 + len(ASSETS))
+    assert http.get("/v1/models").status_code == 401
+    assert http.get("/v1/models", headers={"Authorization": "Bearer sesame"}).status_code == 200
+
+
+def test_the_whole_page_is_small() -> None:
+    sizes = {path.name: len(gzip.compress(path.read_bytes())) for path in WEB.rglob("*") if path.is_file()}
+    assert sum(sizes.values()) <= MAX_GZIPPED_BYTES, sizes
