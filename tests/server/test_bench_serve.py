@@ -137,6 +137,20 @@ def test_a_slow_server_is_counted() -> None:
     assert "6 × timeout" in result.stdout
 
 
+def test_a_server_that_never_answers_is_a_sentence() -> None:
+    is_over = threading.Event()
+
+    def hang(_: dict[str, Any]) -> tuple[int, bytes]:
+        is_over.wait(60)
+        return 200, b""
+
+    with answering(hang) as silent:
+        result = bench(silent, "--request-timeout", "0.2")
+        is_over.set()
+    assert result.exit_code == 2
+    assert "has not answered in 0.2 s" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("stream", "kind"),
     [
@@ -209,6 +223,8 @@ def test_who_cannot_be_asked_is_a_sentence(address: str, open_server: Callable[.
         (("--request-rate", "0"), "--request-rate is 0.0 but must be a number above 0"),
         (("--request-rate", "2", "--concurrency", "2"), "pass one of them"),
         (("--trace", str(TRACE), "--num-prompts", "2"), "leave --num-prompts out"),
+        (("--limit", "2"), "pass it with --trace"),
+        (("--rate-scale", "2"), "pass it with --trace"),
         (("--endpoint", "embeddings"), "should be completions or chat"),
         (("--plot", "run.gif"), "should end in .svg or .png"),
         (("--trace", "absent.csv"), "absent.csv cannot be used"),

@@ -95,6 +95,10 @@ def serve(
         raise InvalidArgumentError(f"--endpoint is {endpoint!r} but should be completions or chat.")
     if plot is not None:
         check_plot(plot)
+    if trace is None and (limit is not None or rate_scale != 1.0):
+        raise InvalidArgumentError(
+            "--limit and --rate-scale are about a trace; pass it with --trace, or leave them out."
+        )
     _check_arrivals(trace, num_prompts=num_prompts, concurrency=concurrency, request_rate=request_rate)
     if trace is not None:
         from aethermind.engine.simulation.trace import read_trace

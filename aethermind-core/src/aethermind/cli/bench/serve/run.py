@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 
@@ -9,6 +10,7 @@ from aethermind.cli.bench.serve.load import send_all
 from aethermind.cli.bench.serve.outcome import Outcome, Run
 from aethermind.cli.bench.serve.target import connect, find_target
 from aethermind.cli.bench.serve.workload import Ask
+from aethermind.errors import InvalidArgumentError
 
 __all__ = ["measure"]
 
@@ -26,7 +28,14 @@ async def measure(
         on_progress(len(run.outcomes), len(asks))
 
     async with connect(run.url, run.api_key) as client:
-        target = await find_target(client, run.model, run.endpoint)
+        try:
+            async with asyncio.timeout(limit_s):
+                target = await find_target(client, run.model, run.endpoint)
+        except TimeoutError:
+            raise InvalidArgumentError(
+                f"The server at {run.url} has not answered in {limit_s:g} s. Correct --url, or allow it more with "
+                "--request-timeout."
+            ) from None
         run.model = target.model
         start_s = time.perf_counter()
         try:

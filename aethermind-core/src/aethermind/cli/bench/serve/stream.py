@@ -86,7 +86,8 @@ async def _events(response: httpx.Response) -> AsyncIterator[tuple[float, bytes]
 def _text(choice: dict[str, Any]) -> str:
     """The text of a piece, in completions or in chats; a chat's reasoning is text too."""
     delta = choice.get("delta") or {}
-    return choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
+    names = ("content", "reasoning_content", "reasoning")
+    return choice.get("text") or next((text for name in names if (text := delta.get(name))), "")
 
 
 def _code(error: dict[str, Any]) -> tuple[str, ...]:
