@@ -142,3 +142,9 @@ def test_a_strange_host_name_is_turned_away(http: httpx.Client) -> None:
         assert http.get("/v1/models", headers={"Host": host}).status_code == 403
     for host in ("localhost", "localhost:80", "127.0.0.1", "[::1]:8000"):
         assert http.get("/v1/models", headers={"Host": host}).status_code == 200
+
+
+def test_a_strange_web_page_is_turned_away(http: httpx.Client) -> None:
+    own = f"http://{http.base_url.netloc.decode()}"
+    for origin, status in ((own, 200), ("https://evil.example", 403), ("http://localhost:1", 403), ("null", 403)):
+        assert http.post(COMPLETIONS, json=GOOD, headers={"Origin": origin}).status_code == status

@@ -27,8 +27,8 @@ _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 class Door:
     """ASGI middleware. `X-Request-Id` of an answer is the server's; without a key, `api_key` being set, it is a 401.
 
-    With `only_local` the server must be called by a name of this machine: a web page whose own name was made to lead
-    here ("DNS rebinding") is turned away.
+    With `only_local` the server must be called by a name of this machine, and by no web page but its own: one whose
+    name was made to lead here ("DNS rebinding"), and one that posts to strangers, are turned away.
     """
 
     def __init__(self, app: ASGIApp, api_key: str | None, metrics: Metrics, *, only_local: bool) -> None:
@@ -58,6 +58,8 @@ class Door:
     def _refusal(self, scope: Scope) -> ApiError | None:
         if self._only_local and (name := _host_name(scope)) not in _LOCAL_NAMES:
             return ApiError(403, f"This server is for its own machine, which is not called {name!r:.100}.", code="host")
+        if self._only_local and not _is_own_page(scope):
+            return ApiError(403, "This server is for its own machine, and no web page but its own.", code="origin")
         is_open = scope["path"] in _OPEN_TO_ALL or scope["path"].startswith(ASSETS)
         if self._api_key is None or is_open or _has_key(scope, self._api_key):
             return None
@@ -71,6 +73,13 @@ def _host_name(scope: Scope) -> str:
     host = Headers(scope=scope).get("host", "")
     name, _, port = host.rpartition(":")
     return name if name and port.isdecimal() else host
+
+
+def _is_own_page(scope: Scope) -> bool:
+    """Whether a request comes from the server's own page, or from no page: browsers say which in Origin."""
+    headers = Headers(scope=scope)
+    origin = headers.get("origin")
+    return origin is None or origin.partition("://")[2] == headers.get("host")
 
 
 def _has_key(scope: Scope, api_key: str) -> bool:
