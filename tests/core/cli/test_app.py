@@ -35,6 +35,7 @@ VERBS = (
     ("bench", "latency"),
     ("bench", "limits"),
     ("bench", "quality"),
+    ("bench", "serve"),
 )
 
 

@@ -1,10 +1,10 @@
-"""`aethermind bench`: how fast, how far from what the hardware allows, and how true to the model."""
+"""`aethermind bench`: how fast, how far from what the hardware allows, how true to the model, and under which load."""
 
 from __future__ import annotations
 
 import typer
 
-from aethermind.cli.bench import latency, limits, quality
+from aethermind.cli.bench import latency, limits, quality, serve
 from aethermind.cli.configured import ConfiguredCommand
 
 __all__ = ["app"]
@@ -18,3 +18,4 @@ app = typer.Typer(
 app.command("latency", cls=ConfiguredCommand, epilog=latency.EXAMPLES)(latency.latency)
 app.command("limits", cls=ConfiguredCommand, epilog=limits.EXAMPLES)(limits.limits)
 app.command("quality", cls=ConfiguredCommand, epilog=quality.EXAMPLES)(quality.quality)
+app.command("serve", cls=ConfiguredCommand, epilog=serve.EXAMPLES)(serve.serve)

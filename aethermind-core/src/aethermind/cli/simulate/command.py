@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aethermind.cli import console, options
-from aethermind.cli.simulate.plot import check_plot, draw
+from aethermind.cli.picture import check_plot
+from aethermind.cli.simulate.plot import draw
 from aethermind.cli.simulate.table import print_table
 from aethermind.errors import InvalidArgumentError
 

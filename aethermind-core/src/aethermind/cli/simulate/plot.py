@@ -7,51 +7,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aethermind.errors import InvalidArgumentError
+from aethermind.cli.picture import COLORS, picture
 
 if TYPE_CHECKING:
     from aethermind.engine.simulation import Simulation
 
-__all__ = ["check_plot", "draw"]
+__all__ = ["draw"]
 
-_FORMATS = (".svg", ".png")
-_INK, _GRID = "#52514e", "#e3e2de"
-_COLORS = ("#2a78d6", "#eb6834", "#1baf7a", "#eda100", "#4a3aa7", "#e34948")
 _NUM_CLASSES = 4
 _NUM_SPANS = 100
 
 
-def check_plot(path: Path) -> None:
-    """Say before the work begins what would keep it from being drawn."""
-    if path.suffix.lower() not in _FORMATS:
-        raise InvalidArgumentError(f"--plot {path} should end in {' or '.join(_FORMATS)}.")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise InvalidArgumentError(
-            "--plot needs matplotlib. Install it with: pip install 'aethermind-core[plot]'"
-        ) from None
-
-
 def draw(runs: Mapping[str, Simulation], path: Path) -> None:
     """Times to first token, the queue over time, and whom the waiting falls on; one colour a policy."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    style: Any = {"axes.edgecolor": _GRID, "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK}
-    style |= {"text.color": _INK, "axes.grid": True, "grid.color": _GRID, "axes.axisbelow": True, "font.size": 9}
-    style |= {
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "svg.hashsalt": "aethermind",
-        "svg.fonttype": "none",
-    }
-    with pyplot.rc_context(style):
-        figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    with picture(path, num_axes=3) as (figure, (left, middle, right)):
         for index, (name, run) in enumerate(runs.items()):
-            color = _COLORS[index % len(_COLORS)]
+            color = COLORS[index % len(COLORS)]
             _draw_first_tokens(left, run, name, color)
             middle.plot(*_mean_queue(run), color=color, linewidth=1.5)
             _draw_classes(right, run, index, len(runs), color)
@@ -60,8 +31,6 @@ def draw(runs: Mapping[str, Simulation], path: Path) -> None:
         right.set(title="Time to first token by size of request, p90", ylabel="seconds")
         right.set_xticks(range(_NUM_CLASSES), ["shortest ¼", "2nd", "3rd", "longest ¼"])
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), frameon=False)
-        figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None, dpi=144)
-        pyplot.close(figure)
 
 
 def _draw_first_tokens(axes: Any, run: Simulation, name: str, color: str) -> None:

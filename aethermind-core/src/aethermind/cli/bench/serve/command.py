@@ -1,0 +1,173 @@
+"""The verb: finds the server, sends the requests, prints what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aethermind.cli import console, options
+from aethermind.cli.picture import check_plot
+from aethermind.errors import InvalidArgumentError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aethermind.cli.bench.serve.outcome import Run
+    from aethermind.cli.bench.serve.workload import Ask
+
+__all__ = ["EXAMPLES", "serve"]
+
+EXAMPLES = console.examples(
+    "aethermind bench serve",
+    "aethermind bench serve --request-rate 20 --num-prompts 40 --slo-ttft-ms 200 --slo-tpot-ms 50",
+    "aethermind bench serve --concurrency 4 --num-prompts 8 --endpoint chat --json",
+    'printf "TIMESTAMP,ContextTokens,GeneratedTokens\\n0,90,9\\n5,50,9\\n" > a.csv && '
+    "aethermind bench serve --trace a.csv --rate-scale 10",
+)
+
+_NUM_PROMPTS = 64
+_CONCURRENCY = 8
+_INTERRUPTED = 130
+"""The exit code of what Ctrl-C ended."""
+
+
+def serve(
+    url: Annotated[str, typer.Option(help="Where the server listens.")] = "http://127.0.0.1:8000",
+    served_model_name: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="What the server calls the model.", show_default="the first it lists"),
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="What to send as a bearer token.", show_default="AETHERMIND_API_KEY")
+    ] = None,
+    endpoint: Annotated[str, typer.Option(help="completions, or chat.")] = "completions",
+    num_prompts: Annotated[
+        int | None, typer.Option(help="How many requests.", min=1, show_default=str(_NUM_PROMPTS))
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="How many at a time.", min=1, show_default=str(_CONCURRENCY))
+    ] = None,
+    request_rate: Annotated[
+        float | None,
+        typer.Option(help="Instead: how many a second, as a Poisson process."),
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens in each prompt.", min=1)] = 128,
+    output_tokens: Annotated[int, typer.Option(help="Tokens in each answer.", min=1)] = 64,
+    trace: Annotated[
+        Path | None, typer.Option(help="Instead: when and how long as this trace says; see `aethermind simulate`.")
+    ] = None,
+    rate_scale: Annotated[float, typer.Option(help="So many times the trace's requests a second.")] = 1.0,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many requests of the trace.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Of arrivals and prompts; prompts seen before may be cached.")] = 0,
+    slo_ttft_ms: Annotated[
+        float | None, typer.Option(help="Goodput counts answers whose first token came in this time.")
+    ] = None,
+    slo_tpot_ms: Annotated[
+        float | None, typer.Option(help="Goodput counts answers with at most this time per output token.")
+    ] = None,
+    request_timeout: Annotated[float, typer.Option(help="Seconds until an answer has to be finished.")] = 600.0,
+    plot: Annotated[Path | None, typer.Option(help="Draw the run to this .svg or .png file.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Measure a server under load, as its clients see it.
+
+    Any server that speaks OpenAI's API. Prompts are random token ids and answers have the
+    length that is asked for, where the server takes ids and ignore_eos. Ctrl-C prints
+    what there is.
+    """
+    from aethermind.cli.bench.serve.figures import Figures, Goals
+    from aethermind.cli.bench.serve.outcome import Run
+    from aethermind.cli.bench.serve.plot import draw
+    from aethermind.cli.bench.serve.report import as_record, as_text
+    from aethermind.cli.bench.serve.workload import asks_of_trace, random_asks
+
+    _check_numbers(
+        request_rate=request_rate,
+        rate_scale=rate_scale,
+        slo_ttft_ms=slo_ttft_ms,
+        slo_tpot_ms=slo_tpot_ms,
+        request_timeout=request_timeout,
+    )
+    if endpoint not in ("completions", "chat"):
+        raise InvalidArgumentError(f"--endpoint is {endpoint!r} but should be completions or chat.")
+    if plot is not None:
+        check_plot(plot)
+    if trace is None and (limit is not None or rate_scale != 1.0):
+        raise InvalidArgumentError(
+            "--limit and --rate-scale are about a trace; pass it with --trace, or leave them out."
+        )
+    _check_arrivals(trace, num_prompts=num_prompts, concurrency=concurrency, request_rate=request_rate)
+    if trace is not None:
+        from aethermind.engine.simulation.trace import read_trace
+
+        asks = asks_of_trace(read_trace(trace, limit), rate_scale=rate_scale, seed=seed)
+        workload = f"{len(asks)} requests of {trace}"
+    else:
+        count = num_prompts or _NUM_PROMPTS
+        asks = random_asks(count, prompt_tokens, output_tokens, request_rate=request_rate, seed=seed)
+        if request_rate is None:
+            concurrency = concurrency or _CONCURRENCY
+        pace = f"{concurrency} at a time" if request_rate is None else f"{request_rate:g} a second"
+        workload = f"{count} × ({prompt_tokens} + {output_tokens} tokens), {pace}"
+    run = Run(url, served_model_name, endpoint, api_key)
+    is_whole = _measure(run, asks, concurrency, request_timeout)
+    goals = Goals(slo_ttft_ms, slo_tpot_ms)
+    figures = Figures.of(run.outcomes, num_requests=len(asks), duration_s=run.duration_s, goals=goals)
+    if as_json:
+        asked = {
+            "url": url,
+            "model": run.model,
+            "endpoint": endpoint,
+            "trace": trace,
+            "rate_scale": rate_scale,
+            "concurrency": concurrency,
+            "request_rate": request_rate,
+            "slo_ttft_ms": slo_ttft_ms,
+            "slo_tpot_ms": slo_tpot_ms,
+            "seed": seed,
+        }
+        console.print_json({**asked, **as_record(figures)})
+    else:
+        print(f"{run.model} at {url}: {workload}")
+        print(as_text(figures))
+    if plot is not None:
+        draw(run.outcomes, plot)
+    if not (is_whole and figures.num_completed):
+        raise typer.Exit(1 if is_whole else _INTERRUPTED)
+
+
+def _measure(run: Run, asks: Sequence[Ask], concurrency: int | None, limit_s: float) -> bool:
+    """Fill the run. Whether it came to its end: False after Ctrl-C, if there is something to tell by then."""
+    from aethermind.cli.load import LoadProgress
+
+    try:
+        from aethermind.cli.bench.serve.run import measure
+    except ImportError as error:
+        raise SettingsError(f"`bench serve` needs {error.name}. Run `pip install aethermind[serve]`.") from None
+
+    try:
+        with LoadProgress("Answers") as progress:
+            asyncio.run(measure(run, asks, concurrency=concurrency, limit_s=limit_s, on_progress=progress))
+    except KeyboardInterrupt:
+        if not run.outcomes:
+            raise
+        return False
+    return True
+
+
+def _check_arrivals(trace: Path | None, **given: float | None) -> None:
+    """One thing says when requests come: a trace, a number at a time, or a rate."""
+    flags = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
+    if trace is not None and flags:
+        raise InvalidArgumentError(f"--trace says how many requests come and when; leave {' and '.join(flags)} out.")
+    if {"--concurrency", "--request-rate"} <= set(flags):
+        raise InvalidArgumentError("Both --concurrency and --request-rate say when requests come; pass one of them.")
+
+
+def _check_numbers(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not 0 < value < 1e9:
+            raise InvalidArgumentError(f"--{name.replace('_', '-')} is {value} but must be a number above 0.")

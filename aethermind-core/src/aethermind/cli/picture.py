@@ -1,0 +1,51 @@
+"""Figures drawn to a file by matplotlib: one look, and a sentence where they cannot be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from aethermind.errors import InvalidArgumentError
+
+__all__ = ["COLORS", "check_plot", "picture"]
+
+COLORS = ("#2a78d6", "#eb6834", "#1baf7a", "#eda100", "#4a3aa7", "#e34948")
+_FORMATS = (".svg", ".png")
+_INK, _GRID = "#52514e", "#e3e2de"
+
+
+def check_plot(path: Path) -> None:
+    """Say before the work begins what would keep it from being drawn."""
+    if path.suffix.lower() not in _FORMATS:
+        raise InvalidArgumentError(f"--plot {path} should end in {' or '.join(_FORMATS)}.")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise InvalidArgumentError(
+            "--plot needs matplotlib. Install it with: pip install 'aethermind-core[plot]'"
+        ) from None
+
+
+@contextmanager
+def picture(path: Path, *, num_axes: int) -> Iterator[tuple[Any, Any]]:
+    """A figure and its axes, side by side; written to `path` at the end, the same bytes for the same content."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    style: Any = {"axes.edgecolor": _GRID, "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK}
+    style |= {"text.color": _INK, "axes.grid": True, "grid.color": _GRID, "axes.axisbelow": True, "font.size": 9}
+    style |= {
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "svg.hashsalt": "aethermind",
+        "svg.fonttype": "none",
+    }
+    with pyplot.rc_context(style):
+        figure, axes = pyplot.subplots(1, num_axes, figsize=(4 * num_axes, 3.6), layout="constrained")
+        yield figure, axes
+        figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None, dpi=144)
+        pyplot.close(figure)
