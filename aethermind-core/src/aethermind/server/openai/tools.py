@@ -14,7 +14,7 @@ from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.text.answer_parser import Content, Reasoning, ToolCall
 
-__all__ = ["ForcedCall", "RecalledCall", "Tool", "ToolChoice", "demand_for", "delta_of"]
+__all__ = ["ForcedCall", "RecalledCall", "Tool", "ToolChoice", "delta_of", "demand_for"]
 
 _Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
