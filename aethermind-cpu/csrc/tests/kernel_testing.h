@@ -293,6 +293,11 @@ inline void check_close(double got, double want, double magnitude, am_dtype roun
   }
 }
 
+// What of its weights' rounding attention may keep: with pair dot products weights are bfloat16.
+inline double weight_rounding(const KernelEntry& entry) {
+  return entry.dtype == AM_BFLOAT16 && std::strstr(entry.variant, "bf16") != nullptr ? 0x1p-8 : 0.0;
+}
+
 // Prints what ran of each instruction set. That a kernel was tested without a check is a failure.
 inline int report() {
   struct Variant {

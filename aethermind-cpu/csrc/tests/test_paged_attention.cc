@@ -36,11 +36,6 @@ const std::vector<Case> kCases = {
     {2, 2, 10, 7, 300, {{1, 1500}, {4, 700}}},
 };
 
-// What of a 16-bit operand's rounding a weighted sum may keep: with pair dot products weights are bfloat16.
-double weight_rounding(const KernelEntry& entry) {
-  return entry.dtype == AM_BFLOAT16 && std::strstr(entry.variant, "bf16") != nullptr ? 0x1p-8 : 0.0;
-}
-
 // A cache of one head's rows, as floats or as codes with a scale each.
 struct Cache {
   Tensor values, scales;
