@@ -46,6 +46,50 @@ def test_costs_follow_what_is_observed() -> None:
     assert costs.seconds_per_byte == pytest.approx(0.25, rel=1e-3)
 
 
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_slow_move_is_forgiven_in_time() -> None:
+    clock = Clock()
+    costs = MeasuredCosts(seconds_per_token=1.0, seconds_per_byte=0.01, clock=clock)
+    assert costs.prefers_swap(num_tokens=10, num_bytes=100)
+    costs.observe_move(1, 100.0)  # a disturbed machine: 10 s a byte from now on, where 0.05 would do
+    assert not costs.prefers_swap(num_tokens=10, num_bytes=100)
+    refusals = 0
+    while not costs.prefers_swap(num_tokens=10, num_bytes=100):
+        clock.now += 10.0
+        refusals += 1
+    assert 10 < refusals < 60  # minutes: neither at once nor never
+    costs.observe_move(100, 1.0)
+    assert costs.seconds_per_byte < 0.1
+    assert costs.prefers_swap(num_tokens=10, num_bytes=50)
+
+
+def test_moves_that_stay_slow_are_tried_seldom() -> None:
+    clock = Clock()
+    costs = MeasuredCosts(seconds_per_token=1.0, seconds_per_byte=1.0, clock=clock)
+    tries = 0
+    for _ in range(3600):
+        clock.now += 1.0
+        if costs.prefers_swap(num_tokens=10, num_bytes=100):
+            tries += 1
+            costs.observe_move(100, 100.0)
+            costs.observe_move(100, 100.0)
+    assert 5 <= tries <= 3600 / 100  # twenty times dearer: at most one in some hundred seconds
+
+
+def test_a_quiet_hour_is_no_reason_for_doubt() -> None:
+    clock = Clock()
+    costs = MeasuredCosts(seconds_per_token=1.0, seconds_per_byte=1.0, clock=clock)
+    costs.observe_move(1, 1.0)
+    clock.now += 3600.0
+    assert not costs.prefers_swap(num_tokens=10, num_bytes=100)
+
+
 def test_a_timed_store_measures_what_it_moves() -> None:
     costs, store = MeasuredCosts(seconds_per_byte=0.0), Store()
     timed = TimedSwapStore(store, 10, costs, store.clock)

@@ -58,7 +58,7 @@ class Engine:
         config = planned.config
         self.planned = planned
         self.tokenizer = tokenizer
-        self.costs = MeasuredCosts()
+        self.costs = MeasuredCosts(clock=clock)
         memory = KVMemory({value.name: value.type for value in planned.compiled.graph.states}, planned.open_device)
         num_swap_blocks, timed = planned.num_swap_blocks, None
         self.swap_store: HostSwapStore | None = None

@@ -2,10 +2,15 @@
 
 Both rates are measured while the engine runs, each as a mean that forgets: of the last observations the newest counts
 `_WEIGHT`. Until there is one, a default stands in that only has to be right about which of the two is larger.
+
+Prompts are computed whatever is decided here, so that rate stays fresh. That of moves does not: who believes moves to
+be slow makes none, and would believe it for ever. So the belief behind a refusal halves every `_HALF_LIFE_S`, until a
+move is tried again; what that one shows counts the more, the older the belief was.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -14,6 +19,7 @@ from aethermind.cache.swap import SwapStore
 __all__ = ["MeasuredCosts", "PreemptionCosts", "TimedSwapStore"]
 
 _WEIGHT = 0.1
+_HALF_LIFE_S = 30.0
 
 
 class PreemptionCosts(Protocol):
@@ -27,15 +33,26 @@ class PreemptionCosts(Protocol):
 class MeasuredCosts:
     """Seconds per recomputed token and per byte moved one way, measured. Mutable."""
 
-    __slots__ = ("seconds_per_byte", "seconds_per_token")
+    __slots__ = ("_clock", "_refusing_since", "seconds_per_byte", "seconds_per_token")
 
-    def __init__(self, seconds_per_token: float = 1e-4, seconds_per_byte: float = 2.5e-10) -> None:
+    def __init__(
+        self,
+        seconds_per_token: float = 1e-4,
+        seconds_per_byte: float = 2.5e-10,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.seconds_per_token = seconds_per_token
         self.seconds_per_byte = seconds_per_byte
+        self._clock = clock
+        self._refusing_since: float | None = None
 
     def prefers_swap(self, num_tokens: int, num_bytes: int) -> bool:
         """Compare a recomputation with two moves."""
-        return 2 * num_bytes * self.seconds_per_byte < num_tokens * self.seconds_per_token
+        seconds_per_byte = self.seconds_per_byte * self._trust()
+        is_preferred = 2 * num_bytes * seconds_per_byte < num_tokens * self.seconds_per_token
+        if not is_preferred and self._refusing_since is None:
+            self._refusing_since = self._clock()
+        return is_preferred
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """Learn from a step without decodes."""
@@ -43,7 +60,15 @@ class MeasuredCosts:
 
     def observe_move(self, num_bytes: int, seconds: float) -> None:
         """Learn from a move, in whichever direction."""
-        self.seconds_per_byte += _WEIGHT * (seconds / num_bytes - self.seconds_per_byte)
+        weight = 1.0 - (1.0 - _WEIGHT) * self._trust()
+        self.seconds_per_byte += weight * (seconds / num_bytes - self.seconds_per_byte)
+        self._refusing_since = None
+
+    def _trust(self) -> float:
+        """What is left of the belief in `seconds_per_byte`: 1.0 unless moves have been refused since the last one."""
+        if self._refusing_since is None:
+            return 1.0
+        return float(0.5 ** ((self._clock() - self._refusing_since) / _HALF_LIFE_S))
 
 
 class TimedSwapStore:
