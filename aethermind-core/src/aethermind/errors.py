@@ -9,6 +9,7 @@
     ├── PluginError                a plugin failed, clashed or speaks another contract
     ├── DeviceError                a device is unknown or absent
     │   └── OutOfMemoryError       a device could not provide the memory that was asked for
+    ├── CacheContentError          stored keys and values are damaged, or of another model
     ├── EngineDeadError            an engine failed or was closed while requests were open
     ├── RequestTimeoutError        a request took longer than it was given
     ├── SettingsError              a setting in a file or an environment variable is unknown or wrong
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 __all__ = [
     "AetherMindError",
+    "CacheContentError",
     "CheckpointError",
     "ConfigError",
     "ContextLengthError",
@@ -73,6 +75,10 @@ class DeviceError(AetherMindError):
 
 class OutOfMemoryError(DeviceError):
     """A device could not provide the memory that was asked for."""
+
+
+class CacheContentError(AetherMindError):
+    """Stored keys and values are damaged, or another model's."""
 
 
 class EngineDeadError(AetherMindError):
