@@ -166,6 +166,32 @@ def test_closing_ends_what_is_open(open_demo: Callable[..., LLM], monkeypatch: p
     asyncio.run(scenario())
 
 
+def test_texts_become_vectors_while_others_are_answered(demo: LLM) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        answered = asyncio.create_task(answer(engine, "The goat"))
+        vector = await engine.embed(await engine.read("The old fox"), "mean", is_normalized=True)
+        assert vector.tobytes() == demo.embed("The old fox", pooling="mean")[0].tobytes()
+        with pytest.raises(InvalidArgumentError, match="pooling"):
+            await engine.embed(await engine.read("The old fox"), "max", is_normalized=True)
+        await answered
+
+    run(demo, scenario)
+
+
+def test_limits_change_while_it_runs(open_demo: Callable[..., LLM]) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        outputs = engine.generate("Once", ENDLESS)
+        await anext(outputs)
+        await engine.adjust(max_num_seqs=1, max_prefill_chunk=8)
+        budget = await engine.call(lambda inner: inner.budget)
+        assert (budget.max_num_seqs, budget.max_prefill_chunk) == (1, 8)
+        with pytest.raises(InvalidArgumentError, match="opened for"):
+            await engine.adjust(max_num_batched_tokens=10**6)
+        await outputs.aclose()
+
+    run(open_demo(), scenario)
+
+
 def test_stats_count_what_is_held(demo: LLM) -> None:
     async def scenario(engine: AsyncEngine) -> None:
         outputs = engine.generate("Once upon a time", ENDLESS)

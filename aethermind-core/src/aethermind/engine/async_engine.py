@@ -14,6 +14,9 @@ from aethermind.errors import AetherMindError, EngineDeadError, InvalidArgumentE
 from aethermind.log import get_logger
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from aethermind.engine.engine import Engine
     from aethermind.engine.output import RequestOutput
     from aethermind.engine.prompt_reader import Prompt
@@ -62,6 +65,11 @@ class AsyncEngine:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    @property
+    def failure(self) -> EngineDeadError | None:
+        """Why requests are not served; None while they are."""
+        return self._failure
 
     @property
     def is_alive(self) -> bool:
@@ -128,8 +136,33 @@ class AsyncEngine:
         self._submit(lambda: self._post(self._engine.abort(request_id)))
         return True
 
+    async def embed(self, prompt: EnginePrompt, pooling: str, *, is_normalized: bool) -> npt.NDArray[np.float32]:
+        """The vector of a text, float32 [hidden_size] (see `Engine.embed`), computed between two steps."""
+        if prompt.embeddings:
+            raise InvalidArgumentError("embed takes texts and token ids; leave prompt_embeds and pictures out.")
+        return await self.call(lambda engine: engine.embed(prompt.token_ids, pooling, is_normalized=is_normalized))
+
+    async def adjust(
+        self,
+        *,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        max_prefill_chunk: int | None = None,
+    ) -> None:
+        """Change the limits of the steps to come (see `Engine.adjust`)."""
+        await self.call(
+            lambda engine: engine.adjust(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                max_prefill_chunk=max_prefill_chunk,
+            )
+        )
+
     async def call(self, function: Callable[[Engine], _Result]) -> _Result:
-        """Run `function` on the engine between two steps, and return what it returns or raise what it raises."""
+        """Run `function` on the engine between two steps, and return what it returns or raise what it raises.
+
+        Only here, where the engine is in this process: it is no part of `EngineClient`.
+        """
         if self._failure is not None:
             raise self._failure
         result: asyncio.Future[_Result] = self._loop.create_future()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aethermind.server.openai.errors import ApiError
 
 if TYPE_CHECKING:
-    from aethermind.engine.async_engine import AsyncEngine
+    from aethermind.engine.engine_client import EngineClient
     from aethermind.engine.model_info import ModelInfo
     from aethermind.llm import LLM
     from aethermind.text.answer_parser import AnswerFormat
@@ -24,7 +24,7 @@ class ServedModel:
     """One model behind one name; `sampling_defaults` are those of its generation_config.json."""
 
     name: str
-    engine: AsyncEngine
+    engine: EngineClient
     tokenizer: Tokenizer
     info: ModelInfo
     sampling_defaults: dict[str, Any]
@@ -33,7 +33,7 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def of(cls, name: str, llm: LLM, engine: AsyncEngine) -> ServedModel:
+    def of(cls, name: str, llm: LLM, engine: EngineClient) -> ServedModel:
         """A loaded model, run by `engine` from now on."""
         planned = llm.engine.planned
         vocab_size = planned.model.config.vocab_size

@@ -1,0 +1,82 @@
+"""What a server needs of an engine, whether it runs in this process (`AsyncEngine`) or in one of its own.
+
+Everything that crosses is a plain value: token ids, parameters, answers, vectors. Whoever needs something more of an
+engine adds a method here, named after what it does; a function over the engine itself cannot leave the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from aethermind.engine.engine_stats import EngineStats
+    from aethermind.engine.output import RequestOutput
+    from aethermind.engine.prompt_reader import EnginePrompt, Prompt
+    from aethermind.engine.request_options import RequestOptions
+    from aethermind.errors import EngineDeadError
+    from aethermind.sampling.params import SamplingParams
+
+__all__ = ["EngineClient"]
+
+
+class EngineClient(Protocol):
+    """One engine for the tasks of one event loop. Whatever is asked while it is down raises its `failure`."""
+
+    @property
+    def failure(self) -> EngineDeadError | None:
+        """Why nothing is served at the moment, and whether that will change; None while requests are served."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests are served."""
+
+    @property
+    def num_open(self) -> int:
+        """Requests that somebody waits for."""
+
+    @property
+    def stats(self) -> EngineStats:
+        """What the engine does at the moment, or did last when it could tell."""
+
+    async def read(self, prompt: Prompt) -> EnginePrompt:
+        """A prompt as token ids. InvalidArgumentError says what is wrong with it."""
+
+    def generate(
+        self,
+        prompt: EnginePrompt,
+        params: SamplingParams,
+        *,
+        options: RequestOptions | None = None,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the answer so far whenever it has grown, the finished one last; closing it ends the request.
+
+        Raises InvalidArgumentError and ContextLengthError for what cannot be served, RequestTimeoutError when the
+        answer is not finished after `timeout_s` seconds, EngineDeadError when the engine failed or was closed.
+        """
+
+    def abort(self, request_id: str) -> bool:
+        """End an open request; whoever waits for it gets what there is, finished with `abort`. False if none is."""
+
+    async def embed(self, prompt: EnginePrompt, pooling: str, *, is_normalized: bool) -> npt.NDArray[np.float32]:
+        """The vector of a text, float32 [hidden_size] (see `Engine.embed`), computed between two steps."""
+
+    async def adjust(
+        self,
+        *,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        max_prefill_chunk: int | None = None,
+    ) -> None:
+        """Change the limits of the steps to come (see `Engine.adjust`)."""
+
+    async def drain(self) -> None:
+        """Wait until no request is open. New ones are still taken: whoever drains turns them away at the door."""
+
+    async def close(self) -> None:
+        """Stop after the step under way; requests that are open end with EngineDeadError."""
