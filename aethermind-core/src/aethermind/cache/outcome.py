@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from aethermind.cache.shift import BlockShift
+
 __all__ = ["OpenResult", "Outcome", "ReserveResult"]
 
 
@@ -34,9 +36,10 @@ class OpenResult:
 class ReserveResult:
     """How `KVCache.reserve` ended.
 
-    `copies` are `(source, destination)` blocks whose content must be copied, in order, before the step
-    writes.
+    `copies` are `(source, destination)` blocks whose content must be copied, in order, and `shifts` the blocks
+    whose keys must be turned after that, both before the step writes.
     """
 
     outcome: Outcome
     copies: tuple[tuple[int, int], ...] = ()
+    shifts: tuple[BlockShift, ...] = ()
