@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aethermind.log import get_logger, setup_console
+from aethermind.log import get_logger, set_format, setup_console
 
 
 @pytest.fixture
@@ -18,7 +19,11 @@ def root() -> Iterator[logging.Logger]:
     root = logging.getLogger("aethermind")
     handlers, level = root.handlers[:], root.level
     root.handlers[:] = []
+    libraries = [logging.getLogger(name) for name in ("uvicorn", "asyncio")]
+    kept = [(library.handlers[:], library.propagate) for library in libraries]
     yield root
+    for library, (own, propagate) in zip(libraries, kept, strict=True):
+        library.handlers[:], library.propagate = own, propagate
     root.handlers[:] = handlers
     root.setLevel(level)
 
@@ -56,6 +61,33 @@ def test_the_console_is_set_up_once(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     get_logger("aethermind_cpu").info("hello")
     get_logger("x").debug("not this")
     assert capsys.readouterr().err == "I aethermind.aethermind_cpu: hello\n"
+
+
+@pytest.mark.usefixtures("root")
+def test_fields_follow_the_message(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("AETHERMIND_LOG", "info")
+    setup_console()
+    fields = {"n": 3, "path": "/a b", "forged": 'x\ny="1"', "none": ""}
+    get_logger("x").info("done", extra={"fields": fields})
+    assert capsys.readouterr().err == "I aethermind.x: done n=3 path='/a b' forged='x\\ny=\"1\"' none=''\n"
+
+
+@pytest.mark.usefixtures("root")
+def test_json_is_an_object_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("AETHERMIND_LOG", "info")
+    setup_console()
+    set_format("json")
+    get_logger("x").info("one\ntwo", extra={"fields": {"n": 3, "tokens": [1, 2]}})
+    logging.getLogger("uvicorn.error").warning("from a library")
+    try:
+        raise ValueError("no luck")
+    except ValueError:
+        get_logger("x").exception("failed")
+    first, library, failed = map(json.loads, capsys.readouterr().err.splitlines())
+    assert first.pop("time").endswith("+00:00")
+    assert first == {"level": "info", "logger": "aethermind.x", "message": "one\ntwo", "n": 3, "tokens": [1, 2]}
+    assert (library["logger"], library["level"]) == ("uvicorn.error", "warning")
+    assert "ValueError: no luck" in failed["exception"]
 
 
 def test_importing_installs_no_handler() -> None:

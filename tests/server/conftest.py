@@ -18,13 +18,13 @@ from aethermind.server.run import bind, running
 
 
 @contextmanager
-def serving(llm: LLM, *, limits: Limits | None = None, api_key: str | None = None) -> Iterator[str]:
-    """The address of a server in a thread of its own."""
+def serving(llm: LLM, *, limits: Limits | None = None, **options: Any) -> Iterator[str]:
+    """The address of a server in a thread of its own; `options` are those of `running`."""
     is_up, loops, stop = threading.Event(), [], asyncio.Event()
     with bind("127.0.0.1", 0) as listening:
 
         async def run() -> None:
-            async with running({"demo": llm}, listening, limits=limits or Limits(), api_key=api_key):
+            async with running({"demo": llm}, listening, limits=limits or Limits(), **options):
                 loops.append(asyncio.get_running_loop())
                 is_up.set()
                 await stop.wait()

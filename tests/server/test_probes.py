@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aethermind import __version__
 from aethermind.engine.engine_stats import EngineStats
-from aethermind.server.metrics import Metrics
+from aethermind.server.observation import Metrics
 
 
 def test_probes(http: httpx.Client) -> None:
@@ -45,13 +45,18 @@ def test_metrics_tell_what_is_kept_where() -> None:
         num_swapped_blocks=3,
         swapped_out_bytes=5,
         swapped_in_bytes=0,
+        num_preemptions=7,
     )
-    models: Any = [SimpleNamespace(name="demo", engine=SimpleNamespace(stats=stats))]
+    info = SimpleNamespace(architecture="A", device="cpu:0", dtype="float32", max_model_len=64, block_size=16,
+                           weight_bytes=1, kv_cache_bytes=2, arena_bytes=3)  # fmt: skip
+    models: Any = [SimpleNamespace(name="demo", engine=SimpleNamespace(stats=stats), info=info)]
     admission: Any = SimpleNamespace(num_rejected=0)
     samples = read_samples(Metrics(models, admission).render().decode())
     assert samples["aethermind_kv_cache_usage_ratio"] == 6 / 8
     assert samples["aethermind_kv_memory_pressure_ratio"] == 9 / 12
     assert samples["aethermind_num_swapped_blocks"] == 3
+    assert samples["aethermind_num_preemptions_total"] == 7
+    assert samples["aethermind_model_memory_bytes"] == 6
 
 
 def read(http: httpx.Client) -> dict[str, float]:

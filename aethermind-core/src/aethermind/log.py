@@ -1,12 +1,19 @@
-"""Logging: one logger a module, all of them under `aethermind`; only the command line installs a handler."""
+"""Logging: one logger a module, all of them under `aethermind`; only the command line installs a handler.
+
+What programs want to find again goes into `extra={"fields": {...}}` of a record: after the message as `name=value`,
+or, where logs are JSON, as members of their own.
+"""
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from aethermind import env
 
-__all__ = ["get_logger", "is_level", "set_level", "setup_console"]
+__all__ = ["FORMATS", "get_logger", "is_level", "set_format", "set_level", "setup_console"]
+
+FORMATS = ("text", "json")
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -20,9 +27,21 @@ def setup_console() -> None:
     root = logging.getLogger("aethermind")
     if not root.handlers:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname).1s %(name)s: %(message)s"))
+        handler.setFormatter(_TextFormatter())
         root.addHandler(handler)
     set_level(env.log_level())
+
+
+def set_format(name: str) -> None:
+    """Write records as lines of `text`, or as `json`, an object a line, those of the libraries that serve included."""
+    formatter = _JsonFormatter() if name == "json" else _TextFormatter()
+    for handler in logging.getLogger("aethermind").handlers:
+        handler.setFormatter(formatter)
+        for library in ("uvicorn", "asyncio"):
+            logger = logging.getLogger(library)
+            logger.propagate = False
+            if handler not in logger.handlers:
+                logger.addHandler(handler)
 
 
 def is_level(name: str) -> bool:
@@ -33,3 +52,42 @@ def is_level(name: str) -> bool:
 def set_level(name: str) -> None:
     """Let records through from this level on, a name in any case; one that is no level counts as `warning`."""
     logging.getLogger("aethermind").setLevel(logging.getLevelNamesMapping().get(name.upper(), logging.WARNING))
+
+
+class _TextFormatter(logging.Formatter):
+    """`I aethermind.server: message name=value`, for people."""
+
+    def __init__(self) -> None:
+        super().__init__("%(levelname).1s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        """The line, with the fields after the message."""
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        return " ".join([super().formatMessage(record), *(f"{name}={_plain(value)}" for name, value in fields.items())])
+
+
+class _JsonFormatter(logging.Formatter):
+    """An object a line, for programs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """`time` is UTC in RFC 3339's form; `exception`, where there is one, holds the traceback."""
+        import json
+        from datetime import UTC, datetime
+
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _plain(value: object) -> str:
+    """A value that cannot be taken for anything but itself: in quotes unless it is one plain word."""
+    text = str(value)
+    is_word = text.isascii() and text.isprintable() and not set(text) & set(' "=\\')
+    return text if text and is_word else repr(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from aethermind import log
 from aethermind.config import Section, setting
 from aethermind.engine.config import EngineConfig
 from aethermind.errors import InvalidArgumentError
@@ -160,10 +161,14 @@ class LogSettings:
     """What is told of the inside."""
 
     level: str = setting("warning", "debug, info, warning or error", variable="AETHERMIND_LOG")
+    format: str = setting("text", "how `serve` writes it: text, or json", parameter="log_format")
+    prompts: bool = setting(False, "whether `serve` writes down what it was asked", parameter="log_prompts")
 
     def __post_init__(self) -> None:
         if self.level.lower() not in ("debug", "info", "warning", "error"):
             raise InvalidArgumentError(f"level should be one of debug, info, warning, error, got {self.level!r}.")
+        if self.format not in log.FORMATS:
+            raise InvalidArgumentError(f"log format should be one of {', '.join(log.FORMATS)}, got {self.format!r}.")
 
 
 SECTIONS = (

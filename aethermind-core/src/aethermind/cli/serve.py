@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
+from aethermind import log
 from aethermind.cli import console, options
+from aethermind.cli.sections import LogSettings
 from aethermind.errors import InvalidArgumentError, SettingsError
 
 __all__ = ["EXAMPLES", "serve"]
@@ -57,6 +59,8 @@ def serve(
     max_open_requests: Annotated[int, typer.Option(help="The most answers open at once; others get 429.", min=1)] = 256,
     request_timeout: Annotated[float, typer.Option(help="Seconds until an answer has to be finished.")] = 600.0,
     drain_timeout: Annotated[float, typer.Option(help="Seconds for open answers when told to stop.")] = 30.0,
+    log_format: Annotated[str, typer.Option(help="How the log is written: text, or json, an object a line.")] = "text",
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write what was asked into the log, too.")] = False,
 ) -> None:
     """Serve a model over HTTP to OpenAI's clients. Ctrl-C lets open answers finish; a second one does not."""
     try:
@@ -65,6 +69,8 @@ def serve(
         raise SettingsError(f"The server needs {error.name}. Run `pip install aethermind[serve]`.") from None
     from aethermind.cli.load import open_llm
 
+    LogSettings(format=log_format)
+    log.set_format(log_format)
     if host not in LOOPBACK and api_key is None and not allow_no_key:
         raise InvalidArgumentError(
             f"Everyone who reaches {host} could use this server. Set AETHERMIND_API_KEY, or say --allow-no-key."
@@ -101,4 +107,8 @@ def serve(
             print(f"Serving {served} at {address}/v1 (Ctrl-C stops)", file=sys.stderr)
             print(f"To chat, open {address} in a browser", file=sys.stderr, flush=True)
 
-        asyncio.run(server.serve({served: llm}, listening, limits=limits, api_key=api_key, on_ready=announce))
+        asyncio.run(
+            server.serve(
+                {served: llm}, listening, limits=limits, api_key=api_key, log_prompts=log_prompts, on_ready=announce
+            )
+        )

@@ -79,6 +79,8 @@ class Engine:
         self._controls = ControlsReader(planned, tokenizer)
         self._clock = clock
         self._num_added = 0
+        self.num_preemptions = 0
+        """Times that a request gave way to others."""
 
     @property
     def has_unfinished(self) -> bool:
@@ -197,6 +199,7 @@ class Engine:
         decision = self.scheduler.schedule(started, self.waiting, self.running, self.budget)
         sampled = self.runner.run(decision) if decision.scheduled else []
         self.scheduler.advance(decision)
+        self.num_preemptions += len(decision.preempted)
         now = self._clock()
         if decision.scheduled and decision.num_decodes == 0:
             self.costs.observe_prefill(decision.num_batched_tokens, now - started)

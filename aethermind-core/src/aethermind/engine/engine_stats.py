@@ -15,7 +15,7 @@ __all__ = ["EngineStats"]
 class EngineStats:
     """One moment of an engine. Blocks are those of the KV cache: `num_free_blocks` can be had at once, those that keep
     past prompts for reuse included. `num_swapped_blocks` of `num_swap_blocks` in host memory keep what was swapped out;
-    bytes are those moved since the engine was made.
+    bytes are those moved, and preemptions those that happened, since the engine was made.
     """
 
     num_waiting: int
@@ -26,6 +26,7 @@ class EngineStats:
     num_swapped_blocks: int
     swapped_out_bytes: int
     swapped_in_bytes: int
+    num_preemptions: int
 
     @property
     def kv_cache_usage(self) -> float:
@@ -54,4 +55,5 @@ class EngineStats:
             num_swapped_blocks=store.num_used_blocks if store else 0,
             swapped_out_bytes=store.num_moved_out * bytes_per_block if store else 0,
             swapped_in_bytes=store.num_moved_in * bytes_per_block if store else 0,
+            num_preemptions=engine.num_preemptions,
         )

@@ -18,11 +18,15 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Times in seconds of `time.perf_counter`."""
+    """Times in seconds of `time.perf_counter`; `admitted_s` is when the request was first let in to run.
+    `num_preemptions` is how often it gave way since.
+    """
 
     arrival_s: float
     first_token_s: float | None
     finished_s: float | None
+    admitted_s: float | None = None
+    num_preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

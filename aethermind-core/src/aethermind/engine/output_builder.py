@@ -75,7 +75,10 @@ class OutputBuilder:
             reason.value if reason else None,
             self._stop_reason,
         )
-        metrics = RequestMetrics(request.arrival, self._first_token_s, now if reason else None)
+        ended_s = now if reason else None
+        metrics = RequestMetrics(
+            request.arrival, self._first_token_s, ended_s, request.admitted, request.num_preemptions
+        )
         return RequestOutput(
             request.request_id,
             self._prompt,

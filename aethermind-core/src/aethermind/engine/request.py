@@ -49,6 +49,7 @@ class Request:
     """
 
     __slots__ = (
+        "admitted",
         "all_token_ids",
         "arrival",
         "controls",
@@ -100,6 +101,8 @@ class Request:
         self.prompt_token_ids = list(prompt_token_ids)
         self.params = params
         self.arrival = arrival
+        self.admitted: float | None = None
+        """When it was first let in to run, in seconds of the engine's clock."""
         self.priority = options.priority
         self.deadline = None if options.deadline_ms is None else arrival + options.deadline_ms / 1e3
         """When the answer should be complete, in seconds of the engine's clock."""

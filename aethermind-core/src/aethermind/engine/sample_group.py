@@ -51,6 +51,7 @@ class SampleGroup:
             child.num_computed_tokens = child.num_prompt_tokens - 1
             cache.truncate(child.request_id, child.num_computed_tokens)
             child.state = RequestState.RUNNING
+            child.admitted = now
             running.append(child)
             num_started += 1
         return num_started
@@ -68,6 +69,8 @@ class SampleGroup:
             known[0].metrics.arrival_s,
             min(firsts, default=None),
             max(ends, default=None) if is_finished else None,
+            known[0].metrics.admitted_s,
+            sum(one.metrics.num_preemptions for one in known),
         )
         return replace(
             known[0],

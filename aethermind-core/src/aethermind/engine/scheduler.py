@@ -234,6 +234,8 @@ class Scheduler:
                 self._reject(step, request, num_tokens)
                 continue
             request.state = RequestState.RUNNING
+            if request.admitted is None:
+                request.admitted = now
             request.num_tokens_at_resume = num_tokens
             running.append(request)
             is_last = request.num_computed_tokens + chunk == num_tokens

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from aethermind.server.observation.records import GenerationRecord
 from aethermind.server.openai.answers import Answer, PartCutter
 
 if TYPE_CHECKING:
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from aethermind.engine.prompt_reader import EnginePrompt
     from aethermind.engine.request_options import RequestOptions
     from aethermind.sampling.params import SamplingParams
-    from aethermind.server.metrics import Metrics
+    from aethermind.server.observation.metrics import Metrics
+    from aethermind.server.observation.records import HttpRecord
     from aethermind.server.served_model import ServedModel
 
 __all__ = ["Answering", "told"]
@@ -26,7 +28,7 @@ class Answering:
     def __init__(
         self,
         model: ServedModel,
-        request_id: str,
+        record: HttpRecord,
         params: SamplingParams,
         options: RequestOptions,
         *,
@@ -34,7 +36,7 @@ class Answering:
         metrics: Metrics,
     ) -> None:
         self._model = model
-        self._request_id = request_id
+        self._record = record
         self._params = params
         self._options = options
         self._timeout_s = timeout_s
@@ -86,11 +88,15 @@ class Answering:
         return last
 
     def _states_of(self, index: int, prompt: EnginePrompt) -> AsyncGenerator[RequestOutput, None]:
-        request_id = f"{self._request_id}-{index}"
+        record, params = self._record, self._params
         states = self._model.engine.generate(
-            prompt, self._params, options=self._options, request_id=request_id, timeout_s=self._timeout_s
+            prompt, params, options=self._options, request_id=f"{record.request_id}-{index}", timeout_s=self._timeout_s
         )
-        return self._metrics.observed(self._model.name, states)
+        generation = GenerationRecord(self._model.name, record.arrived_s, params)
+        record.generations.append(generation)
+        if record.prompts is not None:
+            record.prompts.append(prompt.token_ids if prompt.text is None else prompt.text)
+        return self._metrics.observed(generation, states)
 
 
 async def told(

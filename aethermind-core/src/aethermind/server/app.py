@@ -9,7 +9,7 @@ from fastapi import FastAPI, Response
 from aethermind import __version__
 from aethermind.server.door import Door
 from aethermind.server.limits import Admission, Limits
-from aethermind.server.metrics import Metrics
+from aethermind.server.observation import Metrics, Observer
 from aethermind.server.openai.errors import ApiError, install_error_handlers
 from aethermind.server.openai.routes import router as openai_routes
 from aethermind.server.openai.tokens import router as token_routes
@@ -30,10 +30,12 @@ def create_app(
     limits: Limits | None = None,
     api_key: str | None = None,
     only_local: bool = False,
+    log_prompts: bool = False,
 ) -> FastAPI:
     """An application that serves `models`, whose engines run already.
 
     With `api_key` clients have to know it; with `only_local` they have to call the server by a name of this machine.
+    Prompts come into the log only with `log_prompts`.
     """
     app = FastAPI(title="AetherMind", version=__version__, docs_url=None, redoc_url=None)
     state = app.state
@@ -42,7 +44,8 @@ def create_app(
     state.admission = Admission(state.limits)
     state.metrics = Metrics(state.models, state.admission)
     install_error_handlers(app)
-    app.add_middleware(Door, api_key=api_key, metrics=state.metrics, only_local=only_local)
+    app.add_middleware(Door, api_key=api_key, only_local=only_local)
+    app.add_middleware(Observer, metrics=state.metrics, has_prompts=log_prompts)
     _add_probes(app)
     app.include_router(openai_routes)
     app.include_router(token_routes)

@@ -1,20 +1,17 @@
-"""What every request passes on its way in and out: it gets an id, shows its key, and is counted."""
+"""What every request passes on its way in: it comes from where it may, and shows its key."""
 
 from __future__ import annotations
 
 import hmac
-import uuid
 from typing import TYPE_CHECKING
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.web_ui import ASSETS
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from aethermind.server.metrics import Metrics
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 __all__ = ["Door"]
 
@@ -25,35 +22,24 @@ _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 class Door:
-    """ASGI middleware. `X-Request-Id` of an answer is the server's; without a key, `api_key` being set, it is a 401.
+    """ASGI middleware. Without a key, `api_key` being set, the answer is a 401.
 
     With `only_local` the server must be called by a name of this machine, and by no web page but its own: one whose
     name was made to lead here ("DNS rebinding"), and one that posts to strangers, are turned away.
     """
 
-    def __init__(self, app: ASGIApp, api_key: str | None, metrics: Metrics, *, only_local: bool) -> None:
+    def __init__(self, app: ASGIApp, api_key: str | None, *, only_local: bool) -> None:
         self._app = app
         self._api_key = api_key
-        self._metrics = metrics
         self._only_local = only_local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        if refusal is None:
             await self._app(scope, receive, send)
             return
-        request_id = f"req_{uuid.uuid4().hex}"
-        scope.setdefault("state", {})["request_id"] = request_id
-
-        async def send_counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
-                path = getattr(scope.get("route"), "path", "other")
-                self._metrics.count_http(scope["method"], path, message["status"])
-            await send(message)
-
-        refusal = self._refusal(scope)
-        answering = self._app if refusal is None else refusal.response()
-        await answering(scope, receive, send_counted)
+        scope["state"]["record"].error_code = refusal.code
+        await refusal.response()(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         if self._only_local and (name := _host_name(scope)) not in _LOCAL_NAMES:

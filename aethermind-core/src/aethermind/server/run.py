@@ -49,10 +49,11 @@ async def serve(
     *,
     limits: Limits,
     api_key: str | None = None,
+    log_prompts: bool = False,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve the models under their names until SIGINT or SIGTERM. Open answers are finished, unless it comes twice."""
-    async with running(llms, listening, limits=limits, api_key=api_key) as app:
+    async with running(llms, listening, limits=limits, api_key=api_key, log_prompts=log_prompts) as app:
         with _stop_signals() as stops:
             on_ready()
             await _drain(stops, app.state.admission, limits.drain_timeout_s)
@@ -60,7 +61,12 @@ async def serve(
 
 @asynccontextmanager
 async def running(
-    llms: Mapping[str, LLM], listening: socket.socket, *, limits: Limits, api_key: str | None = None
+    llms: Mapping[str, LLM],
+    listening: socket.socket,
+    *,
+    limits: Limits,
+    api_key: str | None = None,
+    log_prompts: bool = False,
 ) -> AsyncIterator[FastAPI]:
     """Serve the models as long as the context is open; yields the application."""
     async with AsyncExitStack() as stack:
@@ -69,8 +75,11 @@ async def running(
             engine = await stack.enter_async_context(AsyncEngine(llm.engine))
             models.append(ServedModel.of(name, llm, engine))
         only_local = ip_address(listening.getsockname()[0]).is_loopback
-        app = create_app(models, limits=limits, api_key=api_key, only_local=only_local)
-        server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
+        app = create_app(models, limits=limits, api_key=api_key, only_local=only_local, log_prompts=log_prompts)
+        config = uvicorn.Config(
+            app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=1
+        )
+        server = _Server(config)
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve([listening]))
             try:

@@ -43,7 +43,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._resources:
-            sending = asyncio.create_task(self._send(send))
+            sending = asyncio.create_task(self._send(scope, send))
             leaving = asyncio.create_task(until_gone(receive))
             try:
                 await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -54,7 +54,7 @@ class EventStream(Response):
                 leaving.cancel()
                 await asyncio.wait({sending, leaving})
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, scope: Scope, send: Send) -> None:
         async def write(data: bytes, *, is_last: bool = False) -> None:
             async with asyncio.timeout(SLOW_READER_S):
                 await send({"type": "http.response.body", "body": data, "more_body": not is_last})
@@ -72,7 +72,9 @@ class EventStream(Response):
         except TimeoutError:
             return  # nobody reads; what was sent stays without an end, so that it is not taken for whole
         except Exception as error:
-            await write(b"data: " + _json(as_api_error(error).body) + b"\n\n")
+            failure = as_api_error(error)
+            scope["state"]["record"].error_code = failure.code
+            await write(b"data: " + _json(failure.body) + b"\n\n")
         finally:
             if upcoming is not None and not upcoming.done():
                 upcoming.cancel()

@@ -72,8 +72,10 @@ def as_api_error(error: Exception) -> ApiError:
     return ApiError(500, "The server failed on this request; its log says more.", code="internal_error")
 
 
-async def _answer_error(_: Request, error: Exception) -> JSONResponse:
-    return as_api_error(error).response()
+async def _answer_error(request: Request, error: Exception) -> JSONResponse:
+    failure = as_api_error(error)
+    request.state.record.error_code = failure.code
+    return failure.response()
 
 
 async def _answer_http(request: Request, error: Exception) -> JSONResponse:

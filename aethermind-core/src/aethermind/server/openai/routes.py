@@ -67,10 +67,11 @@ async def _answer(
     prompts: Sequence[Prompt],
     answer: Answer,
 ) -> Response:
-    state = request.app.state
+    state, record = request.app.state, request.state.record
+    record.is_stream, record.user = bool(body.stream), body.user
     answering = Answering(
         model,
-        request.state.request_id,
+        record,
         body.sampling(model),
         body.options,
         timeout_s=state.limits.request_timeout_s,

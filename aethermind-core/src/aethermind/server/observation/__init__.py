@@ -1,0 +1,9 @@
+"""What the server tells about itself: metrics for Prometheus, and a line in the log for each request."""
+
+from __future__ import annotations
+
+from aethermind.server.observation.metrics import Metrics
+from aethermind.server.observation.observer import Observer
+from aethermind.server.observation.records import GenerationRecord, HttpRecord
+
+__all__ = ["GenerationRecord", "HttpRecord", "Metrics", "Observer"]

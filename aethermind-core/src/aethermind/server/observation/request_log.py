@@ -1,0 +1,57 @@
+"""A line in the log for each HTTP request: what was asked, what it took, how it ended. Never what it said."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from aethermind.log import get_logger
+
+if TYPE_CHECKING:
+    from aethermind.server.observation.records import HttpRecord
+
+__all__ = ["log_request"]
+
+_PROBES = frozenset({"/health", "/ready", "/metrics", "/version"})
+
+_LONGEST_PATH = 256
+
+_log = get_logger(__name__)
+
+
+def log_request(record: HttpRecord) -> None:
+    """Log a request that is over: as `info`, and as `debug` what monitors and the page ask all the time."""
+    is_work = record.route not in _PROBES and not record.route.startswith("/assets")
+    level = logging.INFO if is_work else logging.DEBUG
+    if _log.isEnabledFor(level):
+        status = "gone" if record.status is None else record.status
+        _log.log(level, "%s %s %s", record.method, record.route, status, extra={"fields": _fields(record)})
+
+
+def _fields(record: HttpRecord) -> dict[str, Any]:
+    """What is known, in the order in which it is read; what is not known is left out."""
+    work = record.generations
+    seconds = {"ttft": record.ttft_s, "duration": record.duration_s}
+    fields: dict[str, Any] = {
+        "request_id": record.request_id,
+        "client_request_id": record.client_id,
+        "method": record.method,
+        "path": record.path[:_LONGEST_PATH],
+        "status": record.status,
+        "error": record.error_code,
+        "tenant": record.tenant,
+        "user": record.user,
+        **{f"{name}_ms": None if value is None else round(value * 1e3, 3) for name, value in seconds.items()},
+    }
+    if work:
+        fields |= {
+            "model": work[0].model,
+            "stream": record.is_stream,
+            "prompt_tokens": sum(one.num_prompt_tokens for one in work),
+            "cached_tokens": sum(one.num_cached_tokens for one in work),
+            "output_tokens": sum(one.num_output_tokens for one in work),
+            "preemptions": sum(one.num_preemptions for one in work),
+            "finish_reason": ",".join(dict.fromkeys(reason for one in work for reason in one.finish_reasons)),
+        }
+    fields["prompts"] = record.prompts or None
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,0 +1,125 @@
+"""Metrics: each kind of end is counted once, times add up, and the dashboard asks for nothing that is not there."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.server.conftest import await_idle
+
+COMPLETIONS = "/v1/completions"
+ASK = {"model": "demo", "prompt": "The old fox", "max_tokens": 6, "ignore_eos": True}
+DASHBOARD = Path(__file__).parents[3] / "docs" / "using" / "grafana" / "aethermind.json"
+NAME = re.compile(r"\b(?:aethermind|process)_\w+")
+
+
+def samples(http: httpx.Client) -> dict[tuple[str, str], float]:
+    """Every sample by its name and, where it has one, its reason."""
+    families = text_string_to_metric_families(http.get("/metrics").text)
+    found: dict[tuple[str, str], float] = {}
+    for sample in (sample for family in families for sample in family.samples):
+        key = (sample.name, sample.labels.get("finished_reason", ""))
+        found[key] = found.get(key, 0.0) + sample.value
+    return found
+
+
+def gained(http: httpx.Client, before: dict[tuple[str, str], float], name: str, reason: str = "") -> float:
+    key = (f"aethermind_{name}", reason)
+    return samples(http).get(key, 0.0) - before.get(key, 0.0)
+
+
+def test_the_times_of_a_request_add_up(http: httpx.Client) -> None:
+    before = samples(http)
+    http.post(COMPLETIONS, json=ASK)
+    for name in ("queue_time", "prefill_time", "decode_time", "inference_time"):
+        assert gained(http, before, f"request_{name}_seconds_count") == 1
+    for name in ("time_to_first_token", "time_per_output_token", "e2e_request_latency"):
+        assert gained(http, before, f"{name}_seconds_count") == 1
+    parts = [gained(http, before, f"request_{name}_time_seconds_sum") for name in ("queue", "prefill", "decode")]
+    assert all(part >= 0 for part in parts)
+    assert sum(parts[1:]) == pytest.approx(gained(http, before, "request_inference_time_seconds_sum"))
+    first, whole = (
+        gained(http, before, f"{name}_seconds_sum") for name in ("time_to_first_token", "e2e_request_latency")
+    )
+    assert 0 < first < whole
+    assert sum(parts) < whole
+    assert gained(http, before, "request_params_max_tokens_sum") == 6
+
+
+def test_several_answers_are_counted_each(http: httpx.Client) -> None:
+    before = samples(http)
+    http.post(COMPLETIONS, json={**ASK, "n": 3, "seed": 1})
+    assert gained(http, before, "request_success_total", "length") == 3
+    assert gained(http, before, "generation_tokens_total") == 18
+    assert gained(http, before, "request_generation_tokens_sum") == 18
+    assert gained(http, before, "request_prompt_tokens_count") == 1
+
+
+def test_a_client_that_leaves_is_an_abort(http: httpx.Client) -> None:
+    before = samples(http)
+    with http.stream("POST", COMPLETIONS, json={**ASK, "max_tokens": 400, "stream": True}) as answer:
+        next(answer.iter_lines())
+    await_idle(http)
+    assert gained(http, before, "request_success_total", "abort") == 1
+    assert gained(http, before, "request_success_total", "length") == 0
+    assert 0 < gained(http, before, "generation_tokens_total") < 400
+
+
+def test_what_the_engine_refuses_is_an_error(http: httpx.Client) -> None:
+    before = samples(http)
+    assert http.post(COMPLETIONS, json={**ASK, "prompt": [99_999_999]}).status_code == 400
+    assert gained(http, before, "request_success_total", "error") == 1
+    assert gained(http, before, "request_prompt_tokens_count") == 0
+
+
+def test_a_prompt_asked_again_is_a_hit(http: httpx.Client) -> None:
+    ask = {**ASK, "prompt": "A fox that nobody has met before. " * 8}
+    http.post(COMPLETIONS, json=ask)
+    before = samples(http)
+    http.post(COMPLETIONS, json=ask)
+    cached, read = (gained(http, before, name) for name in ("prompt_tokens_cached_total", "prompt_tokens_total"))
+    assert 0.5 * read < cached < read
+
+
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    return found
+
+
+def queries() -> Iterator[str]:
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    yield from (target["expr"] for panel in panels() for target in panel.get("targets", ()))
+    yield from (one["definition"] for one in dashboard["templating"]["list"] if one["type"] == "query")
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are(http: httpx.Client) -> None:
+    http.post(COMPLETIONS, json=ASK)
+    known = {name for name, _ in samples(http)}
+    asked = {name for query in queries() for name in NAME.findall(query)}
+    assert len(asked) > 30
+    assert asked <= known
+
+
+def test_the_dashboard_is_one_that_grafana_reads() -> None:
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= dashboard.keys()
+    variables = {one["name"] for one in dashboard["templating"]["list"]}
+    assert {name for query in queries() for name in re.findall(r"\$(\w+)", query)} <= {*variables, "__rate_interval"}
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+    covered = set()
+    for panel in panels():
+        area = panel["gridPos"]
+        cells = {(area["x"] + i, area["y"] + j) for i in range(area["w"]) for j in range(area["h"])}
+        assert not cells & covered, f"{panel['title']} lies over another"
+        assert area["x"] + area["w"] <= 24
+        covered |= cells
+        if panel["type"] != "row":
+            assert panel["targets"]
+            assert all(one["datasource"]["uid"] == "${datasource}" for one in (panel, *panel["targets"]))
+            assert all(one["expr"].count("(") == one["expr"].count(")") for one in panel["targets"])

@@ -1,0 +1,120 @@
+"""The log of a server: a line for each request, which never says what was said unless it was told to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from tests.server.conftest import await_idle
+
+COMPLETIONS = "/v1/completions"
+ASK = {"model": "demo", "prompt": "The secret is a heron", "max_tokens": 5, "ignore_eos": True}
+
+
+class Records(logging.Handler):
+    """Everything that is logged, as it would be formatted."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.lines: list[str] = []
+        self.fields: list[dict[str, Any]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = getattr(record, "fields", {})
+        self.lines.append(f"{logging.Formatter().format(record)} {fields}")
+        if fields.get("path") == COMPLETIONS:
+            self.fields.append(fields)
+
+
+@pytest.fixture
+def records() -> Iterator[Records]:
+    """All that every logger of the process says, from debug on."""
+    handler, root = Records(), logging.getLogger()
+    ours, level = logging.getLogger("aethermind"), logging.getLogger("aethermind").level
+    root.addHandler(handler)
+    ours.setLevel(logging.DEBUG)
+    yield handler
+    ours.setLevel(level)
+    root.removeHandler(handler)
+
+
+def test_a_line_says_what_a_request_took(http: httpx.Client, records: Records) -> None:
+    answer = http.post(COMPLETIONS, json={**ASK, "user": "mary"}, headers={"X-Request-ID": "order-7"})
+    await_idle(http)
+    (fields,) = records.fields
+    usage = answer.json()["usage"]
+    assert answer.headers["X-Client-Request-Id"] == "order-7"
+    assert 0 < fields.pop("ttft_ms") < fields.pop("duration_ms")
+    assert fields == {
+        "request_id": answer.headers["X-Request-Id"],
+        "client_request_id": "order-7",
+        "method": "POST",
+        "path": COMPLETIONS,
+        "status": 200,
+        "user": "mary",
+        "model": "demo",
+        "stream": False,
+        "prompt_tokens": usage["prompt_tokens"],
+        "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+        "output_tokens": 5,
+        "preemptions": 0,
+        "finish_reason": "length",
+    }
+
+
+def test_a_line_says_how_it_ended(http: httpx.Client, records: Records) -> None:
+    http.post(COMPLETIONS, json={**ASK, "model": "gpt-9"})
+    http.post(COMPLETIONS, json={**ASK, "prompt": "word " * 2000})
+    with http.stream("POST", COMPLETIONS, json={**ASK, "max_tokens": 400, "stream": True}) as answer:
+        next(answer.iter_lines())
+    while len(records.fields) < 3:
+        await_idle(http)
+    unknown, too_long, left = records.fields
+    assert (unknown["status"], unknown["error"]) == (404, "model_not_found")
+    assert (too_long["status"], too_long["error"]) == (400, "context_length_exceeded")
+    assert (left["status"], left["finish_reason"], left["stream"]) == (200, "abort", True)
+
+
+def test_what_was_said_is_not_in_the_log(http: httpx.Client, records: Records) -> None:
+    http.post(COMPLETIONS, json=ASK)
+    http.post(COMPLETIONS, json={**ASK, "heron": "heron"})
+    http.post(COMPLETIONS, json={**ASK, "temperature": "heron"})
+    http.post(COMPLETIONS, content=b'{"prompt": "heron"')
+    http.post("/v1/chat/completions", json={"model": "demo", "messages": [{"role": "user", "content": "heron"}]})
+    http.post("/tokenize", json={"model": "demo", "prompt": "heron"})
+    await_idle(http)
+    assert len(records.lines) >= 6
+    assert not [line for line in records.lines if "heron" in line]
+
+
+def test_prompts_are_logged_where_that_is_asked_for(open_server: Callable[..., httpx.Client], records: Records) -> None:
+    http = open_server(log_prompts=True, api_key="open sesame")
+    http.post(COMPLETIONS, json=ASK, headers={"Authorization": "Bearer open sesame"})
+    assert http.post(COMPLETIONS, json=ASK).status_code == 401
+    asked, refused = records.fields
+    assert asked["prompts"] == [ASK["prompt"]]
+    assert refused["error"] == "invalid_api_key"
+    assert "prompts" not in refused
+    assert not [line for line in records.lines if "sesame" in line]
+
+
+def test_a_harmful_id_of_a_client_is_not_repeated(http: httpx.Client, records: Records) -> None:
+    for name in ("\x1b[31mred", "x\tforged=1", "ünï"):
+        answer = http.post(COMPLETIONS, json=ASK, headers=[(b"X-Request-ID", name.encode())])
+        assert "X-Client-Request-Id" not in answer.headers
+    assert len(http.get("/health", headers={"X-Request-ID": "x" * 5000}).headers["X-Client-Request-Id"]) == 128
+    assert all("client_request_id" not in fields for fields in records.fields)
+
+
+def test_probes_are_no_news(http: httpx.Client, records: Records) -> None:
+    logging.getLogger("aethermind").setLevel(logging.INFO)
+    for path in ("/health", "/ready", "/metrics", "/version"):
+        http.get(path)
+    assert records.lines == []
+    http.get("/v1/models")
+    http.get("/nowhere")
+    assert ["GET /v1/models 200" in line for line in records.lines] == [True, False]
+    assert "GET other 404" in records.lines[1]
