@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from aethermind.cli.chat.answerers import LocalAnswerer
 from aethermind.cli.chat.conversation import Conversation
 from aethermind.cli.chat.repl import Interrupt, Repl
 from aethermind.cli.chat.slash import COMMANDS
@@ -35,7 +36,7 @@ class Person:
 
 def chat(llm: Any, *entries: str, edited: str | None = None, **options: Any) -> Repl:
     conversation = Conversation("demo", None, options.pop("sampling", {}))
-    repl = Repl(llm, conversation, Person(*entries, edited=edited), chat_template=None, has_stats=False, **options)  # type: ignore[arg-type]
+    repl = Repl(LocalAnswerer(llm), conversation, Person(*entries, edited=edited), **options)
     repl.run()
     return repl
 
@@ -182,7 +183,7 @@ def test_ctrl_c_just_after_an_answer_does_not_end_the_chat(fake_llm: Any) -> Non
         return turn
 
     person.read = read  # type: ignore[method-assign]
-    Repl(llm, Conversation("demo"), person, chat_template=None, has_stats=False).run()
+    Repl(LocalAnswerer(llm), Conversation("demo"), person).run()
     assert [prompt[-1]["content"] for prompt in llm.prompts] == ["a", "b"]
 
 

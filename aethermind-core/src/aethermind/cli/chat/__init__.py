@@ -3,6 +3,8 @@
 conversation   who said what, under which settings: data without terminal or model
 saved          conversations as JSON files
 readers        where lines come from: a terminal, or a pipe
+answerers      who answers: a model loaded here
+server         … or one behind a URL
 slash          the commands that begin with a slash
 repl           reading, answering, and what Ctrl-C means
 command        the verb and its options

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aethermind.cli import console, options
-from aethermind.errors import InvalidArgumentError
+from aethermind.errors import InvalidArgumentError, SettingsError
 
 if TYPE_CHECKING:
+    from aethermind.cli.chat.answerers import Answerer
+    from aethermind.cli.chat.readers import Reader
+    from aethermind.cli.chat.server import ServerAnswerer
     from aethermind.llm import LLM
 
 __all__ = ["EXAMPLES", "chat"]
@@ -21,14 +24,25 @@ EXAMPLES = console.examples(
     "aethermind chat",
     'aethermind chat --system "You are brief." --temperature 0.2 --stats',
     'echo "Hello there" | aethermind chat --max-tokens 40',
+    "aethermind chat --url http://127.0.0.1:8000",
 )
+
+_OF_A_SERVER = frozenset({"url", "api_key", "model", "system", "stats", "config_file", "print_config"})
+"""Options that a chat with a server has besides those of sampling; all others are about a model loaded here."""
 
 
 def chat(
+    ctx: typer.Context,
     model: options.Model = None,
     system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
     chat_template: Annotated[
         Path | None, typer.Option(help="Use the Jinja template in this file.", show_default="the model's")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Talk to this server, which speaks OpenAI's API, and load no model.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="What to send it as a bearer token.", show_default="AETHERMIND_API_KEY")
     ] = None,
     device: options.Device = "auto",
     dtype: options.DType = "auto",
@@ -59,10 +73,7 @@ def chat(
     On a terminal, /help shows what else can be done. Through a pipe, each line is a message. What earlier turns
     computed is kept and used again. Options that say "the model's" come from its generation_config.json.
     """
-    from aethermind.cli.chat.conversation import Conversation
-    from aethermind.cli.chat.readers import PipeReader, Reader, TerminalReader
-    from aethermind.cli.chat.repl import Repl
-    from aethermind.cli.chat.slash import COMMANDS
+    from aethermind.cli.chat.answerers import LocalAnswerer
     from aethermind.cli.load import open_llm
 
     given = options.given_sampling(
@@ -76,34 +87,77 @@ def chat(
         stop=stop or None,
         ignore_eos=ignore_eos,
     )
-    template = None if chat_template is None else _read_template(chat_template)
-    name = options.chosen_model(model)
-    llm = open_llm(
-        name,
-        device=device,
-        dtype=dtype,
-        quantization=quantization,
-        lm_head=lm_head,
-        load_format=load_format,
-        max_model_len=max_model_len,
-        num_kv_blocks=num_kv_blocks,
-        block_size=block_size,
-        kv_cache_dtype=kv_cache_dtype,
-        max_num_batched_tokens=max_num_batched_tokens,
-        fallback=fallback,
-        deterministic=deterministic,
-        num_threads=threads,
-        max_num_seqs=1,
-    )
-    with closing(llm):
+    with ExitStack() as stack:
+        if url is not None:
+            _check_flags(ctx)
+            server = stack.enter_context(closing(_server(url, model if _is_flag(ctx, "model") else None, api_key)))
+            _talk(server, server.model, f"at {url}", system, given, has_stats=stats)
+            return
+        template = None if chat_template is None else _read_template(chat_template)
+        name = options.chosen_model(model)
+        llm = open_llm(
+            name,
+            device=device,
+            dtype=dtype,
+            quantization=quantization,
+            lm_head=lm_head,
+            load_format=load_format,
+            max_model_len=max_model_len,
+            num_kv_blocks=num_kv_blocks,
+            block_size=block_size,
+            kv_cache_dtype=kv_cache_dtype,
+            max_num_batched_tokens=max_num_batched_tokens,
+            fallback=fallback,
+            deterministic=deterministic,
+            num_threads=threads,
+            max_num_seqs=1,
+        )
+        stack.enter_context(closing(llm))
         _check_template(llm, name, template)
         sampling = {**options.SAMPLING_DEFAULTS, **llm.sampling_defaults, **given}
-        is_interactive = console.is_terminal(sys.stdin) and console.is_terminal(sys.stdout)
-        reader: Reader = TerminalReader(tuple(COMMANDS)) if is_interactive else PipeReader(sys.stdin.buffer)
-        repl = Repl(llm, Conversation(name, system, sampling), reader, chat_template=template, has_stats=stats)
-        if is_interactive:
-            repl.say(f"{name} on {llm.info.device} {llm.info.dtype} · /help shows commands, Ctrl-D leaves")
-        repl.run()
+        place = f"on {llm.info.device} {llm.info.dtype}"
+        _talk(LocalAnswerer(llm, template), name, place, system, sampling, has_stats=stats)
+
+
+def _talk(
+    answerer: Answerer, name: str, place: str, system: str | None, sampling: dict[str, Any], *, has_stats: bool
+) -> None:
+    """Have the conversation, on the terminal or through a pipe."""
+    from aethermind.cli.chat.conversation import Conversation
+    from aethermind.cli.chat.readers import PipeReader, TerminalReader
+    from aethermind.cli.chat.repl import Repl
+    from aethermind.cli.chat.slash import COMMANDS
+
+    is_interactive = console.is_terminal(sys.stdin) and console.is_terminal(sys.stdout)
+    reader: Reader = TerminalReader(tuple(COMMANDS)) if is_interactive else PipeReader(sys.stdin.buffer)
+    repl = Repl(answerer, Conversation(name, system, sampling), reader, has_stats=has_stats)
+    if is_interactive:
+        repl.say(f"{name} {place} · /help shows commands, Ctrl-D leaves")
+    repl.run()
+
+
+def _server(url: str, model: str | None, api_key: str | None) -> ServerAnswerer:
+    try:
+        from aethermind.cli.chat.server import ServerAnswerer
+    except ImportError as error:
+        raise SettingsError(f"`chat --url` needs {error.name}. Run `pip install aethermind[serve]`.") from None
+    return ServerAnswerer(url, model, api_key)
+
+
+def _check_flags(ctx: typer.Context) -> None:
+    """InvalidArgumentError for a flag about a model that would be loaded here."""
+    from aethermind.cli.chat.conversation import SETTINGS
+
+    for parameter in ctx.command.params:
+        if parameter.name not in _OF_A_SERVER.union(SETTINGS) and _is_flag(ctx, parameter.name):
+            raise InvalidArgumentError(
+                f"{parameter.opts[0]} is about a model that is loaded here, and --url names a server's; leave one out."
+            )
+
+
+def _is_flag(ctx: typer.Context, name: str | None) -> bool:
+    source = None if name is None else ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _read_template(path: Path) -> str:

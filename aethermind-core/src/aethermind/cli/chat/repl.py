@@ -16,28 +16,23 @@ from aethermind.cli.chat.slash import Next
 from aethermind.cli.chat.statistics import Statistics, describe
 from aethermind.cli.generate import TextWriter
 from aethermind.errors import AetherMindError, ContextLengthError
-from aethermind.text.token_memory import TokenMemory
 
 if TYPE_CHECKING:
-    from aethermind.engine.output import RequestOutput
-    from aethermind.llm import LLM
+    from aethermind.cli.chat.answerers import Answerer, Reply
 
 __all__ = ["Interrupt", "Repl"]
 
 
 class Repl:
-    """One chat: a model, a conversation and who it is with. Answers go to stdout, everything else to stderr."""
+    """One chat: who answers, a conversation and who it is with. Answers go to stdout, everything else to stderr."""
 
     def __init__(
-        self, llm: LLM, conversation: Conversation, reader: Reader, *, chat_template: str | None, has_stats: bool
+        self, answerer: Answerer, conversation: Conversation, reader: Reader, *, has_stats: bool = False
     ) -> None:
+        self.answerer = answerer
         self.conversation = conversation
         self.reader = reader
         self.statistics = Statistics()
-        self.max_model_len = llm.info.max_model_len
-        self._llm = llm
-        self._memory = TokenMemory(llm.tokenizer)
-        self._chat_template = chat_template
         self._has_stats = has_stats
         self._num_attempts = 0
 
@@ -80,44 +75,54 @@ class Repl:
         print(console.style(text, "dim", sys.stderr), file=sys.stderr)
 
     def _answer(self) -> None:
-        params = self.conversation.params(self._num_attempts)
         writer = TextWriter(sys.stdout)
-        output: RequestOutput | None = None
-        prompt, template = self.conversation.prompt(), self._chat_template
-        stream = self._llm.stream_chat(prompt, params, memory=self._memory, chat_template=template)
-        with Interrupt(is_caught=self.reader.is_interactive) as interrupt, closing(stream) as outputs:
+        reply: Reply | None = None
+        stream = self.answerer.answer(self.conversation, self._num_attempts)
+        is_caught = self.reader.is_interactive and self.answerer.has_steps
+        with Interrupt(is_caught=is_caught) as interrupt, closing(stream) as replies:
             try:
-                for output in outputs:
-                    writer.show(output.outputs[0].text)
+                for reply in replies:
+                    writer.show(reply.text)
                     if interrupt.is_requested:
                         break
             except KeyboardInterrupt:
                 if not self.reader.is_interactive:
                     raise
-        text = output.outputs[0].text if output is not None else ""
+        text = "" if reply is None else reply.text
         writer.finish(text)
-        self.conversation.answer(text, is_interrupted=output is None or not output.finished)
-        if output is not None:
-            self.statistics.add(output)
+        self.conversation.answer(text, is_interrupted=reply is None or reply.finish_reason is None)
+        if reply is not None:
+            self.statistics.add(reply)
             if self._has_stats:
-                self.say(describe(output, None if params.is_greedy else params.seed))
-        if self.reader.is_interactive and (note := self._note(output)):
+                self.say(describe(reply))
+        if self.reader.is_interactive and (note := self._note(reply)):
             self.say(note)
 
-    def _note(self, output: RequestOutput | None) -> str | None:
-        if output is None or not output.finished:
+    def _note(self, reply: Reply | None) -> str | None:
+        if reply is None or reply.finish_reason is None:
             return "[stopped; /regen answers again, /undo takes your message back]"
-        if output.outputs[0].finish_reason != "length":
+        if reply.finish_reason != "length":
             return None
-        if self.statistics.num_context_tokens >= self.max_model_len:
-            return f"[the context of {self.max_model_len} tokens is full; /undo or /clear makes room]"
-        return f"[stopped after max_tokens = {self.conversation.settings()['max_tokens']}; /set max_tokens changes it]"
+        most, max_model_len = self.shown_settings()["max_tokens"], self.answerer.max_model_len
+        if max_model_len is not None and self.statistics.num_context_tokens >= max_model_len:
+            return f"[the context of {max_model_len} tokens is full; /undo or /clear makes room]"
+        return f"[stopped after max_tokens = {most}; /set max_tokens changes it]"
+
+    def shown_settings(self) -> dict[str, Any]:
+        """Every setting with its value, or with whose it is."""
+        conversation, unsaid = self.conversation, self.answerer.unsaid
+        settings = conversation.settings()
+        if unsaid is None:
+            return settings
+        return {name: unsaid if conversation.sampling.get(name) is None else settings[name] for name in settings}
 
     def _explain(self, error: AetherMindError) -> None:
         message = str(error)
         if isinstance(error, ContextLengthError):
+            length = self.answerer.max_model_len
+            of_tokens = "" if length is None else f" of {length} tokens"
             message = (
-                f"The conversation no longer fits the context of {self.max_model_len} tokens, so there is no answer. "
+                f"The conversation no longer fits the context{of_tokens}, so there is no answer. "
                 "Nothing is lost: /undo takes your message back, /save FILE keeps all, /clear starts over."
             )
         print(f"{console.style('Error:', 'red', sys.stderr)} {message}", file=sys.stderr)

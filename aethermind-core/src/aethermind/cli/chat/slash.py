@@ -64,7 +64,7 @@ def _set(repl: Repl, argument: str) -> Next:
         repl.conversation.set(name, parse_setting(value.strip()))
     elif name:
         raise InvalidArgumentError(f"A value is missing: /set {name} VALUE; /set alone shows all.")
-    repl.say(console.columns((key, _shown(value)) for key, value in repl.conversation.settings().items()))
+    repl.say(console.columns((key, _shown(value)) for key, value in repl.shown_settings().items()))
     return Next.READ
 
 
@@ -129,7 +129,7 @@ def _clear(repl: Repl) -> Next:
 
 
 def _stats(repl: Repl) -> Next:
-    repl.say(console.columns(repl.statistics.rows(repl.conversation, repl.max_model_len)))
+    repl.say(console.columns(repl.statistics.rows(repl.conversation, repl.answerer.max_model_len)))
     return Next.READ
 
 

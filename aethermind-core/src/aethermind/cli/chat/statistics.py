@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aethermind.cli.generate import measure
-
 if TYPE_CHECKING:
+    from aethermind.cli.chat.answerers import Reply
     from aethermind.cli.chat.conversation import Conversation
-    from aethermind.engine.output import RequestOutput
 
 __all__ = ["Statistics", "describe"]
 
@@ -25,36 +23,35 @@ class Statistics:
     num_context_tokens: int = 0
     """Prompt and answer of the last one."""
 
-    def add(self, output: RequestOutput) -> None:
+    def add(self, reply: Reply) -> None:
         """Count an answer."""
-        num_prompt, num_output = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
         self.num_answers += 1
-        self.num_prompt_tokens += num_prompt
-        self.num_cached_tokens += output.num_cached_tokens
-        self.num_output_tokens += num_output
-        self.num_context_tokens = num_prompt + num_output
+        self.num_prompt_tokens += reply.num_prompt_tokens
+        self.num_cached_tokens += reply.num_cached_tokens
+        self.num_output_tokens += reply.num_output_tokens
+        self.num_context_tokens = reply.num_prompt_tokens + reply.num_output_tokens
 
-    def rows(self, conversation: Conversation, max_model_len: int) -> list[tuple[str, str]]:
+    def rows(self, conversation: Conversation, max_model_len: int | None) -> list[tuple[str, str]]:
         """Name and value, to be shown in columns."""
+        of_all = "" if max_model_len is None else f" of {max_model_len}"
         return [
             ("turns", str(conversation.num_turns)),
             ("answers", f"{self.num_answers}, {self.num_output_tokens} tokens"),
             ("prompts", f"{self.num_prompt_tokens} tokens, {self.num_cached_tokens} of them reused"),
-            ("context", f"{self.num_context_tokens} of {max_model_len} tokens at the last answer"),
+            ("context", f"{self.num_context_tokens}{of_all} tokens at the last answer"),
         ]
 
 
-def describe(output: RequestOutput, seed: int | None) -> str:
-    """One answer's tokens and speed in a line; `seed` is None for an answer without chance."""
-    measured = measure(output)
+def describe(reply: Reply) -> str:
+    """One answer's tokens and speed in a line."""
     parts = [
-        f"{measured['num_prompt_tokens']} prompt tokens, {output.num_cached_tokens} reused",
-        f"{measured['num_output_tokens']} answer tokens",
+        f"{reply.num_prompt_tokens} prompt tokens, {reply.num_cached_tokens} reused",
+        f"{reply.num_output_tokens} answer tokens",
     ]
-    if measured["ttft_s"] is not None:
-        parts.append(f"first after {measured['ttft_s'] * 1e3:.0f} ms")
-    if measured["decode_tokens_per_s"] is not None:
-        parts.append(f"then {measured['decode_tokens_per_s']:.1f} tokens/s")
-    if seed is not None:
-        parts.append(f"seed {seed}")
+    if reply.ttft_s is not None:
+        parts.append(f"first after {reply.ttft_s * 1e3:.0f} ms")
+    if reply.decode_tokens_per_s is not None:
+        parts.append(f"then {reply.decode_tokens_per_s:.1f} tokens/s")
+    if reply.seed is not None:
+        parts.append(f"seed {reply.seed}")
     return "[" + " · ".join(parts) + "]"

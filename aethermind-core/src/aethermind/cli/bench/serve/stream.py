@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 
 from aethermind.cli.bench.serve.outcome import Outcome
+from aethermind.cli.remote import EventCutter, code_of, error_of, text_of
 
-__all__ = ["ask_once", "error_of"]
+__all__ = ["ask_once"]
 
 
 async def ask_once(
@@ -25,7 +26,7 @@ async def ask_once(
                 await _record(response, outcome)
             else:
                 await response.aread()
-                outcome.failure = " ".join((f"HTTP {response.status_code}", *_code(error_of(response))))
+                outcome.failure = " ".join((f"HTTP {response.status_code}", *code_of(error_of(response))))
     except TimeoutError:
         outcome.failure = "timeout"
     except httpx.ConnectError:
@@ -35,17 +36,6 @@ async def ask_once(
     except (ValueError, TypeError, AttributeError):  # events that are no JSON, or not such as OpenAI's API has
         outcome.failure = "not understood"
     outcome.finished_s = time.perf_counter()
-
-
-def error_of(response: httpx.Response) -> dict[str, Any]:
-    """The error that an answer tells in OpenAI's shape, or as its text; `message` is always there."""
-    try:
-        error = response.json()["error"]
-    except (ValueError, KeyError, TypeError):
-        error = response.text
-    if not isinstance(error, dict):
-        error = {"message": str(error)}
-    return {**error, "message": " ".join(str(error.get("message") or "no reason given").split())[:300]}
 
 
 async def _record(response: httpx.Response, outcome: Outcome) -> None:
@@ -58,13 +48,13 @@ async def _record(response: httpx.Response, outcome: Outcome) -> None:
         event = json.loads(data)
         if "error" in event:
             error = event["error"]
-            outcome.failure = " ".join(("error in the stream:", *_code(error if isinstance(error, dict) else {})))
+            outcome.failure = " ".join(("error in the stream:", *code_of(error if isinstance(error, dict) else {})))
             return
         usage = event.get("usage") or usage
         for choice in event.get("choices") or ():
             is_end = choice.get("finish_reason") is not None
             is_whole = is_whole or is_end
-            if _text(choice) or (is_end and not outcome.texts_s):
+            if text_of(choice) or (is_end and not outcome.texts_s):
                 outcome.texts_s.append(now)
     outcome.num_output_tokens = usage.get("completion_tokens") or len(outcome.texts_s)
     outcome.num_prompt_tokens = usage.get("prompt_tokens") or outcome.num_prompt_tokens
@@ -73,24 +63,9 @@ async def _record(response: httpx.Response, outcome: Outcome) -> None:
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[tuple[float, bytes]]:
-    """The events' data, each with when it came. Lines end at line feeds only: JSON may have other separators in it."""
-    rest = b""
+    """The events' data, each with when it came."""
+    cutter = EventCutter()
     async for chunk in response.aiter_bytes():
         now = time.perf_counter()
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield now, line[5:].strip()
-
-
-def _text(choice: dict[str, Any]) -> str:
-    """The text of a piece, in completions or in chats; a chat's reasoning is text too."""
-    delta = choice.get("delta") or {}
-    names = ("content", "reasoning_content", "reasoning")
-    return choice.get("text") or next((text for name in names if (text := delta.get(name))), "")
-
-
-def _code(error: dict[str, Any]) -> tuple[str, ...]:
-    """What an error is called, where it says so."""
-    name = error.get("code") or error.get("type")
-    return (str(name),) if name and not str(name).isdecimal() else ()
+        for data in cutter.push(chunk):
+            yield now, data

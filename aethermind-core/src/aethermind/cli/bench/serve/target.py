@@ -11,14 +11,14 @@ from typing import Any
 import httpx
 
 from aethermind.cli.bench.serve.outcome import Outcome
-from aethermind.cli.bench.serve.stream import ask_once, error_of
+from aethermind.cli.bench.serve.stream import ask_once
 from aethermind.cli.bench.serve.workload import Ask
+from aethermind.cli.remote import check_key, choose_model, client_options, connection_error, reason_of
 from aethermind.errors import InvalidArgumentError
 
 __all__ = ["Form", "Target", "connect", "find_target"]
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-_CONNECT_S = 10.0
 _TRIAL = Ask(None, 4, 2, "trial")
 
 
@@ -72,18 +72,8 @@ def _message(content: Any) -> dict[str, Any]:
 
 def connect(url: str, api_key: str | None) -> httpx.AsyncClient:
     """A client for the server at `url`, with as many connections as there are requests and no proxy between."""
-    if not url.startswith(("http://", "https://")):
-        raise InvalidArgumentError(f"--url is {url!r} but should be an address such as http://127.0.0.1:8000.")
-    try:
-        return httpx.AsyncClient(
-            base_url=url.rstrip("/").removesuffix("/v1"),
-            headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            timeout=httpx.Timeout(None, connect=_CONNECT_S),
-            trust_env=False,
-        )
-    except (httpx.InvalidURL, UnicodeError) as error:
-        raise InvalidArgumentError(f"--url or --api-key cannot be used: {error}. Correct it.") from None
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    return httpx.AsyncClient(**client_options(url, api_key), limits=limits)
 
 
 async def find_target(client: httpx.AsyncClient, model: str | None, endpoint: str) -> Target:
@@ -97,50 +87,19 @@ async def find_target(client: httpx.AsyncClient, model: str | None, endpoint: st
         if response.status_code not in (400, 422):
             break
     raise InvalidArgumentError(
-        f"{name} at {_shown(client)} does not answer {PATHS[endpoint]}: {_why(response)} "
+        f"{name} at {str(client.base_url).rstrip('/')} does not answer {PATHS[endpoint]}: {reason_of(response)} "
         "Correct --url, --model or --endpoint."
     )
 
 
 async def _model(client: httpx.AsyncClient, asked: str | None) -> str:
-    response = await _request(client, "GET", "/v1/models")
-    try:
-        names = [str(one["id"]) for one in response.json()["data"]]
-    except (ValueError, KeyError, TypeError):
-        names = []
-    if response.status_code != 200 or not names:
-        raise InvalidArgumentError(
-            f"{_shown(client)} does not list models as OpenAI's API does: /v1/models gives {_why(response)} "
-            "Correct --url."
-        )
-    if asked is not None and asked not in names:
-        shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-        raise InvalidArgumentError(f"The server has no model {asked!r}; it has {shown}. Correct --model.")
-    return asked or names[0]
+    return str(choose_model(client, await _request(client, "GET", "/v1/models"), asked)["id"])
 
 
 async def _request(client: httpx.AsyncClient, method: str, path: str, body: Any = None) -> httpx.Response:
     try:
         response = await client.request(method, path, json=body)
     except httpx.HTTPError as error:
-        reason = str(error) or type(error).__name__
-        raise InvalidArgumentError(
-            f"No server answers at {_shown(client)} ({reason}). Start one with `aethermind serve`, or correct --url."
-        ) from None
-    if response.status_code == 401:
-        raise InvalidArgumentError(
-            f"The server at {_shown(client)} wants an API key: {error_of(response)['message']} "
-            "Set AETHERMIND_API_KEY or pass --api-key."
-        )
+        raise connection_error(client, error) from None
+    check_key(client, response)
     return response
-
-
-def _shown(client: httpx.AsyncClient) -> str:
-    return str(client.base_url).rstrip("/")
-
-
-def _why(response: httpx.Response) -> str:
-    """An answer that was not the one hoped for, as the end of a sentence."""
-    if response.status_code == 200:
-        return "something else."
-    return f"HTTP {response.status_code}, {error_of(response)['message'].rstrip('.')}."

@@ -1,0 +1,133 @@
+"""Servers that speak OpenAI's API, as their clients see them: where they are, what they tell, what goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aethermind.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = [
+    "EventCutter",
+    "check_key",
+    "choose_model",
+    "client_options",
+    "code_of",
+    "connection_error",
+    "error_of",
+    "reason_of",
+    "text_of",
+]
+
+_CONNECT_S = 10.0
+
+
+def client_options(url: str, api_key: str | None) -> dict[str, Any]:
+    """Arguments of httpx's clients for the server at `url`, with or without /v1. No proxy stands between."""
+    import httpx
+
+    if not url.startswith(("http://", "https://")):
+        raise InvalidArgumentError(f"--url is {url!r} but should be an address such as http://127.0.0.1:8000.")
+    try:
+        base_url = httpx.URL(url.rstrip("/").removesuffix("/v1"))
+        headers = httpx.Headers({} if api_key is None else {"Authorization": f"Bearer {api_key}"})
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise InvalidArgumentError(f"--url or --api-key cannot be used: {error}. Correct it.") from None
+    timeout = httpx.Timeout(None, connect=_CONNECT_S)
+    return {"base_url": base_url, "headers": headers, "timeout": timeout, "trust_env": False}
+
+
+def connection_error(client: httpx.Client | httpx.AsyncClient, error: httpx.HTTPError) -> InvalidArgumentError:
+    """Why nobody answers, in a sentence."""
+    reason = str(error) or type(error).__name__
+    return InvalidArgumentError(
+        f"No server answers at {_shown(client)} ({reason}). Start one with `aethermind serve`, or correct --url."
+    )
+
+
+def check_key(client: httpx.Client | httpx.AsyncClient, response: httpx.Response) -> None:
+    """InvalidArgumentError where the server wants another key."""
+    if response.status_code == 401:
+        raise InvalidArgumentError(
+            f"The server at {_shown(client)} wants an API key: {error_of(response)['message']} "
+            "Set AETHERMIND_API_KEY or pass --api-key."
+        )
+
+
+def choose_model(
+    client: httpx.Client | httpx.AsyncClient, response: httpx.Response, asked: str | None
+) -> dict[str, Any]:
+    """What /v1/models says of the model that is asked for, or of the first; InvalidArgumentError where that is none."""
+    try:
+        models = {str(one["id"]): dict(one) for one in response.json()["data"]}
+    except (ValueError, KeyError, TypeError):
+        models = {}
+    if response.status_code != 200 or not models:
+        raise InvalidArgumentError(
+            f"{_shown(client)} does not list models as OpenAI's API does: /v1/models gives {reason_of(response)} "
+            "Correct --url."
+        )
+    if asked is not None and asked not in models:
+        raise InvalidArgumentError(
+            f"The server has no model {asked!r}; it has {_listed(list(models))}. Correct --model."
+        )
+    return models[asked] if asked is not None else next(iter(models.values()))
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error that an answer tells in OpenAI's shape, or as its text; `message` is always there."""
+    try:
+        error = response.json()["error"]
+    except (ValueError, KeyError, TypeError):
+        error = response.text
+    if not isinstance(error, dict):
+        error = {"message": str(error)}
+    return {**error, "message": " ".join(str(error.get("message") or "no reason given").split())[:300]}
+
+
+def reason_of(response: httpx.Response) -> str:
+    """An answer that was not the one hoped for, as the end of a sentence."""
+    if response.status_code == 200:
+        return "something else."
+    return f"HTTP {response.status_code}, {error_of(response)['message'].rstrip('.')}."
+
+
+def code_of(error: dict[str, Any]) -> tuple[str, ...]:
+    """What an error is called, where it says so."""
+    name = error.get("code") or error.get("type")
+    return (str(name),) if name and not str(name).isdecimal() else ()
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    """The text of a piece, in completions or in chats; a chat's reasoning is text too."""
+    delta = choice.get("delta") or {}
+    names = ("content", "reasoning_content", "reasoning")
+    return choice.get("text") or next((text for name in names if (text := delta.get(name))), "")
+
+
+class EventCutter:
+    """Cuts the bytes of a stream into the data of its events. Mutable.
+
+    Lines end at line feeds only: JSON may have other separators in it.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def push(self, chunk: bytes) -> Iterator[bytes]:
+        """The data of the events that this chunk completes."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+
+
+def _shown(client: httpx.Client | httpx.AsyncClient) -> str:
+    return str(client.base_url).rstrip("/")
