@@ -10,7 +10,15 @@ from types import ModuleType
 __all__ = ["PACKAGES", "ROOT", "modules", "source_files"]
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("aethermind", "aethermind_cpu", "aethermind_cuda", "aethermind_cann", "aethermind_qwen2")
+PACKAGES = (
+    "aethermind",
+    "aethermind_cpu",
+    "aethermind_cuda",
+    "aethermind_cann",
+    "aethermind_qwen2",
+    "aethermind_llama",
+    "aethermind_gpt2",
+)
 
 
 def source_files(*suffixes: str) -> list[Path]:

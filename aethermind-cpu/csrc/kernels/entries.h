@@ -95,6 +95,7 @@ AETHER_KERNEL(mul, 2, 1, 0, mul<T>);
 AETHER_KERNEL(paged_attention, 6, 1, 2, paged_attention<T>, paged_attention_scratch<T>);
 AETHER_KERNEL(paged_attention_int8, 8, 1, 2, paged_attention_int8<T>, paged_attention_int8_scratch<T>);
 AETHER_KERNEL(permute_heads, 1, 1, 0, permute_heads<T>);
+AETHER_KERNEL(position_embedding, 2, 1, 0, position_embedding<T>);
 AETHER_KERNEL(qkv_rope_cache_write, 13, 3, 3, qkv_rope_cache_write<T>, qkv_rope_cache_write_scratch<T>);
 AETHER_KERNEL(qkv_rope_cache_write_int8, 15, 5, 3, qkv_rope_cache_write_int8<T>, qkv_rope_cache_write_scratch<T>);
 AETHER_KERNEL(relu, 1, 1, 0, relu<T>);

@@ -1,4 +1,5 @@
-// Rows of a matrix by index: gather_rows and embedding, which differ only in the order of their inputs.
+// Rows of a matrix by index: gather_rows, embedding and position_embedding differ in the order of their inputs and in
+// the type of the index.
 #pragma once
 
 #include <cstring>
@@ -8,11 +9,11 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-template <class T>
+template <class T, class Index = int32_t>
 AETHER_INLINE void copy_rows(const am_tensor& source, const am_tensor& indices, const am_tensor& out,
                              const am_team* team) {
   const int64_t size = source.shape[1];
-  const int32_t* index = data<const int32_t>(indices);
+  const Index* index = data<const Index>(indices);
   const Range rows = share(team, indices.shape[0]);
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     std::memcpy(data<T>(out) + r * size, data<const T>(source) + index[r] * size,

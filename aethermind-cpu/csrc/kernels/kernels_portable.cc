@@ -44,6 +44,7 @@ const KernelEntry kPortableKernels[] = {
     AETHER_ENTRIES(paged_attention),
     AETHER_ENTRIES(paged_attention_int8),
     AETHER_ENTRIES(permute_heads),
+    AETHER_ENTRIES(position_embedding),
     AETHER_PACKED_ENTRIES(qkv_rope_cache_write, 1, 3),
     AETHER_PACKED_ENTRIES(qkv_rope_cache_write_int8, 1, 3),
     AETHER_ENTRIES(relu),

@@ -188,11 +188,11 @@ void test_rope(const KernelEntry& entry) {
 }
 
 void test_rows(const KernelEntry& entry) {
-  const bool is_embedding = std::string(entry.operator_name) == "embedding";
+  const std::string name = entry.operator_name;
   for (int64_t d : {1, 16, 37}) {
     const Tensor table = random(entry.dtype, {9, d}, 1), out(entry.dtype, {5, d}, 3),
-                 rows = of(AM_INT32, {8, 0, 3, 3, 1});
-    if (is_embedding) {
+                 rows = of(name == "position_embedding" ? AM_INT64 : AM_INT32, {8, 0, 3, 3, 1});
+    if (name != "gather_rows") {
       run_with_teams(entry, {rows.abi(), table.abi()}, {out}, {}, "");
     } else {
       run_with_teams(entry, {table.abi(), rows.abi()}, {out}, {}, "");
@@ -285,6 +285,7 @@ int main() {
   for_each_kernel("rope_table", test_rope_table);
   for_each_kernel("rope", test_rope);
   for_each_kernel("embedding", test_rows);
+  for_each_kernel("position_embedding", test_rows);
   for_each_kernel("gather_rows", test_rows);
   for_each_kernel("scatter_rows", test_scatter_rows);
   for_each_kernel("kv_cache_write", test_kv_cache_write);

@@ -14,6 +14,13 @@ from aethermind.errors import ConfigError
 from aethermind.model.rope import inverse_frequencies, read_rope
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 1024,
+}
 SCALINGS: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 2.5},
@@ -28,6 +35,8 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "yarn_one_mscale": {**YARN, "mscale": 0.7},
     "yarn_shrinking": {**YARN, "factor": 0.5},
     "yarn_few_positions": {**YARN, "original_max_position_embeddings": 4},
+    "llama3": LLAMA3,
+    "llama3_narrow": {**LLAMA3, "low_freq_factor": 3.5, "factor": 32.0},
 }
 
 

@@ -250,6 +250,7 @@ def first_largest(x):
 
 TORCH: dict[str, Callable[..., Any]] = {
     "embedding": lambda token_ids, table: functional.embedding(token_ids, table),
+    "position_embedding": lambda positions, table: functional.embedding(positions, table),
     "rope_table": rope_table,
     "rms_norm": rms_norm,
     "linear": functional.linear,

@@ -19,7 +19,7 @@ from aethermind.graph.ir import without_unused_nodes
 from aethermind.hal.dtype import DType
 from aethermind.hal.host_memory import host_memory_bytes
 from aethermind.log import get_logger
-from aethermind.model.architecture import CausalLM
+from aethermind.model.architecture import AdaptsWeights, CausalLM
 from aethermind.model.config import DecoderConfig
 from aethermind.model.hf_config import architecture_name
 from aethermind.ops.operator import OperatorRegistry
@@ -174,6 +174,8 @@ def open_weights(planned: PlannedModel) -> TensorSource:
     if planned.config.load_format == "dummy":
         return DummyCheckpoint(shapes, planned.dtype.numpy, planned.config.seed)
     checkpoint = planned.source.weights()
+    if isinstance(planned.model, AdaptsWeights):
+        checkpoint = planned.model.adapt(checkpoint)
     match_names(shapes, checkpoint, ignore=(*planned.ignored_names, *checkpoint.neutral_names))
     return checkpoint
 

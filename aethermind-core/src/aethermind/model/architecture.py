@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from aethermind.graph.builder import GraphBuilder
 from aethermind.model.config import DecoderConfig
 from aethermind.model.step_inputs import StepInputs
 
-__all__ = ["Architecture", "CausalLM"]
+if TYPE_CHECKING:
+    from aethermind.checkpoint.source import StoredTensors
+
+__all__ = ["AdaptsWeights", "Architecture", "CausalLM"]
 
 
 class CausalLM(Protocol):
@@ -19,6 +22,15 @@ class CausalLM(Protocol):
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Any:
         """Write the graph and return the logits, float32 [R, vocab_size]; parameters carry the checkpoint's names."""
+
+
+@runtime_checkable
+class AdaptsWeights(Protocol):
+    """What a model has besides when its checkpoints store tensors otherwise than its graph names them."""
+
+    def adapt(self, stored: StoredTensors) -> StoredTensors:
+        """The same tensors as the graph's parameters, by `checkpoint.AdaptedTensors`."""
+        ...
 
 
 class Architecture(Protocol):

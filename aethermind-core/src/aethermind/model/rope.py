@@ -1,7 +1,7 @@
 """Rotary position embeddings: the frequencies, and their scaling for longer contexts.
 
 Sources: RoFormer (Su et al. 2021); linear interpolation (Chen et al. 2023); NTK-aware scaling (bloc97 2023);
-YaRN (Peng et al. 2023).
+YaRN (Peng et al. 2023); Llama 3.1's bands (Dubey et al. 2024, arXiv:2407.21783).
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from aethermind.errors import ConfigError
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["RopeConfig", "inverse_frequencies", "read_rope"]
+__all__ = ["KINDS", "RopeConfig", "inverse_frequencies", "read_rope"]
+
+KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """`kind` is default, linear, dynamic or yarn; the rest parametrises it.
-
-    YaRN's names are those of its paper and of config.json.
-    """
+    """`kind` is one of KINDS; the rest parametrises it, by the names of config.json."""
 
     theta: float
     head_dim: int
@@ -37,6 +36,8 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
 
     @property
     def max_positions(self) -> int:
@@ -50,10 +51,8 @@ def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddin
     if not isinstance(parameters, Mapping):
         raise ConfigError(f"rope_parameters in config.json should be an object, got {parameters!r}.")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind not in ("default", "linear", "dynamic", "yarn"):
-        raise ConfigError(
-            f"rope_type {kind!r} in config.json is not supported. Supported: default, linear, dynamic, yarn."
-        )
+    if kind not in KINDS:
+        raise ConfigError(f"rope_type {kind!r} in config.json is not supported. Supported: {', '.join(KINDS)}.")
     partial = parameters.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
     if partial != 1.0:
         raise ConfigError(f"partial_rotary_factor {partial!r} in config.json is not supported; leave it out.")
@@ -68,15 +67,26 @@ def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddin
         head_dim,
         kind,
         _number(parameters, "factor", max_position_embeddings / original if kind == "yarn" else None),
-        # Linear and dynamic scaling stretch what max_position_embeddings says; only YaRN looks further back.
-        original if kind == "yarn" else max_position_embeddings,
+        # Linear and dynamic scaling stretch what max_position_embeddings says; the others look further back.
+        original if kind in ("yarn", "llama3") else max_position_embeddings,
         _number(parameters, "beta_fast", 32.0),
         _number(parameters, "beta_slow", 1.0),
         _optional_number(parameters, "attention_factor"),
         _optional_number(parameters, "mscale"),
         _optional_number(parameters, "mscale_all_dim"),
         bool(parameters.get("truncate", True)),
+        *_read_bands(parameters, kind),
     )
+
+
+def _read_bands(parameters: Mapping[str, Any], kind: str) -> tuple[float, float]:
+    low, high = _number(parameters, "low_freq_factor", 1.0), _number(parameters, "high_freq_factor", 4.0)
+    if kind == "llama3" and low >= high:
+        raise ConfigError(
+            f"low_freq_factor ({low:g}) of the rotary embedding in config.json should be below "
+            f"high_freq_factor ({high:g})."
+        )
+    return low, high
 
 
 def inverse_frequencies(config: RopeConfig, max_model_len: int) -> tuple[np.ndarray[Any, Any], float]:
@@ -94,6 +104,8 @@ def inverse_frequencies(config: RopeConfig, max_model_len: int) -> tuple[np.ndar
         return plain / np.float32(config.factor), 1.0
     if config.kind == "yarn":
         return _yarn(config, plain)
+    if config.kind == "llama3":
+        return _llama3(config, plain), 1.0
     return plain, 1.0
 
 
@@ -139,6 +151,17 @@ def _yarn_attention_factor(config: RopeConfig) -> float:
     if config.mscale and config.mscale_all_dim:
         return _mscale(config.factor, config.mscale) / _mscale(config.factor, config.mscale_all_dim)
     return _mscale(config.factor, 1.0)
+
+
+def _llama3(config: RopeConfig, plain: Any) -> Any:
+    """Slow waves are stretched by `factor`, fast ones stay, those between are blended by turns in the old context."""
+    import numpy as np
+
+    wavelength = np.float32(2 * math.pi) / plain
+    num_turns = np.float32(config.original_max_position_embeddings) / wavelength
+    low, high = config.low_freq_factor, config.high_freq_factor
+    keep = np.clip((num_turns - np.float32(low)) / np.float32(high - low), 0, 1)
+    return ((1 - keep) * plain / np.float32(config.factor) + keep * plain).astype(np.float32)
 
 
 def _mscale(factor: float, weight: float) -> float:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMES", "load", "page"]
 
-_EMBEDDED = ("embedding", "scatter_rows", "rope_table")
+_EMBEDDED = ("embedding", "position_embedding", "scatter_rows", "rope_table")
 _ATTENTION = (
     "rms_norm",
     "layer_norm",

@@ -1,0 +1,101 @@
+"""A checkpoint seen as a model wants it: tensors renamed, transposed or cut out of larger ones, without copying.
+
+Graphs are written with one matrix [out, in] for each projection. Checkpoints that store them otherwise (GPT-2's are
+[in, out], with queries, keys and values in one) are read through this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from aethermind.checkpoint.source import StoredTensors, TensorInfo
+from aethermind.errors import CheckpointError
+from aethermind.ops.weight_format import QuantizedWeight
+
+__all__ = ["AdaptedTensors", "Part"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A tensor of the model in terms of one that is stored: transposed first, then rows `begin` to `end` of it.
+
+    `end` is None for all that follow `begin`.
+    """
+
+    stored_name: str
+    is_transposed: bool = False
+    begin: int = 0
+    end: int | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing but the name changes."""
+        return not self.is_transposed and self.begin == 0 and self.end is None
+
+
+class AdaptedTensors:
+    """The tensors of `parts`, in terms of those stored, and whatever `parts` makes no use of; implements
+    `StoredTensors`. Immutable.
+    """
+
+    def __init__(self, stored: StoredTensors, parts: Mapping[str, Part]) -> None:
+        """Parts of tensors that are not stored are left out: the model's own check of names reports them."""
+        there = set(stored.names)
+        self._stored = stored
+        self._parts = {name: part for name, part in parts.items() if part.stored_name in there}
+        used = {part.stored_name for part in self._parts.values()}
+        self._parts |= {name: Part(name) for name in stored.names if name not in used}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._parts)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.info(name).num_bytes for name in self._parts)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return self._stored.paths
+
+    @property
+    def neutral_names(self) -> tuple[str, ...]:
+        return self._stored.neutral_names
+
+    def info(self, name: str) -> TensorInfo:
+        part = self._part(name)
+        stored = self._stored.info(part.stored_name)
+        if part.is_whole:
+            return stored
+        if stored.weight_format is not None:
+            raise _is_quantised(part.stored_name)
+        shape = stored.shape[::-1] if part.is_transposed else stored.shape
+        num_rows = len(range(shape[0])[part.begin : part.end]) if shape else 0
+        row_bytes = stored.num_bytes // max(shape[0], 1) if shape else 0
+        return replace(stored, shape=(num_rows, *shape[1:]), begin=0, end=num_rows * row_bytes)
+
+    def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
+        part = self._part(name)
+        values = self._stored.array(part.stored_name)
+        if part.is_whole:
+            return values
+        if isinstance(values, QuantizedWeight):
+            raise _is_quantised(part.stored_name)
+        return (values.T if part.is_transposed else values)[part.begin : part.end]
+
+    def _part(self, name: str) -> Part:
+        if name not in self._parts:
+            raise CheckpointError(f"The checkpoint has no tensor {name!r}.")
+        return self._parts[name]
+
+
+def _is_quantised(name: str) -> CheckpointError:
+    return CheckpointError(
+        f"{name} is stored quantised, and this architecture rearranges dense tensors only. Take the model unquantised "
+        "and pass --quantization."
+    )

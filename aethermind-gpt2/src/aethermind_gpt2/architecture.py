@@ -1,0 +1,134 @@
+"""GPT-2 (Radford et al. 2019) as a graph: learned positions, layer norms, and a bias everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aethermind.checkpoint import AdaptedTensors, Part, StoredTensors
+from aethermind.errors import ConfigError
+from aethermind.graph import GraphBuilder, Value
+from aethermind.model import DecoderConfig, StepInputs, read_decoder_config
+from aethermind.model.blocks import cached_attention, embedding, lm_head
+
+__all__ = ["GPT2"]
+
+_FIELDS = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "rms_norm_eps": "layer_norm_epsilon",
+}
+_SAME = ("vocab_size", "eos_token_id", "dtype", "torch_dtype")
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 50257,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_positions": 1024,
+    "layer_norm_epsilon": 1e-5,
+    "activation_function": "gelu_new",
+}
+_GELUS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}
+_UNUSUAL = ("scale_attn_by_inverse_layer_idx", "add_cross_attention")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpt2:
+    """One model: its configuration, and whether its gelu is the approximate one."""
+
+    config: DecoderConfig
+    is_gelu_approximate: bool
+
+    def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
+        """Logits, float32 [R, vocab_size]."""
+        config = self.config
+        wpe_PD = builder.parameter("wpe.weight", (config.max_position_embeddings, config.hidden_size))
+        position_TD = builder.op("position_embedding", inputs.positions, wpe_PD)
+        x_TD = builder.op("add", embedding(builder, inputs, config, "wte.weight"), position_TD)
+        for layer in range(config.num_hidden_layers):
+            with builder.scope(f"h.{layer}"):
+                x_TD = builder.op("add", x_TD, self._attention(builder, x_TD, inputs, layer))
+                x_TD = builder.op("add", x_TD, self._mlp(builder, x_TD, layer))
+        x_RD = builder.op("gather_rows", x_TD, inputs.logits_rows)
+        return lm_head(builder, self._norm(builder, x_RD, "ln_f"), config, "wte.weight")
+
+    def adapt(self, stored: StoredTensors) -> StoredTensors:
+        """Matrices are stored [in, out], those of queries, keys and values in one; names begin with the model's or not.
+
+        Without the prefix they are as OpenAI's own checkpoints have them.
+        """
+        prefix = "transformer." if "transformer.wte.weight" in stored.names else ""
+        size = self.config.hidden_size
+        parts = {name: Part(prefix + name) for name in ("wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias")}
+        for base in (f"h.{layer}." for layer in range(self.config.num_hidden_layers)):
+            for kind, is_transposed in (("weight", True), ("bias", False)):
+                for name in ("attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
+                    parts[f"{base}{name}.{kind}"] = Part(f"{prefix}{base}{name}.{kind}", is_transposed)
+                for index, name in enumerate(("q", "k", "v")):
+                    whole = f"{prefix}{base}attn.c_attn.{kind}"
+                    parts[f"{base}attn.{name}.{kind}"] = Part(whole, is_transposed, index * size, (index + 1) * size)
+                for name in ("ln_1", "ln_2"):
+                    parts[f"{base}{name}.{kind}"] = Part(f"{prefix}{base}{name}.{kind}")
+        return AdaptedTensors(stored, parts)
+
+    def _attention(self, builder: GraphBuilder, x_TD: Value, inputs: StepInputs, layer: int) -> Value:
+        base, heads = f"h.{layer}", self.config.num_attention_heads
+        normed_TD = self._norm(builder, x_TD, f"{base}.ln_1")
+        q_THC, k_THC, v_THC = (
+            builder.op("split_heads", self._linear(builder, normed_TD, f"{base}.attn.{name}"), num_heads=heads)
+            for name in ("q", "k", "v")
+        )
+        mixed_THC = cached_attention(builder, q_THC, k_THC, v_THC, inputs, layer, scale=self.config.head_dim**-0.5)
+        return self._linear(builder, builder.op("merge_heads", mixed_THC), f"{base}.attn.c_proj")
+
+    def _mlp(self, builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
+        base, inner, size = f"h.{layer}", self.config.intermediate_size, self.config.hidden_size
+        out_TD: Value = builder.op(
+            "ffn_gelu",
+            self._norm(builder, x_TD, f"{base}.ln_2"),
+            builder.parameter(f"{base}.mlp.c_fc.weight", (inner, size)),
+            builder.parameter(f"{base}.mlp.c_fc.bias", (inner,)),
+            builder.parameter(f"{base}.mlp.c_proj.weight", (size, inner)),
+            builder.parameter(f"{base}.mlp.c_proj.bias", (size,)),
+            approximate=self.is_gelu_approximate,
+        )
+        return out_TD
+
+    def _norm(self, builder: GraphBuilder, x_TD: Value, name: str) -> Value:
+        size = (self.config.hidden_size,)
+        weight_D, bias_D = builder.parameter(f"{name}.weight", size), builder.parameter(f"{name}.bias", size)
+        out_TD: Value = builder.op("layer_norm", x_TD, weight_D, bias_D, eps=self.config.rms_norm_eps)
+        return out_TD
+
+    def _linear(self, builder: GraphBuilder, x_TD: Value, name: str) -> Value:
+        size = self.config.hidden_size
+        weight_DD = builder.parameter(f"{name}.weight", (size, size))
+        bias_D = builder.parameter(f"{name}.bias", (size,))
+        out_TD: Value = builder.op("linear", x_TD, weight_DD, bias_D)
+        return out_TD
+
+
+class Gpt2Architecture:
+    """`GPT2LMHeadModel`."""
+
+    ignored_names = ("lm_head.weight", "*.attn.bias", "*.attn.masked_bias")
+
+    def create(self, raw: Mapping[str, Any]) -> Gpt2:
+        fields = {**_DEFAULTS, **{name: value for name, value in raw.items() if value is not None}}
+        for name in _UNUSUAL:
+            if fields.get(name, False):
+                raise ConfigError(f"{name} is true in config.json; this package computes GPT-2 without it.")
+        gelu = fields["activation_function"]
+        if gelu not in _GELUS:
+            raise ConfigError(f"activation_function {gelu!r} in config.json is none of {', '.join(_GELUS)}.")
+        common = {ours: fields[theirs] for ours, theirs in _FIELDS.items()}
+        same = {name: fields[name] for name in _SAME if name in fields}
+        inner = fields.get("n_inner", 4 * common["hidden_size"])
+        config = {**common, **same, "intermediate_size": inner, "tie_word_embeddings": True}
+        return Gpt2(read_decoder_config(config, defaults={}), _GELUS[gelu])
+
+
+GPT2 = Gpt2Architecture()

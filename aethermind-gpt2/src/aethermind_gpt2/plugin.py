@@ -1,0 +1,14 @@
+"""What this package registers: one architecture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aethermind.plugins import hookimpl
+
+_PROVIDER = "aethermind-gpt2"
+
+
+@hookimpl
+def register_architectures(registry: Any) -> None:
+    registry.register("GPT2LMHeadModel", "aethermind_gpt2.architecture:GPT2", provider=_PROVIDER)

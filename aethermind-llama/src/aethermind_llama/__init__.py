@@ -1,0 +1,1 @@
+"""Llama 2, Llama 3 and Mistral for AetherMind."""

@@ -1,0 +1,59 @@
+"""Llama and Mistral as graphs: the common decoder, with no biases and no norms on queries and keys.
+
+Llama 2 (Touvron et al. 2023, arXiv:2307.09288), Llama 3 (Dubey et al. 2024, arXiv:2407.21783), Mistral (Jiang et al.
+2023, arXiv:2310.06825), whose layers may all see a window only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aethermind.errors import ConfigError
+from aethermind.graph import GraphBuilder, Value
+from aethermind.model import DecoderConfig, StepInputs, read_decoder_config
+from aethermind.model.blocks import decoder
+
+__all__ = ["LLAMA", "MISTRAL"]
+
+_LLAMA: Mapping[str, Any] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "tie_word_embeddings": False}
+_MISTRAL: Mapping[str, Any] = {**_LLAMA, "max_position_embeddings": 131072, "num_key_value_heads": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Llama:
+    """One model: its configuration."""
+
+    config: DecoderConfig
+
+    def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
+        """Logits, float32 [R, vocab_size]."""
+        return decoder(builder, inputs, self.config, max_model_len, has_qkv_bias=False, has_qk_norm=False)
+
+
+class LlamaArchitecture:
+    """`LlamaForCausalLM`: Llama 2 and 3, and the many models that follow them."""
+
+    ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+
+    def create(self, raw: Mapping[str, Any]) -> Llama:
+        for name in ("attention_bias", "mlp_bias"):
+            if raw.get(name, False):
+                raise ConfigError(f"{name} is true in config.json; this package computes Llama models without biases.")
+        return Llama(read_decoder_config(raw, defaults=_LLAMA))
+
+
+class MistralArchitecture:
+    """`MistralForCausalLM`: a window, where there is one, is every layer's."""
+
+    ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+
+    def create(self, raw: Mapping[str, Any]) -> Llama:
+        has_window = raw.get("sliding_window") is not None and raw.get("layer_types") is None
+        windows = {"use_sliding_window": True, "max_window_layers": 0} if has_window else {}
+        return Llama(read_decoder_config({**raw, **windows}, defaults=_MISTRAL))
+
+
+LLAMA = LlamaArchitecture()
+MISTRAL = MistralArchitecture()
