@@ -54,7 +54,7 @@ class TestSlots:
         kv = cache()
         kv.open("a")
         grow(kv, "a", 4)
-        with pytest.raises(AssertionError, match="positions 0 to 5 are not reserved"):
+        with pytest.raises(AssertionError, match="tokens 0 to 5 are not reserved"):
             kv.fill_slots("a", 0, 5, [0] * 5)
         with pytest.raises(IndexError):
             kv.slot("a", 4)
@@ -97,7 +97,7 @@ class TestOutcomes:
         kv = cache()
         unknown = Outcome.UNKNOWN_SEQUENCE
         assert kv.reserve("x", 1).outcome is unknown
-        calls = (kv.release, kv.park, kv.resume, kv.protect, kv.swap_out, kv.swap_in)
+        calls = (kv.release, kv.park, kv.resume, kv.pin, kv.swap_out, kv.swap_in)
         assert {call("x") for call in calls} == {unknown}
         assert {kv.commit("x", 1), kv.truncate("x", 0), kv.fork("x", "y")} == {unknown}
         assert kv.state("x") is CacheState.FREE
@@ -121,7 +121,7 @@ class TestOutcomes:
             cache(num_blocks, max_model_len)
 
     def test_unknown_layout(self) -> None:
-        with pytest.raises(InvalidArgumentError, match="'ring' but must be 'paged' or 'static'"):
+        with pytest.raises(InvalidArgumentError, match="'ring' but must be one of paged, cell, static"):
             KVCache(spec(), 1, 1, "ring")  # type: ignore[arg-type]
 
 
@@ -269,9 +269,15 @@ class TestPrefixReuse:
 class ListSwapStore:
     """Room for two sequences; remembers which blocks it was shown."""
 
+    num_blocks = 8
+
     def __init__(self) -> None:
         self.saved: dict[str, list[int]] = {}
         self.loaded: dict[str, list[int]] = {}
+
+    @property
+    def num_used_blocks(self) -> int:
+        return sum(map(len, self.saved.values()))
 
     def save(self, seq_id: str, blocks: Sequence[int]) -> bool:
         if len(self.saved) == 2:
@@ -303,10 +309,10 @@ class TestRestingAndSwapping:
     def test_protected_is_neither_released_nor_swapped(self) -> None:
         kv = KVCache(spec(), 4, 16, swap_store=ListSwapStore())
         kv.open("a")
-        kv.protect("a")
+        kv.pin("a")
         assert kv.release("a") is kv.swap_out("a") is Outcome.ILLEGAL_STATE
         assert kv.park("a") is kv.resume("a") is Outcome.OK
-        kv.protect("a", False)
+        kv.pin("a", False)
         assert kv.release("a") is Outcome.OK
 
     def test_swapping_frees_blocks_and_brings_tokens_back(self) -> None:
@@ -319,14 +325,14 @@ class TestRestingAndSwapping:
         assert kv.swap_out("a") is Outcome.OK
         assert store.saved["a"] == table[:2]
         assert (kv.num_free_blocks, kv.state("a"), kv.num_tokens("a")) == (4, CacheState.SWAPPED, 6)
-        illegal = {kv.fork("a", "b"), kv.resume("a"), kv.protect("a"), kv.swap_out("a"), kv.park("a")}
+        illegal = {kv.fork("a", "b"), kv.pin("a"), kv.swap_out("a"), kv.park("a")}
         assert illegal == {Outcome.ILLEGAL_STATE}
         assert kv.reserve("a", 1).outcome is Outcome.ILLEGAL_STATE
         kv.open("greedy")
         grow(kv, "greedy", 12)
-        assert kv.swap_in("a") is Outcome.NO_ROOM
+        assert kv.swap_in("a") is kv.resume("a") is Outcome.NO_ROOM
         kv.release("greedy")
-        assert kv.swap_in("a") is Outcome.OK
+        assert kv.resume("a") is Outcome.OK
         assert store.loaded["a"] == kv.block_table("a")
         assert kv.swap_in("a") is Outcome.ILLEGAL_STATE
         assert grow(kv, "a", 1).copies == ()

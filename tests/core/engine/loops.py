@@ -32,9 +32,13 @@ class SwapRoom:
         self.held: dict[str, int] = {}
         self.num_loads = 0
 
+    @property
+    def num_used_blocks(self) -> int:
+        return sum(self.held.values())
+
     def save(self, seq_id: str, blocks: Sequence[int]) -> bool:
         assert seq_id not in self.held
-        if sum(self.held.values()) + len(blocks) > self.num_blocks:
+        if self.num_used_blocks + len(blocks) > self.num_blocks:
             return False
         self.held[seq_id] = len(blocks)
         return True

@@ -74,7 +74,7 @@ class TestBatching:
 
             def reclaim(self, num_blocks: int) -> None: ...
 
-        loop.cache._prefix_cache = Remembers()
+        loop.cache._supply.prefix_cache = Remembers()
         assert shares(loop.step()) == [("r0001", 1, True)]
         assert (request.num_computed_tokens, request.num_cached_tokens) == (9, 8)
 

@@ -58,6 +58,10 @@ class BlockPool:
         """References to `block`; 0 means free."""
         return self._ref_counts[block]
 
+    def num_users(self, block: int) -> int:
+        """References to `block` besides the one that keeps it."""
+        return self._ref_counts[block] - (block in self._kept)
+
     def allocate(self, num_blocks: int) -> list[int] | None:
         """Take `num_blocks` free blocks, a reference each; None, and nothing taken, if too few are free."""
         assert num_blocks >= 0, f"cannot allocate {num_blocks} blocks"

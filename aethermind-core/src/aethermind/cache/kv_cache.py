@@ -7,39 +7,27 @@ writer gets a copy first. Nothing here knows what a slot holds or where it lies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
 
 from aethermind.cache.block_pool import BlockPool
-from aethermind.cache.outcome import OpenResult, Outcome, ReserveResult
+from aethermind.cache.block_supply import BlockSupply
+from aethermind.cache.census import BlockInfo, count_states, inspect_blocks
+from aethermind.cache.growth import grow
+from aethermind.cache.layout import CacheLayout, laid_out
+from aethermind.cache.outcome import OpenResult, Outcome, ReserveResult, SaveResult
+from aethermind.cache.positions import PLAIN
 from aethermind.cache.prefix_cache import NoPrefixCache, PrefixCache
+from aethermind.cache.ranges import Dropped, drop_tokens, keep_tokens, shift_tokens, truncate_tokens
+from aethermind.cache.residency import Residency
+from aethermind.cache.saved_sequence import BlockContents, pack_sequence, unpack_sequence
+from aethermind.cache.sequence import CachedSequence
+from aethermind.cache.slots import SlotArray, slots_of
 from aethermind.cache.spec import KVCacheSpec
 from aethermind.cache.states import CacheState, is_legal
 from aethermind.cache.swap import NoSwapStore, SwapStore
 from aethermind.errors import InvalidArgumentError
 
-__all__ = ["KVCache", "SlotArray"]
-
-
-class SlotArray(Protocol):
-    """Anything that takes a list of integers at a slice: an integer vector, a list."""
-
-    def __setitem__(self, key: slice, value: list[int], /) -> None: ...
-
-
-class _Sequence:
-    """One sequence's blocks; positions from `num_tokens` up to `num_writable` are its alone to write."""
-
-    __slots__ = ("block_table", "extra_key", "is_protected", "num_tokens", "num_writable", "state")
-
-    def __init__(self, block_table: list[int], num_tokens: int, extra_key: bytes) -> None:
-        self.block_table = block_table
-        self.extra_key = extra_key
-        self.num_tokens = num_tokens
-        self.num_writable = num_tokens
-        self.state = CacheState.ACTIVE
-        self.is_protected = False
+__all__ = ["KVCache"]
 
 
 # The answers of every step, made once.
@@ -50,18 +38,18 @@ _UNKNOWN = ReserveResult(Outcome.UNKNOWN_SEQUENCE)
 class KVCache:
     """All sequences of one model over one pool of blocks.
 
-    `layout="static"` gives each sequence one block of `max_model_len` tokens, so `num_blocks` is the number
-    of sequences; everything else is the same. Lack of room comes back as an `Outcome`; a sequence that is not
-    open is `Outcome.UNKNOWN_SEQUENCE`, or a `KeyError` from the accessors, which return no outcome. Not
-    thread-safe.
+    Lack of room comes back as an `Outcome`; a sequence that is not open is `Outcome.UNKNOWN_SEQUENCE`, or a
+    `KeyError` from the accessors, which return no outcome. Tokens are counted by index, 0 up to `num_tokens`; ranges
+    to drop or shift are given by position (see `positions`). Not thread-safe.
     """
 
     __slots__ = (
         "_block_size",
-        "_prefix_cache",
+        "_residency",
         "_sequences",
-        "_swap_store",
+        "_supply",
         "capacity_tokens",
+        "has_moved",
         "max_model_len",
         "pool",
         "spec",
@@ -72,32 +60,39 @@ class KVCache:
         spec: KVCacheSpec,
         num_blocks: int,
         max_model_len: int,
-        layout: Literal["paged", "static"] = "paged",
+        layout: CacheLayout = "paged",
         *,
         prefix_cache: PrefixCache | None = None,
         swap_store: SwapStore | None = None,
+        swap_threshold: float = 1.0,
         pool: BlockPool | None = None,
     ) -> None:
         """Plan a cache of `num_blocks` blocks. `pool` is given when a prefix cache shares it.
 
-        Raises `InvalidArgumentError` for sizes below 1 or an unknown layout.
+        `swap_threshold` is the fraction of the blocks that sequences may hold before parked ones are swapped out, the
+        least recently used first. Raises `InvalidArgumentError` for sizes below 1, an unknown layout, or a threshold
+        that is no fraction.
         """
         if num_blocks < 1 or max_model_len < 1:
             raise InvalidArgumentError(
                 f"A KV cache of {num_blocks} blocks for {max_model_len} tokens holds nothing; "
                 "num_blocks and max_model_len must be integers of 1 or more."
             )
-        if layout not in ("paged", "static"):
-            raise InvalidArgumentError(f"KV cache layout is {layout!r} but must be 'paged' or 'static'.")
-        self.spec = spec if layout == "paged" else replace(spec, block_size=max_model_len)
+        if not 0 <= swap_threshold <= 1:
+            raise InvalidArgumentError(f"swap_threshold is {swap_threshold} but must be a fraction, 0 to 1.")
+        self.spec = laid_out(spec, layout, max_model_len)
         self.max_model_len = max_model_len
         self.pool = BlockPool(num_blocks) if pool is None else pool
-        self.capacity_tokens = min(max_model_len, num_blocks * self.spec.block_size)
-        """The longest sequence that fits when it has the cache to itself."""
         self._block_size = self.spec.block_size
-        self._prefix_cache: PrefixCache = NoPrefixCache() if prefix_cache is None else prefix_cache
-        self._swap_store: SwapStore = NoSwapStore() if swap_store is None else swap_store
-        self._sequences: dict[str, _Sequence] = {}
+        self.capacity_tokens = min(max_model_len, num_blocks * self._block_size)
+        """The longest sequence that fits when it has the cache to itself."""
+        self._supply = BlockSupply(self.pool, NoPrefixCache() if prefix_cache is None else prefix_cache)
+        self._residency = Residency(
+            self._supply, self._block_size, NoSwapStore() if swap_store is None else swap_store, swap_threshold
+        )
+        self._sequences: dict[str, CachedSequence] = {}
+        self.has_moved = False
+        """Whether a token may stand elsewhere than at its index; False spares asking for each."""
 
     # -- what there is ---------------------------------------------------------------------------------------
 
@@ -109,7 +104,7 @@ class KVCache:
     @property
     def num_available_blocks(self) -> int:
         """Blocks a reservation can get: the free ones and those that a prefix cache gives up on demand."""
-        return self.pool.num_free + self._prefix_cache.num_reclaimable
+        return self._supply.num_available
 
     @property
     def num_sequences(self) -> int:
@@ -118,8 +113,21 @@ class KVCache:
 
     @property
     def usage(self) -> float:
-        """Fraction of the blocks that a reservation cannot get, from 0 to 1."""
-        return 1.0 - self.num_available_blocks / self.pool.num_blocks
+        """Fraction of the blocks that sequences hold, from 0 to 1."""
+        return self._supply.num_held / self.pool.num_blocks
+
+    @property
+    def memory_pressure(self) -> float:
+        """Fraction of all room, in blocks and in the swap store, that sequences hold, from 0 to 1."""
+        return self._residency.memory_pressure
+
+    def blocks(self) -> list[BlockInfo]:
+        """Look at every block, which takes time in all that is held."""
+        return inspect_blocks(self.pool, self._sequences, self._block_size)
+
+    def count_states(self) -> dict[CacheState, int]:
+        """Count blocks by state, like `blocks`; those Swapped are outside, all others add up to the pool."""
+        return count_states(self.blocks(), self._residency.num_swapped)
 
     def query(self, token_ids: Sequence[int], extra_key: bytes = b"") -> int:
         """Return how many leading tokens `open` with these ids would reuse."""
@@ -134,27 +142,27 @@ class KVCache:
         sequence = self._sequences.get(seq_id)
         return CacheState.FREE if sequence is None else sequence.state
 
+    def position(self, seq_id: str, index: int) -> int:
+        """Return where the token of an index stands; of an index past the last, where it will stand."""
+        return self._sequences[seq_id].positions.position(index)
+
     def block_table(self, seq_id: str) -> list[int]:
-        """Return the sequence's blocks in order of position: the live list, to be read only."""
+        """Return the sequence's blocks in order: the live list, to be read only."""
         return self._sequences[seq_id].block_table
 
-    def slot(self, seq_id: str, position: int) -> int:
-        """Return the slot of a reserved or committed position."""
+    def slot(self, seq_id: str, index: int) -> int:
+        """Return the slot of a reserved or committed token."""
         block_size = self._block_size
-        return self._sequences[seq_id].block_table[position // block_size] * block_size + position % block_size
+        return self._sequences[seq_id].block_table[index // block_size] * block_size + index % block_size
 
     def fill_slots(self, seq_id: str, start: int, count: int, out: SlotArray, out_offset: int = 0) -> None:
-        """Write the slots of `count` positions from `start` on to `out[out_offset : out_offset + count]`."""
-        table, block_size, end = self._sequences[seq_id].block_table, self._block_size, start + count
-        assert 0 <= start <= end <= len(table) * block_size, f"positions {start} to {end} are not reserved"
-        slots: list[int] = []
-        while start < end:
-            index, offset = divmod(start, block_size)
-            length = min(block_size - offset, end - start)
-            first = table[index] * block_size + offset
-            slots.extend(range(first, first + length))
-            start += length
-        out[out_offset : out_offset + count] = slots
+        """Write the slots of `count` tokens from index `start` on to `out[out_offset : out_offset + count]`."""
+        table = self._sequences[seq_id].block_table
+        out[out_offset : out_offset + count] = slots_of(table, start, count, self._block_size)
+
+    def _match(self, token_ids: Sequence[int], extra_key: bytes) -> list[int]:
+        blocks = self._supply.prefix_cache.match(token_ids, extra_key)
+        return list(blocks[: max(len(token_ids) - 1, 0) // self._block_size])
 
     # -- the life of a sequence ------------------------------------------------------------------------------
 
@@ -169,27 +177,31 @@ class KVCache:
         if len(token_ids) > self.max_model_len:
             return OpenResult(Outcome.TOO_LONG)
         blocks = self._match(token_ids, extra_key)
-        for block in blocks:
-            self.pool.acquire(block)
+        self._supply.acquire(blocks)
         num_cached_tokens = len(blocks) * self._block_size
-        self._sequences[seq_id] = _Sequence(blocks, num_cached_tokens, extra_key)
+        self._sequences[seq_id] = CachedSequence(blocks, num_cached_tokens, extra_key)
         return OpenResult(Outcome.OK, num_cached_tokens)
 
     def reserve(self, seq_id: str, num_new_tokens: int) -> ReserveResult:
-        """Make the next `num_new_tokens` positions after the committed ones writable; all or nothing.
+        """Make the next `num_new_tokens` slots after the committed ones writable; all or nothing.
 
-        The first write into a partly filled block that is shared moves to a copy, named in the result's
-        `copies`.
+        The first write into a partly filled block that is shared moves to a copy, and blocks that were shifted have
+        their keys turned, in a copy where others use them too: the result's `copies` and `shifts`.
         """
         sequence = self._sequences.get(seq_id)
         if sequence is None:
             return _UNKNOWN
         if sequence.num_tokens + num_new_tokens <= sequence.num_writable:
             return _RESERVED
-        return self._grow(sequence, sequence.num_tokens + num_new_tokens)
+        end = sequence.num_tokens + num_new_tokens
+        if sequence.state is not CacheState.ACTIVE:
+            return ReserveResult(Outcome.ILLEGAL_STATE)
+        if end > self.max_model_len:
+            return ReserveResult(Outcome.TOO_LONG)
+        return grow(sequence, end, self._residency, self._block_size, self.max_model_len)
 
     def commit(self, seq_id: str, num_new_tokens: int) -> Outcome:
-        """Record that the next `num_new_tokens` reserved positions hold computed tokens."""
+        """Record that the next `num_new_tokens` reserved slots hold computed tokens."""
         sequence = self._sequences.get(seq_id)
         if sequence is None:
             return Outcome.UNKNOWN_SEQUENCE
@@ -207,145 +219,134 @@ class KVCache:
             return Outcome.ALREADY_OPEN
         if parent.state is CacheState.SWAPPED:
             return Outcome.ILLEGAL_STATE
-        self._drop_reservation(parent)
-        for block in parent.block_table:
-            self.pool.acquire(block)
-        self._sequences[child_id] = _Sequence(list(parent.block_table), parent.num_tokens, parent.extra_key)
-        return Outcome.OK
-
-    def truncate(self, seq_id: str, num_tokens: int) -> Outcome:
-        """Forget all but the first `num_tokens` committed tokens, and every reservation."""
-        sequence = self._sequences.get(seq_id)
-        if sequence is None:
-            return Outcome.UNKNOWN_SEQUENCE
-        if sequence.state is not CacheState.ACTIVE:
-            return Outcome.ILLEGAL_STATE
-        assert 0 <= num_tokens <= sequence.num_tokens, f"cannot truncate {sequence.num_tokens} tokens to {num_tokens}"
-        sequence.num_tokens = num_tokens
-        self._drop_reservation(sequence)
+        self._residency.drop_reservation(parent)
+        self._supply.acquire(parent.block_table)
+        self._sequences[child_id] = parent.fork()
+        self._residency.touch(parent_id)
         return Outcome.OK
 
     def release(self, seq_id: str, token_ids: Sequence[int] = ()) -> Outcome:
-        """End a sequence. Its full blocks are offered to the prefix cache when its `token_ids` are given."""
+        """End a sequence. Its full blocks are offered to the prefix cache when its `token_ids` are given.
+
+        Of a sequence that was dropped from or shifted, only what came before that is offered.
+        """
         sequence = self._sequences.get(seq_id)
         if sequence is None:
             return Outcome.UNKNOWN_SEQUENCE
-        if not is_legal(sequence.state, CacheState.FREE, is_protected=sequence.is_protected):
+        if not is_legal(sequence.state, CacheState.FREE, is_protected=sequence.is_pinned):
             return Outcome.ILLEGAL_STATE
-        if sequence.state is CacheState.SWAPPED:
-            self._swap_store.drop(seq_id)
-        elif num_full := min(sequence.num_tokens, len(token_ids)) // self._block_size:
-            token_ids = token_ids[: num_full * self._block_size]
-            self._prefix_cache.publish(token_ids, sequence.block_table[:num_full], sequence.extra_key)
-        self._release_blocks(sequence, 0)
+        num_known = min(sequence.num_tokens, sequence.num_original, len(token_ids))
+        if sequence.block_table and (num_full := num_known // self._block_size):
+            token_ids, blocks = token_ids[: num_full * self._block_size], sequence.block_table[:num_full]
+            self._supply.prefix_cache.publish(token_ids, blocks, sequence.extra_key)
+        self._supply.trim(sequence, 0)
+        self._residency.forget(seq_id, sequence)
         del self._sequences[seq_id]
         return Outcome.OK
 
-    # -- resting, protecting, swapping -----------------------------------------------------------------------
+    # -- parts of a sequence ---------------------------------------------------------------------------------
 
-    def park(self, seq_id: str) -> Outcome:
-        """Let an idle sequence keep its committed tokens; it cannot be written until `resume`."""
-        outcome = self._move(seq_id, CacheState.STANDBY)
-        if outcome is Outcome.OK:
-            self._drop_reservation(self._sequences[seq_id])
-        return outcome
+    def truncate(self, seq_id: str, num_tokens: int) -> Outcome:
+        """Forget all but the first `num_tokens` committed tokens, and every reservation."""
+        return self._change(seq_id, lambda sequence: truncate_tokens(sequence, num_tokens, self._block_size))
 
-    def resume(self, seq_id: str) -> Outcome:
-        """Make a parked sequence active again."""
-        if self.state(seq_id) is CacheState.SWAPPED:
-            return Outcome.ILLEGAL_STATE
-        return self._move(seq_id, CacheState.ACTIVE)
+    def remove(self, seq_id: str, start: int = 0, end: int | None = None) -> Outcome:
+        """Forget the tokens at positions from `start` up to `end` (None: to the last), and every reservation.
 
-    def protect(self, seq_id: str, is_protected: bool = True) -> Outcome:
-        """Forbid (or allow again) that the sequence is swapped out or released."""
+        Those behind keep their positions. `PARTIAL_BLOCK` where only part of a block would go and tokens follow.
+        """
+        return self._change(seq_id, lambda sequence: drop_tokens(sequence, start, end, self._block_size))
+
+    def keep(self, seq_id: str, start: int, end: int | None = None) -> Outcome:
+        """Forget all tokens but those at positions from `start` up to `end`, which keep them; see `remove`."""
+        return self._change(seq_id, lambda sequence: keep_tokens(sequence, start, end, self._block_size))
+
+    def shift(self, seq_id: str, start: int, delta: int) -> Outcome:
+        """Move the tokens at positions from `start` on by `delta`; their keys follow when the sequence next reserves.
+
+        `PARTIAL_BLOCK` where the first of them is not the first of a block, `OUT_OF_ORDER` where they would stand among
+        those before them.
+        """
+        return self._change(seq_id, lambda sequence: shift_tokens(sequence, start, delta, self._block_size))
+
+    def _change(self, seq_id: str, change: Callable[[CachedSequence], Dropped]) -> Outcome:
+        """Change an active sequence, and give back the blocks that it holds no more."""
         sequence = self._sequences.get(seq_id)
         if sequence is None:
             return Outcome.UNKNOWN_SEQUENCE
-        if sequence.state is CacheState.SWAPPED:
+        if sequence.state is not CacheState.ACTIVE:
             return Outcome.ILLEGAL_STATE
-        sequence.is_protected = is_protected
-        return Outcome.OK
+        outcome, dropped = change(sequence)
+        if outcome is Outcome.OK:
+            self._supply.release(dropped)
+            self._residency.drop_reservation(sequence)
+            self.has_moved = self.has_moved or sequence.positions is not PLAIN
+        return outcome
+
+    # -- resting, pinning, swapping --------------------------------------------------------------------------
+
+    def park(self, seq_id: str) -> Outcome:
+        """Let an idle sequence keep its committed tokens; it cannot be written until `resume`.
+
+        It may be swapped out when the cache fills.
+        """
+        return self._with(seq_id, lambda sequence: self._residency.park(seq_id, sequence))
+
+    def resume(self, seq_id: str) -> Outcome:
+        """Make a parked sequence active again, wherever it is."""
+        return self._with(seq_id, lambda sequence: self._residency.resume(seq_id, sequence))
+
+    def pin(self, seq_id: str, is_pinned: bool = True) -> Outcome:
+        """Forbid (or allow again) that the sequence is swapped out or released: make it Protected."""
+        return self._with(seq_id, lambda sequence: self._residency.pin(sequence, is_pinned))
 
     def swap_out(self, seq_id: str) -> Outcome:
         """Move a sequence's committed tokens to the swap store and give its blocks back."""
-        sequence = self._sequences.get(seq_id)
-        if sequence is None:
-            return Outcome.UNKNOWN_SEQUENCE
-        if not is_legal(sequence.state, CacheState.SWAPPED, is_protected=sequence.is_protected):
-            return Outcome.ILLEGAL_STATE
-        if not self._swap_store.save(seq_id, sequence.block_table[: self.spec.num_blocks_for(sequence.num_tokens)]):
-            return Outcome.NO_ROOM
-        self._release_blocks(sequence, 0)
-        sequence.num_writable = sequence.num_tokens
-        sequence.state = CacheState.SWAPPED
-        return Outcome.OK
+        return self._with(seq_id, lambda sequence: self._residency.swap_out(seq_id, sequence))
 
     def swap_in(self, seq_id: str) -> Outcome:
         """Bring a swapped sequence back into blocks of its own, and make it active."""
+        return self._with(seq_id, lambda sequence: self._residency.swap_in(seq_id, sequence))
+
+    def make_room(self, num_blocks: int) -> None:
+        """Swap parked sequences out, as `reserve` does, before `num_blocks` blocks are asked for."""
+        self._residency.make_room(num_blocks)
+
+    def _with(self, seq_id: str, act: Callable[[CachedSequence], Outcome]) -> Outcome:
+        sequence = self._sequences.get(seq_id)
+        return Outcome.UNKNOWN_SEQUENCE if sequence is None else act(sequence)
+
+    # -- as bytes --------------------------------------------------------------------------------------------
+
+    def save(self, seq_id: str, contents: BlockContents, token_ids: Sequence[int]) -> SaveResult:
+        """Return the sequence as bytes that `load` takes, here or elsewhere; `token_ids` are those it holds."""
         sequence = self._sequences.get(seq_id)
         if sequence is None:
-            return Outcome.UNKNOWN_SEQUENCE
-        if sequence.state is not CacheState.SWAPPED:
-            return Outcome.ILLEGAL_STATE
-        blocks = self._allocate(self.spec.num_blocks_for(sequence.num_tokens))
+            return SaveResult(Outcome.UNKNOWN_SEQUENCE)
+        if sequence.state is CacheState.SWAPPED:
+            return SaveResult(Outcome.ILLEGAL_STATE)
+        num_blocks = self.spec.num_blocks_for(sequence.num_tokens)
+        return SaveResult(Outcome.OK, pack_sequence(sequence, num_blocks, contents, token_ids))
+
+    def load(self, seq_id: str, data: bytes, contents: BlockContents, token_ids: Sequence[int]) -> OpenResult:
+        """Start a sequence with what `save` made of one, all of it committed.
+
+        Raises CacheContentError where `data` is damaged, or of another model, block size, or other `token_ids`.
+        """
+        if seq_id in self._sequences:
+            return OpenResult(Outcome.ALREADY_OPEN)
+        sequence, tensors = unpack_sequence(data, contents, token_ids)
+        if sequence.num_tokens > self.max_model_len:
+            return OpenResult(Outcome.TOO_LONG)
+        blocks = self._residency.allocate(self.spec.num_blocks_for(sequence.num_tokens))
         if blocks is None:
-            return Outcome.NO_ROOM
-        self._swap_store.load(seq_id, blocks)
+            return OpenResult(Outcome.NO_ROOM)
+        try:
+            contents.write(tensors, blocks)
+        except BaseException:
+            self._supply.release(blocks)
+            raise
         sequence.block_table.extend(blocks)
-        sequence.state = CacheState.ACTIVE
-        return Outcome.OK
-
-    # -- blocks ----------------------------------------------------------------------------------------------
-
-    def _grow(self, sequence: _Sequence, end: int) -> ReserveResult:
-        if sequence.state is not CacheState.ACTIVE:
-            return ReserveResult(Outcome.ILLEGAL_STATE)
-        if end > self.max_model_len:
-            return ReserveResult(Outcome.TOO_LONG)
-        table, pool = sequence.block_table, self.pool
-        # Only the partly filled block can be shared and about to be written: sharing drops all reservations.
-        partial = sequence.num_tokens // self._block_size
-        is_shared = partial < len(table) and pool.ref_count(table[partial]) > 1
-        num_missing = max(self.spec.num_blocks_for(end) - len(table), 0)
-        blocks = self._allocate(num_missing + is_shared)
-        if blocks is None:
-            return ReserveResult(Outcome.NO_ROOM)
-        copies: tuple[tuple[int, int], ...] = ()
-        if is_shared:
-            source, table[partial] = table[partial], blocks.pop()
-            pool.release(source)
-            copies = ((source, table[partial]),)
-        table.extend(blocks)
-        sequence.num_writable = min(len(table) * self._block_size, self.max_model_len)
-        return ReserveResult(Outcome.OK, copies) if copies else _RESERVED
-
-    def _match(self, token_ids: Sequence[int], extra_key: bytes) -> list[int]:
-        blocks = self._prefix_cache.match(token_ids, extra_key)
-        return list(blocks[: max(len(token_ids) - 1, 0) // self._block_size])
-
-    def _allocate(self, num_blocks: int) -> list[int] | None:
-        num_lacking = num_blocks - self.pool.num_free
-        if num_lacking > 0:
-            if num_lacking > self._prefix_cache.num_reclaimable:
-                return None
-            self._prefix_cache.reclaim(num_lacking)
-        return self.pool.allocate(num_blocks)
-
-    def _move(self, seq_id: str, target: CacheState) -> Outcome:
-        sequence = self._sequences.get(seq_id)
-        if sequence is None:
-            return Outcome.UNKNOWN_SEQUENCE
-        if not is_legal(sequence.state, target, is_protected=sequence.is_protected):
-            return Outcome.ILLEGAL_STATE
-        sequence.state = target
-        return Outcome.OK
-
-    def _drop_reservation(self, sequence: _Sequence) -> None:
-        self._release_blocks(sequence, self.spec.num_blocks_for(sequence.num_tokens))
-        sequence.num_writable = sequence.num_tokens
-
-    def _release_blocks(self, sequence: _Sequence, first: int) -> None:
-        # From the end, because a prefix cache gives up first what was released first.
-        for block in reversed(sequence.block_table[first:]):
-            self.pool.release(block)
-        del sequence.block_table[first:]
+        self._sequences[seq_id] = sequence
+        self.has_moved = self.has_moved or sequence.positions is not PLAIN
+        return OpenResult(Outcome.OK, sequence.num_tokens)

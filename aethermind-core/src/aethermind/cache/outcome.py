@@ -7,7 +7,7 @@ from enum import Enum
 
 from aethermind.cache.shift import BlockShift
 
-__all__ = ["OpenResult", "Outcome", "ReserveResult"]
+__all__ = ["OpenResult", "Outcome", "ReserveResult", "SaveResult"]
 
 
 class Outcome(Enum):
@@ -22,6 +22,10 @@ class Outcome(Enum):
     ALREADY_OPEN = "already open"
     ILLEGAL_STATE = "illegal state"
     """The sequence's state has no such transition, see `states`."""
+    PARTIAL_BLOCK = "part of a block"
+    """The range begins or ends inside a block of several tokens, and more of the sequence follows."""
+    OUT_OF_ORDER = "out of order"
+    """The tokens would no longer stand behind those before them, or at positions of 0 to 2**63 - 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +47,11 @@ class ReserveResult:
     outcome: Outcome
     copies: tuple[tuple[int, int], ...] = ()
     shifts: tuple[BlockShift, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SaveResult:
+    """How `KVCache.save` ended, and the sequence as bytes; none unless it is `OK`."""
+
+    outcome: Outcome
+    data: bytes = b""

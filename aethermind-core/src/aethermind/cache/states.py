@@ -6,7 +6,8 @@
                      ▼  │                      ▼
                    SWAPPED ◀──────────────── WARM ──reclaim──▶ FREE
 
-Protected is an overlay, not a state: protected content stays in device memory with its owner.
+Protected is an overlay, not a state: what a pinned sequence holds stays in device memory with its owner. A sequence
+is Active, Standby or Swapped; a block is what its sequences are, Warm if only a prefix cache holds it, else Free.
 """
 
 from __future__ import annotations

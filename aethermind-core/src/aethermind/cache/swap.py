@@ -11,6 +11,16 @@ __all__ = ["NoSwapStore", "SwapStore"]
 class SwapStore(Protocol):
     """Keeps the content of blocks under a sequence's name (host memory, a disk, a server)."""
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that it can keep."""
+        ...
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that it keeps."""
+        ...
+
     def save(self, seq_id: str, blocks: Sequence[int]) -> bool:
         """Copy the content of `blocks` out; False, and nothing kept, for lack of room."""
         ...
@@ -28,6 +38,8 @@ class NoSwapStore:
     """Has no room at all."""
 
     __slots__ = ()
+
+    num_blocks = num_used_blocks = 0
 
     def save(self, seq_id: str, blocks: Sequence[int]) -> bool:
         """Refuse."""

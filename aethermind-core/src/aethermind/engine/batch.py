@@ -45,7 +45,8 @@ class BatchWriter:
             start = request.num_computed_tokens
             end = position + count
             self._token_ids[position:end] = request.all_token_ids[start : start + count]
-            self._positions[position:end] = range(start, start + count)
+            first = cache.position(request.request_id, start) if cache.has_moved else start
+            self._positions[position:end] = range(first, first + count)
             cache.fill_slots(request.request_id, start, count, self._slot_mapping, position)
             self._cu_seqlens_q[index + 1] = end
             self._seqlens_k[index] = start + count
@@ -58,16 +59,19 @@ class BatchWriter:
     def _write_decodes(self, decision: ScheduleDecision, tables: list[list[int]]) -> list[Request]:
         """Write the leading entries, of one token each, array by array: element by element costs ten times that."""
         count = decision.num_decodes
-        block_size = self._cache.spec.block_size
+        cache, block_size = self._cache, self._cache.spec.block_size
         requests = [entry.request for entry in decision.scheduled[:count]]
-        positions = [request.num_computed_tokens for request in requests]
+        indices = [request.num_computed_tokens for request in requests]
         self._token_ids[:count] = [request.all_token_ids[-1] for request in requests]
-        self._positions[:count] = positions
+        self._positions[:count] = indices
+        if cache.has_moved:
+            pairs = zip(requests, indices, strict=True)
+            self._positions[:count] = [cache.position(request.request_id, index) for request, index in pairs]
         self._slot_mapping[:count] = [
-            table[position // block_size] * block_size + position % block_size
-            for table, position in zip(tables, positions, strict=False)
+            table[index // block_size] * block_size + index % block_size
+            for table, index in zip(tables, indices, strict=False)
         ]
         self._cu_seqlens_q[1 : count + 1] = self._ramp[1 : count + 1]
-        self._seqlens_k[:count] = [position + 1 for position in positions]
+        self._seqlens_k[:count] = [index + 1 for index in indices]
         self._logits_rows[:count] = self._ramp[:count]
         return requests

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from aethermind.cache.outcome import ReserveResult
+from aethermind.cache.shift import BlockShift
 from aethermind.engine.request import Request
 from aethermind.errors import InvalidArgumentError
 
@@ -70,10 +73,24 @@ class ScheduleDecision:
     """Taken from both queues, their blocks released; the caller finishes them with an error."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """`(source, destination)` blocks to copy, in order, before the step runs."""
+    shifts: list[BlockShift] = field(default_factory=list)
+    """Blocks whose keys are to be turned after that, before the step runs."""
     num_batched_tokens: int = 0
     """Tokens of the step."""
     num_decodes: int = 0
     """How many leading entries of `scheduled` are decodes of one token."""
+
+    def prepare(self, reserved: ReserveResult) -> None:
+        """Have done before the step what a reservation asks for."""
+        self.copies.extend(reserved.copies)
+        self.shifts.extend(reserved.shifts)
+
+    def unprepare(self, blocks: Collection[int]) -> bool:
+        """Drop what would be done to `blocks`; returns whether anything would have been."""
+        num_tasks = len(self.copies) + len(self.shifts)
+        self.copies[:] = [copy for copy in self.copies if copy[1] not in blocks]
+        self.shifts[:] = [shift for shift in self.shifts if shift.block not in blocks]
+        return len(self.copies) + len(self.shifts) < num_tasks
 
     @property
     def phase(self) -> str:

@@ -84,6 +84,16 @@ class TimedSwapStore:
         self._costs = costs
         self._clock = clock
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that the store can keep."""
+        return self._store.num_blocks
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that it keeps."""
+        return self._store.num_used_blocks
+
     def save(self, seq_id: str, blocks: Sequence[int]) -> bool:
         """Save, and learn how long it took unless there was no room."""
         started = self._clock()

@@ -79,8 +79,8 @@ class Scheduler:
             result = reserve(request.request_id, 1)
             if result.outcome is Outcome.OK:
                 scheduled.append(ScheduledRequest(request, 1, True))
-                if result.copies:
-                    decision.copies.extend(result.copies)
+                if result.copies or result.shifts:
+                    decision.prepare(result)
             else:
                 starved.append(request)
         decision.num_batched_tokens = decision.num_decodes = len(scheduled)
@@ -153,7 +153,7 @@ class Scheduler:
         while True:
             result = self._cache.reserve(request.request_id, num_tokens)
             if result.outcome is Outcome.OK:
-                step.decision.copies.extend(result.copies)
+                step.decision.prepare(result)
                 return True
             if result.outcome is not Outcome.NO_ROOM or len(step.running) == 1:
                 step.running.remove(request)
@@ -186,12 +186,10 @@ class Scheduler:
                 decision.num_batched_tokens -= entry.num_tokens
                 decision.num_decodes -= index < decision.num_decodes
                 break
-        has_copies = False
-        if decision.copies:
-            blocks = frozenset(cache.block_table(victim.request_id))
-            has_copies = any(copy[1] in blocks for copy in decision.copies)
-            decision.copies[:] = [copy for copy in decision.copies if copy[1] not in blocks]
-        if has_copies or not self._swap_out(victim):
+        is_unprepared = False
+        if decision.copies or decision.shifts:
+            is_unprepared = decision.unprepare(frozenset(cache.block_table(victim.request_id)))
+        if is_unprepared or not self._swap_out(victim):
             cache.release(victim.request_id, victim.all_token_ids)
             victim.num_computed_tokens = 0
         victim.num_preemptions += 1
@@ -223,6 +221,7 @@ class Scheduler:
                 self._reject(step, request, num_tokens)
                 continue
             num_blocks = cache.spec.num_blocks_for(num_tokens)
+            cache.make_room(num_blocks)
             is_welcome = self.policy.admit(request, num_blocks, cache.num_available_blocks)
             if running and not (is_welcome and self._can_promise(step, request)):
                 break
@@ -256,13 +255,17 @@ class Scheduler:
         """Open or bring back a sequence, reserve its first chunk, return the chunk's tokens; 0 for lack of room."""
         cache, request_id = self._cache, request.request_id
         if cache.state(request_id) is CacheState.SWAPPED:
+            if (
+                step.decision.copies
+            ):  # bytes come back at once, and may not overwrite what is to be copied before the step
+                return 0
             if cache.spec.num_blocks_for(request.num_tokens) > cache.num_available_blocks:
                 return 0
             cache.swap_in(request_id)
             chunk = step.chunk(request.num_tokens - request.num_computed_tokens)
             result = cache.reserve(request_id, chunk)
             assert result.outcome is Outcome.OK, f"request {request_id} has no room for what it was let in with"
-            step.decision.copies.extend(result.copies)
+            step.decision.prepare(result)
             return chunk
         opened = cache.open(request_id, request.all_token_ids, request.extra_key)
         assert opened.outcome is Outcome.OK, f"request {request_id} cannot be opened: {opened.outcome.value}"
