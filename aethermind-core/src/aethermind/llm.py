@@ -122,7 +122,7 @@ class LLM:
         planned = plan_model(runtime or Runtime.boot(), model, config)
         self.tokenizer = planned.source.tokenizer()
         self.engine = Engine(planned, self.tokenizer, on_progress=on_progress)
-        self._prompts = PromptReader(planned, self.tokenizer)
+        self._prompts = PromptReader.of(planned, self.tokenizer)
         self.info = describe_model(self.engine, time.perf_counter() - started)
         self._num_requests = 0
         self._unseen: dict[str, RequestOutput] = {}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aethermind.engine.engine_stats import EngineStats
+from aethermind.engine.open_requests import OpenRequests
 from aethermind.engine.prompt_reader import EnginePrompt, PromptReader
-from aethermind.errors import AetherMindError, EngineDeadError, InvalidArgumentError, RequestTimeoutError
+from aethermind.errors import EngineDeadError, InvalidArgumentError
 from aethermind.log import get_logger
 
 if TYPE_CHECKING:
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from aethermind.sampling.params import SamplingParams
 
 __all__ = ["AsyncEngine"]
-
-_LONG_TEXT_CHARS = 8192
-"""Texts from here on are read in a thread, so that other tasks go on."""
 
 _log = get_logger(__name__)
 _Result = TypeVar("_Result")
@@ -45,21 +42,17 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._prompts = PromptReader(engine.planned, engine.tokenizer)
-        self._ids = itertools.count()
-        self._mailboxes: dict[str, _Mailbox] = {}
+        self._prompts = PromptReader.of(engine.planned, engine.tokenizer)
+        self._requests = OpenRequests(EngineDeadError("The engine was not started; use `async with`."))
         self._calls: set[asyncio.Future[Any]] = set()
         self._commands: list[Callable[[], object]] = []
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="aethermind-engine", daemon=True)
         self._is_stopping = False
-        self._failure: EngineDeadError | None = EngineDeadError("The engine was not started; use `async with`.")
 
     async def __aenter__(self) -> AsyncEngine:
         self._loop = asyncio.get_running_loop()
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
-        self._failure = None
+        self._requests.failure = None
         self._thread.start()
         return self
 
@@ -69,24 +62,24 @@ class AsyncEngine:
     @property
     def failure(self) -> EngineDeadError | None:
         """Why requests are not served; None while they are."""
-        return self._failure
+        return self._requests.failure
 
     @property
     def is_alive(self) -> bool:
         """Whether requests are served."""
-        return self._failure is None
+        return self._requests.failure is None
 
     @property
     def num_open(self) -> int:
         """Requests that somebody waits for."""
-        return len(self._mailboxes)
+        return len(self._requests)
 
     @property
     def stats(self) -> EngineStats:
         """What the engine does at the moment."""
         return EngineStats.of(self._engine)
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt | EnginePrompt,
         params: SamplingParams,
@@ -101,37 +94,20 @@ class AsyncEngine:
         Raises InvalidArgumentError and ContextLengthError for what cannot be served, RequestTimeoutError when the
         answer is not finished after `timeout_s` seconds, EngineDeadError when the engine failed or was closed.
         """
-        name = f"async-{next(self._ids)}" if request_id is None else request_id
-        mailbox = self._open(name)
-        deadline = None if timeout_s is None else self._loop.time() + timeout_s
-        try:
-            async with asyncio.timeout_at(deadline):
-                read = prompt if isinstance(prompt, EnginePrompt) else await self.read(prompt)
-                await self.call(lambda engine: _add(engine, name, read, params, options))
-            while True:
-                async with asyncio.timeout_at(deadline):
-                    output = await mailbox.take()
-                if output.error is not None:
-                    raise AetherMindError(output.error)
-                yield output
-                if output.finished:
-                    return
-        except TimeoutError:
-            raise RequestTimeoutError(
-                f"Request {name} was not finished after {timeout_s:g} seconds and was cancelled; allow more time, or "
-                "ask for fewer tokens."
-            ) from None
-        finally:
-            self._close(name)
+
+        async def add(name: str) -> None:
+            read = prompt if isinstance(prompt, EnginePrompt) else await self.read(prompt)
+            await self.call(lambda engine: _add(engine, name, read, params, options))
+
+        return self._requests.follow(request_id, add, self._forget, timeout_s=timeout_s)
 
     async def read(self, prompt: Prompt) -> EnginePrompt:
         """A prompt as token ids; `generate` takes either. InvalidArgumentError says what is wrong with it."""
-        is_long = isinstance(prompt, str) and len(prompt) >= _LONG_TEXT_CHARS
-        return await asyncio.to_thread(self._prompts.read, prompt) if is_long else self._prompts.read(prompt)
+        return await self._prompts.read_beside(prompt)
 
     def abort(self, request_id: str) -> bool:
         """End an open request; whoever waits for it gets what there is, finished with `abort`. False if none is."""
-        if request_id not in self._mailboxes:
+        if request_id not in self._requests:
             return False
         self._submit(lambda: self._post(self._engine.abort(request_id)))
         return True
@@ -163,8 +139,8 @@ class AsyncEngine:
 
         Only here, where the engine is in this process: it is no part of `EngineClient`.
         """
-        if self._failure is not None:
-            raise self._failure
+        if self._requests.failure is not None:
+            raise self._requests.failure
         result: asyncio.Future[_Result] = self._loop.create_future()
         self._calls.add(result)
         result.add_done_callback(self._calls.discard)
@@ -182,7 +158,7 @@ class AsyncEngine:
 
     async def drain(self) -> None:
         """Wait until no request is open. New ones are still taken: whoever drains turns them away at the door."""
-        await self._is_idle.wait()
+        await self._requests.drained()
 
     async def close(self) -> None:
         """Stop after the step under way; requests that are open end with EngineDeadError."""
@@ -193,19 +169,7 @@ class AsyncEngine:
             await asyncio.to_thread(self._thread.join)
         self._fail(EngineDeadError("The engine was closed before the request was finished."))
 
-    def _open(self, name: str) -> _Mailbox:
-        if self._failure is not None:
-            raise self._failure
-        if name in self._mailboxes:
-            raise InvalidArgumentError(f"Request id {name!r} is in use; give each request an id of its own.")
-        self._is_idle.clear()
-        self._mailboxes[name] = mailbox = _Mailbox()
-        return mailbox
-
-    def _close(self, name: str) -> None:
-        del self._mailboxes[name]
-        if not self._mailboxes:
-            self._is_idle.set()
+    def _forget(self, name: str) -> None:
         self._submit(lambda: self._engine.abort(name))  # nothing where it has finished
 
     # Between the two threads: commands go one way, outputs the other.
@@ -245,43 +209,13 @@ class AsyncEngine:
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
-            mailbox = self._mailboxes.get(output.request_id)
-            if mailbox is not None:
-                mailbox.put(output)
+            self._requests.deliver(output.request_id, output)
 
     def _fail(self, failure: EngineDeadError) -> None:
-        if self._failure is None:
-            self._failure = failure
+        failure = self._requests.failure or failure  # the first one says what went wrong
         for result in list(self._calls):
             _settle(result, None, failure)
-        for mailbox in self._mailboxes.values():
-            mailbox.put(failure)
-
-
-class _Mailbox:
-    """The newest state of one request. What was not taken in time is replaced by what came after."""
-
-    __slots__ = ("_is_full", "_newest")
-
-    def __init__(self) -> None:
-        self._newest: RequestOutput | EngineDeadError | None = None
-        self._is_full = asyncio.Event()
-
-    def put(self, newest: RequestOutput | EngineDeadError) -> None:
-        if isinstance(self._newest, EngineDeadError) or (self._newest is not None and self._newest.finished):
-            return
-        self._newest = newest
-        self._is_full.set()
-
-    async def take(self) -> RequestOutput:
-        """Wait for a state that was not taken yet."""
-        await self._is_full.wait()
-        self._is_full.clear()
-        newest, self._newest = self._newest, None
-        if isinstance(newest, EngineDeadError):
-            raise newest
-        assert newest is not None
-        return newest
+        self._requests.fail(failure)
 
 
 def _add(

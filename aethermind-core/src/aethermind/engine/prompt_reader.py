@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.loader import PlannedModel, open_input_processor
@@ -25,6 +25,7 @@ Prompt = str | Mapping[str, Any]
 two perhaps with `multi_modal_data`: what a model's input processor takes, by modality.
 """
 
+_LONG_TEXT_CHARS = 8192
 _FORMS = ("prompt", "prompt_token_ids", "prompt_embeds")
 _PLACEHOLDER_ID = 0
 """The token id in the places of a prompt that is given as embeddings."""
@@ -40,11 +41,26 @@ class EnginePrompt:
 
 
 class PromptReader:
-    """Reads prompts for one model; its input processor is loaded when a prompt first needs it."""
+    """Reads prompts for one model; its input processor is opened when a prompt first needs it."""
 
-    def __init__(self, planned: PlannedModel, tokenizer: Tokenizer) -> None:
-        self._planned = planned
+    def __init__(
+        self, tokenizer: Tokenizer, architecture: str, open_processor: Callable[[], InputProcessor | None]
+    ) -> None:
         self._tokenizer = tokenizer
+        self._architecture = architecture
+        self._open_processor = open_processor
+
+    @classmethod
+    def of(cls, planned: PlannedModel, tokenizer: Tokenizer) -> PromptReader:
+        """A reader for a model that was planned."""
+        return cls(tokenizer, planned.architecture, partial(open_input_processor, planned))
+
+    async def read_beside(self, prompt: Any) -> EnginePrompt:
+        """Like `read`, long texts in a thread, so that other tasks go on."""
+        import asyncio
+
+        is_long = isinstance(prompt, str) and len(prompt) >= _LONG_TEXT_CHARS
+        return await asyncio.to_thread(self.read, prompt) if is_long else self.read(prompt)
 
     def read(self, prompt: Any) -> EnginePrompt:
         """Read one prompt; InvalidArgumentError says what is wrong with it."""
@@ -68,7 +84,7 @@ class PromptReader:
 
     @cached_property
     def _processor(self) -> InputProcessor | None:
-        return open_input_processor(self._planned)
+        return self._open_processor()
 
     def _processor_for(self, data: Any) -> InputProcessor:
         if not isinstance(data, Mapping):
@@ -77,7 +93,7 @@ class PromptReader:
         if processor is None:
             raise InvalidArgumentError(
                 f"The model takes text only: no installed package has an input processor for "
-                f"{self._planned.architecture}. Leave multi_modal_data out."
+                f"{self._architecture}. Leave multi_modal_data out."
             )
         unknown = sorted(map(str, set(data) - processor.modalities))
         if unknown:
