@@ -1,0 +1,127 @@
+"""One engine process as its parent holds it: a private socket to it, what it says, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Callable
+from typing import cast
+
+from aethermind import __version__
+from aethermind.engine.process.messages import Close, News
+from aethermind.engine.process.wire import Unpacker, pack
+
+__all__ = ["Child", "describe_exit"]
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM)
+_GRACE_S = 2.0
+"""How long a process may take to end once its socket has; its work is lost anyway."""
+
+
+class Child:
+    """A running process. Only it has the other end of the socket, which has no name that anyone could open."""
+
+    def __init__(self, process: Process, transport: asyncio.WriteTransport, hung_up: asyncio.Event) -> None:
+        self._process = process
+        self._transport = transport
+        self._hung_up = hung_up
+
+    @classmethod
+    async def launch(cls, on_news: Callable[[News], None]) -> Child:
+        """Start a process, fresh and not a fork, which waits for its `Setup`. `on_news` gets what it says.
+
+        It has this process's import path and working directory, and lives no longer than the calling thread.
+        """
+        ours, theirs = socket.socketpair()
+        hung_up = asyncio.Event()
+        with theirs:
+            transport, _ = await asyncio.get_running_loop().create_unix_connection(
+                lambda: _Listener(on_news, hung_up), sock=ours
+            )
+            command = ["-m", "aethermind.engine.process.worker", str(theirs.fileno()), str(os.getpid()), __version__]
+            path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+            # It ignores these signals once it runs; until then they have to wait, lest Ctrl-C end it before its time.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    *command,
+                    stdin=DEVNULL,
+                    stdout=DEVNULL,
+                    env={**os.environ, "PYTHONPATH": path},
+                    pass_fds=[theirs.fileno()],
+                )
+            except BaseException:
+                transport.close()
+                raise
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return cls(process, transport, hung_up)
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    def send(self, message: object) -> None:
+        """Say something, without waiting for it to be heard. InvalidArgumentError for what cannot cross."""
+        data = pack(message)
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def kill(self) -> None:
+        """End it now, whatever it does."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def ended(self) -> int:
+        """Wait until it has ended and is reaped; returns its exit code, below 0 that of a signal."""
+        await self._hung_up.wait()
+        try:
+            async with asyncio.timeout(_GRACE_S):
+                return await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            return await self._process.wait()
+
+    async def close(self, timeout_s: float) -> None:
+        """Have it stop after the step under way, or kill it when that takes too long."""
+        self.send(Close())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.ended()
+        except TimeoutError:
+            self.kill()
+            await self.ended()
+        finally:
+            self.kill()  # nothing if it has ended, as it has unless this was cancelled
+            self._transport.close()
+
+
+class _Listener(asyncio.Protocol):
+    def __init__(self, on_news: Callable[[News], None], hung_up: asyncio.Event) -> None:
+        self._on_news = on_news
+        self._hung_up = hung_up
+        self._unpacker = Unpacker()
+
+    def data_received(self, data: bytes) -> None:
+        for news in self._unpacker.feed(data):
+            self._on_news(cast(News, news))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._hung_up.set()
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed by {name}"

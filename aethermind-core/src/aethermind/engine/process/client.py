@@ -1,0 +1,238 @@
+"""An engine in a process of its own, with the methods of `AsyncEngine`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from aethermind.engine.open_requests import OpenRequests
+from aethermind.engine.process.growth import GrowingOutput
+from aethermind.engine.process.messages import Abort, Add, Ask, Forget, Loaded, News, Setup
+from aethermind.engine.process.supervisor import RestartPolicy, Supervisor
+from aethermind.engine.prompt_reader import EnginePrompt
+from aethermind.errors import EngineDeadError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from aethermind.engine.config import EngineConfig
+    from aethermind.engine.engine_stats import EngineStats
+    from aethermind.engine.output import RequestOutput
+    from aethermind.engine.process.model_face import ModelFace
+    from aethermind.engine.prompt_reader import Prompt
+    from aethermind.engine.request_options import RequestOptions
+    from aethermind.sampling.params import SamplingParams
+
+__all__ = ["EngineProcess"]
+
+_DEFAULT_POLICY = RestartPolicy()
+
+
+class EngineProcess:
+    """Requests from the tasks of one event loop, answered by an engine that may crash without harm to anything else.
+
+    async with EngineProcess(await ModelFace.open("demo"), EngineConfig()) as engine:
+        async for output in engine.generate(await engine.read("Once upon a time"), SamplingParams(max_tokens=32)):
+            print(output.outputs[0].text)
+
+    When its process ends, every open request ends with EngineDeadError, and so does every new one until another
+    process serves, which `RestartPolicy` says when to start. Entering raises what keeps the model from being loaded.
+    """
+
+    def __init__(
+        self,
+        face: ModelFace,
+        config: EngineConfig,
+        *,
+        policy: RestartPolicy = _DEFAULT_POLICY,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.face = face
+        self._prompts = face.prompts
+        self._requests = OpenRequests(EngineDeadError("The engine was not started; use `async with`."))
+        self._handles: dict[str, int] = {}
+        self._growing: dict[int, tuple[str, GrowingOutput]] = {}
+        self._numbers = itertools.count()
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._on_progress = on_progress
+        self._loaded: Loaded | None = None
+        self._stats: EngineStats | None = None
+        self._supervisor = Supervisor(
+            Setup(face.model, config, logging.getLogger("aethermind").getEffectiveLevel()),
+            policy,
+            on_news=self._take,
+            on_up=self._come_up,
+            on_down=self._go_down,
+            is_busy=lambda: bool(self._growing or self._asked),
+        )
+
+    async def __aenter__(self) -> EngineProcess:
+        try:
+            await self._supervisor.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def loaded(self) -> Loaded:
+        """The model's facts; only once the engine was started."""
+        assert self._loaded is not None, "not started"
+        return self._loaded
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the engine's process, None while there is none."""
+        return self._supervisor.pid
+
+    @property
+    def failure(self) -> EngineDeadError | None:
+        """Why requests are not served, and whether that will change; None while they are."""
+        return self._requests.failure
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests are served."""
+        return self._requests.failure is None
+
+    @property
+    def num_open(self) -> int:
+        """Requests that somebody waits for."""
+        return len(self._requests)
+
+    @property
+    def stats(self) -> EngineStats:
+        """What the engine did when it last spoke: after its last step, or within the last second."""
+        assert self._stats is not None, "not started"
+        return self._stats
+
+    def generate(
+        self,
+        prompt: Prompt | EnginePrompt,
+        params: SamplingParams,
+        *,
+        options: RequestOptions | None = None,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the answer so far whenever it has grown, the finished one last; as `AsyncEngine.generate` does."""
+
+        async def add(name: str) -> None:
+            read = prompt if isinstance(prompt, EnginePrompt) else await self.read(prompt)
+            handle = next(self._numbers)
+            self._supervisor.send(Add(handle, name, replace(read, token_ids=list(read.token_ids)), params, options))
+            self._handles[name] = handle
+            self._growing[handle] = (name, GrowingOutput(name, read))
+
+        return self._requests.follow(request_id, add, self._forget, timeout_s=timeout_s)
+
+    async def read(self, prompt: Prompt) -> EnginePrompt:
+        """A prompt as token ids, read in this process; `generate` takes either."""
+        return await self._prompts.read_beside(prompt)
+
+    def abort(self, request_id: str) -> bool:
+        """End an open request; whoever waits for it gets what there is, finished with `abort`. False if none is."""
+        handle = self._handles.get(request_id)
+        if handle is None:
+            return False
+        self._supervisor.send(Abort(handle))
+        return True
+
+    async def embed(self, prompt: EnginePrompt, pooling: str, *, is_normalized: bool) -> npt.NDArray[np.float32]:
+        """The vector of a text, float32 [hidden_size] (see `Engine.embed`), computed between two steps."""
+        if prompt.embeddings:
+            raise InvalidArgumentError("embed takes texts and token ids; leave prompt_embeds and pictures out.")
+        vector: npt.NDArray[np.float32] = await self._ask(
+            "embed", token_ids=list(prompt.token_ids), pooling=pooling, is_normalized=is_normalized
+        )
+        return vector
+
+    async def adjust(
+        self,
+        *,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        max_prefill_chunk: int | None = None,
+    ) -> None:
+        """Change the limits of the steps to come (see `Engine.adjust`), until the process is started again."""
+        await self._ask(
+            "adjust",
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_prefill_chunk=max_prefill_chunk,
+        )
+
+    async def drain(self) -> None:
+        """Wait until no request is open. New ones are still taken: whoever drains turns them away at the door."""
+        await self._requests.drained()
+
+    async def close(self) -> None:
+        """End the process after the step under way; requests that are open end with EngineDeadError."""
+        await self._supervisor.close()
+        closed = EngineDeadError("The engine was closed before the request was finished.")
+        self._end_all(self._requests.failure or closed)
+
+    async def _ask(self, what: str, **arguments: Any) -> Any:
+        """Have one of `calls.CALLS` done between two steps; returns or raises what it does."""
+        if self._requests.failure is not None:
+            raise self._requests.failure
+        number = next(self._numbers)
+        self._supervisor.send(Ask(number, what, arguments))
+        self._asked[number] = answer = asyncio.get_running_loop().create_future()
+        try:
+            return await answer
+        finally:
+            del self._asked[number]
+
+    def _forget(self, name: str) -> None:
+        handle = self._handles.pop(name, None)
+        if handle is not None:
+            del self._growing[handle]
+            self._supervisor.send(Forget(handle))  # nothing where it has finished
+
+    def _take(self, news: News) -> None:
+        if news.progress is not None and self._on_progress is not None and self._loaded is None:
+            self._on_progress(*news.progress)
+        if news.stats is not None:
+            self._stats = news.stats
+        for reply in news.replies or ():
+            answer = self._asked.get(reply.number)
+            if answer is None or answer.done():
+                continue
+            if reply.error is None:
+                answer.set_result(reply.value)
+            else:
+                answer.set_exception(reply.error)
+        for handle, error in news.refused or ():
+            if handle in self._growing:
+                self._requests.deliver(self._growing[handle][0], error)
+        for handle, *state in news.states or ():
+            if handle in self._growing:
+                name, growing = self._growing[handle]
+                self._requests.deliver(name, growing.grow(state))
+
+    def _come_up(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._requests.failure = None
+
+    def _go_down(self, failure: EngineDeadError) -> None:
+        if self._stats is not None:
+            blocks = self._stats.num_blocks
+            self._stats = replace(
+                self._stats, num_waiting=0, num_running=0, num_free_blocks=blocks, num_swapped_blocks=0
+            )
+        self._end_all(failure)
+
+    def _end_all(self, failure: EngineDeadError) -> None:
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(failure)
+        self._requests.fail(failure)

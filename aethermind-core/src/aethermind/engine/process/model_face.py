@@ -1,0 +1,45 @@
+"""What can be done with a model without its weights: read prompts, write conversations, tell answers apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aethermind.engine.prompt_reader import PromptReader
+from aethermind.model.hf_config import architecture_name
+
+if TYPE_CHECKING:
+    from aethermind.model.input_processor import InputProcessor
+    from aethermind.runtime import Runtime
+    from aethermind.text.answer_parser import AnswerFormat
+    from aethermind.text.tokenizer import Tokenizer
+
+__all__ = ["ModelFace"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFace:
+    """The side of a model that a server shows, in its own process. `model` is how the model was named."""
+
+    model: str
+    tokenizer: Tokenizer
+    prompts: PromptReader
+    answer_format: AnswerFormat
+
+    @classmethod
+    def open(cls, runtime: Runtime, model: str | Path) -> ModelFace:
+        """Read configuration and tokenizer; weights stay where they are. ConfigError and TokenizerError say what is
+        wrong with them.
+        """
+        source = runtime.open_source(model)
+        raw = source.config()
+        architecture = architecture_name(raw, source.path)
+        tokenizer = source.tokenizer()
+        factory = runtime.input_processors.find(architecture)
+
+        def open_processor() -> InputProcessor | None:
+            return None if factory is None else factory.create(raw, source.weights())
+
+        prompts = PromptReader(tokenizer, architecture, open_processor)
+        return cls(str(model), tokenizer, prompts, runtime.answer_formats.find(architecture))

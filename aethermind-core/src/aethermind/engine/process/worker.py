@@ -1,0 +1,256 @@
+"""The process of one engine: `python -m aethermind.engine.process.worker FD PARENT VERSION`, started by `Child`.
+
+One thread steps the engine and, between steps, reads what is asked and says what there is to say. It ends when it is
+told to, and when whoever started it has gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any, assert_never
+
+from aethermind import __version__
+from aethermind.engine.engine import Engine
+from aethermind.engine.engine_stats import EngineStats
+from aethermind.engine.loader import plan_model
+from aethermind.engine.model_info import describe_model
+from aethermind.engine.process.calls import CALLS
+from aethermind.engine.process.messages import Abort, Add, Ask, Close, Forget, Loaded, LogLine, Reply, Setup
+from aethermind.engine.process.outbox import Outbox
+from aethermind.engine.process.wire import Unpacker
+from aethermind.errors import AetherMindError, EngineDeadError, PluginError
+from aethermind.log import get_logger
+from aethermind.runtime import Runtime
+from aethermind.sampling.generation_config import read_sampling_defaults
+
+__all__ = ["main"]
+
+_IDLE_S = 1.0
+"""How long log lines of other threads may wait while there is nothing to do."""
+
+_LAST_WORDS_S = 2.0
+_RECEIVE_BYTES = 1 << 18
+_PR_SET_PDEATHSIG = 1
+
+_log = get_logger(__name__)
+
+
+def main(fd: int, parent: int, version: str) -> int:
+    """Serve whoever holds the other end of a socket; returns the exit code."""
+    _die_with(parent)
+    # Ctrl-C and SIGTERM reach every process of a group: what they mean is for the parent to say.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    faulthandler.enable()
+    os.set_inheritable(fd, False)
+    with socket.socket(fileno=fd) as sock:
+        outbox = Outbox(sock)
+        inbox = _Inbox(sock)
+        try:
+            return _serve(inbox, outbox, version)
+        except (BrokenPipeError, ConnectionResetError, EOFError):
+            return 0  # nobody is there any more
+
+
+def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
+    setup = inbox.first()
+    logger = logging.getLogger("aethermind")
+    logger.addHandler(_Forwarding(outbox))
+    logger.setLevel(setup.log_level)
+    try:
+        if version != __version__:
+            raise PluginError(f"AetherMind {version} became {__version__} while it ran; start it again.")
+        engine = _load(setup, outbox)
+    except Exception as error:
+        if not isinstance(error, AetherMindError):
+            _log.exception("the model could not be loaded")
+        outbox.failure = error if isinstance(error, AetherMindError) else EngineDeadError(_described(error))
+        _say_all(outbox, inbox.sock)
+        return 1
+    try:
+        _Worker(engine, inbox, outbox).run()
+    except (BrokenPipeError, ConnectionResetError, EOFError):
+        raise
+    except Exception as error:
+        _log.exception("the engine failed")
+        outbox.failure = EngineDeadError(f"The engine failed: {_described(error)}")
+        _say_all(outbox, inbox.sock)
+        return 1
+    finally:
+        engine.planned.open_device.backend.close()
+    return 0
+
+
+def _load(setup: Setup, outbox: Outbox) -> Engine:
+    started = time.perf_counter()
+
+    def show_progress(done: int, total: int) -> None:
+        outbox.progress = (done, total)
+        outbox.flush()
+
+    planned = plan_model(Runtime.boot(), setup.model, setup.config)
+    engine = Engine(planned, planned.source.tokenizer(), on_progress=show_progress)
+    outbox.loaded = Loaded(
+        describe_model(engine, time.perf_counter() - started),
+        read_sampling_defaults(planned.generation),
+        planned.model.config.vocab_size,
+    )
+    return engine
+
+
+class _Inbox:
+    """What is asked, without waiting for it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._unpacker = Unpacker()
+
+    def first(self) -> Setup:
+        """Wait for the first message."""
+        while True:
+            select.select([self.sock], [], [])
+            for message in self.take():
+                assert isinstance(message, Setup)
+                return message
+
+    def take(self) -> list[Any]:
+        """The messages that have come. EOFError when no more will."""
+        try:
+            data = self.sock.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise EOFError
+        return list(self._unpacker.feed(data))
+
+
+class _Worker:
+    """The loop: commands, a step, news."""
+
+    def __init__(self, engine: Engine, inbox: _Inbox, outbox: Outbox) -> None:
+        self._engine = engine
+        self._inbox = inbox
+        self._outbox = outbox
+        self._names: dict[int, str] = {}
+        self._handles: dict[str, int] = {}
+
+    def run(self) -> None:
+        """Return when told to close."""
+        engine, outbox = self._engine, self._outbox
+        while True:
+            outbox.stats = EngineStats.of(engine)
+            is_all_said = outbox.flush()
+            if not engine.has_unfinished:
+                select.select([self._inbox.sock], [] if is_all_said else [self._inbox.sock], [], _IDLE_S)
+            for message in self._inbox.take():
+                if isinstance(message, Close):
+                    return
+                self._obey(message)
+            if engine.has_unfinished:
+                for output in engine.step():
+                    self._put(output.request_id, output)
+
+    def _obey(self, message: Add | Abort | Forget | Ask) -> None:
+        match message:
+            case Add():
+                self._add(message)
+            case Abort(handle):
+                if (name := self._names.get(handle)) is not None:
+                    self._put(name, self._engine.abort(name))
+            case Forget(handle):
+                if (name := self._names.get(handle)) is not None:
+                    self._engine.abort(name)
+                    self._drop(handle)
+            case Ask(number, what, arguments):
+                self._outbox.reply(self._answer(number, what, arguments))
+            case _:
+                assert_never(message)
+
+    def _add(self, request: Add) -> None:
+        prompt = request.prompt
+        self._names[request.handle] = request.name
+        self._handles[request.name] = request.handle
+        self._outbox.open(request.handle)
+        try:
+            self._engine.add_request(
+                request.name,
+                prompt.token_ids,
+                request.params,
+                prompt=prompt.text,
+                embeddings=prompt.embeddings,
+                options=request.options,
+            )
+        except Exception as error:
+            self._drop(request.handle)
+            self._outbox.refuse(request.handle, _told(error))
+
+    def _answer(self, number: int, what: str, arguments: dict[str, Any]) -> Reply:
+        try:
+            return Reply(number, CALLS[what](self._engine, **arguments))
+        except Exception as error:
+            return Reply(number, None, _told(error))
+
+    def _put(self, name: str, output: Any) -> None:
+        handle = self._handles.get(name)
+        if handle is not None and output is not None:
+            self._outbox.put(handle, output)
+            if output.finished:
+                del self._handles[name], self._names[handle]
+
+    def _drop(self, handle: int) -> None:
+        self._outbox.drop(handle)
+        del self._handles[self._names.pop(handle)]
+
+
+class _Forwarding(logging.Handler):
+    """Records go to the parent, whose handlers say what becomes of them."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        super().__init__()
+        self._outbox = outbox
+
+    def emit(self, record: logging.LogRecord) -> None:
+        traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
+        self._outbox.log(LogLine(record.levelno, record.name, record.getMessage(), record.created, traceback))
+
+
+def _told(error: Exception) -> Exception:
+    """An error as the other process gets it; what nobody foresaw is logged here, where its traceback is."""
+    if not isinstance(error, AetherMindError):
+        _log.error("a request failed", exc_info=error)
+    return error
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _say_all(outbox: Outbox, sock: socket.socket) -> None:
+    """Wait for the reader, but not for ever."""
+    until = time.monotonic() + _LAST_WORDS_S
+    while not outbox.flush() and (left := until - time.monotonic()) > 0:
+        select.select([], [sock], [], left)
+
+
+def _die_with(parent: int) -> None:
+    """Have the system kill this process when its parent dies, even in the middle of a step (Linux: prctl(2)).
+
+    Elsewhere the end of the socket is noticed between two steps.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
