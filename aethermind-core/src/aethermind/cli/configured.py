@@ -63,11 +63,19 @@ class ConfiguredCommand(TyperCommand):
         if is_asked:
             _print(configuration, as_json=bool(ctx.params.get("as_json")))
             raise typer.Exit()
+        lists = {parameter.name for parameter in ctx.command.params if getattr(parameter, "multiple", False)}
         for name, one in configuration.settings.items():
             value, origin = configuration.values[name]
             if origin != "default" and name not in flags and one.parameter in ctx.params:
-                ctx.params[one.parameter] = list(value) if isinstance(value, tuple) else value
+                ctx.params[one.parameter] = _as_parameter(value, is_list=one.parameter in lists)
         log.set_level(configuration.values["log.level"].value)
+
+
+def _as_parameter(value: Any, *, is_list: bool) -> Any:
+    """A setting's value as its option would give it."""
+    if isinstance(value, tuple):
+        return list(value)
+    return [value] if is_list and value is not None else value
 
 
 def _check_variables() -> bool:

@@ -27,6 +27,7 @@ class LoadProgress:
         self._started = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
+        self._is_over = False
 
     def __enter__(self) -> LoadProgress:
         return self
@@ -34,15 +35,21 @@ class LoadProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._stop()
 
     def __call__(self, done: int, total: int) -> None:
         if self._bar is None:
-            if time.monotonic() - self._started < PATIENCE_S or not console.is_terminal(sys.stderr):
+            if self._is_over or time.monotonic() - self._started < PATIENCE_S or not console.is_terminal(sys.stderr):
                 return
             self._draw(total)
         self._bar.update(self._task, completed=done, total=total)
+        if done == total:
+            self._stop()  # here, because two bars cannot be drawn at once and another model may come next
+
+    def _stop(self) -> None:
+        self._is_over = True
+        if self._bar is not None:
+            self._bar.stop()
 
     def _draw(self, total: int) -> None:
         from rich.console import Console

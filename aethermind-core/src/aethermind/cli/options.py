@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from aethermind import env
+from aethermind.errors import InvalidArgumentError
 
 __all__ = [
     "AsJson",
@@ -137,6 +138,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 def chosen_model(model: str | None) -> str:
     """The model that `--model`, else AETHERMIND_MODEL, else the installation names."""
+    if isinstance(model, list):  # from a file that is for `serve`
+        raise InvalidArgumentError(f"This command takes one of the models {', '.join(model)}; choose it with --model.")
     return model or env.model_path() or "demo"
 
 

@@ -31,9 +31,9 @@ _BY_MEMORY = "as many as memory allows, for the context"
 class ModelSettings:
     """Which model, where, and in which numbers."""
 
-    path: str = setting(
+    path: str | tuple[str, ...] = setting(
         "demo",
-        "a model directory, a .gguf file, or the name of an installed model",
+        "a model directory, a .gguf file, or the name of an installed model; for `serve` also a list of NAME=MODEL",
         parameter="model",
         variable="AETHERMIND_MODEL",
     )
@@ -129,6 +129,9 @@ class ServerSettings:
         is_secret=True,
     )
     allow_no_key: bool = setting(False, "listen beyond this machine without a key")
+    engine: str = setting("process", "where models run: each in a process of its own, or inprocess, in the server's")
+    max_restarts: int = setting(5, "how often in a row an engine's process that ended is started again")
+    stall_timeout: float = setting(300.0, "seconds that a step may take before the engine's process is ended; 0 is any")
     max_open_requests: int = setting(256, "answers open at once; who comes after is told to try again")
     request_timeout: float = setting(600.0, "seconds until an answer has to be finished")
     drain_timeout: float = setting(30.0, "seconds for open answers when told to stop")
@@ -136,6 +139,11 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise InvalidArgumentError(f"port should be from 0 to 65535, got {self.port}.")
+        if self.engine not in ("process", "inprocess"):
+            raise InvalidArgumentError(f"engine should be process or inprocess, got {self.engine!r}.")
+        for name in ("max_restarts", "stall_timeout"):
+            if getattr(self, name) < 0:
+                raise InvalidArgumentError(f"{name} should be 0 or more, got {getattr(self, name)}.")
         for name in ("max_open_requests", "request_timeout", "drain_timeout"):
             if getattr(self, name) <= 0:
                 raise InvalidArgumentError(f"{name} should be more than 0, got {getattr(self, name)}.")

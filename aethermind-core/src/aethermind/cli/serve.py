@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import ExitStack, closing
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,21 +15,37 @@ from aethermind.cli import console, options
 from aethermind.cli.sections import LogSettings
 from aethermind.errors import InvalidArgumentError, SettingsError
 
-__all__ = ["EXAMPLES", "serve"]
+if TYPE_CHECKING:
+    from aethermind.engine.process import EngineProcess
+    from aethermind.llm import LLM
+
+__all__ = ["EXAMPLES", "named_models", "serve"]
 
 EXAMPLES = console.examples(
     "aethermind serve",
     "aethermind serve --model ./Qwen2-0.5B-Instruct --quantization int8 --port 8080",
     "aethermind serve --served-model-name storyteller --max-open-requests 16",
+    "aethermind serve --model small=demo --model large=./Qwen2-0.5B-Instruct",
 )
 
+ENGINES = ("process", "inprocess")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(
-    model: options.Model = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="A model directory, a .gguf file, or the name of an installed model; NAME=MODEL gives it a name, and "
+            "several are served side by side.",
+            show_default="AETHERMIND_MODEL, or demo",
+        ),
+    ] = None,
     served_model_name: Annotated[
-        str | None, typer.Option("--served-model-name", help="What clients call the model.", show_default="its path")
+        str | None,
+        typer.Option("--served-model-name", help="What clients call the model.", show_default="its path"),
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
@@ -56,59 +73,99 @@ def serve(
         str, typer.Option(help="Who goes first: fcfs, priority, shortest, deadline, or a plugin's.")
     ] = "fcfs",
     fallback: options.Fallback = "warn",
+    engine: Annotated[
+        str, typer.Option(help="Where models run: each in a process of its own, or inprocess, in the server's.")
+    ] = "process",
+    max_restarts: Annotated[
+        int, typer.Option(help="How often in a row an engine's process that ended is started again.", min=0)
+    ] = 5,
+    stall_timeout: Annotated[
+        float, typer.Option(help="Seconds that a step may take before the engine's process is ended; 0 is any.", min=0)
+    ] = 300.0,
     max_open_requests: Annotated[int, typer.Option(help="The most answers open at once; others get 429.", min=1)] = 256,
     request_timeout: Annotated[float, typer.Option(help="Seconds until an answer has to be finished.")] = 600.0,
     drain_timeout: Annotated[float, typer.Option(help="Seconds for open answers when told to stop.")] = 30.0,
     log_format: Annotated[str, typer.Option(help="How the log is written: text, or json, an object a line.")] = "text",
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write what was asked into the log, too.")] = False,
 ) -> None:
-    """Serve a model over HTTP to OpenAI's clients. Ctrl-C lets open answers finish; a second one does not."""
+    """Serve models over HTTP to OpenAI's clients. Ctrl-C lets open answers finish; a second one does not."""
     try:
         from aethermind import server
     except ImportError as error:
         raise SettingsError(f"The server needs {error.name}. Run `pip install aethermind[serve]`.") from None
-    from aethermind.cli.load import open_llm
+    from aethermind.cli.load import LoadProgress, open_llm
+    from aethermind.engine.config import EngineConfig
+    from aethermind.engine.process import EngineProcess, RestartPolicy
 
     LogSettings(format=log_format)
     log.set_format(log_format)
+    if engine not in ENGINES:
+        raise InvalidArgumentError(f"--engine is {engine!r} but should be one of {', '.join(ENGINES)}.")
     if host not in LOOPBACK and api_key is None and not allow_no_key:
         raise InvalidArgumentError(
             f"Everyone who reaches {host} could use this server. Set AETHERMIND_API_KEY, or say --allow-no-key."
         )
     limits = server.Limits(max_open_requests, request_timeout_s=request_timeout, drain_timeout_s=drain_timeout)
-    path = options.chosen_model(model)
+    paths = named_models(model, served_model_name)
+    settings: dict[str, Any] = {
+        "device": device,
+        "dtype": dtype,
+        "quantization": quantization,
+        "lm_head": lm_head,
+        "load_format": load_format,
+        "max_model_len": max_model_len,
+        "num_kv_blocks": num_kv_blocks,
+        "block_size": block_size,
+        "kv_cache_dtype": kv_cache_dtype,
+        "swap_space": swap_space,
+        "num_threads": threads,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "scheduling_policy": scheduling_policy,
+        "fallback": fallback,
+    }
+    policy = RestartPolicy(max_restarts, stall_timeout_s=stall_timeout)
     with ExitStack() as stack:
         listening = stack.enter_context(server.bind(host, port))
-        llm = open_llm(
-            path,
-            device=device,
-            dtype=dtype,
-            quantization=quantization,
-            lm_head=lm_head,
-            load_format=load_format,
-            max_model_len=max_model_len,
-            num_kv_blocks=num_kv_blocks,
-            block_size=block_size,
-            kv_cache_dtype=kv_cache_dtype,
-            swap_space=swap_space,
-            num_threads=threads,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            scheduling_policy=scheduling_policy,
-            fallback=fallback,
-        )
-        stack.enter_context(closing(llm))
-        served = served_model_name or path
+
+        def opened(path: str) -> LLM | EngineProcess:
+            if engine == "inprocess":
+                return stack.enter_context(closing(open_llm(path, **settings)))
+            progress = stack.enter_context(LoadProgress())
+            return EngineProcess(path, EngineConfig(**settings), policy=policy, on_progress=progress)
+
+        models = {name: opened(path) for name, path in paths.items()}
         bound_host, bound_port = listening.getsockname()[:2]
 
         def announce() -> None:
             shown = f"[{bound_host}]" if ":" in bound_host else bound_host
             address = f"http://{shown}:{bound_port}"
-            print(f"Serving {served} at {address}/v1 (Ctrl-C stops)", file=sys.stderr)
+            print(f"Serving {', '.join(models)} at {address}/v1 (Ctrl-C stops)", file=sys.stderr)
             print(f"To chat, open {address} in a browser", file=sys.stderr, flush=True)
 
         asyncio.run(
-            server.serve(
-                {served: llm}, listening, limits=limits, api_key=api_key, log_prompts=log_prompts, on_ready=announce
-            )
+            server.serve(models, listening, limits=limits, api_key=api_key, log_prompts=log_prompts, on_ready=announce)
         )
+
+
+def named_models(given: list[str] | None, served_model_name: str | None) -> dict[str, str]:
+    """The models of `--model` by what clients call them: NAME in NAME=MODEL, else as they were given."""
+    given = given or [options.chosen_model(None)]
+    named = [_split_name(one) for one in given]
+    if served_model_name is not None:
+        if len(named) > 1:
+            raise InvalidArgumentError(
+                "--served-model-name names one model, and several are given; write --model NAME=MODEL for each."
+            )
+        return {served_model_name: named[0][1]}
+    models = dict(named)
+    if len(models) < len(named):
+        raise InvalidArgumentError(
+            f"Two models have the same name among {', '.join(name for name, _ in named)}; write --model NAME=MODEL."
+        )
+    return models
+
+
+def _split_name(given: str) -> tuple[str, str]:
+    name, _, model = given.partition("=")
+    return (name, model) if name and model and not Path(given).exists() else (given, given)

@@ -28,7 +28,7 @@ class Verb(NamedTuple):
 VERBS: Mapping[str, Verb] = {
     "generate": Verb("generate", "Continue a prompt and print the text."),
     "chat": Verb("chat", "Talk to a model that was trained to."),
-    "serve": Verb("serve", "Serve a model over HTTP to OpenAI's clients."),
+    "serve": Verb("serve", "Serve models over HTTP to OpenAI's clients."),
     "doctor": Verb("doctor", "Report on machine, devices and plugins.", has_settings=False),
     "explain": Verb("explain", "Show which kernel computes which operator, or where two devices disagree."),
     "models": Verb("models", "List models, installed or on disk."),

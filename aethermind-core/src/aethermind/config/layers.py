@@ -9,7 +9,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Any, NamedTuple, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -97,10 +98,11 @@ def _in_variables(variables: Mapping[str, str], settings: Mapping[str, Setting])
 
 def _check(adapter: TypeAdapter[Any], one: Setting, raw: Any, where: str, *, is_text: bool) -> Any:
     """A value as its setting's type. What a file gives has a type already; what a variable gives is read as text."""
-    is_list = "tuple" in str(one.type)
+    may_be_list = "tuple" in str(one.type)
+    is_list = may_be_list and not (isinstance(one.type, UnionType) and str in get_args(one.type))
     try:
         if is_text:
-            value = json.loads(raw) if is_list and raw.startswith("[") else (raw,) if is_list else raw
+            value = json.loads(raw) if may_be_list and raw.startswith("[") else (raw,) if is_list else raw
             checked = adapter.validate_python({one.key: value})
         else:
             value = [raw] if is_list and isinstance(raw, str) else raw

@@ -65,8 +65,8 @@ def _add_probes(app: FastAPI) -> None:
         state = app.state
         if state.admission.is_draining:
             raise ApiError(503, "The server is stopping.", code="draining")
-        if not state.models.are_alive:
-            raise ApiError(503, "An engine has failed; the log says why.", code="engine_dead")
+        if (failure := state.models.failure) is not None:
+            raise ApiError(503, failure, code="engine_dead")
         return Response(status_code=200)
 
     @app.get("/version")

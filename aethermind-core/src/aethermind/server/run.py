@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from aethermind.engine.async_engine import AsyncEngine
+from aethermind.engine.process import EngineProcess
 from aethermind.errors import InvalidArgumentError
 from aethermind.log import get_logger
 from aethermind.server.app import create_app
@@ -44,7 +45,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def serve(
-    llms: Mapping[str, LLM],
+    models: Mapping[str, LLM | EngineProcess],
     listening: socket.socket,
     *,
     limits: Limits,
@@ -52,8 +53,11 @@ async def serve(
     log_prompts: bool = False,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve the models under their names until SIGINT or SIGTERM. Open answers are finished, unless it comes twice."""
-    async with running(llms, listening, limits=limits, api_key=api_key, log_prompts=log_prompts) as app:
+    """Start the models' engines and serve them under their names until SIGINT or SIGTERM.
+
+    Open answers are finished, unless it comes twice. Raises what keeps a model from being loaded.
+    """
+    async with running(models, listening, limits=limits, api_key=api_key, log_prompts=log_prompts) as app:
         with _stop_signals() as stops:
             on_ready()
             await _drain(stops, app.state.admission, limits.drain_timeout_s)
@@ -61,7 +65,7 @@ async def serve(
 
 @asynccontextmanager
 async def running(
-    llms: Mapping[str, LLM],
+    models: Mapping[str, LLM | EngineProcess],
     listening: socket.socket,
     *,
     limits: Limits,
@@ -70,12 +74,9 @@ async def running(
 ) -> AsyncIterator[FastAPI]:
     """Serve the models as long as the context is open; yields the application."""
     async with AsyncExitStack() as stack:
-        models = []
-        for name, llm in llms.items():
-            engine = await stack.enter_async_context(AsyncEngine(llm.engine))
-            models.append(ServedModel.of(name, llm, engine))
+        served = [await _started(name, model, stack) for name, model in models.items()]
         only_local = ip_address(listening.getsockname()[0]).is_loopback
-        app = create_app(models, limits=limits, api_key=api_key, only_local=only_local, log_prompts=log_prompts)
+        app = create_app(served, limits=limits, api_key=api_key, only_local=only_local, log_prompts=log_prompts)
         config = uvicorn.Config(
             app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=1
         )
@@ -86,6 +87,13 @@ async def running(
                 yield app
             finally:
                 server.should_exit = True
+
+
+async def _started(name: str, model: LLM | EngineProcess, stack: AsyncExitStack) -> ServedModel:
+    """A model whose engine serves until `stack` is closed."""
+    if isinstance(model, EngineProcess):
+        return ServedModel.of_process(name, await stack.enter_async_context(model))
+    return ServedModel.of(name, model, await stack.enter_async_context(AsyncEngine(model.engine)))
 
 
 class _Server(uvicorn.Server):

@@ -12,6 +12,7 @@ from aethermind.server.openai.errors import ApiError
 if TYPE_CHECKING:
     from aethermind.engine.engine_client import EngineClient
     from aethermind.engine.model_info import ModelInfo
+    from aethermind.engine.process import EngineProcess
     from aethermind.llm import LLM
     from aethermind.text.answer_parser import AnswerFormat
     from aethermind.text.tokenizer import Tokenizer
@@ -39,6 +40,20 @@ class ServedModel:
         vocab_size = planned.model.config.vocab_size
         return cls(name, engine, llm.tokenizer, llm.info, llm.sampling_defaults, vocab_size, planned.answer_format)
 
+    @classmethod
+    def of_process(cls, name: str, engine: EngineProcess) -> ServedModel:
+        """A model whose engine was started in a process of its own."""
+        face, loaded = engine.face, engine.loaded
+        return cls(
+            name,
+            engine,
+            face.tokenizer,
+            loaded.info,
+            loaded.sampling_defaults,
+            loaded.vocab_size,
+            face.answer_format,
+        )
+
 
 class ServedModels:
     """The models of a server by name; the first also answers requests that name none."""
@@ -61,6 +76,6 @@ class ServedModels:
         return self._models[name]
 
     @property
-    def are_alive(self) -> bool:
-        """Whether every engine serves."""
-        return all(model.engine.is_alive for model in self)
+    def failure(self) -> str | None:
+        """Which engine serves nothing, and why; None while all do."""
+        return next((f"{one.name}: {failure}" for one in self if (failure := one.engine.failure) is not None), None)

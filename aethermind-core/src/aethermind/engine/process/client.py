@@ -7,14 +7,17 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.open_requests import OpenRequests
 from aethermind.engine.process.growth import GrowingOutput
 from aethermind.engine.process.messages import Abort, Add, Ask, Forget, Loaded, News, Setup
+from aethermind.engine.process.model_face import ModelFace
 from aethermind.engine.process.supervisor import RestartPolicy, Supervisor
 from aethermind.engine.prompt_reader import EnginePrompt
 from aethermind.errors import EngineDeadError, InvalidArgumentError
+from aethermind.runtime import Runtime
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
     from aethermind.engine.config import EngineConfig
     from aethermind.engine.engine_stats import EngineStats
     from aethermind.engine.output import RequestOutput
-    from aethermind.engine.process.model_face import ModelFace
     from aethermind.engine.prompt_reader import Prompt
     from aethermind.engine.request_options import RequestOptions
     from aethermind.sampling.params import SamplingParams
@@ -36,7 +38,7 @@ _DEFAULT_POLICY = RestartPolicy()
 class EngineProcess:
     """Requests from the tasks of one event loop, answered by an engine that may crash without harm to anything else.
 
-    async with EngineProcess(await ModelFace.open("demo"), EngineConfig()) as engine:
+    async with EngineProcess("demo", EngineConfig(num_threads=2)) as engine:
         async for output in engine.generate(await engine.read("Once upon a time"), SamplingParams(max_tokens=32)):
             print(output.outputs[0].text)
 
@@ -46,14 +48,17 @@ class EngineProcess:
 
     def __init__(
         self,
-        face: ModelFace,
+        model: str | Path,
         config: EngineConfig,
         *,
+        runtime: Runtime | None = None,
         policy: RestartPolicy = _DEFAULT_POLICY,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self.face = face
-        self._prompts = face.prompts
+        """`runtime` is what is installed, for the side of the model that stays in this process."""
+        self._model = str(model)
+        self._runtime = runtime
+        self._face: ModelFace | None = None
         self._requests = OpenRequests(EngineDeadError("The engine was not started; use `async with`."))
         self._handles: dict[str, int] = {}
         self._growing: dict[int, tuple[str, GrowingOutput]] = {}
@@ -63,7 +68,7 @@ class EngineProcess:
         self._loaded: Loaded | None = None
         self._stats: EngineStats | None = None
         self._supervisor = Supervisor(
-            Setup(face.model, config, logging.getLogger("aethermind").getEffectiveLevel()),
+            Setup(self._model, config, logging.getLogger("aethermind").getEffectiveLevel()),
             policy,
             on_news=self._take,
             on_up=self._come_up,
@@ -73,7 +78,7 @@ class EngineProcess:
 
     async def __aenter__(self) -> EngineProcess:
         try:
-            await self._supervisor.start()
+            _, self._face = await asyncio.gather(self._supervisor.start(), asyncio.to_thread(self._open_face))
         except BaseException:
             await self.close()
             raise
@@ -83,8 +88,14 @@ class EngineProcess:
         await self.close()
 
     @property
+    def face(self) -> ModelFace:
+        """What this process knows of the model; only once the engine was started."""
+        assert self._face is not None, "not started"
+        return self._face
+
+    @property
     def loaded(self) -> Loaded:
-        """The model's facts; only once the engine was started."""
+        """What the engine's process says of the model; only once the engine was started."""
         assert self._loaded is not None, "not started"
         return self._loaded
 
@@ -136,7 +147,7 @@ class EngineProcess:
 
     async def read(self, prompt: Prompt) -> EnginePrompt:
         """A prompt as token ids, read in this process; `generate` takes either."""
-        return await self._prompts.read_beside(prompt)
+        return await self.face.prompts.read_beside(prompt)
 
     def abort(self, request_id: str) -> bool:
         """End an open request; whoever waits for it gets what there is, finished with `abort`. False if none is."""
@@ -179,6 +190,9 @@ class EngineProcess:
         await self._supervisor.close()
         closed = EngineDeadError("The engine was closed before the request was finished.")
         self._end_all(self._requests.failure or closed)
+
+    def _open_face(self) -> ModelFace:
+        return ModelFace.open(self._runtime or Runtime.boot(), self._model)
 
     async def _ask(self, what: str, **arguments: Any) -> Any:
         """Have one of `calls.CALLS` done between two steps; returns or raises what it does."""

@@ -20,9 +20,8 @@ __all__ = ["ModelFace"]
 
 @dataclass(frozen=True, slots=True)
 class ModelFace:
-    """The side of a model that a server shows, in its own process. `model` is how the model was named."""
+    """The side of a model that a server shows, in its own process."""
 
-    model: str
     tokenizer: Tokenizer
     prompts: PromptReader
     answer_format: AnswerFormat
@@ -42,4 +41,4 @@ class ModelFace:
             return None if factory is None else factory.create(raw, source.weights())
 
         prompts = PromptReader(tokenizer, architecture, open_processor)
-        return cls(str(model), tokenizer, prompts, runtime.answer_formats.find(architecture))
+        return cls(tokenizer, prompts, runtime.answer_formats.find(architecture))
