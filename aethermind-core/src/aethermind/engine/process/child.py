@@ -42,7 +42,7 @@ class Child:
             transport, _ = await asyncio.get_running_loop().create_unix_connection(
                 lambda: _Listener(on_news, hung_up), sock=ours
             )
-            command = ["-m", "aethermind.engine.process.worker", str(theirs.fileno()), str(os.getpid()), __version__]
+            command = ["-m", "aethermind.engine.process", str(theirs.fileno()), str(os.getpid()), __version__]
             path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
             # It ignores these signals once it runs; until then they have to wait, lest Ctrl-C end it before its time.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)

@@ -156,13 +156,15 @@ class Supervisor:
     async def _watch(self) -> None:
         """Kill a process that takes longer than a step may."""
         limit = self._policy.stall_timeout_s
-        idle = time.monotonic()
+        period = limit / 8
+        idle = looked = time.monotonic()
         while True:
-            await asyncio.sleep(limit / 8)
-            now = time.monotonic()
-            if self._child is None or self._up_since is None or not self._is_busy():
-                idle = now
-            elif now - max(idle, self._heard) > limit:
+            await asyncio.sleep(period)
+            before, looked = looked, time.monotonic()
+            was_away = looked - before > 2 * period  # this process was stopped or busy itself, and heard nobody
+            if was_away or self._child is None or self._up_since is None or not self._is_busy():
+                idle = looked
+            elif looked - max(idle, self._heard) > limit:
                 _log.error("%s: the engine process said nothing for %g s and is killed", self._setup.model, limit)
                 self._child.kill()
 

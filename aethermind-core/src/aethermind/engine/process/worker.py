@@ -1,4 +1,4 @@
-"""The process of one engine: `python -m aethermind.engine.process.worker FD PARENT VERSION`, started by `Child`.
+"""The process of one engine, started by `Child`.
 
 One thread steps the engine and, between steps, reads what is asked and says what there is to say. It ends when it is
 told to, and when whoever started it has gone.
@@ -250,7 +250,3 @@ def _die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before
         os._exit(0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

@@ -1,0 +1,57 @@
+"""Which models `serve` serves, and what they are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aethermind.cli.serve import named_models
+from aethermind.errors import InvalidArgumentError
+
+
+@pytest.mark.parametrize(
+    ("given", "served_name", "models"),
+    [
+        (None, None, {"demo": "demo"}),
+        (["./a"], None, {"./a": "./a"}),
+        (["./a"], "storyteller", {"storyteller": "./a"}),
+        (["x=./a"], "storyteller", {"storyteller": "./a"}),
+        (["x=./a", "y=./a=b", "demo"], None, {"x": "./a", "y": "./a=b", "demo": "demo"}),
+        (["=a"], None, {"=a": "=a"}),
+    ],
+)
+def test_names(given: list[str] | None, served_name: str | None, models: dict[str, str]) -> None:
+    assert named_models(given, served_name) == models
+
+
+def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path) -> None:
+    path = str(tmp_path / "a=b")
+    Path(path).mkdir()
+    assert named_models([path], None) == {path: path}
+
+
+@pytest.mark.parametrize(
+    ("given", "served_name", "words"),
+    [(["x=a", "x=b"], None, "same name"), (["demo", "demo"], None, "same name"), (["a", "b"], "c", "names one model")],
+)
+def test_what_has_no_name_of_its_own(given: list[str], served_name: str | None, words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        named_models(given, served_name)
+
+
+def test_a_file_may_list_models_which_other_verbs_do_not_take(invoke: Any, tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text('[model]\npath = ["x=demo", "y=demo"]\n')
+    shown = invoke("serve", "--config", str(file), "--print-config")
+    assert 'path = ["x=demo", "y=demo"]' in shown.stdout
+    refused = invoke("generate", "Once", "--config", str(file))
+    assert refused.exit_code == 2
+    assert "takes one of the models x=demo, y=demo" in refused.stderr
+
+
+def test_an_engine_that_is_none(invoke: Any) -> None:
+    refused = invoke("serve", "--engine", "thread")
+    assert refused.exit_code == 2
+    assert "process, inprocess" in refused.stderr

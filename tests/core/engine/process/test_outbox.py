@@ -1,0 +1,99 @@
+"""A reader that does not read costs the engine neither time nor memory, and misses nothing that counts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from aethermind.engine.output import CompletionOutput, RequestMetrics, RequestOutput
+from aethermind.engine.process.growth import GrowingOutput
+from aethermind.engine.process.messages import LogLine, News, Reply
+from aethermind.engine.process.outbox import Outbox
+from aethermind.engine.process.wire import Unpacker
+from aethermind.engine.prompt_reader import EnginePrompt
+from aethermind.errors import ContextLengthError
+
+PROMPT = EnginePrompt("Once", [3])
+
+
+def state(num_tokens: int, *, finished: bool = False) -> RequestOutput:
+    answer = CompletionOutput(
+        0, "word " * num_tokens, list(range(num_tokens)), None, "stop" if finished else None, None
+    )
+    return RequestOutput("name", "Once", [3], [answer], finished, RequestMetrics(0.0, None, None))
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        yield ours, theirs
+
+
+def read_all(outbox: Outbox, sock: socket.socket) -> list[News]:
+    unpacker, news = Unpacker(), []
+    sock.setblocking(False)
+    while True:
+        is_done = outbox.flush()
+        try:
+            while True:
+                news += unpacker.feed(sock.recv(1 << 16))
+        except BlockingIOError:
+            if is_done:
+                return news
+
+
+def test_states_that_nobody_read_are_merged(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    outbox = Outbox(theirs)
+    outbox.open(1)
+    growing = GrowingOutput("name", PROMPT)
+    for num_tokens in range(1, 20_000, 7):
+        outbox.put(1, state(num_tokens))
+        outbox.flush()
+    outbox.put(1, state(20_000, finished=True))
+    news = read_all(outbox, ours)
+    assert len(news) < 20
+    last = [growing.grow(piece[1:]) for one in news for piece in one.states or ()][-1]
+    assert last == state(20_000, finished=True)
+    assert outbox.is_empty
+
+
+def test_refusals_and_replies_all_arrive_and_logs_are_bounded(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    outbox = Outbox(theirs)
+    for number in range(3000):
+        outbox.reply(Reply(number, "x" * 10))
+        outbox.refuse(number, ContextLengthError(f"no {number}"))
+        outbox.log(LogLine(30, "name", f"line {number}", 0.0, None))
+        if number % 100 == 0:
+            outbox.flush()
+    news = read_all(outbox, ours)
+    assert [one.number for part in news for one in part.replies or ()] == list(range(3000))
+    refused = [(handle, str(error)) for part in news for handle, error in part.refused or ()]
+    assert refused == [(number, f"no {number}") for number in range(3000)]
+    lines = [line.text for part in news for line in part.logs]
+    assert lines[-1] == "line 2999"
+    assert len(lines) < 1500
+
+
+def test_dropped_requests_are_not_told_of(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    outbox = Outbox(theirs)
+    outbox.open(1)
+    outbox.put(1, state(1))
+    outbox.drop(1)
+    outbox.drop(1)
+    assert read_all(outbox, ours) == []
+
+
+def test_a_reader_that_has_gone_is_an_error(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    outbox = Outbox(theirs)
+    ours.close()
+    outbox.progress = (1, 2)
+    with pytest.raises(OSError, match="pipe"):
+        outbox.flush()

@@ -1,0 +1,287 @@
+"""An engine in a process of its own: the answers of the one in this process, and what happens when it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from aethermind import LLM, RequestOutput, Runtime, SamplingParams
+from aethermind.engine.config import EngineConfig
+from aethermind.engine.process import EngineProcess, RestartPolicy
+from aethermind.errors import AetherMindError, ContextLengthError, EngineDeadError, InvalidArgumentError
+
+CONFIG = EngineConfig(device="cpu", dtype="float32", max_model_len=256)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, logprobs=2, prompt_logprobs=1)
+GREEDY_16 = SamplingParams(temperature=0.0, max_tokens=16)
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+QUICK = RestartPolicy(max_restarts=1, first_delay_s=0.01)
+
+Scenario = Callable[[EngineProcess], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def run(runtime: Runtime) -> Iterator[Callable[[Scenario], None]]:
+    """`run(scenario)` on one engine process, which serves all of them; nothing is left open after one."""
+    loop, engine = asyncio.new_event_loop(), EngineProcess("demo", CONFIG, runtime=runtime)
+    thread = Thread(target=loop.run_forever)
+    thread.start()
+
+    def wait_for(work: Awaitable[Any]) -> Any:
+        done: Future[Any] = asyncio.run_coroutine_threadsafe(work, loop)  # type: ignore[arg-type]
+        return done.result(60)
+
+    async def whole(scenario: Scenario) -> None:
+        await scenario(engine)
+        await engine.drain()
+        await engine.adjust()  # what was forgotten was taken before this
+        assert (engine.stats.num_running, engine.stats.kv_cache_usage) == (0, 0)
+
+    wait_for(engine.__aenter__())
+    yield lambda scenario: wait_for(whole(scenario))
+    wait_for(engine.close())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def llm(runtime: Runtime) -> LLM:
+    return LLM("demo", device="cpu", dtype="float32", max_model_len=256, runtime=runtime)
+
+
+async def answer(engine: EngineProcess, prompt: Any, params: SamplingParams = GREEDY, **options: Any) -> RequestOutput:
+    states = [output async for output in engine.generate(prompt, params, **options)]
+    assert states[-1].finished
+    return states[-1]
+
+
+async def exhaust(outputs: AsyncIterator[RequestOutput]) -> None:
+    async for _ in outputs:
+        pass
+
+
+def test_many_tasks_get_the_answers_of_the_offline_api(run: Any, llm: LLM) -> None:
+    prompts = [f"Once upon a time there was a {animal}" for animal in ("fox", "bear", "frog", "hen", "mouse", "goat")]
+    expected = llm.generate(prompts, GREEDY)
+
+    async def scenario(engine: EngineProcess) -> None:
+        given = await asyncio.gather(*(answer(engine, prompt) for prompt in prompts))
+        for one, other in zip(given, expected, strict=True):
+            assert one.outputs == other.outputs
+            assert (one.prompt, one.prompt_token_ids, one.prompt_logprobs) == (
+                other.prompt,
+                other.prompt_token_ids,
+                other.prompt_logprobs,
+            )
+
+    run(scenario)
+
+
+def test_several_answers_and_every_state_begins_with_the_one_before(run: Any, llm: LLM) -> None:
+    params = SamplingParams(n=3, seed=5, max_tokens=16, stop="\n")
+    (expected,) = llm.generate("The old fox", params)
+
+    async def scenario(engine: EngineProcess) -> None:
+        texts: dict[int, str] = {}
+        async for output in engine.generate("The old fox", params):
+            for one in output.outputs:
+                assert one.text.startswith(texts.get(one.index, ""))
+                texts[one.index] = one.text
+        assert output.outputs == expected.outputs
+
+    run(scenario)
+
+
+def test_embeddings_pass_in_prompts_and_in_answers(run: Any, llm: LLM) -> None:
+    prompt = {"prompt_embeds": [[0.01 * (i - j) for j in range(256)] for i in range(3)]}
+    (expected,) = llm.generate(prompt, GREEDY_16)
+
+    async def scenario(engine: EngineProcess) -> None:
+        assert (await answer(engine, prompt, GREEDY_16)).outputs == expected.outputs
+        vector = await engine.embed(await engine.read("The old fox"), "mean", is_normalized=True)
+        assert vector.tobytes() == llm.embed("The old fox", pooling="mean")[0].tobytes()
+
+    run(scenario)
+
+
+def test_requests_end_when_nobody_waits_for_them_and_when_told_to(run: Any) -> None:
+    async def scenario(engine: EngineProcess) -> None:
+        left = engine.generate("Once", ENDLESS)
+        await anext(left)
+        await left.aclose()
+        cancelled = asyncio.create_task(answer(engine, "Once", ENDLESS))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        aborted = engine.generate("Once", ENDLESS, request_id="mine")
+        first = await anext(aborted)
+        assert engine.abort("mine")
+        last = [output async for output in aborted][-1]
+        assert last.outputs[0].finish_reason in ("abort", "length")
+        assert last.outputs[0].text.startswith(first.outputs[0].text)
+        assert not engine.abort("mine")
+        assert (await answer(engine, "Once", request_id="mine")).outputs[0].finish_reason != "abort"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "words"),
+    [
+        ("word " * 5000, {}, ContextLengthError, "context holds 256"),
+        ("", {}, InvalidArgumentError, "empty"),
+        ({"prompt_token_ids": [10**30]}, {}, InvalidArgumentError, "out of range"),
+        ("Once", {"logits_processors": ["none"]}, AetherMindError, "none"),
+        ("Once", {"extra_args": {"what": {1, 2}}}, InvalidArgumentError, "cannot be sent"),
+        ("Once", {"logit_bias": {99999999: 1}}, InvalidArgumentError, "vocabulary"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_its_kind_of_error(
+    run: Any, prompt: Any, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    async def scenario(engine: EngineProcess) -> None:
+        with pytest.raises(error, match=words):
+            await answer(engine, prompt, SamplingParams(**options))
+        with pytest.raises(InvalidArgumentError, match="opened for"):
+            await engine.adjust(max_num_batched_tokens=10**6)
+
+    run(scenario)
+
+
+def test_who_is_slow_to_ask_gets_the_newest_state(run: Any) -> None:
+    async def scenario(engine: EngineProcess) -> None:
+        outputs = engine.generate("Once", ENDLESS)
+        seen = [len((await anext(outputs)).outputs[0].token_ids)]
+        await answer(engine, "The goat", SamplingParams(max_tokens=40, ignore_eos=True))
+        seen.append(len((await anext(outputs)).outputs[0].token_ids))
+        assert seen[1] > seen[0] + 10
+        await outputs.aclose()
+
+    run(scenario)
+
+
+def test_a_killed_engine_ends_what_is_open_serves_again_and_is_given_up_at_last(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with EngineProcess("demo", CONFIG, runtime=runtime, policy=QUICK) as engine:
+            pids = [engine.pid]
+            await _killed(engine)
+            assert "started again in 0.01 s" in str(engine.failure)
+            with pytest.raises(EngineDeadError, match="SIGKILL"):
+                await answer(engine, "Once")
+            with pytest.raises(EngineDeadError, match="SIGKILL"):
+                await engine.embed(await engine.read("Once"), "last", is_normalized=True)
+            assert engine.stats.num_running == 0
+            while not engine.is_alive:
+                await asyncio.sleep(0.02)
+            pids.append(engine.pid)
+            assert (await answer(engine, "Once")).finished
+            await _killed(engine)
+            assert "2 times in a row and is not started again" in str(engine.failure)
+            assert engine.pid is None
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)  # nor are they zombies
+        assert len(set(pids)) == 2
+
+    before = os.listdir("/proc/self/fd")
+    with caplog.at_level(logging.WARNING, logger="aethermind"):
+        asyncio.run(scenario())
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert any("not started again" in record.message for record in caplog.records)
+
+
+async def _killed(engine: EngineProcess) -> None:
+    """Kill the process under three open requests, which it ends."""
+    outputs = [engine.generate("Once", ENDLESS) for _ in range(3)]
+    for one in outputs:
+        await anext(one)
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGKILL)
+    for one in outputs:
+        with pytest.raises(EngineDeadError, match="killed by SIGKILL"):
+            await exhaust(one)
+
+
+def test_a_process_that_hangs_is_killed(runtime: Runtime) -> None:
+    async def scenario() -> None:
+        policy = RestartPolicy(max_restarts=0, stall_timeout_s=0.5)
+        async with EngineProcess("demo", CONFIG, runtime=runtime, policy=policy) as engine:
+            outputs = engine.generate("Once", ENDLESS)
+            await anext(outputs)
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGSTOP)
+            with pytest.raises(EngineDeadError, match="SIGKILL"):
+                await exhaust(outputs)
+
+    asyncio.run(scenario())
+
+
+def test_signals_for_the_group_do_not_end_it_and_its_records_arrive(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with EngineProcess("demo", CONFIG, runtime=runtime) as engine:
+            assert engine.pid is not None
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(engine.pid, number)
+            assert (await answer(engine, "Once")).finished
+            with pytest.raises(Exception, match="embed"):
+                await engine._ask("embed", nonsense=1)
+
+    asyncio.run(scenario())
+    (record,) = [record for record in caplog.records if record.name == "aethermind.engine.process.worker"]
+    assert record.levelno == logging.ERROR
+    assert "Traceback" in (record.exc_text or "")
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [("./nowhere", {}), ("demo", {"dtype": "float16", "kv_cache_dtype": "bfloat16"}), ("demo", {"device": "cuda:99"})],
+)
+def test_what_keeps_a_model_from_loading_is_said_as_ever(runtime: Runtime, model: str, options: dict[str, Any]) -> None:
+    with pytest.raises(AetherMindError) as expected:
+        LLM(model, runtime=runtime, **options)
+
+    async def scenario() -> None:
+        async with EngineProcess(model, EngineConfig(**options), runtime=runtime):
+            pass
+
+    with pytest.raises(type(expected.value)) as given:
+        asyncio.run(scenario())
+    assert str(given.value) == str(expected.value)
+
+
+def test_the_parent_s_death_is_the_engine_s() -> None:
+    program = (
+        "import asyncio, os\n"
+        "from aethermind.engine.config import EngineConfig\n"
+        "from aethermind.engine.process import EngineProcess\n"
+        "async def main():\n"
+        "    async with EngineProcess('demo', EngineConfig(device='cpu', max_model_len=256)) as engine:\n"
+        "        print(engine.pid, flush=True)\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "asyncio.run(main())\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert result.returncode == -signal.SIGKILL
+    pid = int(result.stdout)
+    while _is_running(pid):  # a test that never sees its end hangs and so fails
+        pass
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a process computes; one that nobody has reaped yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
