@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from aethermind.server.limits import Limits
+from aethermind.server.tenants import Tenants
 
 COMPLETIONS = "/v1/completions"
 GOOD = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 4}
@@ -120,7 +121,7 @@ def test_time_runs_out(open_server: Callable[..., httpx.Client]) -> None:
 
 
 def test_a_key_is_asked_for(open_server: Callable[..., httpx.Client]) -> None:
-    http = open_server(api_key="open sesame")
+    http = open_server(tenants=Tenants.of_keys(["open sesame"]))
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic open sesame"}):
         answer = http.post(COMPLETIONS, json=GOOD, headers=headers)
         assert answer.status_code == 401

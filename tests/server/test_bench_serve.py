@@ -22,6 +22,7 @@ import typer.testing
 from aethermind.cli.app import app
 from aethermind.cli.bench.serve.target import Form, connect, find_target
 from aethermind.server.limits import Limits
+from aethermind.server.tenants import Tenants
 
 TRACE = Path(__file__).parents[1] / "core" / "engine" / "simulation" / "small.csv"
 SMALL = ("--num-prompts", "6", "--prompt-tokens", "20", "--output-tokens", "5")
@@ -198,7 +199,7 @@ def test_a_server_is_asked_in_the_form_it_takes(unknown: tuple[str, ...], form: 
 
 
 def test_who_cannot_be_asked_is_a_sentence(address: str, open_server: Callable[..., httpx.Client]) -> None:
-    locked = str(open_server(api_key="secret").base_url)
+    locked = str(open_server(tenants=Tenants.of_keys(["secret"])).base_url)
     with answering(lambda _: (500, b"it broke")) as broken:
         for url, args, words in (
             ("http://127.0.0.1:1", (), "No server answers at http://127.0.0.1:1 ("),

@@ -50,13 +50,14 @@ def test_metrics_tell_what_is_kept_where() -> None:
     info = SimpleNamespace(architecture="A", device="cpu:0", dtype="float32", max_model_len=64, block_size=16,
                            weight_bytes=1, kv_cache_bytes=2, arena_bytes=3)  # fmt: skip
     models: Any = [SimpleNamespace(name="demo", engine=SimpleNamespace(stats=stats), info=info)]
-    admission: Any = SimpleNamespace(num_rejected=0)
+    admission: Any = SimpleNamespace(num_open=3, num_queued=2, num_queued_tokens=70)
     samples = read_samples(Metrics(models, admission).render().decode())
     assert samples["aethermind_kv_cache_usage_ratio"] == 6 / 8
     assert samples["aethermind_kv_memory_pressure_ratio"] == 9 / 12
     assert samples["aethermind_num_swapped_blocks"] == 3
     assert samples["aethermind_num_preemptions_total"] == 7
     assert samples["aethermind_model_memory_bytes"] == 6
+    assert samples["aethermind_num_queued_tokens"] == 70
 
 
 def read(http: httpx.Client) -> dict[str, float]:

@@ -11,6 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from aethermind.server.tenants import Tenants
+
 MAX_GZIPPED_BYTES = 120_000
 
 WEB = Path(str(files("aethermind.server"))) / "web"
@@ -65,7 +67,7 @@ def test_nothing_else_is_handed_out(http: httpx.Client, path: str) -> None:
 
 
 def test_the_page_needs_no_key_but_what_it_asks_for_does(open_server: Callable[..., httpx.Client]) -> None:
-    http = open_server(api_key="sesame")
+    http = open_server(tenants=Tenants.of_keys(["sesame"]))
     assert [http.get(path).status_code for path in ("/", *ASSETS)] == [200] * (1 + len(ASSETS))
     assert http.get("/v1/models").status_code == 401
     assert http.get("/v1/models", headers={"Authorization": "Bearer sesame"}).status_code == 200

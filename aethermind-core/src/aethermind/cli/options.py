@@ -11,6 +11,7 @@ from aethermind import env
 from aethermind.errors import InvalidArgumentError
 
 __all__ = [
+    "ApiKeyToSend",
     "AsJson",
     "BlockSize",
     "Choice",
@@ -105,6 +106,12 @@ def _default(name: str) -> str:
 
 
 MaxTokens = Annotated[int | None, typer.Option(help="The most tokens to write.", show_default=_default("max_tokens"))]
+ApiKeyToSend = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--api-key", help="What to send as a bearer token, the first of some.", show_default="AETHERMIND_API_KEY"
+    ),
+]
 Temperature = Annotated[
     float | None,
     typer.Option(help="Divides the logits; 0 always takes the likeliest token.", show_default=_default("temperature")),

@@ -24,6 +24,7 @@ __all__ = [
 
 _OF_THE_MODEL = "the model's, else the command's"
 _OF_THE_COMMAND = "the command's"
+_UNBOUNDED = "no bound"
 _BY_MEMORY = "as many as memory allows, for the context"
 
 
@@ -114,6 +115,14 @@ class OutputSettings:
     stats: bool | None = setting(None, "print speed and seed on stderr", unset="on a terminal")
 
 
+_MORE_THAN_0 = (
+    *("max_open_requests", "max_queued_requests", "max_queued_tokens"),
+    *("max_concurrency_per_key", "requests_per_minute", "tokens_per_minute"),
+    *("max_body_bytes", "max_header_bytes", "max_json_depth"),
+    *("request_timeout", "idle_timeout", "slow_reader_timeout", "drain_timeout"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Where `serve` listens, who may come in, and how many at once."""
@@ -121,19 +130,30 @@ class ServerSettings:
     host: str = setting("127.0.0.1", "the address to listen on")
     port: int = setting(8000, "the port; 0 takes a free one")
     served_model_name: str | None = setting(None, "what clients call the model", unset="its path")
-    api_key: str | None = setting(
+    api_key: tuple[str, ...] | None = setting(
         None,
-        "what clients have to send as a bearer token",
+        "what clients have to send as a bearer token; some, where several may come in",
         unset="everyone may come in",
         variable="AETHERMIND_API_KEY",
         is_secret=True,
     )
+    api_keys_file: str | None = setting(None, "a file of keys with names and quotas", unset="none")
     allow_no_key: bool = setting(False, "listen beyond this machine without a key")
     engine: str = setting("process", "where models run: each in a process of its own, or inprocess, in the server's")
     max_restarts: int = setting(5, "how often in a row an engine's process that ended is started again")
     stall_timeout: float = setting(300.0, "seconds that a step may take before the engine's process is ended; 0 is any")
     max_open_requests: int = setting(256, "answers open at once; who comes after is told to try again")
+    max_queued_requests: int = setting(256, "of those, answers that have not begun")
+    max_queued_tokens: int = setting(1 << 20, "prompt tokens of answers that have not begun")
+    max_concurrency_per_key: int | None = setting(None, "answers that one key has open at once", unset=_UNBOUNDED)
+    requests_per_minute: int | None = setting(None, "requests of one key in 60 seconds", unset=_UNBOUNDED)
+    tokens_per_minute: int | None = setting(None, "tokens that one key reads and writes in 60 s", unset=_UNBOUNDED)
+    max_body_bytes: int = setting(4 << 20, "bytes of a request's body")
+    max_header_bytes: int = setting(64 << 10, "bytes of a request's headers")
+    max_json_depth: int = setting(64, "lists and objects inside each other in a body")
     request_timeout: float = setting(600.0, "seconds until an answer has to be finished")
+    idle_timeout: float = setting(60.0, "seconds that a client may be silent while it sends a request")
+    slow_reader_timeout: float = setting(30.0, "seconds that a client may take to read what its stream holds")
     drain_timeout: float = setting(30.0, "seconds for open answers when told to stop")
 
     def __post_init__(self) -> None:
@@ -144,9 +164,10 @@ class ServerSettings:
         for name in ("max_restarts", "stall_timeout"):
             if getattr(self, name) < 0:
                 raise InvalidArgumentError(f"{name} should be 0 or more, got {getattr(self, name)}.")
-        for name in ("max_open_requests", "request_timeout", "drain_timeout"):
-            if getattr(self, name) <= 0:
-                raise InvalidArgumentError(f"{name} should be more than 0, got {getattr(self, name)}.")
+        for name in _MORE_THAN_0:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise InvalidArgumentError(f"{name} should be more than 0, got {value}.")
 
 
 @dataclass(frozen=True, slots=True)

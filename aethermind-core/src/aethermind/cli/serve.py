@@ -50,8 +50,14 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
     api_key: Annotated[
-        str | None,
-        typer.Option(help="What clients have to send as a bearer token.", show_default="AETHERMIND_API_KEY"),
+        list[str] | None,
+        typer.Option(
+            help="What clients have to send as a bearer token; may be given several times.",
+            show_default="AETHERMIND_API_KEY",
+        ),
+    ] = None,
+    api_keys_file: Annotated[
+        Path | None, typer.Option(help="YAML, TOML or JSON with keys, their names and quotas.")
     ] = None,
     allow_no_key: Annotated[
         bool, typer.Option("--allow-no-key", help="Listen beyond this machine without a key.")
@@ -83,7 +89,28 @@ def serve(
         float, typer.Option(help="Seconds that a step may take before the engine's process is ended; 0 is any.", min=0)
     ] = 300.0,
     max_open_requests: Annotated[int, typer.Option(help="The most answers open at once; others get 429.", min=1)] = 256,
+    max_queued_requests: Annotated[int, typer.Option(help="Of those, answers that have not begun.", min=1)] = 256,
+    max_queued_tokens: Annotated[int, typer.Option(help="Prompt tokens of answers that have not begun.", min=1)] = 1
+    << 20,
+    max_concurrency_per_key: Annotated[
+        int | None, typer.Option(help="Answers that one key has open at once.", min=1)
+    ] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(help="Requests that one key makes in any 60 seconds.", min=1)
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Tokens that one key reads and writes in any 60 seconds.", min=1)
+    ] = None,
+    max_body_bytes: Annotated[int, typer.Option(help="Bytes of a request's body.", min=1)] = 4 << 20,
+    max_header_bytes: Annotated[int, typer.Option(help="Bytes of a request's headers.", min=1)] = 64 << 10,
+    max_json_depth: Annotated[int, typer.Option(help="Lists and objects inside each other in a body.", min=1)] = 64,
     request_timeout: Annotated[float, typer.Option(help="Seconds until an answer has to be finished.")] = 600.0,
+    idle_timeout: Annotated[
+        float, typer.Option(help="Seconds that a client may be silent while it sends a request.")
+    ] = 60.0,
+    slow_reader_timeout: Annotated[
+        float, typer.Option(help="Seconds that a client may take to read what its stream holds.")
+    ] = 30.0,
     drain_timeout: Annotated[float, typer.Option(help="Seconds for open answers when told to stop.")] = 30.0,
     log_format: Annotated[str, typer.Option(help="How the log is written: text, or json, an object a line.")] = "text",
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write what was asked into the log, too.")] = False,
@@ -101,11 +128,27 @@ def serve(
     log.set_format(log_format)
     if engine not in ENGINES:
         raise InvalidArgumentError(f"--engine is {engine!r} but should be one of {', '.join(ENGINES)}.")
-    if host not in LOOPBACK and api_key is None and not allow_no_key:
+    tenants = server.read_tenants(
+        api_key or (),
+        None if api_keys_file is None else Path(api_keys_file),
+        server.Quota(max_concurrency_per_key, requests_per_minute, tokens_per_minute),
+    )
+    if host not in LOOPBACK and not tenants and not allow_no_key:
         raise InvalidArgumentError(
             f"Everyone who reaches {host} could use this server. Set AETHERMIND_API_KEY, or say --allow-no-key."
         )
-    limits = server.Limits(max_open_requests, request_timeout_s=request_timeout, drain_timeout_s=drain_timeout)
+    limits = server.Limits(
+        max_open_requests=max_open_requests,
+        max_queued_requests=max_queued_requests,
+        max_queued_tokens=max_queued_tokens,
+        max_body_bytes=max_body_bytes,
+        max_header_bytes=max_header_bytes,
+        max_json_depth=max_json_depth,
+        request_timeout_s=request_timeout,
+        idle_timeout_s=idle_timeout,
+        slow_reader_timeout_s=slow_reader_timeout,
+        drain_timeout_s=drain_timeout,
+    )
     paths = named_models(model, served_model_name)
     settings: dict[str, Any] = {
         "device": device,
@@ -144,7 +187,7 @@ def serve(
             print(f"To chat, open {address} in a browser", file=sys.stderr, flush=True)
 
         asyncio.run(
-            server.serve(models, listening, limits=limits, api_key=api_key, log_prompts=log_prompts, on_ready=announce)
+            server.serve(models, listening, limits=limits, tenants=tenants, log_prompts=log_prompts, on_ready=announce)
         )
 
 

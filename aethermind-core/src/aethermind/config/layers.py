@@ -110,7 +110,8 @@ def _check(adapter: TypeAdapter[Any], one: Setting, raw: Any, where: str, *, is_
     except ValidationError as error:
         raise SettingsError(_sentence(error, one, raw, where)) from None
     except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{where} is {raw!r} but should be a JSON list: {error}.") from None
+        shown = "wrong:" if one.is_secret else f"{raw!r} but"
+        raise SettingsError(f"{where} is {shown} should be a JSON list: {error}.") from None
     return getattr(checked, one.key)
 
 
@@ -119,6 +120,8 @@ def _sentence(error: ValidationError, one: Setting, raw: Any, where: str) -> str
     if first["type"] == "value_error":
         return f"{where}: {first['ctx']['error']}"
     accepted = first["msg"].partition(",")[0] if first["type"].endswith("_parsing") else first["msg"]
+    if one.is_secret:
+        return f"{where} is wrong: {accepted.replace('Input', one.name, 1)}."
     return f"{where} is {raw!r}: {accepted.replace('Input', one.name, 1)}."
 
 

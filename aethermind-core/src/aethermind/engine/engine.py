@@ -257,7 +257,7 @@ class Engine:
             num_top = request.params.prompt_logprobs
             assert num_top is not None, "who wants no scores is queued at once"
             try:
-                scores = score_prompt(self.runner, self.cache, request.prompt_token_ids, num_top)
+                scores = score_prompt(self.runner, self.cache, request.prompt_token_ids, num_top, request.extra_key)
             except OutOfMemoryError as error:
                 refused.append(self._give_up(builder, str(error), self._clock()))
                 continue

@@ -117,7 +117,7 @@ class Request:
         self.embeddings = tuple(embeddings)
         """What the model sees at some positions of the prompt instead of the embeddings of their token ids."""
         self.embeddings_end = self.embeddings[-1].end if self.embeddings else 0
-        self.extra_key = b"".join(span.digest() for span in self.embeddings)
+        self.extra_key = options.cache_salt + b"".join(span.digest() for span in self.embeddings)
         """What keys and values depend on besides token ids."""
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.max_total_tokens = options.max_total_tokens(self.num_prompt_tokens, params.max_tokens, max_model_len)

@@ -23,6 +23,10 @@ class RequestOptions:
     """Quota of prompt and answer together; None is the context of the model."""
     max_new_tokens: int | None = None
     """Quota of the answer, whatever `SamplingParams.max_tokens` says; None sets none."""
+    cache_salt: bytes = b""
+    """Keys and values are shared only between requests of one salt, so that nobody learns what others asked."""
+    tenant: str = ""
+    """On whose behalf; counts under the policy `fair`."""
 
     def __post_init__(self) -> None:
         if isinstance(self.priority, bool) or not isinstance(self.priority, int) or abs(self.priority) > 2**31:
@@ -34,6 +38,10 @@ class RequestOptions:
             raise InvalidArgumentError(
                 f"deadline_ms is {deadline!r} but must be a number of milliseconds above 0; None sets none."
             )
+        if not isinstance(self.cache_salt, bytes):
+            raise InvalidArgumentError(f"cache_salt should be bytes, got {self.cache_salt!r:.80}.")
+        if not isinstance(self.tenant, str):
+            raise InvalidArgumentError(f"tenant should be a text, got {self.tenant!r:.80}.")
         for name in ("max_context_tokens", "max_new_tokens"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

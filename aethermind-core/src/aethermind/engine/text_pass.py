@@ -27,14 +27,16 @@ def run_text(
     fill: Callable[[int, int], None] | None = None,
     *,
     is_published: bool = False,
+    extra_key: bytes = b"",
 ) -> Iterator[TextPiece]:
     """Compute a text between steps of the engine, in pieces as large as the executor takes.
 
     Every token has a row. `fill(start, count)` writes inputs of the rows besides those of the model. After each piece
-    its outputs can be read. With `is_published` the keys and values of a whole text are left to the prefix cache.
+    its outputs can be read. With `is_published` the keys and values of a whole text are left to the prefix cache, for
+    texts of the same `extra_key`.
     OutOfMemoryError where the KV cache has no room for it.
     """
-    cache.open(_SEQUENCE_ID)
+    cache.open(_SEQUENCE_ID, extra_key=extra_key)
     num_computed = 0
     try:
         if cache.reserve(_SEQUENCE_ID, len(token_ids)).outcome is not Outcome.OK:

@@ -17,11 +17,12 @@ __all__ = ["score_prompt"]
 
 
 def score_prompt(
-    runner: ModelRunner, cache: KVCache, token_ids: Sequence[int], num_top: int
+    runner: ModelRunner, cache: KVCache, token_ids: Sequence[int], num_top: int, extra_key: bytes = b""
 ) -> list[TokenLogprobs | None]:
     """What the model thought of each token of a prompt before it saw it; None for the first.
 
-    The prompt's keys and values are left to the prefix cache, so that its request need not compute them again.
+    The prompt's keys and values are left to the prefix cache, so that its request, which has that `extra_key`, need
+    not compute them again.
     OutOfMemoryError where the KV cache has no room for the prompt.
     """
     executor = runner.executor_of(Part.SCORES)
@@ -31,6 +32,6 @@ def score_prompt(
         executor.host_inputs["target_ids"][:count] = targets[start : start + count]
 
     found: list[TokenLogprobs | None] = [None]
-    for _, count, symbols in run_text(executor, cache, token_ids, fill, is_published=True):
+    for _, count, symbols in run_text(executor, cache, token_ids, fill, is_published=True, extra_key=extra_key):
         found.extend(read_logprobs(executor, symbols, [num_top] * count))
     return found[: len(token_ids)]

@@ -6,5 +6,6 @@ from aethermind.server.app import create_app
 from aethermind.server.limits import Limits
 from aethermind.server.run import bind, running, serve
 from aethermind.server.served_model import ServedModel
+from aethermind.server.tenants import Quota, Tenants, read_tenants
 
-__all__ = ["Limits", "ServedModel", "bind", "create_app", "running", "serve"]
+__all__ = ["Limits", "Quota", "ServedModel", "Tenants", "bind", "create_app", "read_tenants", "running", "serve"]

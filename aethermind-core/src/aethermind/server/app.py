@@ -10,10 +10,13 @@ from aethermind import __version__
 from aethermind.server.door import Door
 from aethermind.server.limits import Admission, Limits
 from aethermind.server.observation import Metrics, Observer
+from aethermind.server.open_requests import OpenRequests
+from aethermind.server.open_requests import router as request_routes
 from aethermind.server.openai.errors import ApiError, install_error_handlers
 from aethermind.server.openai.routes import router as openai_routes
 from aethermind.server.openai.tokens import router as token_routes
 from aethermind.server.served_model import ServedModels
+from aethermind.server.tenants import Tenants
 from aethermind.server.web_ui import router as web_ui_routes
 
 if TYPE_CHECKING:
@@ -28,27 +31,30 @@ def create_app(
     models: Sequence[ServedModel],
     *,
     limits: Limits | None = None,
-    api_key: str | None = None,
+    tenants: Tenants | None = None,
     only_local: bool = False,
     log_prompts: bool = False,
 ) -> FastAPI:
     """An application that serves `models`, whose engines run already.
 
-    With `api_key` clients have to know it; with `only_local` they have to call the server by a name of this machine.
-    Prompts come into the log only with `log_prompts`.
+    With `tenants` clients have to have the key of one; with `only_local` they have to call the server by a name of
+    this machine. Prompts come into the log only with `log_prompts`.
     """
     app = FastAPI(title="AetherMind", version=__version__, docs_url=None, redoc_url=None)
     state = app.state
     state.limits = limits or Limits()
     state.models = ServedModels(models)
     state.admission = Admission(state.limits)
+    state.open_requests = OpenRequests()
     state.metrics = Metrics(state.models, state.admission)
     install_error_handlers(app)
-    app.add_middleware(Door, api_key=api_key, only_local=only_local)
+    most = state.limits.max_header_bytes
+    app.add_middleware(Door, tenants=tenants or Tenants(), max_header_bytes=most, only_local=only_local)
     app.add_middleware(Observer, metrics=state.metrics, has_prompts=log_prompts)
     _add_probes(app)
     app.include_router(openai_routes)
     app.include_router(token_routes)
+    app.include_router(request_routes)
     app.include_router(web_ui_routes)
     return app
 

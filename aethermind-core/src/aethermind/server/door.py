@@ -1,8 +1,7 @@
-"""What every request passes on its way in: it comes from where it may, and shows its key."""
+"""What every request passes on its way in: it comes from where it may, is not too long, and shows whose it is."""
 
 from __future__ import annotations
 
-import hmac
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
@@ -13,6 +12,8 @@ from aethermind.server.web_ui import ASSETS
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from aethermind.server.tenants import Tenant, Tenants
+
 __all__ = ["Door"]
 
 _OPEN_TO_ALL = frozenset({"/", "/health", "/ready", "/version"})
@@ -22,15 +23,16 @@ _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 class Door:
-    """ASGI middleware. Without a key, `api_key` being set, the answer is a 401.
+    """ASGI middleware. `state.tenant` of a request is the one whose key it has; with none of `tenants` it is a 401.
 
     With `only_local` the server must be called by a name of this machine, and by no web page but its own: one whose
     name was made to lead here ("DNS rebinding"), and one that posts to strangers, are turned away.
     """
 
-    def __init__(self, app: ASGIApp, api_key: str | None, *, only_local: bool) -> None:
+    def __init__(self, app: ASGIApp, tenants: Tenants, *, max_header_bytes: int, only_local: bool) -> None:
         self._app = app
-        self._api_key = api_key
+        self._tenants = tenants
+        self._max_header_bytes = max_header_bytes
         self._only_local = only_local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,8 +48,14 @@ class Door:
             return ApiError(403, f"This server is for its own machine, which is not called {name!r:.100}.", code="host")
         if self._only_local and not _is_own_page(scope):
             return ApiError(403, "This server is for its own machine, and no web page but its own.", code="origin")
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > self._max_header_bytes:
+            return ApiError(431, f"Headers are longer than {self._max_header_bytes} bytes.", code="headers_too_large")
         is_open = scope["path"] in _OPEN_TO_ALL or scope["path"].startswith(ASSETS)
-        if self._api_key is None or is_open or _has_key(scope, self._api_key):
+        tenant = _tenant(scope, self._tenants)
+        scope["state"]["tenant"] = tenant
+        if tenant is not None:
+            scope["state"]["record"].tenant = tenant.name
+        if is_open or tenant is not None:
             return None
         return ApiError(
             401, "The API key is missing or wrong; send it as `Authorization: Bearer KEY`.", code="invalid_api_key"
@@ -68,6 +76,6 @@ def _is_own_page(scope: Scope) -> bool:
     return origin is None or origin.partition("://")[2] == headers.get("host")
 
 
-def _has_key(scope: Scope, api_key: str) -> bool:
-    given = Headers(scope=scope).get("authorization", "")
-    return hmac.compare_digest(given.removeprefix("Bearer ").encode(), api_key.encode())
+def _tenant(scope: Scope, tenants: Tenants) -> Tenant | None:
+    """Whose key the request has; None for a wrong one."""
+    return tenants.find(Headers(scope=scope).get("authorization", "").removeprefix("Bearer "))

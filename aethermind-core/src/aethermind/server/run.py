@@ -17,6 +17,7 @@ from aethermind.engine.process import EngineProcess
 from aethermind.errors import InvalidArgumentError
 from aethermind.log import get_logger
 from aethermind.server.app import create_app
+from aethermind.server.protocol import bound_sending, bounded_protocol
 from aethermind.server.served_model import ServedModel
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from aethermind.llm import LLM
     from aethermind.server.limits import Admission, Limits
+    from aethermind.server.tenants import Tenants
 
 __all__ = ["bind", "running", "serve"]
 
@@ -49,7 +51,7 @@ async def serve(
     listening: socket.socket,
     *,
     limits: Limits,
-    api_key: str | None = None,
+    tenants: Tenants | None = None,
     log_prompts: bool = False,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
@@ -57,7 +59,7 @@ async def serve(
 
     Open answers are finished, unless it comes twice. Raises what keeps a model from being loaded.
     """
-    async with running(models, listening, limits=limits, api_key=api_key, log_prompts=log_prompts) as app:
+    async with running(models, listening, limits=limits, tenants=tenants, log_prompts=log_prompts) as app:
         with _stop_signals() as stops:
             on_ready()
             await _drain(stops, app.state.admission, limits.drain_timeout_s)
@@ -69,16 +71,22 @@ async def running(
     listening: socket.socket,
     *,
     limits: Limits,
-    api_key: str | None = None,
+    tenants: Tenants | None = None,
     log_prompts: bool = False,
 ) -> AsyncIterator[FastAPI]:
     """Serve the models as long as the context is open; yields the application."""
     async with AsyncExitStack() as stack:
         served = [await _started(name, model, stack) for name, model in models.items()]
         only_local = ip_address(listening.getsockname()[0]).is_loopback
-        app = create_app(served, limits=limits, api_key=api_key, only_local=only_local, log_prompts=log_prompts)
+        app = create_app(served, limits=limits, tenants=tenants, only_local=only_local, log_prompts=log_prompts)
+        bound_sending(listening)
         config = uvicorn.Config(
-            app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=1
+            app,
+            http=bounded_protocol(limits, app.state.metrics.count_refusal),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=1,
         )
         server = _Server(config)
         async with asyncio.TaskGroup() as group:

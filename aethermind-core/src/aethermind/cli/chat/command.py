@@ -41,9 +41,7 @@ def chat(
     url: Annotated[
         str | None, typer.Option(help="Talk to this server, which speaks OpenAI's API, and load no model.")
     ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(help="What to send it as a bearer token.", show_default="AETHERMIND_API_KEY")
-    ] = None,
+    api_key: options.ApiKeyToSend = None,
     device: options.Device = "auto",
     dtype: options.DType = "auto",
     quantization: options.Quantization = None,
@@ -136,12 +134,12 @@ def _talk(
     repl.run()
 
 
-def _server(url: str, model: str | None, api_key: str | None) -> ServerAnswerer:
+def _server(url: str, model: str | None, api_key: list[str] | None) -> ServerAnswerer:
     try:
         from aethermind.cli.chat.server import ServerAnswerer
     except ImportError as error:
         raise SettingsError(f"`chat --url` needs {error.name}. Run `pip install aethermind[serve]`.") from None
-    return ServerAnswerer(url, model, api_key)
+    return ServerAnswerer(url, model, api_key[0] if api_key else None)
 
 
 def _check_flags(ctx: typer.Context) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -22,12 +23,18 @@ _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 
+_AT_THE_DOOR = {
+    "num_open": "Answers that were let in and are not finished.",
+    "num_queued": "Of those, answers that have not begun.",
+    "num_queued_tokens": "Prompt tokens of answers that have not begun.",
+}
+"""Gauges that are attributes of `Admission`."""
+
 
 class Metrics:
     """The metrics of one server, in a registry of its own. Mutable."""
 
     def __init__(self, models: ServedModels, admission: Admission) -> None:
-        self._admission = admission
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         registry.register(EngineCollector(models))
@@ -64,7 +71,15 @@ class Metrics:
             "aethermind_http_requests", "HTTP requests.", ["method", "path", "status"], registry=registry
         )
         self._http_open = Gauge("aethermind_http_requests_open", "HTTP requests being answered.", registry=registry)
-        self._rejected = Gauge("aethermind_requests_rejected", "Requests turned away at the door.", registry=registry)
+        self._refused = Counter(
+            "aethermind_requests_rejected", "Requests turned away or ended by a limit.", ["reason"], registry=registry
+        )
+        for name, help in _AT_THE_DOOR.items():
+            Gauge(f"aethermind_{name}", help, registry=registry).set_function(partial(getattr, admission, name))
+
+    def count_refusal(self, reason: str) -> None:
+        """Count a request that one of `LIMIT_CODES` turned away or ended."""
+        self._refused.labels(reason).inc()
 
     def begin_http(self) -> None:
         """Count an HTTP request that is to be answered."""
@@ -134,5 +149,4 @@ class Metrics:
 
     def render(self) -> bytes:
         """The metrics as text, those of this moment read now."""
-        self._rejected.set(self._admission.num_rejected)
         return generate_latest(self._registry)

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 
 from aethermind.server.observation.records import HttpRecord
 from aethermind.server.observation.request_log import log_request
-from aethermind.server.openai.errors import as_api_error
+from aethermind.server.openai.errors import LIMIT_CODES, as_api_error
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -68,6 +68,8 @@ class Observer:
         finally:
             record.ended_s = time.perf_counter()
             self._metrics.end_http()
+            if record.error_code in LIMIT_CODES:
+                self._metrics.count_refusal(record.error_code)
             log_request(record)
 
 

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from aethermind.server.framing import UNNAMED, Framing
+
 if TYPE_CHECKING:
     from aethermind.engine.output import CompletionOutput, Logprob, RequestOutput
 
-__all__ = ["Answer", "PartCutter", "TextPart", "usage_of"]
+__all__ = ["Answer", "PartCutter", "TextPart", "own_id", "usage_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,9 @@ class PartCutter:
 class Answer(ABC):
     """An endpoint's objects for the answer to one request."""
 
+    framing: Framing = UNNAMED
+    """How events are written."""
+
     @abstractmethod
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """All of it at once."""
@@ -65,9 +70,18 @@ class Answer(ABC):
     def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[dict[str, Any]]:
         """The events that tell a part of the choice `index`."""
 
+    def begin(self) -> Iterable[dict[str, Any]]:
+        """The events before the first part."""
+        return ()
+
     @abstractmethod
-    def usage(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """The event that tells what it took."""
+    def end(self, outputs: Sequence[RequestOutput]) -> Iterable[dict[str, Any]]:
+        """The events after the last part."""
+
+
+def own_id(request_id: str, prefix: str) -> str:
+    """The id of an answer, by which its request can be cancelled too."""
+    return prefix + request_id.removeprefix("req_")
 
 
 def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from aethermind.server.openai.answers import Answer, TextPart, usage_of
+from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.server.openai.sampling import SamplingFields, named_fields, sampling_params
@@ -113,9 +112,10 @@ def written(
 class ChatAnswer(Answer):
     """Objects for the answer to one request, whole or in parts."""
 
-    def __init__(self, request: ChatRequest, model: ServedModel) -> None:
+    def __init__(self, request: ChatRequest, model: ServedModel, request_id: str) -> None:
         self._num_top = request.top_logprobs or 0
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
+        self._has_usage = request.has_stream_usage
+        self._head = {"id": own_id(request_id, "chatcmpl-"), "created": int(time.time()), "model": model.name}
         self._is_forced = bool(request.offered) and request.tool_choice not in (None, "none", "auto")
         format = model.answer_format
         self._format = format if request.offered else replace(format, tool_call=None)
@@ -139,8 +139,9 @@ class ChatAnswer(Answer):
         if part.finish_reason is not None:
             yield self._chunk(index, {}, None, reader.reason(part.finish_reason), part.stop_reason)
 
-    def usage(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_of(outputs)}
+    def end(self, outputs: Sequence[RequestOutput]) -> Iterable[dict[str, Any]]:
+        if self._has_usage:
+            yield {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_of(outputs)}
 
     def _chunk(
         self,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
-from aethermind.server.openai.answers import Answer, TextPart, usage_of
-from aethermind.server.openai.errors import ApiError
+from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
+from aethermind.server.openai.inputs import TextsOrTokens, prompts_of
 from aethermind.server.openai.sampling import SamplingFields, sampling_params
 
 if TYPE_CHECKING:
@@ -28,24 +27,13 @@ DEFAULT_MAX_TOKENS = 16
 class CompletionRequest(SamplingFields):
     """The body of a request. `prompt` is a text, some texts, the token ids of one, or those of some."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: TextsOrTokens
     echo: bool | None = None
     logprobs: int | None = None
 
     def prompts(self) -> list[Prompt]:
         """The prompts, each as the engine takes them."""
-        given = self.prompt
-        if isinstance(given, str):
-            return [given]
-        if not given:
-            raise ApiError(400, "prompt is an empty list; give it a text or token ids.", param="prompt")
-        if isinstance(given[0], int):
-            return [{"prompt_token_ids": given}]
-        if len(given) > MAX_PROMPTS:
-            raise ApiError(
-                400, f"prompt has {len(given)} prompts but may have {MAX_PROMPTS}; split the request.", param="prompt"
-            )
-        return [one if isinstance(one, str) else {"prompt_token_ids": one} for one in given]
+        return prompts_of(self.prompt, "prompt", MAX_PROMPTS)
 
     def sampling(self, model: ServedModel) -> SamplingParams:
         """What to ask of sampling."""
@@ -56,10 +44,11 @@ class CompletionRequest(SamplingFields):
 class CompletionAnswer(Answer):
     """Objects for the answer to one request, whole or in parts."""
 
-    def __init__(self, request: CompletionRequest, model: ServedModel) -> None:
+    def __init__(self, request: CompletionRequest, model: ServedModel, request_id: str) -> None:
         self._is_echoing = bool(request.echo)
+        self._has_usage = request.has_stream_usage
         self._head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
+            "id": own_id(request_id, "cmpl-"),
             "object": "text_completion",
             "created": int(time.time()),
             "model": model.name,
@@ -80,8 +69,9 @@ class CompletionAnswer(Answer):
         logprobs = None if part.logprobs is None else _logprobs(part.token_ids, part.logprobs, part.offset)
         yield {**self._head, "choices": [_choice(index, text, part.finish_reason, part.stop_reason, logprobs)]}
 
-    def usage(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        return {**self._head, "choices": [], "usage": usage_of(outputs)}
+    def end(self, outputs: Sequence[RequestOutput]) -> Iterable[dict[str, Any]]:
+        if self._has_usage:
+            yield {**self._head, "choices": [], "usage": usage_of(outputs)}
 
     def _echoed(self, output: RequestOutput) -> str:
         if not self._is_echoing:

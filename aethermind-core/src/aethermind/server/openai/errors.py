@@ -8,10 +8,16 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from aethermind.errors import AetherMindError, ContextLengthError, EngineDeadError, RequestTimeoutError
+from aethermind.errors import (
+    AetherMindError,
+    ContextLengthError,
+    EngineDeadError,
+    OutOfMemoryError,
+    RequestTimeoutError,
+)
 from aethermind.log import get_logger
 
-__all__ = ["ApiError", "as_api_error", "error_body", "install_error_handlers"]
+__all__ = ["ApiError", "LIMIT_CODES", "as_api_error", "error_body", "install_error_handlers"]
 
 _log = get_logger(__name__)
 
@@ -45,7 +51,9 @@ class ApiError(Exception):
     def response(self) -> JSONResponse:
         """The answer as a whole."""
         headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
-        if self.status == 413:
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        if self.status in (408, 413):
             headers["Connection"] = "close"  # the rest of the body is not waited for
         return JSONResponse(self.body, self.status, headers)
 
@@ -66,10 +74,23 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(503, str(error), code="engine_dead")
     if isinstance(error, RequestTimeoutError):
         return ApiError(408, str(error), code="timeout")
+    if isinstance(error, OutOfMemoryError):
+        return ApiError(503, str(error), code="no_room", retry_after_s=1)
     if isinstance(error, AetherMindError):
         return ApiError(400, str(error))
     _log.error("a request failed", exc_info=error)
     return ApiError(500, "The server failed on this request; its log says more.", code="internal_error")
+
+
+LIMIT_CODES = frozenset(
+    {
+        *("draining", "overloaded", "queue_full", "queue_full_of_tokens"),
+        *("key_concurrency", "key_request_rate", "key_token_rate"),
+        *("body_too_large", "headers_too_large", "nested_too_deeply"),
+        *("timeout", "idle", "slow_reader"),
+    }
+)
+"""Codes of errors that stand for one of the server's limits, and are counted."""
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:

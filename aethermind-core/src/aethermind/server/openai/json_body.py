@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import ClientDisconnect
 
 from aethermind.server.openai.errors import ApiError
+
+if TYPE_CHECKING:
+    from aethermind.server.limits import Limits
 
 __all__ = ["StrictModel", "body_of", "documented"]
 
@@ -26,13 +31,14 @@ def body_of(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:
     """A dependency that reads the body as `model`; ApiError 400 names the field that is wrong, 413 a body too large."""
 
     async def read(request: Request) -> Model:
-        data = await _read(request, request.app.state.limits.max_body_bytes)
+        limits = request.app.state.limits
+        data = await _read(request, limits)
         try:
-            return model.model_validate(parse(data))
+            return model.model_validate(parse(data, limits.max_json_depth))
         except ValidationError as error:
             raise _named(error) from None
         except RecursionError:
-            raise ApiError(400, "The request body is nested too deeply.") from None
+            raise _too_deep() from None
 
     return read
 
@@ -42,33 +48,71 @@ def documented(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(model)}}}}
 
 
-def parse(data: bytes) -> Any:
-    """JSON as RFC 8259 has it. ApiError for what is none, for names given twice and numbers without a value."""
+def parse(data: bytes, max_depth: int) -> Any:
+    """JSON as RFC 8259 has it, at most `max_depth` lists and objects deep.
+
+    ApiError for what is none or too deep, for names given twice and numbers without a value.
+    """
     try:
-        return json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
+        value = json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
     except UnicodeDecodeError:
         raise ApiError(400, "The request body is not UTF-8.") from None
     except RecursionError:
-        raise ApiError(400, "The request body is nested too deeply.") from None
+        raise _too_deep() from None
     except ValueError as error:
         raise ApiError(400, f"The request body is not JSON: {error}.") from None
+    if data.count(b"[") + data.count(b"{") > max_depth:
+        _check_depth(value, max_depth)
+    return value
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+def _check_depth(value: Any, max_depth: int) -> None:
+    level = [value]
+    for _ in range(max_depth):
+        level = [child for one in level for child in _children(one) if isinstance(child, (list, dict))]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _children(value: list[Any] | dict[str, Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def _too_deep() -> ApiError:
+    return ApiError(400, "The request body is nested too deeply.", code="nested_too_deeply")
+
+
+async def _read(request: Request, limits: Limits) -> bytes:
+    max_bytes = limits.max_body_bytes
     announced = request.headers.get("content-length", "0")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
-    parts, size = [], 0
-    async for part in request.stream():
+    parts: list[bytes] = []
+    size, stream = 0, request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(limits.idle_timeout_s):
+                part = await anext(stream)
+        except StopAsyncIteration:
+            return b"".join(parts)
+        except TimeoutError:
+            seconds = limits.idle_timeout_s
+            raise ApiError(408, f"Nothing came of the request body in {seconds:g} s.", code="idle") from None
+        except ClientDisconnect:
+            raise ApiError(400, "The request body ended early.") from None
         size += len(part)
         if size > max_bytes:
             raise _too_large(max_bytes)
         parts.append(part)
-    return b"".join(parts)
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    return ApiError(413, f"The request body is larger than {max_bytes} bytes, which is the most this server takes.")
+    return ApiError(
+        413,
+        f"The request body is larger than {max_bytes} bytes, which is the most this server takes.",
+        code="body_too_large",
+    )
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

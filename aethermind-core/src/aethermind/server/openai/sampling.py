@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,9 @@ from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.structured import StructuredOutputs
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
+
+if TYPE_CHECKING:
+    from aethermind.server.tenants import Tenant
 
 __all__ = ["SamplingFields", "StreamOptions", "named_fields", "sampling_params"]
 
@@ -99,22 +102,34 @@ class SamplingFields(StrictModel):
     structured_outputs: StructuredOutputsFields | None = None
     priority: int | None = None
     deadline_ms: int | float | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
     @property
     def num_answers(self) -> int:
         """Answers to each prompt."""
         return self.n or 1
 
-    @property
-    def options(self) -> RequestOptions:
+    def options(self, tenant: Tenant) -> RequestOptions:
         """What the request asks of the scheduler. ApiError 400 for values out of range."""
         with named_fields(self):
-            return RequestOptions(priority=self.priority or 0, deadline_ms=self.deadline_ms)
+            return RequestOptions(
+                priority=tenant.urgency(self.priority),
+                deadline_ms=self.deadline_ms,
+                cache_salt=tenant.salt(self.cache_salt),
+                tenant=tenant.id,
+            )
 
     @property
     def asked_tokens(self) -> int | None:
         """The most tokens the client wants; None leaves it to the endpoint."""
         return self.max_tokens
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether parts are wanted as they come."""
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options are for streams.", param="stream_options")
+        return bool(self.stream)
 
     @property
     def has_stream_usage(self) -> bool:

@@ -40,9 +40,7 @@ def serve(
         str | None,
         typer.Option("--model", "-m", help="What the server calls the model.", show_default="the first it lists"),
     ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(help="What to send as a bearer token.", show_default="AETHERMIND_API_KEY")
-    ] = None,
+    api_key: options.ApiKeyToSend = None,
     endpoint: Annotated[str, typer.Option(help="completions, or chat.")] = "completions",
     num_prompts: Annotated[
         int | None, typer.Option(help="How many requests.", min=1, show_default=str(_NUM_PROMPTS))
@@ -112,7 +110,7 @@ def serve(
             concurrency = concurrency or _CONCURRENCY
         pace = f"{concurrency} at a time" if request_rate is None else f"{request_rate:g} a second"
         workload = f"{count} × ({prompt_tokens} + {output_tokens} tokens), {pace}"
-    run = Run(url, served_model_name, endpoint, api_key)
+    run = Run(url, served_model_name, endpoint, api_key[0] if api_key else None)
     is_whole = _measure(run, asks, concurrency, request_timeout)
     goals = Goals(slo_ttft_ms, slo_tpot_ms)
     figures = Figures.of(run.outcomes, num_requests=len(asks), duration_s=run.duration_s, goals=goals)

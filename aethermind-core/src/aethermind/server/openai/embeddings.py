@@ -1,0 +1,75 @@
+"""`/v1/embeddings`: texts as vectors, the model's hidden states pooled and made 1 long."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import TYPE_CHECKING, Any, Literal
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from aethermind.errors import RequestTimeoutError
+from aethermind.server.openai.inputs import TextsOrTokens, prompts_of
+from aethermind.server.openai.json_body import StrictModel
+from aethermind.server.openai.serving import GONE, unless_gone
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from aethermind.engine.prompt_reader import EnginePrompt
+    from aethermind.server.served_model import ServedModel
+
+__all__ = ["EmbeddingRequest", "embed"]
+
+MAX_INPUTS = 2048
+"""OpenAI's."""
+
+
+class EmbeddingRequest(StrictModel):
+    """The body of a request. `pooling` is ours: see `LLM.embed`."""
+
+    model: str
+    input: TextsOrTokens
+    encoding_format: Literal["float", "base64"] | None = None
+    user: str | None = None
+    pooling: Literal["last", "mean", "cls"] | None = None
+
+
+async def embed(request: Request, body: EmbeddingRequest, model: ServedModel) -> Response:
+    """Answer a request for vectors."""
+    state = request.app.state
+    request.state.record.user = body.user
+    prompts = prompts_of(body.input, "input", MAX_INPUTS)
+    timeout_s = state.limits.request_timeout_s
+    with state.admission.enter(1, request.state.tenant) as stay:
+        read = [await model.engine.read(prompt) for prompt in prompts]
+        num_tokens = sum(len(prompt.token_ids) for prompt in read)
+        stay.queue(num_tokens)
+        try:
+            async with asyncio.timeout(timeout_s):
+                vectors = await unless_gone(request, _vectors(model, read, body.pooling or "last"))
+        except TimeoutError:
+            raise RequestTimeoutError(f"The vectors were not finished after {timeout_s:g} seconds.") from None
+    if vectors is None:
+        return Response(status_code=GONE)
+    encode = _base64 if body.encoding_format == "base64" else _floats
+    data = [{"object": "embedding", "index": i, "embedding": encode(one)} for i, one in enumerate(vectors)]
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    return JSONResponse({"object": "list", "data": data, "model": model.name, "usage": usage})
+
+
+async def _vectors(model: ServedModel, prompts: Sequence[EnginePrompt], pooling: str) -> list[npt.NDArray[np.float32]]:
+    # One after the other, so that steps of other requests come between.
+    return [await model.engine.embed(prompt, pooling, is_normalized=True) for prompt in prompts]
+
+
+def _floats(vector: npt.NDArray[np.float32]) -> Any:
+    return vector.tolist()
+
+
+def _base64(vector: npt.NDArray[np.float32]) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

@@ -1,0 +1,152 @@
+"""From a request that was read to its response: let in, answered whole or as a stream, ended if nobody waits."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, aclosing
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from aethermind.server.answering import Answering, told
+from aethermind.server.openai.errors import ApiError, as_api_error
+from aethermind.server.sse import KEEP_ALIVE_S, EventStream, until_gone
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+
+    from aethermind.engine.output import RequestOutput
+    from aethermind.engine.prompt_reader import EnginePrompt, Prompt
+    from aethermind.engine.request_options import RequestOptions
+    from aethermind.sampling.params import SamplingParams
+    from aethermind.server.openai.answers import Answer
+    from aethermind.server.served_model import ServedModel
+    from aethermind.server.tenants import Tenant
+
+__all__ = ["GONE", "answer_request", "unless_gone"]
+
+GONE = 499
+"""nginx's status for a client that has left; nobody sees it but the log."""
+
+_Result = TypeVar("_Result")
+
+
+class Wish(Protocol):
+    """What the body of a request says about its answer, whatever the endpoint."""
+
+    @property
+    def num_answers(self) -> int:
+        """Answers to each prompt."""
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """The most tokens the client wants; None leaves it to the endpoint."""
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether parts are wanted as they come."""
+
+    @property
+    def user(self) -> str | None:
+        """Who the client says asks; logged, never believed."""
+
+    def sampling(self, model: ServedModel) -> SamplingParams:
+        """What it asks of sampling."""
+
+    def options(self, tenant: Tenant) -> RequestOptions:
+        """What it asks of the scheduler."""
+
+
+async def answer_request(
+    request: Request,
+    body: Wish,
+    model: ServedModel,
+    prompts: Sequence[Prompt],
+    answer: Answer,
+) -> Response:
+    """Answer some prompts as `body` wishes, in the form of `answer`."""
+    state, tenant, record = request.app.state, request.state.tenant, request.state.record
+    record.is_stream, record.user = body.is_stream, body.user
+    params, options = body.sampling(model), body.options(tenant)
+    async with AsyncExitStack() as resources:
+        stay = resources.enter_context(state.admission.enter(len(prompts) * body.num_answers, tenant))
+        read = [await model.engine.read(prompt) for prompt in prompts]
+        _check_room(model, read, body.asked_tokens)
+        stay.queue(sum(len(prompt.token_ids) for prompt in read))
+        answering = Answering(
+            model, record, params, options, stay, timeout_s=state.limits.request_timeout_s, metrics=state.metrics
+        )
+        resources.enter_context(state.open_requests.holding(record.request_id, tenant.id, answering.cancel))
+        if not body.is_stream:
+            outputs = await unless_gone(request, answering.whole(read))
+            return Response(status_code=GONE) if outputs is None else JSONResponse(answer.whole(outputs))
+        states = await resources.enter_async_context(aclosing(answering.states(read)))
+        first = asyncio.ensure_future(anext(states))
+        if not await _is_awaited(request, first):
+            return Response(status_code=GONE)
+        events = told(_continued(first, states), answer, body.num_answers)
+        return EventStream(
+            events,
+            resources.pop_all(),
+            framing=answer.framing,
+            slow_reader_timeout_s=state.limits.slow_reader_timeout_s,
+        )
+
+
+def _check_room(model: ServedModel, prompts: Sequence[EnginePrompt], asked_tokens: int | None) -> None:
+    """ApiError 400 where a prompt and the tokens asked for exceed the context."""
+    limit = model.info.max_model_len
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    if asked_tokens is not None and longest + asked_tokens > limit:
+        raise ApiError(
+            400,
+            f"The context holds {limit} tokens, the prompt has {longest}, and {min(asked_tokens, 2**63)} more were "
+            "asked for. Shorten the prompt or lower max_tokens.",
+            code="context_length_exceeded",
+        )
+
+
+async def _is_awaited(request: Request, first: asyncio.Future[tuple[int, RequestOutput]]) -> bool:
+    """Whether the client still waits once a stream has begun, or has been silent for long.
+
+    What is wrong with a request shows when it begins, and is raised here, while there is a status to say so.
+    """
+    watching = asyncio.create_task(until_gone(request.receive))
+    try:
+        either: set[asyncio.Future[Any]] = {first, watching}
+        await asyncio.wait(either, timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
+        if first.done():
+            first.result()
+        elif watching.done():
+            first.cancel()
+            await asyncio.wait({first})
+            return False
+    finally:
+        watching.cancel()
+    return True
+
+
+async def _continued(
+    first: asyncio.Future[tuple[int, RequestOutput]], others: AsyncIterator[tuple[int, RequestOutput]]
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    yield await first
+    async for state in others:
+        yield state
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result | None:
+    """What `work` returns, or None if the client leaves before: then it is cancelled."""
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(until_gone(request.receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            return None
+        try:
+            return working.result()
+        except ExceptionGroup as group:
+            raise as_api_error(group.exceptions[0]) from group
+    finally:
+        working.cancel()
+        watching.cancel()

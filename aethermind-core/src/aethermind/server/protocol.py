@@ -1,0 +1,108 @@
+"""HTTP's wire, within bounds: headers no longer and requests no slower than allowed, and little kept for slow readers.
+
+uvicorn's protocol over httptools has no such bounds: it keeps headers of any length, and waits for them for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from aethermind.server.openai.errors import error_body
+
+if TYPE_CHECKING:
+    from aethermind.server.limits import Limits
+
+__all__ = ["bound_sending", "bounded_protocol"]
+
+SEND_BUFFER_BYTES = 64 << 10
+"""What a connection's socket may hold of an answer; Linux doubles it. asyncio holds another 64 KiB."""
+
+_LINGER_S = 5.0
+"""Seconds that a connection is kept after a refusal, if the client does not close it."""
+
+
+def bound_sending(listening: socket.socket) -> None:
+    """Bound what the connections of a listening socket hold for readers that do not read."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+
+
+def bounded_protocol(limits: Limits, on_refusal: Callable[[str], None]) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol, held to `limits`; `on_refusal` is told the code of each connection that is cut."""
+
+    class BoundedProtocol(HttpToolsProtocol):
+        """One connection. Mutable."""
+
+        def __init__(self, *args: Any, **names: Any) -> None:
+            super().__init__(*args, **names)
+            self._num_header_bytes = 0
+            self._is_awaiting = True
+            self._is_refused = False
+            self._patience: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._await_request()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            self._stop_waiting()
+            super().connection_lost(error)
+
+        def data_received(self, data: bytes) -> None:
+            if self._is_refused:
+                return
+            was_awaiting = self._is_awaiting
+            if was_awaiting:
+                self._num_header_bytes += len(data)
+            super().data_received(data)
+            # Headers that came whole in one piece are measured at the door, where there is a request to answer.
+            if was_awaiting and self._is_awaiting and self._num_header_bytes > limits.max_header_bytes:
+                self._refuse(431, "headers_too_large", f"Headers are longer than {limits.max_header_bytes} bytes.")
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._await_request()
+
+        def on_headers_complete(self) -> None:
+            self._is_awaiting = False
+            self._stop_waiting()
+            super().on_headers_complete()
+            # Closing waits until everything is sent, which a reader that does not read puts off for ever.
+            self.scope["state"]["cut"] = self.transport.abort
+
+        def _await_request(self) -> None:
+            self._stop_waiting()
+            self._is_awaiting, self._num_header_bytes = True, 0
+            self._patience = self.loop.call_later(limits.idle_timeout_s, self._lose_patience)
+
+        def _stop_waiting(self) -> None:
+            if self._patience is not None:
+                self._patience.cancel()
+                self._patience = None
+
+        def _lose_patience(self) -> None:
+            seconds = limits.idle_timeout_s
+            self._refuse(408, "idle", f"No request came in {seconds:g} s.")
+
+        def _refuse(self, status: int, code: str, message: str) -> None:
+            if self._is_refused or self.transport.is_closing():
+                return
+            self._is_refused = True
+            on_refusal(code)
+            reasons = {408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+            body = json.dumps(error_body(status, message, code=code)).encode()
+            head = (
+                b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(head % (status, reasons[status], len(body)) + body)
+            self.transport.write_eof()
+            # To close on a client that still sends would take the answer from it: what it sends is dropped for a while.
+            self._stop_waiting()
+            self._patience = self.loop.call_later(_LINGER_S, self.transport.abort)
+
+    return BoundedProtocol

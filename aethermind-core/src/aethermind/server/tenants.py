@@ -1,0 +1,177 @@
+"""Who asks: API keys, kept as hashes, and what each of their owners may take."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from aethermind.config.file import read_file
+from aethermind.errors import InvalidArgumentError, SettingsError
+
+__all__ = ["ANYONE", "Quota", "Tenant", "Tenants", "key_hash", "read_tenants"]
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one tenant may take; None sets no bound. Minutes slide: the last 60 seconds count."""
+
+    max_concurrency: int | None = None
+    """Answers open at once."""
+    requests_per_minute: int | None = None
+    """Requests let in."""
+    tokens_per_minute: int | None = None
+    """Tokens read and written."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_concurrency", "requests_per_minute", "tokens_per_minute"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidArgumentError(f"{name} should be a positive integer, got {value!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """The owner of a key. `name` is for logs; `id` stands for the key where the key must not be told."""
+
+    name: str
+    id: str = ""
+    quota: Quota = Quota()
+    priority: int | None = None
+    """How urgent its requests are, and the most urgent that they can ask to be; None leaves it to them."""
+
+    def salt(self, cache_salt: str | None) -> bytes:
+        """What keys and values are shared by: 16 bytes, or none where everybody shares with everybody."""
+        if not self.id and not cache_salt:
+            return b""
+        return hashlib.blake2b((cache_salt or "").encode(), key=self.id.encode()[:64], digest_size=16).digest()
+
+    def urgency(self, asked: int | None) -> int:
+        """The priority of a request that asks for `asked`; smaller is more urgent."""
+        if self.priority is None:
+            return asked or 0
+        return self.priority if asked is None else max(self.priority, asked)
+
+
+ANYONE = Tenant("anyone")
+"""Who asks a server that wants no key."""
+
+
+def key_hash(key: str) -> str:
+    """SHA-256 of a key, in hexadecimal: what a file of keys may hold instead of the key.
+
+    A plain hash is enough for keys that nobody can guess, as random ones are, and takes no time for each request.
+    """
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+class Tenants:
+    """The tenants of a server by the hashes of their keys. Without any, everyone is let in as `ANYONE`."""
+
+    def __init__(self, by_hash: Iterable[tuple[str, Tenant]] = ()) -> None:
+        self._by_hash = [(bytes.fromhex(one), tenant) for one, tenant in by_hash]
+        hashes = {one for one, _ in self._by_hash}
+        if len(hashes) < len(self._by_hash):
+            raise InvalidArgumentError("An API key is given twice; give each tenant a key of its own.")
+
+    def __len__(self) -> int:
+        return len(self._by_hash)
+
+    @classmethod
+    def of_keys(cls, keys: Sequence[str]) -> Tenants:
+        """A tenant without quotas for each key."""
+        return cls(_named(keys))
+
+    def find(self, key: str) -> Tenant | None:
+        """Whose key it is; takes the same time whatever the key is like."""
+        if not self._by_hash:
+            return ANYONE
+        given, found = hashlib.sha256(key.encode()).digest(), None
+        for known, tenant in self._by_hash:
+            if hmac.compare_digest(given, known):
+                found = tenant
+        return found
+
+
+def read_tenants(keys: Sequence[str], file: Path | None, quota: Quota) -> Tenants:
+    """The tenants of `--api-key` and of a file, who have `quota` where the file says nothing else.
+
+    The file is YAML, TOML or JSON: `keys` is a list of mappings with `key` or `key_sha256`, and perhaps `name`,
+    `priority` and the fields of `Quota`. SettingsError says what is wrong with it, and never tells a key.
+    """
+    tenants = [(one, Tenant(tenant.name, tenant.id, quota)) for one, tenant in _named(keys)]
+    if file is not None:
+        tenants += _in_file(file, quota)
+    return Tenants(tenants)
+
+
+def _named(keys: Sequence[str]) -> Iterator[tuple[str, Tenant]]:
+    for number, key in enumerate(keys, 1):
+        if not key or not key.isascii() or not key.isprintable():
+            raise InvalidArgumentError("An API key should be of printable ASCII characters, and not empty.")
+        hashed = key_hash(key)
+        yield hashed, Tenant(f"key {number}", _id_of(hashed))
+
+
+def _id_of(hashed: str) -> str:
+    """A name for a key that does not lead to its hash."""
+    return hashlib.blake2b(bytes.fromhex(hashed), digest_size=16, person=b"aethermind").hexdigest()
+
+
+_QUOTAS = tuple(one.name for one in fields(Quota))
+_FIELDS = ("name", "key", "key_sha256", "priority", *_QUOTAS)
+
+
+def _in_file(file: Path, quota: Quota) -> Iterator[tuple[str, Tenant]]:
+    content = _content(file)
+    entries = content.get("keys") if isinstance(content, dict) else None
+    if not isinstance(entries, list) or len(content) > 1:
+        raise SettingsError(f"{file} should have one key, `keys`, with a list of API keys.")
+    for number, entry in enumerate(entries, 1):
+        where = f"{file}: entry {number} of keys"
+        if not isinstance(entry, dict):
+            raise SettingsError(f"{where} should be a mapping with {', '.join(_FIELDS)}.")
+        if unknown := sorted(map(str, set(entry) - set(_FIELDS))):
+            raise SettingsError(f"{where} has an unknown field {unknown[0]!r}; there are {', '.join(_FIELDS)}.")
+        yield _read_entry(entry, number, where, quota)
+
+
+def _content(file: Path) -> Any:
+    if not file.is_file():
+        raise SettingsError(f"{file} is no file. Name one with --api-keys-file.")
+    try:
+        return json.loads(file.read_text("utf-8")) if file.suffix == ".json" else read_file(file)
+    except (SettingsError, OSError, ValueError):
+        # Readers quote the line that is wrong, and a key could stand in it.
+        raise SettingsError(f"{file} cannot be read as YAML, TOML or JSON, by its ending. Correct it.") from None
+
+
+def _read_entry(entry: dict[str, Any], number: int, where: str, quota: Quota) -> tuple[str, Tenant]:
+    hashed = _read_hash(entry, where)
+    name, priority = entry.get("name", f"entry {number}"), entry.get("priority")
+    if not isinstance(name, str) or not name:
+        raise SettingsError(f"{where}: name should be a text.")
+    if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
+        raise SettingsError(f"{where}: priority should be an integer; smaller is more urgent.")
+    try:
+        own = Quota(**{one: entry.get(one, getattr(quota, one)) for one in _QUOTAS})
+    except InvalidArgumentError as error:
+        raise SettingsError(f"{where}: {error}") from None
+    return hashed, Tenant(name, _id_of(hashed), own, priority)
+
+
+def _read_hash(entry: dict[str, Any], where: str) -> str:
+    key, hashed = entry.get("key"), entry.get("key_sha256")
+    if (key is None) == (hashed is None):
+        raise SettingsError(f"{where} should have either key or key_sha256.")
+    if hashed is None:
+        if not isinstance(key, str) or not key or not key.isascii() or not key.isprintable():
+            raise SettingsError(f"{where}: key should be a text of printable ASCII characters.")
+        return key_hash(key)
+    if not isinstance(hashed, str) or len(hashed) != 64 or not all(one in "0123456789abcdefABCDEF" for one in hashed):
+        raise SettingsError(f"{where}: key_sha256 should be the 64 hexadecimal digits of the key's SHA-256.")
+    return hashed

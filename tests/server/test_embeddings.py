@@ -1,0 +1,61 @@
+"""`/v1/embeddings` by OpenAI's client, against transformers' idea of the same vectors by way of the offline API."""
+
+from __future__ import annotations
+
+import base64
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from aethermind import LLM
+
+TEXTS = ["The old fox", "A small hen lives here."]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[np.ndarray]:
+    with LLM(device="cpu", dtype="float32", max_model_len=512) as other:
+        return other.embed(TEXTS)
+
+
+def test_every_form_of_input(client: openai.OpenAI, llm: LLM, expected: list[np.ndarray]) -> None:
+    ids = [llm.tokenizer.encode(text) for text in TEXTS]
+    for given, vectors in ((TEXTS[0], expected[:1]), (TEXTS, expected), (ids[0], expected[:1]), (ids, expected)):
+        answer = client.embeddings.create(model="demo", input=given)
+        assert [one.index for one in answer.data] == list(range(len(vectors)))
+        for one, vector in zip(answer.data, vectors, strict=True):
+            np.testing.assert_allclose(one.embedding, vector, rtol=1e-6, atol=1e-7)
+            assert np.linalg.norm(one.embedding) == pytest.approx(1.0, abs=1e-5)
+        num_tokens = sum(map(len, ids[: len(vectors)]))
+        assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (num_tokens, num_tokens)
+
+
+def test_floats_and_base64_are_the_same(http: httpx.Client) -> None:
+    ask = {"model": "demo", "input": TEXTS[0]}
+    floats = http.post("/v1/embeddings", json={**ask, "encoding_format": "float"}).json()["data"][0]["embedding"]
+    text = http.post("/v1/embeddings", json={**ask, "encoding_format": "base64"}).json()["data"][0]["embedding"]
+    np.testing.assert_array_equal(np.frombuffer(base64.b64decode(text), "<f4"), np.float32(floats))
+    mean = http.post("/v1/embeddings", json={**ask, "pooling": "mean"}).json()["data"][0]["embedding"]
+    assert not np.allclose(mean, floats)
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"dimensions": 8}, "dimensions"),
+        ({"encoding_format": "int8"}, "encoding_format"),
+        ({"pooling": "max"}, "pooling"),
+        ({"input": []}, "input"),
+        ({"input": ["x"] * 2049}, "input"),
+        ({"input": ""}, None),
+        ({"input": [[]]}, None),
+        ({"input": [10**9]}, None),
+        ({"input": "word " * 2000}, None),
+    ],
+)
+def test_what_cannot_be_asked(http: httpx.Client, extra: dict[str, object], param: str | None) -> None:
+    answer = http.post("/v1/embeddings", json={"model": "demo", "input": "x", **extra})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param

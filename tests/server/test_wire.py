@@ -1,0 +1,92 @@
+"""Clients that send slowly, send too much before the body, or do not read."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from aethermind.server.limits import Limits
+
+CHATTY = b'{"model":"demo","prompt":"x","max_tokens":400,"ignore_eos":true,"n":16,"logprobs":20,"stream":true}'
+GOOD = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 4}
+
+
+@contextmanager
+def wire(http: httpx.Client, **options: int) -> Iterator[socket.socket]:
+    """A plain connection."""
+    with socket.socket() as connection:
+        for name, value in options.items():
+            connection.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+        connection.settimeout(30)
+        connection.connect((http.base_url.host, http.base_url.port))
+        yield connection
+
+
+def everything(connection: socket.socket) -> bytes:
+    """All that comes until the other side ends."""
+    received = b""
+    try:
+        while part := connection.recv(1 << 16):
+            received += part
+    except ConnectionError:
+        pass
+    return received
+
+
+def refusals(http: httpx.Client, reason: str) -> float:
+    name = f'aethermind_requests_rejected_total{{reason="{reason}"}} '
+    return sum(float(line.removeprefix(name)) for line in http.get("/metrics").text.splitlines() if name in line)
+
+
+def test_headers_of_any_length_are_not_kept(http: httpx.Client) -> None:
+    before = refusals(http, "headers_too_large")
+    with wire(http) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
+        for _ in range(32):
+            connection.sendall(b"x" * (1 << 16))
+        assert everything(connection).startswith(b"HTTP/1.1 431 ")
+    assert http.get("/health", headers={"X-Long": "x" * 70_000}).status_code == 431
+    assert refusals(http, "headers_too_large") == before + 2
+    assert http.get("/health").status_code == 200
+
+
+def test_a_request_that_does_not_come_is_not_waited_for(open_server: Callable[..., httpx.Client]) -> None:
+    http = open_server(limits=Limits(idle_timeout_s=0.05))
+    for beginning in (
+        b"",
+        b"GET /health HTTP/1.1\r\nHost: loc",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{",
+    ):
+        with wire(http) as connection:
+            connection.sendall(beginning)
+            answer = everything(connection)
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert b'"code":"idle"' in answer.replace(b" ", b"")
+    assert refusals(http, "idle") == 3
+
+
+def test_who_does_not_read_is_cut_and_frees_its_blocks(open_server: Callable[..., httpx.Client]) -> None:
+    http = open_server(limits=Limits(slow_reader_timeout_s=0.05))
+    with wire(http, SO_RCVBUF=4096) as connection:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+        connection.sendall(head % len(CHATTY) + CHATTY)
+        while not refusals(http, "slow_reader"):
+            assert http.post("/v1/completions", json=GOOD).status_code == 200  # others are not held up
+        received = everything(connection)
+        assert received.startswith(b"HTTP/1.1 200 ")
+        assert not received.endswith(b"[DONE]\n\n\r\n0\r\n\r\n")
+    usage = 'aethermind_kv_cache_usage_ratio{model_name="demo"} '
+    while f"{usage}0.0" not in http.get("/metrics").text:
+        pass
+
+
+@pytest.mark.parametrize("depth", [64, 65])
+def test_bodies_are_so_deep(http: httpx.Client, depth: int) -> None:
+    prompt = "[" * (depth - 1) + "]" * (depth - 1)
+    answer = http.post("/v1/completions", content=f'{{"model":"demo","prompt":{prompt}}}')
+    assert answer.status_code == 400
+    assert (answer.json()["error"]["code"] == "nested_too_deeply") == (depth > 64)
