@@ -18,6 +18,7 @@ from aethermind.cli.chat import server
 from aethermind.cli.chat.conversation import Conversation
 from aethermind.cli.chat.repl import Repl
 from aethermind.cli.chat.server import ServerAnswerer
+from aethermind.server.tenants import Tenants
 
 GREEDY = ("--max-tokens", "16", "--temperature", "0")
 
@@ -82,7 +83,7 @@ def test_mistakes_are_one_sentence(address: str, args: tuple[str, ...], words: l
 
 
 def test_a_key_lets_in(open_server: Callable[..., httpx.Client]) -> None:
-    url = str(open_server(api_key="open sesame").base_url)
+    url = str(open_server(tenants=Tenants.of_keys(["open sesame"])).base_url)
     assert "wants an API key" in run("--url", url, lines="hi\n").stderr
     assert run("--url", url, "--api-key", "open sesame", *GREEDY, lines="hi\n").exit_code == 0
 

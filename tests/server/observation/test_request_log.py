@@ -10,6 +10,8 @@ import httpx
 import pytest
 from tests.server.conftest import await_idle
 
+from aethermind.server.tenants import Tenants
+
 COMPLETIONS = "/v1/completions"
 ASK = {"model": "demo", "prompt": "The secret is a heron", "max_tokens": 5, "ignore_eos": True}
 
@@ -91,11 +93,12 @@ def test_what_was_said_is_not_in_the_log(http: httpx.Client, records: Records) -
 
 
 def test_prompts_are_logged_where_that_is_asked_for(open_server: Callable[..., httpx.Client], records: Records) -> None:
-    http = open_server(log_prompts=True, api_key="open sesame")
+    http = open_server(log_prompts=True, tenants=Tenants.of_keys(["open sesame"]))
     http.post(COMPLETIONS, json=ASK, headers={"Authorization": "Bearer open sesame"})
     assert http.post(COMPLETIONS, json=ASK).status_code == 401
     asked, refused = records.fields
     assert asked["prompts"] == [ASK["prompt"]]
+    assert asked["tenant"] == "key 1"
     assert refused["error"] == "invalid_api_key"
     assert "prompts" not in refused
     assert not [line for line in records.lines if "sesame" in line]

@@ -53,7 +53,7 @@ class Door:
         is_open = scope["path"] in _OPEN_TO_ALL or scope["path"].startswith(ASSETS)
         tenant = _tenant(scope, self._tenants)
         scope["state"]["tenant"] = tenant
-        if tenant is not None:
+        if tenant is not None and tenant.id:
             scope["state"]["record"].tenant = tenant.name
         if is_open or tenant is not None:
             return None

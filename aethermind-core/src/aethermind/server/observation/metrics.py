@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from aethermind.server.observation.engine_metrics import EngineCollector
+from aethermind.server.openai.errors import LIMIT_CODES
 
 if TYPE_CHECKING:
     from aethermind.engine.output import RequestOutput
@@ -74,6 +75,8 @@ class Metrics:
         self._refused = Counter(
             "aethermind_requests_rejected", "Requests turned away or ended by a limit.", ["reason"], registry=registry
         )
+        for code in LIMIT_CODES:
+            self._refused.labels(code)
         for name, help in _AT_THE_DOOR.items():
             Gauge(f"aethermind_{name}", help, registry=registry).set_function(partial(getattr, admission, name))
 
