@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-__all__ = ["WINDOW_S", "SlidingSum"]
+__all__ = ["SlidingSum", "WINDOW_S"]
 
 WINDOW_S = 60.0
 """Seconds that a rate looks back."""
