@@ -260,3 +260,35 @@ def test_a_timed_run_computes_and_tells_the_time_of_every_step(backend: type[Bac
 def test_input_bytes_count_what_is_copied_twice() -> None:
     assert silu_run().executor.input_bytes == 80
     assert silu_run(RemoteBackend()).executor.input_bytes == 160
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"), [(NumpyBackend, ["fill", (0, 2)]), (RemoteBackend, [(0, 1), "fill", (1, 2)])]
+)
+def test_a_late_input_is_written_beside_the_device_or_before_the_host_computes(
+    backend: type[Backend], expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = GraphBuilder("g", OPERATORS)
+    x, late = (builder.input(name, DType.FLOAT32, (SymDim("T"), 4)) for name in ("x", "late"))
+    builder.output("y", builder.op("mul", builder.op("silu", x), late))
+    values = {name: np.arange(8, dtype=np.float32).reshape(2, 4) for name in ("x", "late")}
+    run = Run(builder, {"T": 2}, values, backend())
+    run.fill_inputs()
+    run.executor.host_inputs["late"][:] = 0
+    happened: list[Any] = []
+    run_steps = StepLoop.run_steps
+
+    def noting(self: StepLoop, symbols: tuple[int, ...], begin: int, end: int, stream: Any) -> None:
+        happened.append((begin, end))
+        run_steps(self, symbols, begin, end, stream)
+
+    def fill() -> None:
+        happened.append("fill")
+        run.executor.host_inputs["late"][:] = values["late"].reshape(-1)
+
+    monkeypatch.setattr(StepLoop, "run_steps", noting)
+    run.executor.run_filling((2,), "late", fill)
+    run.executor.synchronize()
+    assert happened == expected
+    expected_y = reference_values(builder.finish(), values)[builder.finish().outputs["y"].name]
+    np.testing.assert_array_equal(run.executor.output("y", (2,)), expected_y)

@@ -140,16 +140,22 @@ class Executor:
         self.executable.run(symbols, self._stream)
 
     def run_filling(self, symbols: tuple[int, ...], name: str, fill: Callable[[], None]) -> None:
-        """Like `run`, and write the input `name` by `fill()` while the device computes what comes before its use."""
+        """Like `run`, and write the input `name` by `fill()` while the device computes what comes before its use.
+
+        A device that is the host computes nothing better meanwhile: each of its workers that gives way to `fill` keeps
+        all others waiting at the next barrier. There `fill` comes first.
+        """
+        if self._is_host_accessible:
+            fill()
+            self.run(symbols)
+            return
         first = self._first_use(name)
-        if not self._is_host_accessible:
-            self._upload(self._sizes(symbols), [other for other in self.plan.inputs if other != name])
+        self._upload(self._sizes(symbols), [other for other in self.plan.inputs if other != name])
         self.executable.run_steps(symbols, 0, first, self._stream)
         try:
             fill()
         finally:
-            if not self._is_host_accessible:
-                self._upload(self._sizes(symbols), [name])
+            self._upload(self._sizes(symbols), [name])
             self.executable.run_steps(symbols, first, len(self.plan.steps), self._stream)
 
     def synchronize(self) -> None:

@@ -37,6 +37,15 @@ _LIMITS = {
     "verbose_errors": False,
 }
 
+# The library looks at the tokens of a slice one by one only where the grammar does not allow all of it. Its own slices
+# of strings hold tokens of up to 10 and 30 characters: what bounds a string more tightly has all of them looked at.
+_IN_STRING = r'[^"\\\x00-\x1F\x7F]'
+_SLICES = [
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_IN_STRING}{{1,{length}}}" for length in (2, 4, 7, 10, 16, 30)),
+    f"{_IN_STRING}+",
+]
+
 # Weak models, once allowed to, write white space for ever.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -80,7 +89,7 @@ class Grammars:
             )
         try:
             return self._library.LLTokenizer(
-                self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
+                self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids, slices=_SLICES
             )
         except (ValueError, RuntimeError) as error:
             raise InvalidArgumentError(
