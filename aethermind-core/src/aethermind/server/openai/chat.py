@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
+from aethermind.server.openai.reading import AnswerReader, token_logprobs
 from aethermind.server.openai.sampling import SamplingFields, named_fields, sampling_params
-from aethermind.server.openai.tools import ForcedCall, RecalledCall, Tool, ToolChoice, delta_of, demand_for
-from aethermind.text.answer_parser import AnswerParser, ToolCall
+from aethermind.server.openai.tools import RecalledCall, Tool, ToolChoice, delta_of, demand_for
+from aethermind.text.answer_parser import Content
 from aethermind.text.chat_prompt import chat_prompt
 
 if TYPE_CHECKING:
@@ -116,11 +117,8 @@ class ChatAnswer(Answer):
         self._num_top = request.top_logprobs or 0
         self._has_usage = request.has_stream_usage
         self._head = {"id": own_id(request_id, "chatcmpl-"), "created": int(time.time()), "model": model.name}
-        self._is_forced = bool(request.offered) and request.tool_choice not in (None, "none", "auto")
-        format = model.answer_format
-        self._format = format if request.offered else replace(format, tool_call=None)
-        self._most_calls = 1 if request.parallel_tool_calls is False else None
-        self._readers: dict[int, _Choice] = {}
+        self._new_reader = partial(AnswerReader, request, model.answer_format)
+        self._readers: dict[int, AnswerReader] = {}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices = [self._whole_choice(one) for output in outputs for one in output.outputs]
@@ -128,12 +126,12 @@ class ChatAnswer(Answer):
 
     def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[dict[str, Any]]:
         if part.is_first:
-            self._readers[index] = self._reader()
+            self._readers[index] = self._new_reader()
             yield self._chunk(index, {"role": "assistant", "content": ""})
         reader = self._readers[index]
-        deltas = reader.read(part.text, is_last=part.finish_reason is not None)
+        pieces = reader.read(part.text, is_last=part.finish_reason is not None)
         logprobs = self._logprobs(part.token_ids, part.logprobs)
-        for delta in deltas or ([{"content": ""}] if logprobs else []):
+        for delta in map(delta_of, pieces or ([Content("")] if logprobs else [])):
             yield self._chunk(index, delta, logprobs)
             logprobs = None
         if part.finish_reason is not None:
@@ -157,10 +155,10 @@ class ChatAnswer(Answer):
         return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
 
     def _whole_choice(self, one: CompletionOutput) -> dict[str, Any]:
-        reader = self._reader()
+        reader = self._new_reader()
         message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
-        for delta in reader.read(one.text, is_last=True):
-            for key, value in delta.items():
+        for piece in reader.read(one.text, is_last=True):
+            for key, value in delta_of(piece).items():
                 message[key] = value if message.get(key) is None else message[key] + value
         if message["content"] is None and "tool_calls" not in message:
             message["content"] = ""
@@ -174,45 +172,8 @@ class ChatAnswer(Answer):
             "stop_reason": one.stop_reason,
         }
 
-    def _reader(self) -> _Choice:
-        return _Choice(ForcedCall() if self._is_forced else AnswerParser(self._format), self._most_calls)
-
     def _logprobs(
         self, token_ids: Sequence[int], logprobs: Sequence[dict[int, Logprob]] | None
     ) -> dict[str, Any] | None:
-        if logprobs is None:
-            return None
-        content = []
-        for token_id, alternatives in zip(token_ids, logprobs, strict=True):
-            top = [_token(other) for other in alternatives.values() if other.rank <= self._num_top]
-            content.append({**_token(alternatives[token_id]), "top_logprobs": top})
-        return {"content": content, "refusal": None}
-
-
-class _Choice:
-    """One answer being read. Mutable."""
-
-    def __init__(self, reader: AnswerParser | ForcedCall, most_calls: int | None) -> None:
-        self._reader = reader
-        self._most_calls = most_calls
-        self._num_calls = 0
-
-    def read(self, text: str, *, is_last: bool) -> list[dict[str, Any]]:
-        """The deltas that more of its text brings."""
-        pieces = [*self._reader.push(text), *(self._reader.finish() if is_last else ())]
-        deltas = []
-        for piece in pieces:
-            if isinstance(piece, ToolCall):
-                if self._num_calls == self._most_calls:
-                    continue
-                self._num_calls += 1
-            deltas.append(delta_of(piece))
-        return deltas
-
-    def reason(self, finish_reason: str | None) -> str | None:
-        """Why it ended, in OpenAI's words."""
-        return "tool_calls" if finish_reason == "stop" and self._num_calls else finish_reason
-
-
-def _token(one: Logprob) -> dict[str, Any]:
-    return {"token": one.decoded_token, "logprob": one.logprob, "bytes": list(one.decoded_token.encode())}
+        content = token_logprobs(token_ids, logprobs, self._num_top)
+        return None if content is None else {"content": content, "refusal": None}

@@ -16,7 +16,7 @@ from aethermind.server.openai.errors import ApiError
 if TYPE_CHECKING:
     from aethermind.server.limits import Limits
 
-__all__ = ["StrictModel", "body_of", "documented"]
+__all__ = ["StrictModel", "body_of", "documented", "refusal_of"]
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -36,7 +36,7 @@ def body_of(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:
         try:
             return model.model_validate(parse(data, limits.max_json_depth))
         except ValidationError as error:
-            raise _named(error) from None
+            raise refusal_of(error) from None
         except RecursionError:
             raise _too_deep() from None
 
@@ -128,8 +128,10 @@ def _refuse_constant(constant: str) -> NoReturn:
     raise ApiError(400, f"The request body has {constant}, which is no JSON number.")
 
 
-def _named(error: ValidationError) -> ApiError:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+def refusal_of(error: ValidationError) -> ApiError:
+    """A 400 that names the field that is wrong; of several the deepest, which says most where a field has branches."""
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    first = max(errors, key=lambda one: len(one["loc"]))
     path = ".".join(str(part) for part in first["loc"] if not _is_branch(part)) or None
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"{path} is not supported; leave it out.", param=path, code="unsupported_parameter")

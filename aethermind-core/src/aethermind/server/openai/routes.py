@@ -11,6 +11,8 @@ from aethermind.server.openai.chat import ChatAnswer, ChatRequest
 from aethermind.server.openai.completions import CompletionAnswer, CompletionRequest
 from aethermind.server.openai.embeddings import EmbeddingRequest, embed
 from aethermind.server.openai.json_body import body_of, documented
+from aethermind.server.openai.response_answer import ResponseAnswer
+from aethermind.server.openai.responses import ResponseRequest, ResponseWish
 from aethermind.server.openai.serving import answer_request
 
 if TYPE_CHECKING:
@@ -38,6 +40,16 @@ async def chat(request: Request, body: Annotated[ChatRequest, Depends(body_of(Ch
     prompt = await asyncio.to_thread(body.prompt, model)
     answer = ChatAnswer(body, model, request.state.request_id)
     return await answer_request(request, body, model, [prompt], answer)
+
+
+@router.post("/v1/responses", openapi_extra=documented(ResponseRequest), response_model=None)
+async def respond(request: Request, body: Annotated[ResponseRequest, Depends(body_of(ResponseRequest))]) -> Response:
+    """Answer items."""
+    model = request.app.state.models.get(body.model)
+    wish = ResponseWish(body)
+    prompt = await asyncio.to_thread(wish.prompt, model)
+    answer = ResponseAnswer(body, wish, wish.sampling(model), model, request.state.request_id)
+    return await answer_request(request, wish, model, [prompt], answer)
 
 
 @router.post("/v1/embeddings", openapi_extra=documented(EmbeddingRequest), response_model=None)

@@ -1,0 +1,228 @@
+"""Answers of `/v1/responses`: output items, whole or as the events by which OpenAI's clients build them up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from aethermind.server.framing import NAMED
+from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
+from aethermind.server.openai.reading import AnswerReader, token_logprobs
+from aethermind.text.answer_parser import Content, Reasoning, ToolCall
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from aethermind.engine.output import RequestOutput
+    from aethermind.sampling.params import SamplingParams
+    from aethermind.server.openai.errors import ApiError
+    from aethermind.server.openai.reading import Piece
+    from aethermind.server.openai.responses import ResponseRequest, ResponseWish
+    from aethermind.server.served_model import ServedModel
+
+__all__ = ["ResponseAnswer"]
+
+Event = dict[str, Any]
+
+
+class ResponseAnswer(Answer):
+    """The response object of one request, and its events. Mutable; used once."""
+
+    def __init__(
+        self,
+        request: ResponseRequest,
+        wish: ResponseWish,
+        params: SamplingParams,
+        model: ServedModel,
+        request_id: str,
+    ) -> None:
+        self.framing = replace(NAMED, failure=self._failure)
+        self._reader = AnswerReader(wish.chat, model.answer_format)
+        self._num_top = request.top_logprobs or 0
+        self._tokenizer = model.tokenizer
+        self._key = own_id(request_id, "")
+        self._response = {
+            "id": own_id(request_id, "resp_"),
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "model": model.name,
+            "output": [],
+            "usage": None,
+            **_echoed(request, params),
+        }
+        self._num_events = 0
+        self._items: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None
+        self._reason: str | None = None
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        one = outputs[0].outputs[0]
+        part = TextPart(one.text, one.token_ids, one.logprobs, 0, True, one.finish_reason, one.stop_reason)
+        for _ in self.part(0, outputs[0], part):
+            pass  # items are built by their events
+        return self._finished(outputs)
+
+    def begin(self) -> Iterable[Event]:
+        yield self._event("response.created", response=self._response)
+        yield self._event("response.in_progress", response=self._response)
+
+    def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[Event]:
+        logprobs = token_logprobs(part.token_ids, part.logprobs, self._num_top) or []
+        is_last = part.finish_reason is not None
+        for piece in self._reader.read(part.text, is_last=is_last) or ([Content("")] if logprobs else []):
+            yield from self._add(piece, logprobs)
+            if isinstance(piece, Content):
+                logprobs = []
+        if is_last:
+            self._reason = part.finish_reason
+            if not self._items:  # an answer has a message, an empty one if need be
+                yield from self._opened({"type": "message", "role": "assistant", "content": []}, "msg")
+            yield from self._close()
+
+    def end(self, outputs: Sequence[RequestOutput]) -> Iterable[Event]:
+        response = self._finished(outputs)
+        kind = "completed" if response["status"] == "completed" else "incomplete"
+        yield self._event(f"response.{kind}", response=response)
+
+    # -- items -----------------------------------------------------------------------------------------------
+
+    def _add(self, piece: Piece, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
+        if isinstance(piece, ToolCall):
+            yield from self._close()
+            yield from self._call(piece)
+        elif isinstance(piece, Reasoning):
+            if self._kind != "reasoning":
+                yield from self._close()
+                yield from self._opened({"type": "reasoning", "summary": [], "content": []}, "rs")
+            self._grow(piece.text)
+            yield self._event("response.reasoning_text.delta", **self._place, content_index=0, delta=piece.text)
+        else:
+            if self._kind != "message":
+                yield from self._close()
+                yield from self._opened({"type": "message", "role": "assistant", "content": []}, "msg")
+            self._grow(piece.text, logprobs)
+            place = {**self._place, "content_index": 0}
+            yield self._event("response.output_text.delta", **place, delta=piece.text, logprobs=logprobs)
+
+    @property
+    def _kind(self) -> str | None:
+        """What the open item is."""
+        return None if self._open is None else self._open["type"]
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        """Where the open item is, for events about it."""
+        assert self._open is not None, "there is an open item"
+        return {"item_id": self._open["id"], "output_index": len(self._items) - 1}
+
+    def _opened(self, item: dict[str, Any], prefix: str) -> Iterator[Event]:
+        """Open a message or a thought, which have one part."""
+        item |= {"id": f"{prefix}_{self._key}_{len(self._items)}", "status": "in_progress"}
+        self._items.append(item)
+        self._open = item
+        yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=_copy(item))
+        part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+        if item["type"] == "message":
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        item["content"].append(part)
+        yield self._event("response.content_part.added", **self._place, content_index=0, part=dict(part))
+
+    def _grow(self, text: str, logprobs: list[dict[str, Any]] | None = None) -> None:
+        assert self._open is not None, "there is an open item"
+        part = self._open["content"][0]
+        part["text"] += text
+        if logprobs:
+            part["logprobs"] = [*part["logprobs"], *logprobs]
+
+    def _close(self) -> Iterator[Event]:
+        """Close the message or thought that is open, if one is."""
+        item = self._open
+        if item is None:
+            return
+        part, place = item["content"][0], {**self._place, "content_index": 0}
+        if item["type"] == "message":
+            yield self._event("response.output_text.done", **place, text=part["text"], logprobs=part["logprobs"])
+        else:
+            yield self._event("response.reasoning_text.done", **place, text=part["text"])
+        yield self._event("response.content_part.done", **place, part=dict(part))
+        yield self._done(item)
+        self._open = None
+
+    def _call(self, call: ToolCall) -> Iterator[Event]:
+        number = len(self._items)
+        item = {
+            "type": "function_call",
+            "id": f"fc_{self._key}_{number}",
+            "call_id": f"call_{self._key}_{number}",
+            "name": call.name,
+            "arguments": "",
+            "status": "in_progress",
+        }
+        self._items.append(item)
+        yield self._event("response.output_item.added", output_index=number, item=_copy(item))
+        item["arguments"] = call.arguments
+        place = {"item_id": item["id"], "output_index": number}
+        yield self._event("response.function_call_arguments.delta", **place, delta=call.arguments)
+        yield self._event("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments)
+        yield self._done(item)
+
+    def _done(self, item: dict[str, Any]) -> Event:
+        item["status"] = "incomplete" if self._reason in ("length", "abort") else "completed"
+        return self._event("response.output_item.done", output_index=len(self._items) - 1, item=_copy(item))
+
+    # -- the response ----------------------------------------------------------------------------------------
+
+    def _finished(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        used = usage_of(outputs)
+        thoughts = "".join(item["content"][0]["text"] for item in self._items if item["type"] == "reasoning")
+        usage = {
+            "input_tokens": used["prompt_tokens"],
+            "input_tokens_details": used["prompt_tokens_details"],
+            "output_tokens": used["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": len(self._tokenizer.encode(thoughts)) if thoughts else 0},
+            "total_tokens": used["total_tokens"],
+        }
+        ended: dict[str, Any] = {"status": "completed"}
+        if self._reason == "length":
+            ended = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        elif self._reason == "abort":
+            ended = {"status": "cancelled"}
+        return {**self._response, **ended, "output": self._items, "usage": usage}
+
+    def _failure(self, error: ApiError) -> Event:
+        return self._event("error", code=error.code, message=error.message, param=error.param)
+
+    def _event(self, kind: str, **content: Any) -> Event:
+        self._num_events += 1
+        return {"type": kind, "sequence_number": self._num_events - 1, **content}
+
+
+def _echoed(request: ResponseRequest, params: SamplingParams) -> dict[str, Any]:
+    """What a response repeats of its request."""
+    given = request.model_dump(by_alias=True, exclude_none=True)
+    return {
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "store": False,
+        "temperature": params.temperature,
+        "text": given.get("text") or {"format": {"type": "text"}},
+        "tool_choice": given.get("tool_choice", "auto"),
+        "tools": given.get("tools", []),
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": params.top_p,
+        "truncation": "disabled",
+        "user": request.user,
+    }
+
+
+def _copy(item: dict[str, Any]) -> dict[str, Any]:
+    """An item as it is now: events are written later."""
+    return {name: [dict(part) for part in value] if name == "content" else value for name, value in item.items()}

@@ -1,0 +1,187 @@
+"""`/v1/responses`: one answer to items, without a memory: what was said before is sent again.
+
+A request is read as the chat that it stands for, and the chat's answer is told in items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from aethermind.server.openai.chat import ChatRequest
+from aethermind.server.openai.errors import ApiError
+from aethermind.server.openai.json_body import StrictModel, refusal_of
+from aethermind.server.openai.response_input import InputItem, chat_messages
+from aethermind.server.openai.sampling import StructuredOutputsFields
+
+if TYPE_CHECKING:
+    from aethermind.engine.prompt_reader import Prompt
+    from aethermind.engine.request_options import RequestOptions
+    from aethermind.sampling.params import SamplingParams
+    from aethermind.server.served_model import ServedModel
+    from aethermind.server.tenants import Tenant
+
+__all__ = ["LOGPROBS", "ResponseRequest", "ResponseWish"]
+
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` may ask for."""
+
+_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format.schema",
+}
+"""Fields of a chat by what they are called here."""
+
+_SAME_NAMES = (
+    *("model", "stream", "temperature", "top_p", "top_logprobs", "user", "parallel_tool_calls"),
+    *("seed", "stop", "top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "structured_outputs"),
+    *("priority", "deadline_ms", "cache_salt", "chat_template_kwargs"),
+)
+
+
+class FunctionTool(StrictModel):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionChoice(StrictModel):
+    """The function to call."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(StrictModel):
+    """What the answer's text has to look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(StrictModel):
+    """Options of the answer's text."""
+
+    format: TextFormat | None = None
+
+
+class ResponseRequest(StrictModel):
+    """The body of a request. Those after `stream` are ours, as in chats."""
+
+    model: str
+    input: str | list[InputItem]
+    instructions: str | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    max_output_tokens: int | None = None
+    temperature: int | float | None = None
+    top_p: int | float | None = None
+    top_logprobs: int | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    store: bool | None = None
+    truncation: Literal["disabled"] | None = None
+    stream: bool | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    top_k: int | None = None
+    min_p: int | float | None = None
+    repetition_penalty: int | float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    structured_outputs: StructuredOutputsFields | None = None
+    priority: int | None = None
+    deadline_ms: int | float | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def chat(self) -> ChatRequest:
+        """The chat that it stands for. ApiError 400 names what is not supported."""
+        if self.store:
+            raise ApiError(400, "store is not supported: nothing is kept. Set it to false.", param="store")
+        fields = {name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None}
+        fields["messages"] = chat_messages(self.instructions, self.input)
+        fields["max_completion_tokens"] = self.max_output_tokens
+        fields["logprobs"] = LOGPROBS in (self.include or ()) or None
+        if self.top_logprobs is not None and not fields["logprobs"]:
+            raise ApiError(400, f"top_logprobs needs {LOGPROBS} in include.", param="top_logprobs")
+        if self.tools is not None:
+            fields["tools"] = [_nested(tool) for tool in self.tools]
+        choice = self.tool_choice
+        fields["tool_choice"] = _nested(choice) if isinstance(choice, FunctionChoice) else choice
+        if self.text is not None and self.text.format is not None:
+            fields["response_format"] = _chat_format(self.text.format)
+        if self.structured_outputs is not None:
+            fields["structured_outputs"] = self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+        try:
+            return ChatRequest.model_validate(fields)
+        except ValidationError as error:
+            raise refusal_of(error) from None
+
+
+class ResponseWish:
+    """What `answer_request` asks of a body: the chat's answers, with errors about it in the names used here."""
+
+    num_answers = 1
+
+    def __init__(self, request: ResponseRequest) -> None:
+        with _own_names():
+            self.chat = request.chat()
+        self.asked_tokens = self.chat.asked_tokens
+        self.is_stream = bool(request.stream)
+        self.user = request.user
+
+    def prompt(self, model: ServedModel) -> Prompt:
+        """The conversation as the model's template writes it."""
+        with _own_names():
+            return self.chat.prompt(model)
+
+    def sampling(self, model: ServedModel) -> SamplingParams:
+        """What it asks of sampling."""
+        with _own_names():
+            return self.chat.sampling(model)
+
+    def options(self, tenant: Tenant) -> RequestOptions:
+        """What it asks of the scheduler."""
+        with _own_names():
+            return self.chat.options(tenant)
+
+
+@contextmanager
+def _own_names() -> Iterator[None]:
+    """Errors about fields of the chat name those of the request that they come from."""
+    try:
+        yield
+    except ApiError as error:
+        error.param = _NAMES.get(error.param or "", error.param)
+        raise
+
+
+def _nested(function: FunctionTool | FunctionChoice) -> dict[str, Any]:
+    """A function as chats have it."""
+    return {"type": "function", "function": function.model_dump(exclude_none=True, exclude={"type"})}
+
+
+def _chat_format(format: TextFormat) -> dict[str, Any]:
+    if format.type != "json_schema":
+        return {"type": format.type}
+    if format.schema_ is None:
+        raise ApiError(400, "text.format has no schema.", param="text.format.schema")
+    schema = {"name": format.name or "answer", "schema": format.schema_, "strict": format.strict}
+    return {"type": "json_schema", "json_schema": schema}
