@@ -18,6 +18,7 @@ PACKAGES = (
     "aethermind_qwen2",
     "aethermind_llama",
     "aethermind_gpt2",
+    "aethermind_bert",
 )
 
 

@@ -254,12 +254,13 @@ class LLM:
                     memory.learn(text, token_ids, completion.text, completion.token_ids)
 
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], *, pooling: str = "last", normalize: bool = True
+        self, prompts: Prompt | Sequence[Prompt], *, pooling: str | None = None, normalize: bool = True
     ) -> list[npt.NDArray[np.float32]]:
         """One vector for each prompt, float32 [hidden_size]: the hidden states behind the model's final norm, pooled.
 
-        `pooling` takes the last token's, the mean of all, or the first token's (`last`, `mean`, `cls`); with
-        `normalize` vectors have length 1. Prompts are texts or token ids. Between requests of other callers, too.
+        `pooling` takes the last token's, the mean of all, or the first token's (`last`, `mean`, `cls`), by default as
+        the model says; with `normalize` vectors have length 1. Prompts are texts or token ids. Between requests of
+        other callers, too.
         """
         vectors = []
         for prompt in _listed(prompts):

@@ -47,3 +47,10 @@ def test_values_and_descriptions(stored: Checkpoint) -> None:
 def test_what_is_not_stored_is_left_to_the_check_of_names(stored: Checkpoint) -> None:
     with pytest.raises(CheckpointError, match="no tensor 'missing'"):
         adapted(stored).array("missing")
+
+
+def test_a_row_added_to_every_other(stored: Checkpoint) -> None:
+    tensors = AdaptedTensors(stored, {"sum": Part("attn", added="attn")})
+    assert tensors.names == ("sum", "bias", "other")
+    assert tensors.info("sum").shape == WHOLE.shape
+    np.testing.assert_array_equal(tensors.array("sum"), WHOLE + WHOLE[0])

@@ -1,4 +1,4 @@
-"""A checkpoint seen as a model wants it: tensors renamed, transposed or cut out of larger ones, without copying.
+"""A checkpoint seen as a model wants it: tensors renamed, transposed, cut out of larger ones or with a row added.
 
 Graphs are written with one matrix [out, in] for each projection. Checkpoints that store them otherwise (GPT-2's are
 [in, out], with queries, keys and values in one) are read through this.
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
@@ -24,18 +25,19 @@ __all__ = ["AdaptedTensors", "Part"]
 class Part:
     """A tensor of the model in terms of one that is stored: transposed first, then rows `begin` to `end` of it.
 
-    `end` is None for all that follow `begin`.
+    `end` is None for all that follow `begin`. What is then `added`, the first row of another tensor, goes to every row.
     """
 
     stored_name: str
     is_transposed: bool = False
     begin: int = 0
     end: int | None = None
+    added: str | None = None
 
     @property
     def is_whole(self) -> bool:
         """Whether nothing but the name changes."""
-        return not self.is_transposed and self.begin == 0 and self.end is None
+        return not self.is_transposed and self.begin == 0 and self.end is None and self.added is None
 
 
 class AdaptedTensors:
@@ -48,7 +50,7 @@ class AdaptedTensors:
         there = set(stored.names)
         self._stored = stored
         self._parts = {name: part for name, part in parts.items() if part.stored_name in there}
-        used = {part.stored_name for part in self._parts.values()}
+        used = {name for part in self._parts.values() for name in (part.stored_name, part.added)}
         self._parts |= {name: Part(name) for name in stored.names if name not in used}
 
     @property
@@ -86,7 +88,13 @@ class AdaptedTensors:
             return values
         if isinstance(values, QuantizedWeight):
             raise _is_quantised(part.stored_name)
-        return (values.T if part.is_transposed else values)[part.begin : part.end]
+        rows: npt.NDArray[Any] = (values.T if part.is_transposed else values)[part.begin : part.end]
+        if part.added is None:
+            return rows
+        added = self._stored.array(part.added)
+        if isinstance(added, QuantizedWeight):
+            raise _is_quantised(part.added)
+        return np.asarray(rows + added[0])
 
     def _part(self, name: str) -> Part:
         if name not in self._parts:

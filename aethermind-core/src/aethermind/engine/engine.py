@@ -180,14 +180,17 @@ class Engine:
         self._finish(builder.request, FinishReason.ABORT)
         return builder.snapshot(self._clock())
 
-    def embed(self, token_ids: Sequence[int], pooling: str, *, is_normalized: bool) -> npt.NDArray[np.float32]:
-        """The vector of a text, float32 [hidden_size] (see `text_embedding`); between steps."""
+    def embed(self, token_ids: Sequence[int], pooling: str | None, *, is_normalized: bool) -> npt.NDArray[np.float32]:
+        """The vector of a text, float32 [hidden_size] (see `text_embedding`), pooled as the model says where `pooling`
+        is None; between steps.
+        """
         if not 0 < len(token_ids) <= self.planned.max_model_len:
             raise ContextLengthError(
                 f"The text has {len(token_ids)} tokens; it needs one, and the context holds "
                 f"{self.planned.max_model_len}."
             )
         check_token_ids(self.planned, token_ids)
+        pooling = self.planned.pooling if pooling is None else pooling
         return embed_text(self.runner, self.cache, token_ids, pooling, is_normalized=is_normalized)
 
     def step(self) -> list[RequestOutput]:

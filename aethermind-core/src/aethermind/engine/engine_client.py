@@ -63,7 +63,7 @@ class EngineClient(Protocol):
     def abort(self, request_id: str) -> bool:
         """End an open request; whoever waits for it gets what there is, finished with `abort`. False if none is."""
 
-    async def embed(self, prompt: EnginePrompt, pooling: str, *, is_normalized: bool) -> npt.NDArray[np.float32]:
+    async def embed(self, prompt: EnginePrompt, pooling: str | None, *, is_normalized: bool) -> npt.NDArray[np.float32]:
         """The vector of a text, float32 [hidden_size] (see `Engine.embed`), computed between two steps."""
 
     async def adjust(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from aethermind.graph.ir import without_unused_nodes
 from aethermind.hal.dtype import DType
 from aethermind.hal.host_memory import host_memory_bytes
 from aethermind.log import get_logger
-from aethermind.model.architecture import AdaptsWeights, CausalLM
+from aethermind.model.architecture import AdaptsWeights, CausalLM, TextEncoder
 from aethermind.model.config import DecoderConfig
 from aethermind.model.hf_config import architecture_name
 from aethermind.ops.operator import OperatorRegistry
@@ -40,6 +40,9 @@ __all__ = ["PlannedModel", "open_input_processor", "open_weights", "plan_model"]
 
 logger = get_logger(__name__)
 
+_NO_CACHE = partial(KVCacheSpec, 1, 1, 1, "int8")
+"""Encoders keep nothing: their texts are counted like others, at two bytes a token."""
+
 _ROWS_OF_TEXT = {Part.SCORES: 64, Part.HIDDEN_STATES: 1 << 30}
 """Rows at a time where all of a text count: few where each takes a row of logits, else as many as tokens."""
 
@@ -56,7 +59,7 @@ class PlannedModel:
     source: ModelSource
     architecture: str
     ignored_names: tuple[str, ...]
-    model: CausalLM
+    model: CausalLM | TextEncoder
     config: EngineConfig
     open_device: OpenDevice
     operators: OperatorRegistry
@@ -74,6 +77,21 @@ class PlannedModel:
     create_input_processor: Callable[[TensorSource], InputProcessor] | None
     policy: SchedulingPolicy
     answer_format: AnswerFormat
+
+    @property
+    def key(self) -> GraphKey:
+        """The graph that `compiled` is."""
+        return GraphKey(part=Part.HIDDEN_STATES) if self.is_encoder else GraphKey()
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the model computes vectors of texts and generates nothing."""
+        return isinstance(self.model, TextEncoder)
+
+    @property
+    def pooling(self) -> str:
+        """How vectors of texts are pooled unless somebody asks for something else."""
+        return self.source.pooling() or (self.model.pooling if isinstance(self.model, TextEncoder) else "last")
 
     @property
     def parameter_types(self) -> dict[str, TensorType]:
@@ -111,8 +129,11 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     raw = source.config()
     name = architecture_name(raw, source.path)
     architecture = runtime.architectures.get(name)
-    causal_lm = architecture.create(raw)
-    decoder = causal_lm.config
+    network = architecture.create(raw)
+    decoder = network.config
+    is_encoder = isinstance(network, TextEncoder)
+    if is_encoder:
+        config = _for_whole_texts(config, decoder)
     formats = WeightFormats.choose(runtime.weight_formats, config.quantization, config.lm_head)
     opened = runtime.open_device(
         config.device,
@@ -121,7 +142,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
         is_deterministic=config.deterministic,
     )
     dtype = _choose_dtype(config.dtype, decoder.dtype, opened.backend.capabilities.dtypes, opened.backend.name)
-    cache = _choose_cache(config, dtype, decoder)
+    cache = _NO_CACHE(config.block_size) if is_encoder else _choose_cache(config, dtype, decoder)
     wanted_len = _wanted_len(config, decoder)
     num_blocks = config.num_kv_blocks or _default_num_blocks(config, cache, wanted_len, opened)
     _check_room(num_blocks, cache, opened)
@@ -129,8 +150,10 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     max_model_len = min(wanted_len, num_blocks * config.block_size)
     generation = source.generation()
     eos_token_ids = _eos_token_ids(decoder, generation)
-    builder = StepGraphs(causal_lm, runtime.operators, cache, num_blocks, max_model_len, dtype).build()
+    builder = StepGraphs(network, runtime.operators, cache, num_blocks, max_model_len, dtype).build()
     symbols = _greatest_symbols(config, max_model_len, cache, decoder.vocab_size, len(eos_token_ids))
+    if is_encoder:
+        symbols["R"] = symbols["T"]
     factory = runtime.input_processors.find(name)
     graph = builder.finish()
     stored = {} if config.load_format == "dummy" else source.weight_formats()
@@ -140,7 +163,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
         source,
         name,
         architecture.ignored_names,
-        causal_lm,
+        network,
         config,
         opened,
         runtime.operators,
@@ -255,6 +278,13 @@ def _choose_cache(config: EngineConfig, dtype: DType, decoder: DecoderConfig) ->
     scale_bits = 32 if stored is DType.INT8 else 0
     sizes = (decoder.num_hidden_layers, decoder.num_key_value_heads, decoder.head_dim)
     return KVCacheSpec(*sizes, stored.label, config.block_size, scale_bits)
+
+
+def _for_whole_texts(config: EngineConfig, encoder: DecoderConfig) -> EngineConfig:
+    """The same options with room for one text of full length in a step: its tokens see each other both ways."""
+    length = _wanted_len(config, encoder)
+    num_tokens = max(config.max_num_batched_tokens, length)
+    return replace(config, max_num_batched_tokens=num_tokens, num_kv_blocks=1, block_size=length)
 
 
 def _wanted_len(config: EngineConfig, decoder: DecoderConfig) -> int:

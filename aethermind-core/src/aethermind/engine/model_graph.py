@@ -16,8 +16,8 @@ from aethermind.errors import ConfigError
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
 from aethermind.hal.dtype import DType
-from aethermind.model.architecture import CausalLM
-from aethermind.model.step_inputs import declare_step_inputs
+from aethermind.model.architecture import CausalLM, TextEncoder
+from aethermind.model.step_inputs import StepInputs, declare_step_inputs
 from aethermind.ops.dims import SymDim
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.sampling.params import MAX_LOGPROBS
@@ -57,7 +57,7 @@ class GraphKey(NamedTuple):
 class StepGraphs:
     """Writes the graphs of one model for one KV cache."""
 
-    model: CausalLM
+    model: CausalLM | TextEncoder
     operators: OperatorRegistry
     cache: KVCacheSpec
     num_blocks: int
@@ -70,11 +70,14 @@ class StepGraphs:
             word for word, is_there in (("adjusted_", key.is_adjusted), ("masked_", key.has_mask)) if is_there
         )
         builder = GraphBuilder(prefix + key.part.value, self.operators, self.dtype)
+        if isinstance(self.model, TextEncoder):
+            self._write_encoder(builder, self.model)
+            return builder
         if key.part is Part.SAMPLER:
             vocab_size = self.model.config.vocab_size
             logits = builder.input("logits", DType.FLOAT32, (SymDim("R"), vocab_size))
         else:
-            logits = self._write_model(builder, key.has_embeddings)
+            logits = self._write_model(builder, self.model, key.has_embeddings)
         if key.part is Part.HIDDEN_STATES:
             hidden_states = builder.marked("hidden_states")
             if hidden_states is None:
@@ -86,8 +89,8 @@ class StepGraphs:
             self._write_sampler(builder, logits, key)
         return builder
 
-    def _write_model(self, builder: GraphBuilder, has_embeddings: bool) -> Value:
-        inputs = declare_step_inputs(
+    def _declare_inputs(self, builder: GraphBuilder, has_embeddings: bool = False) -> StepInputs:
+        return declare_step_inputs(
             builder,
             num_layers=self.cache.num_layers,
             num_kv_heads=self.cache.num_key_value_heads,
@@ -98,7 +101,14 @@ class StepGraphs:
             hidden_size=self.model.config.hidden_size,
             has_embeddings=has_embeddings,
         )
-        logits: Value = self.model.build(builder, inputs, self.max_model_len)
+
+    def _write_encoder(self, builder: GraphBuilder, model: TextEncoder) -> None:
+        inputs = self._declare_inputs(builder)
+        builder.output("hidden_states", model.encode(builder, inputs, self.max_model_len))
+
+    def _write_model(self, builder: GraphBuilder, model: CausalLM, has_embeddings: bool) -> Value:
+        inputs = self._declare_inputs(builder, has_embeddings)
+        logits: Value = model.build(builder, inputs, self.max_model_len)
         if inputs.embeddings is not None and not builder.is_used(inputs.embeddings.values):
             raise ConfigError("This model takes token ids only: its graph has no place for embeddings.")
         return logits

@@ -96,7 +96,7 @@ class ModelRunner:
         )
         self._on_progress = on_progress
         self._plain = self._prepare(planned.compiled)
-        self._variants = {(_PLAIN, True): self._plain}
+        self._variants = {(planned.key, True): self._plain}
         self.hooks = HookRegistry(self._value_names)
         self.observer: StepObserver | None = None
 

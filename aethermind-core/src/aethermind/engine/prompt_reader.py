@@ -65,7 +65,7 @@ class PromptReader:
     def read(self, prompt: Any) -> EnginePrompt:
         """Read one prompt; InvalidArgumentError says what is wrong with it."""
         if isinstance(prompt, str):
-            return EnginePrompt(prompt, self._tokenizer.encode(prompt))
+            return EnginePrompt(prompt, self._tokenizer.encode(prompt, add_special_tokens=True))
         if not isinstance(prompt, Mapping):
             raise _no_prompt(prompt)
         form = _form_of(prompt)
@@ -78,7 +78,7 @@ class PromptReader:
         text = given if form == "prompt" else None
         data = prompt.get("multi_modal_data")
         if not data:
-            return EnginePrompt(text, self._tokenizer.encode(given) if form == "prompt" else given)
+            return EnginePrompt(text, given if text is None else self._tokenizer.encode(text, add_special_tokens=True))
         processed = self._processor_for(data).process(given, data, self._tokenizer)
         return EnginePrompt(text, processed.token_ids, tuple(processed.embeddings))
 

@@ -19,6 +19,11 @@ def check_prompt(
     planned: PlannedModel, token_ids: Sequence[int], params: SamplingParams, options: RequestOptions
 ) -> None:
     """InvalidArgumentError for ids that the model does not have, ContextLengthError where no answer would fit."""
+    if planned.is_encoder:
+        raise InvalidArgumentError(
+            f"{planned.architecture} computes vectors of texts and generates nothing. Use LLM.embed, or /v1/embeddings "
+            "of a server."
+        )
     if not token_ids:
         raise InvalidArgumentError("The prompt is empty; give it at least one token.")
     limit = planned.max_model_len

@@ -1,6 +1,6 @@
 """What a model package builds on: configuration, rotary frequencies, blocks, and the registry of architectures."""
 
-from aethermind.model.architecture import AdaptsWeights, Architecture, CausalLM
+from aethermind.model.architecture import AdaptsWeights, Architecture, CausalLM, TextEncoder
 from aethermind.model.config import DecoderConfig, read_decoder_config
 from aethermind.model.input_processor import EmbeddingSpan, InputProcessor, ProcessedPrompt
 from aethermind.model.registry import ArchitectureRegistry, InputProcessorRegistry, ModelRegistry
@@ -18,5 +18,6 @@ __all__ = [
     "ModelRegistry",
     "ProcessedPrompt",
     "StepInputs",
+    "TextEncoder",
     "read_decoder_config",
 ]

@@ -105,6 +105,9 @@ class GgufSource:
 
         return gguf_tokenizer(self._file.metadata, self._family.splits, self.path)
 
+    def pooling(self) -> str | None:
+        return None
+
     def weights(self) -> GgufTensors:
         return GgufTensors(self._file)
 

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DirectorySource", "ModelSource", "open_source"]
 
+_POOLING_MODES = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
+"""Of `1_Pooling/config.json`, as sentence-transformers writes it."""
+
 
 class ModelSource(Protocol):
     """A model before anything of it is computed. Each method reads what it returns, and nothing else."""
@@ -36,6 +43,10 @@ class ModelSource(Protocol):
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; TokenizerError says why there is none, ConfigError that there is no model."""
+        ...
+
+    def pooling(self) -> str | None:
+        """How vectors of texts are pooled (last, mean, cls), None where nothing is said."""
         ...
 
     def weight_formats(self) -> dict[str, WeightFormat]:
@@ -73,6 +84,10 @@ class DirectorySource:
 
         require_directory(self.path)
         return Tokenizer.from_directory(self.path)
+
+    def pooling(self) -> str | None:
+        modes = read_optional_json(self.path / "1_Pooling" / "config.json")
+        return next((ours for theirs, ours in _POOLING_MODES.items() if modes.get(theirs) is True), None)
 
     def weight_formats(self) -> dict[str, WeightFormat]:
         if self._packing() is None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["CALLS"]
 
 
-def _embed(engine: Engine, token_ids: list[int], pooling: str, is_normalized: bool) -> Any:
+def _embed(engine: Engine, token_ids: list[int], pooling: str | None, is_normalized: bool) -> Any:
     return engine.embed(token_ids, pooling, is_normalized=is_normalized)
 
 

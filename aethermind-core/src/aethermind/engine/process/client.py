@@ -157,7 +157,7 @@ class EngineProcess:
         self._supervisor.send(Abort(handle))
         return True
 
-    async def embed(self, prompt: EnginePrompt, pooling: str, *, is_normalized: bool) -> npt.NDArray[np.float32]:
+    async def embed(self, prompt: EnginePrompt, pooling: str | None, *, is_normalized: bool) -> npt.NDArray[np.float32]:
         """The vector of a text, float32 [hidden_size] (see `Engine.embed`), computed between two steps."""
         if prompt.embeddings:
             raise InvalidArgumentError("embed takes texts and token ids; leave prompt_embeds and pictures out.")

@@ -51,7 +51,7 @@ async def embed(request: Request, body: EmbeddingRequest, model: ServedModel) ->
         stay.queue(num_tokens)
         try:
             async with asyncio.timeout(timeout_s):
-                vectors = await unless_gone(request, _vectors(model, read, body.pooling or "last"))
+                vectors = await unless_gone(request, _vectors(model, read, body.pooling))
         except TimeoutError:
             raise RequestTimeoutError(f"The vectors were not finished after {timeout_s:g} seconds.") from None
     if vectors is None:
@@ -62,7 +62,9 @@ async def embed(request: Request, body: EmbeddingRequest, model: ServedModel) ->
     return JSONResponse({"object": "list", "data": data, "model": model.name, "usage": usage})
 
 
-async def _vectors(model: ServedModel, prompts: Sequence[EnginePrompt], pooling: str) -> list[npt.NDArray[np.float32]]:
+async def _vectors(
+    model: ServedModel, prompts: Sequence[EnginePrompt], pooling: str | None
+) -> list[npt.NDArray[np.float32]]:
     # One after the other, so that steps of other requests come between.
     return [await model.engine.embed(prompt, pooling, is_normalized=True) for prompt in prompts]
 

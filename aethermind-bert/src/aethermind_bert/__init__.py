@@ -1,0 +1,1 @@
+"""BERT for AetherMind: vectors of texts."""

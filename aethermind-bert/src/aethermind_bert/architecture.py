@@ -1,0 +1,121 @@
+"""BERT (Devlin et al. 2018, arXiv:1810.04805) as a graph: norms after each block, attention in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aethermind.checkpoint import AdaptedTensors, Part, StoredTensors
+from aethermind.errors import ConfigError
+from aethermind.graph import GraphBuilder, Value
+from aethermind.model import DecoderConfig, StepInputs, read_decoder_config
+
+__all__ = ["BERT"]
+
+_GELUS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 512,
+    "layer_norm_eps": 1e-12,
+}
+_WORDS, _POSITIONS = "embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"
+_TYPES = "embeddings.token_type_embeddings.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Bert:
+    """One model: its configuration, and whether its gelu is the approximate one."""
+
+    config: DecoderConfig
+    is_gelu_approximate: bool
+    pooling: str = "mean"
+
+    def encode(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
+        """Hidden states F[T, hidden_size] of one text."""
+        size = self.config.hidden_size
+        words_VD = builder.parameter(_WORDS, (self.config.vocab_size, size))
+        positions_PD = builder.parameter(_POSITIONS, (self.config.max_position_embeddings, size))
+        word_TD = builder.op("embedding", inputs.token_ids, words_VD)
+        x_TD = builder.op("add", word_TD, builder.op("position_embedding", inputs.positions, positions_PD))
+        x_TD = self._norm(builder, x_TD, "embeddings.LayerNorm")
+        for layer in range(self.config.num_hidden_layers):
+            base = f"encoder.layer.{layer}"
+            with builder.scope(base):
+                attended_TD = builder.op("add", x_TD, self._attention(builder, x_TD, f"{base}.attention"))
+                x_TD = self._norm(builder, attended_TD, f"{base}.attention.output.LayerNorm")
+                changed_TD = builder.op("add", x_TD, self._mlp(builder, x_TD, base))
+                x_TD = self._norm(builder, changed_TD, f"{base}.output.LayerNorm")
+        return x_TD
+
+    def adapt(self, stored: StoredTensors) -> StoredTensors:
+        """Every token of a text is of the first type, whose vector is added to each position's; names may begin with
+        `bert.`, and the norms of old checkpoints are called gamma and beta.
+        """
+        parts = {}
+        for stored_name in stored.names:
+            name = stored_name.removeprefix("bert.")
+            name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+            types = stored_name.removesuffix(_POSITIONS) + _TYPES
+            parts[name] = Part(stored_name, added=types if name == _POSITIONS and types in stored.names else None)
+        parts.pop(_TYPES, None)
+        return AdaptedTensors(stored, parts)
+
+    def _attention(self, builder: GraphBuilder, x_TD: Value, name: str) -> Value:
+        heads = self.config.num_attention_heads
+        q_THC, k_THC, v_THC = (
+            builder.op("split_heads", self._linear(builder, x_TD, f"{name}.self.{one}"), num_heads=heads)
+            for one in ("query", "key", "value")
+        )
+        mixed_THC = builder.op("attention", q_THC, k_THC, v_THC, scale=self.config.head_dim**-0.5, causal=False)
+        return self._linear(builder, builder.op("merge_heads", mixed_THC), f"{name}.output.dense")
+
+    def _mlp(self, builder: GraphBuilder, x_TD: Value, name: str) -> Value:
+        inner, size = self.config.intermediate_size, self.config.hidden_size
+        out_TD: Value = builder.op(
+            "ffn_gelu",
+            x_TD,
+            builder.parameter(f"{name}.intermediate.dense.weight", (inner, size)),
+            builder.parameter(f"{name}.intermediate.dense.bias", (inner,)),
+            builder.parameter(f"{name}.output.dense.weight", (size, inner)),
+            builder.parameter(f"{name}.output.dense.bias", (size,)),
+            approximate=self.is_gelu_approximate,
+        )
+        return out_TD
+
+    def _norm(self, builder: GraphBuilder, x_TD: Value, name: str) -> Value:
+        size = (self.config.hidden_size,)
+        weight_D, bias_D = builder.parameter(f"{name}.weight", size), builder.parameter(f"{name}.bias", size)
+        out_TD: Value = builder.op("layer_norm", x_TD, weight_D, bias_D, eps=self.config.rms_norm_eps)
+        return out_TD
+
+    def _linear(self, builder: GraphBuilder, x_TD: Value, name: str) -> Value:
+        size = self.config.hidden_size
+        weight_DD = builder.parameter(f"{name}.weight", (size, size))
+        bias_D = builder.parameter(f"{name}.bias", (size,))
+        out_TD: Value = builder.op("linear", x_TD, weight_DD, bias_D)
+        return out_TD
+
+
+class BertArchitecture:
+    """`BertModel`."""
+
+    ignored_names = ("pooler.*", "cls.*", "embeddings.position_ids")
+
+    def create(self, raw: Mapping[str, Any]) -> Bert:
+        fields = {**_DEFAULTS, **{name: value for name, value in raw.items() if value is not None}}
+        kind = fields.get("position_embedding_type", "absolute")
+        if kind != "absolute":
+            raise ConfigError(f"position_embedding_type {kind!r} in config.json is not supported, only 'absolute'.")
+        gelu = fields.pop("hidden_act", "gelu")
+        if gelu not in _GELUS:
+            raise ConfigError(f"hidden_act {gelu!r} in config.json is none of {', '.join(_GELUS)}.")
+        fields["rms_norm_eps"] = fields["layer_norm_eps"]
+        return Bert(read_decoder_config(fields, defaults={}), _GELUS[gelu])
+
+
+BERT = BertArchitecture()

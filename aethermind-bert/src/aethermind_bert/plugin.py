@@ -1,0 +1,14 @@
+"""What this package registers: one architecture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aethermind.plugins import hookimpl
+
+_PROVIDER = "aethermind-bert"
+
+
+@hookimpl
+def register_architectures(registry: Any) -> None:
+    registry.register("BertModel", "aethermind_bert.architecture:BERT", provider=_PROVIDER)
