@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
@@ -204,6 +204,22 @@ def test_stats_count_what_is_held(demo: LLM) -> None:
         assert (stats.num_running, stats.kv_cache_usage) == (0, 0)
 
     run(demo, scenario)
+
+
+def test_several_models_by_name_in_one_process(open_demo: Callable[..., LLM]) -> None:
+    llms = {"long": open_demo(), "short": open_demo(max_model_len=32), "small": open_demo(quantization="int8")}
+    expected = {name: llm.generate("The old fox", GREEDY)[0].outputs[0].token_ids for name, llm in llms.items()}
+    assert expected["long"][:8] == expected["short"][:8]
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            engines = {name: await stack.enter_async_context(AsyncEngine(llm.engine)) for name, llm in llms.items()}
+            for _ in range(2):  # the second time the prompts are in each model's own prefix cache
+                outputs = await asyncio.gather(*(answer(engine, "The old fox") for engine in engines.values()))
+                found = {name: one.outputs[0].token_ids for name, one in zip(engines, outputs, strict=True)}
+                assert found == expected
+
+    asyncio.run(scenario())
 
 
 def _broken() -> list[RequestOutput]:

@@ -99,6 +99,7 @@ def test_a_killed_engine_is_an_error_event_then_503_then_it_serves_again(runtime
         assert json.loads(last)["error"]["code"] == "engine_dead"
         refused = http.post("/v1/completions", json=ASK)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_dead")
+        assert int(refused.headers["Retry-After"]) > 0
         assert http.get("/health").status_code == 200
         assert http.get("/metrics").status_code == 200
         ready = http.get("/ready")

@@ -30,3 +30,17 @@ def test_bar_is_drawn_on_terminals_when_loading_takes_long(
         for done in range(1, 4):
             progress(done, 3)
     assert ("Loading" in stream.getvalue()) == is_drawn
+
+
+def test_bars_of_several_models_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(load, "PATIENCE_S", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    with load.LoadProgress("First") as first, load.LoadProgress("Second") as second:
+        for progress in (first, second):
+            progress(1, 2)
+            progress(2, 2)
+        first(1, 1)  # a variant of the graph, compiled later, is nothing to wait for
+    assert stream.getvalue().index("First") < stream.getvalue().index("Second")
+    assert stream.getvalue().rindex("First") < stream.getvalue().index("Second")

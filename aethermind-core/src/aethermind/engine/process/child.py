@@ -9,6 +9,7 @@ import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 from aethermind import __version__
@@ -31,10 +32,10 @@ class Child:
         self._hung_up = hung_up
 
     @classmethod
-    async def launch(cls, on_news: Callable[[News], None]) -> Child:
+    async def launch(cls, on_news: Callable[[News], None], directory: Path) -> Child:
         """Start a process, fresh and not a fork, which waits for its `Setup`. `on_news` gets what it says.
 
-        It has this process's import path and working directory, and lives no longer than the calling thread.
+        It has this process's import path, works in `directory`, and lives no longer than the calling thread.
         """
         ours, theirs = socket.socketpair()
         hung_up = asyncio.Event()
@@ -52,6 +53,7 @@ class Child:
                     *command,
                     stdin=DEVNULL,
                     stdout=DEVNULL,
+                    cwd=directory,
                     env={**os.environ, "PYTHONPATH": path},
                     pass_fds=[theirs.fileno()],
                 )

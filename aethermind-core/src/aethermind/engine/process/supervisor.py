@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from aethermind.engine.process.child import Child, describe_exit
 from aethermind.engine.process.messages import Loaded, LogLine, News, Setup
@@ -68,6 +69,7 @@ class Supervisor:
         self._on_up = on_up
         self._on_down = on_down
         self._is_busy = is_busy
+        self._directory = Path.cwd()
         self._child: Child | None = None
         self._failure: Exception | None = None
         self._up_since: float | None = None
@@ -103,6 +105,17 @@ class Supervisor:
             self._child = None
 
     async def _keep_alive(self, first: asyncio.Future[None]) -> None:
+        """Processes one after the other, until that is given up. A bug in here is told like the end of a process."""
+        try:
+            await self._restart_as_long_as_it_helps(first)
+        except Exception as error:
+            if not first.done():
+                first.set_exception(error)
+                return
+            _log.exception("%s: watching over the engine process failed", self._setup.model)
+            self._on_down(EngineDeadError("Nobody watches over the engine process any more; restart the server."))
+
+    async def _restart_as_long_as_it_helps(self, first: asyncio.Future[None]) -> None:
         num_failures = 0
         while True:
             error = await self._live(first)
@@ -142,7 +155,7 @@ class Supervisor:
                 first.set_result(None)
 
         try:
-            self._child = child = await Child.launch(take)
+            self._child = child = await Child.launch(take, self._directory)
         except OSError as error:
             return EngineDeadError(f"The engine process could not be started: {error.strerror or error}.")
         child.send(self._setup)

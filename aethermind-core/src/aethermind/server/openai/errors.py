@@ -19,6 +19,9 @@ from aethermind.log import get_logger
 
 __all__ = ["ApiError", "LIMIT_CODES", "as_api_error", "error_body", "install_error_handlers"]
 
+ENGINE_DEAD_RETRY_S = 5
+"""When to ask again after an engine died: an engine process takes about that long to be back."""
+
 _log = get_logger(__name__)
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -71,7 +74,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ContextLengthError):
         return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, EngineDeadError):
-        return ApiError(503, str(error), code="engine_dead")
+        return ApiError(503, str(error), code="engine_dead", retry_after_s=ENGINE_DEAD_RETRY_S)
     if isinstance(error, RequestTimeoutError):
         return ApiError(408, str(error), code="timeout")
     if isinstance(error, OutOfMemoryError):
