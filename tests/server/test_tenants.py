@@ -30,6 +30,14 @@ def test_nobody_learns_what_another_tenant_asked(open_server: Callable[..., http
     assert cached_tokens(http, "second", cache_salt="a") == 0
 
 
+def test_a_conversation_belongs_to_its_tenant(open_server: Callable[..., httpx.Client]) -> None:
+    http = open_server(tenants=Tenants.of_keys(["first", "second"]), block_size=4)
+    assert [cached_tokens(http, "first", session_id="tale") for _ in range(2)] == [0, 12]
+    assert cached_tokens(http, "second", session_id="tale") == 0
+    sessions = http.get("/metrics", headers={"Authorization": "Bearer first"}).text
+    assert 'aethermind_num_sessions{model_name="demo"} 2.0' in sessions
+
+
 def test_a_file_of_keys(tmp_path: Path) -> None:
     entries = [
         {"key": "open sesame", "name": "ali", "max_concurrency": 2, "priority": 3},

@@ -78,6 +78,8 @@ class LLM:
         max_new_tokens: int | None = None,
         scheduling_policy: str = "fcfs",
         enable_prefix_caching: bool = True,
+        max_sessions: int = 256,
+        session_ttl: float = 600.0,
         fallback: str = "warn",
         deterministic: bool = False,
         runtime: Runtime | None = None,
@@ -94,6 +96,8 @@ class LLM:
         `quantization` is the format to store the model's matrices in (`int8`, `int4`, …), `lm_head` that of the one
         that makes logits (by default int8, or that of the others if it has no fewer bits).
         `scheduling_policy` orders requests where not all can run: fcfs, priority, shortest, deadline, or a plugin's.
+        The last turns of `max_sessions` conversations (`RequestOptions.session`) are given up last, for `session_ttl`
+        seconds.
         `fallback` says what happens where the device lacks a kernel: error, warn or allow. `deterministic` refuses
         kernels with which a request's tokens could depend on the batch that it is in.
         """
@@ -116,6 +120,8 @@ class LLM:
             max_new_tokens=max_new_tokens,
             scheduling_policy=scheduling_policy,
             enable_prefix_caching=enable_prefix_caching,
+            max_sessions=max_sessions,
+            session_ttl=session_ttl,
             fallback=fallback,
             deterministic=deterministic,
         )

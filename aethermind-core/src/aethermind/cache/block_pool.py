@@ -54,6 +54,10 @@ class BlockPool:
         """The block that has been idle for longest. Raises `StopIteration` if none is."""
         return next(iter(self._idle))
 
+    def touch(self, block: int) -> None:
+        """Make an idle block the one that has been so for the shortest time."""
+        self._idle.move_to_end(block)
+
     def ref_count(self, block: int) -> int:
         """References to `block`; 0 means free."""
         return self._ref_counts[block]

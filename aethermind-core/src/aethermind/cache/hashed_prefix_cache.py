@@ -19,12 +19,13 @@ def chain_hash(parent: bytes, content: bytes) -> bytes:
     return blake2b(parent + content, digest_size=16).digest()
 
 
-class _Entry:
-    """A remembered block: the tokens in it, and the entry of the block before (of a first block: the extra key)."""
+class RememberedBlock:
+    """A remembered block: the tokens in it, and that of the block before (of a first block: the extra key)."""
 
-    __slots__ = ("block", "key", "parent", "tokens")
+    __slots__ = ("block", "key", "num_pins", "parent", "tokens")
 
-    def __init__(self, key: bytes, parent: _Entry | bytes, tokens: bytes, block: int) -> None:
+    def __init__(self, key: bytes, parent: RememberedBlock | bytes, tokens: bytes, block: int) -> None:
+        self.num_pins = 0
         self.key = key
         self.parent = parent
         self.tokens = tokens
@@ -58,8 +59,8 @@ class HashedPrefixCache:
         self._block_size = block_size
         self._hash = hash
         self._root = hash(b"", salt)
-        self._by_key: dict[bytes, _Entry] = {}
-        self._by_block: dict[int, _Entry] = {}
+        self._by_key: dict[bytes, RememberedBlock] = {}
+        self._by_block: dict[int, RememberedBlock] = {}
 
     @property
     def num_blocks(self) -> int:
@@ -73,11 +74,26 @@ class HashedPrefixCache:
 
     def match(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[int]:
         """Return the full blocks that hold the longest known prefix of `token_ids`, in order, unacquired."""
-        blocks: list[int] = []
+        return [entry.block for entry in self._known(token_ids, extra_key)]
+
+    def pin(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[RememberedBlock]:
+        """Give the blocks of that prefix up after all others, until `unpin`. Pins add up."""
+        entries = self._known(token_ids, extra_key)
+        for entry in entries:
+            entry.num_pins += 1
+        return entries
+
+    def unpin(self, pinned: Sequence[RememberedBlock]) -> None:
+        """Take back what `pin` returned, whatever has become of it."""
+        for entry in pinned:
+            entry.num_pins -= 1
+
+    def _known(self, token_ids: Sequence[int], extra_key: bytes) -> list[RememberedBlock]:
+        entries: list[RememberedBlock] = []
         if not self._by_key:
-            return blocks
+            return entries
         content, stride = array(_TOKEN_TYPE, token_ids).tobytes(), self._block_size * _TOKEN_BYTES
-        parent: _Entry | bytes = extra_key
+        parent: RememberedBlock | bytes = extra_key
         key = self._first_key(extra_key)
         for end in range(stride, len(content) + 1, stride):
             tokens = content[end - stride : end]
@@ -85,9 +101,9 @@ class HashedPrefixCache:
             entry = self._by_key.get(key)
             if entry is None or entry.tokens != tokens or entry.parent != parent:
                 break
-            blocks.append(entry.block)
+            entries.append(entry)
             parent = entry
-        return blocks
+        return entries
 
     def publish(self, token_ids: Sequence[int], blocks: Sequence[int], extra_key: bytes = b"") -> None:
         """Remember that `blocks`, all full and in use, hold `token_ids`.
@@ -95,7 +111,7 @@ class HashedPrefixCache:
         Of two blocks with the same content, the one that is in use or was used last is kept.
         """
         content, stride = array(_TOKEN_TYPE, token_ids).tobytes(), self._block_size * _TOKEN_BYTES
-        parent: _Entry | bytes = extra_key
+        parent: RememberedBlock | bytes = extra_key
         key = self._first_key(extra_key)
         for index, block in enumerate(blocks):
             tokens = content[index * stride : (index + 1) * stride]
@@ -105,7 +121,7 @@ class HashedPrefixCache:
                 self._forget(entry)
                 entry = None
             if entry is None:
-                entry = self._by_key[key] = _Entry(key, parent, tokens, block)
+                entry = self._by_key[key] = RememberedBlock(key, parent, tokens, block)
                 self._keep(entry, block)
             elif entry.block != block and self._pool.is_idle(entry.block):
                 self._drop(entry.block)
@@ -113,18 +129,27 @@ class HashedPrefixCache:
             parent = entry
 
     def reclaim(self, num_blocks: int) -> None:
-        """Free up to `num_blocks` blocks that no sequence uses, the least recently used first."""
+        """Free up to `num_blocks` blocks that no sequence uses, the least recently used first, pinned ones last."""
         for _ in range(min(num_blocks, self._pool.num_idle)):
-            self._forget(self._by_block[self._pool.oldest_idle()])
+            self._forget(self._next_to_go())
+
+    def _next_to_go(self) -> RememberedBlock:
+        pool = self._pool
+        for _ in range(pool.num_idle):
+            entry = self._by_block[pool.oldest_idle()]
+            if not entry.num_pins:
+                return entry
+            pool.touch(entry.block)
+        return self._by_block[pool.oldest_idle()]
 
     def _first_key(self, extra_key: bytes) -> bytes:
         return self._hash(self._root, extra_key) if extra_key else self._root
 
-    def _forget(self, entry: _Entry) -> None:
+    def _forget(self, entry: RememberedBlock) -> None:
         del self._by_key[entry.key]
         self._drop(entry.block)
 
-    def _keep(self, entry: _Entry, block: int) -> None:
+    def _keep(self, entry: RememberedBlock, block: int) -> None:
         entry.block = block
         self._by_block[block] = entry
         self._pool.keep(block)

@@ -78,6 +78,10 @@ def serve(
     scheduling_policy: Annotated[
         str, typer.Option(help="Who goes first: fcfs, priority, shortest, deadline, or a plugin's.")
     ] = "fcfs",
+    max_sessions: Annotated[
+        int, typer.Option(help="Conversations (session_id) whose KV cache is kept for their next turn.", min=1)
+    ] = 256,
+    session_ttl: Annotated[float, typer.Option(help="Seconds that it is kept after a turn.")] = 600.0,
     fallback: options.Fallback = "warn",
     engine: Annotated[
         str, typer.Option(help="Where models run: each in a process of its own, or inprocess, in the server's.")
@@ -164,6 +168,8 @@ def serve(
         "num_threads": threads,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
+        "max_sessions": max_sessions,
+        "session_ttl": session_ttl,
         "scheduling_policy": scheduling_policy,
         "fallback": fallback,
     }

@@ -16,7 +16,7 @@ class EngineConfig:
     `quantization` names the weight format of the model's matrices, `lm_head` that of the one that makes logits (None:
     int8 where the others have fewer bits, else the same). Names are checked where formats are known, when a model is
     planned. `swap_space` is in GiB of host memory. `max_new_tokens` is a quota: no answer gets longer, whatever its
-    request asks for.
+    request asks for. The last turns of `max_sessions` sessions are kept for `session_ttl` seconds.
 
     Raises InvalidArgumentError for values out of range.
     """
@@ -38,6 +38,8 @@ class EngineConfig:
     max_new_tokens: int | None = None
     scheduling_policy: str = "fcfs"
     enable_prefix_caching: bool = True
+    max_sessions: int = 256
+    session_ttl: float = 600.0
     fallback: str = "warn"
     deterministic: bool = False
 
@@ -53,6 +55,7 @@ class EngineConfig:
             "max_num_seqs",
             "max_num_batched_tokens",
             "max_new_tokens",
+            "max_sessions",
         ):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**40):
@@ -60,6 +63,9 @@ class EngineConfig:
         swap_space = self.swap_space
         if isinstance(swap_space, bool) or not isinstance(swap_space, int | float) or not 0 <= swap_space < 2**20:
             raise InvalidArgumentError(f"swap_space should be GiB of host memory, 0 for none, got {swap_space!r}.")
+        ttl = self.session_ttl
+        if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl < 2**40:
+            raise InvalidArgumentError(f"session_ttl should be seconds, more than 0, got {ttl!r}.")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InvalidArgumentError(f"seed should be an integer, got {self.seed!r}.")
         for name in ("enable_prefix_caching", "deterministic"):

@@ -24,6 +24,7 @@ from aethermind.engine.request_checks import check_prompt, check_token_ids
 from aethermind.engine.request_options import RequestOptions
 from aethermind.engine.sample_group import SampleGroup
 from aethermind.engine.scheduler import Scheduler
+from aethermind.engine.sessions import Sessions
 from aethermind.engine.text_embedding import embed_text
 from aethermind.engine.text_scores import score_prompt
 from aethermind.engine.token_controls import ControlsReader
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from aethermind.cache.swap import SwapStore
     from aethermind.model.input_processor import EmbeddingSpan
     from aethermind.sampling.params import SamplingParams
     from aethermind.text.tokenizer import Tokenizer
@@ -65,7 +65,17 @@ class Engine:
         if num_swap_blocks:
             self.swap_store = HostSwapStore(memory.host_blocks(num_swap_blocks), num_swap_blocks)
             timed = TimedSwapStore(self.swap_store, planned.cache_spec.bytes_per_block, self.costs, clock)
-        self.cache = _make_cache(planned, timed)
+        pool = BlockPool(planned.num_kv_blocks)
+        prefix_cache = _make_prefix_cache(planned, pool)
+        self.cache = KVCache(
+            planned.cache_spec,
+            planned.num_kv_blocks,
+            planned.max_model_len,
+            prefix_cache=prefix_cache,
+            swap_store=timed,
+            pool=pool,
+        )
+        self.sessions = Sessions(prefix_cache, config.max_sessions, planned.num_kv_blocks // 2, config.session_ttl)
         self.runner = ModelRunner(planned, self.cache, memory, on_progress)
         self.scheduler = Scheduler(self.cache, planned.policy, self.costs)
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
@@ -245,6 +255,9 @@ class Engine:
             self._unscored.remove(request)
             self.waiting.add(request, request.arrival)
         self.scheduler.finish(request, reason, self.waiting, self.running)
+        # What was cancelled is no turn: the next one goes on from the last that was completed.
+        if request.session and reason is not FinishReason.ABORT:
+            self.sessions.keep(request.session, request.all_token_ids, request.extra_key, self._clock())
 
     def _score_prompts(self) -> list[RequestOutput]:
         """Score prompts that wait for it and queue their requests; returns those that cannot be served.
@@ -324,13 +337,8 @@ def _id_of_sibling(request_id: str, index: int) -> str:
     return f"{request_id}/{index}"
 
 
-def _make_cache(planned: PlannedModel, swap_store: SwapStore | None) -> KVCache:
-    pool = BlockPool(planned.num_kv_blocks)
-    prefix_cache = None
-    if planned.config.enable_prefix_caching:
-        salt = repr((str(planned.source.path), planned.dtype.label, planned.config.quantization))
-        prefix_cache = HashedPrefixCache(pool, planned.cache_spec.block_size, salt.encode())
-    spec, max_model_len = planned.cache_spec, planned.max_model_len
-    return KVCache(
-        spec, planned.num_kv_blocks, max_model_len, prefix_cache=prefix_cache, swap_store=swap_store, pool=pool
-    )
+def _make_prefix_cache(planned: PlannedModel, pool: BlockPool) -> HashedPrefixCache | None:
+    if not planned.config.enable_prefix_caching:
+        return None
+    salt = repr((str(planned.source.path), planned.dtype.label, planned.config.quantization))
+    return HashedPrefixCache(pool, planned.cache_spec.block_size, salt.encode())

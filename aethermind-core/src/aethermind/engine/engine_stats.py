@@ -27,6 +27,7 @@ class EngineStats:
     swapped_out_bytes: int
     swapped_in_bytes: int
     num_preemptions: int
+    num_sessions: int = 0
 
     @property
     def kv_cache_usage(self) -> float:
@@ -56,4 +57,5 @@ class EngineStats:
             swapped_out_bytes=store.num_moved_out * bytes_per_block if store else 0,
             swapped_in_bytes=store.num_moved_in * bytes_per_block if store else 0,
             num_preemptions=engine.num_preemptions,
+            num_sessions=len(engine.sessions),
         )

@@ -71,8 +71,10 @@ class Request:
         "prompt_token_ids",
         "request_id",
         "seed",
+        "session",
         "state",
         "stop_token_ids",
+        "tenant",
     )
 
     def __init__(
@@ -104,6 +106,8 @@ class Request:
         self.admitted: float | None = None
         """When it was first let in to run, in seconds of the engine's clock."""
         self.priority = options.priority
+        self.session = options.session
+        self.tenant = options.tenant
         self.deadline = None if options.deadline_ms is None else arrival + options.deadline_ms / 1e3
         """When the answer should be complete, in seconds of the engine's clock."""
         self.seed = seed if params.seed is None else params.seed

@@ -25,6 +25,8 @@ class RequestOptions:
     """Quota of the answer, whatever `SamplingParams.max_tokens` says; None sets none."""
     cache_salt: bytes = b""
     """Keys and values are shared only between requests of one salt, so that nobody learns what others asked."""
+    session: str = ""
+    """The conversation that it is a turn of, whose keys and values are kept for the next; none if empty."""
     tenant: str = ""
     """On whose behalf; counts under the policy `fair`."""
 
@@ -40,8 +42,9 @@ class RequestOptions:
             )
         if not isinstance(self.cache_salt, bytes):
             raise InvalidArgumentError(f"cache_salt should be bytes, got {self.cache_salt!r:.80}.")
-        if not isinstance(self.tenant, str):
-            raise InvalidArgumentError(f"tenant should be a text, got {self.tenant!r:.80}.")
+        for name in ("session", "tenant"):
+            if not isinstance(value := getattr(self, name), str):
+                raise InvalidArgumentError(f"{name} should be a text, got {value!r:.80}.")
         for name in ("max_context_tokens", "max_new_tokens"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

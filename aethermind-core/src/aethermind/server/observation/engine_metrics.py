@@ -38,6 +38,7 @@ _READINGS = (
         "The same fraction of the cache and the swap space together.",
         lambda stats: stats.memory_pressure,
     ),
+    _Reading("num_sessions", "Conversations whose last turn is kept.", lambda stats: stats.num_sessions),
     _Reading("num_kv_blocks", "Blocks of the KV cache.", lambda stats: stats.num_blocks),
     _Reading("num_free_kv_blocks", "Those that can be had at once.", lambda stats: stats.num_free_blocks),
     _Reading(

@@ -41,7 +41,7 @@ _NAMES = {
 _SAME_NAMES = (
     *("model", "stream", "temperature", "top_p", "top_logprobs", "user", "parallel_tool_calls"),
     *("seed", "stop", "top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "structured_outputs"),
-    *("priority", "deadline_ms", "cache_salt", "chat_template_kwargs"),
+    *("priority", "deadline_ms", "session_id", "cache_salt", "chat_template_kwargs"),
 )
 
 
@@ -108,6 +108,7 @@ class ResponseRequest(StrictModel):
     structured_outputs: StructuredOutputsFields | None = None
     priority: int | None = None
     deadline_ms: int | float | None = None
+    session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

@@ -102,6 +102,7 @@ class SamplingFields(StrictModel):
     structured_outputs: StructuredOutputsFields | None = None
     priority: int | None = None
     deadline_ms: int | float | None = None
+    session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
     @property
@@ -116,6 +117,7 @@ class SamplingFields(StrictModel):
                 priority=tenant.urgency(self.priority),
                 deadline_ms=self.deadline_ms,
                 cache_salt=tenant.salt(self.cache_salt),
+                session="" if self.session_id is None else f"{tenant.id}/{self.session_id}",
                 tenant=tenant.id,
             )
 
