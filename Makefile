@@ -10,6 +10,9 @@ SOURCES := $(shell find aethermind-*/src aethermind-cpu/csrc -type f -not -name 
 
 FUZZ_SECONDS ?= 60
 
+# Of these floors the tests have to reach nearly every line, so they run under coverage.
+COVERED := $(wildcard $(addprefix tests/core/,cache config dispatch engine graph sampling text))
+
 .PHONY: run install test test-env native-test sanitize neon-test neon-tools coverage fuzz ui ui-check ui-tools lint format clean bench
 
 run: install
@@ -30,11 +33,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt $(wildcard examp
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@ $(VENV)/.installed
 
-test: test-env native-test
-	$(BIN)/python -m pytest
+test: test-env native-test coverage
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(COVERED))
 
 coverage: test-env
-	$(BIN)/python -m coverage run -m pytest -q $(wildcard $(addprefix tests/core/,cache config dispatch engine graph sampling text))
+	$(BIN)/python -m coverage run -m pytest -q $(COVERED)
 	$(BIN)/python -m coverage report
 
 # Each reader of checkpoints for so many seconds; what breaks one is written to build/fuzz. The fuzzer has wheels for Linux.
