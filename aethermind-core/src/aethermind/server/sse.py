@@ -48,50 +48,68 @@ class EventStream(Response):
         self._slow_reader_timeout_s = slow_reader_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writer = _Writer(send, self._slow_reader_timeout_s)
         async with self._resources:
-            sending = asyncio.create_task(self._send(scope, send))
-            leaving = asyncio.create_task(until_gone(receive))
+            # One task for all events of a stream: one for each of them would cost as much as the event itself.
+            sending = asyncio.create_task(self._send(scope, writer))
+            others = {asyncio.create_task(until_gone(receive)), asyncio.create_task(writer.keep_alive())}
             try:
-                await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-                if sending.done() and isinstance(sending.exception(), _SlowReaderError):
+                done, _ = await asyncio.wait({sending, *others}, return_when=asyncio.FIRST_COMPLETED)
+                if any(isinstance(task.exception(), _SlowReaderError) for task in done):
                     scope["state"]["record"].error_code = "slow_reader"
                     scope["state"]["cut"]()
-                elif sending.done():
+                elif sending in done:
                     sending.result()
             finally:
-                sending.cancel()
-                leaving.cancel()
-                await asyncio.wait({sending, leaving})
+                for task in (sending, *others):
+                    task.cancel()
+                await asyncio.wait({sending, *others})
 
-    async def _send(self, scope: Scope, send: Send) -> None:
-        async def write(data: bytes, *, is_last: bool = False) -> None:
-            try:
-                async with asyncio.timeout(self._slow_reader_timeout_s):
-                    await send({"type": "http.response.body", "body": data, "more_body": not is_last})
-            except TimeoutError:
-                raise _SlowReaderError from None
-
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        upcoming: asyncio.Future[dict[str, Any]] | None = None
+    async def _send(self, scope: Scope, writer: _Writer) -> None:
+        await writer.start(self.status_code, self.raw_headers)
         try:
-            while True:
-                upcoming = asyncio.ensure_future(anext(self._events))
-                while not (await asyncio.wait({upcoming}, timeout=KEEP_ALIVE_S))[0]:
-                    await write(_KEEP_ALIVE)
-                await write(self._framing.encode(upcoming.result()))
-        except StopAsyncIteration:
-            pass
+            async for event in self._events:
+                await writer.write(self._framing.encode(event))
         except _SlowReaderError:
             raise  # and nothing is said: what was sent stays without an end, so that it is not taken for whole
         except Exception as error:
             failure = as_api_error(error)
             scope["state"]["record"].error_code = failure.code
-            await write(self._framing.encode(self._framing.failure(failure)))
-        finally:
-            if upcoming is not None and not upcoming.done():
-                upcoming.cancel()
-                await asyncio.wait({upcoming})
-        await write(self._framing.last_word, is_last=True)
+            await writer.write(self._framing.encode(self._framing.failure(failure)))
+        await writer.write(self._framing.last_word, is_last=True)
+
+
+class _Writer:
+    """The body of a response: events from one task, signs of life from another while there are none."""
+
+    def __init__(self, send: Send, timeout_s: float) -> None:
+        self._send = send
+        self._timeout_s = timeout_s
+        self._now = asyncio.get_running_loop().time
+        self._last_s = self._now()
+        self._sending = asyncio.Lock()
+
+    async def start(self, status: int, headers: Any) -> None:
+        async with self._sending:
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, data: bytes, *, is_last: bool = False) -> None:
+        """Send a part; _SlowReaderError where the client does not take it."""
+        try:
+            async with asyncio.timeout(self._timeout_s), self._sending:
+                await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        except TimeoutError:
+            raise _SlowReaderError from None
+        self._last_s = self._now()
+
+    async def keep_alive(self) -> None:
+        """Write a comment after each KEEP_ALIVE_S of silence, for ever."""
+        while True:
+            await asyncio.sleep(max(0.0, self._last_s + KEEP_ALIVE_S - self._now()))
+            if self._sending.locked():
+                self._last_s = self._now()  # a part is on its way
+            elif self._now() - self._last_s >= KEEP_ALIVE_S:
+                await self.write(_KEEP_ALIVE)
 
 
 class _SlowReaderError(Exception):

@@ -1,0 +1,147 @@
+"""A stream of events, part by part: signs of life while there are none, and one end, whoever brings it about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aethermind.server import sse
+from aethermind.server.openai.errors import as_api_error
+from aethermind.server.sse import EventStream
+
+
+class Framing:
+    """Events as their numbers."""
+
+    last_word = b"end"
+
+    def encode(self, event: dict[str, Any]) -> bytes:
+        return str(event).encode()
+
+    def failure(self, error: Any) -> dict[str, Any]:
+        return {"error": error.code}
+
+
+class Client:
+    """Notes what is sent. It leaves when told, and may stop reading."""
+
+    def __init__(self) -> None:
+        self.got: list[bytes] = []
+        self.is_complete = False
+        self.is_reading = True
+        self.leaves = asyncio.Event()
+        self.heard = asyncio.Condition()
+        self.is_cut = False
+        self.is_closed = False
+        self.record = SimpleNamespace(error_code=None)
+
+    async def receive(self) -> dict[str, Any]:
+        await self.leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        if not self.is_reading:
+            await asyncio.Event().wait()
+        if message["type"] == "http.response.body":
+            self.got.append(message["body"])
+            self.is_complete = not message["more_body"]
+        async with self.heard:
+            self.heard.notify_all()
+
+    async def serve(self, events: AsyncIterator[dict[str, Any]], timeout_s: float = 60.0) -> None:
+        resources = AsyncExitStack()
+        resources.callback(setattr, self, "is_closed", True)
+        stream = EventStream(events, resources, framing=Framing(), slow_reader_timeout_s=timeout_s)  # type: ignore[arg-type]
+        scope: Any = {"state": {"record": self.record, "cut": lambda: setattr(self, "is_cut", True)}}
+        await asyncio.wait_for(stream(scope, self.receive, self.send), 30)
+        assert self.is_closed
+        assert len(asyncio.all_tasks()) == 1, "a stream leaves no task behind"
+
+
+def test_a_silent_stream_shows_signs_of_life_between_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.001)
+
+    async def talk() -> list[bytes]:
+        client = Client()
+
+        async def events() -> AsyncIterator[dict[str, Any]]:
+            for number in range(2):
+                async with client.heard:
+                    await client.heard.wait_for(lambda: client.got[-2:] == [b": keep-alive\n\n"] * 2)
+                yield {"n": number}
+
+        await client.serve(events())
+        assert client.is_complete
+        return client.got
+
+    got = asyncio.run(talk())
+    assert [part for part in got if part != b": keep-alive\n\n"] == [b"{'n': 0}", b"{'n': 1}", b"end"]
+    assert got[-1] == b"end"
+
+
+def test_an_error_on_the_way_is_the_last_event() -> None:
+    async def talk() -> Client:
+        client = Client()
+
+        async def events() -> AsyncIterator[dict[str, Any]]:
+            yield {"n": 0}
+            raise ValueError("broken")
+
+        await client.serve(events())
+        return client
+
+    client = asyncio.run(talk())
+    code = as_api_error(ValueError("broken")).code
+    assert client.got == [b"{'n': 0}", str({"error": code}).encode(), b"end"]
+    assert client.record.error_code == code
+
+
+def test_who_leaves_ends_the_events() -> None:
+    async def talk() -> tuple[Client, list[str]]:
+        client, ended = Client(), list[str]()
+
+        async def events() -> AsyncIterator[dict[str, Any]]:
+            try:
+                yield {"n": 0}
+                client.leaves.set()
+                await asyncio.Event().wait()
+            finally:
+                ended.append("cancelled")
+
+        await client.serve(events())
+        return client, ended
+
+    client, ended = asyncio.run(talk())
+    assert client.got == [b"{'n': 0}"]
+    assert ended == ["cancelled"]
+    assert not client.is_complete
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_who_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch, is_silent: bool) -> None:
+    """Also where it is a sign of life that is not read."""
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.001)
+
+    async def talk() -> Client:
+        client = Client()
+
+        async def events() -> AsyncIterator[dict[str, Any]]:
+            yield {"n": 0}
+            client.is_reading = False
+            if is_silent:
+                await asyncio.Event().wait()
+            yield {"n": 1}
+
+        await client.serve(events(), timeout_s=0.01)
+        return client
+
+    client = asyncio.run(talk())
+    assert client.is_cut
+    assert client.record.error_code == "slow_reader"
+    assert client.got[0] == b"{'n': 0}"
+    assert not client.is_complete
