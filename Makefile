@@ -13,7 +13,7 @@ FUZZ_SECONDS ?= 60
 # Of these floors the tests have to reach nearly every line, so they run under coverage.
 COVERED := $(wildcard $(addprefix tests/core/,cache config dispatch engine graph sampling text))
 
-.PHONY: run install test test-env native-test sanitize neon-test neon-tools coverage fuzz ui ui-check ui-tools lint format clean bench
+.PHONY: run install test test-env native-test sanitize neon-test neon-tools coverage fuzz ui ui-check ui-tools redis-tools lint format clean bench
 
 run: install
 	$(BIN)/aethermind generate "$(PROMPT)"
@@ -107,6 +107,11 @@ endif
 ui-tools:
 	apt-get update -qq
 	apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core fonts-liberation
+
+# A server for the tests of KV stores.
+redis-tools:
+	apt-get update -qq
+	apt-get install -y -qq --no-install-recommends redis-server
 
 lint: test-env ui-check
 	$(BIN)/ruff check .

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
+from tests.redis_server import REDIS_SERVER, RedisServer
 
 # Before anything imports NumPy: these models are so small that waking threads costs more than it saves.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -26,3 +28,20 @@ def device(request: pytest.FixtureRequest) -> str:
 def runtime() -> Runtime:
     """Everything installed, found once."""
     return Runtime.boot()
+
+
+@pytest.fixture(scope="session")
+def started_redis() -> Iterator[RedisServer]:
+    """Debian's Redis, for whoever stops and starts it."""
+    if REDIS_SERVER is None:
+        pytest.skip("The store in Redis needs a server to be tried with: run 'make redis-tools' (as root, on Debian).")
+    server = RedisServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def redis_server(started_redis: RedisServer) -> RedisServer:
+    """A running Redis with nothing in it."""
+    started_redis.client.flushall()
+    return started_redis

@@ -120,3 +120,41 @@ def test_what_followed_a_forgotten_block_is_replaced() -> None:
     again = prefixes.remember(range(8))
     assert prefixes.cache.match(range(8)) == again
     assert prefixes.pool.ref_count(second) == 1
+
+
+class Diary:
+    """Knows at any time which blocks hold what, from what it is told."""
+
+    def __init__(self) -> None:
+        self.key_of: dict[int, bytes] = {}
+
+    def kept(self, key: bytes, block: int) -> None:
+        assert block not in self.key_of
+        self.key_of[block] = key
+
+    def dropped(self, block: int) -> None:
+        del self.key_of[block]
+
+
+def test_whoever_listens_knows_what_is_kept() -> None:
+    prefixes = Prefixes()
+    prefixes.cache.listener = diary = Diary()
+    first = prefixes.remember(range(12))
+    keys = prefixes.cache.keys([*range(12), 99])
+    assert [diary.key_of[block] for block in first] == keys
+    assert len(set(keys)) == 3
+    again = prefixes.remember(range(12))
+    assert [diary.key_of[block] for block in again] == keys, "of two blocks with the same content, the newer idle one"
+    assert set(diary.key_of) == set(again)
+    prefixes.cache.reclaim(2)
+    assert set(diary.key_of) == {again[0]}
+
+
+def test_keys_are_those_of_whole_blocks_and_of_what_precedes_them() -> None:
+    cache = Prefixes().cache
+    keys = cache.keys(range(12))
+    assert cache.keys(range(11)) == keys[:2]
+    assert cache.keys(range(3)) == []
+    assert cache.keys([5, *range(1, 12)])[1:] != keys[1:]
+    assert not set(cache.keys(range(12), b"picture")) & set(keys)
+    assert not set(Prefixes(salt=b"other model").cache.keys(range(12))) & set(keys)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from itertools import accumulate
+from typing import Protocol
 
 from aethermind.cache.block_pool import BlockPool
 
-__all__ = ["HashedPrefixCache", "chain_hash"]
+__all__ = ["HashedPrefixCache", "KeptBlocks", "chain_hash"]
 
 _TOKEN_TYPE = "q"
 _TOKEN_BYTES = array(_TOKEN_TYPE).itemsize
@@ -17,6 +19,18 @@ _TOKEN_BYTES = array(_TOKEN_TYPE).itemsize
 def chain_hash(parent: bytes, content: bytes) -> bytes:
     """The key of a block: 16 bytes that depend on its content and, through `parent`, on all that precedes it."""
     return blake2b(parent + content, digest_size=16).digest()
+
+
+class KeptBlocks(Protocol):
+    """Whoever wants to know which blocks hold what."""
+
+    def kept(self, key: bytes, block: int) -> None:
+        """From now on `block` is remembered under `key`; it is full, and nobody writes to it."""
+        ...
+
+    def dropped(self, block: int) -> None:
+        """`block` is not remembered any more; when this returns, others may write to it."""
+        ...
 
 
 class RememberedBlock:
@@ -41,7 +55,7 @@ class HashedPrefixCache:
     first, so that as a rule the end of a prefix is given up before its beginning. Not thread-safe.
     """
 
-    __slots__ = ("_block_size", "_by_block", "_by_key", "_hash", "_pool", "_root")
+    __slots__ = ("_block_size", "_by_block", "_by_key", "_hash", "_pool", "_root", "listener")
 
     def __init__(
         self,
@@ -58,6 +72,8 @@ class HashedPrefixCache:
         self._pool = pool
         self._block_size = block_size
         self._hash = hash
+        self.listener: KeptBlocks | None = None
+        """Whoever is told what is kept and dropped from now on."""
         self._root = hash(b"", salt)
         self._by_key: dict[bytes, RememberedBlock] = {}
         self._by_block: dict[int, RememberedBlock] = {}
@@ -71,6 +87,15 @@ class HashedPrefixCache:
     def num_reclaimable(self) -> int:
         """Blocks remembered that no sequence uses."""
         return self._pool.num_idle
+
+    def keys(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[bytes]:
+        """The keys of the full blocks of `token_ids`, in order, whether they are known or not."""
+        content, stride = array(_TOKEN_TYPE, token_ids).tobytes(), self._block_size * _TOKEN_BYTES
+        ends = range(stride, len(content) + 1, stride)
+        chain = accumulate(
+            (content[end - stride : end] for end in ends), self._hash, initial=self._first_key(extra_key)
+        )
+        return list(chain)[1:]
 
     def match(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[int]:
         """Return the full blocks that hold the longest known prefix of `token_ids`, in order, unacquired."""
@@ -153,7 +178,11 @@ class HashedPrefixCache:
         entry.block = block
         self._by_block[block] = entry
         self._pool.keep(block)
+        if self.listener is not None:
+            self.listener.kept(entry.key, block)
 
     def _drop(self, block: int) -> None:
+        if self.listener is not None:
+            self.listener.dropped(block)
         del self._by_block[block]
         self._pool.drop(block)

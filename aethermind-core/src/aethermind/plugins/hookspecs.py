@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from aethermind.ops.operator import OperatorRegistry
     from aethermind.ops.weight_format import WeightFormatRegistry
+    from aethermind.runtime.kv_store_registry import KVStoreRegistry
     from aethermind.runtime.policy_registry import PolicyRegistry
     from aethermind.sampling.registry import LogitsProcessorRegistry
     from aethermind.text.answer_formats import AnswerFormatRegistry
@@ -117,6 +118,14 @@ class HookSpecs:
         """Offer a scheduling policy: `registry.register(name, "module:OBJECT", provider=)`.
 
         `OBJECT()` returns an `engine.policies.SchedulingPolicy`; `--scheduling-policy` chooses it by its name.
+        """
+
+    @hookspec
+    def register_kv_stores(self, registry: KVStoreRegistry) -> None:
+        """Offer a place where engines share keys and values: `registry.register(name, "module:OPEN", provider=)`.
+
+        `OPEN(address)` takes a `cache.stores.StoreAddress` and returns a `cache.stores.KVStore`; `--kv-store` chooses
+        it by its name, with what else there is in the address: `NAME`, `NAME:LOCATION?OPTION=VALUE`.
         """
 
     @hookspec

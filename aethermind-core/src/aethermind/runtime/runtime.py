@@ -22,6 +22,7 @@ from aethermind.model.source import ModelSource, open_source
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.weight_format import FORMAT_NAMES, WeightFormatRegistry, parse_format
 from aethermind.plugins.discovery import PluginRecord, call_each, discover, load
+from aethermind.runtime.kv_store_registry import KVStoreRegistry
 from aethermind.runtime.policy_registry import PolicyRegistry
 from aethermind.sampling.registry import LogitsProcessorRegistry
 from aethermind.text.answer_formats import AnswerFormatRegistry
@@ -36,6 +37,12 @@ _POLICIES = {
     "priority": "PriorityWithAging",
     "shortest": "ShortestFirst",
     "deadline": "EarliestDeadline",
+}
+_KV_STORES = {
+    "host": "host_store:open_host_store",
+    "disk": "disk_store:open_disk_store",
+    "redis": "redis_store:open_redis_store",
+    "rediss": "redis_store:open_redis_store",
 }
 
 
@@ -69,6 +76,7 @@ class Runtime:
     logits_processors: LogitsProcessorRegistry = field(default_factory=LogitsProcessorRegistry)
     answer_formats: AnswerFormatRegistry = field(default_factory=AnswerFormatRegistry)
     policies: PolicyRegistry = field(default_factory=PolicyRegistry)
+    kv_stores: KVStoreRegistry = field(default_factory=KVStoreRegistry)
 
     @classmethod
     def boot(cls) -> Runtime:
@@ -143,6 +151,8 @@ class Runtime:
         self.weight_formats.register(parse_format, names=FORMAT_NAMES, provider=provider)
         for name, target in _POLICIES.items():
             self.policies.register(name, f"aethermind.engine.policies:{target}", provider=provider)
+        for name, target in _KV_STORES.items():
+            self.kv_stores.register(name, f"aethermind.cache.stores.{target}", provider=provider)
 
     def _reference_kernels(self, device_type: str) -> Callable[[], list[Kernel]]:
         def load_references() -> list[Kernel]:
@@ -164,6 +174,7 @@ class Runtime:
             ("register_logits_processors", self.logits_processors),
             ("register_answer_formats", self.answer_formats),
             ("register_policies", self.policies),
+            ("register_kv_stores", self.kv_stores),
         ]
 
     def _call(self, hook: str, registry: Any) -> bool:

@@ -1,0 +1,86 @@
+"""Blocks in Redis or Valkey, for engines on any machine that reaches the server.
+
+How much is kept, and what is given up first, is the server's to say: `maxmemory` and `maxmemory-policy allkeys-lru`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+from urllib.parse import urlencode
+
+from aethermind.cache.stores.address import StoreAddress
+from aethermind.errors import ConfigError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+__all__ = ["RedisStore", "open_redis_store"]
+
+_PREFIX = b"aethermind:kv:1:"
+_TIMEOUT_S = 2.0
+
+
+class RedisStore:
+    """Values under `aethermind:kv:1:` and the key's hexadecimal digits; a `KVStore`. Connects when first asked."""
+
+    def __init__(self, client: Redis, ttl_s: int | None = None) -> None:
+        """Keep values for `ttl_s` seconds after they were last written, or until the server wants their room."""
+        self._client = client
+        self._ttl_s = ttl_s
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """See `KVStore`."""
+        return cast("list[bytes | None]", self._client.mget([_name(key) for key in keys]))
+
+    def put(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
+        """See `KVStore`."""
+        with self._client.pipeline(transaction=False) as pipeline:
+            for key, value in entries:
+                pipeline.set(_name(key), value, ex=self._ttl_s)
+            pipeline.execute()
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        """See `KVStore`."""
+        self._client.unlink(*[_name(key) for key in keys])
+
+    def close(self) -> None:
+        """See `KVStore`."""
+        self._client.close()
+
+
+def open_redis_store(address: StoreAddress) -> RedisStore:
+    """`redis://[USER:PASSWORD@]HOST[:PORT][/DB]`, or `rediss://` for TLS; `?ttl=SECONDS` and redis-py's own options.
+
+    ConfigError where the client is not installed, InvalidArgumentError for an address that it does not understand.
+    """
+    try:
+        from redis import Redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+    except ImportError:
+        raise ConfigError(
+            "A KV store in Redis needs the package redis. Run `pip install 'aethermind-core[redis]'`."
+        ) from None
+    options = dict(address.options)
+    ttl = options.pop("ttl", None)
+    if ttl is not None and (not ttl.isdecimal() or int(ttl) == 0):
+        raise InvalidArgumentError(f"ttl of a KV store should be a number of seconds, got {ttl!r}.")
+    url = f"{address.name}:{address.location}" + (f"?{urlencode(options)}" if options else "")
+    try:
+        client = Redis.from_url(
+            url,
+            socket_timeout=_TIMEOUT_S,
+            socket_connect_timeout=_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 1),  # a connection that was closed meanwhile; longer waits are the caller's
+        )
+        client.connection_pool.make_connection()  # connects nowhere, but checks the options
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidArgumentError(
+            f"{address} is no address of a Redis server ({error}); write redis://host:6379/0."
+        ) from None
+    return RedisStore(client, None if ttl is None else int(ttl))
+
+
+def _name(key: bytes) -> bytes:
+    return _PREFIX + key.hex().encode()
