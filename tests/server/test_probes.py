@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aethermind import __version__
 from aethermind.engine.engine_stats import EngineStats
+from aethermind.engine.kv_offload import KVStoreStats
 from aethermind.server.observation import Metrics
 
 
@@ -46,6 +47,7 @@ def test_metrics_tell_what_is_kept_where() -> None:
         swapped_out_bytes=5,
         swapped_in_bytes=0,
         num_preemptions=7,
+        kv_store=KVStoreStats(num_hits=1, num_misses=2, num_stored=3, num_dropped=4, num_errors=5),
     )
     info = SimpleNamespace(architecture="A", device="cpu:0", dtype="float32", max_model_len=64, block_size=16,
                            weight_bytes=1, kv_cache_bytes=2, arena_bytes=3)  # fmt: skip
@@ -56,6 +58,8 @@ def test_metrics_tell_what_is_kept_where() -> None:
     assert samples["aethermind_kv_memory_pressure_ratio"] == 9 / 12
     assert samples["aethermind_num_swapped_blocks"] == 3
     assert samples["aethermind_num_preemptions_total"] == 7
+    assert samples["aethermind_kv_store_blocks_total"] == 1 + 2 + 3 + 4
+    assert samples["aethermind_kv_store_errors_total"] == 5
     assert samples["aethermind_model_memory_bytes"] == 6
     assert samples["aethermind_num_queued_tokens"] == 70
 

@@ -80,6 +80,7 @@ class LLM:
         enable_prefix_caching: bool = True,
         max_sessions: int = 256,
         session_ttl: float = 600.0,
+        kv_store: str | None = None,
         fallback: str = "warn",
         deterministic: bool = False,
         runtime: Runtime | None = None,
@@ -93,6 +94,8 @@ class LLM:
         `kv_cache_dtype` is what keys and values are stored in: `auto` as they are computed, `int8` as codes with a
         scale for each head of a token, in about half of bfloat16's memory.
         `swap_space` is how many GiB of host memory keep the keys and values of requests that give way in a full cache.
+        `kv_store` is the address of a place where engines share what they computed (`disk:/path?size=10GiB`,
+        `redis://host:6379/0`, `host:2GiB`, or a plugin's); `close` lets it have the rest.
         `quantization` is the format to store the model's matrices in (`int8`, `int4`, …), `lm_head` that of the one
         that makes logits (by default int8, or that of the others if it has no fewer bits).
         `scheduling_policy` orders requests where not all can run: fcfs, priority, shortest, deadline, or a plugin's.
@@ -122,6 +125,7 @@ class LLM:
             enable_prefix_caching=enable_prefix_caching,
             max_sessions=max_sessions,
             session_ttl=session_ttl,
+            kv_store=kv_store,
             fallback=fallback,
             deterministic=deterministic,
         )
@@ -145,7 +149,7 @@ class LLM:
     def close(self) -> None:
         """Finish the device's work and give everything back."""
         self._is_closed = True
-        self.engine.planned.open_device.backend.close()
+        self.engine.close()
 
     @property
     def hooks(self) -> HookRegistry:

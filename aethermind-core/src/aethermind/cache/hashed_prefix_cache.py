@@ -55,7 +55,7 @@ class HashedPrefixCache:
     first, so that as a rule the end of a prefix is given up before its beginning. Not thread-safe.
     """
 
-    __slots__ = ("_block_size", "_by_block", "_by_key", "_hash", "_pool", "_root", "listener")
+    __slots__ = ("_block_size", "_by_block", "_by_key", "_hash", "_pool", "_root", "listener", "salt")
 
     def __init__(
         self,
@@ -74,6 +74,7 @@ class HashedPrefixCache:
         self._hash = hash
         self.listener: KeptBlocks | None = None
         """Whoever is told what is kept and dropped from now on."""
+        self.salt = salt
         self._root = hash(b"", salt)
         self._by_key: dict[bytes, RememberedBlock] = {}
         self._by_block: dict[int, RememberedBlock] = {}

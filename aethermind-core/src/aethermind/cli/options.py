@@ -23,6 +23,7 @@ __all__ = [
     "IgnoreEos",
     "JsonSchema",
     "KvCacheDType",
+    "KvStore",
     "LmHead",
     "LoadFormat",
     "MaxModelLen",
@@ -77,6 +78,14 @@ KvCacheDType = Annotated[
 ]
 SwapSpace = Annotated[
     float, typer.Option("--swap-space", help="GiB of host memory for requests that give way in a full KV cache.")
+]
+KvStore = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-store",
+        metavar="ADDRESS",
+        help="Share keys and values: disk:/path?size=10GiB, redis://host:6379/0, host:2GiB, or a plugin's name.",
+    ),
 ]
 BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a block of the KV cache.")]
 MaxNumBatchedTokens = Annotated[

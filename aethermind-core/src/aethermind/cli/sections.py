@@ -59,6 +59,11 @@ class EngineSettings:
     block_size: int = setting(16, "tokens in a block of the KV cache")
     kv_cache_dtype: str = setting("auto", "what keys and values are stored in: auto (as computed) or int8")
     swap_space: float = setting(0.0, "GiB of host memory for requests that give way in a full KV cache")
+    kv_store: str | None = setting(
+        None,
+        "where engines share keys and values: disk:/path, redis://host:6379/0, host:2GiB",
+        unset="nowhere",
+    )
     num_threads: int | None = setting(
         None,
         "worker threads of the device",

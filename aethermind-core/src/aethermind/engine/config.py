@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aethermind.cache.stores.address import StoreAddress
 from aethermind.errors import InvalidArgumentError
 
 __all__ = ["EngineConfig"]
@@ -15,8 +16,9 @@ class EngineConfig:
 
     `quantization` names the weight format of the model's matrices, `lm_head` that of the one that makes logits (None:
     int8 where the others have fewer bits, else the same). Names are checked where formats are known, when a model is
-    planned. `swap_space` is in GiB of host memory. `max_new_tokens` is a quota: no answer gets longer, whatever its
-    request asks for. The last turns of `max_sessions` sessions are kept for `session_ttl` seconds.
+    planned. `swap_space` is in GiB of host memory, `kv_store` the address of a store (see `cache.stores.address`).
+    `max_new_tokens` is a quota: no answer gets longer, whatever its request asks for. The last turns of `max_sessions`
+    sessions are kept for `session_ttl` seconds.
 
     Raises InvalidArgumentError for values out of range.
     """
@@ -40,6 +42,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     max_sessions: int = 256
     session_ttl: float = 600.0
+    kv_store: str | None = None
     fallback: str = "warn"
     deterministic: bool = False
 
@@ -72,12 +75,22 @@ class EngineConfig:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgumentError(f"{name} should be True or False, got {getattr(self, name)!r}.")
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "float32", "bfloat16", "float16", "int8"))
+        if self.kv_store is not None:
+            _check_store(self.kv_store, self.enable_prefix_caching)
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
         _check_choice("fallback", self.fallback, ("error", "warn", "allow"))
         for name in ("quantization", "lm_head"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise InvalidArgumentError(f"{name} should be the name of a weight format, got {value!r}.")
+
+
+def _check_store(address: object, enable_prefix_caching: bool) -> None:
+    if not isinstance(address, str):
+        raise InvalidArgumentError(f"kv_store should be the address of a store, such as disk:/path, got {address!r}.")
+    StoreAddress.parse(address)
+    if not enable_prefix_caching:
+        raise InvalidArgumentError("A KV store needs enable_prefix_caching: what it has is found by its beginning.")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

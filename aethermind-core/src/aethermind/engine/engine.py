@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,8 +12,10 @@ from aethermind.cache.block_pool import BlockPool
 from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
 from aethermind.cache.host_swap_store import HostSwapStore
 from aethermind.cache.kv_cache import KVCache
+from aethermind.cache.stores.address import StoreAddress
 from aethermind.engine.decision import ScheduleDecision, StepBudget
 from aethermind.engine.kv_memory import KVMemory
+from aethermind.engine.kv_offload import KVOffload, fingerprint
 from aethermind.engine.loader import PlannedModel
 from aethermind.engine.model_runner import ModelRunner, SampledToken
 from aethermind.engine.output import RequestOutput
@@ -76,6 +79,12 @@ class Engine:
             pool=pool,
         )
         self.sessions = Sessions(prefix_cache, config.max_sessions, planned.num_kv_blocks // 2, config.session_ttl)
+        self.kv_offload: KVOffload | None = None
+        if prefix_cache is not None and planned.open_kv_store is not None:
+            name = str(StoreAddress.parse(config.kv_store or ""))
+            self.kv_offload = KVOffload(planned.open_kv_store(), name, self.cache, prefix_cache, memory, self.costs)
+        # Also where nobody says `close`, and at the end of the program: what was computed is to be found by others.
+        self._end_offload = weakref.finalize(self, self.kv_offload.close) if self.kv_offload else None
         self.runner = ModelRunner(planned, self.cache, memory, on_progress)
         self.scheduler = Scheduler(self.cache, planned.policy, self.costs)
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
@@ -95,7 +104,8 @@ class Engine:
     @property
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs."""
-        return bool(self.waiting or self.running or self._unscored or self._groups)
+        is_fetching = self.kv_offload is not None and self.kv_offload.num_waiting > 0
+        return bool(self.waiting or self.running or is_fetching or self._unscored or self._groups)
 
     def add_request(
         self,
@@ -146,10 +156,10 @@ class Engine:
         if params.n > 1:
             self._groups[request_id] = group = SampleGroup(request_id, requests)
             self._group_of.update((request.request_id, group) for request in requests)
-        if params.prompt_logprobs is None:
-            self.waiting.add(requests[0], requests[0].arrival)
-        else:
+        if params.prompt_logprobs is not None:
             self._unscored.append(requests[0])
+        elif self.kv_offload is None or not self.kv_offload.fetch(requests[0]):
+            self.waiting.add(requests[0], requests[0].arrival)
 
     def adjust(
         self,
@@ -205,6 +215,9 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Compute one step and return the requests that grew or ended in it."""
+        if self.kv_offload is not None and self.kv_offload.num_waiting:
+            for request in self.kv_offload.arrived(may_wait=not (self.running or self.waiting or self._unscored)):
+                self.waiting.add(request, request.arrival)
         outputs = self._score_prompts() if self._unscored else []
         if self._groups:
             self._start_siblings()
@@ -220,6 +233,12 @@ class Engine:
         if decision.rejected:
             outputs += self._refuse(decision, now)
         return self._merge_groups(outputs) if self._groups else outputs
+
+    def close(self) -> None:
+        """Let a store have what it is still to be given, finish the device's work and give everything back."""
+        if self._end_offload is not None:
+            self._end_offload()
+        self.planned.open_device.backend.close()
 
     def _append(self, token: SampledToken, now: float) -> RequestOutput:
         request = token.request
@@ -253,6 +272,8 @@ class Engine:
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request in self._unscored:
             self._unscored.remove(request)
+            self.waiting.add(request, request.arrival)
+        elif self.kv_offload is not None and self.kv_offload.cancel(request):
             self.waiting.add(request, request.arrival)
         self.scheduler.finish(request, reason, self.waiting, self.running)
         # What was cancelled is no turn: the next one goes on from the last that was completed.
@@ -340,5 +361,8 @@ def _id_of_sibling(request_id: str, index: int) -> str:
 def _make_prefix_cache(planned: PlannedModel, pool: BlockPool) -> HashedPrefixCache | None:
     if not planned.config.enable_prefix_caching:
         return None
-    salt = repr((str(planned.source.path), planned.dtype.label, planned.config.quantization))
+    if planned.open_kv_store is None:
+        salt = repr((str(planned.source.path), planned.dtype.label, planned.config.quantization))
+    else:
+        salt = fingerprint(planned)
     return HashedPrefixCache(pool, planned.cache_spec.block_size, salt.encode())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aethermind.engine.kv_offload.stats import KVStoreStats
+
 if TYPE_CHECKING:
     from aethermind.engine.engine import Engine
 
@@ -15,7 +17,8 @@ __all__ = ["EngineStats"]
 class EngineStats:
     """One moment of an engine. Blocks are those of the KV cache: `num_free_blocks` can be had at once, those that keep
     past prompts for reuse included. `num_swapped_blocks` of `num_swap_blocks` in host memory keep what was swapped out;
-    bytes are those moved, and preemptions those that happened, since the engine was made.
+    bytes are those moved, and preemptions those that happened, since the engine was made. `kv_store` says
+    what became of a store's blocks, where there is one; who waits for it is among `num_waiting`.
     """
 
     num_waiting: int
@@ -28,6 +31,7 @@ class EngineStats:
     swapped_in_bytes: int
     num_preemptions: int
     num_sessions: int = 0
+    kv_store: KVStoreStats | None = None
 
     @property
     def kv_cache_usage(self) -> float:
@@ -47,8 +51,9 @@ class EngineStats:
     def of(cls, engine: Engine) -> EngineStats:
         """Read them; from another thread than the engine's they may be of two neighbouring moments."""
         store, bytes_per_block = engine.swap_store, engine.planned.cache_spec.bytes_per_block
+        offload = engine.kv_offload
         return cls(
-            num_waiting=len(engine.waiting),
+            num_waiting=len(engine.waiting) + (offload.num_waiting if offload else 0),
             num_running=len(engine.running),
             num_blocks=engine.planned.num_kv_blocks,
             num_free_blocks=engine.cache.num_available_blocks,
@@ -58,4 +63,5 @@ class EngineStats:
             swapped_in_bytes=store.num_moved_in * bytes_per_block if store else 0,
             num_preemptions=engine.num_preemptions,
             num_sessions=len(engine.sessions),
+            kv_store=offload.stats if offload else None,
         )

@@ -10,6 +10,7 @@ from aethermind.hal.buffer import MemoryKind
 from aethermind.hal.layout import align_up
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
+from aethermind.hal.transfer import DataTransfer
 from aethermind.ops.dims import resolve
 from aethermind.ops.schema import TensorType
 from aethermind.runtime import OpenDevice
@@ -39,55 +40,76 @@ class KVMemory:
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         """Copy blocks, (source, destination) each, in the order of the device's default stream."""
         tensors = list(self.tensors.values())
-        _copy(self._opened, tensors, tensors, ((source, destination, 1) for source, destination in copies))
+        runs = ((source, destination, 1) for source, destination in copies)
+        _copy(self._opened.backend.transfer, tensors, tensors, runs, self._default_stream)
 
-    def host_blocks(self, num_blocks: int) -> HostBlocks:
+    def host_blocks(self, num_blocks: int, *, has_own_stream: bool = False) -> HostBlocks:
         """Room for `num_blocks` blocks in host memory; OutOfMemoryError where there is none.
 
-        All of it is touched at once: a budget is known to fit, and the first move takes as long as the others.
+        All of it is touched at once: a budget is known to fit, and the first move takes as long as the others. Moves
+        wait for the steps before them, unless `has_own_stream`: then they run beside steps, in whatever thread asks,
+        and are for blocks that no step writes.
         """
         sizes = [tensor.nbytes // tensor.shape[0] * num_blocks for tensor in self.tensors.values()]
         starts = list(accumulate((align_up(size, ALIGNMENT) for size in sizes), initial=0))
         backend = self._opened.backend
         buffer = backend.allocator.alloc(starts[-1], MemoryKind.PINNED)
-        on_host = [
-            Tensor.of(buffer, tensor.dtype, (num_blocks, *tensor.shape[1:]), start)
-            for tensor, start in zip(self.tensors.values(), starts[:-1], strict=True)
-        ]
-        for tensor in on_host:
+        on_host = {
+            name: Tensor.of(buffer, tensor.dtype, (num_blocks, *tensor.shape[1:]), start)
+            for (name, tensor), start in zip(self.tensors.items(), starts[:-1], strict=True)
+        }
+        for tensor in on_host.values():
             backend.transfer.fill(tensor, 0)
-        return HostBlocks(self._opened, list(self.tensors.values()), on_host)
+        index = self._opened.device.index
+        stream = backend.streams.create(index) if has_own_stream else self._default_stream
+        return HostBlocks(backend.transfer, self.tensors, on_host, stream)
+
+    @property
+    def _default_stream(self) -> Stream:
+        return self._opened.backend.streams.default(self._opened.device.index)
 
 
 class HostBlocks:
     """Blocks of host memory laid out like the device's: what a `HostSwapStore` moves bytes with."""
 
-    def __init__(self, opened: OpenDevice, on_device: Sequence[Tensor], on_host: Sequence[Tensor]) -> None:
-        self._opened = opened
+    def __init__(
+        self, transfer: DataTransfer, on_device: Mapping[str, Tensor], on_host: Mapping[str, Tensor], stream: Stream
+    ) -> None:
+        self.tensors = on_host
+        """By the names of the device's, [num_blocks, …] each."""
+        self._transfer = transfer
         self._on_device = on_device
-        self._on_host = on_host
+        self._stream = stream
 
     def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         """Copy device `blocks` to `host_blocks`, one by one; done on return."""
-        _copy(self._opened, self._on_device, self._on_host, _runs(blocks, host_blocks)).synchronize()
+        self._move(self._on_device, self.tensors, _runs(blocks, host_blocks))
 
     def move_in(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy `host_blocks` to device `blocks`, one by one; done on return."""
-        _copy(self._opened, self._on_host, self._on_device, _runs(host_blocks, blocks)).synchronize()
+        self._move(self.tensors, self._on_device, _runs(host_blocks, blocks))
+
+    def _move(
+        self,
+        sources: Mapping[str, Tensor],
+        destinations: Mapping[str, Tensor],
+        runs: Iterable[tuple[int, int, int]],
+    ) -> None:
+        _copy(self._transfer, list(sources.values()), list(destinations.values()), runs, self._stream)
+        self._stream.synchronize()
 
 
 def _copy(
-    opened: OpenDevice,
+    transfer: DataTransfer,
     sources: Sequence[Tensor],
     destinations: Sequence[Tensor],
     runs: Iterable[tuple[int, int, int]],
-) -> Stream:
-    """Copy runs of blocks (see `_runs`) in the order of the stream that is returned."""
-    transfer, stream = opened.backend.transfer, opened.backend.streams.default(opened.device.index)
+    stream: Stream,
+) -> None:
+    """Copy runs of blocks (see `_runs`) in the order of `stream`."""
     for first, first_destination, count in runs:
         for source, destination in zip(sources, destinations, strict=True):
             transfer.copy_async(_rows(destination, first_destination, count), _rows(source, first, count), stream)
-    return stream
 
 
 def _runs(sources: Sequence[int], destinations: Sequence[int]) -> Iterator[tuple[int, int, int]]:

@@ -30,6 +30,7 @@ from aethermind.sampling.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_T
 from aethermind.text.answer_parser import AnswerFormat
 
 if TYPE_CHECKING:
+    from aethermind.cache.stores.kv_store import KVStore
     from aethermind.checkpoint.source import TensorSource
     from aethermind.engine.policies import SchedulingPolicy
     from aethermind.model.input_processor import InputProcessor
@@ -53,7 +54,8 @@ class PlannedModel:
 
     `computed` holds parameters that come from the configuration, `generation` what generation_config.json holds,
     `weight_formats` by parameter what is not to be stored dense.
-    `create_input_processor` makes the model's input processor from the checkpoint's tensors, if a package has one.
+    `create_input_processor` makes the model's input processor from the checkpoint's tensors, if a package has one;
+    `open_kv_store` opens the store that the engine is to share blocks with, if one was named.
     """
 
     source: ModelSource
@@ -77,6 +79,7 @@ class PlannedModel:
     create_input_processor: Callable[[TensorSource], InputProcessor] | None
     policy: SchedulingPolicy
     answer_format: AnswerFormat
+    open_kv_store: Callable[[], KVStore] | None
 
     @property
     def key(self) -> GraphKey:
@@ -181,6 +184,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
         None if factory is None else partial(factory.create, raw),
         policy,
         runtime.answer_formats.find(name),
+        None if config.kv_store is None else partial(runtime.kv_stores.open, config.kv_store),
     )
 
 

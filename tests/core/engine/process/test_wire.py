@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from aethermind import SamplingParams, StructuredOutputs, errors
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.engine_stats import EngineStats
+from aethermind.engine.kv_offload import KVStoreStats
 from aethermind.engine.model_info import ModelInfo
 from aethermind.engine.process.messages import (
     Abort,
@@ -64,7 +65,7 @@ STRUCTURED: tuple[dict[str, Any], ...] = (
     {"json_object": True},
 )
 INFO = ModelInfo("m", "A", "cpu:0", "why", "float32", 2, 64, 4, 16, 10, 40, 0, 0, 0.25, "here", 0, ("int8", "int4"))
-STATS = EngineStats(*range(len(dataclasses.fields(EngineStats))))
+STATS = EngineStats(*range(len(dataclasses.fields(EngineStats)) - 1), kv_store=KVStoreStats(1, 2, 3, 4, 5))
 PROMPT = EnginePrompt("Once", [1, 2, 3])
 VALUES: list[Any] = [
     Setup("demo", EngineConfig(quantization="int4", swap_space=1.5, num_threads=2), 30),
@@ -100,7 +101,7 @@ def test_every_parameter_of_sampling_is_among_them() -> None:
 
 def test_every_message_is_among_them() -> None:
     inner = {EngineConfig, EnginePrompt, EngineStats, ModelInfo, RequestOptions, StructuredOutputs, LogLine, Loaded}
-    seen = {type(value) for value in VALUES} | inner | {EmbeddingSpan}
+    seen = {type(value) for value in VALUES} | inner | {EmbeddingSpan, KVStoreStats}
     assert seen == set(RECORDS)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from aethermind import errors
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.engine_stats import EngineStats
+from aethermind.engine.kv_offload.stats import KVStoreStats
 from aethermind.engine.model_info import ModelInfo
 from aethermind.engine.process import messages
 from aethermind.engine.prompt_reader import EnginePrompt
@@ -34,6 +35,7 @@ RECORDS: Sequence[type[Any]] = (
     EnginePrompt,
     EngineStats,
     EmbeddingSpan,
+    KVStoreStats,
     ModelInfo,
     RequestOptions,
     SamplingParams,

@@ -86,7 +86,7 @@ def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
         _say_all(outbox, inbox.sock)
         return 1
     finally:
-        engine.planned.open_device.backend.close()
+        engine.close()
     return 0
 
 

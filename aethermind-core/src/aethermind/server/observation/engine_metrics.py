@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -81,6 +81,7 @@ class EngineCollector(Collector):
             for name, of_model in stats.items():
                 family.add_metric([name], reading.read(of_model))
             yield family
+        yield from _store_families(stats)
         memory = GaugeMetricFamily(
             "aethermind_model_memory_bytes", "Taken on the device, by use.", labels=["model_name", "use"]
         )
@@ -104,3 +105,25 @@ class EngineCollector(Collector):
         version = InfoMetricFamily("aethermind_build", "What runs.")
         version.add_metric([], {"version": __version__})
         yield version
+
+
+def _store_families(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
+    """What became of the blocks of KV stores, for models that have one."""
+    blocks = CounterMetricFamily(
+        "aethermind_kv_store_blocks",
+        "Blocks fetched from a KV store (hit), computed instead (miss), stored, not stored (dropped).",
+        labels=["model_name", "outcome"],
+    )
+    errors = CounterMetricFamily(
+        "aethermind_kv_store_errors", "Failed calls of a KV store, and bad entries.", labels=["model_name"]
+    )
+    for name, of_model in stats.items():
+        store = of_model.kv_store
+        if store is None:
+            continue
+        outcomes = (store.num_hits, store.num_misses, store.num_stored, store.num_dropped)
+        for outcome, num_blocks in zip(("hit", "miss", "stored", "dropped"), outcomes, strict=True):
+            blocks.add_metric([name, outcome], num_blocks)
+        errors.add_metric([name], store.num_errors)
+    yield blocks
+    yield errors

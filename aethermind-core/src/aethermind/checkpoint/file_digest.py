@@ -1,0 +1,75 @@
+"""What is in files, in 32 hexadecimal digits: the same wherever a copy of them lies, another for any other byte.
+
+Reading all of a checkpoint takes seconds, so a digest is remembered in the user's cache directory (`XDG_CACHE_HOME`,
+else `~/.cache`) for a file as it is now: another size, or another time of modification or of change of its inode, and
+it is computed again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+from aethermind.errors import CheckpointError
+
+__all__ = ["digest_files"]
+
+_PIECE_BYTES = 64 * 2**20
+_NUM_DIGITS = 32
+
+
+def digest_files(paths: Sequence[Path]) -> str:
+    """The digest of files in their order, their names left out. CheckpointError where one cannot be read."""
+    return _short(sha256("".join(_digest(path) for path in paths).encode()).hexdigest())
+
+
+def _digest(path: Path) -> str:
+    try:
+        status = path.stat()
+        seen = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        remembered = _cache_directory() / _short(sha256(repr((str(path.resolve()), seen)).encode()).hexdigest())
+        with suppress(OSError):
+            known = remembered.read_text("ascii")
+            if len(known) == _NUM_DIGITS:
+                return known
+        found = _read(path, status.st_size)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror}. Check the path and its permissions."
+        ) from error
+    with suppress(OSError):
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+        beside = remembered.with_name(f"{remembered.name}.{os.getpid()}")
+        beside.write_text(found, "ascii")
+        beside.replace(remembered)
+    return found
+
+
+def _read(path: Path, num_bytes: int) -> str:
+    """The digest of the digests of pieces, which several threads compute."""
+
+    def digest(begin: int) -> bytes:
+        piece = sha256()
+        with open(path, "rb", buffering=0) as file:
+            file.seek(begin)
+            left = min(_PIECE_BYTES, num_bytes - begin)
+            while left and (data := file.read(min(left, 2**20))):
+                piece.update(data)
+                left -= len(data)
+        return piece.digest()
+
+    with ThreadPoolExecutor(thread_name_prefix="aethermind-digest") as pool:
+        pieces = pool.map(digest, range(0, num_bytes, _PIECE_BYTES))
+        return _short(sha256(b"".join(pieces)).hexdigest())
+
+
+def _cache_directory() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aethermind" / "digests"
+
+
+def _short(digest: str) -> str:
+    return digest[:_NUM_DIGITS]

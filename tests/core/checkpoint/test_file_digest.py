@@ -1,0 +1,77 @@
+"""The digest of files follows their bytes, whatever was remembered."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from aethermind.checkpoint import file_digest
+from aethermind.checkpoint.file_digest import digest_files
+from aethermind.errors import CheckpointError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(range(256)) * 40)
+    return path
+
+
+def test_copies_are_alike_and_any_other_byte_counts(file: Path, tmp_path: Path) -> None:
+    digest = digest_files([file])
+    assert len(digest) == 32
+    copy = tmp_path / "elsewhere"
+    shutil.copy(file, copy)
+    assert digest_files([copy]) == digest
+    for place in (0, 5000, 10239):
+        changed = bytearray(file.read_bytes())
+        changed[place] ^= 1
+        copy.write_bytes(changed)
+        assert digest_files([copy]) != digest
+    assert digest_files([file, file]) != digest
+    copy.write_bytes(b"")
+    assert digest_files([copy]) != digest
+
+
+def test_it_is_noticed_when_a_file_changes_with_its_old_size_and_time(file: Path) -> None:
+    before, digest = file.stat(), digest_files([file])
+    data = bytearray(file.read_bytes())
+    data[7] ^= 1
+    file.write_bytes(data)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert digest_files([file]) != digest
+
+
+def test_a_file_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = digest_files([file])
+    monkeypatch.setattr(file_digest, "_read", lambda path, num_bytes: pytest.fail(f"{path} is read again"))
+    assert digest_files([file]) == digest
+
+
+def test_pieces_make_no_difference_to_what_is_noticed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_digest, "_PIECE_BYTES", 1000)
+    digest = digest_files([file])
+    data = bytearray(file.read_bytes())
+    data[:1000], data[1000:2000] = data[1000:2000], data[:1000]
+    data[3500] ^= 1
+    file.write_bytes(data)
+    assert digest_files([file]) != digest
+
+
+def test_without_a_place_to_remember_it_goes_on(file: Path, cache: Path) -> None:
+    cache.write_text("a file where the directory should be")
+    assert digest_files([file]) == digest_files([file])
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read: No such file or directory"):
+        digest_files([tmp_path / "none"])
