@@ -54,6 +54,16 @@ def test_any_bytes_one_at_a_time(byte_level: Tokenizer, pieces: list[bytes]) -> 
     assert text + detokenizer.flush() == data.decode(errors="replace") == byte_level.decode(token_ids)
 
 
+@given(text=st.text(min_size=1))
+def test_a_text_that_ends_early_is_its_beginning(byte_level: Tokenizer, text: str) -> None:
+    token_of_byte = {byte_level.token_bytes(i): i for i in reversed(range(byte_level.vocab_size))}
+    token_ids = [token_of_byte[bytes([byte])] for byte in text.encode()]
+    for num_tokens in range(len(token_ids)):
+        detokenizer = Detokenizer(byte_level)
+        beginning = "".join(map(detokenizer.push, token_ids[:num_tokens])) + detokenizer.finish()
+        assert beginning == text.encode()[:num_tokens].decode(errors="ignore")
+
+
 def test_every_script_comes_back(any_tokenizer: Tokenizer, texts: tuple[str, ...]) -> None:
     token_ids = any_tokenizer.encode(" ".join(texts))
     assert "".join(deltas(any_tokenizer, token_ids)) == any_tokenizer.decode(token_ids)

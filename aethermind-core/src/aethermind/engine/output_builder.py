@@ -105,7 +105,7 @@ class OutputBuilder:
 
     def _end(self, reason: FinishReason) -> FinishReason:
         """Let out what was held back; that text may still hold a stop string."""
-        if self._emit(self._detokenizer.flush()):
+        if self._emit(self._detokenizer.finish()):
             return FinishReason.STOP
         if self._stop is not None:
             self._text += self._stop.flush()

@@ -11,6 +11,9 @@ from aethermind.errors import InvalidArgumentError
 
 __all__ = ["boolean", "integer", "number", "optional", "refuse", "strings", "token_ids"]
 
+MAX_STRING_CHARS = 4096
+"""The longest stop string or bad word: each is tokenised, or looked for, while others wait."""
+
 
 def number(name: str, value: object, lowest: float, highest: float, way_out: str, *, is_above: bool = False) -> float:
     """Return a finite number from `lowest`, itself excluded if `is_above`, to `highest`."""
@@ -50,7 +53,7 @@ def boolean(name: str, value: object) -> bool:
 
 
 def strings(name: str, value: object, most: int, way_out: str) -> tuple[str, ...]:
-    """Return at most `most` non-empty strings; one string stands for itself, None for none."""
+    """Return at most `most` non-empty strings of at most MAX_STRING_CHARS; one stands for itself, None for none."""
     allowed = "a non-empty string or a sequence of them"
     if value is None:
         return ()
@@ -64,6 +67,10 @@ def strings(name: str, value: object, most: int, way_out: str) -> tuple[str, ...
     for string in given:
         if not isinstance(string, str) or not string:
             refuse(name, string, allowed, way_out)
+        if len(string) > MAX_STRING_CHARS:
+            raise InvalidArgumentError(
+                f"{name} has a string of {len(string)} characters but each may have {MAX_STRING_CHARS}; shorten it."
+            )
     return tuple(given)
 
 

@@ -88,8 +88,9 @@ class Grammars:
                 "Set eos_token_id there."
             )
         try:
+            tokenizer_json = _without_unicode_forms(self._tokenizer_json())
             return self._library.LLTokenizer(
-                self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids, slices=_SLICES
+                tokenizer_json, n_vocab=self._vocab_size, eos_token=self._eos_token_ids, slices=_SLICES
             )
         except (ValueError, RuntimeError) as error:
             raise InvalidArgumentError(
@@ -138,6 +139,19 @@ class TokenGuide:
         if not matcher.is_error():
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         return _flat(matcher.get_error()) or "the grammar is exhausted" if matcher.is_error() else None
+
+
+def _without_unicode_forms(tokenizer_json: str) -> str:
+    """The tokenizer as it is for answers: what a grammar demands is not composed or decomposed (é, e + ´) on the way.
+
+    With NFC, as Qwen's tokenizers have it, text that is demanded in another form would be offered as tokens of NFC,
+    which the grammar then refuses.
+    """
+    tokenizer = json.loads(tokenizer_json)
+    if (tokenizer.get("normalizer") or {}).get("type") in ("NFC", "NFD", "NFKC", "NFKD"):
+        tokenizer["normalizer"] = None
+        return json.dumps(tokenizer, ensure_ascii=False)
+    return tokenizer_json
 
 
 def _grammar(matcher: Any, wanted: StructuredOutputs) -> str:

@@ -34,6 +34,10 @@ class Detokenizer:
         """End the text; return what was held back, an unfinished character as U+FFFD. A new text may follow."""
         return self._stream.flush()
 
+    def finish(self) -> str:
+        """End the text; return what was held back, an unfinished character left out: more tokens would have made it."""
+        return self._stream.flush().rstrip(_REPLACEMENT)
+
 
 class _Stream(Protocol):
     def push(self, token_id: int) -> str: ...

@@ -14,7 +14,7 @@ __all__ = ["log_request"]
 
 _PROBES = frozenset({"/health", "/ready", "/metrics", "/version"})
 
-_LONGEST_PATH = 256
+_LONGEST = 256
 
 _log = get_logger(__name__)
 
@@ -36,11 +36,11 @@ def _fields(record: HttpRecord) -> dict[str, Any]:
         "request_id": record.request_id,
         "client_request_id": record.client_id,
         "method": record.method,
-        "path": record.path[:_LONGEST_PATH],
+        "path": record.path[:_LONGEST],
         "status": record.status,
         "error": record.error_code,
         "tenant": record.tenant,
-        "user": record.user,
+        "user": None if record.user is None else record.user[:_LONGEST],
         **{f"{name}_ms": None if value is None else round(value * 1e3, 3) for name, value in seconds.items()},
     }
     if work:
