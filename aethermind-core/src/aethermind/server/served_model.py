@@ -7,17 +7,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from aethermind.errors import ContextLengthError
 from aethermind.server.openai.errors import ApiError
 
 if TYPE_CHECKING:
     from aethermind.engine.engine_client import EngineClient
     from aethermind.engine.model_info import ModelInfo
     from aethermind.engine.process import EngineProcess
+    from aethermind.engine.prompt_reader import EnginePrompt, Prompt
     from aethermind.llm import LLM
     from aethermind.text.answer_parser import AnswerFormat
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["ServedModel", "ServedModels"]
+
+_BEGINNING_CHARS = 16
+"""Characters for each token of the context that are tokenised before the rest of a text. Text has 3 or 4 a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,17 @@ class ServedModel:
             loaded.vocab_size,
             face.answer_format,
         )
+
+    async def read(self, prompt: Prompt) -> EnginePrompt:
+        """A prompt as token ids. A text that is far too long is refused by its beginning: megabytes take seconds."""
+        limit = self.info.max_model_len
+        if isinstance(prompt, str) and len(prompt) > limit * _BEGINNING_CHARS:
+            beginning = await self.engine.read(prompt[: limit * _BEGINNING_CHARS])
+            if (num_tokens := len(beginning.token_ids)) > 2 * limit:
+                raise ContextLengthError(
+                    f"The context holds {limit} tokens, and the prompt has more than {num_tokens}. Shorten it."
+                )
+        return await self.engine.read(prompt)
 
 
 class ServedModels:

@@ -1,0 +1,39 @@
+"""The scenarios by name, each with the server that it wants and how much of it is a full run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from tests.soak import abuse, load, long
+from tests.soak.report import Figure
+from tests.soak.server import Server
+
+__all__ = ["SCENARIOS", "Scenario"]
+
+_ROOMY = ("--max-model-len", "512", "--max-open-requests", "512")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`full` is the amount of a full run, in `unit`; `least` is what makes sense at all. `flags` are the server's."""
+
+    run: Callable[[Server, int], Awaitable[list[Figure]]]
+    full: int
+    least: int
+    unit: str
+    flags: tuple[str, ...] = _ROOMY
+
+
+SCENARIOS = {
+    "hostile": Scenario(abuse.hostile, 20, 1, "rounds"),
+    "schema": Scenario(abuse.schema, 1000, 20, "examples an operation", ("--max-model-len", "64")),
+    "streams": Scenario(load.streams, 20, 1, "rounds of 64 streams"),
+    "overload": Scenario(
+        load.overload, 600, 3, "seconds", ("--max-model-len", "512", "--max-open-requests", str(load.OVERLOAD_ROOM))
+    ),
+    "disconnects": Scenario(load.disconnects, 10_000, 100, "clients that leave"),
+    "cancel": Scenario(load.cancel, 200, 5, "cancelled answers"),
+    "stalled": Scenario(load.stalled_reader, 12, 1, "pairs of rounds"),
+    "growth": Scenario(long.growth, 300, 4, "seconds"),
+}

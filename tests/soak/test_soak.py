@@ -1,0 +1,28 @@
+"""A small form of every scenario: what has to hold at any size and on any machine. `make soak` runs them in full."""
+
+from __future__ import annotations
+
+import pytest
+from tests.soak.__main__ import measure
+from tests.soak.report import Figure, as_table, percentile
+from tests.soak.scenarios import SCENARIOS
+
+SIZES = {"disconnects": 200, "schema": 30}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_bars_are_kept(name: str) -> None:
+    figures = measure(name, SIZES.get(name, SCENARIOS[name].least))
+    missed = [one for one in figures if not one.is_kept and not one.is_timing]
+    assert not missed, as_table({name: figures})
+
+
+def test_the_table_says_what_was_missed() -> None:
+    table = as_table({"load": [Figure("failures", 0, 0), Figure("ms", 51.0, 50, is_timing=True), Figure("n", 12)]})
+    assert [line.split()[-1] for line in table.splitlines()[1:]] == ["0", "MISSED", "12"]
+
+
+def test_percentiles() -> None:
+    assert percentile([3.0, 1.0, 2.0, 4.0], 0.5) == 2.0
+    assert percentile(list(range(1, 101)), 0.99) == 99
+    assert percentile([1.0], 0.99) == 1.0
