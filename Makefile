@@ -83,6 +83,12 @@ neon-tools:
 bench: test-env
 	$(BIN)/python -m pytest tests/bench -s -q -o python_files='bench_*.py' -o python_functions='bench_*'
 
+# The load that a server has to bear, in full: half an hour. `make test` runs a small form of each scenario.
+.PHONY: soak
+soak: test-env
+	@mkdir -p build
+	$(BIN)/python -m tests.soak --json build/soak.json $(SOAK)
+
 # The chat page is built by node and its bundle committed, so that using and testing it needs none.
 ui: $(WEBUI)/node_modules/.package-lock.json
 	npm --prefix $(WEBUI) run --silent check

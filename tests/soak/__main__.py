@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.soak.report import Figure, as_record, as_table
-from tests.soak.scenarios import SCENARIOS
-from tests.soak.server import started
+from tests.soak.scenarios import SCENARIOS, Scenario
+from tests.soak.server import Server, started
 
 __all__ = ["main", "measure"]
 
@@ -21,7 +21,11 @@ def measure(name: str, amount: int, flags: Sequence[str] = ()) -> list[Figure]:
     """The figures of a scenario, run so much, with a server of its own."""
     scenario = SCENARIOS[name]
     with started([*scenario.flags, *flags]) as server:
-        return asyncio.run(scenario.run(server, amount))  # type: ignore[arg-type]
+        return asyncio.run(_run(scenario, server, amount))
+
+
+async def _run(scenario: Scenario, server: Server, amount: int) -> list[Figure]:
+    return await scenario.run(server, amount)
 
 
 def main() -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import httpx
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
 from schemathesis.generation import GenerationMode
 from tests.server.test_abuse import HOSTILE
 from tests.soak.report import Figure, percentile
@@ -77,5 +79,6 @@ def _answers(operation: Any, mode: GenerationMode, count: int, model: str) -> li
         answer = case.call(timeout=60)
         found.append((answer.status_code, f"{case.body!r:.300} -> {answer.text[:300]}"))
 
-    send()
+    with suppress(Unsatisfiable):  # where nothing breaks a schema: any text is a name
+        send()
     return found

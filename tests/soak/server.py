@@ -45,6 +45,10 @@ class Server:
         """Memory of its processes, pages that they share counted in each."""
         return sum(_resident_bytes(pid) for pid in (self.pid, *_children(self.pid)))
 
+    def engine_pids(self) -> list[int]:
+        """The processes of its engines: its children that run our code."""
+        return [pid for pid in _children(self.pid) if "aethermind" in _command(pid)]
+
     def is_idle(self) -> bool:
         """Whether nothing runs, waits, or holds a block or a connection (but this question's)."""
         now = self.samples()
@@ -81,6 +85,10 @@ def started(flags: Sequence[str]) -> Iterator[Server]:
 def _children(pid: int) -> list[int]:
     direct = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return [one for child in direct for one in (child, *_children(child))]
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
 
 
 def _resident_bytes(pid: int) -> int:

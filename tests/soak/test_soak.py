@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
 import pytest
-from tests.soak.__main__ import measure
 from tests.soak.report import Figure, as_table, percentile
 from tests.soak.scenarios import SCENARIOS
+from tests.soak.server import Server, started
 
-SIZES = {"disconnects": 200, "schema": 30}
+SIZES = {"disconnects": 200, "schema": 16}
+
+
+@pytest.fixture(scope="module")
+def server_with() -> Iterator[Callable[[tuple[str, ...]], Server]]:
+    """A server with these flags: the same for all who want the same."""
+    with ExitStack() as stack:
+        servers: dict[tuple[str, ...], Server] = {}
+
+        def get(flags: tuple[str, ...]) -> Server:
+            if flags not in servers:
+                servers[flags] = stack.enter_context(started(flags))
+            return servers[flags]
+
+        yield get
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_bars_are_kept(name: str) -> None:
-    figures = measure(name, SIZES.get(name, SCENARIOS[name].least))
+def test_the_bars_are_kept(server_with: Callable[[tuple[str, ...]], Server], name: str) -> None:
+    scenario = SCENARIOS[name]
+
+    async def run() -> list[Figure]:
+        return await scenario.run(server_with(scenario.flags), SIZES.get(name, scenario.least))
+
+    figures = asyncio.run(run())
     missed = [one for one in figures if not one.is_kept and not one.is_timing]
     assert not missed, as_table({name: figures})
 
