@@ -46,7 +46,7 @@ async def embed(request: Request, body: EmbeddingRequest, model: ServedModel) ->
     prompts = prompts_of(body.input, "input", MAX_INPUTS)
     timeout_s = state.limits.request_timeout_s
     with state.admission.enter(1, request.state.tenant) as stay:
-        read = [await model.engine.read(prompt) for prompt in prompts]
+        read = [await model.read(prompt) for prompt in prompts]
         num_tokens = sum(len(prompt.token_ids) for prompt in read)
         stay.queue(num_tokens)
         try:
