@@ -20,6 +20,8 @@ PROMPTS = [
 ]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 
+each_quantized = pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+
 
 def tokens(results: list[RequestOutput]) -> list[list[int]]:
     return [result.outputs[0].token_ids for result in results]
@@ -50,7 +52,7 @@ def test_preemption_does_not_change_tokens(
     assert_idle(llm)
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
 def test_swapping_does_not_change_tokens(open_demo: Callable[..., LLM], kv_cache_dtype: str) -> None:
     """Shared prefixes and several answers a prompt included."""
     params = [
@@ -75,38 +77,43 @@ def test_swapping_does_not_change_tokens(open_demo: Callable[..., LLM], kv_cache
     assert_idle(llm)
 
 
+@each_quantized
 @pytest.mark.parametrize(("num_kv_blocks", "block_size"), [(None, 16), (None, 5), (12, 4)])
-def test_an_int8_cache_is_the_same_however_it_is_cut(
-    open_demo: Callable[..., LLM], num_kv_blocks: int | None, block_size: int
+def test_a_quantized_cache_is_the_same_however_it_is_cut(
+    open_demo: Callable[..., LLM], kv_cache_dtype: str, num_kv_blocks: int | None, block_size: int
 ) -> None:
     """Preemption and shared prefixes included: codes and scales stay with their blocks."""
-    plain = tokens(open_demo(kv_cache_dtype="int8", enable_prefix_caching=False).generate(PROMPTS, PARAMS))
-    llm = open_demo(kv_cache_dtype="int8", num_kv_blocks=num_kv_blocks, block_size=block_size)
+    plain = tokens(open_demo(kv_cache_dtype=kv_cache_dtype, enable_prefix_caching=False).generate(PROMPTS, PARAMS))
+    llm = open_demo(kv_cache_dtype=kv_cache_dtype, num_kv_blocks=num_kv_blocks, block_size=block_size)
     assert tokens(llm.generate(PROMPTS, PARAMS)) == plain
     assert tokens(llm.generate(PROMPTS, PARAMS)) == plain
     assert_idle(llm)
 
 
-def test_an_int8_cache_on_two_devices(open_demo: Callable[..., LLM]) -> None:
+@each_quantized
+def test_a_quantized_cache_on_two_devices(open_demo: Callable[..., LLM], kv_cache_dtype: str) -> None:
     """The reference's definition, and kernels that were written for it."""
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     results = [
-        tokens(open_demo(kv_cache_dtype="int8", dtype="float32", device=device).generate(PROMPTS, params))
+        tokens(open_demo(kv_cache_dtype=kv_cache_dtype, dtype="float32", device=device).generate(PROMPTS, params))
         for device in ("cpu", "numpy")
     ]
     assert results[0] == results[1]
 
 
-def test_an_int8_cache_takes_a_byte_a_value_and_its_scales(open_demo: Callable[..., LLM]) -> None:
+@each_quantized
+def test_a_quantized_cache_takes_a_byte_a_value_and_its_scales(
+    open_demo: Callable[..., LLM], kv_cache_dtype: str
+) -> None:
     options = {"dtype": "bfloat16", "num_kv_blocks": 8}
-    plain, coded = (open_demo(kv_cache_dtype=dtype, **options) for dtype in ("auto", "int8"))
+    plain, coded = (open_demo(kv_cache_dtype=dtype, **options) for dtype in ("auto", kv_cache_dtype))
     spec = coded.engine.planned.cache_spec
     assert coded.info.kv_cache_bytes == 8 * spec.bytes_per_block
     assert coded.info.kv_cache_bytes / plain.info.kv_cache_bytes == (spec.head_dim + 4) / (2 * spec.head_dim)
 
 
 def test_a_cache_dtype_that_does_not_fit_is_refused(open_demo: Callable[..., LLM]) -> None:
-    with pytest.raises(InvalidArgumentError, match="int8 as --kv-cache-dtype"):
+    with pytest.raises(InvalidArgumentError, match="int8 or fp8 as --kv-cache-dtype"):
         open_demo(kv_cache_dtype="float16", dtype="float32")
     with pytest.raises(InvalidArgumentError, match="kv_cache_dtype should be one of auto"):
         open_demo(kv_cache_dtype="int7")

@@ -91,8 +91,8 @@ class LLM:
         `num_kv_blocks` blocks of `block_size` tokens bound what all requests together can keep; the context is at
         most that long. With `enable_prefix_caching`, what is left of them keeps the prompts and answers last computed,
         and prompts that begin like one of those reuse its keys and values.
-        `kv_cache_dtype` is what keys and values are stored in: `auto` as they are computed, `int8` as codes with a
-        scale for each head of a token, in about half of bfloat16's memory.
+        `kv_cache_dtype` is what keys and values are stored in: `auto` as they are computed, `int8` or `fp8`
+        (e4m3) as codes with a scale for each head of a token, in about half of bfloat16's memory.
         `swap_space` is how many GiB of host memory keep the keys and values of requests that give way in a full cache.
         `kv_store` is the address of a place where engines share what they computed (`disk:/path?size=10GiB`,
         `redis://host:6379/0`, `host:2GiB`, or a plugin's); `close` lets it have the rest.

@@ -24,7 +24,7 @@ struct AttentionTypes {
   using Stored = S;
   using Compute = typename Meeting<T, S>::Type;
   using E = Engine<Compute>;
-  static constexpr bool kHasFactors = __is_same(S, int8_t);
+  static constexpr bool kHasFactors = __is_same(S, Code);
   static constexpr bool kIsExpanded = !__is_same(S, Compute);
 };
 
@@ -95,6 +95,7 @@ template <class S>
 struct KeysAndValues {
   const S *keys, *values;
   const float *key_factors, *value_factors;
+  int32_t dtype = AM_INT8;  // of codes
 };
 
 // The queries of a run: `count` of them, the first at `position`; of `num_keys` keys each sees those up to its own
@@ -165,7 +166,7 @@ AETHER_INLINE void score_block(const BlockRows& block, const KeysAndValues<S>& s
   for (int64_t p = 0; p < block.num_panels; ++p) {
     prefetcher.step();
     const typename AttentionTypes<T, S>::Compute* rows[16];
-    meet(stored.keys, block.rows + p * kPanelColumns, layout.head_dim, at.room, layout.padded_dim, rows);
+    meet(stored.keys, stored.dtype, block.rows + p * kPanelColumns, layout.head_dim, at.room, layout.padded_dim, rows);
     char* panel = at.keys + p * layout.key_panel_bytes();
     pack_keys(rows, layout.head_dim, panel);
     panels[p] = panel;
@@ -210,7 +211,8 @@ AETHER_INLINE void add_values(const BlockRows& block, bool is_first, const KeysA
   for (int64_t p = 0; p < block.num_panels; ++p) {
     prefetcher.step();
     const typename AttentionTypes<T, S>::Compute* rows[16];
-    meet(stored.values, block.rows + p * kPanelColumns, layout.head_dim, at.room, layout.padded_dim, rows);
+    meet(stored.values, stored.dtype, block.rows + p * kPanelColumns, layout.head_dim, at.room, layout.padded_dim,
+         rows);
     pack_values(rows, layout.head_dim, at.values + p * kPanelColumns / E::kStepK * kStepBytes,
                 layout.value_panel_bytes());
   }

@@ -6,6 +6,7 @@
 // computed with.
 #pragma once
 
+#include "kernels/code_rows.h"
 #include "kernels/gemm.h"
 
 namespace aether::cpu::AETHER_ISA {
@@ -16,11 +17,11 @@ struct Meeting {
   using Type = T;
 };
 template <class T>
-struct Meeting<T, int8_t> {
+struct Meeting<T, Code> {
   using Type = float;
 };
 template <>
-struct Meeting<BFloat16, int8_t> {
+struct Meeting<BFloat16, Code> {
   using Type = BFloat16;
 };
 
@@ -115,29 +116,16 @@ AETHER_INLINE void pack_values(const T* const (&values)[16], int64_t head_dim, c
   }
 }
 
-// Codes as numbers; every code is exact.
-AETHER_INLINE void expand(const int8_t* codes, int64_t count, float* row) {
-  for (int64_t i = 0; i < count; ++i) row[i] = static_cast<float>(codes[i]);
-}
-AETHER_INLINE void expand(const int8_t* codes, int64_t count, BFloat16* row) {
-  for (int64_t i = 0; i < count; ++i) {
-    const float value = static_cast<float>(codes[i]);
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    row[i].bits = static_cast<uint16_t>(bits >> 16);
-  }
-}
-
 // Sixteen of the rows at `base` in the type that is computed with: themselves, or copies in `room`, `stride` apart.
 template <class S, class C>
-AETHER_INLINE void meet(const S* base, const int64_t* numbers, int64_t head_dim, C* room, int64_t stride,
+AETHER_INLINE void meet(const S* base, int32_t dtype, const int64_t* numbers, int64_t head_dim, C* room, int64_t stride,
                         const C* (&rows)[16]) {
   for (int i = 0; i < 16; ++i) {
     const S* stored = base + numbers[i] * head_dim;
     if constexpr (__is_same(S, C)) {
       rows[i] = stored;
     } else {
-      expand(stored, head_dim, room + i * stride);
+      decode_row(dtype, stored, head_dim, room + i * stride);
       rows[i] = room + i * stride;
     }
   }

@@ -34,6 +34,7 @@
 #include "kernels/rope_table.h"
 #include "kernels/sample_tokens.h"
 #include "kernels/scatter_rows.h"
+#include "kernels/shift_keys.h"
 #include "kernels/silu.h"
 #include "kernels/silu_mul.h"
 #include "kernels/softmax.h"
@@ -81,7 +82,7 @@ AETHER_KERNEL(gate_up_silu, 3, 1, 0, gate_up_silu<T>, gate_up_silu_scratch<T>);
 AETHER_KERNEL(gather_rows, 2, 1, 0, gather_rows<T>);
 AETHER_KERNEL(gelu, 1, 1, 1, gelu<T>);
 AETHER_KERNEL(kv_cache_write, 5, 2, 0, kv_cache_write<T>);
-AETHER_KERNEL(kv_cache_write_int8, 7, 4, 0, kv_cache_write_int8<T>);
+AETHER_KERNEL(kv_cache_write_quantized, 7, 4, 0, kv_cache_write_quantized<T>);
 AETHER_KERNEL(layer_norm, 3, 1, 1, layer_norm<T>);
 AETHER_KERNEL(linear, 3, 1, 0, linear<T>, linear_scratch<T>);
 AETHER_KERNEL(lm_head, 2, 1, 0, lm_head<T>, linear_scratch<T>);
@@ -93,11 +94,12 @@ AETHER_KERNEL(mean, 1, 1, 0, mean<T>);
 AETHER_KERNEL(min, 1, 1, 0, min<T>);
 AETHER_KERNEL(mul, 2, 1, 0, mul<T>);
 AETHER_KERNEL(paged_attention, 6, 1, 2, paged_attention<T>, paged_attention_scratch<T>);
-AETHER_KERNEL(paged_attention_int8, 8, 1, 2, paged_attention_int8<T>, paged_attention_int8_scratch<T>);
+AETHER_KERNEL(paged_attention_quantized, 8, 1, 2, paged_attention_quantized<T>, paged_attention_quantized_scratch<T>);
 AETHER_KERNEL(permute_heads, 1, 1, 0, permute_heads<T>);
 AETHER_KERNEL(position_embedding, 2, 1, 0, position_embedding<T>);
 AETHER_KERNEL(qkv_rope_cache_write, 13, 3, 3, qkv_rope_cache_write<T>, qkv_rope_cache_write_scratch<T>);
-AETHER_KERNEL(qkv_rope_cache_write_int8, 15, 5, 3, qkv_rope_cache_write_int8<T>, qkv_rope_cache_write_scratch<T>);
+AETHER_KERNEL(qkv_rope_cache_write_quantized, 15, 5, 3, qkv_rope_cache_write_quantized<T>,
+              qkv_rope_cache_write_scratch<T>);
 AETHER_KERNEL(relu, 1, 1, 0, relu<T>);
 AETHER_KERNEL(repetition_penalty, 4, 1, 0, repetition_penalty);
 AETHER_KERNEL(rms_norm, 2, 1, 1, rms_norm<T>);
@@ -105,6 +107,8 @@ AETHER_KERNEL(rope, 2, 1, 1, rope<T>);
 AETHER_KERNEL(rope_table, 2, 1, 1, rope_table);
 AETHER_KERNEL(sample_tokens, 6, 1, 0, sample_tokens, sample_tokens_scratch);
 AETHER_KERNEL(scatter_rows, 3, 1, 0, scatter_rows<T>);
+AETHER_KERNEL(shift_keys, 4, 1, 1, shift_keys<T>);
+AETHER_KERNEL(shift_keys_quantized, 5, 2, 1, shift_keys_quantized, shift_keys_quantized_scratch);
 AETHER_KERNEL(silu, 1, 1, 0, silu<T>);
 AETHER_KERNEL(silu_mul, 2, 1, 0, silu_mul<T>);
 AETHER_KERNEL(softmax, 1, 1, 0, softmax<T>);
@@ -142,13 +146,14 @@ constexpr KernelEntry packed_entry(const char* name, const am_kernel& kernel, in
 #define AETHER_VECTOR_ENTRIES                                                                                         \
   AETHER_ENTRIES(add), AETHER_ENTRIES(add_rms_norm), AETHER_ENTRIES(alibi), AETHER_ENTRIES(argmax),                   \
       AETHER_ENTRIES(attention), AETHER_ENTRIES(div), AETHER_ENTRIES(exp), AETHER_PACKED_ENTRIES(gate_up_silu, 1, 2), \
-      AETHER_ENTRIES(gelu), AETHER_ENTRIES(kv_cache_write_int8), AETHER_ENTRIES(layer_norm),                          \
+      AETHER_ENTRIES(gelu), AETHER_ENTRIES(kv_cache_write_quantized), AETHER_ENTRIES(layer_norm),                     \
       AETHER_PACKED_ENTRIES(linear, 1, 1), AETHER_PACKED_ENTRIES(lm_head, 1, 1), AETHER_ENTRIES(log),                 \
       AETHER_ENTRIES(matmul), AETHER_ENTRIES(max), AETHER_ENTRIES(mean), AETHER_ENTRIES(min), AETHER_ENTRIES(mul),    \
-      AETHER_ENTRIES(paged_attention), AETHER_ENTRIES(paged_attention_int8),                                          \
-      AETHER_PACKED_ENTRIES(qkv_rope_cache_write, 1, 3), AETHER_PACKED_ENTRIES(qkv_rope_cache_write_int8, 1, 3),      \
+      AETHER_ENTRIES(paged_attention), AETHER_ENTRIES(paged_attention_quantized),                                     \
+      AETHER_PACKED_ENTRIES(qkv_rope_cache_write, 1, 3), AETHER_PACKED_ENTRIES(qkv_rope_cache_write_quantized, 1, 3), \
       AETHER_ENTRIES(relu), AETHER_ENTRIES(rms_norm), AETHER_ENTRIES(rope), AETHER_ENTRY(sample_tokens, float),       \
-      AETHER_ENTRIES(silu), AETHER_ENTRIES(silu_mul), AETHER_ENTRIES(softmax), AETHER_ENTRIES(sub),                   \
-      AETHER_ENTRIES(sum), AETHER_ENTRY(token_logprobs, float)
+      AETHER_ENTRIES(shift_keys), AETHER_ENTRY(shift_keys_quantized, float), AETHER_ENTRIES(silu),                    \
+      AETHER_ENTRIES(silu_mul), AETHER_ENTRIES(softmax), AETHER_ENTRIES(sub), AETHER_ENTRIES(sum),                    \
+      AETHER_ENTRY(token_logprobs, float)
 
 }  // namespace aether::cpu::AETHER_ISA

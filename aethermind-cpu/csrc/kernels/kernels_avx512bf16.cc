@@ -24,9 +24,9 @@ const KernelEntry kAvx512Bf16Kernels[] = {
     AETHER_PACKED_ENTRY(lm_head, BFloat16, 1, 1),
     AETHER_ENTRY(matmul, BFloat16),
     AETHER_ENTRY(paged_attention, BFloat16),
-    AETHER_ENTRY(paged_attention_int8, BFloat16),
+    AETHER_ENTRY(paged_attention_quantized, BFloat16),
     AETHER_PACKED_ENTRY(qkv_rope_cache_write, BFloat16, 1, 3),
-    AETHER_PACKED_ENTRY(qkv_rope_cache_write_int8, BFloat16, 1, 3),
+    AETHER_PACKED_ENTRY(qkv_rope_cache_write_quantized, BFloat16, 1, 3),
 };
 const size_t kNumAvx512Bf16Kernels = sizeof kAvx512Bf16Kernels / sizeof kAvx512Bf16Kernels[0];
 

@@ -1,11 +1,11 @@
 // Keys and values of a step to their slots of the paged cache [N, K, P, C]; a token whose slot is negative is skipped.
-// In the int8 cache a row of a head is codes, with one scale beside them: x ≈ scale · code, scale = largest |x| / 127.
+// In a quantised cache the row of a head is codes, with one scale beside them (code_rows.h).
 #pragma once
 
 #include <cstring>
 
+#include "kernels/code_rows.h"
 #include "kernels/team.h"
-#include "kernels/tensor.h"
 
 namespace aether::cpu::AETHER_ISA {
 
@@ -20,33 +20,6 @@ struct CacheLayout {
   int64_t block_stride() const { return num_heads * head_stride(); }
   int64_t offset(int64_t slot) const { return slot / block_size * block_stride() + slot % block_size * head_dim; }
 };
-
-// One row as codes; returns their scale. That of a row with a value that is not finite is NaN.
-template <class V>
-AETHER_INLINE float quantize_row(const V* values, int64_t count, int8_t* codes) {
-  Vec largest = zero(), check = zero();
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const Vec value = load(values + i, smaller(count - i, kLanes));
-    largest = max(largest, max(value, zero() - value));
-    check = fma(value, zero(), check);
-  }
-  const float magnitude = reduce_max(largest);
-  const bool is_finite = reduce_add(check) == 0.0f, is_zero = magnitude < 0x1p-100f;  // too small for a reciprocal
-  if (!is_finite || is_zero) {
-    std::memset(codes, 0, static_cast<size_t>(count));
-    return is_finite ? 0.0f : __builtin_nanf("");
-  }
-  const Vec inverse = set1(127.0f / magnitude);
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const int64_t n = smaller(count - i, kLanes);
-    float rounded[kLanes];
-    store(rounded, round_to_integer(load(values + i, n) * inverse));
-    int8_t block[kLanes];
-    for (int j = 0; j < kLanes; ++j) block[j] = static_cast<int8_t>(static_cast<int32_t>(rounded[j]));
-    std::memcpy(codes + i, block, static_cast<size_t>(n));
-  }
-  return magnitude / 127.0f;
-}
 
 // The two caches of a layer, which are two outputs of a kernel: keys, then values.
 template <class T>
@@ -67,27 +40,29 @@ struct FloatCache {
 };
 
 // The same as codes; their scales are the two outputs after these.
-struct Int8Cache {
+struct QuantizedCache {
   CacheLayout layout;
-  int8_t* caches[2];
+  int32_t dtype;
+  Code* caches[2];
   float* scales[2];
 
-  Int8Cache(const am_tensor* out)
+  QuantizedCache(const am_tensor* out)
       : layout(out[0]),
-        caches{data<int8_t>(out[0]), data<int8_t>(out[1])},
+        dtype(out[0].dtype),
+        caches{data<Code>(out[0]), data<Code>(out[1])},
         scales{data<float>(out[2]), data<float>(out[3])} {}
 
   template <class V>
   AETHER_INLINE void write(int which, int64_t slot, int64_t head, const V* values) const {
     const int64_t offset = layout.offset(slot) + head * layout.head_stride();
-    scales[which][offset / layout.head_dim] = quantize_row(values, layout.head_dim, caches[which] + offset);
+    scales[which][offset / layout.head_dim] = encode_row(dtype, values, layout.head_dim, caches[which] + offset);
   }
 };
 
 template <class T>
-void kv_cache_write_int8(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+void kv_cache_write_quantized(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
   const int64_t* slots = data<const int64_t>(in[2]);
-  const Int8Cache cache(out);
+  const QuantizedCache cache(out);
   const Range tokens = share(team, in[0].shape[0]);
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {
     if (slots[t] < 0) continue;

@@ -208,15 +208,15 @@ size_t paged_attention_scratch(const am_tensor* in, const am_tensor*, const am_a
 
 // With keys and values as codes, a factor for each.
 template <class T>
-void paged_attention_int8(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
-  const KeysAndValues<int8_t> stored = {data<const int8_t>(in[1]), data<const int8_t>(in[2]), data<const float>(in[6]),
-                                        data<const float>(in[7])};
+void paged_attention_quantized(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
+  const KeysAndValues<Code> stored = {data<const Code>(in[1]), data<const Code>(in[2]), data<const float>(in[6]),
+                                      data<const float>(in[7]), in[1].dtype};
   attend_pages<T>(in, out, attrs, stored, team);
 }
 
 template <class T>
-size_t paged_attention_int8_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t num_workers) {
-  return paged_scratch<T, int8_t>(in, num_workers);
+size_t paged_attention_quantized_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t num_workers) {
+  return paged_scratch<T, Code>(in, num_workers);
 }
 
 }  // namespace aether::cpu::AETHER_ISA

@@ -98,8 +98,9 @@ void qkv_rope_cache_write(const am_tensor* in, const am_tensor* out, const am_at
 }
 
 template <class T, class W = DenseWeight<T>>
-void qkv_rope_cache_write_int8(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
-  project_to_cache<T, W, Int8Cache>(in, out, attrs, team);
+void qkv_rope_cache_write_quantized(const am_tensor* in, const am_tensor* out, const am_attr* attrs,
+                                    const am_team* team) {
+  project_to_cache<T, W, QuantizedCache>(in, out, attrs, team);
 }
 
 template <class T, class W = DenseWeight<T>>

@@ -27,9 +27,9 @@ struct QuantizedKernels {
   static constexpr am_kernel kQkvRopeCacheWrite =
       make_kernel("qkv_rope_cache_write/" AETHER_TEXT(AETHER_ISA), 13, 3, 3, qkv_rope_cache_write<T, W>,
                   qkv_rope_cache_write_scratch<T, W>);
-  static constexpr am_kernel kQkvRopeCacheWriteInt8 =
-      make_kernel("qkv_rope_cache_write_int8/" AETHER_TEXT(AETHER_ISA), 15, 5, 3, qkv_rope_cache_write_int8<T, W>,
-                  qkv_rope_cache_write_scratch<T, W>);
+  static constexpr am_kernel kQkvRopeCacheWriteQuantized =
+      make_kernel("qkv_rope_cache_write_quantized/" AETHER_TEXT(AETHER_ISA), 15, 5, 3,
+                  qkv_rope_cache_write_quantized<T, W>, qkv_rope_cache_write_scratch<T, W>);
 };
 
 constexpr KernelEntry quantized_entry(const char* name, am_dtype dtype, const am_kernel& kernel, int num_weights) {
@@ -46,7 +46,7 @@ constexpr KernelEntry quantized_entry(const char* name, am_dtype dtype, const am
       quantized_entry("linear", dtype, QuantizedKernels<T>::kLinear, 1),                          \
       quantized_entry("lm_head", dtype, QuantizedKernels<T>::kLmHead, 1),                         \
       quantized_entry("qkv_rope_cache_write", dtype, QuantizedKernels<T>::kQkvRopeCacheWrite, 3), \
-      quantized_entry("qkv_rope_cache_write_int8", dtype, QuantizedKernels<T>::kQkvRopeCacheWriteInt8, 3)
+      quantized_entry("qkv_rope_cache_write_quantized", dtype, QuantizedKernels<T>::kQkvRopeCacheWriteQuantized, 3)
 
 inline constexpr KernelEntry kQuantizedEntries[] = {AETHER_QUANTIZED_ENTRIES(float, AM_FLOAT32),
                                                     AETHER_QUANTIZED_ENTRIES(BFloat16, AM_BFLOAT16),

@@ -28,7 +28,10 @@ inline int num_failures = 0;
 inline std::map<const KernelEntry*, int64_t> num_checks;  // of every kernel that a test was called with
 
 inline size_t element_size(am_dtype dtype) {
-  return dtype == AM_INT8 ? 1 : dtype == AM_INT64 ? 8 : dtype == AM_BFLOAT16 || dtype == AM_FLOAT16 ? 2 : 4;
+  return dtype == AM_INT8 || dtype == AM_FLOAT8_E4M3FN ? 1
+         : dtype == AM_INT64                           ? 8
+         : dtype == AM_BFLOAT16 || dtype == AM_FLOAT16 ? 2
+                                                       : 4;
 }
 
 inline float from_bfloat16(uint16_t bits) {
@@ -65,6 +68,23 @@ inline uint16_t to_float16(double value) {
   return static_cast<uint16_t>(sign + (exponent + 13) * 0x400 + units);
 }
 
+inline double from_e4m3(uint8_t bits) {
+  const int exponent = (bits >> 3) & 15, fraction = bits & 7;
+  const double value = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+  if ((bits & 0x7f) == 0x7f) return NAN;
+  return bits & 0x80 ? -value : value;
+}
+
+// Likewise, of a finite value.
+inline uint8_t to_e4m3(double value) {
+  const double magnitude = std::fmin(std::fabs(value), 448);
+  int exponent;
+  std::frexp(magnitude, &exponent);
+  exponent = magnitude == 0 ? -5 : std::max(exponent, -5);
+  const auto units = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 4 - exponent)));
+  return static_cast<uint8_t>((exponent + 5) * 8 + units + (std::signbit(value) ? 0x80 : 0));
+}
+
 // A tensor whose memory ends exactly with its last element (for address sanitizers), `misalignment` elements past a
 // cache line.
 class Tensor {
@@ -95,6 +115,8 @@ class Tensor {
         return from_float16(reinterpret_cast<const uint16_t*>(data_)[i]);
       case AM_INT8:
         return reinterpret_cast<const int8_t*>(data_)[i];
+      case AM_FLOAT8_E4M3FN:
+        return from_e4m3(reinterpret_cast<const uint8_t*>(data_)[i]);
       case AM_INT32:
         return reinterpret_cast<const int32_t*>(data_)[i];
       case AM_INT64:
@@ -113,6 +135,9 @@ class Tensor {
         break;
       case AM_INT8:
         reinterpret_cast<int8_t*>(data_)[i] = static_cast<int8_t>(value);
+        break;
+      case AM_FLOAT8_E4M3FN:
+        reinterpret_cast<uint8_t*>(data_)[i] = to_e4m3(value);
         break;
       case AM_INT32:
         reinterpret_cast<int32_t*>(data_)[i] = static_cast<int32_t>(value);

@@ -1,5 +1,5 @@
 // paged_attention against a softmax in double, over ragged batches, block sizes, group sizes, head dims, windows and
-// contexts of several parts; and over a cache of int8 codes.
+// contexts of several parts; and over caches of codes.
 #include <algorithm>
 #include <numeric>
 
@@ -40,13 +40,13 @@ const std::vector<Case> kCases = {
 struct Cache {
   Tensor values, scales;
 
-  Cache(const KernelEntry& entry, bool is_coded, const std::vector<int64_t>& shape)
-      : values(is_coded ? AM_INT8 : entry.dtype, shape), scales(AM_FLOAT32, {shape[0], shape[1], shape[2]}) {
+  Cache(am_dtype dtype, const std::vector<int64_t>& shape)
+      : values(dtype, shape), scales(AM_FLOAT32, {shape[0], shape[1], shape[2]}) {
     // Whatever no query may see is NaN.
-    if (!is_coded) values.fill([](int64_t) { return NAN; });
+    if (!is_coded()) values.fill([](int64_t) { return NAN; });
     scales.fill([](int64_t) { return NAN; });
   }
-  bool is_coded() const { return values.dtype() == AM_INT8; }
+  bool is_coded() const { return values.dtype() == AM_INT8 || values.dtype() == AM_FLOAT8_E4M3FN; }
   void draw(int64_t row) const {
     const int64_t size = values.dim(3);
     scales.set(row, 0.01 * (1.0 + std::fabs(normal())));
@@ -57,8 +57,7 @@ struct Cache {
   double get(int64_t i) const { return values.get(i) * (is_coded() ? scales.get(i / values.dim(3)) : 1.0); }
 };
 
-void test(const KernelEntry& entry) {
-  const bool is_coded = std::strcmp(entry.operator_name, "paged_attention_int8") == 0;
+void test_over(const KernelEntry& entry, am_dtype stored) {
   for (const Case& c : kCases) {
     const auto num_sequences = static_cast<int64_t>(c.sequences.size());
     std::vector<double> cu = {0.0}, lengths;
@@ -78,7 +77,7 @@ void test(const KernelEntry& entry) {
     const auto num_tokens = static_cast<int64_t>(cu.back());
     const std::vector<int64_t> cache_shape = {num_blocks, c.num_kv_heads, c.block_size, c.head_dim};
     const Tensor q = random(entry.dtype, {num_tokens + 2, c.num_heads, c.head_dim}, 3);
-    const Cache k_cache(entry, is_coded, cache_shape), v_cache(entry, is_coded, cache_shape);
+    const Cache k_cache(stored, cache_shape), v_cache(stored, cache_shape);
     const auto at = [&](int64_t s, int64_t head, int64_t key) {
       const auto block = static_cast<int64_t>(tables.get(s * width + key / c.block_size));
       return ((block * c.num_kv_heads + head) * c.block_size + key % c.block_size) * c.head_dim;
@@ -97,7 +96,7 @@ void test(const KernelEntry& entry) {
         "H=" + std::to_string(c.num_heads) + " C=" + std::to_string(c.head_dim) + " window=" + std::to_string(c.window);
     std::vector<am_tensor> inputs = {q.abi(),          k_cache.values.abi(), v_cache.values.abi(),
                                      cu_seqlens.abi(), seqlens.abi(),        tables.abi()};
-    if (is_coded) inputs.insert(inputs.end(), {k_cache.scales.abi(), v_cache.scales.abi()});
+    if (k_cache.is_coded()) inputs.insert(inputs.end(), {k_cache.scales.abi(), v_cache.scales.abi()});
     run_with_teams(entry, inputs, {out}, {attr(scale), attr(static_cast<int>(c.window))}, what);
     for (int64_t s = 0; s < num_sequences; ++s) {
       const auto& [queries, keys] = c.sequences[static_cast<size_t>(s)];
@@ -141,6 +140,12 @@ void test(const KernelEntry& entry) {
   }
 }
 
+void test(const KernelEntry& entry) { test_over(entry, entry.dtype); }
+void test_quantized(const KernelEntry& entry) {
+  test_over(entry, AM_INT8);
+  test_over(entry, AM_FLOAT8_E4M3FN);
+}
+
 // A token's attention has the same bits alone, where its context is split, and as the last of many.
 void test_batch(const KernelEntry& entry) {
   const int64_t num_queries = 60, num_keys = 1100, num_heads = 7, head_dim = 64, width = (num_keys + 15) / 16;
@@ -167,7 +172,7 @@ void test_batch(const KernelEntry& entry) {
 
 int main() {
   for_each_kernel("paged_attention", test);
-  for_each_kernel("paged_attention_int8", test);
+  for_each_kernel("paged_attention_quantized", test_quantized);
   for_each_kernel("paged_attention", test_batch);
   return report();
 }

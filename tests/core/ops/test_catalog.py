@@ -8,6 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.core.ops.torch_cache import (
+    kv_cache_write,
+    kv_cache_write_quantized,
+    paged_attention,
+    paged_attention_quantized,
+    rope,
+    shift_keys,
+    shift_keys_quantized,
+)
 from torch.nn import functional
 
 from aethermind.dispatch.reference import evaluate, rounded_inputs
@@ -30,72 +39,10 @@ each_case = pytest.mark.parametrize(("operator", "sample"), CASES)
 
 
 def rope_table(positions, inv_freq, scale):
-    angle = torch.outer(positions.float(), inv_freq.float()).double()
+    rounded = torch.outer(positions.float(), inv_freq.float()).double()
+    exact = torch.outer(positions.double(), inv_freq.float().double())
+    angle = torch.where(positions.abs()[:, None] <= 2**24, rounded, exact)
     return torch.cat([torch.cos(angle), torch.sin(angle)], dim=1) * scale
-
-
-def rope(x, table, interleaved=False):
-    cos, sin = (part.unsqueeze(1) for part in table.chunk(2, dim=-1))
-    if interleaved:
-        turned = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * torch.complex(cos, sin)
-        return torch.view_as_real(turned).flatten(-2)
-    cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
-
-
-def kv_cache_write(k, v, slot_mapping, k_cache, v_cache):
-    k_out, v_out = k_cache.clone(), v_cache.clone()
-    for token, slot in enumerate(slot_mapping.tolist()):
-        if slot >= 0:
-            block, offset = divmod(slot, k_cache.shape[2])
-            k_out[block, :, offset] = k[token]
-            v_out[block, :, offset] = v[token]
-    return k_out, v_out
-
-
-def quantized_rows(x):
-    """Codes and scales by fake quantisation: torch rounds half to even, as NumPy does."""
-    x = x.float()
-    scale = x.abs().amax(-1) / 127
-    inverse = torch.where(scale > 0, 127 / x.abs().amax(-1), 0.0)
-    return torch.round(x * inverse[..., None]).to(torch.int8), scale
-
-
-def kv_cache_write_int8(k, v, slot_mapping, k_cache, v_cache, k_scale, v_scale):
-    (k_codes, k_scales), (v_codes, v_scales) = quantized_rows(k), quantized_rows(v)
-    codes = kv_cache_write(k_codes, v_codes, slot_mapping, k_cache, v_cache)
-    columns = (one[..., None].to(scale) for one, scale in ((k_scales, k_scale), (v_scales, v_scale)))
-    scales = kv_cache_write(*columns, slot_mapping, k_scale[..., None], v_scale[..., None])
-    return *codes, *(one[..., 0] for one in scales)
-
-
-def paged_attention_int8(q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables, k_scale, v_scale, **attributes):
-    caches = (k_cache * k_scale[..., None], v_cache * v_scale[..., None])
-    return paged_attention(q, *caches, cu_seqlens_q, seqlens_k, block_tables, **attributes)
-
-
-def paged_attention(q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables, scale, window):
-    block_size, num_groups = k_cache.shape[2], q.shape[1] // k_cache.shape[1]
-    out = torch.full_like(q, torch.nan)
-    for sequence, num_keys in enumerate(seqlens_k.tolist()):
-        begin, end = cu_seqlens_q[sequence : sequence + 2].tolist()
-        places = [(int(block_tables[sequence, j // block_size]), j % block_size) for j in range(num_keys)]
-        k = torch.stack([k_cache[block, :, offset] for block, offset in places], dim=1)
-        v = torch.stack([v_cache[block, :, offset] for block, offset in places], dim=1)
-        mask = torch.zeros(end - begin, num_keys, dtype=torch.bool)
-        for row in range(end - begin):
-            position = num_keys - (end - begin) + row
-            mask[row, max(0, position - window + 1) if window else 0 : position + 1] = True
-        heads = functional.scaled_dot_product_attention(
-            q[begin:end].transpose(0, 1),
-            k.repeat_interleave(num_groups, dim=0),
-            v.repeat_interleave(num_groups, dim=0),
-            attn_mask=mask,
-            scale=scale,
-        )
-        out[begin:end] = heads.transpose(0, 1)
-    return out
 
 
 def rms_norm(x, weight, eps):
@@ -136,13 +83,13 @@ def qkv_rope_cache_write(
     return rope(q, table), *kv_cache_write(rope(k, table), v, slots, k_cache, v_cache)
 
 
-def qkv_rope_cache_write_int8(*inputs, **attributes):
+def qkv_rope_cache_write_quantized(*inputs, **attributes):
     *others, slots, k_cache, v_cache, k_scale, v_scale = inputs
     tokens = len(slots)
     block = torch.zeros(tokens, *k_cache.shape[1:2], 1, k_cache.shape[3], dtype=torch.float64)
     q, k, v = qkv_rope_cache_write(*others, torch.arange(tokens), block, block, **attributes)
     caches = (k_cache, v_cache, k_scale, v_scale)
-    return q, *kv_cache_write_int8(k[:, :, 0], v[:, :, 0], slots, *caches)
+    return q, *kv_cache_write_quantized(k[:, :, 0], v[:, :, 0], slots, *caches)
 
 
 def attention(q, k, v, scale, causal):
@@ -259,9 +206,11 @@ TORCH: dict[str, Callable[..., Any]] = {
     "kv_cache_write": kv_cache_write,
     "qkv_rope_cache_write": qkv_rope_cache_write,
     "paged_attention": paged_attention,
-    "kv_cache_write_int8": kv_cache_write_int8,
-    "qkv_rope_cache_write_int8": qkv_rope_cache_write_int8,
-    "paged_attention_int8": paged_attention_int8,
+    "shift_keys": shift_keys,
+    "shift_keys_quantized": shift_keys_quantized,
+    "kv_cache_write_quantized": kv_cache_write_quantized,
+    "qkv_rope_cache_write_quantized": qkv_rope_cache_write_quantized,
+    "paged_attention_quantized": paged_attention_quantized,
     "merge_heads": lambda x: x.flatten(1),
     "add": torch.add,
     "add_rms_norm": add_rms_norm,
@@ -306,7 +255,7 @@ TORCH: dict[str, Callable[..., Any]] = {
 
 def test_every_operator_has_a_torch_counterpart() -> None:
     assert set(TORCH) == {operator.name for operator in OPERATORS}
-    assert len(OPERATORS) == 52
+    assert len(OPERATORS) == 54
 
 
 @pytest.mark.parametrize(
@@ -326,12 +275,13 @@ def test_slopes_of_alibi_are_the_papers(num_heads: int, slopes: list[float]) -> 
 def test_reference_equals_torch_in_float64(operator: Operator, sample: Sample) -> None:
     attributes = operator.schema.complete(sample.attributes)
     outputs = evaluate(REGISTRY, operator, sample.inputs, attributes, np.float64)
-    tensors = [None if array is None else torch.from_numpy(array.copy()) for array in sample.inputs]
+    tensors = [None if array is None else as_tensor(array) for array in sample.inputs]
     expected = as_tuple(TORCH[operator.name](*tensors, **attributes))
     for output, tensor, magnitude in zip(outputs, expected, magnitudes(operator, sample, outputs), strict=True):
         is_defined = np.isfinite(magnitude)
         assert output.shape == tuple(tensor.shape)
-        np.testing.assert_allclose(output[is_defined], tensor.numpy()[is_defined], rtol=1e-11, atol=1e-11)
+        expected_numbers = tensor.double().numpy()[is_defined]
+        np.testing.assert_allclose(as_numbers(output)[is_defined], expected_numbers, rtol=1e-11, atol=1e-11)
 
 
 @each_case
@@ -389,8 +339,20 @@ def test_page_is_complete(operator: Operator) -> None:
 
 def magnitudes(operator: Operator, sample: Sample, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
     if operator.term_magnitudes is None:
-        return tuple(np.abs(np.nan_to_num(output, posinf=0, neginf=0)) for output in outputs)
+        return tuple(np.abs(np.nan_to_num(as_numbers(output), posinf=0, neginf=0)) for output in outputs)
     return as_tuple(operator.term_magnitudes(*sample.inputs, **operator.schema.complete(sample.attributes)))
+
+
+def as_tensor(array: Any) -> torch.Tensor:
+    """A copy; torch takes no float8 from NumPy but as bytes."""
+    if DType.of_numpy(array.dtype) is DType.FLOAT8_E4M3FN:
+        return torch.from_numpy(array.view(np.uint8).copy()).view(torch.float8_e4m3fn)
+    return torch.from_numpy(array.copy())
+
+
+def as_numbers(array: Any) -> Any:
+    """float64, in which every element type here is exact."""
+    return array.astype(np.float64)
 
 
 def as_tuple(outputs: Any) -> tuple[Any, ...]:

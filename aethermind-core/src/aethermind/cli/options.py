@@ -73,7 +73,7 @@ KvCacheDType = Annotated[
     str,
     typer.Option(
         "--kv-cache-dtype",
-        help="Store keys and values as computed (auto; float32, bfloat16 or float16 insist on it), or as int8.",
+        help="Store keys and values as computed (auto; float32, bfloat16 or float16 insist on it), or as int8 or fp8.",
     ),
 ]
 SwapSpace = Annotated[

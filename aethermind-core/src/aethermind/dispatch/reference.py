@@ -68,9 +68,11 @@ def evaluate(
 
 
 def rounded_inputs(operator: Operator, sample: Sample, float_type: DType) -> tuple[Array | None, ...]:
-    """A sample's arrays in the dtypes that the operator takes when F is `float_type`: fresh copies."""
+    """A sample's arrays in the dtypes that the operator takes when F is `float_type`, codes in their own: copies."""
     return tuple(
-        None if array is None else np.array(array, dtype=spec.dtype(float_type).numpy, order="C")
+        None
+        if array is None
+        else np.array(array, dtype=array.dtype if spec.kind == "q8" else spec.dtype(float_type).numpy, order="C")
         for spec, array in zip(operator.schema.inputs, sample.inputs, strict=True)
     )
 

@@ -9,6 +9,8 @@ from aethermind.errors import InvalidArgumentError
 
 __all__ = ["EngineConfig"]
 
+_KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -74,7 +76,7 @@ class EngineConfig:
         for name in ("enable_prefix_caching", "deterministic"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgumentError(f"{name} should be True or False, got {getattr(self, name)!r}.")
-        _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "float32", "bfloat16", "float16", "int8"))
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, _KV_CACHE_DTYPES)
         if self.kv_store is not None:
             _check_store(self.kv_store, self.enable_prefix_caching)
         _check_choice("load_format", self.load_format, ("auto", "dummy"))

@@ -23,7 +23,7 @@ from aethermind.model.architecture import AdaptsWeights, CausalLM, TextEncoder
 from aethermind.model.config import DecoderConfig
 from aethermind.model.hf_config import architecture_name
 from aethermind.ops.operator import OperatorRegistry
-from aethermind.ops.schema import TensorType
+from aethermind.ops.schema import CODE_DTYPES, TensorType
 from aethermind.ops.weight_format import WeightFormat
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.sampling.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
@@ -272,14 +272,14 @@ def _choose_dtype(text: str, of_checkpoint: DType, supported: tuple[DType, ...],
 
 
 def _choose_cache(config: EngineConfig, dtype: DType, decoder: DecoderConfig) -> KVCacheSpec:
-    """Keys and values as they are computed, or as int8 codes with a float32 scale for each head of a token."""
+    """Keys and values as they are computed, or as codes with a float32 scale for each head of a token."""
     stored = dtype if config.kv_cache_dtype == "auto" else DType.parse(config.kv_cache_dtype)
-    if stored not in (dtype, DType.INT8):
+    if stored not in (dtype, *CODE_DTYPES):
         raise InvalidArgumentError(
             f"A KV cache in {stored} needs a model that computes in {stored}, and this one computes in {dtype}. "
-            f"Pass --dtype {stored}, or auto or int8 as --kv-cache-dtype."
+            f"Pass --dtype {stored}, or auto, int8 or fp8 as --kv-cache-dtype."
         )
-    scale_bits = 32 if stored is DType.INT8 else 0
+    scale_bits = 32 if stored in CODE_DTYPES else 0
     sizes = (decoder.num_hidden_layers, decoder.num_key_value_heads, decoder.head_dim)
     return KVCacheSpec(*sizes, stored.label, config.block_size, scale_bits)
 

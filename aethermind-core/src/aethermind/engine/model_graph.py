@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from aethermind.engine.key_shift import write_key_shift
 from aethermind.errors import ConfigError
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
@@ -40,6 +41,8 @@ class Part(Enum):
     """From the input `logits` f32[R, V] on."""
     SCORES = "scores"
     """From tokens to LOGPROB_OUTPUTS of the input `target_ids` i32[R]."""
+    KEY_SHIFT = "key_shift"
+    """From blocks to the same blocks with their keys turned, see `key_shift`."""
     HIDDEN_STATES = "hidden_states"
     """From tokens to the output `hidden_states` F[R, hidden_size], which the projection to the vocabulary takes."""
 
@@ -72,6 +75,9 @@ class StepGraphs:
         builder = GraphBuilder(prefix + key.part.value, self.operators, self.dtype)
         if isinstance(self.model, TextEncoder):
             self._write_encoder(builder, self.model)
+            return builder
+        if key.part is Part.KEY_SHIFT:
+            write_key_shift(builder, self.model.config.rope, self.max_model_len, self.cache, self.num_blocks)
             return builder
         if key.part is Part.SAMPLER:
             vocab_size = self.model.config.vocab_size

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from aethermind.cache.kv_cache import KVCache
+from aethermind.cache.shift import BlockShift
 from aethermind.engine.batch import BatchWriter
 from aethermind.engine.decision import ScheduleDecision
 from aethermind.engine.embedding_rows import EmbeddingRows, needs_embeddings
+from aethermind.engine.key_shift import turn_keys
 from aethermind.engine.kv_memory import KVMemory
 from aethermind.engine.loader import PlannedModel, open_weights
 from aethermind.engine.logits_processors import process_logits
 from aethermind.engine.logprobs import TokenLogprobs, read_logprobs
 from aethermind.engine.model_graph import GraphKey, Part
 from aethermind.engine.request import Request
+from aethermind.errors import ConfigError
 from aethermind.graph.compile import Compiled
 from aethermind.graph.constants import ConstantStore
 from aethermind.graph.executor import Executor
 from aethermind.graph.hooks import HookRegistry
+from aethermind.model.rope import FREQUENCIES
 from aethermind.sampling.rows import AdjustmentSizes, SamplingRows, needs_adjusted_logits
 
 if TYPE_CHECKING:
@@ -130,6 +134,8 @@ class ModelRunner:
         is_plain = model == _PLAIN and not hooks.is_active
         variant = self._plain if is_plain else self._variant(model, hooks.fuse)
         self.kv_memory.copy_blocks(decision.copies)
+        if decision.shifts:
+            self.turn_keys(decision.shifts)
         sampled, width = variant.batch.write(decision)
         sizes = self._fill_rows(variant, model, sampled)
         num_embeddings = variant.embeddings.fill(decision) if wanted.has_embeddings else 0
@@ -153,6 +159,14 @@ class ModelRunner:
     def executor_of(self, part: Part) -> Executor:
         """The executor of a graph that is about texts instead of steps."""
         return self._variant(GraphKey(part=part)).executor
+
+    def turn_keys(self, shifts: Sequence[BlockShift]) -> None:
+        """Turn cached keys to where their tokens stand now, before a step reads them; ConfigError where keys have no
+        rotary positions.
+        """
+        if FREQUENCIES not in self.planned.computed:
+            raise ConfigError("This model's keys have no rotary positions, so its cached tokens cannot be moved.")
+        turn_keys(self.executor_of(Part.KEY_SHIFT), shifts)
 
     def prepare_embeddings(self) -> None:
         """Compile the steps that have embeddings, so that a model that cannot take them says so before one runs."""

@@ -25,6 +25,7 @@ class DType(Enum):
     INT32 = ("int32", 6, 4)
     INT64 = ("int64", 7, 8)
     BOOL = ("bool", 8, 1)
+    FLOAT8_E4M3FN = ("float8_e4m3fn", 9, 1)
 
     def __init__(self, label: str, code: int, itemsize: int) -> None:
         self.label = label
@@ -36,19 +37,19 @@ class DType(Enum):
 
     @property
     def is_floating(self) -> bool:
-        """Whether this is a floating-point type."""
+        """Whether operators compute in this type; float8 is one of codes, which count with their scale."""
         return self.code <= DType.FLOAT64.code
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype of the same layout (bfloat16 is that of `ml_dtypes`)."""
+        """The NumPy dtype of the same layout (bfloat16 and float8 are those of `ml_dtypes`)."""
         import numpy as np
 
-        if self is DType.BFLOAT16:
+        if self in (DType.BFLOAT16, DType.FLOAT8_E4M3FN):
             import ml_dtypes
 
-            bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-            return bfloat16
+            narrow: np.dtype[Any] = np.dtype(getattr(ml_dtypes, self.label))
+            return narrow
         return np.dtype(self.label)
 
     @classmethod
@@ -69,4 +70,12 @@ class DType(Enum):
         return cls.parse(dtype.name)
 
 
-_SHORT_FORMS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
+_SHORT_FORMS = {
+    "fp32": "float32",
+    "float": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+}

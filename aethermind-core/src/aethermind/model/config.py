@@ -97,7 +97,7 @@ def _read_dtype(fields: Mapping[str, Any]) -> DType:
     name = fields.get("dtype", fields.get("torch_dtype", "float32"))
     dtype = DType.parse(str(name).removeprefix("torch."))
     if not dtype.is_floating:
-        raise ConfigError(f"dtype {name!r} in config.json is not a floating-point type.")
+        raise ConfigError(f"dtype {name!r} in config.json is not a type that models compute in.")
     return dtype
 
 

@@ -16,7 +16,10 @@ from aethermind.errors import ConfigError
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["KINDS", "RopeConfig", "inverse_frequencies", "read_rope"]
+__all__ = ["FREQUENCIES", "KINDS", "RopeConfig", "inverse_frequencies", "read_rope"]
+
+FREQUENCIES = "rope.inv_freq"
+"""The constant's name in graphs of models whose keys are rotated."""
 
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
 

@@ -12,6 +12,7 @@ from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
 from aethermind.hal.dtype import DType
 from aethermind.ops.dims import SymDim
+from aethermind.ops.schema import CODE_DTYPES
 
 __all__ = ["EmbeddingInputs", "StepInputs", "declare_step_inputs"]
 
@@ -30,7 +31,7 @@ class StepInputs:
     i32[S,B],
     logits_rows i32[R], and the KV cache of every layer, each [num_blocks, num_kv_heads, block_size, head_dim].
 
-    `k_scales` and `v_scales`, f32[num_blocks, num_kv_heads, block_size], are there where the cache holds int8 codes.
+    `k_scales` and `v_scales`, f32[num_blocks, num_kv_heads, block_size], are there where the cache holds codes.
 
     `embeddings` is there only in the graph for steps that have some; `blocks.embedding` puts them in their rows.
     """
@@ -64,7 +65,7 @@ def declare_step_inputs(
     """Declare the inputs and the KV state of a decoder's graph."""
     tokens, sequences, rows, width = SymDim("T"), SymDim("S"), SymDim("R"), SymDim("B")
     slots = (num_blocks, num_kv_heads, block_size)
-    num_scaled = num_layers if kv_dtype is DType.INT8 else 0
+    num_scaled = num_layers if kv_dtype in CODE_DTYPES else 0
     embeddings = None
     if has_embeddings:
         values = builder.input("inputs_embeds", builder.dtype, (SymDim("E"), hidden_size))

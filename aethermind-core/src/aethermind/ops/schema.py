@@ -3,9 +3,10 @@
     rms_norm(x: F[..., D], weight: F[D]; eps: float = 1e-06) -> (out: F[..., D])
 
 Left of `;` are tensors, right of it attributes. `F` is the operator's floating-point type, `W` a weight in any weight
-format whose values count as `F`, and `f32`, `i32`, `i64` are what they say. Names in brackets are dims: the first use
-binds, later ones must agree. `?` marks an optional tensor. An output written `k_out: F[N, K, P, C] = k_cache` is the
-same memory as that input, changed in place; `out: F[T] ~ x` may share it.
+format whose values count as `F`, `q8` codes in one of `CODE_DTYPES`, the same for all of the operator's, and `f32`,
+`i32`, `i64` are what they say. Names in brackets are dims: the first use binds, later ones must agree. `?` marks an
+optional tensor. An output written `k_out: F[N, K, P, C] = k_cache` is the same memory as that input, changed in place;
+`out: F[T] ~ x` may share it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from aethermind.hal.layout import num_elements
 from aethermind.ops import dims
 from aethermind.ops.dims import Shape
 
-__all__ = ["Attribute", "AttributeSpec", "OpBuilder", "OperatorSchema", "TensorSpec", "TensorType"]
+__all__ = ["Attribute", "AttributeSpec", "CODE_DTYPES", "OpBuilder", "OperatorSchema", "TensorSpec", "TensorType"]
 
 Attribute = int | float | bool
+
+CODE_DTYPES = (DType.INT8, DType.FLOAT8_E4M3FN)
+"""What rows of floats are stored in where each has a scale beside it."""
 
 _CONCRETE = {
     "f32": DType.FLOAT32,
@@ -69,9 +73,9 @@ class TensorSpec:
     alias: str | None = None
     inplace: str | None = None
 
-    def dtype(self, float_type: DType) -> DType:
-        """The element type when the operator's floating-point type is `float_type`."""
-        return _CONCRETE.get(self.kind, float_type)
+    def dtype(self, float_type: DType, code_type: DType = CODE_DTYPES[0]) -> DType:
+        """The element type where F is `float_type` and codes are of `code_type`."""
+        return code_type if self.kind == "q8" else _CONCRETE.get(self.kind, float_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,7 @@ class OperatorSchema:
                 f"Operator {self.name} takes {len(self.inputs)} inputs, got {len(inputs)}. Signature: {self.text}"
             )
         binding: dict[str, Any] = {}
+        code_type: DType | None = None
         for spec, given in zip(self.inputs, inputs, strict=True):
             if given is None:
                 if not spec.is_optional:
@@ -160,7 +165,9 @@ class OperatorSchema:
                 continue
             if spec.kind in "FW" and given.dtype.is_floating:
                 float_type = float_type or given.dtype
-            wanted = spec.dtype(float_type) if float_type else _CONCRETE.get(spec.kind, "a floating-point type")
+            if spec.kind == "q8" and given.dtype in CODE_DTYPES:
+                code_type = code_type or given.dtype
+            wanted = self._wanted(spec, float_type, code_type)
             problem = (
                 f"dtype should be {wanted}"
                 if given.dtype is not wanted
@@ -171,12 +178,19 @@ class OperatorSchema:
                     f"Operator {self.name}: input {spec.name!r} is {given}, but {problem}. Signature: {self.text}"
                 )
         binding.update(attributes)
-        resolved = float_type or DType.FLOAT32
+        resolved = (float_type or DType.FLOAT32, code_type or CODE_DTYPES[0])
         try:
             shapes = [dims.evaluate(spec.pattern, binding) for spec in self.outputs]
         except OperatorError as error:
             raise OperatorError(f"Operator {self.name}: {error} Signature: {self.text}") from None
-        return tuple(TensorType(spec.dtype(resolved), shape) for spec, shape in zip(self.outputs, shapes, strict=True))
+        return tuple(TensorType(spec.dtype(*resolved), shape) for spec, shape in zip(self.outputs, shapes, strict=True))
+
+    @staticmethod
+    def _wanted(spec: TensorSpec, float_type: DType | None, code_type: DType | None) -> DType | str:
+        """What an input's dtype should be, by those that bound F and the type of codes."""
+        if spec.kind == "q8":
+            return code_type or " or ".join(map(str, CODE_DTYPES))
+        return spec.dtype(float_type) if float_type else _CONCRETE.get(spec.kind, "a floating-point type")
 
     def float_type(self, inputs: Sequence[TensorType | None]) -> DType:
         """The dtype that F stands for with these inputs (float32 where the operator has no F)."""
@@ -204,7 +218,7 @@ def _parse_tensor(text: str) -> TensorSpec:
     found = _TENSOR.match(text)
     assert found, f"malformed tensor in an operator signature: {text}"
     name, kind, pattern, optional, relation, other = found.groups()
-    assert kind in "FW" or kind in _CONCRETE, f"unknown tensor kind {kind!r} in: {text}"
+    assert kind in "FW" or kind == "q8" or kind in _CONCRETE, f"unknown tensor kind {kind!r} in: {text}"
     return TensorSpec(
         name,
         kind,

@@ -35,6 +35,7 @@ typedef enum am_dtype {
   AM_INT32 = 6,
   AM_INT64 = 7,
   AM_BOOL = 8,
+  AM_FLOAT8_E4M3FN = 9,
 } am_dtype;
 
 /* A row-major contiguous tensor. A packed weight keeps its logical shape while `data` points to the kernel's own

@@ -46,7 +46,7 @@ def attention(
     o_DQ = builder.parameter(f"{prefix}.o_proj.weight", (config.hidden_size, heads * head_dim))
     # A cache of codes has scales beside it, and operators of its own.
     scales = (inputs.k_scales[layer], inputs.v_scales[layer]) if inputs.k_scales else ()
-    suffix = "_int8" if scales else ""
+    suffix = "_quantized" if scales else ""
     with builder.scope(prefix):
         q_THC, k_cache, v_cache, *scales_out = builder.op(
             f"qkv_rope_cache_write{suffix}",

@@ -30,7 +30,7 @@ def cached_attention(
     """
     # A cache of codes has scales beside it, and operators of its own.
     scales = (inputs.k_scales[layer], inputs.v_scales[layer]) if inputs.k_scales else ()
-    suffix = "_int8" if scales else ""
+    suffix = "_quantized" if scales else ""
     caches = (inputs.k_caches[layer], inputs.v_caches[layer])
     k_cache, v_cache, *scales_out = builder.op(
         f"kv_cache_write{suffix}", k_TKC, v_TKC, inputs.slot_mapping, *caches, *scales

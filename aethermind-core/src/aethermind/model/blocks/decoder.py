@@ -8,7 +8,7 @@ from aethermind.model.blocks.attention import attention
 from aethermind.model.blocks.embedding import embedding, lm_head
 from aethermind.model.blocks.mlp import swiglu_mlp
 from aethermind.model.config import DecoderConfig
-from aethermind.model.rope import inverse_frequencies
+from aethermind.model.rope import FREQUENCIES, inverse_frequencies
 from aethermind.model.step_inputs import StepInputs
 
 __all__ = ["decoder"]
@@ -30,7 +30,7 @@ def decoder(
     together.
     """
     inv_freq, scale = inverse_frequencies(config.rope, max_model_len)
-    rope_table_TC = builder.op("rope_table", inputs.positions, builder.constant("rope.inv_freq", inv_freq), scale=scale)
+    rope_table_TC = builder.op("rope_table", inputs.positions, builder.constant(FREQUENCIES, inv_freq), scale=scale)
     embedding_name = f"{prefix}.embed_tokens.weight"
     residual_TD = embedding(builder, inputs, config, embedding_name)
     x_TD = _norm(builder, residual_TD, config, f"{prefix}.layers.0.input_layernorm")

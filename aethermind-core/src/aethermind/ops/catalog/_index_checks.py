@@ -9,7 +9,15 @@ import numpy as np
 from aethermind.errors import OperatorError
 from aethermind.ops.operator import Array
 
-__all__ = ["check_blocks", "check_heads", "check_tokens_of_rows", "require_below", "rows_of", "slots_of_cache"]
+__all__ = [
+    "check_blocks",
+    "check_heads",
+    "check_shifted_blocks",
+    "check_tokens_of_rows",
+    "require_below",
+    "rows_of",
+    "slots_of_cache",
+]
 
 Shapes = Mapping[str, tuple[int, ...]]
 Check = Callable[[Mapping[str, Array], Shapes], None]
@@ -54,6 +62,15 @@ def check_blocks(arrays: Mapping[str, Array], shapes: Shapes) -> None:
             f"seqlens_k holds {int(num_keys.max())} keys, and block_tables {tables.shape[1]} blocks of {block_size}."
         )
     require_below("block_tables", tables[np.arange(tables.shape[1]) < num_used[:, None]], num_blocks)
+
+
+def check_shifted_blocks(arrays: Mapping[str, Array], shapes: Shapes) -> None:
+    """`blocks` are in `k_cache`, each once, and have `num_tokens` slots."""
+    num_blocks, _, block_size, _ = shapes["k_cache"]
+    require_below("blocks", arrays["blocks"], num_blocks)
+    require_below("num_tokens", arrays["num_tokens"], block_size + 1)
+    if len(np.unique(arrays["blocks"])) < len(arrays["blocks"]):
+        raise OperatorError("blocks names one of them twice; the keys of a block are turned once.")
 
 
 def check_heads(num_heads: int, num_kv_heads: int) -> None:

@@ -12,10 +12,15 @@ from aethermind.ops.schema import OperatorSchema
 
 __all__ = ["ROPE_TABLE"]
 
+_LAST_AS_TRAINED = 2**24
+
 
 def _reference(positions: Array, inv_freq: Array, *, scale: float) -> Array:
     # Models are trained with the angle rounded to float32; at position 100 000 that shifts it by up to 0.004.
-    angle = (positions.astype(np.float32)[:, None] * inv_freq.astype(np.float32)).astype(np.float64)
+    frequencies = inv_freq.astype(np.float32)
+    rounded = positions.astype(np.float32)[:, None] * frequencies
+    exact = positions.astype(np.float64)[:, None] * frequencies.astype(np.float64)
+    angle = np.where(np.abs(positions)[:, None] <= _LAST_AS_TRAINED, rounded, exact)
     table = np.concatenate([np.cos(angle), np.sin(angle)], axis=-1) * scale
     return table.astype(inv_freq.dtype)
 
@@ -30,6 +35,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample(f"T{num_tokens}_C{head_dim}", (positions, _inverse_frequencies(head_dim, 1e4)))
     far = np.array([0, 1, 32767, 131071, 1000000], np.int64)
     yield Sample("far_positions", (far, _inverse_frequencies(64, 1e6)))
+    beyond = np.array([2**24 - 1, 2**24, 2**24 + 1, 2**31 + 5, -(2**31) - 5, 2**40 + 1], np.int64)
+    yield Sample("beyond_float32", (beyond, _inverse_frequencies(64, 1e6)))
     yield Sample("scaled", (np.arange(7, dtype=np.int64), _inverse_frequencies(10, 1e4)), {"scale": 1.1386294})
 
 
@@ -41,7 +48,8 @@ ROPE_TABLE = Operator(
     schema=OperatorSchema.parse(
         "rope_table(positions: i64[T], inv_freq: f32[E]; scale: float = 1.0) -> (table: f32[T, 2*E])"
     ),
-    summary="[cos(p·f)·scale | sin(p·f)·scale], the product p·f rounded to float32.",
+    summary="[cos(p·f)·scale | sin(p·f)·scale], the product p·f rounded to float32 as models are trained; "
+    "beyond 2^24, where float32 lacks positions, to float64.",
     reference=_reference,
     samples=_samples,
     term_magnitudes=_term_magnitudes,

@@ -1,4 +1,4 @@
-"""Causal attention of a ragged batch over a paged cache of int8 codes."""
+"""Causal attention of a ragged batch over a paged cache of codes with a scale for each row."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from aethermind.ops.catalog._index_checks import check_blocks
-from aethermind.ops.catalog._int8_rows import coded_caches
+from aethermind.ops.catalog._quantized_rows import coded_caches, dequantize_rows
 from aethermind.ops.catalog._tolerances import accumulated
-from aethermind.ops.catalog.kv_cache_write_int8 import code_bytes
+from aethermind.ops.catalog.kv_cache_write_quantized import code_bytes
 from aethermind.ops.catalog.paged_attention import PAGED_ATTENTION
 from aethermind.ops.cost import Call, Cost, visible_pairs
 from aethermind.ops.operator import Array, Operator, Sample
 from aethermind.ops.schema import OperatorSchema
 
-__all__ = ["PAGED_ATTENTION_INT8"]
+__all__ = ["PAGED_ATTENTION_QUANTIZED"]
 
 
 def _over_values(of_floats: Callable[..., Array]) -> Callable[..., Array]:
@@ -37,7 +37,7 @@ def _over_values(of_floats: Callable[..., Array]) -> Callable[..., Array]:
         used, tables = np.unique(block_tables, return_inverse=True)
         used = np.clip(used, 0, len(k_cache) - 1)  # entries that no sequence needs may hold anything
         k, v = (
-            codes[used].astype(q.dtype) * scales[used, ..., None].astype(q.dtype)
+            dequantize_rows(codes[used], scales[used], q.dtype)
             for codes, scales in ((k_cache, k_scale), (v_cache, v_scale))
         )
         tables = tables.reshape(block_tables.shape).astype(np.int32)
@@ -49,8 +49,8 @@ def _over_values(of_floats: Callable[..., Array]) -> Callable[..., Array]:
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     for sample in PAGED_ATTENTION.samples(rng):
         q, k_cache, v_cache, *tables = sample.inputs
-        k_codes, v_codes, *scales = coded_caches(k_cache, v_cache)
-        yield Sample(sample.label, (q, k_codes, v_codes, *tables, *scales), sample.attributes)
+        for codes, (k_codes, v_codes, *scales) in coded_caches(k_cache, v_cache):
+            yield Sample(f"{sample.label}_{codes}", (q, k_codes, v_codes, *tables, *scales), sample.attributes)
 
 
 def _cost(call: Call) -> Cost:
@@ -65,9 +65,9 @@ def _cost(call: Call) -> Cost:
 
 assert PAGED_ATTENTION.reference is not None
 assert PAGED_ATTENTION.term_magnitudes is not None
-PAGED_ATTENTION_INT8 = Operator(
+PAGED_ATTENTION_QUANTIZED = Operator(
     schema=OperatorSchema.parse(
-        """paged_attention_int8(q: F[T, H, C], k_cache: i8[N, K, P, C], v_cache: i8[N, K, P, C],
+        """paged_attention_quantized(q: F[T, H, C], k_cache: q8[N, K, P, C], v_cache: q8[N, K, P, C],
         cu_seqlens_q: i32[S+1], seqlens_k: i32[S], block_tables: i32[S, M],
         k_scale: f32[N, K, P], v_scale: f32[N, K, P];
         scale: float, window: int = 0) -> (out: F[T, H, C])"""

@@ -1,4 +1,4 @@
-"""Everything between a layer's norm and its attention, where the cache holds int8 codes."""
+"""Everything between a layer's norm and its attention, where the cache holds codes with a scale for each row."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from math import prod
 import numpy as np
 
 from aethermind.ops.catalog._index_checks import slots_of_cache
-from aethermind.ops.catalog._int8_rows import coded_caches
+from aethermind.ops.catalog._quantized_rows import coded_caches, one_code
 from aethermind.ops.catalog._tolerances import accumulated
-from aethermind.ops.catalog.kv_cache_write_int8 import code_bytes
+from aethermind.ops.catalog.kv_cache_write_quantized import code_bytes
 from aethermind.ops.catalog.qkv_rope_cache_write import QKV_ROPE_CACHE_WRITE, projected_heads
 from aethermind.ops.cost import Call, Cost
 from aethermind.ops.operator import Array, Operator, Sample
 from aethermind.ops.schema import OpBuilder, OperatorSchema
 
-__all__ = ["QKV_ROPE_CACHE_WRITE_INT8"]
-
-_ONE_CODE = 1e5
-"""Terms so large that the tolerance of float32 sums, 1e-5 of them, lets a code be the next one."""
+__all__ = ["QKV_ROPE_CACHE_WRITE_QUANTIZED"]
 
 
 def _decompose(
@@ -46,7 +43,7 @@ def _decompose(
 ) -> tuple[Array, ...]:
     weights, biases, norms = (w_q, w_k, w_v), (b_q, b_k, b_v), (q_norm, k_norm)
     q, k, v = projected_heads(b, x, weights, biases, norms, rope_table, num_heads, num_kv_heads, eps)
-    return q, *b.op("kv_cache_write_int8", k, v, slot_mapping, k_cache, v_cache, k_scale, v_scale)
+    return q, *b.op("kv_cache_write_quantized", k, v, slot_mapping, k_cache, v_cache, k_scale, v_scale)
 
 
 def _term_magnitudes(*inputs: Array | None, num_heads: int, num_kv_heads: int, eps: float) -> tuple[Array, ...]:
@@ -64,13 +61,14 @@ def _term_magnitudes(*inputs: Array | None, num_heads: int, num_kv_heads: int, e
         np.maximum(magnitudes.max(axis=-1, initial=0), scale)
         for magnitudes, scale in zip(values, (k_scale, v_scale), strict=True)
     ]
-    return q, *(np.full(k_codes.shape, _ONE_CODE) for _ in values), *scales
+    return q, *(one_code(k_codes) for _ in values), *scales
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     for sample in QKV_ROPE_CACHE_WRITE.samples(rng):
         *others, k_cache, v_cache = sample.inputs
-        yield Sample(sample.label, (*others, *coded_caches(k_cache, v_cache)), sample.attributes)
+        for codes, caches in coded_caches(k_cache, v_cache):
+            yield Sample(f"{sample.label}_{codes}", (*others, *caches), sample.attributes)
 
 
 def _cost(call: Call) -> Cost:
@@ -83,17 +81,17 @@ def _cost(call: Call) -> Cost:
     return Cost(read, call.bytes_out("q") + code_bytes(rows, head_dim), 2 * num_tokens * num_weights)
 
 
-QKV_ROPE_CACHE_WRITE_INT8 = Operator(
+QKV_ROPE_CACHE_WRITE_QUANTIZED = Operator(
     schema=OperatorSchema.parse(
-        """qkv_rope_cache_write_int8(x: F[T, D], w_q: W[Q, D], w_k: W[G, D], w_v: W[G, D],
+        """qkv_rope_cache_write_quantized(x: F[T, D], w_q: W[Q, D], w_k: W[G, D], w_v: W[G, D],
         b_q: F[Q]?, b_k: F[G]?, b_v: F[G]?, q_norm: F[C]?, k_norm: F[C]?,
-        rope_table: f32[T, C], slot_mapping: i64[T], k_cache: i8[N, K, P, C], v_cache: i8[N, K, P, C],
+        rope_table: f32[T, C], slot_mapping: i64[T], k_cache: q8[N, K, P, C], v_cache: q8[N, K, P, C],
         k_scale: f32[N, K, P], v_scale: f32[N, K, P];
         num_heads: int, num_kv_heads: int, eps: float = 1e-6)
-        -> (q: F[T, num_heads, C], k_out: i8[N, K, P, C] = k_cache, v_out: i8[N, K, P, C] = v_cache,
+        -> (q: F[T, num_heads, C], k_out: q8[N, K, P, C] = k_cache, v_out: q8[N, K, P, C] = v_cache,
         k_scale_out: f32[N, K, P] = k_scale, v_scale_out: f32[N, K, P] = v_scale)"""
     ),
-    summary="qkv_rope_cache_write where keys and values go to the cache as kv_cache_write_int8 writes them.",
+    summary="qkv_rope_cache_write where keys and values go to the cache as kv_cache_write_quantized writes them.",
     decompose=_decompose,
     samples=_samples,
     term_magnitudes=_term_magnitudes,

@@ -1,0 +1,62 @@
+"""Rows of floats as codes of one byte with one scale each: what a quantised KV cache holds of a head of a token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aethermind.hal.dtype import DType
+from aethermind.ops.operator import Array
+from aethermind.ops.schema import CODE_DTYPES
+
+__all__ = ["coded_caches", "codes_and_ties", "dequantize_rows", "one_code", "quantize_rows"]
+
+_SMALLEST = np.float32(2.0**-100)
+_LARGEST = {DType.INT8: np.float32(127), DType.FLOAT8_E4M3FN: np.float32(448)}
+
+
+def quantize_rows(x: Array, dtype: DType) -> tuple[Array, Array]:
+    """Codes (`dtype`, as x) and scales (float32, one a row [..., C]) with x ≈ scale · code.
+
+    Symmetric: the scale is the largest magnitude of the row over the largest code (127, or 448 of float8_e4m3fn: OCP
+    8-bit floating point, 2023), and codes are x · (largest code / largest magnitude), rounded half to even. All of it
+    is float32, so that kernels find the same codes. A row below 2^-100 is zero; the scale of one that is not finite is
+    NaN.
+    """
+    rows = np.asarray(x, dtype=np.float32)
+    largest = np.abs(rows).max(axis=-1, initial=0)
+    is_finite = np.isfinite(rows).all(axis=-1)
+    has_codes = is_finite & (largest >= _SMALLEST)
+    inverse = np.where(has_codes, _LARGEST[dtype] / np.where(has_codes, largest, 1), 0).astype(np.float32)
+    scaled = np.where(has_codes[..., None], rows, 0) * inverse[..., None]
+    codes = (np.rint(scaled) if dtype is DType.INT8 else scaled).astype(dtype.numpy)
+    scales = np.where(is_finite, np.where(has_codes, largest / _LARGEST[dtype], 0), np.nan)
+    return codes, scales.astype(np.float32)
+
+
+def dequantize_rows(codes: Array, scales: Array, dtype: np.dtype[np.floating]) -> Array:
+    """Codes [..., C] times their scales [...], in `dtype`."""
+    return codes.astype(dtype) * scales[..., None].astype(dtype)
+
+
+def codes_and_ties(dtype: DType) -> Array:
+    """All codes that are not negative, and what lies halfway between neighbours: a row of which the scale is 1."""
+    all_codes = np.arange(128, dtype=np.uint8).view(dtype.numpy).astype(np.float64)
+    codes = all_codes[np.isfinite(all_codes)]
+    return np.concatenate([codes, (codes[1:] + codes[:-1]) / 2])
+
+
+def one_code(codes: Array) -> Array:
+    """Magnitudes of terms, float64, by which the tolerance of float32 sums (1e-5) lets a code be the next one."""
+    widest_step = {DType.INT8: 1, DType.FLOAT8_E4M3FN: 32}[DType.of_numpy(codes.dtype)]
+    return np.full(codes.shape, 1e5 * widest_step)
+
+
+def coded_caches(
+    k_cache: Array | None, v_cache: Array | None
+) -> Iterator[tuple[str, tuple[Array, Array, Array, Array]]]:
+    """The caches of a sample as codes of every type, and their scales in float64, as samples have floats."""
+    for dtype in CODE_DTYPES:
+        (k_codes, k_scale), (v_codes, v_scale) = quantize_rows(k_cache, dtype), quantize_rows(v_cache, dtype)
+        yield str(dtype), (k_codes, v_codes, k_scale.astype(np.float64), v_scale.astype(np.float64))
