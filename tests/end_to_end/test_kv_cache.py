@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.end_to_end.conftest import assert_idle
 
 from aethermind import LLM, RequestOutput, SamplingParams
+from aethermind.engine.decision import ScheduleDecision
 from aethermind.engine.engine_stats import EngineStats
 from aethermind.errors import InvalidArgumentError
 
@@ -146,3 +148,34 @@ def test_a_decode_step_allocates_nothing(open_demo: Callable[..., LLM], params: 
     for _ in range(12):
         assert len(llm.engine.step()) == len(PROMPTS)
     assert allocator.stats().num_allocations == before
+
+
+def test_a_token_keeps_the_slot_that_it_was_written_to(
+    open_demo: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is written once, to a slot of its own, which stays its own until the request ends; then all are free."""
+    llm = open_demo(block_size=4, max_num_batched_tokens=16, max_num_seqs=8, enable_prefix_caching=False)
+    runner, cache = llm.engine.runner, llm.engine.cache
+    slots: dict[tuple[str, int], int] = {}
+    run = runner.run
+
+    def noting(decision: ScheduleDecision) -> Any:
+        sampled = run(decision)
+        written = iter(runner.executor.host_inputs["slot_mapping"][: decision.num_batched_tokens].tolist())
+        for request, num_tokens, _ in decision.scheduled:
+            for index in range(request.num_computed_tokens, request.num_computed_tokens + num_tokens):
+                assert (request.request_id, index) not in slots
+                slots[request.request_id, index] = next(written)
+        return sampled
+
+    def check(_: RequestOutput) -> None:
+        running = {request.request_id for request in llm.engine.running}
+        kept = {token: slot for token, slot in slots.items() if token[0] in running}
+        assert kept == {(name, index): cache.slot(name, index) for name, index in kept}
+        assert len(set(kept.values())) == len(kept)
+
+    monkeypatch.setattr(runner, "run", noting)
+    lengths = [SamplingParams(temperature=0.0, max_tokens=4 + 5 * index, ignore_eos=True) for index in range(5)]
+    results = llm.generate(PROMPTS, lengths, on_output=check)
+    assert len(slots) == sum(len(result.prompt_token_ids) + len(result.outputs[0].token_ids) - 1 for result in results)
+    assert_idle(llm)
