@@ -98,7 +98,8 @@ class LLM:
         `redis://host:6379/0`, `host:2GiB`, or a plugin's); `close` lets it have the rest.
         `quantization` is the format to store the model's matrices in (`int8`, `int4`, …), `lm_head` that of the one
         that makes logits (by default int8, or that of the others if it has no fewer bits).
-        `scheduling_policy` orders requests where not all can run: fcfs, priority, shortest, deadline, or a plugin's.
+        `scheduling_policy` orders requests where not all can run: fcfs, fair, priority, shortest, deadline, or one of
+        a plugin.
         The last turns of `max_sessions` conversations (`RequestOptions.session`) are given up last, for `session_ttl`
         seconds.
         `fallback` says what happens where the device lacks a kernel: error, warn or allow. `deterministic` refuses

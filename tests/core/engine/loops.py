@@ -7,7 +7,7 @@ from typing import Any
 
 from aethermind.cache import BlockPool, HashedPrefixCache, KVCache, KVCacheSpec
 from aethermind.engine.decision import ScheduleDecision, StepBudget
-from aethermind.engine.policies import FirstComeFirstServed
+from aethermind.engine.policies import FirstComeFirstServed, SharingPolicy
 from aethermind.engine.request import FinishReason, Request, RequestState
 from aethermind.engine.request_options import RequestOptions
 from aethermind.engine.scheduler import Scheduler
@@ -99,6 +99,8 @@ class Loop:
         name = f"r{self.num_requests:04}"
         wishes = RequestOptions(**options)
         request = Request(name, prompt, params, self.now, max_model_len=MAX_MODEL_LEN, options=wishes)
+        if isinstance(self.scheduler.policy, SharingPolicy):
+            request.place = self.scheduler.policy.place(request, self.waiting, self.running)
         self.waiting.add(request, self.now)
         return request
 

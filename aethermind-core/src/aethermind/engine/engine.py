@@ -20,6 +20,7 @@ from aethermind.engine.loader import PlannedModel
 from aethermind.engine.model_runner import ModelRunner, SampledToken
 from aethermind.engine.output import RequestOutput
 from aethermind.engine.output_builder import OutputBuilder, named_logprobs
+from aethermind.engine.policies import SharingPolicy
 from aethermind.engine.preemption import MeasuredCosts, TimedSwapStore
 from aethermind.engine.prompt_reader import check_embeddings
 from aethermind.engine.request import FinishReason, Request
@@ -151,6 +152,8 @@ class Engine:
             )
             if index:  # the first answer is the one that n = 1 gives
                 request.seed = derive_seed(seed, index)
+            if isinstance(self.scheduler.policy, SharingPolicy):
+                request.place = self.scheduler.policy.place(request, self.waiting, self.running)
             requests.append(request)
             self._outputs[request.request_id] = OutputBuilder(request, prompt, self.tokenizer)
         if params.n > 1:

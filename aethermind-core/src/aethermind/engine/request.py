@@ -67,6 +67,7 @@ class Request:
         "num_tokens_at_resume",
         "output_token_ids",
         "params",
+        "place",
         "priority",
         "prompt_token_ids",
         "request_id",
@@ -103,6 +104,8 @@ class Request:
         self.prompt_token_ids = list(prompt_token_ids)
         self.params = params
         self.arrival = arrival
+        self.place = arrival
+        """Where it stands in time under a policy that shares between tenants."""
         self.admitted: float | None = None
         """When it was first let in to run, in seconds of the engine's clock."""
         self.priority = options.priority

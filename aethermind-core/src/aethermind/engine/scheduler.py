@@ -13,7 +13,7 @@ from aethermind.cache.kv_cache import KVCache
 from aethermind.cache.outcome import Outcome
 from aethermind.cache.states import CacheState
 from aethermind.engine.decision import RejectedRequest, ScheduleDecision, ScheduledRequest, StepBudget
-from aethermind.engine.policies import FirstComeFirstServed, SchedulingPolicy
+from aethermind.engine.policies import FirstComeFirstServed, SchedulingPolicy, SharingPolicy
 from aethermind.engine.preemption import PreemptionCosts
 from aethermind.engine.request import FinishReason, Request, RequestState
 from aethermind.engine.waiting_queue import WaitingQueue
@@ -46,7 +46,7 @@ class Scheduler:
     Without `costs` it is always recomputed.
     """
 
-    __slots__ = ("_cache", "_costs", "policy")
+    __slots__ = ("_cache", "_costs", "_sharing", "policy")
 
     def __init__(
         self, cache: KVCache, policy: SchedulingPolicy | None = None, costs: PreemptionCosts | None = None
@@ -54,6 +54,7 @@ class Scheduler:
         self._cache = cache
         self._costs = costs
         self.policy: SchedulingPolicy = FirstComeFirstServed() if policy is None else policy
+        self._sharing = policy if isinstance(policy, SharingPolicy) else None
 
     def schedule(
         self, now: float, waiting: WaitingQueue, running: list[Request], budget: StepBudget
@@ -86,6 +87,10 @@ class Scheduler:
         decision.num_batched_tokens = decision.num_decodes = len(scheduled)
         if starved or prefills or waiting:
             step = _Step(now, waiting, running, budget, decision)
+            if self._sharing is not None and not starved:
+                prefills.sort(key=lambda request: self.policy.order_key(request, now))
+                if prefills:
+                    self._admit(step, prefills[0])
             is_short = self._continue(step, starved, prefills)
             if is_short and not scheduled and running and not decision.rejected:
                 self._let_one_on(step)
@@ -209,12 +214,19 @@ class Scheduler:
 
     # -- who comes in ----------------------------------------------------------------------------------------
 
-    def _admit(self, step: _Step) -> None:
-        """Let waiting requests in by the policy's order, and stop at the first that has to wait."""
+    def _admit(self, step: _Step, before: Request | None = None) -> None:
+        """Let waiting requests in by the policy's order, and stop at the first that has to wait.
+
+        With `before` only those that stand before it.
+        """
         now, waiting, running, budget, decision = step
         cache = self._cache
-        num_seats = budget.max_num_seqs - len(running)
-        while num_seats > 0 and step.chunk(1) and (request := waiting.first(now)) is not None:
+        order = self.policy.order_key
+        while step.chunk(1) and (request := waiting.first(now)) is not None:
+            if before is not None and order(before, now) < order(request, now):
+                break
+            if len(running) >= budget.max_num_seqs and not self._take_seat(step, request):
+                break
             num_tokens = request.num_tokens
             if num_tokens > cache.capacity_tokens:
                 waiting.remove(request)
@@ -224,6 +236,8 @@ class Scheduler:
             cache.make_room(num_blocks)
             is_welcome = self.policy.admit(request, num_blocks, cache.num_available_blocks)
             if running and not (is_welcome and self._can_promise(step, request)):
+                if self._take_seat(step, request):
+                    continue
                 break
             chunk = self._open(step, request)
             if chunk == 0 and running:
@@ -240,7 +254,19 @@ class Scheduler:
             is_last = request.num_computed_tokens + chunk == num_tokens
             decision.scheduled.append(ScheduledRequest(request, chunk, is_last))
             decision.num_batched_tokens += chunk
-            num_seats -= 1
+            if decision.preempted:  # who gave way comes back in a later step at the earliest
+                break
+
+    def _take_seat(self, step: _Step, request: Request) -> bool:
+        """Make somebody give way to a request that waits, if the policy shares and somebody has to."""
+        if self._sharing is None:
+            return False
+        movable = [other for other in step.running if self._rank(other, step.now)[0] and not other.is_just_resumed]
+        giver = self._sharing.giver(request, step.running, movable)
+        if giver is None:
+            return False
+        self._preempt(step, giver)
+        return True
 
     def _can_promise(self, step: _Step, request: Request) -> bool:
         """Whether one that will never give way has room for all it may need, next to the others of its kind."""

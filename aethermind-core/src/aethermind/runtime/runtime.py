@@ -37,6 +37,7 @@ _POLICIES = {
     "priority": "PriorityWithAging",
     "shortest": "ShortestFirst",
     "deadline": "EarliestDeadline",
+    "fair": "FairShare",
 }
 _KV_STORES = {
     "host": "host_store:open_host_store",

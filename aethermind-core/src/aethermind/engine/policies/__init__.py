@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from aethermind.engine.policies.base import OrderKey, SchedulingPolicy, estimated_work_s, fits_now
+from aethermind.engine.policies.base import OrderKey, SchedulingPolicy, SharingPolicy, estimated_work_s, fits_now
 from aethermind.engine.policies.deadline import EarliestDeadline
+from aethermind.engine.policies.fair import FairShare
 from aethermind.engine.policies.fcfs import FirstComeFirstServed
 from aethermind.engine.policies.priority import PriorityWithAging
 from aethermind.engine.policies.shortest import ShortestFirst
 
 __all__ = [
     "EarliestDeadline",
+    "FairShare",
     "FirstComeFirstServed",
     "OrderKey",
     "PriorityWithAging",
     "SchedulingPolicy",
+    "SharingPolicy",
     "ShortestFirst",
     "estimated_work_s",
     "fits_now",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from aethermind.engine.request import Request
 
-__all__ = ["OrderKey", "SchedulingPolicy", "estimated_work_s", "fits_now"]
+__all__ = ["OrderKey", "SchedulingPolicy", "SharingPolicy", "estimated_work_s", "fits_now"]
 
 OrderKey: TypeAlias = tuple[float, float, str]
 """Compared like any tuple; ends with the request id, so that no two requests are equal."""
@@ -34,6 +35,21 @@ class SchedulingPolicy(Protocol):
 
     def admit(self, request: Request, num_blocks_needed: int, num_available_blocks: int) -> bool:
         """Whether the first waiting request may start next to the running ones, whose room it could take."""
+        ...
+
+
+@runtime_checkable
+class SharingPolicy(SchedulingPolicy, Protocol):
+    """A policy that knows tenants. Under it prompts are computed in the policy's order, newcomers among those that
+    run, and a newcomer may take another's seat.
+    """
+
+    def place(self, request: Request, waiting: Iterable[Request], running: Iterable[Request]) -> float:
+        """`Request.place` of one that comes to these."""
+        ...
+
+    def giver(self, request: Request, running: Sequence[Request], movable: Iterable[Request]) -> Request | None:
+        """Who of `movable`, some of `running`, gives way to the first that waits; None where nobody has to."""
         ...
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from aethermind.cache import BlockPool, HashedPrefixCache, KVCache, KVCacheSpec
 from aethermind.engine.decision import StepBudget
-from aethermind.engine.policies import SchedulingPolicy
+from aethermind.engine.policies import SchedulingPolicy, SharingPolicy
 from aethermind.engine.request import FinishReason, Request
 from aethermind.engine.request_options import RequestOptions
 from aethermind.engine.scheduler import Scheduler
@@ -84,6 +84,8 @@ def simulate(
         while num_arrived < len(trace) and trace[num_arrived].arrival_s <= now:
             request = _request(num_arrived, trace[num_arrived], longest + 2)
             records[request] = result.records[num_arrived]
+            if isinstance(policy, SharingPolicy):
+                request.place = policy.place(request, waiting, running)
             waiting.add(request, now)
             num_arrived += 1
         _note_queue(result, now, len(waiting))
@@ -117,7 +119,9 @@ def simulate(
 
 def _request(index: int, one: TraceRequest, max_model_len: int) -> Request:
     params = SamplingParams(max_tokens=max(one.num_output_tokens, 1), ignore_eos=True)
-    options = RequestOptions(priority=one.priority or 0, deadline_ms=one.deadline_ms)
+    options = RequestOptions(
+        priority=one.priority or 0, deadline_ms=one.deadline_ms, tenant="" if one.tenant is None else one.tenant
+    )
     prompt = _token_ids(index, one)
     return Request(f"{index:08}", prompt, params, one.arrival_s, max_model_len=max_model_len, options=options)
 

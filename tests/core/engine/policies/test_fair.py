@@ -1,0 +1,110 @@
+"""Fair shares between tenants: the order, who gives way, and what that means for somebody beside a crowd."""
+
+from __future__ import annotations
+
+import pytest
+from tests.core.engine.engines import open_engine
+
+from aethermind import RequestOptions, Runtime, SamplingParams
+from aethermind.engine.engine import Engine
+from aethermind.engine.policies import FairShare
+from aethermind.engine.request import Request
+from aethermind.errors import InvalidArgumentError
+
+POLICY = FairShare(spacing_s=10.0)
+
+
+def come(arrival: float, tenant: str, waiting: list[Request], running: list[Request]) -> Request:
+    """A request that comes to these."""
+    request = Request(
+        f"{tenant} {arrival}", [1], SamplingParams(), arrival, max_model_len=9, options=RequestOptions(tenant=tenant)
+    )
+    request.place = POLICY.place(request, waiting, running)
+    return request
+
+
+def test_a_tenants_first_request_stands_before_anothers_many() -> None:
+    crowd: list[Request] = []
+    for number in range(4):
+        crowd.append(come(number / 10, "crowd", crowd, []))
+    light = come(5.0, "light", crowd, [])
+    assert [round(request.place, 3) for request in crowd] == [0.0, 10.1, 20.2, 30.3]
+    order = sorted([*crowd, light], key=lambda request: POLICY.order_key(request, 99.0))
+    assert order == [crowd[0], light, *crowd[1:]]
+    assert come(35.0, "late", crowd, []).place > crowd[-1].place  # nobody waits for ever
+
+
+def test_within_a_tenant_it_is_first_come_first_served() -> None:
+    running = [come(0.0, "one", [], []) for _ in range(5)]
+    waits = come(1.0, "one", [], running)
+    later = come(2.0, "one", [waits], [])  # when the others have left
+    assert POLICY.order_key(waits, 9.0) < POLICY.order_key(later, 9.0)
+
+
+def test_who_runs_most_gives_up_its_last_seat() -> None:
+    running: list[Request] = []
+    for tenant, count in (("most", 4), ("some", 2)):
+        for number in range(count):
+            running.append(come(float(number), tenant, [], running))
+    last = max((one for one in running if one.tenant == "most"), key=lambda one: one.place)
+    light, some, most = (come(9.0, tenant, [], running) for tenant in ("light", "some", "most"))
+    assert POLICY.giver(light, running, running) is last
+    assert POLICY.giver(some, running, running) is last
+    assert POLICY.giver(most, running, running) is None
+    assert POLICY.giver(light, running, [one for one in running if one.tenant == "some"]) is running[-1]
+
+
+def test_spacing_is_a_time() -> None:
+    with pytest.raises(InvalidArgumentError, match="spacing_s"):
+        FairShare(spacing_s=0.0)
+
+
+def steps_to_first_token(engine: Engine, num_others: int, prompt_tokens: int = 8) -> int:
+    """Steps that a light user waits beside others' requests, which came before and keep coming as they end."""
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    crowd, num_steps = RequestOptions(tenant="crowd"), 0
+    for number in range(num_others):
+        engine.add_request(f"crowd {number}", [number + 1] * 20, params, options=crowd)
+    num_asked = num_others
+    while True:
+        if num_steps == 12 or not num_others:
+            options = RequestOptions(tenant="light")
+            engine.add_request("light", [7] * prompt_tokens, params, options=options)
+            arrived = num_steps
+            num_others = num_others or -1
+        num_steps += 1
+        for output in engine.step():
+            if output.request_id == "light":
+                return num_steps - arrived
+            if output.finished:
+                engine.add_request(f"crowd {num_asked}", [num_asked % 900 + 1] * 20, params, options=crowd)
+                num_asked += 1
+
+
+@pytest.mark.parametrize(
+    "room", [{"max_num_seqs": 8}, {"max_num_seqs": 64, "num_kv_blocks": 40}, {"max_num_seqs": 64}], ids=str
+)
+def test_a_light_user_is_not_held_up_by_a_crowd(runtime: Runtime, room: dict[str, int]) -> None:
+    limits = {"max_num_batched_tokens": 72, "block_size": 4, "device": "null", **room}
+    alone = steps_to_first_token(open_engine(runtime, scheduling_policy="fair", **limits), 0)
+    beside = steps_to_first_token(open_engine(runtime, scheduling_policy="fair", **limits), 64)
+    assert beside <= alone + 3
+    unfair = steps_to_first_token(open_engine(runtime, scheduling_policy="fcfs", **limits), 64)
+    assert unfair > alone + 3
+
+
+def test_giving_a_seat_up_changes_no_token(runtime: Runtime) -> None:
+    def answers(policy: str, max_num_seqs: int) -> dict[str, list[int]]:
+        engine = open_engine(runtime, scheduling_policy=policy, max_num_seqs=max_num_seqs, block_size=4)
+        params, found = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True), {}
+        for number in range(4):
+            engine.add_request(f"crowd {number}", [number + 5] * 9, params, options=RequestOptions(tenant="crowd"))
+        for _ in range(3):
+            engine.step()
+        engine.add_request("light", [4, 8, 15], params, options=RequestOptions(tenant="light"))
+        while engine.has_unfinished:
+            found.update({one.request_id: one.outputs[0].token_ids for one in engine.step() if one.finished})
+        assert (engine.num_preemptions > 0) == (policy == "fair")
+        return found
+
+    assert answers("fair", 2) == answers("fcfs", 8)
