@@ -66,12 +66,28 @@ def test_echo_and_logprobs(client: openai.OpenAI) -> None:
     ).choices[0]
     assert answer.text.startswith("The old fox")
     logprobs = answer.logprobs
-    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 6
-    assert "".join(logprobs.tokens) == answer.text.removeprefix("The old fox")
-    assert logprobs.text_offset[0] == len("The old fox")
-    for chosen, top in zip(logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
+    num_prompt = len(logprobs.tokens) - 6
+    assert "".join(logprobs.tokens) == answer.text
+    assert logprobs.text_offset[num_prompt] == len("The old fox")
+    assert [answer.text[start : start + 1] for start in logprobs.text_offset] == [one[0] for one in logprobs.tokens]
+    assert logprobs.token_logprobs[0] is logprobs.top_logprobs[0] is None
+    for chosen, top in list(zip(logprobs.token_logprobs, logprobs.top_logprobs, strict=True))[1:]:
+        assert len(top) in (2, 3)
+        assert chosen <= max(top.values())
+    for chosen, top in list(zip(logprobs.token_logprobs, logprobs.top_logprobs, strict=True))[num_prompt:]:
         assert len(top) == 2
         assert chosen == max(top.values())
+
+
+def test_a_prompts_logprobs_are_those_of_the_answer_that_it_was(client: openai.OpenAI) -> None:
+    ask = {"model": "demo", "logprobs": 1, **GREEDY}
+    whole = client.completions.create(**ask, prompt="The old fox", max_tokens=6).choices[0]
+    echoed = client.completions.create(**ask, prompt="The old fox" + whole.text, max_tokens=1, echo=True).choices[0]
+    assert echoed.logprobs.tokens[-7:-1] == whole.logprobs.tokens
+    assert echoed.logprobs.token_logprobs[-7:-1] == pytest.approx(whole.logprobs.token_logprobs, abs=1e-4)
+    parts = client.completions.create(**ask, prompt="The old fox" + whole.text, max_tokens=3, echo=True, stream=True)
+    told = [one for part in parts for one in part.choices[0].logprobs.tokens]
+    assert told[:-2] == echoed.logprobs.tokens
 
 
 def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:

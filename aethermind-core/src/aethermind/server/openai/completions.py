@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from aethermind.engine.prompt_reader import Prompt
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.served_model import ServedModel
+    from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["CompletionAnswer", "CompletionRequest"]
 
@@ -38,7 +39,13 @@ class CompletionRequest(SamplingFields):
     def sampling(self, model: ServedModel) -> SamplingParams:
         """What to ask of sampling."""
         max_tokens = self.max_tokens if self.max_tokens is not None else DEFAULT_MAX_TOKENS
-        return sampling_params(self, model.sampling_defaults, max_tokens=max_tokens, logprobs=self.logprobs)
+        return sampling_params(
+            self,
+            model.sampling_defaults,
+            max_tokens=max_tokens,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.logprobs if self.echo else None,
+        )
 
 
 class CompletionAnswer(Answer):
@@ -60,18 +67,35 @@ class CompletionAnswer(Answer):
         for output in outputs:
             prefix = self._echoed(output)
             for one in output.outputs:
-                logprobs = None if one.logprobs is None else _logprobs(one.token_ids, one.logprobs, len(prefix))
+                logprobs = self._logprobs(output, one.token_ids, one.logprobs, 0)
                 choices.append(_choice(len(choices), prefix + one.text, one.finish_reason, one.stop_reason, logprobs))
         return {**self._head, "choices": choices, "usage": usage_of(outputs)}
 
     def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[dict[str, Any]]:
-        text = self._echoed(output) + part.text if part.is_first else part.text
-        logprobs = None if part.logprobs is None else _logprobs(part.token_ids, part.logprobs, part.offset)
+        prefix = self._echoed(output)
+        text = prefix + part.text if part.is_first else part.text
+        offset = part.offset if part.is_first else len(prefix) + part.offset
+        logprobs = self._logprobs(output if part.is_first else None, part.token_ids, part.logprobs, offset)
         yield {**self._head, "choices": [_choice(index, text, part.finish_reason, part.stop_reason, logprobs)]}
 
     def end(self, outputs: Sequence[RequestOutput]) -> Iterable[dict[str, Any]]:
         if self._has_usage:
             yield {**self._head, "choices": [], "usage": usage_of(outputs)}
+
+    def _logprobs(
+        self,
+        output: RequestOutput | None,
+        token_ids: Sequence[int],
+        logprobs: Sequence[dict[int, Logprob]] | None,
+        offset: int,
+    ) -> dict[str, Any] | None:
+        """Those of an answer's tokens, after those of the prompt where that is echoed from `output`."""
+        if logprobs is None:
+            return None
+        told: list[tuple[int, dict[int, Logprob] | None]] = []
+        if output is not None and output.prompt_logprobs is not None and self._is_echoing:
+            told += zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+        return _described([*told, *zip(token_ids, logprobs, strict=True)], offset, self._tokenizer)
 
     def _echoed(self, output: RequestOutput) -> str:
         if not self._is_echoing:
@@ -83,13 +107,16 @@ def _choice(index: int, text: str, finish: str | None, stop: str | int | None, l
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish, "stop_reason": stop}
 
 
-def _logprobs(token_ids: Sequence[int], logprobs: Sequence[dict[int, Logprob]], offset: int) -> dict[str, Any]:
+def _described(
+    told: Sequence[tuple[int, dict[int, Logprob] | None]], offset: int, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """Tokens with their log probabilities, in lists; nothing comes before a prompt's first token, which has none."""
     tokens, chosen, top, offsets = [], [], [], []
-    for token_id, alternatives in zip(token_ids, logprobs, strict=True):
-        one = alternatives[token_id]
-        tokens.append(one.decoded_token)
-        chosen.append(one.logprob)
-        top.append({other.decoded_token: other.logprob for other in alternatives.values()})
+    for token_id, alternatives in told:
+        token = tokenizer.decode([token_id]) if alternatives is None else alternatives[token_id].decoded_token
+        tokens.append(token)
+        chosen.append(None if alternatives is None else alternatives[token_id].logprob)
+        top.append(None if alternatives is None else {one.decoded_token: one.logprob for one in alternatives.values()})
         offsets.append(offset)
-        offset += len(one.decoded_token)
+        offset += len(token)
     return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}

@@ -145,6 +145,7 @@ def sampling_params(
     *,
     max_tokens: int | None,
     logprobs: int | None,
+    prompt_logprobs: int | None = None,
     demand: StructuredOutputs | None = None,
 ) -> SamplingParams:
     """What a request asks of sampling; what it leaves out is in `defaults`. ApiError 400 for values out of range.
@@ -157,6 +158,7 @@ def sampling_params(
             **{**defaults, **given},
             max_tokens=max_tokens,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             logit_bias=_bias(fields.logit_bias),
             structured_outputs=demand or _structured(fields),
         )
