@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.core.engine.kv_offload.stores import Store
 
-from aethermind import RequestOutput, Runtime, SamplingParams
+from aethermind import RequestOptions, RequestOutput, Runtime, SamplingParams
 from aethermind.engine.engine import Engine
 from aethermind.engine.engine_stats import EngineStats
 from aethermind.engine.kv_offload import KVOffload, KVStoreStats
@@ -155,6 +155,24 @@ def test_other_numbers_are_other_content(open_engine: OpenEngine) -> None:
     for options in ({"kv_cache_dtype": "int8"}, {"block_size": 2}, {"load_format": "dummy"}, {"dtype": "bfloat16"}):
         (output,) = run(open_engine(store, **options), PROMPT)
         assert output.num_cached_tokens == 0, options
+
+
+def test_tenants_do_not_share(open_engine: OpenEngine) -> None:
+    """What one salt's requests have stored is for requests of that salt, whichever engine serves them."""
+    store = Store()
+
+    def num_cached(salt: bytes) -> int:
+        engine = open_engine(store)
+        engine.add_request("0", PROMPT, PARAMS, options=RequestOptions(cache_salt=salt))
+        while engine.has_unfinished:
+            (output,) = engine.step() or [None]
+        engine.close()
+        assert output is not None
+        return output.num_cached_tokens
+
+    salts = [b"", b"one tenant", b"another"]
+    assert [num_cached(salt) for salt in salts] == [0, 0, 0]
+    assert [num_cached(salt) for salt in salts] == [48, 48, 48]
 
 
 def flip(data: bytes) -> bytes:
