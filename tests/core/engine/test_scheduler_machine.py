@@ -98,7 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(num_blocks=st.integers(1, 6))
     def squeeze(self, num_blocks: int) -> None:
         """Somebody else takes free blocks and holds them for some steps."""
-        self.release()
+        self.unsqueeze()
         cache = self.loop.cache
         cache.open("session")
         num_blocks = min(num_blocks, cache.num_available_blocks)
@@ -106,7 +106,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.was_squeezed = True
 
     @rule()
-    def release(self) -> None:
+    def unsqueeze(self) -> None:
         if self.loop.cache.state("session") is not CacheState.FREE:
             self.loop.cache.release("session")
 
@@ -198,7 +198,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "requests"):
             return
-        self.release()
+        self.unsqueeze()
         for _ in range(5000):
             if not self.loop.waiting and not self.loop.running:
                 break

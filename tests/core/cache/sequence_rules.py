@@ -1,0 +1,324 @@
+"""What may be done to sequences in a KV cache, as rules of a state machine with a model of what they hold.
+
+Whatever is done in any order, every sequence reads back its tokens at their positions, and every block is counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from tests.core.cache.memories import Memory
+
+from aethermind.cache import BlockPool, CacheState, HashedPrefixCache, HostSwapStore, KVCache, Outcome
+
+__all__ = ["FAR", "SequenceRules"]
+
+FAR = 2**31 + 5
+POSITIONS = st.integers(-1, 20) | st.integers(FAR - 3, FAR + 3)
+
+
+class SequenceRules(RuleBasedStateMachine):
+    """`tokens[name]` and `positions[name]` are what a sequence was given. Tokens are few, so that prefixes repeat."""
+
+    sequences: Bundle[str] = Bundle("sequences")
+
+    cache: KVCache
+    memory: Memory
+    prefixes: HashedPrefixCache
+    store: HostSwapStore
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens: dict[str, list[int]] = {}
+        self.positions: dict[str, list[int]] = {}
+        self.pinned: set[str] = set()
+        self.saved: list[tuple[bytes, list[int], list[int]]] = []
+        self.num_names = 0
+
+    @property
+    def pool(self) -> BlockPool:
+        return self.cache.pool
+
+    @property
+    def block_size(self) -> int:
+        return self.cache.spec.block_size
+
+    def open_names(self) -> set[str]:
+        """Every sequence of the cache, those of others too."""
+        return set(self.tokens)
+
+    def new_name(self) -> str:
+        self.num_names += 1
+        return f"seq-{self.num_names}"
+
+    def num_blocks_of(self, name: str) -> int:
+        return -(-self.cache.num_tokens(name) // self.block_size)
+
+    # -- the life of a sequence
+
+    @rule(target=sequences, prompt=st.lists(st.integers(0, 1), max_size=14))
+    def open(self, prompt: list[int]) -> str:
+        name = self.new_name()
+        num_known = self.cache.query(prompt)
+        opened = self.cache.open(name, prompt)
+        assert (opened.outcome, opened.num_cached_tokens) == (Outcome.OK, num_known)
+        assert num_known < max(len(prompt), 1)
+        self.tokens[name], self.positions[name] = prompt[:num_known], list(range(num_known))
+        return name
+
+    @rule(name=sequences, new_tokens=st.lists(st.integers(0, 1), max_size=9), num_committed=st.integers(0, 9))
+    def write(self, name: str, new_tokens: list[int], num_committed: int) -> None:
+        """Reserve for some tokens, compute them, commit as many as a step kept."""
+        cache, memory = self.cache, self.memory
+        if cache.state(name) is not CacheState.ACTIVE:
+            assert cache.reserve(name, 1).outcome is Outcome.ILLEGAL_STATE
+            return
+        before, states, num_known = list(cache.block_table(name)), self.states(), self.prefixes.num_blocks
+        result = cache.reserve(name, len(new_tokens))
+        tokens, positions = self.tokens[name], self.positions[name]
+        if result.outcome is not Outcome.OK:
+            assert cache.block_table(name) == before
+            assert (self.states(), self.prefixes.num_blocks) == (states, num_known)
+            is_too_long = len(tokens) + len(new_tokens) > self.cache.max_model_len
+            assert result.outcome is (Outcome.TOO_LONG if is_too_long else Outcome.NO_ROOM)
+            return
+        memory.prepare(result.copies, result.shifts)
+        if new_tokens:  # a step reads all that the sequence holds
+            slots = [cache.slot(name, index) for index in range(len(tokens))]
+            assert [memory.turned_for[slot] for slot in slots] == positions, "a key is not turned for its position"
+        num_committed = min(num_committed, len(new_tokens))
+        for count, token in enumerate(new_tokens):
+            index = len(tokens) + count
+            block = cache.block_table(name)[index // self.block_size]
+            assert self.pool.ref_count(block) == 1, "a shared block is about to be written"
+            slot, position = cache.slot(name, index), cache.position(name, index)
+            assert position == (positions[-1] + 1 + count if positions else count)
+            memory.tokens[slot], memory.turned_for[slot] = token, position
+        assert cache.commit(name, num_committed) is Outcome.OK
+        first = positions[-1] + 1 if positions else 0
+        self.tokens[name] = tokens + new_tokens[:num_committed]
+        self.positions[name] = positions + list(range(first, first + num_committed))
+
+    @rule(target=sequences, parent=sequences)
+    def fork(self, parent: str) -> Any:
+        name = self.new_name()
+        if self.cache.state(parent) is CacheState.SWAPPED:
+            assert self.cache.fork(parent, name) is Outcome.ILLEGAL_STATE
+            return multiple()
+        assert self.cache.fork(parent, name) is Outcome.OK
+        self.tokens[name], self.positions[name] = list(self.tokens[parent]), list(self.positions[parent])
+        return name
+
+    @rule(name=consumes(sequences), is_published=st.booleans())
+    def release(self, name: str, is_published: bool) -> None:
+        if name in self.pinned:
+            assert self.cache.release(name) is Outcome.ILLEGAL_STATE
+            self.cache.pin(name, False)
+            self.pinned.remove(name)
+        blocks = list(self.cache.block_table(name))
+        assert self.cache.release(name, self.tokens[name] if is_published else ()) is Outcome.OK
+        self.poison_freed(blocks)
+        del self.positions[name]
+        del self.tokens[name]
+
+    # -- parts of a sequence
+
+    @rule(name=sequences, fraction=st.floats(0, 1))
+    def truncate(self, name: str, fraction: float) -> None:
+        num_tokens = int(len(self.tokens[name]) * fraction)
+        self.change(name, self.cache.truncate(name, num_tokens), slice(num_tokens, None))
+
+    @rule(name=sequences, start=POSITIONS, end=st.none() | POSITIONS)
+    def remove(self, name: str, start: int, end: int | None) -> None:
+        inside = [start <= one and (end is None or one < end) for one in self.positions[name]]
+        first = inside.index(True) if True in inside else len(inside)
+        self.change(name, self.cache.remove(name, start, end), slice(first, first + sum(inside)))
+
+    @rule(name=sequences, start=POSITIONS, end=st.none() | POSITIONS)
+    def keep(self, name: str, start: int, end: int | None) -> None:
+        inside = [start <= one and (end is None or one < end) for one in self.positions[name]]
+        first = inside.index(True) if True in inside else len(inside)
+        last = first + sum(inside)
+        outcome = self.cache.keep(name, start, end)
+        if outcome is Outcome.PARTIAL_BLOCK:
+            assert first % self.block_size
+            assert first < last
+            return
+        self.change(name, outcome, slice(last, None))
+        if outcome is Outcome.OK:
+            self.change(name, outcome, slice(0, first))
+
+    def change(self, name: str, outcome: Outcome, dropped: slice) -> None:
+        tokens, positions = self.tokens[name], self.positions[name]
+        first, last, _ = dropped.indices(len(tokens))
+        if self.cache.state(name) is not CacheState.ACTIVE:
+            assert outcome is Outcome.ILLEGAL_STATE
+        elif first < last < len(tokens) and (first % self.block_size or last % self.block_size):
+            assert outcome is Outcome.PARTIAL_BLOCK
+        else:
+            assert outcome is Outcome.OK
+            del tokens[dropped], positions[dropped]
+
+    @rule(name=sequences, start=POSITIONS, delta=st.integers(-20, 20) | st.sampled_from([FAR, -FAR]))
+    def shift(self, name: str, start: int, delta: int) -> None:
+        positions = self.positions[name]
+        before = list(positions)
+        outcome = self.cache.shift(name, start, delta)
+        moved = [index for index, position in enumerate(positions) if position >= start]
+        if self.cache.state(name) is not CacheState.ACTIVE:
+            assert outcome is Outcome.ILLEGAL_STATE
+        elif not moved or delta == 0:
+            assert outcome is Outcome.OK
+        elif moved[0] % self.block_size:
+            assert outcome is Outcome.PARTIAL_BLOCK
+        elif before[moved[0]] + delta < (before[moved[0] - 1] + 1 if moved[0] else 0):
+            assert outcome is Outcome.OUT_OF_ORDER
+        else:
+            assert outcome is Outcome.OK
+            positions[moved[0] :] = [position + delta for position in positions[moved[0] :]]
+
+    # -- resting, pinning, swapping
+
+    @rule(name=sequences)
+    def park_or_resume(self, name: str) -> None:
+        before = self.cache.state(name)
+        if before is CacheState.ACTIVE:
+            assert self.cache.park(name) is Outcome.OK
+            assert name not in self.pinned or self.cache.state(name) is CacheState.STANDBY
+        else:
+            assert self.cache.park(name) is Outcome.ILLEGAL_STATE
+            outcome = self.cache.resume(name)
+            assert outcome is Outcome.OK or (before, outcome) == (CacheState.SWAPPED, Outcome.NO_ROOM)
+            assert self.cache.state(name) is (CacheState.ACTIVE if outcome is Outcome.OK else before)
+
+    @rule(name=sequences, is_pinned=st.booleans())
+    def pin(self, name: str, is_pinned: bool) -> None:
+        is_swapped = self.cache.state(name) is CacheState.SWAPPED
+        assert self.cache.pin(name, is_pinned) is (Outcome.ILLEGAL_STATE if is_swapped else Outcome.OK)
+        if not is_swapped:
+            (self.pinned.add if is_pinned else self.pinned.discard)(name)
+
+    @rule(name=sequences)
+    def swap(self, name: str) -> None:
+        """Out or in; where there is no room, nothing changes."""
+        num_blocks, before = self.num_blocks_of(name), self.cache.state(name)
+        blocks, num_used = list(self.cache.block_table(name)), self.store.num_used_blocks
+        if before is CacheState.SWAPPED:
+            outcome = self.cache.swap_in(name)
+            assert outcome is Outcome.OK or (outcome, num_blocks > self.cache.num_available_blocks) == (
+                Outcome.NO_ROOM,
+                True,
+            )
+            assert self.cache.state(name) is (CacheState.ACTIVE if outcome is Outcome.OK else before)
+            return
+        has_room = num_blocks <= self.store.num_blocks - num_used and not getattr(self.store, "is_refusing", False)
+        outcome = self.cache.swap_out(name)
+        if name in self.pinned:
+            assert outcome is Outcome.ILLEGAL_STATE
+            return
+        assert outcome is (Outcome.OK if has_room else Outcome.NO_ROOM)
+        assert self.cache.state(name) is (CacheState.SWAPPED if has_room else before)
+        if not has_room:
+            assert self.cache.block_table(name) == blocks
+        self.poison_freed(blocks)
+
+    def poison_freed(self, blocks: list[int]) -> None:
+        """What nobody holds may be overwritten at any time; do it now."""
+        for block in blocks:
+            if self.pool.ref_count(block) == 0:
+                self.memory.poison(block)
+
+    # -- as bytes
+
+    @rule(name=sequences)
+    def save(self, name: str) -> None:
+        result = self.cache.save(name, self.memory, self.tokens[name])
+        if self.cache.state(name) is CacheState.SWAPPED:
+            assert result.outcome is Outcome.ILLEGAL_STATE
+        else:
+            self.saved.append((result.data, list(self.tokens[name]), list(self.positions[name])))
+
+    @rule(target=sequences, choice=st.integers(0, 9))
+    def load(self, choice: int) -> Any:
+        if not self.saved:
+            return multiple()
+        name = self.new_name()
+        data, tokens, positions = self.saved[choice % len(self.saved)]
+        loaded = self.cache.load(name, data, self.memory, tokens)
+        if loaded.outcome is not Outcome.OK:
+            assert loaded.outcome is Outcome.NO_ROOM
+            assert -(-len(tokens) // self.block_size) > self.cache.num_available_blocks
+            return multiple()
+        assert loaded.num_cached_tokens == len(tokens)
+        self.tokens[name], self.positions[name] = list(tokens), list(positions)
+        return name
+
+    # -- what always holds
+
+    def states(self) -> dict[str, CacheState]:
+        return {name: self.cache.state(name) for name in self.tokens}
+
+    @invariant()
+    def every_sequence_reads_back_its_tokens_at_their_positions(self) -> None:
+        for name, tokens in self.tokens.items():
+            assert self.cache.num_tokens(name) == len(tokens)
+            positions = [self.cache.position(name, index) for index in range(len(tokens))]
+            assert positions == self.positions[name]
+            if self.cache.state(name) is not CacheState.SWAPPED:
+                slots = [self.cache.slot(name, index) for index in range(len(tokens))]
+                assert [self.memory.tokens[slot] for slot in slots] == tokens
+
+    @invariant()
+    def every_block_is_accounted_for(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        tables = Counter(block for name in self.open_names() for block in self.cache.block_table(name))
+        assert [self.pool.num_users(block) for block in range(self.pool.num_blocks)] == [
+            tables[block] for block in range(self.pool.num_blocks)
+        ]
+        counts = self.cache.count_states()
+        swapped = [name for name in self.open_names() if self.cache.state(name) is CacheState.SWAPPED]
+        assert counts.pop(CacheState.SWAPPED) == sum(map(self.num_blocks_of, swapped)) == self.store.num_used_blocks
+        assert sum(counts.values()) == self.pool.num_blocks
+        assert counts[CacheState.FREE] == self.pool.num_free
+        assert counts[CacheState.WARM] == self.prefixes.num_reclaimable
+        assert 0.0 <= self.cache.memory_pressure <= 1.0
+        assert not self.pinned.intersection(swapped)
+
+    @invariant()
+    def blocks_say_whose_they_are(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        for number, block in enumerate(self.cache.blocks()):
+            names = {name for name in self.open_names() if number in self.cache.block_table(name)}
+            assert block.holders.keys() == names
+            assert block.is_protected == bool(names & self.pinned)
+            for name, position in block.holders.items():
+                index = self.cache.block_table(name).index(number) * self.block_size
+                assert position == self.cache.position(name, index)
+
+    @invariant()
+    def slots_are_shared_by_equals_only(self) -> None:
+        owner: dict[int, int] = {}
+        for name, tokens in self.tokens.items():
+            if self.cache.state(name) is not CacheState.SWAPPED:
+                for index, token in enumerate(tokens):
+                    assert owner.setdefault(self.cache.slot(name, index), token) == token
+
+    def release_all(self) -> None:
+        for name in self.tokens:
+            self.cache.pin(name, False)
+            assert self.cache.release(name) is Outcome.OK
+        self.tokens.clear()
+        self.positions.clear()
+        self.pinned.clear()
+
+    def check_whole(self) -> None:
+        """After the last release the pool is whole."""
+        self.prefixes.reclaim(self.pool.num_blocks)
+        assert self.cache.num_free_blocks == self.pool.num_blocks
+        assert self.cache.num_sequences == self.store.num_used_blocks == 0
+        assert self.cache.memory_pressure == 0.0

@@ -1,0 +1,145 @@
+"""Requests and other sequences over one cache: while a scheduler serves requests, some of which are cancelled,
+conversations are parked, pinned, forked, shifted, cut, saved and swapped, and everybody reads back what was written.
+
+200 runs of 50 steps; EXHAUSTIVE=1 makes it 5,000 of 100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, multiple, rule
+from tests.core.cache.memories import Memory
+from tests.core.cache.sequence_rules import SequenceRules
+from tests.core.engine.loops import MAX_MODEL_LEN, Loop, Swaps
+from tests.core.engine.test_scheduler_machine import IS_EXHAUSTIVE, POLICIES, SchedulerMachine
+
+from aethermind.cache import BlockPool, CacheState, HashedPrefixCache, HostSwapStore, KVCache, KVCacheSpec, Outcome
+from aethermind.engine.decision import ScheduleDecision
+from aethermind.engine.request import RequestState
+from aethermind.engine.scheduler import Scheduler
+
+
+class MemoryLoop(Loop):
+    """A loop whose steps compute: they do to a memory what was decided, and check all that they read."""
+
+    def __init__(self, cache: KVCache, memory: Memory, policy: Any, **limits: int) -> None:
+        super().__init__(1, policy=policy, **limits)
+        self.cache = cache
+        self.memory = memory
+        self.scheduler = Scheduler(cache, policy, Swaps(4))
+
+    def schedule(self) -> ScheduleDecision:
+        memory, cache = self.memory, self.cache
+        for block in range(cache.pool.num_blocks):
+            if cache.pool.ref_count(block) == 0:
+                memory.poison(block)
+        decision = super().schedule()
+        memory.prepare(decision.copies, decision.shifts)
+        for request, num_tokens, _ in decision.scheduled:
+            start = request.num_computed_tokens
+            slots = [cache.slot(request.request_id, index) for index in range(start + num_tokens)]
+            assert [memory.tokens[slot] for slot in slots[:start]] == request.all_token_ids[:start]
+            assert [memory.turned_for[slot] for slot in slots[:start]] == list(range(start))
+            for index in range(start, start + num_tokens):
+                assert cache.pool.ref_count(slots[index] // cache.spec.block_size) == 1
+                memory.tokens[slots[index]], memory.turned_for[slots[index]] = request.all_token_ids[index], index
+        return decision
+
+
+class RefusingStore(HostSwapStore):
+    """A swap store that can fail to take anything."""
+
+    is_refusing = False
+
+    def save(self, seq_id: str, blocks: Sequence[int]) -> bool:
+        return not self.is_refusing and super().save(seq_id, blocks)
+
+
+class SharedCacheMachine(SequenceRules, SchedulerMachine):
+    """The rules of both."""
+
+    store: RefusingStore
+
+    @initialize(
+        num_blocks=st.integers(1, 12),
+        block_size=st.integers(1, 5),
+        num_host_blocks=st.integers(1, 12),
+        max_num_seqs=st.integers(1, 5),
+        spare_tokens=st.integers(0, 12),
+        policy=st.sampled_from(POLICIES),
+        threshold=st.sampled_from([0.0, 0.5, 1.0]),
+    )
+    def start(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int,
+        max_num_seqs: int,
+        spare_tokens: int,
+        policy: Any,
+        threshold: float,
+    ) -> None:
+        self.memory = Memory(num_blocks, block_size, num_host_blocks)
+        self.store = RefusingStore(self.memory, num_host_blocks)
+        pool = BlockPool(num_blocks)
+        self.prefixes = HashedPrefixCache(pool, block_size)
+        spec = KVCacheSpec(1, 1, 8, "float32", block_size)
+        options: Any = {"prefix_cache": self.prefixes, "swap_store": self.store, "swap_threshold": threshold}
+        self.cache = KVCache(spec, num_blocks, MAX_MODEL_LEN, pool=pool, **options)
+        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_seqs + spare_tokens}
+        self.loop = MemoryLoop(self.cache, self.memory, policy, **limits)
+        self.policy = policy
+        self.requests = []
+        self.was_squeezed = True
+
+    @rule(target=SequenceRules.sequences, choice=st.integers(0, 9))
+    def follow(self, choice: int) -> Any:
+        """A conversation goes on from what a running request holds."""
+        if not self.loop.running:
+            return multiple()
+        request, name = self.loop.running[choice % len(self.loop.running)], self.new_name()
+        assert self.cache.fork(request.request_id, name) is Outcome.OK
+        self.tokens[name] = request.all_token_ids[: request.num_computed_tokens]
+        self.positions[name] = list(range(request.num_computed_tokens))
+        return name
+
+    @rule(is_refusing=st.booleans())
+    def fail(self, is_refusing: bool) -> None:
+        """The swap store takes nothing any more, or does so again."""
+        self.store.is_refusing = is_refusing
+
+    def open_names(self) -> set[str]:
+        requests = {one.request_id for one in self.requests if self.cache.state(one.request_id) is not CacheState.FREE}
+        has_session = self.cache.state("session") is not CacheState.FREE
+        return {*self.tokens, *requests} | ({"session"} if has_session else set())
+
+    @invariant()
+    def everything_adds_up(self) -> None:
+        if not hasattr(self, "requests"):
+            return
+        loop, cache = self.loop, self.cache
+        alive = [request for request in self.requests if not request.is_finished]
+        assert len(loop.waiting) + len(loop.running) == len(alive) == len({*loop.waiting, *loop.running})
+        assert cache.num_sequences == len(self.open_names())
+        for request in loop.running:
+            assert (request.state, cache.state(request.request_id)) == (RequestState.RUNNING, CacheState.ACTIVE)
+            assert cache.num_tokens(request.request_id) == request.num_computed_tokens < request.num_tokens
+        for request in loop.waiting:
+            state = cache.state(request.request_id)
+            assert state is (CacheState.SWAPPED if request.num_computed_tokens else CacheState.FREE)
+
+    def teardown(self) -> None:
+        if hasattr(self, "requests"):
+            self.release_all()
+            super().teardown()
+            self.check_whole()
+
+
+SharedCacheMachine.TestCase.settings = settings(
+    max_examples=5000 if IS_EXHAUSTIVE else 200, stateful_step_count=100 if IS_EXHAUSTIVE else 50, deadline=None
+)
+TestSharedCacheMachine = SharedCacheMachine.TestCase
