@@ -6,7 +6,7 @@ Whatever is done in any order, every sequence reads back its tokens at their pos
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
@@ -20,8 +20,16 @@ FAR = 2**31 + 5
 POSITIONS = st.integers(-1, 20) | st.integers(FAR - 3, FAR + 3)
 
 
+class Held(NamedTuple):
+    """A token, where it stands, and the position that its key is turned for."""
+
+    token: int
+    position: int
+    turned_for: int
+
+
 class SequenceRules(RuleBasedStateMachine):
-    """`tokens[name]` and `positions[name]` are what a sequence was given. Tokens are few, so that prefixes repeat."""
+    """`held[name]` is what a sequence was given. Tokens are few, so that prefixes repeat."""
 
     sequences: Bundle[str] = Bundle("sequences")
 
@@ -32,10 +40,9 @@ class SequenceRules(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokens: dict[str, list[int]] = {}
-        self.positions: dict[str, list[int]] = {}
+        self.held: dict[str, list[Held]] = {}
         self.pinned: set[str] = set()
-        self.saved: list[tuple[bytes, list[int], list[int]]] = []
+        self.saved: list[tuple[bytes, list[Held]]] = []
         self.num_names = 0
 
     @property
@@ -48,7 +55,13 @@ class SequenceRules(RuleBasedStateMachine):
 
     def open_names(self) -> set[str]:
         """Every sequence of the cache, those of others too."""
-        return set(self.tokens)
+        return set(self.held)
+
+    def tokens(self, name: str) -> list[int]:
+        return [one.token for one in self.held[name]]
+
+    def positions(self, name: str) -> list[int]:
+        return [one.position for one in self.held[name]]
 
     def new_name(self) -> str:
         self.num_names += 1
@@ -66,7 +79,7 @@ class SequenceRules(RuleBasedStateMachine):
         opened = self.cache.open(name, prompt)
         assert (opened.outcome, opened.num_cached_tokens) == (Outcome.OK, num_known)
         assert num_known < max(len(prompt), 1)
-        self.tokens[name], self.positions[name] = prompt[:num_known], list(range(num_known))
+        self.held[name] = [Held(token, index, index) for index, token in enumerate(prompt[:num_known])]
         return name
 
     @rule(name=sequences, new_tokens=st.lists(st.integers(0, 1), max_size=9), num_committed=st.integers(0, 9))
@@ -78,7 +91,7 @@ class SequenceRules(RuleBasedStateMachine):
             return
         before, states, num_known = list(cache.block_table(name)), self.states(), self.prefixes.num_blocks
         result = cache.reserve(name, len(new_tokens))
-        tokens, positions = self.tokens[name], self.positions[name]
+        tokens, positions = self.tokens(name), self.positions(name)
         if result.outcome is not Outcome.OK:
             assert cache.block_table(name) == before
             assert (self.states(), self.prefixes.num_blocks) == (states, num_known)
@@ -99,8 +112,10 @@ class SequenceRules(RuleBasedStateMachine):
             memory.tokens[slot], memory.turned_for[slot] = token, position
         assert cache.commit(name, num_committed) is Outcome.OK
         first = positions[-1] + 1 if positions else 0
-        self.tokens[name] = tokens + new_tokens[:num_committed]
-        self.positions[name] = positions + list(range(first, first + num_committed))
+        if new_tokens:
+            self.held[name] = [one._replace(turned_for=one.position) for one in self.held[name]]
+        added = enumerate(new_tokens[:num_committed], start=first)
+        self.held[name] += [Held(token, position, position) for position, token in added]
 
     @rule(target=sequences, parent=sequences)
     def fork(self, parent: str) -> Any:
@@ -109,7 +124,7 @@ class SequenceRules(RuleBasedStateMachine):
             assert self.cache.fork(parent, name) is Outcome.ILLEGAL_STATE
             return multiple()
         assert self.cache.fork(parent, name) is Outcome.OK
-        self.tokens[name], self.positions[name] = list(self.tokens[parent]), list(self.positions[parent])
+        self.held[name] = list(self.held[parent])
         return name
 
     @rule(name=consumes(sequences), is_published=st.booleans())
@@ -119,27 +134,26 @@ class SequenceRules(RuleBasedStateMachine):
             self.cache.pin(name, False)
             self.pinned.remove(name)
         blocks = list(self.cache.block_table(name))
-        assert self.cache.release(name, self.tokens[name] if is_published else ()) is Outcome.OK
+        assert self.cache.release(name, self.tokens(name) if is_published else ()) is Outcome.OK
         self.poison_freed(blocks)
-        del self.positions[name]
-        del self.tokens[name]
+        del self.held[name]
 
     # -- parts of a sequence
 
     @rule(name=sequences, fraction=st.floats(0, 1))
     def truncate(self, name: str, fraction: float) -> None:
-        num_tokens = int(len(self.tokens[name]) * fraction)
+        num_tokens = int(len(self.held[name]) * fraction)
         self.change(name, self.cache.truncate(name, num_tokens), slice(num_tokens, None))
 
     @rule(name=sequences, start=POSITIONS, end=st.none() | POSITIONS)
     def remove(self, name: str, start: int, end: int | None) -> None:
-        inside = [start <= one and (end is None or one < end) for one in self.positions[name]]
+        inside = [start <= one and (end is None or one < end) for one in self.positions(name)]
         first = inside.index(True) if True in inside else len(inside)
         self.change(name, self.cache.remove(name, start, end), slice(first, first + sum(inside)))
 
     @rule(name=sequences, start=POSITIONS, end=st.none() | POSITIONS)
     def keep(self, name: str, start: int, end: int | None) -> None:
-        inside = [start <= one and (end is None or one < end) for one in self.positions[name]]
+        inside = [start <= one and (end is None or one < end) for one in self.positions(name)]
         first = inside.index(True) if True in inside else len(inside)
         last = first + sum(inside)
         outcome = self.cache.keep(name, start, end)
@@ -152,22 +166,21 @@ class SequenceRules(RuleBasedStateMachine):
             self.change(name, outcome, slice(0, first))
 
     def change(self, name: str, outcome: Outcome, dropped: slice) -> None:
-        tokens, positions = self.tokens[name], self.positions[name]
-        first, last, _ = dropped.indices(len(tokens))
+        held = self.held[name]
+        first, last, _ = dropped.indices(len(held))
         if self.cache.state(name) is not CacheState.ACTIVE:
             assert outcome is Outcome.ILLEGAL_STATE
-        elif first < last < len(tokens) and (first % self.block_size or last % self.block_size):
+        elif first < last < len(held) and (first % self.block_size or last % self.block_size):
             assert outcome is Outcome.PARTIAL_BLOCK
         else:
             assert outcome is Outcome.OK
-            del tokens[dropped], positions[dropped]
+            del held[dropped]
 
     @rule(name=sequences, start=POSITIONS, delta=st.integers(-20, 20) | st.sampled_from([FAR, -FAR]))
     def shift(self, name: str, start: int, delta: int) -> None:
-        positions = self.positions[name]
-        before = list(positions)
+        held, before = self.held[name], self.positions(name)
         outcome = self.cache.shift(name, start, delta)
-        moved = [index for index, position in enumerate(positions) if position >= start]
+        moved = [index for index, position in enumerate(before) if position >= start]
         if self.cache.state(name) is not CacheState.ACTIVE:
             assert outcome is Outcome.ILLEGAL_STATE
         elif not moved or delta == 0:
@@ -178,7 +191,7 @@ class SequenceRules(RuleBasedStateMachine):
             assert outcome is Outcome.OUT_OF_ORDER
         else:
             assert outcome is Outcome.OK
-            positions[moved[0] :] = [position + delta for position in positions[moved[0] :]]
+            held[moved[0] :] = [one._replace(position=one.position + delta) for one in held[moved[0] :]]
 
     # -- resting, pinning, swapping
 
@@ -235,41 +248,42 @@ class SequenceRules(RuleBasedStateMachine):
 
     @rule(name=sequences)
     def save(self, name: str) -> None:
-        result = self.cache.save(name, self.memory, self.tokens[name])
+        result = self.cache.save(name, self.memory, self.tokens(name))
         if self.cache.state(name) is CacheState.SWAPPED:
             assert result.outcome is Outcome.ILLEGAL_STATE
         else:
-            self.saved.append((result.data, list(self.tokens[name]), list(self.positions[name])))
+            self.saved.append((result.data, list(self.held[name])))
 
     @rule(target=sequences, choice=st.integers(0, 9))
     def load(self, choice: int) -> Any:
         if not self.saved:
             return multiple()
         name = self.new_name()
-        data, tokens, positions = self.saved[choice % len(self.saved)]
+        data, held = self.saved[choice % len(self.saved)]
+        tokens = [one.token for one in held]
         loaded = self.cache.load(name, data, self.memory, tokens)
         if loaded.outcome is not Outcome.OK:
             assert loaded.outcome is Outcome.NO_ROOM
             assert -(-len(tokens) // self.block_size) > self.cache.num_available_blocks
             return multiple()
         assert loaded.num_cached_tokens == len(tokens)
-        self.tokens[name], self.positions[name] = list(tokens), list(positions)
+        self.held[name] = list(held)
         return name
 
     # -- what always holds
 
     def states(self) -> dict[str, CacheState]:
-        return {name: self.cache.state(name) for name in self.tokens}
+        return {name: self.cache.state(name) for name in self.held}
 
     @invariant()
     def every_sequence_reads_back_its_tokens_at_their_positions(self) -> None:
-        for name, tokens in self.tokens.items():
-            assert self.cache.num_tokens(name) == len(tokens)
-            positions = [self.cache.position(name, index) for index in range(len(tokens))]
-            assert positions == self.positions[name]
+        for name, held in self.held.items():
+            assert self.cache.num_tokens(name) == len(held)
+            assert [self.cache.position(name, index) for index in range(len(held))] == self.positions(name)
             if self.cache.state(name) is not CacheState.SWAPPED:
-                slots = [self.cache.slot(name, index) for index in range(len(tokens))]
-                assert [self.memory.tokens[slot] for slot in slots] == tokens
+                slots = [self.cache.slot(name, index) for index in range(len(held))]
+                found = [(self.memory.tokens[slot], self.memory.turned_for[slot]) for slot in slots]
+                assert found == [(one.token, one.turned_for) for one in held]
 
     @invariant()
     def every_block_is_accounted_for(self) -> None:
@@ -300,20 +314,11 @@ class SequenceRules(RuleBasedStateMachine):
                 index = self.cache.block_table(name).index(number) * self.block_size
                 assert position == self.cache.position(name, index)
 
-    @invariant()
-    def slots_are_shared_by_equals_only(self) -> None:
-        owner: dict[int, int] = {}
-        for name, tokens in self.tokens.items():
-            if self.cache.state(name) is not CacheState.SWAPPED:
-                for index, token in enumerate(tokens):
-                    assert owner.setdefault(self.cache.slot(name, index), token) == token
-
     def release_all(self) -> None:
-        for name in self.tokens:
+        for name in self.held:
             self.cache.pin(name, False)
             assert self.cache.release(name) is Outcome.OK
-        self.tokens.clear()
-        self.positions.clear()
+        self.held.clear()
         self.pinned.clear()
 
     def check_whole(self) -> None:

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, multiple, rule
 from tests.core.cache.memories import Memory
-from tests.core.cache.sequence_rules import SequenceRules
+from tests.core.cache.sequence_rules import Held, SequenceRules
 from tests.core.engine.loops import MAX_MODEL_LEN, Loop, Swaps
 from tests.core.engine.test_scheduler_machine import IS_EXHAUSTIVE, POLICIES, SchedulerMachine
 
@@ -43,10 +43,12 @@ class MemoryLoop(Loop):
             start = request.num_computed_tokens
             slots = [cache.slot(request.request_id, index) for index in range(start + num_tokens)]
             assert [memory.tokens[slot] for slot in slots[:start]] == request.all_token_ids[:start]
-            assert [memory.turned_for[slot] for slot in slots[:start]] == list(range(start))
+            positions = [cache.position(request.request_id, index) for index in range(len(slots))]
+            assert [memory.turned_for[slot] for slot in slots[:start]] == positions[:start]
             for index in range(start, start + num_tokens):
                 assert cache.pool.ref_count(slots[index] // cache.spec.block_size) == 1
-                memory.tokens[slots[index]], memory.turned_for[slots[index]] = request.all_token_ids[index], index
+                memory.tokens[slots[index]] = request.all_token_ids[index]
+                memory.turned_for[slots[index]] = positions[index]
         return decision
 
 
@@ -103,9 +105,18 @@ class SharedCacheMachine(SequenceRules, SchedulerMachine):
             return multiple()
         request, name = self.loop.running[choice % len(self.loop.running)], self.new_name()
         assert self.cache.fork(request.request_id, name) is Outcome.OK
-        self.tokens[name] = request.all_token_ids[: request.num_computed_tokens]
-        self.positions[name] = list(range(request.num_computed_tokens))
+        self.held[name] = [
+            Held(token, self.cache.position(name, index), self.memory.turned_for[self.cache.slot(name, index)])
+            for index, token in enumerate(request.all_token_ids[: request.num_computed_tokens])
+        ]
         return name
+
+    @rule(choice=st.integers(0, 9), delta=st.integers(1, 9))
+    def move(self, choice: int, delta: int) -> None:
+        """All that a running request holds stands somewhere else from now on."""
+        if self.loop.running:
+            request = self.loop.running[choice % len(self.loop.running)]
+            assert self.cache.shift(request.request_id, 0, delta) is Outcome.OK
 
     @rule(is_refusing=st.booleans())
     def fail(self, is_refusing: bool) -> None:
@@ -115,7 +126,7 @@ class SharedCacheMachine(SequenceRules, SchedulerMachine):
     def open_names(self) -> set[str]:
         requests = {one.request_id for one in self.requests if self.cache.state(one.request_id) is not CacheState.FREE}
         has_session = self.cache.state("session") is not CacheState.FREE
-        return {*self.tokens, *requests} | ({"session"} if has_session else set())
+        return {*self.held, *requests} | ({"session"} if has_session else set())
 
     @invariant()
     def everything_adds_up(self) -> None:
