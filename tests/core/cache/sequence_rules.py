@@ -17,7 +17,13 @@ from aethermind.cache import BlockPool, CacheState, HashedPrefixCache, HostSwapS
 __all__ = ["FAR", "SequenceRules"]
 
 FAR = 2**31 + 5
-POSITIONS = st.integers(-1, 20) | st.integers(FAR - 3, FAR + 3)
+PLACES = st.integers(0, 5).map(lambda number: ("block", number)) | st.tuples(
+    st.just("position"), st.integers(-1, 20) | st.integers(FAR - 3, FAR + 3)
+)
+"""The first token of one of a sequence's blocks, because blocks can be dropped; or any position, for what cannot."""
+
+
+Place = tuple[str, int]
 
 
 class Held(NamedTuple):
@@ -70,6 +76,12 @@ class SequenceRules(RuleBasedStateMachine):
     def num_blocks_of(self, name: str) -> int:
         return -(-self.cache.num_tokens(name) // self.block_size)
 
+    def position(self, name: str, place: Place) -> int:
+        if place[0] == "position":
+            return place[1]
+        index = place[1] * self.block_size
+        return self.held[name][index].position if index < len(self.held[name]) else 0
+
     # -- the life of a sequence
 
     @rule(target=sequences, prompt=st.lists(st.integers(0, 1), max_size=14))
@@ -80,9 +92,10 @@ class SequenceRules(RuleBasedStateMachine):
         assert (opened.outcome, opened.num_cached_tokens) == (Outcome.OK, num_known)
         assert num_known < max(len(prompt), 1)
         self.held[name] = [Held(token, index, index) for index, token in enumerate(prompt[:num_known])]
+        self.write(name, prompt[num_known:], len(prompt))
         return name
 
-    @rule(name=sequences, new_tokens=st.lists(st.integers(0, 1), max_size=9), num_committed=st.integers(0, 9))
+    @rule(name=sequences, new_tokens=st.lists(st.integers(0, 1), max_size=6), num_committed=st.integers(0, 9))
     def write(self, name: str, new_tokens: list[int], num_committed: int) -> None:
         """Reserve for some tokens, compute them, commit as many as a step kept."""
         cache, memory = self.cache, self.memory
@@ -117,6 +130,13 @@ class SequenceRules(RuleBasedStateMachine):
         added = enumerate(new_tokens[:num_committed], start=first)
         self.held[name] += [Held(token, position, position) for position, token in added]
 
+    @rule(token=st.integers(0, 1))
+    def decode(self, token: int) -> None:
+        """A step of all sequences that run, one token each."""
+        for name in self.held:
+            if self.cache.state(name) is CacheState.ACTIVE:
+                self.write(name, [token], 1)
+
     @rule(target=sequences, parent=sequences)
     def fork(self, parent: str) -> Any:
         name = self.new_name()
@@ -140,18 +160,25 @@ class SequenceRules(RuleBasedStateMachine):
 
     # -- parts of a sequence
 
-    @rule(name=sequences, fraction=st.floats(0, 1))
-    def truncate(self, name: str, fraction: float) -> None:
-        num_tokens = int(len(self.held[name]) * fraction)
-        self.change(name, self.cache.truncate(name, num_tokens), slice(num_tokens, None))
+    @rule(
+        name=sequences,
+        operation=st.sampled_from(["truncate", "remove", "keep"]),
+        start=PLACES,
+        end=st.none() | PLACES,
+    )
+    def cut(self, name: str, operation: str, start: Place, end: Place | None) -> None:
+        first, last = self.position(name, start), None if end is None else self.position(name, end)
+        if operation == "truncate":
+            num_tokens = len([position for position in self.positions(name) if position < first])
+            self.change(name, self.cache.truncate(name, num_tokens), slice(num_tokens, None))
+        else:
+            (self.remove if operation == "remove" else self.keep)(name, first, last)
 
-    @rule(name=sequences, start=POSITIONS, end=st.none() | POSITIONS)
     def remove(self, name: str, start: int, end: int | None) -> None:
         inside = [start <= one and (end is None or one < end) for one in self.positions(name)]
         first = inside.index(True) if True in inside else len(inside)
         self.change(name, self.cache.remove(name, start, end), slice(first, first + sum(inside)))
 
-    @rule(name=sequences, start=POSITIONS, end=st.none() | POSITIONS)
     def keep(self, name: str, start: int, end: int | None) -> None:
         inside = [start <= one and (end is None or one < end) for one in self.positions(name)]
         first = inside.index(True) if True in inside else len(inside)
@@ -176,8 +203,9 @@ class SequenceRules(RuleBasedStateMachine):
             assert outcome is Outcome.OK
             del held[dropped]
 
-    @rule(name=sequences, start=POSITIONS, delta=st.integers(-20, 20) | st.sampled_from([FAR, -FAR]))
-    def shift(self, name: str, start: int, delta: int) -> None:
+    @rule(name=sequences, place=PLACES, delta=st.integers(-20, 20) | st.sampled_from([FAR, -FAR]))
+    def shift(self, name: str, place: Place, delta: int) -> None:
+        start = self.position(name, place)
         held, before = self.held[name], self.positions(name)
         outcome = self.cache.shift(name, start, delta)
         moved = [index for index, position in enumerate(before) if position >= start]
@@ -195,7 +223,15 @@ class SequenceRules(RuleBasedStateMachine):
 
     # -- resting, pinning, swapping
 
-    @rule(name=sequences)
+    @rule(name=sequences, operation=st.sampled_from(["park or resume", "pin", "unpin", "swap"]))
+    def rest(self, name: str, operation: str) -> None:
+        if operation == "park or resume":
+            self.park_or_resume(name)
+        elif operation == "swap":
+            self.swap(name)
+        else:
+            self.pin(name, operation == "pin")
+
     def park_or_resume(self, name: str) -> None:
         before = self.cache.state(name)
         if before is CacheState.ACTIVE:
@@ -207,14 +243,12 @@ class SequenceRules(RuleBasedStateMachine):
             assert outcome is Outcome.OK or (before, outcome) == (CacheState.SWAPPED, Outcome.NO_ROOM)
             assert self.cache.state(name) is (CacheState.ACTIVE if outcome is Outcome.OK else before)
 
-    @rule(name=sequences, is_pinned=st.booleans())
     def pin(self, name: str, is_pinned: bool) -> None:
         is_swapped = self.cache.state(name) is CacheState.SWAPPED
         assert self.cache.pin(name, is_pinned) is (Outcome.ILLEGAL_STATE if is_swapped else Outcome.OK)
         if not is_swapped:
             (self.pinned.add if is_pinned else self.pinned.discard)(name)
 
-    @rule(name=sequences)
     def swap(self, name: str) -> None:
         """Out or in; where there is no room, nothing changes."""
         num_blocks, before = self.num_blocks_of(name), self.cache.state(name)

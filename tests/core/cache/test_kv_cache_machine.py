@@ -26,11 +26,12 @@ class KVCacheMachine(SequenceRules):
     @initialize(
         layout=st.sampled_from(LAYOUTS),
         block_size=st.integers(1, 5),
-        num_blocks=st.integers(1, 9),
+        num_blocks=st.integers(2, 9),
         num_host_blocks=st.integers(1, 9),
         threshold=st.sampled_from([0.0, 0.5, 1.0]),
     )
     def start(self, layout: Any, block_size: int, num_blocks: int, num_host_blocks: int, threshold: float) -> None:
+        num_blocks *= {"static": 1, "cell": 4, "paged": 2}[layout]
         in_a_block = {"static": MAX_MODEL_LEN, "cell": 1, "paged": block_size}[layout]
         self.memory = Memory(num_blocks, in_a_block, num_host_blocks)
         self.store = HostSwapStore(self.memory, num_host_blocks)

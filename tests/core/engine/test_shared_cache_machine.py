@@ -67,7 +67,7 @@ class SharedCacheMachine(SequenceRules, SchedulerMachine):
     store: RefusingStore
 
     @initialize(
-        num_blocks=st.integers(1, 12),
+        num_blocks=st.integers(4, 24),
         block_size=st.integers(1, 5),
         num_host_blocks=st.integers(1, 12),
         max_num_seqs=st.integers(1, 5),

@@ -281,9 +281,7 @@ class Scheduler:
         """Open or bring back a sequence, reserve its first chunk, return the chunk's tokens; 0 for lack of room."""
         cache, request_id = self._cache, request.request_id
         if cache.state(request_id) is CacheState.SWAPPED:
-            if (
-                step.decision.copies
-            ):  # bytes come back at once, and may not overwrite what is to be copied before the step
+            if step.decision.copies:  # what comes back is written at once, maybe over what is still to be copied
                 return 0
             if cache.spec.num_blocks_for(request.num_tokens) > cache.num_available_blocks:
                 return 0
