@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.core.engine.engines import open_engine
+from tests.core.engine.engines import answer, open_engine
 
 from aethermind import Runtime, SamplingParams
-from aethermind.cache import BlockPool
+from aethermind.cache import BlockPool, CacheState, Outcome
 from aethermind.engine.engine import Engine
 from aethermind.engine.engine_stats import EngineStats
 from aethermind.engine.loader import plan_model
@@ -27,15 +27,17 @@ GIB = 2**30
 class PoisoningPool(BlockPool):
     """Whoever reads a block that was freed reads what no sequence ever wrote."""
 
-    __slots__ = ("_states",)
+    __slots__ = ("_states", "num_poisoned")
 
     def __init__(self, engine: Engine) -> None:
+        self.num_poisoned = 0
         super().__init__(engine.cache.pool.num_blocks)
         self._states = [tensor.numpy() for tensor in engine.runner.kv_memory.tensors.values()]
 
     def release(self, block: int) -> None:
         super().release(block)
         if self.ref_count(block) == 0:
+            self.num_poisoned += 1
             for state in self._states:
                 state[block] = 111 if state.dtype == np.int8 else np.nan
 
@@ -54,7 +56,7 @@ def open_pressed(
     swap_space = num_swap_blocks * spec.bytes_per_block / GIB
     engine = open_engine(runtime, device, num_kv_blocks=QUARTER, swap_space=swap_space, **options)
     assert engine.planned.num_swap_blocks == num_swap_blocks
-    engine.cache.pool = PoisoningPool(engine)
+    engine.cache._supply.pool = PoisoningPool(engine)
     engine.costs.seconds_per_byte, engine.costs.seconds_per_token = (0.0, 1e6) if is_swapping else (1e6, 0.0)
     return engine
 
@@ -90,6 +92,8 @@ def test_answers_after_swapping_are_those_without_pressure(
     engine = open_pressed(runtime, device, num_swap_blocks=NUM_BLOCKS_OF_LOAD, **options)
     answers, num_preemptions = run(engine)
     assert answers == expected
+    assert isinstance(engine.cache.pool, PoisoningPool)
+    assert engine.cache.pool.num_poisoned > NUM_BLOCKS_OF_LOAD
     stats = EngineStats.of(engine)
     assert stats.swapped_out_bytes == stats.swapped_in_bytes
     assert stats.swapped_out_bytes >= num_preemptions * engine.planned.cache_spec.bytes_per_block > 0
@@ -148,3 +152,25 @@ def test_a_swap_space_that_cannot_be_had_is_refused(runtime: Runtime) -> None:
         open_engine(runtime, swap_space=1e-9)
     with pytest.raises(InvalidArgumentError, match="swap_space should be GiB of host memory, 0 for none, got -1"):
         open_engine(runtime, swap_space=-1)
+
+
+def test_a_parked_sequence_makes_room_and_comes_back_as_it_was(runtime: Runtime, device: str) -> None:
+    options = {"block_size": 4, "num_kv_blocks": 8}
+    expected = answer(open_engine(runtime, device, **options), PROMPTS[4], 8)
+    spec = plan_model(runtime, "demo", device=device, dtype="float32", **options).cache_spec
+    engine = open_engine(runtime, device, swap_space=8 * spec.bytes_per_block / GIB, swap_threshold=0.9, **options)
+    cache, states = engine.cache, [tensor.numpy() for tensor in engine.runner.kv_memory.tensors.values()]
+    cache.open("parked")
+    cache.reserve("parked", 24)
+    cache.commit("parked", 24)
+    for state in states:
+        state[cache.block_table("parked")] = 0.5
+    assert cache.park("parked") is Outcome.OK
+    assert cache.state("parked") is CacheState.STANDBY
+    assert answer(engine, PROMPTS[4], 8) == expected
+    assert cache.state("parked") is CacheState.SWAPPED
+    assert cache.resume("parked") is Outcome.OK
+    for state in states:
+        assert (state[cache.block_table("parked")] == 0.5).all()
+    with pytest.raises(InvalidArgumentError, match="swap_threshold should be a fraction"):
+        open_engine(runtime, swap_threshold=2.0)

@@ -51,7 +51,6 @@ class KVCache:
         "capacity_tokens",
         "has_moved",
         "max_model_len",
-        "pool",
         "spec",
     )
 
@@ -82,11 +81,12 @@ class KVCache:
             raise InvalidArgumentError(f"swap_threshold is {swap_threshold} but must be a fraction, 0 to 1.")
         self.spec = laid_out(spec, layout, max_model_len)
         self.max_model_len = max_model_len
-        self.pool = BlockPool(num_blocks) if pool is None else pool
         self._block_size = self.spec.block_size
         self.capacity_tokens = min(max_model_len, num_blocks * self._block_size)
         """The longest sequence that fits when it has the cache to itself."""
-        self._supply = BlockSupply(self.pool, NoPrefixCache() if prefix_cache is None else prefix_cache)
+        self._supply = BlockSupply(
+            BlockPool(num_blocks) if pool is None else pool, NoPrefixCache() if prefix_cache is None else prefix_cache
+        )
         self._residency = Residency(
             self._supply, self._block_size, NoSwapStore() if swap_store is None else swap_store, swap_threshold
         )
@@ -95,6 +95,11 @@ class KVCache:
         """Whether a token may stand elsewhere than at its index; False spares asking for each."""
 
     # -- what there is ---------------------------------------------------------------------------------------
+
+    @property
+    def pool(self) -> BlockPool:
+        """All blocks, and how many sequences hold each."""
+        return self._supply.pool
 
     @property
     def num_free_blocks(self) -> int:

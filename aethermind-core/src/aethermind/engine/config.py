@@ -20,7 +20,8 @@ class EngineConfig:
     int8 where the others have fewer bits, else the same). Names are checked where formats are known, when a model is
     planned. `swap_space` is in GiB of host memory, `kv_store` the address of a store (see `cache.stores.address`).
     `max_new_tokens` is a quota: no answer gets longer, whatever its request asks for. The last turns of `max_sessions`
-    sessions are kept for `session_ttl` seconds.
+    sessions are kept for `session_ttl` seconds. Parked sequences go to the swap space once sequences hold more than the
+    fraction `swap_threshold` of the blocks.
 
     Raises InvalidArgumentError for values out of range.
     """
@@ -35,6 +36,7 @@ class EngineConfig:
     block_size: int = 16
     kv_cache_dtype: str = "auto"
     swap_space: float = 0.0
+    swap_threshold: float = 0.9
     num_threads: int | None = None
     seed: int = 0
     max_num_seqs: int = 64
@@ -68,6 +70,9 @@ class EngineConfig:
         swap_space = self.swap_space
         if isinstance(swap_space, bool) or not isinstance(swap_space, int | float) or not 0 <= swap_space < 2**20:
             raise InvalidArgumentError(f"swap_space should be GiB of host memory, 0 for none, got {swap_space!r}.")
+        threshold = self.swap_threshold
+        if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
+            raise InvalidArgumentError(f"swap_threshold should be a fraction of the blocks, 0 to 1, got {threshold!r}.")
         ttl = self.session_ttl
         if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl < 2**40:
             raise InvalidArgumentError(f"session_ttl should be seconds, more than 0, got {ttl!r}.")

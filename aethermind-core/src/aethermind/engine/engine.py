@@ -77,6 +77,7 @@ class Engine:
             planned.max_model_len,
             prefix_cache=prefix_cache,
             swap_store=timed,
+            swap_threshold=config.swap_threshold,
             pool=pool,
         )
         self.sessions = Sessions(prefix_cache, config.max_sessions, planned.num_kv_blocks // 2, config.session_ttl)
