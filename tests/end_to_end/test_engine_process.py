@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -210,6 +212,20 @@ async def _killed(engine: EngineProcess) -> None:
     for one in outputs:
         with pytest.raises(EngineDeadError, match="killed by SIGKILL"):
             await exhaust(one)
+
+
+def test_it_starts_beside_a_thousand_connections(runtime: Runtime) -> None:
+    async def scenario() -> None:
+        async with EngineProcess("demo", CONFIG, runtime=runtime) as engine:
+            assert (await answer(engine, "Once")).finished
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 2048), before[1]))
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        while stack.enter_context(open(os.devnull)).fileno() < 1024:
+            pass
+        asyncio.run(scenario())
 
 
 def test_a_process_that_hangs_is_killed(runtime: Runtime) -> None:

@@ -148,7 +148,7 @@ class ServerSettings:
     allow_no_key: bool = setting(False, "listen beyond this machine without a key")
     engine: str = setting("process", "where models run: each in a process of its own, or inprocess, in the server's")
     max_restarts: int = setting(5, "how often in a row an engine's process that ended is started again")
-    stall_timeout: float = setting(300.0, "seconds that a step may take before the engine's process is ended; 0 is any")
+    stall_timeout: float = setting(600.0, "seconds that a step may take before the engine's process is ended; 0 is any")
     max_open_requests: int = setting(256, "answers open at once; who comes after is told to try again")
     max_queued_requests: int = setting(256, "of those, answers that have not begun")
     max_queued_tokens: int = setting(1 << 20, "prompt tokens of answers that have not begun")

@@ -92,7 +92,7 @@ def serve(
     ] = 5,
     stall_timeout: Annotated[
         float, typer.Option(help="Seconds that a step may take before the engine's process is ended; 0 is any.", min=0)
-    ] = 300.0,
+    ] = 600.0,
     max_open_requests: Annotated[int, typer.Option(help="The most answers open at once; others get 429.", min=1)] = 256,
     max_queued_requests: Annotated[int, typer.Option(help="Of those, answers that have not begun.", min=1)] = 256,
     max_queued_tokens: Annotated[int, typer.Option(help="Prompt tokens of answers that have not begun.", min=1)] = 1

@@ -30,7 +30,7 @@ class RestartPolicy:
     """Before the first restart of a row; each one after that waits twice as long."""
     max_delay_s: float = 30.0
     stable_s: float = 60.0
-    stall_timeout_s: float = 300.0
+    stall_timeout_s: float = 600.0
     """How long a process may be silent while somebody waits for it, which is how long a step may take; 0 is for ever.
     """
     close_timeout_s: float = 5.0

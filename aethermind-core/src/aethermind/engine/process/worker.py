@@ -51,8 +51,7 @@ def main(fd: int, parent: int, version: str) -> int:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     faulthandler.enable()
-    os.set_inheritable(fd, False)
-    with socket.socket(fileno=fd) as sock:
+    with socket.socket(fileno=_low(fd)) as sock:
         outbox = Outbox(sock)
         inbox = _Inbox(sock)
         try:
@@ -239,6 +238,15 @@ def _say_all(outbox: Outbox, sock: socket.socket) -> None:
     until = time.monotonic() + _LAST_WORDS_S
     while not outbox.flush() and (left := until - time.monotonic()) > 0:
         select.select([], [sock], [], left)
+
+
+def _low(fd: int) -> int:
+    """The same file under the lowest number there is, for this process alone: `select` takes none from 1024 on, which
+    a parent with many connections gives.
+    """
+    low = os.dup(fd)
+    os.close(fd)
+    return low
 
 
 def _die_with(parent: int) -> None:
