@@ -38,7 +38,7 @@ class SentOutput:
 
     def __init__(self) -> None:
         self._answers: dict[int, tuple[int, int, tuple[Any, ...]]] = {}
-        self._rest: list[Any] | None = None
+        self._rest: tuple[Any, Any] | None = None
         self._has_prompt_logprobs = False
 
     def cut(self, output: RequestOutput) -> list[Any]:
@@ -47,13 +47,15 @@ class SentOutput:
         for one in output.outputs:
             num_chars, num_tokens, before = self._answers.get(one.index, (0, 0, None))
             others = _others_of(one)
-            if len(one.token_ids) == num_tokens and len(one.text) == num_chars and others == before:
+            is_settled = others == before
+            if is_settled and len(one.token_ids) == num_tokens and len(one.text) == num_chars:
                 continue
             self._answers[one.index] = (len(one.text), len(one.token_ids), others)
             logprobs = None if one.logprobs is None else _flat(one.logprobs[num_tokens:])
-            pieces.append([one.text[num_chars:], one.token_ids[num_tokens:], logprobs, list(others)])
-        rest = [list(_times_of(output.metrics)), list(_settled_of(output))]
-        news: list[Any] = [pieces, None if rest == self._rest else rest, None]
+            told = None if is_settled else list(others)
+            pieces.append([one.index, one.text[num_chars:], one.token_ids[num_tokens:], logprobs, told])
+        rest = (_times_of(output.metrics), _settled_of(output))
+        news: list[Any] = [pieces, None if rest == self._rest else list(map(list, rest)), None]
         self._rest = rest
         if output.prompt_logprobs is not None and not self._has_prompt_logprobs:
             self._has_prompt_logprobs = True
@@ -77,20 +79,23 @@ class GrowingOutput:
     def grow(self, news: list[Any]) -> RequestOutput:
         """The state after what `SentOutput.cut` returned at the other end."""
         pieces, rest, prompt_logprobs = news
-        for text, token_ids, logprobs, others in pieces:
-            named = dict(zip(_OTHERS, others, strict=True))
-            self._answers.setdefault(named["index"], _Answer()).grow(text, token_ids, logprobs, named)
+        for index, text, token_ids, logprobs, others in pieces:
+            answer = self._answers.get(index)
+            if answer is None:
+                answer = self._answers[index] = _Answer()
+            answer.grow(text, token_ids, logprobs, others)
         if rest is not None:
             self._rest = RequestMetrics(*rest[0]), dict(zip(_SETTLED, rest[1], strict=True))
         if prompt_logprobs is not None:
             self._prompt_logprobs = _named(prompt_logprobs)
         assert self._rest is not None, "the first piece has all facts"
         metrics, settled = self._rest
+        answers = self._answers
         return RequestOutput(
             request_id=self._name,
             prompt=self._prompt,
             prompt_token_ids=self._token_ids,
-            outputs=[self._answers[index].state() for index in sorted(self._answers)],
+            outputs=[answers[index].state() for index in (answers if len(answers) == 1 else sorted(answers))],
             metrics=metrics,
             prompt_logprobs=self._prompt_logprobs,
             **settled,
@@ -104,12 +109,13 @@ class _Answer:
     logprobs: list[dict[int, Logprob]] | None = None
     others: dict[str, Any] = field(default_factory=dict)
 
-    def grow(self, text: str, token_ids: list[int], logprobs: list[Any] | None, others: dict[str, Any]) -> None:
+    def grow(self, text: str, token_ids: list[int], logprobs: list[Any] | None, others: list[Any] | None) -> None:
         self.text += text
         self.token_ids += token_ids
         if logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *_named(logprobs)]
-        self.others = others
+        if others is not None:
+            self.others = dict(zip(_OTHERS, others, strict=True))
 
     def state(self) -> CompletionOutput:
         return CompletionOutput(text=self.text, token_ids=list(self.token_ids), logprobs=self.logprobs, **self.others)
