@@ -89,6 +89,12 @@ soak: test-env
 	@mkdir -p build
 	$(BIN)/python -m tests.soak --json build/soak.json $(SOAK)
 
+# litellm and langchain-openai, in an environment of their own, against a server of ours.
+.PHONY: client-check
+client-check: test-env
+	@mkdir -p build
+	$(BIN)/python -m tests.clients
+
 # The chat page is built by node and its bundle committed, so that using and testing it needs none.
 ui: $(WEBUI)/node_modules/.package-lock.json
 	npm --prefix $(WEBUI) run --silent check

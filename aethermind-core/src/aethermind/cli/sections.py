@@ -199,6 +199,12 @@ class LogSettings:
     level: str = setting("warning", "debug, info, warning or error", variable="AETHERMIND_LOG")
     format: str = setting("text", "how `serve` writes it: text, or json", parameter="log_format")
     prompts: bool = setting(False, "whether `serve` writes down what it was asked", parameter="log_prompts")
+    otlp_endpoint: str | None = setting(
+        None,
+        "where `serve` sends traces, such as http://127.0.0.1:4318/v1/traces",
+        unset="nowhere",
+        parameter="otlp_endpoint",
+    )
 
     def __post_init__(self) -> None:
         if self.level.lower() not in ("debug", "info", "warning", "error"):

@@ -119,6 +119,10 @@ def serve(
     drain_timeout: Annotated[float, typer.Option(help="Seconds for open answers when told to stop.")] = 30.0,
     log_format: Annotated[str, typer.Option(help="How the log is written: text, or json, an object a line.")] = "text",
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write what was asked into the log, too.")] = False,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(help="Send a trace of each request there (OTLP over HTTP).", show_default="nowhere"),
+    ] = None,
 ) -> None:
     """Serve models over HTTP to OpenAI's clients. Ctrl-C lets open answers finish; a second one does not."""
     try:
@@ -194,8 +198,19 @@ def serve(
             print(f"Serving {', '.join(models)} at {address}/v1 (Ctrl-C stops)", file=sys.stderr)
             print(f"To chat, open {address} in a browser", file=sys.stderr, flush=True)
 
+        tracing = None
+        if otlp_endpoint is not None:
+            tracing = stack.enter_context(closing(server.open_tracing(otlp_endpoint)))
         asyncio.run(
-            server.serve(models, listening, limits=limits, tenants=tenants, log_prompts=log_prompts, on_ready=announce)
+            server.serve(
+                models,
+                listening,
+                limits=limits,
+                tenants=tenants,
+                log_prompts=log_prompts,
+                tracing=tracing,
+                on_ready=announce,
+            )
         )
 
 

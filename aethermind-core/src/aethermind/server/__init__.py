@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from aethermind.server.app import create_app
 from aethermind.server.limits import Limits
+from aethermind.server.observation.tracing import open_tracing
 from aethermind.server.run import bind, running, serve
 from aethermind.server.served_model import ServedModel
 from aethermind.server.tenants import Quota, Tenants, read_tenants
 
-__all__ = ["Limits", "Quota", "ServedModel", "Tenants", "bind", "create_app", "read_tenants", "running", "serve"]
+__all__ = [
+    "Limits",
+    "Quota",
+    "ServedModel",
+    "Tenants",
+    "bind",
+    "create_app",
+    "open_tracing",
+    "read_tenants",
+    "running",
+    "serve",
+]

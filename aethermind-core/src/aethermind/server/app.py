@@ -22,6 +22,7 @@ from aethermind.server.web_ui import router as web_ui_routes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aethermind.server.observation.tracing import Tracing
     from aethermind.server.served_model import ServedModel
 
 __all__ = ["create_app"]
@@ -34,11 +35,12 @@ def create_app(
     tenants: Tenants | None = None,
     only_local: bool = False,
     log_prompts: bool = False,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """An application that serves `models`, whose engines run already.
 
     With `tenants` clients have to have the key of one; with `only_local` they have to call the server by a name of
-    this machine. Prompts come into the log only with `log_prompts`.
+    this machine. Prompts come into the log only with `log_prompts`; requests are spans of `tracing`.
     """
     app = FastAPI(title="AetherMind", version=__version__, docs_url=None, redoc_url=None)
     state = app.state
@@ -50,7 +52,7 @@ def create_app(
     install_error_handlers(app)
     most = state.limits.max_header_bytes
     app.add_middleware(Door, tenants=tenants or Tenants(), max_header_bytes=most, only_local=only_local)
-    app.add_middleware(Observer, metrics=state.metrics, has_prompts=log_prompts)
+    app.add_middleware(Observer, metrics=state.metrics, has_prompts=log_prompts, tracing=tracing)
     _add_probes(app)
     app.include_router(openai_routes)
     app.include_router(token_routes)

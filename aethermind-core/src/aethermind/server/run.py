@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from aethermind.llm import LLM
     from aethermind.server.limits import Admission, Limits
+    from aethermind.server.observation.tracing import Tracing
     from aethermind.server.tenants import Tenants
 
 __all__ = ["bind", "running", "serve"]
@@ -56,13 +57,16 @@ async def serve(
     limits: Limits,
     tenants: Tenants | None = None,
     log_prompts: bool = False,
+    tracing: Tracing | None = None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Start the models' engines and serve them under their names until SIGINT or SIGTERM.
 
     Open answers are finished, unless it comes twice. Raises what keeps a model from being loaded.
     """
-    async with running(models, listening, limits=limits, tenants=tenants, log_prompts=log_prompts) as app:
+    async with running(
+        models, listening, limits=limits, tenants=tenants, log_prompts=log_prompts, tracing=tracing
+    ) as app:
         with _stop_signals() as stops:
             on_ready()
             await _drain(stops, app.state.admission, limits.drain_timeout_s)
@@ -76,12 +80,15 @@ async def running(
     limits: Limits,
     tenants: Tenants | None = None,
     log_prompts: bool = False,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[FastAPI]:
     """Serve the models as long as the context is open; yields the application."""
     async with AsyncExitStack() as stack:
         served = [await _started(name, model, stack) for name, model in models.items()]
         only_local = ip_address(listening.getsockname()[0]).is_loopback
-        app = create_app(served, limits=limits, tenants=tenants, only_local=only_local, log_prompts=log_prompts)
+        app = create_app(
+            served, limits=limits, tenants=tenants, only_local=only_local, log_prompts=log_prompts, tracing=tracing
+        )
         bound_sending(listening)
         config = uvicorn.Config(
             app,

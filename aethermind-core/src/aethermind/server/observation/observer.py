@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from aethermind.server.observation.metrics import Metrics
+    from aethermind.server.observation.tracing import Tracing
 
 __all__ = ["Observer"]
 
@@ -27,13 +28,16 @@ class Observer:
 
     `X-Request-Id` of an answer is the server's. A client's own is only repeated, as `X-Client-Request-Id` and in the
     log. What nobody foresaw becomes a 500 here, so that it too is counted. Prompts are kept in records, and so come
-    into the log, only with `has_prompts`.
+    into the log, only with `has_prompts`. With `tracing` requests are spans, too.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, *, has_prompts: bool = False) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, *, has_prompts: bool = False, tracing: Tracing | None = None
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._has_prompts = has_prompts
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,6 +75,8 @@ class Observer:
             if record.error_code in LIMIT_CODES:
                 self._metrics.count_refusal(record.error_code)
             log_request(record)
+            if self._tracing is not None and record.is_work:
+                self._tracing.tell(record, Headers(scope=scope))
 
 
 def _client_id(scope: Scope) -> str | None:

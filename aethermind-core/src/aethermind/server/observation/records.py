@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GenerationRecord", "HttpRecord"]
 
+_PROBES = frozenset({"/health", "/ready", "/metrics", "/version"})
+
 
 @dataclass(slots=True)
 class GenerationRecord:
@@ -101,6 +103,11 @@ class HttpRecord:
     prompts: list[str | Sequence[int]] | None = None
     """What was asked, only where the server was told to keep it."""
     generations: list[GenerationRecord] = field(default_factory=list)
+
+    @property
+    def is_work(self) -> bool:
+        """Whether somebody wants something, and no monitor or page asks what it asks all the time."""
+        return self.route not in _PROBES and not self.route.startswith("/assets")
 
     @property
     def duration_s(self) -> float:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 __all__ = ["log_request"]
 
-_PROBES = frozenset({"/health", "/ready", "/metrics", "/version"})
 
 _LONGEST = 256
 
@@ -21,8 +20,7 @@ _log = get_logger(__name__)
 
 def log_request(record: HttpRecord) -> None:
     """Log a request that is over: as `info`, and as `debug` what monitors and the page ask all the time."""
-    is_work = record.route not in _PROBES and not record.route.startswith("/assets")
-    level = logging.INFO if is_work else logging.DEBUG
+    level = logging.INFO if record.is_work else logging.DEBUG
     if _log.isEnabledFor(level):
         status = "gone" if record.status is None else record.status
         _log.log(level, "%s %s %s", record.method, record.route, status, extra={"fields": _fields(record)})
