@@ -32,6 +32,7 @@ VERBS = (
     ("plugins",),
     ("plugins", "list"),
     ("bench",),
+    ("bench", "kv-reuse"),
     ("bench", "latency"),
     ("bench", "limits"),
     ("bench", "quality"),

@@ -15,7 +15,7 @@ from aethermind.engine.model_graph import GraphKey, Part, StepGraphs
 from aethermind.engine.weight_formats import WeightFormats
 from aethermind.errors import InvalidArgumentError, OutOfMemoryError
 from aethermind.graph.compile import Compiled, compile_graph
-from aethermind.graph.ir import without_unused_nodes
+from aethermind.graph.ir import Graph, without_unused_nodes
 from aethermind.hal.dtype import DType
 from aethermind.hal.host_memory import host_memory_bytes
 from aethermind.log import get_logger
@@ -101,12 +101,19 @@ class PlannedModel:
         """The dtype and shape of every parameter, computed ones included."""
         return {value.name: value.type for value in self.compiled.graph.parameters}
 
-    def compile(self, key: GraphKey = GraphKey(), *, fuse: bool = True) -> Compiled:  # noqa: B008 - a constant
-        """Compile a variant of the step's graph (see `model_graph`)."""
+    def compile(
+        self,
+        key: GraphKey = GraphKey(),  # noqa: B008 - a constant
+        *,
+        fuse: bool = True,
+        rewrite: Callable[[Graph], Graph] | None = None,
+    ) -> Compiled:
+        """Compile a variant of the step's graph (see `model_graph`), which `rewrite` may change first."""
         graphs = StepGraphs(
             self.model, self.operators, self.cache_spec, self.num_kv_blocks, self.max_model_len, self.dtype
         )
-        graph = without_unused_nodes(graphs.build(key).finish())
+        graph = graphs.build(key).finish()
+        graph = without_unused_nodes(graph if rewrite is None else rewrite(graph))
         symbols = dict(self.compiled.plan.symbols)
         if key.part in _ROWS_OF_TEXT:
             symbols["R"] = max(symbols["R"], min(symbols["T"], _ROWS_OF_TEXT[key.part]))

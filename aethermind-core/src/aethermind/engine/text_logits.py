@@ -11,17 +11,19 @@ if TYPE_CHECKING:
     import numpy as np
 
     from aethermind.engine.engine import Engine
+    from aethermind.graph.executor import Executor
 
 __all__ = ["text_logits"]
 
 
-def text_logits(engine: Engine, token_ids: Sequence[int]) -> np.ndarray[Any, Any]:
+def text_logits(engine: Engine, token_ids: Sequence[int], executor: Executor | None = None) -> np.ndarray[Any, Any]:
     """Run a text as one step of an idle engine; returns float32 [len(token_ids), V].
 
     The text is at most as long as the rows and tokens of a step (`max_num_seqs`, `max_num_batched_tokens`).
+    `executor` is that of another graph with the inputs and outputs of a plain step, over the same cache.
     OutOfMemoryError where the KV cache has no room for it.
     """
-    executor = engine.runner.executor
+    executor = executor or engine.runner.executor
     count = len(token_ids)
     most = min(executor.plan.symbols[name] for name in ("T", "R"))
     assert 0 < count <= most, f"a text of {count} tokens does not fit a step of {most}"

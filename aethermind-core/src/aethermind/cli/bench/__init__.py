@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from aethermind.cli.bench import latency, limits, quality, serve
+from aethermind.cli.bench import kv_reuse, latency, limits, quality, serve
 from aethermind.cli.configured import ConfiguredCommand
 
 __all__ = ["app"]
@@ -15,6 +15,7 @@ app = typer.Typer(
     help="Measure speed, what limits it, and what weight formats cost.",
     epilog=latency.EXAMPLES,
 )
+app.command("kv-reuse", cls=ConfiguredCommand, epilog=kv_reuse.EXAMPLES)(kv_reuse.kv_reuse)
 app.command("latency", cls=ConfiguredCommand, epilog=latency.EXAMPLES)(latency.latency)
 app.command("limits", cls=ConfiguredCommand, epilog=limits.EXAMPLES)(limits.limits)
 app.command("quality", cls=ConfiguredCommand, epilog=quality.EXAMPLES)(quality.quality)

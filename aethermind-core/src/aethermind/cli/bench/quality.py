@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from aethermind.llm import LLM
 
-__all__ = ["Divergence", "EXAMPLES", "diverge", "quality"]
+__all__ = ["Divergence", "EXAMPLES", "dense_settings", "diverge", "quality", "windows_of_text"]
 
 EXAMPLES = console.examples(
     "aethermind bench quality --tokens 64",
@@ -71,22 +71,11 @@ def quality(
         wanted = ["dense"] if kv_cache_dtype != "auto" else runtime.weight_formats.names()
     for name in (*wanted, *([lm_head] if lm_head else ())):
         runtime.weight_formats.get(name)
-    window = min(_WINDOW, tokens)
-    settings: dict[str, Any] = {
-        "device": device,
-        "load_format": load_format,
-        "num_threads": threads,
-        "block_size": _BLOCK_SIZE,
-        "max_model_len": window + 1,
-        "num_kv_blocks": -(-(window + 1) // _BLOCK_SIZE),
-        "max_num_seqs": window,
-        "max_num_batched_tokens": window,
-        "fallback": "allow",
-        "runtime": runtime,
-    }
+    window, settings = dense_settings(device, load_format, threads, tokens)
+    settings["runtime"] = runtime
     name = options.chosen_model(model)
     with _open(name, dtype="float32", **settings) as dense:
-        windows = _windows(dense, text, tokens, window)
+        windows = windows_of_text(dense, text, tokens, window)
         expected = _logits(dense, windows)
         report: dict[str, Any] = {
             "model": dense.info.model,
@@ -106,6 +95,22 @@ def quality(
         console.print_json(report)
     else:
         _print_report(report)
+
+
+def dense_settings(device: str, load_format: str, threads: int | None, num_tokens: int) -> tuple[int, dict[str, Any]]:
+    """Tokens of a window, and the options of a model that computes the logits of one in a step."""
+    window = min(_WINDOW, num_tokens)
+    return window, {
+        "device": device,
+        "load_format": load_format,
+        "num_threads": threads,
+        "block_size": _BLOCK_SIZE,
+        "max_model_len": window + 1,
+        "num_kv_blocks": -(-(window + 1) // _BLOCK_SIZE),
+        "max_num_seqs": window,
+        "max_num_batched_tokens": window,
+        "fallback": "allow",
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +148,7 @@ def _open(model: str, **settings: Any) -> LLM:
     return open_llm(model, **settings)
 
 
-def _windows(llm: LLM, text: Path | None, num_tokens: int, window: int) -> list[list[int]]:
+def windows_of_text(llm: LLM, text: Path | None, num_tokens: int, window: int) -> list[list[int]]:
     """The text in pieces of at most `window` tokens."""
     from aethermind.cli.prompt_text import read_text
     from aethermind.sampling.params import SamplingParams

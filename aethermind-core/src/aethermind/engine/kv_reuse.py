@@ -1,0 +1,109 @@
+"""Keys and values across layers: how alike they are on a text, and what a model loses when layers share them.
+
+Opt-in analysis after SwiftKV (Qiao et al. 2024, arXiv:2410.03960), whose models let later layers read what an earlier
+one computed. Nothing is trained here: the figures say where a distillation would have little to mend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aethermind.engine.text_logits import text_logits
+from aethermind.errors import InvalidArgumentError
+from aethermind.graph.executor import Executor
+from aethermind.graph.ir import Graph, Value
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from aethermind.engine.engine import Engine
+    from aethermind.ops.operator import OperatorRegistry
+
+__all__ = ["KVReuse", "kv_similarity", "reuse_layers"]
+
+_CACHES = ("k_cache", "v_cache", "k_scale", "v_scale")
+
+
+def reuse_layers(graph: Graph, operators: OperatorRegistry, sources: Mapping[int, int]) -> Graph:
+    """The graph in which layer `reader` attends to the keys and values of `sources[reader]`, an earlier layer.
+
+    Whatever else a layer computes stays, its own keys and values among it. InvalidArgumentError for layers that are not
+    there or not in this order.
+    """
+    written: dict[str, Value] = {}
+    for node in graph.nodes:
+        schema = operators[node.operator].schema
+        given = {spec.name: value for spec, value in zip(schema.inputs, node.inputs, strict=True)}
+        for spec, output in zip(schema.outputs, node.outputs, strict=True):
+            state = given.get(spec.alias) if spec.alias in _CACHES else None
+            if state is not None and state in graph.states:
+                written[state.name] = output
+    num_layers = sum(name.startswith("k_cache.") for name in written)
+    replaced: dict[Value, Value] = {}
+    for reader, source in sources.items():
+        if not 0 <= source < reader < num_layers:
+            raise InvalidArgumentError(
+                f"Layer {reader} cannot reuse the keys and values of layer {source}; "
+                f"name an earlier one for a layer from 1 to {num_layers - 1}."
+            )
+        for cache in _CACHES:
+            if f"{cache}.{reader}" in written:
+                replaced[written[f"{cache}.{reader}"]] = written[f"{cache}.{source}"]
+    nodes = tuple(
+        replace(node, inputs=tuple(None if value is None else replaced.get(value, value) for value in node.inputs))
+        for node in graph.nodes
+    )
+    return replace(graph, nodes=nodes)
+
+
+class KVReuse:
+    """A model whose layers share keys and values, beside the engine whose weights and cache it uses.
+
+    `sources` says for a layer which earlier one's it reads.
+    """
+
+    def __init__(self, engine: Engine, sources: Mapping[int, int]) -> None:
+        planned, runner = engine.planned, engine.runner
+        rewrite = partial(reuse_layers, operators=planned.operators, sources=sources)
+        plan = planned.compile(rewrite=rewrite).plan
+        runner.constants.load(plan)
+        opened = planned.open_device
+        self._engine = engine
+        self._executor = Executor(plan, opened.backend, opened.device, runner.constants, runner.kv_memory.tensors)
+
+    def logits(self, token_ids: Sequence[int]) -> np.ndarray[Any, Any]:
+        """Logits behind every token, float32 [len(token_ids), V]; see `text_logits`."""
+        return text_logits(self._engine, token_ids, self._executor)
+
+
+def kv_similarity(engine: Engine, token_ids: Sequence[int]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Mean cosines between the keys of any two layers on a text, and between their values: float64 [L, L] each.
+
+    Of every token and head; keys are compared as they are cached, which their common rotation does not change. The
+    cache holds values as they are computed, in memory that the host can reach, else an InvalidArgumentError.
+    """
+    import numpy as np
+
+    planned, tensors = engine.planned, engine.runner.kv_memory.tensors
+    if not planned.open_device.backend.capabilities.is_host_accessible or "k_scale.0" in tensors:
+        raise InvalidArgumentError(
+            "Keys and values are compared in host memory, as they are computed: "
+            "pass a device such as cpu, and auto as --kv-cache-dtype."
+        )
+    text_logits(engine, token_ids)
+    slots = engine.runner.executor.host_inputs["slot_mapping"][: len(token_ids)]
+    blocks, offsets = np.divmod(slots, planned.cache_spec.block_size)
+
+    def cosines(cache: str) -> np.ndarray[Any, Any]:
+        layers = [
+            tensors[f"{cache}.{layer}"].numpy()[blocks, :, offsets] for layer in range(planned.cache_spec.num_layers)
+        ]
+        rows = np.stack([layer.astype(np.float64).reshape(-1, planned.cache_spec.head_dim) for layer in layers])
+        rows /= np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), np.finfo(np.float64).tiny)
+        result: np.ndarray[Any, Any] = np.einsum("arc,brc->ab", rows, rows) / rows.shape[1]
+        return result
+
+    return cosines("k_cache"), cosines("v_cache")

@@ -1,0 +1,26 @@
+"""bench kv-reuse: a report of all pairs, what was asked for, and a sentence for what is no pair."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+
+def test_a_report(invoke: Any) -> None:
+    args = ("--device", "numpy", "--tokens", "40", "--reuse", "3:2", "--reuse", "2:1,3:1", "--json")
+    result = invoke("bench", "kv-reuse", *args)
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert [one["sources"] for one in report["reuse"]] == [{"3": 2}, {"2": 1, "3": 1}]
+    assert 0 < report["reuse"][0]["kl_mean"] < report["reuse"][1]["kl_mean"]
+    for cosines in (report["key_cosines"], report["value_cosines"]):
+        assert [row[layer] for layer, row in enumerate(cosines)] == pytest.approx([1] * len(cosines))
+
+
+@pytest.mark.parametrize(("reuse", "words"), [("3", "READER:SOURCE"), ("1:2", "name an earlier one")])
+def test_what_is_no_pair(invoke: Any, reuse: str, words: str) -> None:
+    result = invoke("bench", "kv-reuse", "--device", "numpy", "--tokens", "8", "--reuse", reuse)
+    assert result.exit_code == 2
+    assert words in result.stderr
