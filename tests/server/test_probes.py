@@ -48,6 +48,8 @@ def test_metrics_tell_what_is_kept_where() -> None:
         swapped_in_bytes=0,
         num_preemptions=7,
         kv_store=KVStoreStats(num_hits=1, num_misses=2, num_stored=3, num_dropped=4, num_errors=5),
+        num_draft_tokens=40,
+        num_accepted_tokens=30,
     )
     info = SimpleNamespace(architecture="A", device="cpu:0", dtype="float32", max_model_len=64, block_size=16,
                            weight_bytes=1, kv_cache_bytes=2, arena_bytes=3)  # fmt: skip
@@ -60,6 +62,9 @@ def test_metrics_tell_what_is_kept_where() -> None:
     assert samples["aethermind_num_preemptions_total"] == 7
     assert samples["aethermind_kv_store_blocks_total"] == 1 + 2 + 3 + 4
     assert samples["aethermind_kv_store_errors_total"] == 5
+    assert samples["aethermind_spec_decode_num_draft_tokens_total"] == 40
+    assert samples["aethermind_spec_decode_num_accepted_tokens_total"] == 30
+    assert samples["aethermind_spec_decode_acceptance_ratio"] == 0.75
     assert samples["aethermind_model_memory_bytes"] == 6
     assert samples["aethermind_num_queued_tokens"] == 70
 

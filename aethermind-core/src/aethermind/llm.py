@@ -83,6 +83,11 @@ class LLM:
         kv_store: str | None = None,
         fallback: str = "warn",
         deterministic: bool = False,
+        speculative_method: str | None = None,
+        draft_model: str | Path | None = None,
+        num_speculative_tokens: int = 8,
+        prompt_lookup_max: int = 4,
+        prompt_lookup_min: int = 2,
         runtime: Runtime | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -104,6 +109,10 @@ class LLM:
         seconds.
         `fallback` says what happens where the device lacks a kernel: error, warn or allow. `deterministic` refuses
         kernels with which a request's tokens could depend on the batch that it is in.
+        `speculative_method` drafts tokens that the model then checks, several in a step: `prompt_lookup` quotes what
+        followed the last `prompt_lookup_max` to `prompt_lookup_min` tokens before, `draft` asks `draft_model`, a
+        smaller model with the same tokens. Answers stay the same; at most `num_speculative_tokens` are drafted at a
+        time, fewer or none where that does not pay.
         """
         started = time.perf_counter()
         config = EngineConfig(
@@ -129,6 +138,11 @@ class LLM:
             kv_store=kv_store,
             fallback=fallback,
             deterministic=deterministic,
+            speculative_method=speculative_method,
+            draft_model=None if draft_model is None else str(draft_model),
+            num_speculative_tokens=num_speculative_tokens,
+            prompt_lookup_max=prompt_lookup_max,
+            prompt_lookup_min=prompt_lookup_min,
         )
         planned = plan_model(runtime or Runtime.boot(), model, config)
         self.tokenizer = planned.source.tokenizer()
@@ -210,7 +224,7 @@ class LLM:
         *,
         options: RequestOptions = _NO_OPTIONS,
     ) -> Generator[RequestOutput, None, None]:
-        """Answer one prompt, yielding the answer so far after every token. Closing the iterator ends the request."""
+        """Answer one prompt, yielding what there is whenever it has grown. Closing the iterator ends the request."""
         ids = self._add_all([prompt], [sampling_params or self.get_default_sampling_params()], [options])
         try:
             while True:

@@ -7,12 +7,15 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.core.cli.conftest import INFO, request_output
 
-from aethermind.cli.generate import TextWriter
+from aethermind import SamplingParams
+from aethermind.cli.generate import TextWriter, describe
 
 SEED = ("--device", "numpy", "--max-tokens", "6", "--seed", "3")
 
@@ -53,6 +56,12 @@ def test_stats_go_to_stderr(invoke: Any, fake_llm: Any) -> None:
     result = invoke("generate", "hi", "--stats", "--seed", "5")
     assert result.stdout == "abc\n"
     assert result.stderr == "[2 + 3 tokens · first after 500 ms · then 10.0 tokens/s · fake:0 float32 · seed 5]\n"
+
+
+def test_stats_count_drafts() -> None:
+    output = request_output("ab", [1, 2], finish_reason="stop", now=0.1)
+    drafted = replace(output, metrics=replace(output.metrics, num_draft_tokens=9, num_accepted_tokens=4))
+    assert "tokens/s · 4 of 9 drafts right · fake:0" in describe(drafted, SamplingParams(), INFO)
 
 
 def test_json_is_one_object(invoke: Any, fake_llm: Any) -> None:

@@ -62,6 +62,11 @@ def generate(
     max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
     fallback: options.Fallback = "warn",
     deterministic: options.Deterministic = False,
+    speculative_method: options.SpeculativeMethod = None,
+    draft_model: options.DraftModel = None,
+    num_speculative_tokens: options.NumSpeculativeTokens = 8,
+    prompt_lookup_max: options.PromptLookupMax = 4,
+    prompt_lookup_min: options.PromptLookupMin = 2,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is written.")] = True,
     stats: Annotated[
         bool | None,
@@ -105,6 +110,11 @@ def generate(
         max_num_batched_tokens=max_num_batched_tokens,
         fallback=fallback,
         deterministic=deterministic,
+        speculative_method=speculative_method,
+        draft_model=draft_model,
+        num_speculative_tokens=num_speculative_tokens,
+        prompt_lookup_max=prompt_lookup_max,
+        prompt_lookup_min=prompt_lookup_min,
         max_num_seqs=1,
     )
     with closing(llm):
@@ -192,6 +202,8 @@ def measure(output: RequestOutput) -> dict[str, float | int | None]:
         "ttft_s": ttft_s,
         "total_s": total_s,
         "decode_tokens_per_s": rate,
+        "num_draft_tokens": metrics.num_draft_tokens,
+        "num_accepted_tokens": metrics.num_accepted_tokens,
     }
 
 
@@ -203,6 +215,8 @@ def describe(output: RequestOutput, params: SamplingParams, info: ModelInfo) -> 
         parts.append(f"first after {measured['ttft_s'] * 1e3:.0f} ms")
     if measured["decode_tokens_per_s"] is not None:
         parts.append(f"then {measured['decode_tokens_per_s']:.1f} tokens/s")
+    if measured["num_draft_tokens"]:
+        parts.append(f"{measured['num_accepted_tokens']} of {measured['num_draft_tokens']} drafts right")
     parts.append(" ".join([info.device, info.dtype, *info.weight_formats]))
     if not params.is_greedy:
         parts.append(f"seed {params.seed}")

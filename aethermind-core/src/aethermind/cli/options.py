@@ -18,6 +18,7 @@ __all__ = [
     "DType",
     "Deterministic",
     "Device",
+    "DraftModel",
     "Fallback",
     "Grammar",
     "IgnoreEos",
@@ -33,12 +34,16 @@ __all__ = [
     "MinP",
     "Model",
     "NumKvBlocks",
+    "NumSpeculativeTokens",
     "NumThreads",
+    "PromptLookupMax",
+    "PromptLookupMin",
     "Quantization",
     "Regex",
     "RepetitionPenalty",
     "SAMPLING_DEFAULTS",
     "Seed",
+    "SpeculativeMethod",
     "Stop",
     "SwapSpace",
     "Temperature",
@@ -98,6 +103,22 @@ Fallback = Annotated[
 Deterministic = Annotated[
     bool, typer.Option("--deterministic", help="Refuse kernels whose results depend on the batch.")
 ]
+SpeculativeMethod = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative-method",
+        help="Draft tokens for the model to check: prompt_lookup, draft, or a plugin's.",
+        show_default="no drafts",
+    ),
+]
+DraftModel = Annotated[
+    str | None, typer.Option("--draft-model", help="The smaller model that drafts, of the same tokens.")
+]
+NumSpeculativeTokens = Annotated[
+    int, typer.Option("--num-speculative-tokens", help="The most drafts in a step; fewer where they do not pay.")
+]
+PromptLookupMax = Annotated[int, typer.Option("--prompt-lookup-max", help="Tokens that prompt_lookup looks for first.")]
+PromptLookupMin = Annotated[int, typer.Option("--prompt-lookup-min", help="The fewest that it looks for.")]
 NumThreads = Annotated[int | None, typer.Option("--threads", help="Worker threads of the device.")]
 SAMPLING_DEFAULTS: dict[str, Any] = {
     "max_tokens": 200,

@@ -78,6 +78,13 @@ class EngineSettings:
     scheduling_policy: str = setting("fcfs", "who goes first: fcfs, fair, priority, shortest, deadline, or a plugin's")
     fallback: str = setting("warn", "operators without a kernel of the device: error, warn or allow")
     deterministic: bool = setting(False, "refuse kernels whose results depend on the batch")
+    speculative_method: str | None = setting(
+        None, "what drafts tokens for the model to check: prompt_lookup, draft, or a plugin's", unset="nothing"
+    )
+    draft_model: str | None = setting(None, "the smaller model of `draft`", unset="none")
+    num_speculative_tokens: int = setting(8, "the most drafts of a request in a step; fewer where they do not pay")
+    prompt_lookup_max: int = setting(4, "tokens that `prompt_lookup` looks for first")
+    prompt_lookup_min: int = setting(2, "the fewest that it looks for")
 
     def __post_init__(self) -> None:
         EngineConfig(**asdict(self))

@@ -84,6 +84,11 @@ def serve(
     ] = 256,
     session_ttl: Annotated[float, typer.Option(help="Seconds that it is kept after a turn.")] = 600.0,
     fallback: options.Fallback = "warn",
+    speculative_method: options.SpeculativeMethod = None,
+    draft_model: options.DraftModel = None,
+    num_speculative_tokens: options.NumSpeculativeTokens = 8,
+    prompt_lookup_max: options.PromptLookupMax = 4,
+    prompt_lookup_min: options.PromptLookupMin = 2,
     engine: Annotated[
         str, typer.Option(help="Where models run: each in a process of its own, or inprocess, in the server's.")
     ] = "process",
@@ -178,6 +183,11 @@ def serve(
         "session_ttl": session_ttl,
         "scheduling_policy": scheduling_policy,
         "fallback": fallback,
+        "speculative_method": speculative_method,
+        "draft_model": draft_model,
+        "num_speculative_tokens": num_speculative_tokens,
+        "prompt_lookup_max": prompt_lookup_max,
+        "prompt_lookup_min": prompt_lookup_min,
     }
     policy = RestartPolicy(max_restarts, stall_timeout_s=stall_timeout)
     with ExitStack() as stack:

@@ -9,6 +9,7 @@ from typing import Any
 from aethermind.cache.kv_cache import KVCache
 from aethermind.engine.decision import ScheduleDecision
 from aethermind.engine.request import Request
+from aethermind.engine.speculative.verification import DraftRow, SampledRow
 
 __all__ = ["BatchWriter"]
 
@@ -30,8 +31,8 @@ class BatchWriter:
         self._ramp[:] = range(len(self._ramp))
         self._cache = cache
 
-    def write(self, decision: ScheduleDecision) -> tuple[list[Request], int]:
-        """Write a step; returns the requests whose rows get logits, in row order, and the width of the block table."""
+    def write(self, decision: ScheduleDecision) -> tuple[list[SampledRow], int]:
+        """Write a step; returns whose rows get logits, in row order, and the width of the block table."""
         cache = self._cache
         tables = [cache.block_table(entry.request.request_id) for entry in decision.scheduled]
         width = max(map(len, tables))
@@ -39,20 +40,23 @@ class BatchWriter:
         padded = list(chain.from_iterable(chain(table, padding[len(table) :]) for table in tables))
         self._block_tables[: len(padded)] = padded
         self._cu_seqlens_q[0] = 0
-        sampled = self._write_decodes(decision, tables)
+        sampled: list[SampledRow] = list(self._write_decodes(decision, tables))
         position = num_decodes = decision.num_decodes
         for index, (request, count, needs_logits) in enumerate(decision.scheduled[num_decodes:], start=num_decodes):
             start = request.num_computed_tokens
             end = position + count
-            self._token_ids[position:end] = request.all_token_ids[start : start + count]
+            token_ids = request.all_token_ids[start : start + count]
+            num_drafts = count - len(token_ids)
+            self._token_ids[position:end] = token_ids + request.draft_token_ids[:num_drafts]
             first = cache.position(request.request_id, start) if cache.has_moved else start
             self._positions[position:end] = range(first, first + count)
             cache.fill_slots(request.request_id, start, count, self._slot_mapping, position)
             self._cu_seqlens_q[index + 1] = end
             self._seqlens_k[index] = start + count
             if needs_logits:
-                self._logits_rows[len(sampled)] = end - 1
+                self._logits_rows[len(sampled) : len(sampled) + num_drafts + 1] = range(end - 1 - num_drafts, end)
                 sampled.append(request)
+                sampled.extend(DraftRow(request, number) for number in range(1, num_drafts + 1))
             position = end
         return sampled, width
 

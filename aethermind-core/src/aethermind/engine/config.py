@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from aethermind.cache.stores.address import StoreAddress
 from aethermind.errors import InvalidArgumentError
 
-__all__ = ["EngineConfig"]
+__all__ = ["EngineConfig", "MAX_SPECULATIVE_TOKENS"]
+
+MAX_SPECULATIVE_TOKENS = 32
+"""The most drafts of one request in a step."""
+
+_NAMES = {
+    "quantization": "weight format",
+    "lm_head": "weight format",
+    "speculative_method": "proposer, such as prompt_lookup",
+    "draft_model": "model or its directory",
+}
 
 _KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3")
 
@@ -22,6 +32,9 @@ class EngineConfig:
     `max_new_tokens` is a quota: no answer gets longer, whatever its request asks for. The last turns of `max_sessions`
     sessions are kept for `session_ttl` seconds. Parked sequences go to the swap space once sequences hold more than the
     fraction `swap_threshold` of the blocks.
+    `speculative_method` names what drafts tokens (see `engine.speculative`), at most
+    `num_speculative_tokens` of a request in a step; `prompt_lookup` looks for the last `prompt_lookup_max` tokens, then
+    for fewer, down to `prompt_lookup_min`.
 
     Raises InvalidArgumentError for values out of range.
     """
@@ -49,6 +62,11 @@ class EngineConfig:
     kv_store: str | None = None
     fallback: str = "warn"
     deterministic: bool = False
+    speculative_method: str | None = None
+    draft_model: str | None = None
+    num_speculative_tokens: int = 8
+    prompt_lookup_max: int = 4
+    prompt_lookup_min: int = 2
 
     def __post_init__(self) -> None:
         for name, default in (("device", "auto"), ("dtype", "auto"), ("scheduling_policy", "fcfs")):
@@ -63,6 +81,9 @@ class EngineConfig:
             "max_num_batched_tokens",
             "max_new_tokens",
             "max_sessions",
+            "num_speculative_tokens",
+            "prompt_lookup_max",
+            "prompt_lookup_min",
         ):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**40):
@@ -86,10 +107,26 @@ class EngineConfig:
             _check_store(self.kv_store, self.enable_prefix_caching)
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
         _check_choice("fallback", self.fallback, ("error", "warn", "allow"))
-        for name in ("quantization", "lm_head"):
+        for name, kind in _NAMES.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
-                raise InvalidArgumentError(f"{name} should be the name of a weight format, got {value!r}.")
+                raise InvalidArgumentError(f"{name} should be the name of a {kind}, got {value!r}.")
+        self._check_speculation()
+
+    def _check_speculation(self) -> None:
+        if self.num_speculative_tokens > MAX_SPECULATIVE_TOKENS:
+            raise InvalidArgumentError(
+                f"num_speculative_tokens should be at most {MAX_SPECULATIVE_TOKENS}, got {self.num_speculative_tokens}."
+            )
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise InvalidArgumentError(
+                f"prompt_lookup_min is {self.prompt_lookup_min} but prompt_lookup_max is {self.prompt_lookup_max}; "
+                "lower the one or raise the other."
+            )
+        if self.draft_model is not None and self.speculative_method is None:
+            raise InvalidArgumentError(
+                "draft_model is given and speculative_method is not; set that to draft, or leave both out."
+            )
 
 
 def _check_store(address: object, enable_prefix_caching: bool) -> None:

@@ -27,6 +27,8 @@ class StepBudget:
     """The most tokens computed in a step."""
     max_prefill_chunk: int | None = None
     """The most tokens of one prompt in a step; None lets one prompt have the step."""
+    max_draft_tokens: int = 0
+    """The most drafts that a step checks, of all requests together."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_prefill_chunk"):
@@ -42,7 +44,10 @@ class StepBudget:
 
 
 class ScheduledRequest(NamedTuple):
-    """One request's share of a step: its next `num_tokens` tokens, and whether one is sampled from them."""
+    """One request's share of a step: its next `num_tokens` tokens, and whether one is sampled from them.
+
+    Those beyond what the request has are the first of its drafts; then one is sampled behind each of them, too.
+    """
 
     request: Request
     num_tokens: int
@@ -66,7 +71,7 @@ class ScheduleDecision:
     """What the next step computes. The scheduler fills it in; everybody else reads."""
 
     scheduled: list[ScheduledRequest] = field(default_factory=list)
-    """Decodes first, then prefill chunks, newcomers last."""
+    """Decodes first, then decodes that check drafts, then prefill chunks, newcomers last."""
     preempted: list[Request] = field(default_factory=list)
     """Moved back to `waiting`, their blocks released or swapped out."""
     rejected: list[RejectedRequest] = field(default_factory=list)
@@ -79,6 +84,8 @@ class ScheduleDecision:
     """Tokens of the step."""
     num_decodes: int = 0
     """How many leading entries of `scheduled` are decodes of one token."""
+    num_verifications: int = 0
+    """How many entries behind those check drafts."""
 
     def prepare(self, reserved: ReserveResult) -> None:
         """Have done before the step what a reservation asks for."""
@@ -95,6 +102,7 @@ class ScheduleDecision:
     @property
     def phase(self) -> str:
         """`prefill` where no entry is a decode, `decode` where all are, else `mixed`."""
-        if self.num_decodes == 0:
+        num_decodes = self.num_decodes + self.num_verifications
+        if num_decodes == 0:
             return "prefill"
-        return "decode" if self.num_decodes == len(self.scheduled) else "mixed"
+        return "decode" if num_decodes == len(self.scheduled) else "mixed"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from aethermind.cache.block_pool import BlockPool
@@ -29,6 +31,7 @@ from aethermind.engine.request_options import RequestOptions
 from aethermind.engine.sample_group import SampleGroup
 from aethermind.engine.scheduler import Scheduler
 from aethermind.engine.sessions import Sessions
+from aethermind.engine.speculative import open_speculator
 from aethermind.engine.text_embedding import embed_text
 from aethermind.engine.text_scores import score_prompt
 from aethermind.engine.token_controls import ControlsReader
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["Engine"]
+
+_REQUEST = attrgetter("request")
 
 
 class Engine:
@@ -89,8 +94,11 @@ class Engine:
         self._end_offload = weakref.finalize(self, self.kv_offload.close) if self.kv_offload else None
         self.runner = ModelRunner(planned, self.cache, memory, on_progress)
         self.scheduler = Scheduler(self.cache, planned.policy, self.costs)
+        self.speculator = open_speculator(planned, self.cache, clock)
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self._planned_budget = self.budget = StepBudget(max_num_seqs, config.max_num_batched_tokens)
+        self._planned_budget = self.budget = StepBudget(
+            max_num_seqs, config.max_num_batched_tokens, max_draft_tokens=planned.max_draft_tokens
+        )
         self.waiting = WaitingQueue(planned.policy)
         self.running: list[Request] = []
         self._outputs: dict[str, OutputBuilder] = {}
@@ -225,15 +233,20 @@ class Engine:
         outputs = self._score_prompts() if self._unscored else []
         if self._groups:
             self._start_siblings()
+        if self.speculator is not None:
+            most = self.budget.max_draft_tokens
+            self.speculator.propose(self.running, most, is_alone=not self.waiting)
         started = self._clock()
         decision = self.scheduler.schedule(started, self.waiting, self.running, self.budget)
         sampled = self.runner.run(decision) if decision.scheduled else []
         self.scheduler.advance(decision)
         self.num_preemptions += len(decision.preempted)
+        if self.speculator is not None:
+            sampled = self.speculator.settle(decision, sampled)
         now = self._clock()
-        if decision.scheduled and decision.num_decodes == 0:
+        if decision.scheduled and decision.phase == "prefill":
             self.costs.observe_prefill(decision.num_batched_tokens, now - started)
-        outputs += [self._append(token, now) for token in sampled]
+        outputs += [self._append(request, tokens, now) for request, tokens in groupby(sampled, _REQUEST)]
         if decision.rejected:
             outputs += self._refuse(decision, now)
         return self._merge_groups(outputs) if self._groups else outputs
@@ -244,15 +257,16 @@ class Engine:
             self._end_offload()
         self.planned.open_device.backend.close()
 
-    def _append(self, token: SampledToken, now: float) -> RequestOutput:
-        request = token.request
+    def _append(self, request: Request, tokens: Iterable[SampledToken], now: float) -> RequestOutput:
         builder = self._outputs[request.request_id]
-        if token.failure is not None:
-            return self._give_up(builder, f"Request {request.request_id} cannot go on: {token.failure}.", now)
-        reason = builder.add(token.token_id, token.logprobs, request.append_token(token.token_id), now)
-        if reason is not None:
-            self._finish(request, reason)
-            del self._outputs[request.request_id]
+        for token in tokens:
+            if token.failure is not None:
+                return self._give_up(builder, f"Request {request.request_id} cannot go on: {token.failure}.", now)
+            reason = builder.add(token.token_id, token.logprobs, request.append_token(token.token_id), now)
+            if reason is not None:
+                self._finish(request, reason)
+                del self._outputs[request.request_id]
+                break
         return builder.snapshot(now)
 
     def _refuse(self, decision: ScheduleDecision, now: float) -> list[RequestOutput]:
@@ -283,6 +297,8 @@ class Engine:
         # What was cancelled is no turn: the next one goes on from the last that was completed.
         if request.session and reason is not FinishReason.ABORT:
             self.sessions.keep(request.session, request.all_token_ids, request.extra_key, self._clock())
+        if self.speculator is not None:
+            self.speculator.forget(request.request_id)
 
     def _score_prompts(self) -> list[RequestOutput]:
         """Score prompts that wait for it and queue their requests; returns those that cannot be served.

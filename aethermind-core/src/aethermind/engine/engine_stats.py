@@ -18,7 +18,8 @@ class EngineStats:
     """One moment of an engine. Blocks are those of the KV cache: `num_free_blocks` can be had at once, those that keep
     past prompts for reuse included. `num_swapped_blocks` of `num_swap_blocks` in host memory keep what was swapped out;
     bytes are those moved, and preemptions those that happened, since the engine was made. `kv_store` says
-    what became of a store's blocks, where there is one; who waits for it is among `num_waiting`.
+    what became of a store's blocks, where there is one; who waits for it is among `num_waiting`. Of
+    `num_draft_tokens` that were checked, `num_accepted_tokens` were right (see `engine.speculative`).
     """
 
     num_waiting: int
@@ -32,6 +33,13 @@ class EngineStats:
     num_preemptions: int
     num_sessions: int = 0
     kv_store: KVStoreStats | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Fraction of the checked drafts that were right, from 0 to 1; 0 where none were checked."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     @property
     def kv_cache_usage(self) -> float:
@@ -50,6 +58,7 @@ class EngineStats:
     @classmethod
     def of(cls, engine: Engine) -> EngineStats:
         """Read them; from another thread than the engine's they may be of two neighbouring moments."""
+        speculator = engine.speculator
         store, bytes_per_block = engine.swap_store, engine.planned.cache_spec.bytes_per_block
         offload = engine.kv_offload
         return cls(
@@ -64,4 +73,6 @@ class EngineStats:
             num_preemptions=engine.num_preemptions,
             num_sessions=len(engine.sessions),
             kv_store=offload.stats if offload else None,
+            num_draft_tokens=speculator.num_draft_tokens if speculator else 0,
+            num_accepted_tokens=speculator.num_accepted_tokens if speculator else 0,
         )

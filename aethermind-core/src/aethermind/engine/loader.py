@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from aethermind.cache.stores.kv_store import KVStore
     from aethermind.checkpoint.source import TensorSource
     from aethermind.engine.policies import SchedulingPolicy
+    from aethermind.engine.speculative.proposer import ProposerFactory
     from aethermind.model.input_processor import InputProcessor
     from aethermind.model.source import ModelSource
     from aethermind.sampling.registry import LogitsProcessorRegistry
@@ -46,6 +47,9 @@ _NO_CACHE = partial(KVCacheSpec, 1, 1, 1, "int8")
 
 _ROWS_OF_TEXT = {Part.SCORES: 64, Part.HIDDEN_STATES: 1 << 30}
 """Rows at a time where all of a text count: few where each takes a row of logits, else as many as tokens."""
+
+_MOST_DRAFTS = 128
+"""The most drafts that a step checks: each takes a row of logits, for which memory is set aside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,14 @@ class PlannedModel:
     policy: SchedulingPolicy
     answer_format: AnswerFormat
     open_kv_store: Callable[[], KVStore] | None
+    create_proposer: ProposerFactory | None = None
+    draft: PlannedModel | None = None
+    """The draft model of speculative decoding, where one was named; on the same open device."""
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """How many drafts a step can check: for so many rows beyond one for each sequence there is memory."""
+        return self.compiled.plan.symbols["R"] - self.compiled.plan.symbols["S"]
 
     @property
     def key(self) -> GraphKey:
@@ -128,13 +140,22 @@ class PlannedModel:
         )
 
 
-def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None = None, **options: Any) -> PlannedModel:
-    """Read a model's configuration, open the device and compile the step's plan.
+def plan_model(
+    runtime: Runtime,
+    model: str | Path,
+    config: EngineConfig | None = None,
+    *,
+    opened: OpenDevice | None = None,
+    **options: Any,
+) -> PlannedModel:
+    """Read a model's configuration, open the device unless it is `opened`, and compile the step's plan.
 
     `options` are fields of EngineConfig.
     """
     config = config or EngineConfig(**options)
     policy = runtime.policies.make(config.scheduling_policy)
+    method = config.speculative_method
+    create_proposer = None if method is None else runtime.proposers.get(method)
     source = runtime.open_source(model)
     raw = source.config()
     name = architecture_name(raw, source.path)
@@ -145,7 +166,7 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
     if is_encoder:
         config = _for_whole_texts(config, decoder)
     formats = WeightFormats.choose(runtime.weight_formats, config.quantization, config.lm_head)
-    opened = runtime.open_device(
+    opened = opened or runtime.open_device(
         config.device,
         fallback=Fallback(config.fallback),
         num_threads=config.num_threads,
@@ -192,7 +213,25 @@ def plan_model(runtime: Runtime, model: str | Path, config: EngineConfig | None 
         policy,
         runtime.answer_formats.find(name),
         None if config.kv_store is None else partial(runtime.kv_stores.open, config.kv_store),
+        create_proposer,
+        _plan_draft(runtime, config, num_blocks, opened),
     )
+
+
+def _plan_draft(runtime: Runtime, config: EngineConfig, num_blocks: int, opened: OpenDevice) -> PlannedModel | None:
+    """The draft model, if there is to be one, with the options and as many blocks as the model it drafts for."""
+    if config.draft_model is None:
+        return None
+    own = replace(
+        config,
+        max_model_len=None,
+        num_kv_blocks=num_blocks,
+        swap_space=0.0,
+        kv_store=None,
+        speculative_method=None,
+        draft_model=None,
+    )
+    return plan_model(runtime, config.draft_model, own, opened=opened)
 
 
 def open_weights(planned: PlannedModel) -> TensorSource:
@@ -253,10 +292,12 @@ def _greatest_symbols(
     config: EngineConfig, max_model_len: int, cache: KVCacheSpec, vocab_size: int, num_eos: int
 ) -> dict[str, int]:
     """Of the largest step: tokens, sequences, rows, table width, the adjusted sampler's token lists, embeddings."""
-    rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    sequences = rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    if config.speculative_method is not None:
+        rows += min(sequences * config.num_speculative_tokens, _MOST_DRAFTS)
     return {
         "T": config.max_num_batched_tokens,
-        "S": rows,
+        "S": sequences,
         "R": rows,
         "B": cache.num_blocks_for(max_model_len),
         "X": rows * min(max_model_len, vocab_size),

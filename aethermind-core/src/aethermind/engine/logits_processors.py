@@ -8,12 +8,12 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from aethermind.engine.request import Request
+    from aethermind.engine.speculative.verification import SampledRow
 
 __all__ = ["process_logits"]
 
 
-def process_logits(request: Request, logits: npt.NDArray[np.float32]) -> str | None:
+def process_logits(request: SampledRow, logits: npt.NDArray[np.float32]) -> str | None:
     """Let a request's processors change its row, float32 [V]; returns what one of them failed with."""
     assert request.controls is not None, "only requests with controls have processors"
     for name, processor in zip(request.params.logits_processors, request.controls.processors, strict=True):

@@ -18,7 +18,7 @@ from aethermind.engine.loader import PlannedModel, open_weights
 from aethermind.engine.logits_processors import process_logits
 from aethermind.engine.logprobs import TokenLogprobs, read_logprobs
 from aethermind.engine.model_graph import GraphKey, Part
-from aethermind.engine.request import Request
+from aethermind.engine.speculative.verification import SampledRow, request_of
 from aethermind.errors import ConfigError
 from aethermind.graph.compile import Compiled
 from aethermind.graph.constants import ConstantStore
@@ -30,6 +30,8 @@ from aethermind.sampling.rows import AdjustmentSizes, SamplingRows, needs_adjust
 if TYPE_CHECKING:
     import numpy as np
 
+    from aethermind.engine.request import Request
+
 __all__ = ["ModelRunner", "SampledToken", "StepObserver"]
 
 _PLAIN = GraphKey()
@@ -40,7 +42,10 @@ StepObserver = Callable[[Executor, tuple[int, ...], ScheduleDecision], None]
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The next token of a request; `failure` says why there is none that it could take."""
+    """The next token of a request; `failure` says why there is none that it could take.
+
+    Of a request that checks drafts there is one behind each, which holds if the drafts before it do.
+    """
 
     request: Request
     token_id: int
@@ -188,7 +193,7 @@ class ModelRunner:
             variant = self._variants[key, fuse] = self._prepare(self.planned.compile(key, fuse=fuse))
         return variant
 
-    def _fill_rows(self, variant: _Variant, key: GraphKey, sampled: list[Request]) -> AdjustmentSizes:
+    def _fill_rows(self, variant: _Variant, key: GraphKey, sampled: list[SampledRow]) -> AdjustmentSizes:
         variant.rows.fill(sampled)
         return variant.rows.fill_adjustments(sampled) if key.is_adjusted else (0, 0, 0)
 
@@ -197,7 +202,7 @@ class ModelRunner:
         variant: _Variant,
         key: GraphKey,
         symbols: tuple[int, ...],
-        sampled: list[Request],
+        sampled: list[SampledRow],
         decision: ScheduleDecision,
     ) -> dict[int, str]:
         """Run a step; masks are made while the device computes. Returns by row why an answer cannot go on."""
@@ -218,7 +223,7 @@ class ModelRunner:
         return failures
 
     def _sample_processed(
-        self, wanted: GraphKey, sampled: list[Request], logits: np.ndarray[Any, Any]
+        self, wanted: GraphKey, sampled: list[SampledRow], logits: np.ndarray[Any, Any]
     ) -> list[SampledToken]:
         """Sample from logits that requests' own processors have changed on the host."""
         key = GraphKey(wanted.is_adjusted, wanted.has_mask, part=Part.SAMPLER)
@@ -241,20 +246,20 @@ class ModelRunner:
         variant: _Variant,
         key: GraphKey,
         symbols: tuple[int, ...],
-        sampled: list[Request],
+        sampled: list[SampledRow],
         failures: dict[int, str],
     ) -> list[SampledToken]:
         token_ids = variant.executor.output("token_ids", symbols).tolist()
         if key == _PLAIN:
-            return [SampledToken(request, token_id) for request, token_id in zip(sampled, token_ids, strict=True)]
+            return [SampledToken(request_of(row), token_id) for row, token_id in zip(sampled, token_ids, strict=True)]
         logprobs = self._logprobs(variant, symbols, sampled) if key.is_adjusted else [None] * len(sampled)
         if key.has_mask:
             for row, token_id in enumerate(token_ids):
                 if not variant.rows.allows(row, token_id):
                     failures.setdefault(row, "what is asked of its tokens leaves none of them")
         return [
-            SampledToken(*token, failures.get(row))
-            for row, token in enumerate(zip(sampled, token_ids, logprobs, strict=True))
+            SampledToken(request_of(one), token_id, its_logprobs, failures.get(row))
+            for row, (one, token_id, its_logprobs) in enumerate(zip(sampled, token_ids, logprobs, strict=True))
         ]
 
     def _value_names(self, fuse: bool) -> list[str]:
@@ -263,7 +268,7 @@ class ModelRunner:
         return list(dict.fromkeys(name for plan in plans for step in plan.steps for name in step.names))
 
     def _logprobs(
-        self, variant: _Variant, symbols: tuple[int, ...], sampled: list[Request]
+        self, variant: _Variant, symbols: tuple[int, ...], sampled: list[SampledRow]
     ) -> list[TokenLogprobs | None]:
         wanted = [request.params.logprobs for request in sampled]
         if all(one is None for one in wanted):

@@ -19,7 +19,8 @@ class Logprob:
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
     """Times in seconds of `time.perf_counter`; `admitted_s` is when the request was first let in to run.
-    `num_preemptions` is how often it gave way since.
+    `num_preemptions` is how often it gave way since. Of `num_draft_tokens` that were checked, `num_accepted_tokens`
+    were right (see `engine.speculative`).
     """
 
     arrival_s: float
@@ -27,6 +28,8 @@ class RequestMetrics:
     finished_s: float | None
     admitted_s: float | None = None
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

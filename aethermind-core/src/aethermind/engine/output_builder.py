@@ -77,7 +77,13 @@ class OutputBuilder:
         )
         ended_s = now if reason else None
         metrics = RequestMetrics(
-            request.arrival, self._first_token_s, ended_s, request.admitted, request.num_preemptions
+            request.arrival,
+            self._first_token_s,
+            ended_s,
+            request.admitted,
+            request.num_preemptions,
+            request.num_draft_tokens,
+            request.num_accepted_tokens,
         )
         return RequestOutput(
             request.request_id,

@@ -54,14 +54,17 @@ class Request:
         "arrival",
         "controls",
         "deadline",
+        "draft_token_ids",
         "embeddings",
         "embeddings_end",
         "eos_token_ids",
         "extra_key",
         "finish_reason",
         "max_total_tokens",
+        "num_accepted_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_draft_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_tokens_at_resume",
@@ -132,6 +135,11 @@ class Request:
         self.all_token_ids = list(self.prompt_token_ids)
         """Prompt and output in one growing list."""
         self.output_token_ids: list[int] = []
+        self.draft_token_ids: list[int] = []
+        """What a proposer thinks comes next; the step that follows may check it (see `engine.speculative`)."""
+        self.num_draft_tokens = 0
+        """Drafts that were checked so far, of which `num_accepted_tokens` were right."""
+        self.num_accepted_tokens = 0
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         """Leading prompt tokens whose KV was known when the request was first admitted."""

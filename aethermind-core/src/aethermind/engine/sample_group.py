@@ -71,6 +71,8 @@ class SampleGroup:
             max(ends, default=None) if is_finished else None,
             known[0].metrics.admitted_s,
             sum(one.metrics.num_preemptions for one in known),
+            sum(one.metrics.num_draft_tokens for one in known),
+            sum(one.metrics.num_accepted_tokens for one in known),
         )
         return replace(
             known[0],

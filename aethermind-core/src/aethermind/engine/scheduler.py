@@ -85,6 +85,8 @@ class Scheduler:
             else:
                 starved.append(request)
         decision.num_batched_tokens = decision.num_decodes = len(scheduled)
+        if budget.max_draft_tokens and not starved:
+            self._verify(decision, budget, prefills)
         if starved or prefills or waiting:
             step = _Step(now, waiting, running, budget, decision)
             if self._sharing is not None and not starved:
@@ -115,6 +117,26 @@ class Scheduler:
             self._cache.release(request.request_id)  # holds something only if it was swapped out
         request.state = RequestState.FINISHED
         request.finish_reason = reason
+
+    def _verify(self, decision: ScheduleDecision, budget: StepBudget, prefills: list[Request]) -> None:
+        """Let decodes check their drafts, as far as rows, free blocks and tokens that no prompt wants go.
+
+        Nobody gives way for a draft.
+        """
+        num_wanted = sum(len(request.all_token_ids) - request.num_computed_tokens for request in prefills)
+        room = budget.max_num_batched_tokens - decision.num_batched_tokens - num_wanted
+        room = min(room, budget.max_draft_tokens)
+        decodes, verifications = [], []
+        for entry in decision.scheduled:
+            request, count = entry.request, min(len(entry.request.draft_token_ids), max(room, 0))
+            if count and self._cache.reserve(request.request_id, 1 + count).outcome is Outcome.OK:
+                verifications.append(ScheduledRequest(request, 1 + count, True))
+                room -= count
+            else:
+                decodes.append(entry)
+        decision.scheduled[:] = decodes + verifications
+        decision.num_decodes, decision.num_verifications = len(decodes), len(verifications)
+        decision.num_batched_tokens = sum(entry.num_tokens for entry in decision.scheduled)
 
     # -- who runs already ------------------------------------------------------------------------------------
 
@@ -189,7 +211,10 @@ class Scheduler:
             if entry.request is victim:
                 del decision.scheduled[index]
                 decision.num_batched_tokens -= entry.num_tokens
-                decision.num_decodes -= index < decision.num_decodes
+                if index < decision.num_decodes:
+                    decision.num_decodes -= 1
+                elif index < decision.num_decodes + decision.num_verifications:
+                    decision.num_verifications -= 1
                 break
         is_unprepared = False
         if decision.copies or decision.shifts:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from aethermind.ops.weight_format import WeightFormatRegistry
     from aethermind.runtime.kv_store_registry import KVStoreRegistry
     from aethermind.runtime.policy_registry import PolicyRegistry
+    from aethermind.runtime.proposer_registry import ProposerRegistry
     from aethermind.sampling.registry import LogitsProcessorRegistry
     from aethermind.text.answer_formats import AnswerFormatRegistry
 
@@ -126,6 +127,14 @@ class HookSpecs:
 
         `OPEN(address)` takes a `cache.stores.StoreAddress` and returns a `cache.stores.KVStore`; `--kv-store` chooses
         it by its name, with what else there is in the address: `NAME`, `NAME:LOCATION?OPTION=VALUE`.
+        """
+
+    @hookspec
+    def register_proposers(self, registry: ProposerRegistry) -> None:
+        """Offer a way to draft tokens for speculative decoding: `registry.register(name, "module:FACTORY", provider=)`.
+
+        `FACTORY(planned)` returns an `engine.speculative.Proposer`; `--speculative-method` chooses it by its name.
+        What it drafts is checked by the model, so it can be slow or wrong, and answers stay what they are.
         """
 
     @hookspec

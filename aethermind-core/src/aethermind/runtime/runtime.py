@@ -24,6 +24,7 @@ from aethermind.ops.weight_format import FORMAT_NAMES, WeightFormatRegistry, par
 from aethermind.plugins.discovery import PluginRecord, call_each, discover, load
 from aethermind.runtime.kv_store_registry import KVStoreRegistry
 from aethermind.runtime.policy_registry import PolicyRegistry
+from aethermind.runtime.proposer_registry import ProposerRegistry
 from aethermind.sampling.registry import LogitsProcessorRegistry
 from aethermind.text.answer_formats import AnswerFormatRegistry
 
@@ -45,6 +46,7 @@ _KV_STORES = {
     "redis": "redis_store:open_redis_store",
     "rediss": "redis_store:open_redis_store",
 }
+_PROPOSERS = {"prompt_lookup": "prompt_lookup:PromptLookup", "draft": "draft:DraftModel"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class Runtime:
     answer_formats: AnswerFormatRegistry = field(default_factory=AnswerFormatRegistry)
     policies: PolicyRegistry = field(default_factory=PolicyRegistry)
     kv_stores: KVStoreRegistry = field(default_factory=KVStoreRegistry)
+    proposers: ProposerRegistry = field(default_factory=ProposerRegistry)
 
     @classmethod
     def boot(cls) -> Runtime:
@@ -154,6 +157,8 @@ class Runtime:
             self.policies.register(name, f"aethermind.engine.policies:{target}", provider=provider)
         for name, target in _KV_STORES.items():
             self.kv_stores.register(name, f"aethermind.cache.stores.{target}", provider=provider)
+        for name, target in _PROPOSERS.items():
+            self.proposers.register(name, f"aethermind.engine.speculative.{target}", provider=provider)
 
     def _reference_kernels(self, device_type: str) -> Callable[[], list[Kernel]]:
         def load_references() -> list[Kernel]:
@@ -176,6 +181,7 @@ class Runtime:
             ("register_answer_formats", self.answer_formats),
             ("register_policies", self.policies),
             ("register_kv_stores", self.kv_stores),
+            ("register_proposers", self.proposers),
         ]
 
     def _call(self, hook: str, registry: Any) -> bool:

@@ -23,14 +23,25 @@ AdjustmentSizes = tuple[int, int, int]
 
 
 class SampledRequest(Protocol):
-    """What sampling looks at in a request."""
+    """What sampling looks at in a request, or in one as it would be a few tokens later."""
 
-    params: SamplingParams
-    seed: int
-    all_token_ids: list[int]
-    output_token_ids: list[int]
-    stop_token_ids: Any
-    controls: TokenControls | None
+    @property
+    def params(self) -> SamplingParams: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def all_token_ids(self) -> list[int]: ...
+
+    @property
+    def output_token_ids(self) -> list[int]: ...
+
+    @property
+    def stop_token_ids(self) -> Collection[int]: ...
+
+    @property
+    def controls(self) -> TokenControls | None: ...
 
 
 def needs_adjusted_logits(request: SampledRequest) -> bool:

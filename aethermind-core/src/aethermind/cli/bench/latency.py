@@ -47,6 +47,11 @@ def latency(
     max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
     fallback: options.Fallback = "warn",
     deterministic: options.Deterministic = False,
+    speculative_method: options.SpeculativeMethod = None,
+    draft_model: options.DraftModel = None,
+    num_speculative_tokens: options.NumSpeculativeTokens = 8,
+    prompt_lookup_max: options.PromptLookupMax = 4,
+    prompt_lookup_min: options.PromptLookupMin = 2,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure prefill, decode and time to first token of one batch.
@@ -71,6 +76,11 @@ def latency(
         max_num_batched_tokens=max_num_batched_tokens,
         fallback=fallback,
         deterministic=deterministic,
+        speculative_method=speculative_method,
+        draft_model=draft_model,
+        num_speculative_tokens=num_speculative_tokens,
+        prompt_lookup_max=prompt_lookup_max,
+        prompt_lookup_min=prompt_lookup_min,
         max_model_len=prompt_tokens + output_tokens,
         num_kv_blocks=batch * -(-(prompt_tokens + output_tokens) // 16),
         max_num_seqs=batch,

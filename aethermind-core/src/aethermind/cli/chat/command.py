@@ -64,6 +64,11 @@ def chat(
     max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
     fallback: options.Fallback = "warn",
     deterministic: options.Deterministic = False,
+    speculative_method: options.SpeculativeMethod = None,
+    draft_model: options.DraftModel = None,
+    num_speculative_tokens: options.NumSpeculativeTokens = 8,
+    prompt_lookup_max: options.PromptLookupMax = 4,
+    prompt_lookup_min: options.PromptLookupMin = 2,
     threads: options.NumThreads = None,
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Print tokens and speed of each answer.")] = False,
 ) -> None:
@@ -109,6 +114,11 @@ def chat(
             max_num_batched_tokens=max_num_batched_tokens,
             fallback=fallback,
             deterministic=deterministic,
+            speculative_method=speculative_method,
+            draft_model=draft_model,
+            num_speculative_tokens=num_speculative_tokens,
+            prompt_lookup_max=prompt_lookup_max,
+            prompt_lookup_min=prompt_lookup_min,
             num_threads=threads,
             max_num_seqs=1,
         )

@@ -58,6 +58,23 @@ _READINGS = (
         lambda stats: stats.num_preemptions,
         CounterMetricFamily,
     ),
+    _Reading(
+        "spec_decode_num_draft_tokens",
+        "Drafts that were checked.",
+        lambda stats: stats.num_draft_tokens,
+        CounterMetricFamily,
+    ),
+    _Reading(
+        "spec_decode_num_accepted_tokens",
+        "Drafts that were right.",
+        lambda stats: stats.num_accepted_tokens,
+        CounterMetricFamily,
+    ),
+    _Reading(
+        "spec_decode_acceptance_ratio",
+        "Fraction of the checked drafts that were right.",
+        lambda stats: stats.acceptance_rate,
+    ),
 )
 
 _MEMORY: dict[str, Callable[[ModelInfo], int]] = {

@@ -1,0 +1,166 @@
+"""A second, smaller model that drafts: weights, KV cache and steps of its own, on the same device.
+
+Each request has a shadow in the draft model: the same tokens, computed as far as they were ever drafted for. Before
+it drafts, the shadow takes back what was not accepted, and reads what was written without it; a prompt is read in
+chunks, one a call, and until it is read there are no drafts. A draft is sampled with the request's own parameters
+and the random number of its place in the answer, which the model itself will use there: so the more alike the two
+models are, the more often they choose the same token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from aethermind.cache.block_pool import BlockPool
+from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
+from aethermind.cache.kv_cache import KVCache
+from aethermind.cache.outcome import Outcome
+from aethermind.engine.decision import ScheduleDecision, ScheduledRequest
+from aethermind.engine.kv_memory import KVMemory
+from aethermind.engine.model_runner import ModelRunner
+from aethermind.engine.request import Request
+from aethermind.errors import InvalidArgumentError
+from aethermind.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from aethermind.engine.loader import PlannedModel
+
+__all__ = ["DraftModel"]
+
+
+class _Shadow(Request):
+    """A request in the draft model; its first `num_known` tokens are those of the request when it was last drafted."""
+
+    __slots__ = ("num_known",)
+
+    def __init__(self, request: Request, max_model_len: int) -> None:
+        chosen = request.params
+        params = SamplingParams(
+            temperature=chosen.temperature, top_k=chosen.top_k, top_p=chosen.top_p, min_p=chosen.min_p, max_tokens=None
+        )
+        super().__init__(
+            request.request_id,
+            request.prompt_token_ids,
+            params,
+            request.arrival,
+            max_model_len=max_model_len,
+            seed=request.seed,
+        )
+        self.num_known = 0
+
+    def follow(self, token_ids: Sequence[int]) -> int:
+        """Take over the request's tokens; returns how many of those computed still hold, at least one left to do."""
+        own, num_equal = self.all_token_ids, self.num_known
+        most = min(len(own), len(token_ids))
+        while num_equal < most and own[num_equal] == token_ids[num_equal]:
+            num_equal += 1
+        own[num_equal:] = token_ids[num_equal:]
+        self.output_token_ids = own[self.num_prompt_tokens :]
+        self.num_known = len(token_ids)
+        return min(self.num_computed_tokens, num_equal, len(token_ids) - 1)
+
+
+class DraftModel:
+    """A proposer that asks the draft model for its next tokens."""
+
+    def __init__(self, planned: PlannedModel) -> None:
+        """Read the draft model's weights. InvalidArgumentError where there is none, or it has other tokens."""
+        draft = planned.draft
+        if draft is None:
+            raise InvalidArgumentError("The speculative method draft needs a model that drafts; name a --draft-model.")
+        _check_tokens(planned, draft)
+        self._planned = draft
+        pool, block_size = BlockPool(draft.num_kv_blocks), draft.cache_spec.block_size
+        prefix_cache = HashedPrefixCache(pool, block_size) if draft.config.enable_prefix_caching else None
+        self.cache = KVCache(
+            draft.cache_spec, draft.num_kv_blocks, draft.max_model_len, prefix_cache=prefix_cache, pool=pool
+        )
+        memory = KVMemory({value.name: value.type for value in draft.compiled.graph.states}, draft.open_device)
+        self._runner = ModelRunner(draft, self.cache, memory)
+        self._shadows: dict[str, _Shadow] = {}
+
+    def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:
+        """One step of the draft model for each token, all requests together."""
+        drafting = []
+        for request, limit in zip(requests, limits, strict=True):
+            most = min(limit, self._planned.max_model_len - request.num_tokens)
+            if most > 0 and not request.embeddings:
+                drafting.append((self._follow(request), most))
+        wanted = {shadow.request_id: most for shadow, most in drafting}
+        shadows = [shadow for shadow, _ in drafting]
+        while shadows:
+            drafted = self._step(shadows, wanted.keys())
+            shadows = [one for one in drafted if one.num_tokens - one.num_known < wanted[one.request_id]]
+        return [self._drafts(request.request_id) if request.request_id in wanted else [] for request in requests]
+
+    def forget(self, request_id: str) -> None:
+        """Drop the request's shadow; what was computed for it may be reused for another."""
+        shadow = self._shadows.pop(request_id, None)
+        if shadow is not None:
+            self.cache.release(request_id, shadow.all_token_ids)
+
+    def _follow(self, request: Request) -> _Shadow:
+        shadow = self._shadows.get(request.request_id)
+        if shadow is None:
+            shadow = self._shadows[request.request_id] = _Shadow(request, self._planned.max_model_len)
+            opened = self.cache.open(request.request_id, request.all_token_ids)
+            shadow.num_computed_tokens = opened.num_cached_tokens
+            shadow.all_token_ids = list(request.all_token_ids)
+            shadow.num_known = len(shadow.all_token_ids)
+        num_valid = shadow.follow(request.all_token_ids)
+        if num_valid < shadow.num_computed_tokens:
+            self.cache.truncate(request.request_id, num_valid)
+            shadow.num_computed_tokens = num_valid
+        return shadow
+
+    def _step(self, shadows: list[_Shadow], busy: Collection[str]) -> list[_Shadow]:
+        """Compute what is missing, as much as one step takes; returns those that got their next token."""
+        decision, chunks = ScheduleDecision(), list[ScheduledRequest]()
+        room = self._planned.config.max_num_batched_tokens - len(shadows)
+        for shadow in shadows:
+            missing = shadow.num_tokens - shadow.num_computed_tokens
+            count = 1 + min(missing - 1, room)
+            if not self._reserve(shadow, count, busy):
+                continue
+            room -= count - 1
+            entry = ScheduledRequest(shadow, count, count == missing)
+            (decision.scheduled if missing == 1 else chunks).append(entry)
+        decision.num_decodes = len(decision.scheduled)
+        decision.scheduled += chunks
+        decision.num_batched_tokens = sum(entry.num_tokens for entry in decision.scheduled)
+        if not decision.scheduled:
+            return []
+        sampled = self._runner.run(decision)
+        for request, num_tokens, _ in decision.scheduled:
+            request.num_computed_tokens += num_tokens
+            self.cache.commit(request.request_id, num_tokens)
+        for token in sampled:
+            token.request.append_token(token.token_id)
+        return [self._shadows[token.request.request_id] for token in sampled]
+
+    def _reserve(self, shadow: _Shadow, count: int, busy: Collection[str]) -> bool:
+        """Room for the next tokens; those who draft nothing now give up theirs."""
+        if self.cache.reserve(shadow.request_id, count).outcome is Outcome.OK:
+            return True
+        for request_id in [one for one in self._shadows if one not in busy]:
+            self.forget(request_id)
+        return self.cache.reserve(shadow.request_id, count).outcome is Outcome.OK
+
+    def _drafts(self, request_id: str) -> list[int]:
+        shadow = self._shadows[request_id]
+        return shadow.all_token_ids[shadow.num_known :]
+
+
+def _check_tokens(planned: PlannedModel, draft: PlannedModel) -> None:
+    """Drafts are token ids, so these have to mean the same to both models."""
+    if planned.source.path == draft.source.path:
+        return
+    own, other = planned.source.tokenizer(), draft.source.tokenizer()
+    num_tokens = max(own.vocab_size, other.vocab_size)
+    differing = next((i for i in range(num_tokens) if own.id_to_token(i) != other.id_to_token(i)), None)
+    if differing is not None:
+        raise InvalidArgumentError(
+            f"The draft model {draft.source.path} has other tokens: {differing} is {other.id_to_token(differing)!r} "
+            f"there and {own.id_to_token(differing)!r} here. Take a smaller model of the same family."
+        )

@@ -1,0 +1,71 @@
+"""Prompt lookup decoding (Saxena, 2023): what followed the last few tokens when they occurred before may follow again.
+
+It needs no second model, and guesses well where answers quote: summaries, edited code, questions about a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aethermind.engine.loader import PlannedModel
+    from aethermind.engine.request import Request
+
+__all__ = ["NgramIndex", "PromptLookup"]
+
+
+class NgramIndex:
+    """Where the last `longest` to `shortest` tokens of a growing text occurred before. Each token is indexed once."""
+
+    __slots__ = ("_ends", "_lengths", "_num_indexed")
+
+    def __init__(self, longest: int, shortest: int) -> None:
+        self._lengths = range(longest, shortest - 1, -1)
+        self._ends: dict[tuple[int, ...], int] = {}
+        self._num_indexed = 0
+
+    def continuation(self, tokens: Sequence[int], most: int) -> list[int]:
+        """Up to `most` tokens that followed the latest occurrence of the longest n-gram at the end of `tokens`.
+
+        Where they reach that end they go on with themselves, so a text that repeats itself is guessed far ahead.
+        """
+        self._index(tokens)
+        for length in self._lengths:
+            end = self._ends.get(tuple(tokens[-length:])) if length < len(tokens) else None
+            if end is not None:
+                period = len(tokens) - end
+                return [tokens[end + offset % period] for offset in range(most)]
+        return []
+
+    def _index(self, tokens: Sequence[int]) -> None:
+        """Enter the n-grams that end before the last token: those that something follows."""
+        ends = self._ends
+        for end in range(self._num_indexed + 1, len(tokens)):
+            for length in self._lengths:
+                if length <= end:
+                    ends[tuple(tokens[end - length : end])] = end
+        self._num_indexed = max(self._num_indexed, len(tokens) - 1)
+
+
+class PromptLookup:
+    """A proposer that looks in the request's own prompt and answer."""
+
+    def __init__(self, planned: PlannedModel) -> None:
+        config = planned.config
+        self._lengths = (config.prompt_lookup_max, config.prompt_lookup_min)
+        self._indices: dict[str, NgramIndex] = {}
+
+    def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:
+        """The longest n-gram counts, of equal ones the latest."""
+        guesses = []
+        for request, most in zip(requests, limits, strict=True):
+            index = self._indices.get(request.request_id)
+            if index is None:
+                index = self._indices[request.request_id] = NgramIndex(*self._lengths)
+            guesses.append(index.continuation(request.all_token_ids, most))
+        return guesses
+
+    def forget(self, request_id: str) -> None:
+        """Drop the request's index."""
+        self._indices.pop(request_id, None)

@@ -1,0 +1,144 @@
+"""Drafts before a step, verdicts after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from aethermind.engine.speculative.controller import Candidate, SpeculationController
+from aethermind.engine.speculative.verification import count_accepted
+
+if TYPE_CHECKING:
+    from aethermind.cache.kv_cache import KVCache
+    from aethermind.engine.decision import ScheduleDecision
+    from aethermind.engine.loader import PlannedModel
+    from aethermind.engine.model_runner import SampledToken
+    from aethermind.engine.request import Request
+    from aethermind.engine.speculative.proposer import Proposer
+
+__all__ = ["Speculator", "can_speculate", "open_speculator"]
+
+
+def can_speculate(request: Request) -> bool:
+    """Whether rows behind drafts can be sampled without what an accepted token would change elsewhere.
+
+    Grammars and logits processors hold a state that only generated tokens may move.
+    """
+    params = request.params
+    return params.structured_outputs is None and not params.logits_processors
+
+
+class Speculator:
+    """Puts drafts on requests before a step is scheduled, and takes back afterwards what turned out wrong. Mutable."""
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        controller: SpeculationController,
+        cache: KVCache,
+        vocab_size: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.num_draft_tokens = 0
+        """Drafts that were checked, of which `num_accepted_tokens` were right."""
+        self.num_accepted_tokens = 0
+        self._proposer = proposer
+        self._controller = controller
+        self._cache = cache
+        self._vocab_size = vocab_size
+        self._clock = clock
+        self._drafted: list[Request] = []
+        self._known: set[str] = set()
+        self._has_newcomer = False
+        self._is_awake = False
+        self._started_s = self._proposed_s = 0.0
+
+    def propose(self, running: Sequence[Request], most: int, *, is_alone: bool) -> None:
+        """Draft at most `most` tokens for those who decode; `is_alone` says that nothing else is in the step."""
+        self._is_awake = self._controller.begin_step()
+        if not self._is_awake:
+            return
+        self._started_s = self._proposed_s = self._clock()
+        self._has_newcomer = False
+        decoding = [one for one in running if len(one.all_token_ids) - one.num_computed_tokens == 1]
+        asked = []
+        for request in decoding:
+            room = request.max_total_tokens - len(request.all_token_ids) - 1
+            if room > 0 and can_speculate(request):
+                asked.append((request, Candidate(request.request_id, room)))
+        if not asked:
+            return
+        is_alone = is_alone and len(decoding) == len(running)
+        limits = self._controller.choose([one for _, one in asked], len(decoding), most, may_try=is_alone)
+        wanted = [(request, limit) for (request, _), limit in zip(asked, limits, strict=True) if limit]
+        if not wanted:
+            self._proposed_s = self._clock()
+            return
+        requests, limits = [request for request, _ in wanted], [limit for _, limit in wanted]
+        for request, limit, drafts in zip(requests, limits, self._proposer.propose(requests, limits), strict=True):
+            request.draft_token_ids = self._known_tokens(drafts[:limit])
+            if drafts and request.request_id not in self._known:
+                self._known.add(request.request_id)
+                self._has_newcomer = True
+        self._drafted = requests
+        self._proposed_s = self._clock()
+
+    def settle(self, decision: ScheduleDecision, sampled: list[SampledToken]) -> list[SampledToken]:
+        """Keep the tokens that hold, after the step was recorded; the cache forgets what was computed from others."""
+        if not self._is_awake:
+            return sampled
+        kept, position = sampled[: decision.num_decodes], decision.num_decodes
+        for request, num_tokens, _ in decision.scheduled[position : position + decision.num_verifications]:
+            tokens = sampled[position : position + num_tokens]
+            position += num_tokens
+            num_accepted = count_accepted(request.draft_token_ids[: num_tokens - 1], [one.token_id for one in tokens])
+            kept += tokens[: num_accepted + 1]
+            self._judge(request, num_tokens - 1, num_accepted)
+        kept += sampled[position:]
+        self._learn_times(decision, len(kept))
+        for request in self._drafted:
+            request.draft_token_ids = []
+        self._drafted = []
+        return kept
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is kept for a request that has ended."""
+        self._proposer.forget(request_id)
+        self._controller.forget(request_id)
+        self._known.discard(request_id)
+
+    def _known_tokens(self, drafts: list[int]) -> list[int]:
+        """Those before the first that the model does not have: no row of its embedding is behind it."""
+        return drafts[: next((i for i, token in enumerate(drafts) if not 0 <= token < self._vocab_size), None)]
+
+    def _judge(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        if num_accepted < num_drafts:
+            request.num_computed_tokens -= num_drafts - num_accepted
+            self._cache.truncate(request.request_id, request.num_computed_tokens)
+        request.num_draft_tokens += num_drafts
+        request.num_accepted_tokens += num_accepted
+        self.num_draft_tokens += num_drafts
+        self.num_accepted_tokens += num_accepted
+        self._controller.observe_acceptance(request.request_id, num_drafts, num_accepted)
+
+    def _learn_times(self, decision: ScheduleDecision, num_tokens: int) -> None:
+        """From steps that do nothing but decode. The first drafts of a request take a proposer as long as its prompt,
+        which says nothing of those that follow.
+        """
+        if decision.phase != "decode" or decision.preempted:
+            return
+        num_sequences, now = len(decision.scheduled), self._clock()
+        num_drafts = decision.num_batched_tokens - num_sequences
+        if num_drafts == 0:
+            search_s = self._proposed_s - self._started_s
+            self._controller.observe_plain(num_sequences, now - self._proposed_s, search_s)
+        elif not self._has_newcomer:
+            self._controller.observe_checks(num_sequences, num_drafts, num_tokens, now - self._started_s)
+
+
+def open_speculator(planned: PlannedModel, cache: KVCache, clock: Callable[[], float]) -> Speculator | None:
+    """The speculator that the model was planned with, for an engine with this cache; None for engines without one."""
+    if planned.create_proposer is None:
+        return None
+    controller = SpeculationController(planned.config.num_speculative_tokens)
+    return Speculator(planned.create_proposer(planned), controller, cache, planned.model.config.vocab_size, clock)
