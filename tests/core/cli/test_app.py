@@ -28,6 +28,7 @@ VERBS = (
     ("detokenize",),
     ("ops",),
     ("profile",),
+    ("conform",),
     ("simulate",),
     ("plugins",),
     ("plugins", "list"),

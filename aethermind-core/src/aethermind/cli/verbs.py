@@ -36,6 +36,11 @@ VERBS: Mapping[str, Verb] = {
     "detokenize": Verb("tokens", "Print the text of token ids, special tokens included.", "DETOKENIZE_EXAMPLES"),
     "ops": Verb("ops", "List operators, and how each device computes them.", has_settings=False),
     "profile": Verb("profile", "Show where time and memory go."),
+    "conform": Verb(
+        "conform",
+        "Run the conformance kit on a device: memory and streams, every kernel, whole models.",
+        has_settings=False,
+    ),
     "simulate": Verb("simulate", "Replay a trace through the scheduler and compare policies."),
     "plugins": Verb("plugins", "List installed plugins.", is_group=True),
     "bench": Verb("bench", "Measure speed, what limits it, and what weight formats cost.", is_group=True),

@@ -1,0 +1,149 @@
+"""`aethermind conform`: does a backend do what every backend must?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aethermind.cli import console, options
+
+if TYPE_CHECKING:
+    from aethermind.testing.report import CaseResult, Report
+
+__all__ = ["EXAMPLES", "conform"]
+
+EXAMPLES = console.examples(
+    "aethermind conform numpy --suite hal",
+    "aethermind conform cpu --suite models -k greedy --json",
+)
+
+_MAX_SHOWN = 20
+
+
+def conform(
+    backend: Annotated[str, typer.Argument(metavar="DEVICE", help="The device to test, such as cpu or mychip:1.")],
+    suite: Annotated[
+        list[str] | None, typer.Option(help="Run this suite only: hal, operators or models. May be repeated.")
+    ] = None,
+    keyword: Annotated[str | None, typer.Option("-k", help="Run cases whose names match, as pytest's -k does.")] = None,
+    model: Annotated[str, typer.Option(help="The model of the models suite.")] = "demo",
+    expectations: Annotated[
+        Path | None,
+        typer.Option(help="What is not expected of the backend; by default conformance.toml in its package."),
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEVICE", help="If something fails, show the first value that differs from this device's."
+        ),
+    ] = None,
+    badge: Annotated[Path | None, typer.Option(help="Write a badge for a README here, as SVG.")] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the whole of what failing cases said.")
+    ] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Run the conformance kit on a device: memory and streams, every kernel, whole models.
+
+    Exits with 1 when something fails, or when nothing ran.
+    """
+    from aethermind.testing.run import SUITES, run_suites
+
+    progress = _Progress(not as_json)
+    try:
+        report = run_suites(
+            backend,
+            suites=_known(suite or SUITES, SUITES),
+            model=model,
+            expectations=None if expectations is None else str(expectations),
+            keyword=keyword,
+            on_case=progress,
+        )
+    finally:
+        progress.clear()
+    if badge is not None:
+        badge.write_text(report.badge())
+    if as_json:
+        console.print_json(report.record())
+    else:
+        _print(report, verbose)
+    if not report.is_ok and compare is not None and not as_json:
+        _compare(model, compare, backend)
+    raise typer.Exit(0 if report.is_ok else 1)
+
+
+def _known(suites: Sequence[str], known: Sequence[str]) -> Sequence[str]:
+    from aethermind.errors import InvalidArgumentError
+
+    for name in suites:
+        if name not in known:
+            raise InvalidArgumentError(f"There is no suite {name!r}; pass --suite {', '.join(known)}.")
+    return suites
+
+
+class _Progress:
+    """A line on a terminal that counts cases."""
+
+    def __init__(self, is_wanted: bool) -> None:
+        self._is_shown = is_wanted and console.is_terminal(sys.stderr)
+        self._num_cases = self._num_failed = 0
+
+    def __call__(self, case: CaseResult) -> None:
+        self._num_cases += 1
+        self._num_failed += case.outcome in ("failed", "unexpected_pass")
+        if self._is_shown:
+            failed = f", {self._num_failed} failed" if self._num_failed else ""
+            sys.stderr.write(f"\r\x1b[K{self._num_cases} cases{failed}  {case.name:.60}")
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._is_shown:
+            sys.stderr.write("\r\x1b[K")
+
+
+def _print(report: Report, verbose: bool) -> None:
+    from aethermind.testing.report import Outcome
+
+    header = ("suite", "passed", "failed", "unsupported", "expected failures")
+    rows: list[tuple[str, ...]] = [header]
+    for name in [*report.suites, "all"]:
+        chosen = None if name == "all" else name
+        failed = report.count(Outcome.FAILED, chosen) + report.count(Outcome.UNEXPECTED_PASS, chosen)
+        counts = [
+            report.count(outcome, chosen) for outcome in (Outcome.PASSED, Outcome.UNSUPPORTED, Outcome.EXPECTED_FAILURE)
+        ]
+        rows.append((name, *map(str, (counts[0], failed, *counts[1:]))))
+    print(console.columns(rows, indent=""))
+    for title, cases in (
+        ("Failed", report.failures),
+        ("Unsupported", [case for case in report.cases if case.outcome is Outcome.UNSUPPORTED]),
+        ("Expected failures", [case for case in report.cases if case.outcome is Outcome.EXPECTED_FAILURE]),
+    ):
+        if cases:
+            print(f"\n{title}:")
+            print(console.columns((case.name, case.reason) for case in cases[:_MAX_SHOWN]))
+        if len(cases) > _MAX_SHOWN:
+            print(f"  and {len(cases) - _MAX_SHOWN} more; --json lists all")
+    if verbose:
+        for case in report.failures:
+            print(f"\n{case.name}\n{case.details}")
+    for problem in report.problems:
+        print(f"\n{console.style(problem, 'red', sys.stdout)}")
+    meaning = {
+        "full": "everything passed",
+        "required": "what every backend must do is done; some of the rest is not there",
+        "none": "what every backend must do is not all done",
+    }
+    colour = "red" if report.level == "none" else "green"
+    print(f"\n{report.backend}: level {console.style(report.level, colour, sys.stdout)}, {meaning[report.level]}.")
+
+
+def _compare(model: str, reference: str, tested: str) -> None:
+    from aethermind.cli.diff import DEFAULT_PROMPT, diff, print_diff
+
+    print()
+    print_diff(diff(model, (reference, tested), DEFAULT_PROMPT, 8, fuse=True, rtol=None, atol=None, dtype="float32"))

@@ -1,0 +1,190 @@
+"""The kit as a pytest plugin: which backend the suites run on, what is expected of it, and a line for each result.
+
+pytest --pyargs aethermind.testing.suites -p aethermind.testing.pytest_plugin --backend NAME
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aethermind.dispatch import Fallback, Kernel
+from aethermind.errors import AetherMindError
+from aethermind.hal import Backend, DeviceId
+from aethermind.ops.weight_format import DENSE
+from aethermind.runtime import OpenDevice, Runtime
+from aethermind.testing.expectations import Expectations, read_expectations
+from aethermind.testing.operator_calls import KernelCase
+from aethermind.testing.report import CaseResult, Outcome
+
+__all__ = ["EXPECTATIONS_FILE"]
+
+EXPECTATIONS_FILE = "conformance.toml"
+_PLUGIN = "aethermind-conformance"
+_SEED = 11
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("aethermind")
+    group.addoption("--backend", help="the device to test, such as cpu or mychip:1")
+    group.addoption("--conformance-model", default="demo", help="the model of the models suite")
+    group.addoption(
+        "--expectations", help=f"what is not expected of it; by default the {EXPECTATIONS_FILE} of its package"
+    )
+    group.addoption("--conformance-report", help="a file that gets a line of JSON for each case")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "optional: a backend may lack this; where it has it, it must be right")
+    name = config.getoption("--backend")
+    if name is None:
+        raise pytest.UsageError("Pass --backend NAME; `aethermind doctor` lists the devices of this machine.")
+    try:
+        conformance = _Conformance(config, name)
+    except AetherMindError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.pluginmanager.register(conformance, _PLUGIN)
+
+
+class _Conformance:
+    """One run on one backend."""
+
+    def __init__(self, config: pytest.Config, name: str) -> None:
+        self.runtime = Runtime.boot()
+        self.opened = self.runtime.open_device(name, fallback=Fallback.ALLOW)
+        self.model: str = config.getoption("--conformance-model")
+        self._expectations = _expectations(config.getoption("--expectations"), self.opened.backend)
+        path = config.getoption("--conformance-report")
+        self._lines = None if path is None else Path(path)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "kernel_case" in metafunc.fixturenames:
+            metafunc.parametrize("kernel_case", list(self._kernel_cases()), ids=str)
+        if "uncomputed" in metafunc.fixturenames:
+            computed = {kernel.operator for kernel in self._kernels()}
+            metafunc.parametrize("uncomputed", [one.name for one in self.runtime.operators if one.name not in computed])
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        names = list(map(_name, items))
+        for item, name in zip(items, names, strict=True):
+            expected = self._expectations.find(name)
+            if expected is not None and expected.kind == "unsupported":
+                item.add_marker(pytest.mark.skip(reason=expected.reason))
+            elif expected is not None:
+                item.add_marker(pytest.mark.xfail(reason=expected.reason))
+        for unused in self._expectations.unused(names):
+            self._write("problem", f"The expectation for {unused.cases!r} matches no case. Take it out, or mend it.")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self._write("running", _name(item))
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if report.when == "call" or not report.passed:
+            self._write("case", asdict(_result(item, report)))
+        return report
+
+    def pytest_unconfigure(self) -> None:
+        self.opened.backend.close()
+
+    def _kernels(self) -> Sequence[Kernel]:
+        return self.runtime.kernels.kernels(self.opened.backend.name)
+
+    def _kernel_cases(self) -> Iterator[KernelCase]:
+        for kernel in self._kernels():
+            operator = self.runtime.operators[kernel.operator]
+            if kernel.weight_formats is not None and DENSE not in kernel.weight_formats:
+                continue
+            for float_type in sorted(kernel.dtypes & operator.tolerances.keys(), key=str):
+                for sample in operator.samples(np.random.default_rng(_SEED)):
+                    yield KernelCase(operator, kernel, float_type, sample)
+
+    def _write(self, kind: str, value: Any) -> None:
+        if self._lines is not None:
+            with self._lines.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps({kind: value}) + "\n")
+
+
+@pytest.fixture(scope="session")
+def conformance(request: pytest.FixtureRequest) -> Any:
+    """The run."""
+    return request.config.pluginmanager.get_plugin(_PLUGIN)
+
+
+@pytest.fixture(scope="session")
+def runtime(conformance: Any) -> Runtime:
+    """Everything that is installed."""
+    found: Runtime = conformance.runtime
+    return found
+
+
+@pytest.fixture(scope="session")
+def opened(conformance: Any) -> OpenDevice:
+    """The device under test, open for the whole run."""
+    found: OpenDevice = conformance.opened
+    return found
+
+
+@pytest.fixture(scope="session")
+def backend(opened: OpenDevice) -> Backend:
+    """Its backend."""
+    return opened.backend
+
+
+@pytest.fixture(scope="session")
+def device(opened: OpenDevice) -> DeviceId:
+    """Its name and number."""
+    return opened.device
+
+
+@pytest.fixture(scope="session")
+def model(conformance: Any) -> str:
+    """The model to run."""
+    return str(conformance.model)
+
+
+def _expectations(given: str | None, backend: Backend) -> Expectations:
+    if given is not None:
+        return read_expectations(Path(given))
+    beside = Path(inspect.getfile(type(backend))).with_name(EXPECTATIONS_FILE)
+    return read_expectations(beside) if beside.is_file() else Expectations()
+
+
+def _name(item: pytest.Item) -> str:
+    """`suite.what[parameters]`: the file's name and the function's, without what makes them tests."""
+    return f"{item.path.stem.removeprefix('test_')}.{item.name.removeprefix('test_')}"
+
+
+def _result(item: pytest.Item, report: pytest.TestReport) -> CaseResult:
+    is_required = item.get_closest_marker("optional") is None
+    is_expected_to_fail = item.get_closest_marker("xfail") is not None
+    if report.skipped and is_expected_to_fail and hasattr(report, "wasxfail"):
+        outcome, reason = Outcome.EXPECTED_FAILURE, report.wasxfail
+    elif report.skipped:
+        where = report.longrepr
+        outcome, reason = Outcome.UNSUPPORTED, str(where[2] if isinstance(where, tuple) else where)
+    elif report.passed and is_expected_to_fail:
+        outcome, reason = Outcome.UNEXPECTED_PASS, "It passes now; take it out of the expectations."
+    elif report.passed:
+        outcome, reason = Outcome.PASSED, ""
+    else:
+        outcome, reason = Outcome.FAILED, _last_line(report)
+    details = report.longreprtext if outcome is Outcome.FAILED else ""
+    return CaseResult(_name(item), outcome, is_required, reason.removeprefix("Skipped: "), details, report.duration)
+
+
+def _last_line(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = report.longreprtext if crash is None else str(crash.message)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:300] if lines else "It failed and did not say why."

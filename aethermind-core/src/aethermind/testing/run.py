@@ -1,0 +1,100 @@
+"""Running the suites in a process of their own: a backend that brings it down has failed a case, not this program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from aethermind.errors import AetherMindError, InvalidArgumentError
+from aethermind.testing.report import CaseResult, Outcome, Report
+
+__all__ = ["SUITES", "run_suites"]
+
+SUITES = ("hal", "operators", "models")
+_USAGE_ERROR = 4  # of pytest
+_POLL_S = 0.1
+
+
+def run_suites(
+    backend: str,
+    *,
+    suites: Sequence[str] = SUITES,
+    model: str = "demo",
+    expectations: str | None = None,
+    keyword: str | None = None,
+    on_case: Callable[[CaseResult], None] = lambda _: None,
+) -> Report:
+    """Run the kit on a device; `on_case` sees each result as it comes, `keyword` chooses cases as pytest's -k does.
+
+    InvalidArgumentError for a device, model or file that is not there, and where pytest is not installed.
+    """
+    if find_spec("pytest") is None:
+        raise InvalidArgumentError("The conformance kit needs pytest: pip install aethermind-core[testing].")
+    report = Report(backend, version("aethermind-core"))
+    with TemporaryDirectory() as folder:
+        lines, output = Path(folder, "cases.jsonl"), Path(folder, "output.txt")
+        lines.touch()
+        files = [str(Path(__file__).parent / "suites" / f"test_{suite}.py") for suite in suites]
+        command = [sys.executable, "-m", "aethermind.testing", *files, "--backend", backend]
+        command += ["--conformance-model", model, "--conformance-report", str(lines), "--tb=short", "-q", "--no-header"]
+        command += [] if expectations is None else ["--expectations", expectations]
+        command += [] if keyword is None else ["-k", keyword]
+        with output.open("w") as stream, subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT) as process:
+            try:
+                running = _follow(process, lines, report, on_case)
+            except BaseException:
+                process.kill()
+                raise
+        said = output.read_text(errors="replace").strip()
+    _conclude(report, process.returncode, running, said, on_case)
+    return report
+
+
+def _follow(
+    process: subprocess.Popen[bytes], path: Path, report: Report, on_case: Callable[[CaseResult], None]
+) -> str | None:
+    """Read lines until the process has ended; returns the case that it was in then."""
+    running: str | None = None
+    with path.open(encoding="utf-8") as lines:
+        has_ended = False
+        while True:
+            while (line := lines.readline()).endswith("\n"):
+                ((kind, value),) = json.loads(line).items()
+                if kind == "running":
+                    running = value
+                elif kind == "problem":
+                    report.problems.append(value)
+                else:
+                    running = None
+                    report.cases.append(result := CaseResult.from_json(json.dumps(value)))
+                    on_case(result)
+            if has_ended:
+                return running
+            try:
+                process.wait(_POLL_S)
+                has_ended = True
+            except subprocess.TimeoutExpired:
+                pass
+
+
+def _conclude(
+    report: Report, status: int, running: str | None, said: str, on_case: Callable[[CaseResult], None]
+) -> None:
+    if status == _USAGE_ERROR:
+        raise InvalidArgumentError(said.splitlines()[-1].removeprefix("ERROR: ") if said else "pytest refused to run.")
+    if status < 0 and running is not None:
+        died = f"The process died of signal {-status} in this case."
+        report.cases.append(result := CaseResult(running, Outcome.FAILED, reason=died, details=said))
+        on_case(result)
+    elif status not in (0, 1, 5) or (status == 1 and not report.failures):
+        raise AetherMindError(f"The suites could not be run to their end (status {status}). They said:\n{said[-2000:]}")
+    if status < 0:
+        report.problems.append(f"The run ended at {running}; what comes after it was not tried.")
+    if not report.executed:
+        report.problems.append("No case was executed, which proves nothing.")

@@ -1,0 +1,288 @@
+"""The hardware abstraction: devices, memory, streams, events, transfers. Device memory is read by DataTransfer only."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aethermind.errors import DeviceError, InvalidArgumentError, OutOfMemoryError
+from aethermind.hal import Backend, DeviceId, DType, MemoryKind, Tensor
+from aethermind.hal.allocator import ALIGNMENT
+
+__all__: list[str] = []
+
+DTYPES = (DType.FLOAT32, DType.BFLOAT16, DType.INT32, DType.INT64, DType.UINT8)
+
+
+def on_device(backend: Backend, device: DeviceId, array: np.ndarray[Any, Any]) -> Tensor:
+    """A copy of an array in device memory."""
+    tensor = Tensor.of(backend.allocator.alloc(array.nbytes), DType.of_numpy(array.dtype), array.shape)
+    backend.transfer.copy(tensor, Tensor.of_numpy(array, device))
+    return tensor
+
+
+def on_host(backend: Backend, tensor: Tensor) -> np.ndarray[Any, Any]:
+    """A copy of a device tensor as an array."""
+    array = np.empty(tensor.shape, tensor.dtype.numpy)
+    backend.transfer.copy(Tensor.of_numpy(array, tensor.buffer.device), tensor)
+    return array
+
+
+# Devices
+
+
+def test_device_zero_has_properties(backend: Backend) -> None:
+    assert backend.devices.count() >= 1
+    properties = backend.devices.properties(0)
+    assert properties.name
+    assert properties.num_cores >= 1
+    assert properties.total_memory_bytes >= 0
+
+
+def test_current_device_can_be_set(backend: Backend) -> None:
+    backend.devices.set_current(0)
+    assert backend.devices.current() == 0
+    backend.devices.synchronize(0)
+
+
+def test_a_device_that_is_not_there_is_refused(backend: Backend) -> None:
+    index = backend.devices.count()
+    for call in (backend.devices.properties, backend.devices.set_current, backend.devices.synchronize):
+        with pytest.raises(DeviceError, match=str(index)):
+            call(index)
+    with pytest.raises(DeviceError, match=str(index)):
+        backend.streams.create(index)
+    with pytest.raises(DeviceError, match=str(index)):
+        backend.streams.default(index)
+
+
+def test_capabilities_name_what_models_need(backend: Backend) -> None:
+    assert DType.FLOAT32 in backend.capabilities.dtypes
+    assert 16 in backend.capabilities.block_sizes
+
+
+def test_threads_can_be_limited(backend: Backend) -> None:
+    assert backend.set_num_threads(1) == 1
+    assert backend.set_num_threads(None) >= 1
+
+
+# Memory
+
+
+@pytest.mark.parametrize("nbytes", [1, 63, 64, 65, 4096, 1_000_003])
+@pytest.mark.parametrize("kind", list(MemoryKind))
+def test_buffers_are_aligned_and_of_the_size_asked_for(
+    backend: Backend, device: DeviceId, nbytes: int, kind: MemoryKind
+) -> None:
+    buffer = backend.allocator.alloc(nbytes, kind)
+    assert (buffer.nbytes, buffer.kind, buffer.device) == (nbytes, kind, device)
+    assert buffer.address % ALIGNMENT == 0
+    assert buffer.is_host_accessible or kind is MemoryKind.DEVICE
+
+
+def test_an_empty_buffer_is_allowed(backend: Backend) -> None:
+    buffer = backend.allocator.alloc(0)
+    assert buffer.nbytes == 0
+    buffer.free()
+
+
+def test_a_negative_size_is_refused(backend: Backend) -> None:
+    with pytest.raises(InvalidArgumentError, match="-1 bytes"):
+        backend.allocator.alloc(-1)
+
+
+def test_stats_count_what_is_handed_out(backend: Backend) -> None:
+    before = backend.allocator.stats()
+    first, second = backend.allocator.alloc(1000), backend.allocator.alloc(24)
+    both = backend.allocator.stats()
+    assert both.allocated_bytes == before.allocated_bytes + 1024
+    assert both.num_allocations == before.num_allocations + 2
+    assert both.peak_bytes >= both.allocated_bytes
+    assert both.reserved_bytes >= both.allocated_bytes
+    first.free()
+    assert backend.allocator.stats().allocated_bytes == before.allocated_bytes + 24
+    del second
+    gc.collect()
+    after = backend.allocator.stats()
+    assert after.allocated_bytes == before.allocated_bytes
+    assert (after.peak_bytes, after.num_allocations) == (both.peak_bytes, both.num_allocations)
+
+
+def test_running_out_of_memory_says_what_was_wanted_and_what_to_do(backend: Backend) -> None:
+    before = backend.allocator.stats()
+    with pytest.raises(OutOfMemoryError) as caught:
+        backend.allocator.alloc(1 << 60)
+    message = str(caught.value)
+    assert message.startswith("Could not allocate 1")
+    assert f"on {backend.name}:0" in message
+    assert "Lower " in message
+    assert backend.allocator.stats().allocated_bytes == before.allocated_bytes
+
+
+# Streams and events
+
+
+def test_a_new_stream_is_idle(backend: Backend) -> None:
+    stream = backend.streams.create(priority=1)
+    stream.synchronize()
+    assert stream.query()
+    stream.destroy()
+
+
+def test_the_default_stream_is_always_the_same(backend: Backend) -> None:
+    assert backend.streams.default() is backend.streams.default(0)
+    backend.streams.default().synchronize()
+
+
+def test_a_destroyed_stream_is_refused(backend: Backend, device: DeviceId) -> None:
+    stream, event = backend.streams.create(), backend.events.create()
+    event.record(stream)
+    stream.destroy()
+    tensor = on_device(backend, device, np.zeros(3, np.float32))
+    uses = (
+        stream.query,
+        stream.synchronize,
+        stream.destroy,
+        lambda: stream.wait_event(event),
+        lambda: event.record(stream),
+        lambda: backend.transfer.copy_async(tensor, tensor, stream),
+        lambda: backend.transfer.fill(tensor, 0, stream),
+    )
+    for use in uses:
+        with pytest.raises(DeviceError, match="stream was destroyed"):
+            use()
+
+
+def test_an_event_that_was_never_recorded_counts_as_reached(backend: Backend) -> None:
+    event = backend.events.create()
+    assert event.query()
+    event.synchronize()
+    backend.streams.default().wait_event(event)
+
+
+def test_an_event_is_reached_after_the_work_before_it(backend: Backend, device: DeviceId) -> None:
+    stream, event = backend.streams.create(), backend.events.create()
+    source = Tensor.of_numpy(np.arange(1 << 16, dtype=np.int32), device)
+    target = on_device(backend, device, np.zeros(1 << 16, np.int32))
+    backend.transfer.copy_async(target, source, stream)
+    event.record(stream)
+    event.synchronize()
+    assert event.query()
+    np.testing.assert_array_equal(on_host(backend, target), source.numpy())
+    stream.destroy()
+
+
+def test_a_stream_waits_for_an_event_of_another(backend: Backend, device: DeviceId) -> None:
+    producer, consumer = backend.streams.create(), backend.streams.create()
+    event = backend.events.create()
+    source = Tensor.of_numpy(np.arange(1 << 18, dtype=np.int32), device)
+    middle = on_device(backend, device, np.zeros(1 << 18, np.int32))
+    target = on_device(backend, device, np.zeros(1 << 18, np.int32))
+    backend.transfer.copy_async(middle, source, producer)
+    event.record(producer)
+    consumer.wait_event(event)
+    backend.transfer.copy_async(target, middle, consumer)
+    consumer.synchronize()
+    np.testing.assert_array_equal(on_host(backend, target), source.numpy())
+
+
+def test_elapsed_time_runs_forward(backend: Backend) -> None:
+    stream = backend.streams.default()
+    begin, end = backend.events.create(timing=True), backend.events.create(timing=True)
+    begin.record(stream)
+    end.record(stream)
+    end.synchronize()
+    first = begin.elapsed_ms(end)
+    assert 0 <= first < 60_000
+    end.record(stream)
+    end.synchronize()
+    assert begin.elapsed_ms(end) >= first
+
+
+@pytest.mark.parametrize("misuse", ["unrecorded begin", "unrecorded end", "begin untimed", "end untimed"])
+def test_elapsed_time_needs_two_recorded_events_with_timing(backend: Backend, misuse: str) -> None:
+    begin = backend.events.create(timing=misuse != "begin untimed")
+    end = backend.events.create(timing=misuse != "end untimed")
+    for event, name in ((begin, "unrecorded begin"), (end, "unrecorded end")):
+        if misuse != name:
+            event.record(backend.streams.default())
+            event.synchronize()
+    with pytest.raises(DeviceError, match="timing=True"):
+        begin.elapsed_ms(end)
+
+
+# Transfers
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (3, 7), (0, 4), (2, 3, 33)], ids=str)
+def test_what_goes_to_the_device_comes_back(
+    backend: Backend, device: DeviceId, dtype: DType, shape: tuple[int, ...]
+) -> None:
+    array = np.arange(max(1, int(np.prod(shape))))[: int(np.prod(shape))].reshape(shape).astype(dtype.numpy)
+    first = on_device(backend, device, array)
+    second = Tensor.of(backend.allocator.alloc(array.nbytes), dtype, shape)
+    backend.transfer.copy(second, first)
+    np.testing.assert_array_equal(on_host(backend, second), array)
+
+
+def test_views_at_an_offset_are_copied_alone(backend: Backend, device: DeviceId) -> None:
+    whole = on_device(backend, device, np.arange(10, dtype=np.int32))
+    part = Tensor.of(whole.buffer, DType.INT32, (3,), 8)
+    np.testing.assert_array_equal(on_host(backend, part), [2, 3, 4])
+    backend.transfer.copy(part, Tensor.of_numpy(np.array([-1, -2, -3], np.int32), device))
+    np.testing.assert_array_equal(on_host(backend, whole), [0, 1, -1, -2, -3, 5, 6, 7, 8, 9])
+
+
+def test_fill_sets_every_byte_and_no_other(backend: Backend, device: DeviceId) -> None:
+    whole = on_device(backend, device, np.zeros(8, np.uint8))
+    backend.transfer.fill(Tensor.of(whole.buffer, DType.UINT8, (3,), 2), 0xAB)
+    stream = backend.streams.create()
+    backend.transfer.fill(Tensor.of(whole.buffer, DType.UINT8, (1,), 7), 0xFF, stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(on_host(backend, whole), [0, 0, 0xAB, 0xAB, 0xAB, 0, 0, 0xFF])
+
+
+def test_asynchronous_work_keeps_its_order(backend: Backend, device: DeviceId) -> None:
+    stream = backend.streams.create()
+    target = on_device(backend, device, np.zeros(1 << 16, np.uint8))
+    for byte in range(20):
+        backend.transfer.fill(target, byte, stream)
+    source = Tensor.of_numpy(np.full(1 << 16, 200, np.uint8), device)
+    backend.transfer.copy_async(target, source, stream)
+    stream.synchronize()
+    assert set(on_host(backend, target).tolist()) == {200}
+
+
+def test_tensors_that_do_not_match_are_refused(backend: Backend, device: DeviceId) -> None:
+    target = on_device(backend, device, np.zeros((2, 3), np.float32))
+    others = (np.zeros((3, 2), np.float32), np.zeros((2, 3), np.int32), np.zeros((3, 2), np.float32).T)
+    for other in others:
+        with pytest.raises(InvalidArgumentError, match="Cannot copy"):
+            backend.transfer.copy(target, Tensor.of_numpy(other, device))
+        with pytest.raises(InvalidArgumentError, match="Cannot copy"):
+            backend.transfer.copy_async(target, Tensor.of_numpy(other, device), backend.streams.default())
+
+
+@pytest.mark.parametrize("byte", [-1, 256])
+def test_a_fill_that_is_no_byte_is_refused(backend: Backend, device: DeviceId, byte: int) -> None:
+    target = on_device(backend, device, np.zeros(3, np.uint8))
+    with pytest.raises(InvalidArgumentError, match="0 to 255"):
+        backend.transfer.fill(target, byte)
+
+
+def test_a_fill_with_gaps_is_refused(backend: Backend, device: DeviceId) -> None:
+    target = on_device(backend, device, np.zeros(4, np.uint8))
+    with pytest.raises(InvalidArgumentError, match="not contiguous"):
+        backend.transfer.fill(Tensor(target.buffer, DType.UINT8, (2,), (2,)), 0)
+
+
+def test_transfer_stats_never_decrease(backend: Backend, device: DeviceId) -> None:
+    before = backend.transfer.stats()
+    on_host(backend, on_device(backend, device, np.zeros(100, np.uint8)))
+    after = backend.transfer.stats()
+    assert after.host_to_device_bytes >= before.host_to_device_bytes >= 0
+    assert after.device_to_host_bytes >= before.device_to_host_bytes >= 0

@@ -1,0 +1,148 @@
+"""A whole model on the device against the `numpy` device: values, tokens, and all that may not change them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import cache
+from typing import Any
+
+import pytest
+
+from aethermind.engine.comparison import Tolerance, compare
+from aethermind.hal import Backend, DeviceId
+from aethermind.hal.dtype import DType
+from aethermind.llm import LLM, SamplingParams
+from aethermind.runtime import Runtime
+
+__all__: list[str] = []
+
+Open = Callable[..., LLM]
+NUM_TOKENS = 24
+PROMPTS = ("Once upon a time there was a", "The", "A little fox ran over the snow because it was late and the wind")
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+
+
+@pytest.fixture
+def open_model(runtime: Runtime, device: DeviceId, model: str) -> Iterator[Open]:
+    """Opens the model on the device; all are closed after the test."""
+    opened: list[LLM] = []
+
+    def open(on: str | None = None, **options: Any) -> LLM:
+        options = {"dtype": "float32", "max_model_len": 128, "fallback": "allow", **options}
+        opened.append(LLM(model, device=on or str(device), runtime=runtime, **options))
+        return opened[-1]
+
+    yield open
+    for llm in opened:
+        llm.close()
+
+
+@pytest.fixture(scope="session")
+def expected(runtime: Runtime, model: str) -> Callable[[str], list[int]]:
+    """What the `numpy` device answers to a prompt alone, in float32."""
+    llm = LLM(model, device="numpy", dtype="float32", max_model_len=128, runtime=runtime)
+    return cache(lambda prompt: llm.generate(prompt, GREEDY)[0].outputs[0].token_ids)
+
+
+def answers(llm: LLM, prompts: Any = PROMPTS, params: SamplingParams = GREEDY) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(list(prompts), params)]
+
+
+@pytest.mark.parametrize("fuse", [True, False], ids=["fused", "unfused"])
+def test_every_value_is_close_to_the_reference(open_model: Open, fuse: bool) -> None:
+    reference, tested = open_model("numpy"), open_model()
+    tokens = reference.tokenizer.encode(PROMPTS[0])
+    compared = compare(reference.engine, tested.engine, tokens, NUM_TOKENS, Tolerance.of(DType.FLOAT32), fuse=fuse)
+    first = compared.first_divergence
+    assert compared.differences, "no value was compared"
+    assert first is None, f"{first.name} of step {first.step} ({first.kernel}): {first.actual}, not {first.expected}"
+
+
+def test_greedy_tokens_are_those_of_the_reference(open_model: Open, expected: Callable[[str], list[int]]) -> None:
+    llm = open_model()
+    for prompt in PROMPTS:
+        assert answers(llm, [prompt]) == [expected(prompt)]
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 64])
+def test_ragged_batches_with_chunked_prefill(
+    open_model: Open, expected: Callable[[str], list[int]], block_size: int
+) -> None:
+    llm = open_model(max_num_batched_tokens=7, max_num_seqs=3, block_size=block_size)
+    assert answers(llm) == list(map(expected, PROMPTS))
+
+
+def test_requests_that_give_way_and_are_computed_again(open_model: Open, expected: Callable[[str], list[int]]) -> None:
+    """A cache with too few blocks for all; nothing stale may be read."""
+    llm = open_model(num_kv_blocks=16, block_size=4, enable_prefix_caching=False)
+    assert answers(llm) == list(map(expected, PROMPTS))
+
+
+def test_requests_that_are_swapped_out(open_model: Open, expected: Callable[[str], list[int]]) -> None:
+    llm = open_model(num_kv_blocks=16, block_size=4, enable_prefix_caching=False, swap_space=0.25)
+    assert answers(llm) == list(map(expected, PROMPTS))
+
+
+def test_reused_prefixes(open_model: Open, expected: Callable[[str], list[int]]) -> None:
+    llm = open_model(block_size=4)
+    for _ in range(2):
+        assert answers(llm) == list(map(expected, PROMPTS))
+
+
+def test_several_answers_share_a_prompt(open_model: Open, expected: Callable[[str], list[int]]) -> None:
+    """Copies of a partly filled block: each answer writes its own."""
+    llm = open_model(block_size=16)
+    params = SamplingParams(n=3, temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    (output,) = llm.generate(PROMPTS[0], params)
+    assert [one.token_ids for one in output.outputs] == [expected(PROMPTS[0])] * 3
+
+
+def test_sampling_with_a_seed(open_model: Open) -> None:
+    """The same tokens as on the `numpy` device: temperature, top-k, top-p, min-p and penalties."""
+    params = SamplingParams(
+        temperature=0.9, top_k=30, top_p=0.9, min_p=0.02, repetition_penalty=1.1, seed=5, max_tokens=NUM_TOKENS
+    )
+    assert answers(open_model(), params=params) == answers(open_model("numpy"), params=params)
+
+
+def test_memory_is_given_back(open_model: Open, backend: Backend) -> None:
+    before = backend.allocator.stats().allocated_bytes
+    with closing(open_model()) as llm:
+        answers(llm, PROMPTS[:1])
+    gc.collect()
+    assert backend.allocator.stats().allocated_bytes == before
+
+
+@pytest.mark.optional
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16], ids=str)
+def test_half_precision(open_model: Open, backend: Backend, dtype: DType) -> None:
+    if dtype not in backend.capabilities.dtypes:
+        pytest.skip(f"{backend.name} does not compute {dtype}")
+    reference, tested = (open_model(on, dtype=str(dtype)) for on in ("numpy", None))
+    tokens = reference.tokenizer.encode(PROMPTS[0])
+    compared = compare(reference.engine, tested.engine, tokens, 8, Tolerance.of(dtype))
+    first = compared.first_divergence
+    assert first is None, f"{first.name} of step {first.step} ({first.kernel}): {first.actual}, not {first.expected}"
+
+
+@pytest.mark.optional
+@pytest.mark.parametrize(
+    "options", [{"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"}], ids=str
+)
+def test_fewer_bits(open_model: Open, options: dict[str, str]) -> None:
+    """Codes are the same on every device, so values are as close as activations allow."""
+    reference, tested = (open_model(on, **options) for on in ("numpy", None))
+    tokens = reference.tokenizer.encode(PROMPTS[0])
+    compared = compare(reference.engine, tested.engine, tokens, 4, Tolerance(rtol=0.08, atol=1e-3))
+    first = compared.first_divergence
+    assert first is None, f"{first.name} of step {first.step} ({first.kernel}): {first.actual}, not {first.expected}"
+
+
+@pytest.mark.optional
+def test_answers_do_not_depend_on_the_batch(open_model: Open) -> None:
+    """Kernels that say so are batch invariant, to the bit: bfloat16 would show the least difference."""
+    llm = open_model(dtype="auto", deterministic=True)
+    alone = [answers(llm, [prompt])[0] for prompt in PROMPTS]
+    assert answers(llm, PROMPTS * 3) == alone * 3

@@ -1,0 +1,396 @@
+"""Backends with one planted bug each, as a plugin: the `numpy` device, but for that. The kit has to find every one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from aethermind.dispatch import Kernel
+from aethermind.dispatch.reference import reference_kernels
+from aethermind.hal import Buffer, DeviceId, Event, MemoryKind, Stream, Tensor
+from aethermind.hal.allocator import MemoryStats
+from aethermind.hal.device import Probe
+from aethermind.hal.host_memory import HostAllocator, HostEvents, HostStreams, HostTransfer
+from aethermind.hal.numpy_backend import NumpyBackend
+from aethermind.ops import catalog
+from aethermind.ops.operator import OperatorRegistry
+from aethermind.plugins import hookimpl
+
+__all__ = ["GENERATIONS", "MODEL_BUGS", "PART_BUGS"]
+
+Array = Any
+Compute = Callable[[Sequence[Array], Sequence[Array], Mapping[str, Any]], None]
+Bug = Callable[[Compute, Sequence[Array], Sequence[Array], Mapping[str, Any]], None]
+
+
+def wrong_eps(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    compute(inputs, outputs, {**attributes, "eps": attributes["eps"] * 30})
+
+
+def last_column_forgotten(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    compute(inputs, outputs, attributes)
+    if outputs[0].shape[-1] % 8 == 1:
+        outputs[0][..., -1] = 0
+
+
+def last_row_forgotten(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    compute(inputs, outputs, attributes)
+    if len(outputs[0]) % 2:
+        outputs[0][-1:] = 0
+
+
+def input_overwritten(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    compute(inputs, outputs, attributes)
+    inputs[0][...] = outputs[0]
+
+
+def rounded_toward_zero(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    exact = [np.empty(output.shape, np.float32) for output in outputs]
+    compute(inputs, exact, attributes)
+    for output, values in zip(outputs, exact, strict=True):
+        shift = 8 * (4 - output.itemsize)
+        output[...] = (values.view(np.uint32) >> shift << shift).view(np.float32).astype(output.dtype)
+
+
+def bias_forgotten(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    compute([*inputs[:2], None], outputs, attributes)
+
+
+def scale_forgotten(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    compute(inputs, outputs, {**attributes, "scale": 1.0})
+
+
+def window_forgotten(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    compute(inputs, outputs, {**attributes, "window": 0})
+
+
+def window_of_one_more(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    window = attributes["window"]
+    compute(inputs, outputs, {**attributes, "window": window + 1 if window else 0})
+
+
+def heads_dealt_in_turn(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    """Query head h uses kv head h % K instead of h // (H / K)."""
+    q, num_kv_heads = inputs[0], inputs[1].shape[1]
+    order = np.argsort(np.arange(q.shape[1]) % num_kv_heads, kind="stable")
+    result = np.empty_like(outputs[0])
+    compute([q[:, order], *inputs[1:]], [result], attributes)
+    outputs[0][:, order] = result
+
+
+def tables_one_block_off(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    tables = np.roll(inputs[5], 1, axis=1) if inputs[5].shape[1:] > (1,) else inputs[5]
+    compute([*inputs[:5], tables], outputs, attributes)
+
+
+def last_token_not_cached(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    k, v, slots, *caches = inputs
+    compute([k[:-1], v[:-1], slots[:-1], *caches] if len(k) > 1 else inputs, outputs, attributes)
+
+
+def negative_slots_wrap(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    k, v, slots, *caches = inputs
+    num_slots = caches[0].shape[0] * caches[0].shape[2]
+    compute([k, v, slots % num_slots, *caches], outputs, attributes)
+
+
+def always_half_split(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    compute(inputs, outputs, {**attributes, "interleaved": False})
+
+
+def ties_to_the_last(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    compute(inputs, outputs, attributes)
+    logits, temperature = inputs[0], inputs[1]
+    for row in np.flatnonzero(temperature == 0):
+        outputs[0][row] = len(logits[row]) - 1 - int(np.argmax(logits[row][::-1]))
+
+
+def nucleus_one_short(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    logits, temperature, top_k, top_p, *rest = inputs
+    compute([logits, temperature, np.where(top_k > 1, top_k - 1, top_k), top_p, *rest], outputs, attributes)
+
+
+def overflowing_softmax(_: Compute, inputs: Any, outputs: Any, __: Any) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        exponents = np.exp(inputs[0].astype(np.float32))
+        outputs[0][...] = exponents / exponents.sum(axis=-1, keepdims=True)
+
+
+def sample_variance(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    """n - 1 instead of n."""
+    x, weight, bias = inputs
+    if x.shape[-1] < 2:
+        return compute(inputs, outputs, attributes)
+    wide = x.astype(np.float32)
+    deviation = np.sqrt(wide.var(axis=-1, keepdims=True, ddof=1) + attributes["eps"])
+    result = (wide - wide.mean(axis=-1, keepdims=True)) / deviation * weight
+    outputs[0][...] = result if bias is None else result + bias
+
+
+def summed_in_half_precision(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    narrow = [None if array is None else array.astype(np.float16).astype(array.dtype) for array in inputs]
+    compute(narrow, outputs, attributes)
+
+
+def tanh_for_erf(compute: Compute, inputs: Any, outputs: Any, attributes: Any) -> None:
+    compute(inputs, outputs, {**attributes, "approximate": True})
+
+
+KERNEL_BUGS: Mapping[str, tuple[str, Bug]] = {
+    "eps": ("rms_norm", wrong_eps),
+    "tail": ("silu", last_column_forgotten),
+    "rows": ("add", last_row_forgotten),
+    "aliasing": ("mul", input_overwritten),
+    "rounding": ("linear", rounded_toward_zero),
+    "bias": ("linear", bias_forgotten),
+    "half-sums": ("matmul", summed_in_half_precision),
+    "scale": ("paged_attention", scale_forgotten),
+    "window": ("paged_attention", window_forgotten),
+    "mask": ("paged_attention", window_of_one_more),
+    "heads": ("paged_attention", heads_dealt_in_turn),
+    "tables": ("paged_attention", tables_one_block_off),
+    "stale": ("kv_cache_write", last_token_not_cached),
+    "slots": ("kv_cache_write", negative_slots_wrap),
+    "rotation": ("rope", always_half_split),
+    "ties": ("sample_tokens", ties_to_the_last),
+    "nucleus": ("sample_tokens", nucleus_one_short),
+    "overflow": ("softmax", overflowing_softmax),
+    "variance": ("layer_norm", sample_variance),
+    "gelu": ("gelu", tanh_for_erf),
+}
+
+
+def _in_generations() -> list[dict[str, Bug]]:
+    """The bugs by operator, as many at a time as leaves no operator with two: cases of others know nothing of them."""
+    generations: list[dict[str, Bug]] = []
+    for operator, bug in KERNEL_BUGS.values():
+        free = next((one for one in generations if operator not in one), None)
+        if free is None:
+            generations.append(free := {})
+        free[operator] = bug
+    return generations
+
+
+GENERATIONS = _in_generations()
+
+
+class LeakingAllocator(HostAllocator):
+    def alloc(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
+        buffer = super().alloc(nbytes, kind)
+        return Buffer(
+            buffer.device, buffer.address, nbytes, kind=kind, is_host_accessible=True, release=id, owner=buffer
+        )
+
+
+class MisalignedAllocator(HostAllocator):
+    def alloc(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
+        buffer = super().alloc(nbytes + 32, kind)
+        address = buffer.address + 32
+        return Buffer(
+            buffer.device, address, nbytes, kind=kind, is_host_accessible=True, release=buffer.free, owner=buffer
+        )
+
+
+class ForgetfulAllocator(HostAllocator):
+    def stats(self) -> MemoryStats:
+        now = super().stats()
+        return replace(now, peak_bytes=now.allocated_bytes)
+
+
+class LateStream(Stream):
+    """A device's queue as devices have them: work runs when somebody waits for it, unless a bug says otherwise."""
+
+    def __init__(self, bug: str = "") -> None:
+        self.work: list[Callable[[], object]] = []
+        self._inner = HostStreams().create()
+        self._bug = bug
+
+    def submit(self, work: Callable[[], object]) -> None:
+        self._inner.synchronize()
+        self.work.append(work)
+
+    def query(self) -> bool:
+        return self._inner.query() and not self.work
+
+    def synchronize(self) -> None:
+        self._inner.synchronize()
+        while self.work and self._bug != "sleeper":
+            self.work.pop(0)()
+
+    def wait_event(self, event: Event) -> None:
+        self.submit(event.synchronize if self._bug != "deaf" else self.query)
+
+    def destroy(self) -> None:
+        self.synchronize()
+        self._inner.destroy()
+
+
+class LateStreams(HostStreams):
+    def __init__(self, bug: str) -> None:
+        self._bug = bug
+        self._only = LateStream(bug)
+
+    def create(self, index: int = 0, *, priority: int = 0) -> Stream:
+        super().create(index, priority=priority)
+        return LateStream(self._bug)
+
+    def default(self, index: int = 0) -> Stream:
+        super().create(index)
+        return self._only
+
+
+class LateEvent(Event):
+    def __init__(self, timing: bool) -> None:
+        self._inner = HostEvents().create(timing=timing)
+        self._stream: LateStream | None = None
+        self._is_reached = True
+
+    def record(self, stream: Stream) -> None:
+        assert isinstance(stream, LateStream)
+        self._stream, self._is_reached = stream, False
+        stream.submit(self._reach)
+
+    def _reach(self) -> None:
+        self._is_reached = True
+        self._inner.record(HostStreams().default())
+
+    def query(self) -> bool:
+        return self._is_reached
+
+    def synchronize(self) -> None:
+        while not self._is_reached and self._stream is not None and self._stream.work:
+            self._stream.work.pop(0)()
+
+    def elapsed_ms(self, end: Event) -> float:
+        assert isinstance(end, LateEvent)
+        return self._inner.elapsed_ms(end._inner)
+
+
+class LateEvents(HostEvents):
+    def create(self, *, timing: bool = False) -> Event:
+        return LateEvent(timing)
+
+
+class LateTransfer(HostTransfer):
+    def copy_async(self, destination: Tensor, source: Tensor, stream: Stream) -> None:
+        from aethermind.hal.transfer import check_copy
+
+        check_copy(destination, source)
+        assert isinstance(stream, LateStream)
+        stream.submit(partial(self.copy, destination, source))
+
+    def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:
+        if not isinstance(stream, LateStream) or not 0 <= byte <= 255:
+            super().fill(destination, byte)
+        else:
+            stream.submit(partial(super().fill, destination, byte))
+
+
+class LooseTransfer(HostTransfer):
+    """Trusts its callers."""
+
+    def copy(self, destination: Tensor, source: Tensor) -> None:
+        destination.numpy().reshape(-1)[:] = source.numpy().reshape(-1).astype(destination.dtype.numpy)
+
+
+class OffsetBlindTransfer(HostTransfer):
+    def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:
+        super().fill(Tensor.of(destination.buffer, destination.dtype, destination.shape), byte, stream)
+
+
+class CrashingTransfer(HostTransfer):
+    def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class UnorderedTransfer(LateTransfer):
+    """Ignores the stream: a copy overtakes the fills before it."""
+
+    def copy_async(self, destination: Tensor, source: Tensor, stream: Stream) -> None:
+        stream.query()
+        self.copy(destination, source)
+
+
+def late(backend: NumpyBackend, bug: str = "") -> None:
+    backend.streams, backend.events, backend.transfer = LateStreams(bug), LateEvents(), LateTransfer()
+
+
+def _part(name: str, make: Callable[[NumpyBackend], Any]) -> Callable[[NumpyBackend], None]:
+    return lambda backend: setattr(backend, name, make(backend))
+
+
+def _unordered(backend: NumpyBackend) -> None:
+    late(backend)
+    backend.transfer = UnorderedTransfer()
+
+
+PART_BUGS: Mapping[str, Callable[[NumpyBackend], None]] = {
+    "leak": _part("allocator", lambda backend: LeakingAllocator(DeviceId(backend.name))),
+    "alignment": _part("allocator", lambda backend: MisalignedAllocator(DeviceId(backend.name))),
+    "peak": _part("allocator", lambda backend: ForgetfulAllocator(DeviceId(backend.name))),
+    "loose-copies": _part("transfer", lambda _: LooseTransfer()),
+    "offsets": _part("transfer", lambda _: OffsetBlindTransfer()),
+    "unsynchronised": partial(late, bug="sleeper"),
+    "deaf-streams": partial(late, bug="deaf"),
+    "unordered": _unordered,
+    "crash": _part("transfer", lambda _: CrashingTransfer()),
+}
+
+
+class CopylessTransfer(HostTransfer):
+    """Copies of whole blocks within the device, as shared blocks need before they are written, are lost."""
+
+    def copy_async(self, destination: Tensor, source: Tensor, stream: Stream) -> None:
+        if destination.buffer is not source.buffer:
+            super().copy_async(destination, source, stream)
+
+
+MODEL_BUGS: Mapping[str, Callable[[NumpyBackend], None]] = {
+    "lost-copies": _part("transfer", lambda _: CopylessTransfer()),
+}
+"""What no single part and no single kernel shows."""
+
+
+@hookimpl
+def register_devices(registry: Any) -> None:
+    def register(name: str, plant: Callable[[NumpyBackend], None]) -> None:
+        registry.register(
+            name, probe=lambda: Probe(1, "A mutant."), open=partial(_open, name, plant), priority=-9, provider="mutants"
+        )
+
+    register("late", late)  # no bug: work that runs late is what devices do
+    for number in range(len(GENERATIONS)):
+        register(f"generation-{number}", id)
+    for name, plant in {**PART_BUGS, **MODEL_BUGS}.items():
+        register(f"mutant-{name}", plant)
+
+
+@hookimpl
+def register_kernels(registry: Any) -> None:
+    for number, bugs in enumerate(GENERATIONS):
+        name = f"generation-{number}"
+        registry.register(name, partial(_kernels, name, bugs), provider="mutants")
+    for name in ("late", *(f"mutant-{name}" for name in (*PART_BUGS, *MODEL_BUGS))):
+        registry.register(name, partial(_kernels, name, {}), provider="mutants")
+
+
+def _open(name: str, plant: Callable[[NumpyBackend], object]) -> NumpyBackend:
+    backend = NumpyBackend()
+    backend.name = name
+    backend.allocator = HostAllocator(DeviceId(name))
+    plant(backend)
+    return backend
+
+
+def _kernels(name: str, bugs: Mapping[str, Bug]) -> list[Kernel]:
+    kernels = reference_kernels(OperatorRegistry(catalog.load()), name)
+    return [
+        replace(kernel, function=partial(bugs[kernel.operator], kernel.function)) if kernel.operator in bugs else kernel
+        for kernel in kernels
+    ]

@@ -1,0 +1,65 @@
+"""The kit finds every planted bug, in the part of it that is about the bug's place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.conformance import mutants
+
+from aethermind.testing import Report
+from aethermind.testing.run import run_suites
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutants as a distribution, for the processes that the kit starts."""
+    info = tmp_path / "mutants-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mutants\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[aethermind.plugins.v1]\nmutants = tests.conformance.mutants\n")
+    path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path.rstrip(os.pathsep))
+
+
+def run(device: str, suites: Sequence[str], keyword: str | None = None) -> Report:
+    report = run_suites(device, suites=suites, keyword=keyword)
+    assert report.executed > 0
+    return report
+
+
+def test_a_device_that_runs_late_and_has_no_bug_conforms() -> None:
+    report = run("late", ["hal"])
+    assert report.failures == []
+    assert report.level == "full"
+
+
+@pytest.mark.parametrize("number", range(len(mutants.GENERATIONS)))
+def test_bugs_in_kernels(number: int) -> None:
+    """Each of a generation's operators has a failing case, and no other has."""
+    bugs = mutants.GENERATIONS[number]
+    names = " or ".join(f"kernel[{operator}-" for operator in bugs)
+    report = run(f"generation-{number}", ["operators"], names)
+    assert {case.name.partition("[")[2].partition("-")[0] for case in report.failures} == set(bugs)
+    assert report.level == "none"
+
+
+@pytest.mark.parametrize("bug", mutants.PART_BUGS)
+def test_bugs_in_parts(bug: str) -> None:
+    assert run(f"mutant-{bug}", ["hal"]).failures
+
+
+def test_a_backend_that_brings_its_process_down_has_failed_a_case() -> None:
+    report = run("mutant-crash", ["hal"])
+    (failed,) = report.failures
+    assert failed.reason == "The process died of signal 11 in this case."
+    assert report.problems == [f"The run ended at {failed.name}; what comes after it was not tried."]
+
+
+@pytest.mark.parametrize("bug", mutants.MODEL_BUGS)
+def test_bugs_that_only_models_show(bug: str) -> None:
+    assert run(f"mutant-{bug}", ["models"], "share_a_prompt").failures

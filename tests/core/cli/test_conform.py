@@ -1,0 +1,38 @@
+"""`aethermind conform`: its report, and what it says when it cannot run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def test_the_command(invoke: Any, tmp_path: Path) -> None:
+    badge = tmp_path / "badge.svg"
+    words = ("conform", "numpy", "--suite", "hal", "-k", "alone or elapsed_time_runs")
+    result = invoke(*words, "--json", "--badge", str(badge))
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert {key: report[key] for key in ("ok", "level", "executed", "passed", "failed")} == {
+        "ok": True,
+        "level": "full",
+        "executed": 2,
+        "passed": 2,
+        "failed": 0,
+    }
+    assert [case["name"] for case in report["cases"]] == [
+        "hal.elapsed_time_runs_forward",
+        "hal.views_at_an_offset_are_copied_alone",
+    ]
+    assert badge.read_text().startswith("<svg")
+
+
+def test_what_cannot_be_run_is_said_in_a_sentence(invoke: Any) -> None:
+    for words, sentence in (
+        (("nochip",), "Unknown device 'nochip'"),
+        (("numpy", "--suite", "kernels"), "There is no suite 'kernels'; pass --suite hal, operators, models."),
+        (("numpy", "--expectations", "nowhere.toml"), "nowhere.toml cannot be read"),
+    ):
+        result = invoke("conform", *words)
+        assert result.exit_code == 2
+        assert sentence in result.stderr
