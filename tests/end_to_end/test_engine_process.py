@@ -188,8 +188,7 @@ def test_a_killed_engine_ends_what_is_open_serves_again_and_is_given_up_at_last(
             while not engine.is_alive:
                 await asyncio.sleep(0.02)
             pids.append(engine.pid)
-            assert (await answer(engine, "Once")).finished
-            await _killed(engine)
+            await _killed(engine)  # before it gave a whole answer
             assert "2 times in a row and is not started again" in str(engine.failure)
             assert engine.pid is None
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)  # nor are they zombies
@@ -200,6 +199,19 @@ def test_a_killed_engine_ends_what_is_open_serves_again_and_is_given_up_at_last(
         asyncio.run(scenario())
     assert len(os.listdir("/proc/self/fd")) == len(before)
     assert any("not started again" in record.message for record in caplog.records)
+
+
+def test_an_engine_that_answered_is_started_again_at_once_however_often_it_is_killed(runtime: Runtime) -> None:
+    async def scenario() -> None:
+        async with EngineProcess("demo", CONFIG, runtime=runtime, policy=QUICK) as engine:
+            for _ in range(2):
+                while not engine.is_alive:
+                    await asyncio.sleep(0.02)
+                assert (await answer(engine, "Once")).finished
+                await _killed(engine)
+                assert "started again in 0.01 s" in str(engine.failure)
+
+    asyncio.run(scenario())
 
 
 async def _killed(engine: EngineProcess) -> None:

@@ -16,6 +16,9 @@ from tests.soak.server import Server
 __all__ = ["crash"]
 
 _NUM_OPEN = 8
+_BACK_S = 10.0
+"""A second before the restart, and the start of a process with the demo model."""
+
 _PATIENCE_S = 60.0
 
 
@@ -46,7 +49,7 @@ async def crash(server: Server, num_rounds: int) -> list[Figure]:
         Figure("streams without an error event, or no way back", failures, 0),
         Figure("seconds until streams have their error", told_s, 2, True),
         Figure("seconds until a newcomer has its 503", refused_s, 2, True),
-        Figure("seconds until it serves again", back_s),
+        Figure("seconds until it serves again", back_s, _BACK_S, True),
     ]
 
 

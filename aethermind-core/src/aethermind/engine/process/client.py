@@ -222,6 +222,7 @@ class EngineProcess:
             if answer is None or answer.done():
                 continue
             if reply.error is None:
+                self._supervisor.vouch()
                 answer.set_result(reply.value)
             else:
                 answer.set_exception(reply.error)
@@ -231,7 +232,10 @@ class EngineProcess:
         for handle, *state in news.states or ():
             if handle in self._growing:
                 name, growing = self._growing[handle]
-                self._requests.deliver(name, growing.grow(state))
+                output = growing.grow(state)
+                if output.finished and output.outputs[0].finish_reason != "abort":
+                    self._supervisor.vouch()
+                self._requests.deliver(name, output)
 
     def _come_up(self, loaded: Loaded) -> None:
         self._loaded = loaded

@@ -25,7 +25,7 @@ class RestartPolicy:
     """When a process that ended is started again, and when one that says nothing is ended. Times are in seconds."""
 
     max_restarts: int = 5
-    """How often in a row; a process that served for `stable_s` begins a new row."""
+    """How often in a row; a process that finished an answer, or was up for `stable_s`, begins a new row."""
     first_delay_s: float = 1.0
     """Before the first restart of a row; each one after that waits twice as long."""
     max_delay_s: float = 30.0
@@ -73,6 +73,7 @@ class Supervisor:
         self._child: Child | None = None
         self._failure: Exception | None = None
         self._up_since: float | None = None
+        self._has_proved_itself = False
         self._heard = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -93,6 +94,10 @@ class Supervisor:
         """Say something to the process, if there is one."""
         if self._child is not None:
             self._child.send(message)
+
+    def vouch(self) -> None:
+        """The process has done what it is for: should it end, that is no sign that the next one would do no better."""
+        self._has_proved_itself = True
 
     async def close(self) -> None:
         """End the process, and try no more."""
@@ -123,7 +128,7 @@ class Supervisor:
                 first.set_exception(error)
                 return
             is_stable = self._up_since is not None and time.monotonic() - self._up_since >= self._policy.stable_s
-            num_failures = 1 if is_stable else num_failures + 1
+            num_failures = 1 if is_stable or self._has_proved_itself else num_failures + 1
             if num_failures > self._policy.max_restarts:
                 times = "once" if num_failures == 1 else f"{num_failures} times in a row"
                 self._tell(f"{error} It failed {times} and is not started again; restart the server.")
@@ -139,7 +144,7 @@ class Supervisor:
 
     async def _live(self, first: asyncio.Future[None]) -> Exception:
         """One process from start to end; returns why it ended."""
-        self._failure, self._up_since = None, None
+        self._failure, self._up_since, self._has_proved_itself = None, None, False
 
         def take(news: News) -> None:
             self._heard = time.monotonic()
