@@ -18,6 +18,7 @@ class FakeDistributions:
         self.folder = folder
         self._monkeypatch = monkeypatch
         monkeypatch.syspath_prepend(folder)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
 
     def install(
         self,
@@ -27,21 +28,31 @@ class FakeDistributions:
         distribution: str | None = None,
         contracts: tuple[int, ...] = (1,),
         version: str = "9.9",
+        requires: str = "",
     ) -> str:
         """Install a plugin called `plugin`, whose module is `source`; returns the module's name."""
         distribution = distribution or f"fake-{plugin}"
         module = f"plugin_of_{distribution.replace('-', '_')}_{plugin}"
         (self.folder / f"{module}.py").write_text(PREAMBLE + dedent(source))
         groups = "".join(f"[aethermind.plugins.v{contract}]\n{plugin} = {module}\n" for contract in contracts)
-        self.write(distribution, groups, version=version)
+        self.write(distribution, groups, version=version, requires=requires)
         self._monkeypatch.delitem(sys.modules, module, raising=False)
         return module
 
-    def write(self, distribution: str, entry_points: str, *, version: str = "9.9", folder: Path | None = None) -> None:
+    def write(
+        self,
+        distribution: str,
+        entry_points: str,
+        *,
+        version: str = "9.9",
+        requires: str = "",
+        folder: Path | None = None,
+    ) -> None:
         """Write a distribution's metadata with this text as its entry points."""
         info = (folder or self.folder) / f"{distribution.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        (info / "METADATA").write_text(metadata + (f"Requires-Dist: {requires}\n" if requires else ""))
         (info / "entry_points.txt").write_text(entry_points)
 
 

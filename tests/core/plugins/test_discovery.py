@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,27 @@ def test_discovery_imports_nothing_and_puts_the_own_distributions_first(fakes: F
     assert module not in sys.modules
     zebra = record_of(records, "zebra")
     assert (zebra.title, zebra.contract, zebra.status) == ("zebra (fake-zebra 9.9)", "1", "loaded")
+
+
+OWN_VERSION = version("aethermind-core")
+
+
+@pytest.mark.parametrize(
+    ("distribution", "requires", "is_ours"),
+    [
+        ("aethermind-x", f"aethermind-core=={OWN_VERSION}", True),
+        ("aethermind-x", f"aethermind-core == {OWN_VERSION}", True),
+        ("aethermind-x", "", False),
+        ("aethermind-x", f"aethermind-core>={OWN_VERSION}", False),
+        ("aethermind-x", "aethermind-core==0.0.1", False),
+        ("x", f"aethermind-core=={OWN_VERSION}", False),
+    ],
+)
+def test_what_is_released_with_the_core_is_ours(
+    fakes: FakeDistributions, distribution: str, requires: str, is_ours: bool
+) -> None:
+    fakes.install("x", "", distribution=distribution, requires=requires)
+    assert record_of(discover(), "x").is_ours is is_ours
 
 
 def test_the_allow_list_applies_before_anything_is_loaded(

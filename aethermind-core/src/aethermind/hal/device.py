@@ -32,10 +32,14 @@ class DeviceId:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The answer of a backend to "are you there?": how many devices, and in a sentence why so many, or why none."""
+    """The answer of a backend to "are you there?": how many devices, and in a sentence why so many, or why none.
+
+    `is_broken` says that the asking went wrong, so that nobody knows.
+    """
 
     count: int
     reason: str
+    is_broken: bool = False
 
     @property
     def is_available(self) -> bool:

@@ -8,16 +8,20 @@ from dataclasses import dataclass
 from aethermind.errors import AetherMindError, DeviceError, PluginError
 from aethermind.hal.backend import Backend
 from aethermind.hal.device import DeviceId, Probe
+from aethermind.log import get_logger
 
 __all__ = ["DeviceEntry", "DeviceRegistry", "Selection"]
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceEntry:
     """One registered backend.
 
-    `probe` is cheap and never raises; `open` makes the backend, or raises an AetherMindError. `auto` takes the
-    available entry of highest `priority`, and never one whose priority is negative.
+    `probe` asks whether the device is there and never raises; `recall` is what it answered in an earlier process, or
+    None. `open` makes the backend, or raises an AetherMindError. `auto` takes the available entry of highest
+    `priority`, and never one whose priority is negative.
     """
 
     name: str
@@ -25,6 +29,7 @@ class DeviceEntry:
     probe: Callable[[], Probe]
     open: Callable[[], Backend]
     provider: str
+    recall: Callable[[], Probe | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +58,12 @@ class DeviceRegistry:
         provider: str,
         priority: int = 0,
         replaces: str | None = None,
+        recall: Callable[[], Probe | None] = lambda: None,
     ) -> None:
-        """Claim a device name; a taken one is a PluginError, unless `replaces=` names its provider."""
+        """Claim a device name; a taken one is a PluginError, unless `replaces=` names its provider.
+
+        `recall` is the runtime's, for a probe that costs a process.
+        """
         assert not self._is_frozen, "registries are frozen after boot"
         taken = self._entries.get(name)
         if taken is not None and replaces != taken.provider:
@@ -62,7 +71,9 @@ class DeviceRegistry:
                 f"Device {name!r} is claimed by both {taken.provider} and {provider}. "
                 f"Uninstall one of them, or let one say replaces={taken.provider!r}."
             )
-        self._entries[name] = DeviceEntry(name, priority, _guarded_probe(probe), _guarded_open(name, open), provider)
+        self._entries[name] = DeviceEntry(
+            name, priority, _guarded_probe(probe), _guarded_open(name, open), provider, recall
+        )
 
     def record_failure(self, plugin: str, reason: str) -> None:
         """Remember that a plugin failed, so that asking for a device it would have provided says why."""
@@ -84,7 +95,9 @@ class DeviceRegistry:
         entry = self._entries.get(device.type)
         if entry is None:
             raise self._unknown(device, text)
-        probe = entry.probe()
+        probe = entry.recall()
+        if probe is None or not probe.is_available:  # whoever names a device may have repaired it since
+            probe = entry.probe()
         if not probe.is_available:
             raise DeviceError(
                 f"Device {text!r} is not available: {_clause(probe.reason)}. "
@@ -111,25 +124,41 @@ class DeviceRegistry:
 
     def _select_automatically(self) -> Selection:
         passed_over: list[str] = []
+        broken: list[str] = []
         for entry in self:
             if entry.priority < 0:
                 break
-            probe = entry.probe()
+            probe = entry.recall() or entry.probe()
             if probe.is_available:
                 others = "".join(f"; passed over {other}" for other in passed_over)
+                self._warn_of_failures(entry.name, broken)
                 reason = f"highest priority ({entry.priority}) of the available devices{others}"
                 return Selection(DeviceId(entry.name), entry, reason)
             passed_over.append(f"{entry.name}: {_clause(probe.reason)}")
+            if probe.is_broken:
+                broken.append(passed_over[-1])
         considered = "; ".join(passed_over) or "none is installed"
         raise DeviceError(f"No device is available. Considered: {considered}. Install aethermind[cpu].")
+
+    def _warn_of_failures(self, chosen: str, broken: list[str]) -> None:
+        """Where something is wrong, `auto` may not have chosen what its user has in mind, and they are told."""
+        failed = [f"{name}: {_clause(reason)}" for name, reason in sorted(self._failures.items())]
+        if broken or failed:
+            missing = "; ".join(broken + failed)
+            logger.warning("Running on %s without %s. `aethermind doctor` tells more.", chosen, missing)
 
 
 def _guarded_probe(probe: Callable[[], Probe]) -> Callable[[], Probe]:
     def guarded() -> Probe:
         try:
-            return probe()
-        except Exception as error:
-            return Probe(0, f"its probe raised {type(error).__name__}: {_clause(str(error))}.")
+            answer = probe()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit included
+            return Probe(0, f"its probe raised {type(error).__name__}: {_clause(str(error))}.", is_broken=True)
+        if not isinstance(answer, Probe):
+            return Probe(0, f"its probe returned {type(answer).__name__} instead of a Probe.", is_broken=True)
+        return answer
 
     return guarded
 

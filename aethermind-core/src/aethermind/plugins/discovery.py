@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from importlib.metadata import Distribution, EntryPoint, distributions
+from dataclasses import dataclass, field
+from importlib.metadata import Distribution, EntryPoint, distributions, version
 from typing import TYPE_CHECKING, Any
 
 from aethermind import env
@@ -23,15 +23,22 @@ logger = get_logger(__name__)
 
 @dataclass(slots=True)
 class PluginRecord:
-    """One entry point and what became of it. Mutable: loading and registration fill in `error` and `load_ms`."""
+    """One entry point and what became of it. Mutable: loading and registration fill in what has a default.
+
+    `is_ours` says that the package is released together with this core. `registered` are names by kind, such as
+    `devices`; `load_ms` is the time that its import took, `register_ms` that of its hooks.
+    """
 
     name: str
     distribution: str
     version: str
     contract: str
     entry_point: EntryPoint
+    is_ours: bool = False
     error: str | None = None
     load_ms: float = 0.0
+    register_ms: float = 0.0
+    registered: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def status(self) -> str:
@@ -52,8 +59,8 @@ class PluginRecord:
 def discover() -> list[PluginRecord]:
     """Every entry point of a group `aethermind.plugins.v*` that `AETHERMIND_PLUGINS` allows; imports nothing.
 
-    Where two plugins claim one thing the first has it: those of distributions called `aethermind-*` come first, so that
-    a stranger's mistake cannot take away what came with the engine, and all others by name. A distribution that offers
+    Where two plugins claim one thing the first has it: those that are released with the core come first, so that a
+    stranger's mistake cannot take away what came with the engine, and all others by name. A distribution that offers
     one name for several contracts counts once, with this core's contract if it has it.
     """
     allowed = env.plugin_allow_list()
@@ -69,7 +76,9 @@ def discover() -> list[PluginRecord]:
                 continue
             key = (entry_point.name, str(distribution.name))
             if key not in records or _contract_of(entry_point) == str(CONTRACT_VERSION):
-                records[key] = PluginRecord(*key, str(distribution.version), _contract_of(entry_point), entry_point)
+                records[key] = PluginRecord(
+                    *key, str(distribution.version), _contract_of(entry_point), entry_point, _is_ours(distribution)
+                )
     return sorted(records.values(), key=_order)
 
 
@@ -79,7 +88,19 @@ def plugin_names() -> frozenset[str]:
 
 
 def _order(record: PluginRecord) -> tuple[bool, str, str]:
-    return not record.distribution.startswith("aethermind-"), record.name, record.distribution
+    return not record.is_ours, record.name, record.distribution
+
+
+def _is_ours(distribution: Distribution) -> bool:
+    """Whether it is released in lock-step with the installed core, as its name and its requirements say.
+
+    A stranger's package is named as it likes and takes a range of versions; one of ours that was left behind by an
+    upgrade is treated like a stranger's, because nobody has tried the two together.
+    """
+    if not distribution.name.startswith("aethermind-"):
+        return False
+    own = f"aethermind-core=={version('aethermind-core')}"
+    return any("".join(requirement.split()) == own for requirement in distribution.requires or ())
 
 
 def _plugin_entry_points(distribution: Distribution) -> list[EntryPoint]:
@@ -140,6 +161,7 @@ def call_each(
     """Call one hook of every loaded plugin on its own and yield its results; a failure is written into the record."""
     for record in [record for record in records if record.error is None]:
         others = [plugin for name, plugin in manager.list_name_plugin() if name != record.name]
+        started = time.perf_counter()
         try:
             results = manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
         except KeyboardInterrupt:
@@ -148,7 +170,8 @@ def call_each(
             record.fail(str(error))
         except BaseException as error:  # as at import
             record.fail(f"{hook} raised {_in_words(error)}")
-        else:
+        record.register_ms += (time.perf_counter() - started) * 1e3
+        if record.error is None:
             yield record, results
 
 

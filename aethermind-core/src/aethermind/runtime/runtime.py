@@ -25,6 +25,7 @@ from aethermind.plugins.discovery import PluginRecord, call_each, discover, load
 from aethermind.runtime.kv_store_registry import KVStoreRegistry
 from aethermind.runtime.policy_registry import PolicyRegistry
 from aethermind.runtime.proposer_registry import ProposerRegistry
+from aethermind.runtime.registration import DeviceRegistration, Registration
 from aethermind.sampling.registry import LogitsProcessorRegistry
 from aethermind.text.answer_formats import AnswerFormatRegistry
 
@@ -186,5 +187,11 @@ class Runtime:
 
     def _call(self, hook: str, registry: Any) -> bool:
         """Call one hook of every plugin that has not failed; False when one of them failed now."""
-        num_called = sum(record.error is None for record in self.plugins)
-        return num_called == len(list(call_each(self.manager, self.plugins, hook, registry=registry)))
+        kind = hook.removeprefix("register_")
+        view = DeviceRegistration if registry is self.devices else Registration
+        for record in self.plugins:
+            record.registered.pop(kind, None)
+        working = [record for record in self.plugins if record.error is None]
+        for record in working:
+            list(call_each(self.manager, [record], hook, registry=view(registry, record, kind)))
+        return all(record.error is None for record in working)

@@ -1,0 +1,51 @@
+"""The process in which a stranger's probe runs: `python -m aethermind.hal.probe_child REQUEST`.
+
+REQUEST is JSON: an entry point's name, value and group, and the device. The answer goes to standard output as it was
+at the start; what the plugin prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib.metadata import EntryPoint
+
+from aethermind.hal.device import Probe
+from aethermind.hal.registry import DeviceRegistry
+from aethermind.plugins.discovery import PluginRecord, call_each, load
+
+__all__ = ["main"]
+
+
+def main(request: str) -> None:
+    """Import the plugin, say so by an empty line, ask its probe, and answer in a line of JSON."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    _leave_no_core_dump()
+    asked = json.loads(request)
+    point = EntryPoint(asked["name"], asked["value"], asked["group"])
+    record = PluginRecord(point.name, "", "", "1", point)
+    manager, registry = load([record]), DeviceRegistry()
+    list(call_each(manager, [record], "register_devices", registry=registry))
+    entry = next((entry for entry in registry if entry.name == asked["device"]), None)
+    os.write(answers, b"\n")
+    if entry is None:
+        probe = Probe(0, f"in a process of its own it claims no such device ({record.error}).", is_broken=True)
+    else:
+        probe = entry.probe()
+    answer = {"count": probe.count, "reason": probe.reason, "is_broken": probe.is_broken}
+    os.write(answers, json.dumps(answer).encode() + b"\n")
+    os._exit(0)  # a driver's threads and exit handlers are not waited for
+
+
+def _leave_no_core_dump() -> None:
+    try:
+        import resource
+    except ImportError:
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
