@@ -1,32 +1,13 @@
-"""The two backends that core ships keep the contract, and what only they promise."""
+"""What only the two backends that core ships promise; the contract of all is in the conformance kit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
-from tests.core.hal.contract import BackendContract
 
 from aethermind.hal import Backend, DeviceId, DType, MemoryKind, Tensor
 from aethermind.hal.null_backend import NullBackend
 from aethermind.hal.numpy_backend import NumpyBackend
-
-
-class TestNumpyBackend(BackendContract):
-    @pytest.fixture
-    def backend(self) -> Iterator[Backend]:
-        backend = NumpyBackend()
-        yield backend
-        backend.close()
-
-
-class TestNullBackend(BackendContract):
-    @pytest.fixture
-    def backend(self) -> Iterator[Backend]:
-        backend = NullBackend()
-        yield backend
-        backend.close()
 
 
 @pytest.mark.parametrize("backend_class", [NumpyBackend, NullBackend])

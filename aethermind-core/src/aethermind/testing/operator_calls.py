@@ -80,7 +80,10 @@ def check_kernel(case: KernelCase, operators: OperatorRegistry, opened: OpenDevi
     operator = case.operator
     inputs = rounded_inputs(operator, case.sample, case.float_type)
     attributes = operator.schema.complete(case.sample.attributes)
-    exact = [array if array is None or array.dtype.kind in "iu" else array.astype(np.float64) for array in inputs]
+    exact = [
+        array.astype(np.float64) if array is not None and DType.of_numpy(array.dtype).is_floating else array
+        for array in inputs
+    ]
     expected = evaluate(operators, operator, exact, attributes)
     terms = _magnitudes(operator, exact, attributes, expected)
     outputs = run_kernel(case, operators, opened, inputs)
@@ -119,6 +122,6 @@ def _magnitudes(
     operator: Operator, inputs: Sequence[Array], attributes: Mapping[str, Any], outputs: tuple[Array, ...]
 ) -> tuple[Array, ...]:
     if operator.term_magnitudes is None:
-        return tuple(np.abs(np.nan_to_num(output, posinf=0, neginf=0)) for output in outputs)
+        return tuple(np.abs(np.nan_to_num(output.astype(np.float64), posinf=0, neginf=0)) for output in outputs)
     terms = operator.term_magnitudes(*inputs, **attributes)
     return terms if isinstance(terms, tuple) else (terms,)
