@@ -48,3 +48,9 @@ def test_the_record_has_values_and_origins() -> None:
     record = to_record(resolve(SECTIONS, variables={"AETHERMIND_HEAT": "9"}))
     assert record["oven"]["heat"] == {"value": 9, "origin": "AETHERMIND_HEAT"}
     assert record["bread"]["seeds"] == {"value": (), "origin": "default"}
+
+
+def test_passwords_in_urls_are_hidden() -> None:
+    found = resolve(SECTIONS, flags={"bread.name": Value("redis://baker:s3cret@oven:6379/0", "--bread")})
+    assert 'name = "redis://baker:(hidden)@oven:6379/0"' in to_toml(found)
+    assert "s3cret" not in str(to_record(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
@@ -13,6 +14,9 @@ __all__ = ["to_record", "to_toml"]
 
 _HIDDEN = "(hidden)"
 """What stands for a secret."""
+
+_PASSWORD = re.compile(r"(://[^/@:\s]*:)[^/@\s]+@")
+"""Of a URL."""
 
 
 def to_toml(configuration: Configuration) -> str:
@@ -25,7 +29,7 @@ def to_record(configuration: Configuration) -> dict[str, dict[str, dict[str, Any
     record: dict[str, dict[str, dict[str, Any]]] = {}
     for name, one in configuration.settings.items():
         value, origin = configuration.values[name]
-        shown = _HIDDEN if one.is_secret and value is not None else value
+        shown = _HIDDEN if one.is_secret and value is not None else _without_passwords(value)
         record.setdefault(one.section, {})[one.key] = {"value": shown, "origin": origin}
     return record
 
@@ -40,7 +44,11 @@ def _lines(configuration: Configuration) -> Iterator[str]:
             elif one.is_secret:
                 yield f"# {one.key} is set and {_HIDDEN}  # {_printable(origin)}"
             else:
-                yield f"{one.key} = {_toml(value)}  # {_printable(origin)}"
+                yield f"{one.key} = {_toml(_without_passwords(value))}  # {_printable(origin)}"
+
+
+def _without_passwords(value: Any) -> Any:
+    return _PASSWORD.sub(rf"\1{_HIDDEN}@", value) if isinstance(value, str) else value
 
 
 def _toml(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aethermind.engine.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -45,6 +45,7 @@ def _state(answers: dict[int, Any], has_logprobs: bool, scores: Any, reason: str
     return RequestOutput("name", "Once", [3, 1], outputs, reason is not None, metrics, error, len(answers), scores)
 
 
+@settings(deadline=None)
 @given(lives(), st.data())
 def test_the_far_end_has_what_was_sent(states: list[RequestOutput], data: st.DataObject) -> None:
     sent, growing, unpacker = SentOutput(), GrowingOutput("name", PROMPT), Unpacker()
