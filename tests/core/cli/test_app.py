@@ -30,6 +30,8 @@ VERBS = (
     ("profile",),
     ("conform",),
     ("simulate",),
+    ("plugin",),
+    ("plugin", "new"),
     ("plugins",),
     ("plugins", "list"),
     ("bench",),

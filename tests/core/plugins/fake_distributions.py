@@ -8,7 +8,7 @@ from textwrap import dedent
 
 import pytest
 
-__all__ = ["FakeDistributions"]
+__all__ = ["FakeDistributions", "write_distribution"]
 
 
 class FakeDistributions:
@@ -49,11 +49,16 @@ class FakeDistributions:
         folder: Path | None = None,
     ) -> None:
         """Write a distribution's metadata with this text as its entry points."""
-        info = (folder or self.folder) / f"{distribution.replace('-', '_')}-{version}.dist-info"
-        info.mkdir(parents=True)
-        metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
-        (info / "METADATA").write_text(metadata + (f"Requires-Dist: {requires}\n" if requires else ""))
-        (info / "entry_points.txt").write_text(entry_points)
+        write_distribution(folder or self.folder, distribution, entry_points, version=version, requires=requires)
+
+
+def write_distribution(folder: Path, distribution: str, entry_points: str, *, version: str, requires: str = "") -> None:
+    """Write a distribution's metadata, with this text as its entry points, into a folder that is on sys.path."""
+    info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+    (info / "METADATA").write_text(metadata + (f"Requires-Dist: {requires}\n" if requires else ""))
+    (info / "entry_points.txt").write_text(entry_points)
 
 
 PREAMBLE = """\

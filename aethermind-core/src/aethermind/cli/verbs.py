@@ -42,6 +42,7 @@ VERBS: Mapping[str, Verb] = {
         has_settings=False,
     ),
     "simulate": Verb("simulate", "Replay a trace through the scheduler and compare policies."),
+    "plugin": Verb("plugin_new", "Write packages that extend AetherMind.", is_group=True),
     "plugins": Verb("plugins", "List installed plugins.", is_group=True),
     "bench": Verb("bench", "Measure speed, what limits it, and what weight formats cost.", is_group=True),
 }

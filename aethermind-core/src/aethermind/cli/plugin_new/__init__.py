@@ -1,0 +1,21 @@
+"""`aethermind plugin`: begin a package of one's own."""
+
+from __future__ import annotations
+
+import typer
+
+from aethermind.cli.plugin_new import new
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Write packages that extend AetherMind.", epilog=new.EXAMPLES
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Write packages that extend AetherMind."""
+
+
+app.command("new", epilog=new.EXAMPLES)(new.new)
