@@ -14,32 +14,42 @@ from aethermind.cli.plugin_new.kinds import Kind
 from aethermind.cli.plugin_new.names import Names
 from aethermind.cli.plugin_new.scaffold import write
 
-__all__ = ["Scaffolded"]
+__all__ = ["Scaffolded", "environment", "install"]
+
+
+def install(package: Path, metadata: Path) -> None:
+    """Write what pip would, for a package to be found by processes in `environment(package, metadata)`."""
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    ((group, points),) = project["entry-points"].items()
+    lines = [f"[{group}]", *(f"{point} = {target}" for point, target in points.items())]
+    write_distribution(metadata, project["name"], "\n".join(lines), version=project["version"])
+
+
+def environment(package: Path, metadata: Path) -> dict[str, str]:
+    """Variables of processes that import from a package's sources."""
+    paths = [str(package / "src"), str(metadata), os.environ.get("PYTHONPATH", "")]
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PATH": programs}
 
 
 class Scaffolded:
     """A new package, beside metadata such as pip would write for it."""
 
     def __init__(self, kind: Kind, name: str, folder: Path) -> None:
-        self.names = Names.parse(name)
-        self.folder = folder / self.names.distribution
-        self.files = write(kind, self.names, self.folder, "0.1.0")
-        self.project = tomllib.loads((self.folder / "pyproject.toml").read_text())["project"]
+        names = Names.parse(name)
+        self.folder = folder / names.distribution
+        self.files = write(kind, names, self.folder, "0.1.0")
         self._metadata = folder / "metadata"
-        ((group, points),) = self.project["entry-points"].items()
-        lines = [f"[{group}]", *(f"{point} = {target}" for point, target in points.items())]
-        write_distribution(self._metadata, self.names.distribution, "\n".join(lines), version="0.1.0")
+        install(self.folder, self._metadata)
 
-    def run(self, *command: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run `python -m COMMAND` in the package's folder, where the package is found."""
-        paths = [str(self.folder / "src"), str(self._metadata), os.environ.get("PYTHONPATH", "")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "COLUMNS": "100"}
         return subprocess.run(
             [sys.executable, "-m", *command],
             cwd=self.folder,
-            env=environment,
+            env=environment(self.folder, self._metadata),
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=120,
             check=False,
         )
