@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 
 import httpx
@@ -111,6 +112,18 @@ def test_a_full_server_says_when_to_come_again(open_server: Callable[..., httpx.
         assert refused.status_code == 429
         assert int(refused.headers["Retry-After"]) >= 1
         assert refused.json()["error"]["type"] == "rate_limit_error"
+        metrics = http.get("/metrics").text
+        assert f'aethermind_http_requests_total{{method="POST",path="{COMPLETIONS}",status="429"}} 1.0' in metrics
+        assert http.post("/tokenize", json={"model": "demo", "prompt": "Once"}).status_code == 200
+
+
+def test_a_full_server_reads_no_body_to_say_so(open_server: Callable[..., httpx.Client]) -> None:
+    http = open_server(limits=Limits(max_open_requests=1))
+    with http.stream("POST", COMPLETIONS, json={**ENDLESS, "stream": True}) as held:
+        assert held.status_code == 200
+        with socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=10) as plug:
+            plug.sendall(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n".encode())
+            assert plug.recv(12) == b"HTTP/1.1 429"  # without waiting for the five bytes
 
 
 def test_time_runs_out(open_server: Callable[..., httpx.Client]) -> None:

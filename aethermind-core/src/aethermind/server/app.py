@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI, Response
+from fastapi import APIRouter, FastAPI, Response
+from fastapi.routing import APIRoute
 
 from aethermind import __version__
 from aethermind.server.door import Door
@@ -50,8 +51,14 @@ def create_app(
     state.open_requests = OpenRequests()
     state.metrics = Metrics(state.models, state.admission)
     install_error_handlers(app)
-    most = state.limits.max_header_bytes
-    app.add_middleware(Door, tenants=tenants or Tenants(), max_header_bytes=most, only_local=only_local)
+    app.add_middleware(
+        Door,
+        tenants=tenants or Tenants(),
+        admission=state.admission,
+        admitted=_paths_posted_to(openai_routes),
+        max_header_bytes=state.limits.max_header_bytes,
+        only_local=only_local,
+    )
     app.add_middleware(Observer, metrics=state.metrics, has_prompts=log_prompts, tracing=tracing)
     _add_probes(app)
     app.include_router(openai_routes)
@@ -59,6 +66,12 @@ def create_app(
     app.include_router(request_routes)
     app.include_router(web_ui_routes)
     return app
+
+
+def _paths_posted_to(routes: APIRouter) -> frozenset[str]:
+    return frozenset(
+        one.path for one in routes.routes if isinstance(one, APIRoute) and one.methods and "POST" in one.methods
+    )
 
 
 def _add_probes(app: FastAPI) -> None:

@@ -1,7 +1,8 @@
-"""What every request passes on its way in: it comes from where it may, is not too long, and shows whose it is."""
+"""What every request passes on its way in: it comes from where it may, is no giant, shows whose it is, finds room."""
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
@@ -12,6 +13,7 @@ from aethermind.server.web_ui import ASSETS
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from aethermind.server.limits import Admission
     from aethermind.server.tenants import Tenant, Tenants
 
 __all__ = ["Door"]
@@ -26,12 +28,25 @@ class Door:
     """ASGI middleware. `state.tenant` of a request is the one whose key it has; with none of `tenants` it is a 401.
 
     With `only_local` the server must be called by a name of this machine, and by no web page but its own: one whose
-    name was made to lead here ("DNS rebinding"), and one that posts to strangers, are turned away.
+    name was made to lead here ("DNS rebinding"), and one that posts to strangers, are turned away. What would be
+    answered by the engine, at one of the paths `admitted`, is refused before its body is read where `admission` has no
+    room for one more answer: a server that has too much to do spends as little as it can on saying so.
     """
 
-    def __init__(self, app: ASGIApp, tenants: Tenants, *, max_header_bytes: int, only_local: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        tenants: Tenants,
+        admission: Admission,
+        *,
+        admitted: Set[str],
+        max_header_bytes: int,
+        only_local: bool,
+    ) -> None:
         self._app = app
         self._tenants = tenants
+        self._admission = admission
+        self._admitted = admitted
         self._max_header_bytes = max_header_bytes
         self._only_local = only_local
 
@@ -55,11 +70,17 @@ class Door:
         scope["state"]["tenant"] = tenant
         if tenant is not None and tenant.id:
             scope["state"]["record"].tenant = tenant.name
-        if is_open or tenant is not None:
-            return None
-        return ApiError(
-            401, "The API key is missing or wrong; send it as `Authorization: Bearer KEY`.", code="invalid_api_key"
-        )
+        if not is_open and tenant is None:
+            return ApiError(
+                401, "The API key is missing or wrong; send it as `Authorization: Bearer KEY`.", code="invalid_api_key"
+            )
+        if scope["method"] == "POST" and scope["path"] in self._admitted:
+            scope["state"]["record"].route = scope["path"]
+            try:
+                self._admission.check_room()
+            except ApiError as refusal:
+                return refusal
+        return None
 
 
 def _host_name(scope: Scope) -> str:

@@ -83,9 +83,7 @@ class Admission:
     @contextmanager
     def enter(self, num_answers: int = 1, tenant: Tenant = ANYONE) -> Iterator[Stay]:
         """Hold room for some answers. ApiError 503 while the server stops, 429 when it or the tenant has enough."""
-        if self.is_draining:
-            raise ApiError(503, "The server is stopping; ask another one.", code="draining", retry_after_s=5)
-        self._check_room(num_answers)
+        self.check_room(num_answers)
         account = self._accounts.setdefault(tenant.id, _Account())
         self._check_quota(tenant, account, num_answers)
         account.requests.add(1, self._clock())
@@ -103,7 +101,10 @@ class Admission:
             if not self.num_open:
                 self._is_empty.set()
 
-    def _check_room(self, num_answers: int) -> None:
+    def check_room(self, num_answers: int = 1) -> None:
+        """ApiError 503 while the server stops, 429 when it has enough without these answers."""
+        if self.is_draining:
+            raise ApiError(503, "The server is stopping; ask another one.", code="draining", retry_after_s=5)
         limits = self._limits
         if self.num_open + num_answers > limits.max_open_requests:
             raise _full(

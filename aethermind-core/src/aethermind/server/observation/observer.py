@@ -56,7 +56,7 @@ class Observer:
                 if record.client_id is not None:
                     headers["X-Client-Request-Id"] = record.client_id
                 record.status = message["status"]
-                record.route = getattr(scope.get("route"), "path", "other")
+                record.route = getattr(scope.get("route"), "path", record.route)
                 self._metrics.answer_http(record)
             await send(message)
 
