@@ -11,7 +11,7 @@ from tests.soak.report import Figure, as_table, percentile
 from tests.soak.scenarios import SCENARIOS
 from tests.soak.server import Server, started
 
-SIZES = {"disconnects": 200, "schema": 16}
+SIZES = {"disconnects": 150, "schema": 8, "overload": 2, "growth": 3}
 
 
 @pytest.fixture(scope="module")
