@@ -28,7 +28,7 @@ class Allocator(ABC):
 
     @abstractmethod
     def alloc(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
-        """A buffer of `nbytes` (0 is allowed) at a multiple of ALIGNMENT; its contents are undefined.
+        """A buffer of `nbytes` (0 is allowed) on the current device, at a multiple of ALIGNMENT. Contents: undefined.
 
         OutOfMemoryError says how much was wanted, how much there is and what to lower; a negative size is an
         InvalidArgumentError.

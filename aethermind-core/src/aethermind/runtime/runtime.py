@@ -130,6 +130,7 @@ class Runtime:
         """
         selection = self.devices.select(text)
         backend = selection.entry.open()
+        backend.devices.set_current(selection.device.index)  # where its allocator hands out memory
         threads = backend.set_num_threads(num_threads)
         may_fall_back = backend.capabilities.is_host_accessible and fallback is not Fallback.ERROR
         fallbacks = self._reference_kernels(backend.name)() if may_fall_back else []

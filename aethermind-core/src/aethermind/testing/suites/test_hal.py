@@ -42,10 +42,11 @@ def test_device_zero_has_properties(backend: Backend) -> None:
     assert properties.total_memory_bytes >= 0
 
 
-def test_current_device_can_be_set(backend: Backend) -> None:
-    backend.devices.set_current(0)
-    assert backend.devices.current() == 0
-    backend.devices.synchronize(0)
+def test_current_device_is_the_one_that_was_opened(backend: Backend, device: DeviceId) -> None:
+    assert backend.devices.current() == device.index
+    backend.devices.set_current(device.index)
+    assert backend.devices.current() == device.index
+    backend.devices.synchronize(device.index)
 
 
 def test_a_device_that_is_not_there_is_refused(backend: Backend) -> None:
@@ -111,13 +112,13 @@ def test_stats_count_what_is_handed_out(backend: Backend) -> None:
     assert (after.peak_bytes, after.num_allocations) == (both.peak_bytes, both.num_allocations)
 
 
-def test_running_out_of_memory_says_what_was_wanted_and_what_to_do(backend: Backend) -> None:
+def test_running_out_of_memory_says_what_was_wanted_and_what_to_do(backend: Backend, device: DeviceId) -> None:
     before = backend.allocator.stats()
     with pytest.raises(OutOfMemoryError) as caught:
         backend.allocator.alloc(1 << 60)
     message = str(caught.value)
     assert message.startswith("Could not allocate 1")
-    assert f"on {backend.name}:0" in message
+    assert f"on {device}" in message
     assert "Lower " in message
     assert backend.allocator.stats().allocated_bytes == before.allocated_bytes
 

@@ -1,0 +1,45 @@
+"""The simulated accelerator, put together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aethermind.hal.backend import Backend, Capabilities
+from aethermind.hal.dtype import DType
+from aethermind_sim.devices import SimDevices
+from aethermind_sim.executable import SimExecutable
+from aethermind_sim.faults import Faults
+from aethermind_sim.memory import SimAllocator
+from aethermind_sim.streams import SimEvents, SimStreams
+from aethermind_sim.timeline import Timeline
+from aethermind_sim.transfer import SimTransfer
+
+__all__ = ["SimBackend"]
+
+
+class SimBackend(Backend):
+    """Two devices under a seed: the same calls in the same thread happen in the same order again.
+
+    Let something go wrong by `faults.inject`.
+    """
+
+    def __init__(self, seed: int = 0, faults: Faults | None = None) -> None:
+        self.name = "sim"
+        self.faults = faults or Faults()
+        self._timeline = Timeline(seed, self.faults)
+        self.devices = SimDevices(seed, self._timeline.finish_device)
+        self.allocator: SimAllocator = SimAllocator(self.name, self.devices, self.faults)
+        self.streams: SimStreams = SimStreams(self._timeline, self.devices)
+        self.events = SimEvents(self._timeline)
+        self.transfer = SimTransfer(self.streams, self.faults)
+        self.capabilities = Capabilities(
+            (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16), is_host_accessible=False, supports_peer_access=True
+        )
+
+    def close(self) -> None:
+        for index in range(self.devices.count()):
+            self.devices.synchronize(index)
+
+    def compile(self, plan: Any, memory: Any) -> SimExecutable:
+        """Every plan runs as work on a stream."""
+        return SimExecutable(plan, memory, self.allocator.regions())

@@ -1,0 +1,32 @@
+"""What this package registers: the device `sim`, which `auto` never takes, and the references as its kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aethermind.plugins import hookimpl
+
+if TYPE_CHECKING:
+    from aethermind.dispatch import Kernel
+
+_PROVIDER = "aethermind-sim"
+
+
+@hookimpl
+def register_devices(registry: Any) -> None:
+    from aethermind_sim.probe import open_backend, probe
+
+    registry.register("sim", probe=probe, open=open_backend, priority=-1, provider=_PROVIDER)
+
+
+@hookimpl
+def register_kernels(registry: Any) -> None:
+    registry.register("sim", _load_kernels, provider=_PROVIDER)
+
+
+def _load_kernels() -> list[Kernel]:
+    from aethermind.dispatch.reference import reference_kernels
+    from aethermind.ops import catalog
+    from aethermind.ops.operator import OperatorRegistry
+
+    return reference_kernels(OperatorRegistry(catalog.load()), "sim")

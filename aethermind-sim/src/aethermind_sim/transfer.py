@@ -1,0 +1,103 @@
+"""Copies between host and devices and from device to device, each of them work on a stream."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+
+from aethermind.errors import DeviceError
+from aethermind.hal.buffer import Buffer
+from aethermind.hal.stream import Stream
+from aethermind.hal.tensor import Tensor
+from aethermind.hal.transfer import DataTransfer, TransferStats, check_copy, check_fill
+from aethermind_sim.faults import Faults
+from aethermind_sim.memory import Region, Span, opened
+from aethermind_sim.streams import SimStream, SimStreams
+
+__all__ = ["SimTransfer"]
+
+
+class SimTransfer(DataTransfer):
+    """A call without a stream waits for its own copy and for nothing else: no stream is in step with it."""
+
+    def __init__(self, streams: SimStreams, faults: Faults) -> None:
+        self._streams = streams
+        self._faults = faults
+        self._to_device = self._to_host = 0
+
+    def copy(self, destination: Tensor, source: Tensor) -> None:
+        stream = self._streams.create()
+        self.copy_async(destination, source, stream)
+        stream.destroy()
+
+    def copy_async(self, destination: Tensor, source: Tensor, stream: Stream) -> None:
+        check_copy(destination, source)
+        to, begin, nbytes = destination.address, source.address, source.nbytes
+        memory = _Memory({source: False, destination: True})
+
+        def work() -> None:
+            self._faults.check_copy()
+            with opened(memory.spans()):
+                ctypes.memmove(to, begin, nbytes)
+            self._count(source_is_device, destination_is_device, nbytes)
+
+        source_is_device, destination_is_device = map(_is_device, (source.buffer, destination.buffer))
+        _submit(stream, work)
+
+    def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:
+        check_fill(destination, byte)
+        address, nbytes = destination.address, destination.nbytes
+        memory = _Memory({destination: True})
+
+        def work() -> None:
+            self._faults.check_copy()
+            with opened(memory.spans()):
+                ctypes.memset(address, byte, nbytes)
+
+        if stream is not None:
+            _submit(stream, work)
+            return
+        own = self._streams.create()
+        own.submit(work)
+        own.destroy()
+
+    def stats(self) -> TransferStats:
+        return TransferStats(self._to_device, self._to_host)
+
+    def _count(self, source_is_device: bool, destination_is_device: bool, nbytes: int) -> None:
+        if destination_is_device and not source_is_device:
+            self._to_device += nbytes
+        elif source_is_device and not destination_is_device:
+            self._to_host += nbytes
+
+
+class _Memory:
+    """The memory of a copy, which its caller has to keep: it is not kept here."""
+
+    def __init__(self, tensors: dict[Tensor, bool]) -> None:
+        self._spans: list[Span] = []
+        self._others: list[Callable[[], Buffer | None]] = []
+        for tensor, is_written in tensors.items():
+            if isinstance(tensor.buffer.owner, Region):
+                self._spans.append(Span(tensor.buffer.owner, tensor.address, tensor.nbytes, is_written))
+            else:
+                self._others.append(weakref.ref(tensor.buffer))
+
+    def spans(self) -> list[Span]:
+        """What to open; DeviceError when other host memory has gone. Regions tell that themselves."""
+        if any(buffer() is None for buffer in self._others):
+            raise DeviceError(
+                "The host memory of a copy was given up before the copy ran. "
+                "Keep both tensors until the stream has been synchronised."
+            )
+        return self._spans
+
+
+def _is_device(buffer: Buffer) -> bool:
+    return isinstance(buffer.owner, Region) and buffer.owner.device is not None
+
+
+def _submit(stream: Stream, work: Callable[[], None]) -> None:
+    assert isinstance(stream, SimStream), "the stream is of another backend"
+    stream.submit(work)
