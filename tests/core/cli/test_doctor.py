@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +60,38 @@ def test_a_device_whose_probe_or_backend_raises_is_absent(invoke: Any, install_p
     for name in ("badprobe", "badopen"):
         assert not devices[name]["is_available"]
         assert "ZeroDivisionError" in devices[name]["reason"]
+
+
+def test_a_probe_that_crashes_is_a_broken_device_and_its_package_is_named(invoke: Any, install_plugin: Any) -> None:
+    source = (
+        "import ctypes\n"
+        "@hookimpl\n"
+        "def register_devices(registry):\n"
+        "    registry.register('rogue', probe=lambda: ctypes.string_at(0), open=None, priority=99, provider='rogue')\n"
+    )
+    install_plugin("rogue", HOOK + source)
+    result = invoke("doctor")
+    assert result.exit_code == 0
+    (line,) = [line for line in result.stdout.splitlines() if line.split()[:2] == ["rogue", "broken"]]
+    assert line.endswith("its probe crashed with signal 11 (SIGSEGV). Update or uninstall fake-rogue")
+    assert "Devices (auto is cpu)" in result.stdout
+    asked = invoke("generate", "hi", "--device", "rogue")
+    assert asked.exit_code == 2
+    assert "Device 'rogue' is not available: its probe crashed with signal 11 (SIGSEGV)" in asked.stderr
+
+
+def test_help_asks_no_probe(invoke: Any, install_plugin: Any, tmp_path: Path) -> None:
+    source = (
+        "from pathlib import Path\n"
+        "@hookimpl\n"
+        "def register_devices(registry):\n"
+        f"    registry.register('rogue', probe=Path({str(tmp_path / 'asked')!r}).touch, open=None, provider='rogue')\n"
+    )
+    install_plugin("rogue", HOOK + source)
+    assert invoke("--help").exit_code == 0
+    assert not (tmp_path / "asked").exists()
+    invoke("doctor")
+    assert (tmp_path / "asked").exists()
 
 
 def test_runs_the_checks_of_plugins(invoke: Any, install_plugin: Any) -> None:

@@ -40,6 +40,8 @@ def test_json_agrees_with_the_plan(invoke: Any, planned: PlannedModel) -> None:
     assert report["device"] == "numpy:0"
     assert report["num_steps"] == report["num_native_breaks"] == len(planned.compiled.plan.steps)
     assert report["fallbacks"] == []
+    assert report["provenance"]["device"] == report["provenance"]["kernels"] == ["aethermind-core"]
+    assert [package.split()[0] for package in report["provenance"]["architecture"]] == ["aethermind-qwen2"]
     assert report["memory"]["arena_bytes"] == planned.compiled.memory.arena_bytes
     assert report["memory"]["lower_bound_bytes"] <= report["memory"]["arena_bytes"]
     step = report["sections"][0]["steps"][0]

@@ -119,9 +119,17 @@ def test_a_plugin_that_cannot_be_loaded_is_recorded(fakes: FakeDistributions, so
     assert bad.error.endswith(".")
     assert "\n" not in bad.error
     assert bad.status == "failed"
+    assert bad.advice.endswith("Update it (pip install --upgrade fake-bad), or uninstall it.")
     assert good.error is None
     assert not manager.has_plugin("bad")
     assert manager.has_plugin("good")
+
+
+def test_the_author_of_a_mistyped_hook_hears_which_one_it_may_be(fakes: FakeDistributions) -> None:
+    fakes.install("typo", "@hookimpl\ndef register_devcies(registry): ...")
+    record = record_of(discover(), "typo")
+    load([record])
+    assert record.advice.startswith("Its author may have meant register_devices. Update")
 
 
 def test_an_entry_point_without_its_module(fakes: FakeDistributions) -> None:
@@ -135,8 +143,9 @@ def test_another_contract_is_not_imported(fakes: FakeDistributions) -> None:
     module = fakes.install("future", "", contracts=(7,))
     record = record_of(discover(), "future")
     load([record])
-    assert record.error == (
-        "it speaks plugin contract 7, this core speaks 1; install a version of fake-future made for contract 1."
+    assert record.error == "it speaks plugin contract 7, this core speaks 1."
+    assert record.advice == (
+        "Install a newer core (pip install --upgrade aethermind-core), or a version of fake-future made for contract 1."
     )
     assert module not in sys.modules
 

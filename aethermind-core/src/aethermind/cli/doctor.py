@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind import env
 from aethermind.cli import console, options
-from aethermind.cli.plugins import boot, plugin_records, plugin_rows
+from aethermind.cli.plugins import boot, how_to_leave_out, plugin_records, plugin_rows
+from aethermind.errors import AetherMindError
 from aethermind.plugins import CONTRACT_VERSION
 
 if TYPE_CHECKING:
@@ -83,10 +84,12 @@ def _examine_device(entry: DeviceEntry) -> dict[str, Any]:
     try:
         probe = entry.probe()
         device |= {"is_available": probe.is_available, "count": probe.count, "reason": probe.reason}
+        device["is_broken"] = probe.is_broken
         if probe.is_available:
             device |= _examine_backend(entry)
     except Exception as error:
-        device |= {"is_available": False, "count": 0, "reason": f"{type(error).__name__}: {error}"}
+        reason = str(error) if isinstance(error, AetherMindError) else f"{type(error).__name__}: {error}"
+        device |= {"is_available": False, "count": 0, "reason": reason, "is_broken": True}
     return device
 
 
@@ -147,6 +150,8 @@ def _print_report(report: dict[str, Any]) -> None:
     _print_section("Machine", rows)
     _print_section(f"Devices (auto is {report['auto_device'] or 'none'})", [_device_row(d) for d in report["devices"]])
     _print_section("Plugins", plugin_rows(report["plugins"]) or [("none; install aethermind[cpu,qwen2]",)])
+    for line in how_to_leave_out(report["plugins"]):
+        print(f"  {line}")
     if report["plugin_allow_list"] is not None:
         print(f"  AETHERMIND_PLUGINS lets only these load: {', '.join(report['plugin_allow_list']) or 'none'}")
     installed = [(name, ", ".join(report[name]) or "none") for name in ("models", "architectures")]
@@ -161,7 +166,7 @@ def _print_section(title: str, rows: list[Any]) -> None:
 
 
 def _device_row(device: dict[str, Any]) -> tuple[str, ...]:
-    state = "available" if device["is_available"] else "absent"
+    state = "broken" if device["is_broken"] else "available" if device["is_available"] else "absent"
     facts = [device["reason"].removesuffix(".")]
     if device.get("isa"):
         facts.append(" ".join(device["isa"]))

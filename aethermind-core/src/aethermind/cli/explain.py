@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aethermind.dispatch import Resolution
     from aethermind.engine.loader import PlannedModel
     from aethermind.graph.compile import Compiled
+    from aethermind.runtime import Runtime
 
 __all__ = ["EXAMPLES", "Section", "StepLine", "explain", "sections"]
 
@@ -103,8 +104,9 @@ def explain(
     from aethermind.engine.loader import plan_model
     from aethermind.runtime import Runtime
 
+    runtime = Runtime.boot()
     planned = plan_model(
-        Runtime.boot(),
+        runtime,
         options.chosen_model(model),
         device=device,
         dtype=dtype,
@@ -119,7 +121,7 @@ def explain(
         fallback="allow",
     )
     with closing(planned.open_device.backend):
-        report = examine(planned)
+        report = examine(planned) | {"provenance": _provenance(runtime, planned)}
     if as_json:
         console.print_json(report)
     else:
@@ -231,6 +233,16 @@ def examine(planned: PlannedModel) -> dict[str, Any]:
     }
 
 
+def _provenance(runtime: Runtime, planned: PlannedModel) -> dict[str, list[str]]:
+    """The packages that the device, its kernels and the architecture come from; a fallback's kernel is the core's."""
+    device = planned.open_device.device.type
+    return {
+        "device": runtime.providers("devices", device),
+        "kernels": runtime.providers("kernels", device),
+        "architecture": runtime.providers("architectures", planned.architecture),
+    }
+
+
 def _as_record(step: StepLine) -> dict[str, Any]:
     return {
         "scope": step.scope,
@@ -249,6 +261,8 @@ def _print_report(report: dict[str, Any]) -> None:
     print(f"{report['architecture']} on {report['device']} ({report['dtype']}): {report['device_reason']}")
     if report["weight_formats"]:
         print(f"Weights: {describe(report['weight_formats'])}")
+    origins = (f"{what} from {', '.join(packages) or 'nobody'}" for what, packages in report["provenance"].items())
+    print(f"Packages: {'; '.join(origins)}")
     rows: list[tuple[str, ...]] = []
     for section in report["sections"]:
         rows += [(), (section["title"],)]

@@ -35,5 +35,7 @@ def collect_commands(
         clashes = [name for name in found if name in taken or name in commands]
         if clashes:
             record.fail(f"its command {clashes[0]!r} exists already; rename it.")
-        commands.update((name, command) for name, command in found.items() if name not in clashes)
+        added = {name: command for name, command in found.items() if name not in clashes}
+        record.registered["commands"] = sorted(added)
+        commands.update(added)
     return commands

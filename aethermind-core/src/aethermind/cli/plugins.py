@@ -7,12 +7,28 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from aethermind.cli import console, options
+from aethermind.plugins.contracts import negotiate
 
 if TYPE_CHECKING:
     from aethermind.plugins.discovery import PluginRecord
     from aethermind.runtime import Runtime
 
-__all__ = ["app", "boot", "plugin_records", "plugin_rows"]
+__all__ = ["app", "boot", "how_to_leave_out", "plugin_records", "plugin_rows"]
+
+_FIELDS = (
+    "name",
+    "distribution",
+    "version",
+    "is_ours",
+    "contract",
+    "contracts",
+    "status",
+    "error",
+    "advice",
+    "load_ms",
+    "register_ms",
+    "registered",
+)
 
 EXAMPLES = console.examples("aethermind plugins list", "aethermind plugins list --json")
 
@@ -26,38 +42,57 @@ def _root() -> None:
 
 @app.command("list", epilog=EXAMPLES)
 def list_plugins(as_json: options.AsJson = False) -> None:
-    """Show each plugin with its package, and why it failed if it did."""
-    records = boot().plugins
+    """Show each plugin with its package, the time it took at start and what it registered, or why it failed."""
+    runtime = boot()
+    records = runtime.plugins
     if as_json:
-        console.print_json({"plugins": plugin_records(records)})
+        console.print_json({"plugins": plugin_records(records), "built_in": runtime.built_in})
     elif records:
         print(console.columns(plugin_rows(records), indent=""))
+        for line in how_to_leave_out(records):
+            print(line)
     else:
         print("No plugins are installed. Install aethermind[cpu,qwen2].")
 
 
 def boot() -> Runtime:
-    """Everything installed, loaded as far as it goes, commands included; failures are in `plugins`."""
+    """Everything installed, loaded as far as it goes, operators and commands included; failures are in `plugins`."""
     from aethermind.cli.app import app as root
     from aethermind.cli.plugin_commands import collect_commands
     from aethermind.runtime import Runtime
 
     runtime = Runtime.boot()
+    _ = runtime.operators  # which registers them
     collect_commands(runtime.plugins, runtime.manager, typer.main.get_group(root).commands)
     return runtime
 
 
 def plugin_records(records: list[PluginRecord]) -> list[dict[str, Any]]:
     """Plugins for `--json`."""
-    names = ("name", "distribution", "version", "contract", "status", "error", "load_ms")
-    return [{name: getattr(record, name) for name in names} for record in records]
+    return [
+        {name: getattr(record, name) for name in _FIELDS}
+        | {"negotiation": negotiate(record.contracts, record.distribution).words}
+        for record in records
+    ]
 
 
 def plugin_rows(records: list[PluginRecord]) -> list[tuple[str, ...]]:
-    """Plugins as rows of text."""
+    """Plugins as rows of text: the time that each took at start and what it registered, or what is wrong with it."""
     rows: list[tuple[str, ...]] = []
     for record in records:
         package = f"{record.distribution} {record.version}"
-        rest = (f"in {record.load_ms:.0f} ms",) if record.error is None else (record.error,)
-        rows.append((record.name, package, f"contract {record.contract}", record.status, *rest))
+        if record.error is None:
+            names = "; ".join(f"{kind} {', '.join(names)}" for kind, names in record.registered.items())
+            rest = f"in {record.load_ms + record.register_ms:.0f} ms: {names.replace('_', ' ') or 'nothing'}"
+        else:
+            rest = f"{record.error} {record.advice}".rstrip()
+        rows.append((record.name, package, f"contract {record.contract}", record.status, rest))
     return rows
+
+
+def how_to_leave_out(records: list[PluginRecord]) -> list[str]:
+    """A line for whoever has to live with a plugin that fails; none where all are well."""
+    working = [record.name for record in records if record.error is None]
+    if len(working) == len(records):
+        return []
+    return [f"To do without what failed until it is repaired: export AETHERMIND_PLUGINS={','.join(working)}"]

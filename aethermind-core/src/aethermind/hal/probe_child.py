@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint
 from aethermind.hal.device import Probe
 from aethermind.hal.registry import DeviceRegistry
 from aethermind.plugins.discovery import PluginRecord, call_each, load
+from aethermind.plugins.hookspecs import ENTRY_POINT_PREFIX
 
 __all__ = ["main"]
 
@@ -25,7 +26,7 @@ def main(request: str) -> None:
     _leave_no_core_dump()
     asked = json.loads(request)
     point = EntryPoint(asked["name"], asked["value"], asked["group"])
-    record = PluginRecord(point.name, "", "", "1", point)
+    record = PluginRecord(point.name, "", "", point.group.removeprefix(ENTRY_POINT_PREFIX), point)
     manager, registry = load([record]), DeviceRegistry()
     list(call_each(manager, [record], "register_devices", registry=registry))
     entry = next((entry for entry in registry if entry.name == asked["device"]), None)

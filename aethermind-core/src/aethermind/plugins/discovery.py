@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from aethermind import env
 from aethermind.errors import AetherMindError
 from aethermind.log import get_logger
-from aethermind.plugins.hookspecs import CONTRACT_VERSION, ENTRY_POINT_PREFIX, HookSpecs
+from aethermind.plugins.contracts import negotiate
+from aethermind.plugins.hookspecs import ENTRY_POINT_PREFIX, HookSpecs
 
 if TYPE_CHECKING:
     import pluggy
@@ -25,8 +28,9 @@ logger = get_logger(__name__)
 class PluginRecord:
     """One entry point and what became of it. Mutable: loading and registration fill in what has a default.
 
-    `is_ours` says that the package is released together with this core. `registered` are names by kind, such as
-    `devices`; `load_ms` is the time that its import took, `register_ms` that of its hooks.
+    `contracts` are all that it offers. `is_ours` says that the package is released together with this core.
+    `registered` are names by kind, such as `devices`; `load_ms` is the time that its import took, `register_ms` that of
+    its hooks. `advice` says what to do about `error` where that does not.
     """
 
     name: str
@@ -34,8 +38,10 @@ class PluginRecord:
     version: str
     contract: str
     entry_point: EntryPoint
+    contracts: tuple[str, ...] = ()
     is_ours: bool = False
     error: str | None = None
+    advice: str = ""
     load_ms: float = 0.0
     register_ms: float = 0.0
     registered: dict[str, list[str]] = field(default_factory=dict)
@@ -50,9 +56,14 @@ class PluginRecord:
         """`name (distribution version)`, as messages name a plugin."""
         return f"{self.name} ({self.distribution} {self.version})"
 
-    def fail(self, reason: str) -> None:
-        """Record why the plugin cannot be used."""
-        self.error = reason
+    @property
+    def repair(self) -> str:
+        """What helps against most of what can be wrong with a package."""
+        return f"Update it (pip install --upgrade {self.distribution}), or uninstall it."
+
+    def fail(self, reason: str, advice: str = "") -> None:
+        """Record why the plugin cannot be used, and what to do unless the reason says that."""
+        self.error, self.advice = reason, advice
         logger.info("plugin %s failed: %s", self.title, reason)
 
 
@@ -61,25 +72,28 @@ def discover() -> list[PluginRecord]:
 
     Where two plugins claim one thing the first has it: those that are released with the core come first, so that a
     stranger's mistake cannot take away what came with the engine, and all others by name. A distribution that offers
-    one name for several contracts counts once, with this core's contract if it has it.
+    one name for several contracts counts once, with the contract that `plugins.contracts` chooses.
     """
     allowed = env.plugin_allow_list()
-    records: dict[tuple[str, str], PluginRecord] = {}
+    records: list[PluginRecord] = []
     seen: set[str] = set()
     for distribution in distributions():
         entry_points = _plugin_entry_points(distribution)
         if not entry_points or distribution.name in seen:  # found again further down sys.path
             continue
         seen.add(distribution.name)
-        for entry_point in entry_points:
-            if allowed is not None and entry_point.name not in allowed:
-                continue
-            key = (entry_point.name, str(distribution.name))
-            if key not in records or _contract_of(entry_point) == str(CONTRACT_VERSION):
-                records[key] = PluginRecord(
-                    *key, str(distribution.version), _contract_of(entry_point), entry_point, _is_ours(distribution)
-                )
-    return sorted(records.values(), key=_order)
+        for name in sorted({point.name for point in entry_points}):
+            if allowed is None or name in allowed:
+                offers = [point for point in entry_points if point.name == name]
+                records.append(_record_of(distribution, name, {_contract_of(point): point for point in offers}))
+    return sorted(records, key=_order)
+
+
+def _record_of(distribution: Distribution, name: str, offers: dict[str, EntryPoint]) -> PluginRecord:
+    package = str(distribution.name)
+    contract = negotiate(tuple(offers), package).contract
+    is_ours = _is_ours(distribution)
+    return PluginRecord(name, package, str(distribution.version), contract, offers[contract], tuple(offers), is_ours)
 
 
 def plugin_names() -> frozenset[str]:
@@ -123,36 +137,39 @@ def load(records: Sequence[PluginRecord]) -> pluggy.PluginManager:
     manager.add_hookspecs(HookSpecs)
     for record in records:
         started = time.perf_counter()
-        reason = _load_one(manager, record)
+        _load_one(manager, record)
         record.load_ms = (time.perf_counter() - started) * 1e3
-        if reason:
-            record.fail(reason)
     return manager
 
 
-def _load_one(manager: pluggy.PluginManager, record: PluginRecord) -> str | None:
-    """Import and register one plugin; returns what went wrong, or None."""
-    if record.contract != str(CONTRACT_VERSION):
-        return (
-            f"it speaks plugin contract {record.contract}, this core speaks {CONTRACT_VERSION}; "
-            f"install a version of {record.distribution} made for contract {CONTRACT_VERSION}."
-        )
+def _load_one(manager: pluggy.PluginManager, record: PluginRecord) -> None:
+    """Import and register one plugin, or let its record say what went wrong."""
+    negotiation = negotiate(record.contracts or (record.contract,), record.distribution)
+    if negotiation.error:
+        return record.fail(negotiation.error, negotiation.advice)
     if manager.has_plugin(record.name):
-        return f"another plugin is called {record.name!r} too; uninstall one of the two distributions."
+        return record.fail(f"another plugin is called {record.name!r} too; uninstall one of the two distributions.")
     try:
         plugin = record.entry_point.load()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plugin may raise anything at import, SystemExit included
-        return f"importing it raised {_in_words(error)}"
+        return record.fail(f"importing it raised {_in_words(error)}", record.repair)
     try:
         manager.register(plugin, name=record.name)
         manager.check_pending()
     except Exception as error:
         if manager.has_plugin(record.name):
             manager.unregister(name=record.name)
-        return f"its hooks do not fit contract {CONTRACT_VERSION}: {_in_words(error)}"
-    return None
+        advice = _suggestion(str(error)) + record.repair
+        return record.fail(f"its hooks do not fit contract {record.contract}: {_in_words(error)}", advice)
+
+
+def _suggestion(message: str) -> str:
+    """For the author who mistyped a hook's name."""
+    unknown = re.search(r"unknown hook '(\w+)'", message)
+    near = difflib.get_close_matches(unknown[1], dir(HookSpecs), 1) if unknown else []
+    return f"Its author may have meant {near[0]}. " if near else ""
 
 
 def call_each(
@@ -169,7 +186,7 @@ def call_each(
         except AetherMindError as error:
             record.fail(str(error))
         except BaseException as error:  # as at import
-            record.fail(f"{hook} raised {_in_words(error)}")
+            record.fail(f"{hook} raised {_in_words(error)}", record.repair)
         record.register_ms += (time.perf_counter() - started) * 1e3
         if record.error is None:
             yield record, results

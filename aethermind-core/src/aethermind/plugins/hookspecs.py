@@ -38,9 +38,18 @@ if TYPE_CHECKING:
     from aethermind.sampling.registry import LogitsProcessorRegistry
     from aethermind.text.answer_formats import AnswerFormatRegistry
 
-__all__ = ["CONTRACT_VERSION", "ENTRY_POINT_GROUP", "ENTRY_POINT_PREFIX", "HookSpecs", "hookimpl", "hookspec"]
+__all__ = [
+    "CONTRACT_VERSION",
+    "ENTRY_POINT_GROUP",
+    "ENTRY_POINT_PREFIX",
+    "HookSpecs",
+    "OLDEST_CONTRACT",
+    "hookimpl",
+    "hookspec",
+]
 
 CONTRACT_VERSION = 1
+OLDEST_CONTRACT = 1
 ENTRY_POINT_PREFIX = "aethermind.plugins.v"
 ENTRY_POINT_GROUP = f"{ENTRY_POINT_PREFIX}{CONTRACT_VERSION}"
 

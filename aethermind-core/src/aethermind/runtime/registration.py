@@ -1,46 +1,47 @@
-"""A registry as one plugin sees it: what it registers is written into its record, and its probes are kept apart."""
+"""A registry as one package sees it: what it registers is noted, and a stranger's probes are kept apart."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aethermind.plugins.discovery import PluginRecord
-
 if TYPE_CHECKING:
     from aethermind.hal.device import Probe
+    from aethermind.plugins.discovery import PluginRecord
 
 __all__ = ["DeviceRegistration", "Registration"]
 
 
 class Registration:
-    """Passes everything on to a registry, and notes the name of what `register` accepted."""
+    """Passes everything on to a registry, and notes the name of what `register` accepted, by kind in `registered`."""
 
-    def __init__(self, registry: Any, record: PluginRecord, kind: str) -> None:
+    def __init__(self, registry: Any, registered: dict[str, list[str]], kind: str) -> None:
         self._registry = registry
-        self._record = record
+        self._registered = registered
         self._kind = kind
 
     def register(self, *what: Any, **how: Any) -> None:
         """The registry's own `register`."""
         self._registry.register(*what, **how)
         names = how.get("names") or [what[0] if what else next(iter(how.values()))]
-        self._record.registered.setdefault(self._kind, []).extend(_name_of(name) for name in names)
+        self._registered.setdefault(self._kind, []).extend(_name_of(name) for name in names)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._registry, name)
 
 
 class DeviceRegistration(Registration):
-    """Probes of packages that are not released with the core run in a process of their own."""
+    """A stranger's devices: their probes run in a process of their own."""
+
+    def __init__(self, registry: Any, record: PluginRecord) -> None:
+        super().__init__(registry, record.registered, "devices")
+        self._record = record
 
     def register(self, name: str, *, probe: Callable[[], Probe], **rest: Any) -> None:
-        if not self._record.is_ours:
-            from aethermind.hal.isolated_probe import IsolatedProbe
+        from aethermind.hal.isolated_probe import IsolatedProbe
 
-            isolated = IsolatedProbe(self._record, name, probe)
-            probe, rest["recall"] = isolated.ask, isolated.recall
-        super().register(name, probe=probe, **rest)
+        isolated = IsolatedProbe(self._record, name, probe)
+        super().register(name, probe=isolated.ask, recall=isolated.recall, **rest)
 
 
 def _name_of(thing: Any) -> str:

@@ -65,7 +65,8 @@ class OpenDevice:
 class Runtime:
     """What is installed; `boot` makes it. Two runtimes can live in one process: nothing here is global.
 
-    `plugins` are the records of everything that was found, failures included.
+    `plugins` are the records of everything that was found, failures included; `built_in` names what the core
+    registered itself, by kind, as the records do.
     """
 
     plugins: list[PluginRecord]
@@ -82,6 +83,7 @@ class Runtime:
     policies: PolicyRegistry = field(default_factory=PolicyRegistry)
     kv_stores: KVStoreRegistry = field(default_factory=KVStoreRegistry)
     proposers: ProposerRegistry = field(default_factory=ProposerRegistry)
+    built_in: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
     def boot(cls) -> Runtime:
@@ -110,7 +112,17 @@ class Runtime:
         while not self._call("register_operators", registry):
             registry = OperatorRegistry(load_catalog())
         registry.freeze()
+        self.built_in["operators"] = [operator.name for operator in load_catalog()]
         return registry
+
+    def providers(self, kind: str, name: str) -> list[str]:
+        """The packages, with version, that registered `name` among the `kind` (`devices`, `kernels`, …)."""
+        of_plugins = [
+            f"{record.distribution} {record.version}"
+            for record in self.plugins
+            if name in record.registered.get(kind, ())
+        ]
+        return ["aethermind-core"] * (name in self.built_in.get(kind, ())) + of_plugins
 
     def open_source(self, model: str | Path) -> ModelSource:
         """The files of an installed model, or of the one at a path; ConfigError when it is neither."""
@@ -146,21 +158,25 @@ class Runtime:
         from aethermind.hal import null_backend, numpy_backend
 
         provider = "aethermind-core"
-        self.devices.register(
+        built_in = {
+            kind: Registration(registry, self.built_in, kind)
+            for kind, registry in ((hook.removeprefix("register_"), registry) for hook, registry in self._registries())
+        }
+        built_in["devices"].register(
             "numpy", probe=numpy_backend.probe, open=numpy_backend.NumpyBackend, priority=0, provider=provider
         )
-        self.devices.register(
+        built_in["devices"].register(
             "null", probe=null_backend.probe, open=null_backend.NullBackend, priority=-1, provider=provider
         )
         for name in ("numpy", "null"):
-            self.kernels.register(name, self._reference_kernels(name), provider=provider)
-        self.weight_formats.register(parse_format, names=FORMAT_NAMES, provider=provider)
+            built_in["kernels"].register(name, self._reference_kernels(name), provider=provider)
+        built_in["weight_formats"].register(parse_format, names=FORMAT_NAMES, provider=provider)
         for name, target in _POLICIES.items():
-            self.policies.register(name, f"aethermind.engine.policies:{target}", provider=provider)
+            built_in["policies"].register(name, f"aethermind.engine.policies:{target}", provider=provider)
         for name, target in _KV_STORES.items():
-            self.kv_stores.register(name, f"aethermind.cache.stores.{target}", provider=provider)
+            built_in["kv_stores"].register(name, f"aethermind.cache.stores.{target}", provider=provider)
         for name, target in _PROPOSERS.items():
-            self.proposers.register(name, f"aethermind.engine.speculative.{target}", provider=provider)
+            built_in["proposers"].register(name, f"aethermind.engine.speculative.{target}", provider=provider)
 
     def _reference_kernels(self, device_type: str) -> Callable[[], list[Kernel]]:
         def load_references() -> list[Kernel]:
@@ -189,10 +205,12 @@ class Runtime:
     def _call(self, hook: str, registry: Any) -> bool:
         """Call one hook of every plugin that has not failed; False when one of them failed now."""
         kind = hook.removeprefix("register_")
-        view = DeviceRegistration if registry is self.devices else Registration
         for record in self.plugins:
             record.registered.pop(kind, None)
         working = [record for record in self.plugins if record.error is None]
         for record in working:
-            list(call_each(self.manager, [record], hook, registry=view(registry, record, kind)))
+            view = Registration(registry, record.registered, kind)
+            if registry is self.devices and not record.is_ours:
+                view = DeviceRegistration(registry, record)
+            list(call_each(self.manager, [record], hook, registry=view))
         return all(record.error is None for record in working)
