@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Callable
 from functools import cache
+from glob import iglob
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 import typer.testing
+from tests.architecture.sources import ROOT
 from tests.plugins.scaffolded import Scaffolded
 
+import aethermind
 from aethermind.cli.app import app
 from aethermind.cli.plugin_new.kinds import Kind
 
@@ -95,6 +99,19 @@ def test_pip_builds_a_wheel_that_holds_everything(backend: Scaffolded, tmp_path:
         points = archive.read("aethermind_my_chip-0.1.0.dist-info/entry_points.txt").decode()
     assert packed == expected
     assert "[aethermind.plugins.v1]\nmy-chip = aethermind_my_chip.plugin" in points
+
+
+def test_the_templates_are_in_the_cores_wheel() -> None:
+    package = Path(aethermind.__file__).parent
+    project = tomllib.loads((ROOT / "aethermind-core" / "pyproject.toml").read_text())
+    packed = {
+        path
+        for pattern in project["tool"]["setuptools"]["package-data"]["aethermind"]
+        for path in iglob(pattern, root_dir=package, recursive=True)
+    }
+    templates = {path.relative_to(package).as_posix() for path in package.rglob("*.jinja")}
+    assert len(templates) > 30
+    assert templates <= packed
 
 
 def test_the_command_writes_a_package_and_says_what_to_type_next(tmp_path: Path) -> None:
