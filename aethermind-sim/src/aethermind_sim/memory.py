@@ -63,17 +63,21 @@ class Region:
                 "Keep buffers until their stream has been synchronised."
             )
         if self.device is not None:
-            _protect(address, nbytes, _WRITE if is_written else _READ)
+            _protect(address, self._inside(address, nbytes), _WRITE if is_written else _READ)
 
     def close(self, address: int, nbytes: int) -> None:
         """Keep everybody out again."""
         if self.device is not None and self.is_mapped:
-            _protect(address, nbytes, _CLOSED)
+            _protect(address, self._inside(address, nbytes), _CLOSED)
 
     def release(self) -> None:
         """Give the pages back; whoever still has an address in them dies of using it."""
         self.is_mapped = False
         _libc.munmap(self._base, self._span + mmap.PAGESIZE)
+
+    def _inside(self, address: int, nbytes: int) -> int:
+        """How many of these bytes are not on the last page, which nothing opens."""
+        return min(nbytes, self._base + self._span - address)
 
 
 class Span(NamedTuple):

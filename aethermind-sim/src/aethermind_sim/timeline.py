@@ -1,8 +1,8 @@
 """When work runs: late, in an order that a seed chooses among all that streams and events allow.
 
 Nothing runs by itself. Work is queued, and whoever waits for something lets the devices work until it has happened:
-either only what that needs (everything else is late), or whatever chance picks (everything else is early). So a
-program that does not wait for what it uses meets both in a few runs, and the same one again under the same seed.
+on only what that needs (everything else is late), on everything else first, or on whatever chance picks. So a program
+that does not wait for what it uses meets all of them in a few runs, and the same ones again under the same seed.
 """
 
 from __future__ import annotations
@@ -94,18 +94,25 @@ class Timeline:
             self.finish(queue)
 
     def _work_until(self, mark: Mark) -> None:
-        is_lazy = self._random.random() < 1 / 2
+        pace = self._random.choice((self._work_on_what_is_needed, self._work_on_others, self._work_on_anything))
         while True:
             with self._lock:  # given up between two pieces of work, so that other threads are not kept out
                 if mark.is_reached:
                     return
-                if is_lazy:
-                    self._work_on(_first_needed(mark.queue))
-                else:
-                    self._work_on_anything()
+                pace(mark.queue)
 
-    def _work_on_anything(self) -> None:
-        ready = [queue for queue in self._busy if queue.blocker is None]
+    def _work_on_what_is_needed(self, queue: Queue) -> None:
+        while (mark := queue.blocker) is not None:
+            queue = mark.queue
+        self._work_on(queue)
+
+    def _work_on_others(self, queue: Queue) -> None:
+        self._work_on_one_of([other for other in self._busy if other is not queue and other.blocker is None] or [queue])
+
+    def _work_on_anything(self, _: Queue | None = None) -> None:
+        self._work_on_one_of([queue for queue in self._busy if queue.blocker is None])
+
+    def _work_on_one_of(self, ready: list[Queue]) -> None:
         if ready:
             self._work_on(self._random.choice(ready))
 
@@ -128,13 +135,6 @@ class Timeline:
             work()
         except Exception as error:
             queue.error = error
-
-
-def _first_needed(queue: Queue) -> Queue:
-    """The queue whose work this one waits for in the end, or itself."""
-    while (mark := queue.blocker) is not None:
-        queue = mark.queue
-    return queue
 
 
 def _raise(error: Exception | None) -> None:
