@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.soak.server import Server
+from tests.soak.server import KEY, Server
 
 __all__ = ["Answer", "Call", "ask", "calling"]
 
@@ -49,7 +49,9 @@ class Call:
 
 
 @asynccontextmanager
-async def calling(server: Server, path: str, body: bytes, *, receive_bytes: int | None = None) -> AsyncIterator[Call]:
+async def calling(
+    server: Server, path: str, body: bytes, *, receive_bytes: int | None = None, key: str = KEY
+) -> AsyncIterator[Call]:
     """Send a request on a connection of its own, which is cut at the end, whatever is still on its way."""
     plug = socket.socket()
     plug.setblocking(False)
@@ -58,18 +60,18 @@ async def calling(server: Server, path: str, body: bytes, *, receive_bytes: int 
     await asyncio.get_running_loop().sock_connect(plug, (server.host, server.port))
     reader, writer = await asyncio.open_connection(sock=plug, limit=1 << 20)
     try:
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
+        lines = ["Host: localhost", "Connection: close", f"Authorization: Bearer {key}", f"Content-Length: {len(body)}"]
+        writer.write("\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""]).encode() + body)
         yield Call(reader, writer)
     finally:
         writer.transport.abort()
 
 
-async def ask(server: Server, body: dict[str, Any], path: str = "/v1/completions") -> Answer:
+async def ask(server: Server, body: dict[str, Any], path: str = "/v1/completions", *, key: str = KEY) -> Answer:
     """Ask, and wait for the end of the answer."""
     answer, start_s = Answer(), time.perf_counter()
     try:
-        async with calling(server, path, json.dumps(body).encode()) as call:
+        async with calling(server, path, json.dumps(body).encode(), key=key) as call:
             answer.status = await call.status()
             if answer.status != 200:
                 await call.reader.read()

@@ -15,7 +15,7 @@ from tests.soak.client import Answer, ask, calling
 from tests.soak.report import Figure, percentile
 from tests.soak.server import Server
 
-__all__ = ["cancel", "disconnects", "overload", "stalled_reader", "streams"]
+__all__ = ["body", "cancel", "disconnects", "overload", "stalled_reader", "streams", "until_idle"]
 
 NUM_STREAMS = 64
 OVERLOAD_ROOM = 16
@@ -104,7 +104,7 @@ async def disconnects(server: Server, count: int) -> list[Figure]:
                     pass
 
     await asyncio.gather(*(leave(index, chance.randint(-1, 45)) for index in range(count)))
-    is_idle, seconds = await _until_idle(server)
+    is_idle, seconds = await until_idle(server)
     now = await asyncio.to_thread(server.samples)
     good = await ask(server, body(server, count))
     return [
@@ -125,7 +125,7 @@ async def cancel(server: Server, count: int) -> list[Figure]:
             assert await call.status() == 200
             async for _ in _first(call.events(), 3):
                 pass
-        is_idle, seconds = await _until_idle(server)
+        is_idle, seconds = await until_idle(server)
         assert is_idle
         taken.append(seconds * 1e3)
     return [
@@ -153,7 +153,7 @@ async def stalled_reader(server: Server, num_rounds: int) -> list[Figure]:
                 reading.cancel()
         failures += sum(one.failure is not None for one in others)
         gaps[is_stalled].append(median(late - early for one in others for early, late in pairwise(one.pieces_s)))
-        await _until_idle(server)
+        await until_idle(server)
     slower = median(stalled / usual for usual, stalled in zip(gaps[False], gaps[True], strict=True)) - 1
     return [
         Figure("pairs of rounds", len(gaps[True])),
@@ -171,7 +171,7 @@ async def _first(events: AsyncIterator[dict[str, Any]], count: int) -> AsyncIter
             return
 
 
-async def _until_idle(server: Server) -> tuple[bool, float]:
+async def until_idle(server: Server) -> tuple[bool, float]:
     """Whether the server gets idle, and how long it took."""
     start_s = time.perf_counter()
     while time.perf_counter() - start_s < _PATIENCE_S:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.soak import abuse, crash, load, long
+from tests.soak import abuse, crash, fair, load, long
 from tests.soak.report import Figure
 from tests.soak.server import Server
 
@@ -35,6 +35,7 @@ SCENARIOS = {
     "disconnects": Scenario(load.disconnects, 10_000, 100, "clients that leave"),
     "cancel": Scenario(load.cancel, 200, 5, "cancelled answers"),
     "stalled": Scenario(load.stalled_reader, 12, 1, "pairs of rounds"),
+    "fair": Scenario(fair.fair, 12, 1, "rounds", fair.FLAGS),
     "crash": Scenario(crash.crash, 10, 1, "times killed"),
     "growth": Scenario(long.growth, 300, 4, "seconds"),
 }

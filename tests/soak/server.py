@@ -13,7 +13,12 @@ from urllib.parse import urlsplit
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-__all__ = ["Server", "started"]
+__all__ = ["KEY", "Server", "started"]
+
+KEY = "light"
+"""What is sent as a key where nothing else is said; a server without keys does not look at it."""
+
+_HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 _PAGE_BYTES = 4096
 
@@ -35,7 +40,7 @@ class Server:
     def samples(self) -> dict[str, float]:
         """Its metrics by name without the prefix, those of one name added up."""
         found: dict[str, float] = {}
-        text = httpx.get(f"{self.url}/metrics", timeout=60, trust_env=False).text
+        text = httpx.get(f"{self.url}/metrics", headers=_HEADERS, timeout=60, trust_env=False).text
         for sample in (one for family in text_string_to_metric_families(text) for one in family.samples):
             name = sample.name.removeprefix("aethermind_")
             found[name] = found.get(name, 0.0) + sample.value
@@ -72,7 +77,8 @@ def started(flags: Sequence[str]) -> Iterator[Server]:
                 raise RuntimeError(f"the server did not start: {' '.join(command)}")
             if " at http://" in line:
                 address = urlsplit(line.split(" at ")[1].split(" ")[0])
-        model = httpx.get(f"{address.scheme}://{address.netloc}/v1/models", trust_env=False).json()["data"][0]["id"]
+        listed = httpx.get(f"{address.scheme}://{address.netloc}/v1/models", headers=_HEADERS, trust_env=False)
+        model = listed.json()["data"][0]["id"]
         yield Server(str(address.hostname), int(address.port or 0), process.pid, model)
     finally:
         process.terminate()

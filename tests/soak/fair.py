@@ -1,0 +1,64 @@
+"""A user with one request beside a user with sixty-four: under the policy `fair` the crowd is not in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import pairwise
+from statistics import median
+
+from tests.soak.client import Answer, ask
+from tests.soak.load import body, until_idle
+from tests.soak.report import Figure
+from tests.soak.server import KEY, Server
+
+__all__ = ["FLAGS", "fair"]
+
+_HEAVY = "heavy"
+_NUM_HEAVY = 64
+_NUM_SEATS = 32
+"""Half the crowd runs, so that whoever comes has to be given a seat."""
+
+FLAGS = (
+    *("--max-model-len", "512", "--max-open-requests", "512", "--max-num-seqs", str(_NUM_SEATS)),
+    *("--scheduling-policy", "fair", "--api-key", KEY, "--api-key", _HEAVY),
+)
+
+
+async def fair(server: Server, num_rounds: int) -> list[Figure]:
+    """The light user's first token with the machine to itself, and with the crowd there."""
+    alone_s, beside_s, steps_s = [], [], []
+    failures = overtakers = 0
+    for turn in range(num_rounds):
+        first, usual_s = await _first_token(server, 2 * turn)
+        crowd = [asyncio.create_task(_heavy(server, 1000 * (turn + 1) + i)) for i in range(_NUM_HEAVY)]
+        while (await asyncio.to_thread(server.samples))["num_requests_running"] < _NUM_SEATS:
+            await asyncio.sleep(0.01)
+        second, loaded_s = await _first_token(server, 2 * turn + 1)
+        overtakers += sum(one.done() for one in crowd)
+        told = await asyncio.gather(*crowd)
+        await until_idle(server)
+        failures += sum(one.failure is not None for one in (first, second, *told))
+        alone_s.append(usual_s)
+        beside_s.append(loaded_s)
+        steps_s.append(median(late - early for one in told for early, late in pairwise(one.pieces_s)))
+    steps = median((late - usual) / step for late, usual, step in zip(beside_s, alone_s, steps_s, strict=True))
+    return [
+        Figure("rounds", num_rounds),
+        Figure("failures", failures, 0),
+        Figure("of the crowd, finished before the light user", overtakers, 0),
+        Figure("milliseconds to a first token, alone", median(alone_s) * 1e3),
+        Figure("milliseconds to a first token, beside the crowd", median(beside_s) * 1e3),
+        Figure("milliseconds of the crowd's steps", median(steps_s) * 1e3),
+        Figure("steps that the crowd costs", steps, 3, True),
+    ]
+
+
+async def _heavy(server: Server, index: int) -> Answer:
+    return await ask(server, body(server, index, max_tokens=160), key=_HEAVY)
+
+
+async def _first_token(server: Server, index: int) -> tuple[Answer, float]:
+    begin_s = time.perf_counter()
+    answer = await ask(server, body(server, index, max_tokens=4))
+    return answer, (answer.pieces_s[0] if answer.pieces_s else time.perf_counter()) - begin_s
