@@ -57,7 +57,8 @@ def test_results_are_within_the_tolerance_of_the_reference(
         if spec.alias is not None and not operator.schema.is_view:
             assert result is given[names.index(spec.alias)]
         array = to_numpy(result) if is_torch else result
-        assert DType.of_numpy(array.dtype) is spec.dtype(float_type)
+        codes = arrays[names.index(spec.alias)] if spec.kind == "q8" and spec.alias else None
+        assert DType.of_numpy(array.dtype) is (spec.dtype(float_type) if codes is None else DType.of_numpy(codes.dtype))
         assert_close(operator.tolerances[float_type], array, exact, magnitude)
 
 
@@ -241,15 +242,19 @@ def test_the_module_has_every_operator() -> None:
         Eager(device="frobnicator")
 
 
+FOREIGN = {DType.BFLOAT16: (np.int16, torch.bfloat16), DType.FLOAT8_E4M3FN: (np.int8, torch.float8_e4m3fn)}
+
+
 def to_torch(array: Any) -> torch.Tensor:
-    if array.dtype == DType.BFLOAT16.numpy:
-        return torch.from_numpy(array.copy().view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array.copy())
+    integers, dtype = FOREIGN.get(DType.of_numpy(array.dtype), (array.dtype, None))
+    tensor = torch.from_numpy(array.copy().view(integers))
+    return tensor if dtype is None else tensor.view(dtype)
 
 
 def to_numpy(tensor: torch.Tensor) -> Any:
-    if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(DType.BFLOAT16.numpy)
+    for ours, (integers, theirs) in FOREIGN.items():
+        if tensor.dtype is theirs:
+            return tensor.view(getattr(torch, np.dtype(integers).name)).numpy().view(ours.numpy)
     return tensor.numpy()
 
 

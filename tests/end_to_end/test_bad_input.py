@@ -73,8 +73,8 @@ MISTAKES = (
     Mistake("no_architectures", ("architectures", "None"), changed(architectures=None)),
     Mistake(
         "unknown_architecture",
-        ("'LlamaForCausalLM'", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
-        changed(architectures=["LlamaForCausalLM"]),
+        ("'NoSuchForCausalLM'", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
+        changed(architectures=["NoSuchForCausalLM"]),
     ),
     Mistake("no_hidden_size", ("hidden_size", "None"), changed(hidden_size=None)),
     Mistake("layers_are_text", ("num_hidden_layers", "'four'"), changed(num_hidden_layers="four")),

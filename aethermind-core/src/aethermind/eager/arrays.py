@@ -118,8 +118,10 @@ class TorchKind:
         return lambda: empty(shape, dtype=torch_dtype)
 
     def numpy(self, array: Array) -> Any:
-        if array.dtype is self._torch.bfloat16:
-            return array.view(self._torch.int16).numpy().view(DType.BFLOAT16.numpy)
+        dtype = self.dtype(array)
+        if dtype in (DType.BFLOAT16, DType.FLOAT8_E4M3FN):  # which NumPy knows by another package
+            integers = self._torch.int16 if dtype is DType.BFLOAT16 else self._torch.int8
+            return array.view(integers).numpy().view(dtype.numpy)
         return array.numpy()
 
 
