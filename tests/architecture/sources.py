@@ -19,6 +19,7 @@ PACKAGES = (
     "aethermind_llama",
     "aethermind_gpt2",
     "aethermind_bert",
+    "aethermind_sim",
 )
 
 
