@@ -10,6 +10,7 @@ from aethermind.checkpoint import AdaptedTensors, Part, StoredTensors
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
 from aethermind.model import DecoderConfig, StepInputs, read_decoder_config
+from aethermind.model.blocks import gelu_mlp, layer_norm, linear
 
 __all__ = ["BERT"]
 
@@ -66,39 +67,21 @@ class Bert:
         return AdaptedTensors(stored, parts)
 
     def _attention(self, builder: GraphBuilder, x_TD: Value, name: str) -> Value:
-        heads = self.config.num_attention_heads
+        heads, size = self.config.num_attention_heads, self.config.hidden_size
         q_THC, k_THC, v_THC = (
-            builder.op("split_heads", self._linear(builder, x_TD, f"{name}.self.{one}"), num_heads=heads)
+            builder.op("split_heads", linear(builder, x_TD, f"{name}.self.{one}", size, size), num_heads=heads)
             for one in ("query", "key", "value")
         )
         mixed_THC = builder.op("attention", q_THC, k_THC, v_THC, scale=self.config.head_dim**-0.5, causal=False)
-        return self._linear(builder, builder.op("merge_heads", mixed_THC), f"{name}.output.dense")
+        return linear(builder, builder.op("merge_heads", mixed_THC), f"{name}.output.dense", size, size)
 
     def _mlp(self, builder: GraphBuilder, x_TD: Value, name: str) -> Value:
-        inner, size = self.config.intermediate_size, self.config.hidden_size
-        out_TD: Value = builder.op(
-            "ffn_gelu",
-            x_TD,
-            builder.parameter(f"{name}.intermediate.dense.weight", (inner, size)),
-            builder.parameter(f"{name}.intermediate.dense.bias", (inner,)),
-            builder.parameter(f"{name}.output.dense.weight", (size, inner)),
-            builder.parameter(f"{name}.output.dense.bias", (size,)),
-            approximate=self.is_gelu_approximate,
-        )
-        return out_TD
+        names = (f"{name}.intermediate.dense", f"{name}.output.dense")
+        widths = (self.config.hidden_size, self.config.intermediate_size)
+        return gelu_mlp(builder, x_TD, names, *widths, is_approximate=self.is_gelu_approximate)
 
     def _norm(self, builder: GraphBuilder, x_TD: Value, name: str) -> Value:
-        size = (self.config.hidden_size,)
-        weight_D, bias_D = builder.parameter(f"{name}.weight", size), builder.parameter(f"{name}.bias", size)
-        out_TD: Value = builder.op("layer_norm", x_TD, weight_D, bias_D, eps=self.config.rms_norm_eps)
-        return out_TD
-
-    def _linear(self, builder: GraphBuilder, x_TD: Value, name: str) -> Value:
-        size = self.config.hidden_size
-        weight_DD = builder.parameter(f"{name}.weight", (size, size))
-        bias_D = builder.parameter(f"{name}.bias", (size,))
-        out_TD: Value = builder.op("linear", x_TD, weight_DD, bias_D)
-        return out_TD
+        return layer_norm(builder, x_TD, name, self.config.hidden_size, self.config.rms_norm_eps)
 
 
 class BertArchitecture:

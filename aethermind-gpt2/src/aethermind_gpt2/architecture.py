@@ -10,7 +10,7 @@ from aethermind.checkpoint import AdaptedTensors, Part, StoredTensors
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
 from aethermind.model import DecoderConfig, StepInputs, read_decoder_config
-from aethermind.model.blocks import cached_attention, embedding, lm_head
+from aethermind.model.blocks import cached_attention, embedding, gelu_mlp, layer_norm, linear, lm_head
 
 __all__ = ["GPT2"]
 
@@ -75,40 +75,24 @@ class Gpt2:
         return AdaptedTensors(stored, parts)
 
     def _attention(self, builder: GraphBuilder, x_TD: Value, inputs: StepInputs, layer: int) -> Value:
-        base, heads = f"h.{layer}", self.config.num_attention_heads
+        base, heads, size = f"h.{layer}", self.config.num_attention_heads, self.config.hidden_size
         normed_TD = self._norm(builder, x_TD, f"{base}.ln_1")
         q_THC, k_THC, v_THC = (
-            builder.op("split_heads", self._linear(builder, normed_TD, f"{base}.attn.{name}"), num_heads=heads)
+            builder.op("split_heads", linear(builder, normed_TD, f"{base}.attn.{name}", size, size), num_heads=heads)
             for name in ("q", "k", "v")
         )
-        mixed_THC = cached_attention(builder, q_THC, k_THC, v_THC, inputs, layer, scale=self.config.head_dim**-0.5)
-        return self._linear(builder, builder.op("merge_heads", mixed_THC), f"{base}.attn.c_proj")
+        scale = self.config.head_dim**-0.5
+        mixed_THC = cached_attention(builder, q_THC, k_THC, v_THC, inputs, layer, scale=scale)
+        return linear(builder, builder.op("merge_heads", mixed_THC), f"{base}.attn.c_proj", size, size)
 
     def _mlp(self, builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
-        base, inner, size = f"h.{layer}", self.config.intermediate_size, self.config.hidden_size
-        out_TD: Value = builder.op(
-            "ffn_gelu",
-            self._norm(builder, x_TD, f"{base}.ln_2"),
-            builder.parameter(f"{base}.mlp.c_fc.weight", (inner, size)),
-            builder.parameter(f"{base}.mlp.c_fc.bias", (inner,)),
-            builder.parameter(f"{base}.mlp.c_proj.weight", (size, inner)),
-            builder.parameter(f"{base}.mlp.c_proj.bias", (size,)),
-            approximate=self.is_gelu_approximate,
-        )
-        return out_TD
+        base, config = f"h.{layer}", self.config
+        normed_TD = self._norm(builder, x_TD, f"{base}.ln_2")
+        names, widths = (f"{base}.mlp.c_fc", f"{base}.mlp.c_proj"), (config.hidden_size, config.intermediate_size)
+        return gelu_mlp(builder, normed_TD, names, *widths, is_approximate=self.is_gelu_approximate)
 
     def _norm(self, builder: GraphBuilder, x_TD: Value, name: str) -> Value:
-        size = (self.config.hidden_size,)
-        weight_D, bias_D = builder.parameter(f"{name}.weight", size), builder.parameter(f"{name}.bias", size)
-        out_TD: Value = builder.op("layer_norm", x_TD, weight_D, bias_D, eps=self.config.rms_norm_eps)
-        return out_TD
-
-    def _linear(self, builder: GraphBuilder, x_TD: Value, name: str) -> Value:
-        size = self.config.hidden_size
-        weight_DD = builder.parameter(f"{name}.weight", (size, size))
-        bias_D = builder.parameter(f"{name}.bias", (size,))
-        out_TD: Value = builder.op("linear", x_TD, weight_DD, bias_D)
-        return out_TD
+        return layer_norm(builder, x_TD, name, self.config.hidden_size, self.config.rms_norm_eps)
 
 
 class Gpt2Architecture:

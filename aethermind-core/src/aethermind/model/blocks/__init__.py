@@ -1,9 +1,20 @@
 """The parts that decoders are made of, as functions that write to a GraphBuilder."""
 
 from aethermind.model.blocks.attention import attention
+from aethermind.model.blocks.biased import gelu_mlp, layer_norm, linear
 from aethermind.model.blocks.cached_attention import cached_attention
 from aethermind.model.blocks.decoder import decoder
 from aethermind.model.blocks.embedding import embedding, lm_head
 from aethermind.model.blocks.mlp import swiglu_mlp
 
-__all__ = ["attention", "cached_attention", "decoder", "embedding", "lm_head", "swiglu_mlp"]
+__all__ = [
+    "attention",
+    "cached_attention",
+    "decoder",
+    "embedding",
+    "gelu_mlp",
+    "layer_norm",
+    "linear",
+    "lm_head",
+    "swiglu_mlp",
+]
