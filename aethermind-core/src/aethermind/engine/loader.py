@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 from aethermind.cache.spec import KVCacheSpec
 from aethermind.dispatch import Fallback
 from aethermind.engine.config import EngineConfig
+from aethermind.engine.kv_plan import for_whole_texts, plan_kv
 from aethermind.engine.model_graph import GraphKey, Part, StepGraphs
 from aethermind.engine.weight_formats import WeightFormats
-from aethermind.errors import InvalidArgumentError, OutOfMemoryError
+from aethermind.errors import InvalidArgumentError
 from aethermind.graph.compile import Compiled, compile_graph
 from aethermind.graph.ir import Graph, without_unused_nodes
 from aethermind.hal.dtype import DType
-from aethermind.hal.host_memory import host_memory_bytes
 from aethermind.log import get_logger
 from aethermind.model.architecture import AdaptsWeights, CausalLM, TextEncoder
 from aethermind.model.config import DecoderConfig
 from aethermind.model.hf_config import architecture_name
 from aethermind.ops.operator import OperatorRegistry
-from aethermind.ops.schema import CODE_DTYPES, TensorType
+from aethermind.ops.schema import TensorType
 from aethermind.ops.weight_format import WeightFormat
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.sampling.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["PlannedModel", "open_input_processor", "open_weights", "plan_model"]
 
 logger = get_logger(__name__)
-
-_NO_CACHE = partial(KVCacheSpec, 1, 1, 1, "int8")
-"""Encoders keep nothing: their texts are counted like others, at two bytes a token."""
 
 _ROWS_OF_TEXT = {Part.SCORES: 64, Part.HIDDEN_STATES: 1 << 30}
 """Rows at a time where all of a text count: few where each takes a row of logits, else as many as tokens."""
@@ -164,7 +161,7 @@ def plan_model(
     decoder = network.config
     is_encoder = isinstance(network, TextEncoder)
     if is_encoder:
-        config = _for_whole_texts(config, decoder)
+        config = for_whole_texts(config, decoder)
     formats = WeightFormats.choose(runtime.weight_formats, config.quantization, config.lm_head)
     opened = opened or runtime.open_device(
         config.device,
@@ -173,16 +170,11 @@ def plan_model(
         is_deterministic=config.deterministic,
     )
     dtype = _choose_dtype(config.dtype, decoder.dtype, opened.backend.capabilities.dtypes, opened.backend.name)
-    cache = _NO_CACHE(config.block_size) if is_encoder else _choose_cache(config, dtype, decoder)
-    wanted_len = _wanted_len(config, decoder)
-    num_blocks = config.num_kv_blocks or _default_num_blocks(config, cache, wanted_len, opened)
-    _check_room(num_blocks, cache, opened)
-    num_swap_blocks = _num_swap_blocks(config, cache)
-    max_model_len = min(wanted_len, num_blocks * config.block_size)
+    kv = plan_kv(config, dtype, decoder, opened, is_encoder=is_encoder)
     generation = source.generation()
     eos_token_ids = _eos_token_ids(decoder, generation)
-    builder = StepGraphs(network, runtime.operators, cache, num_blocks, max_model_len, dtype).build()
-    symbols = _greatest_symbols(config, max_model_len, cache, decoder.vocab_size, len(eos_token_ids))
+    builder = StepGraphs(network, runtime.operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype).build()
+    symbols = _greatest_symbols(config, kv.max_model_len, kv.spec, decoder.vocab_size, len(eos_token_ids))
     if is_encoder:
         symbols["R"] = symbols["T"]
     factory = runtime.input_processors.find(name)
@@ -199,10 +191,10 @@ def plan_model(
         opened,
         runtime.operators,
         dtype,
-        cache,
-        num_blocks,
-        num_swap_blocks,
-        max_model_len,
+        kv.spec,
+        kv.num_blocks,
+        kv.num_swap_blocks,
+        kv.max_model_len,
         eos_token_ids,
         generation,
         compiled,
@@ -214,7 +206,7 @@ def plan_model(
         runtime.answer_formats.find(name),
         None if config.kv_store is None else partial(runtime.kv_stores.open, config.kv_store),
         create_proposer,
-        _plan_draft(runtime, config, num_blocks, opened),
+        _plan_draft(runtime, config, kv.num_blocks, opened),
     )
 
 
@@ -317,74 +309,6 @@ def _choose_dtype(text: str, of_checkpoint: DType, supported: tuple[DType, ...],
             f"Device {device} does not compute {dtype}. It computes {known}; pass one of them as --dtype."
         )
     return dtype
-
-
-def _choose_cache(config: EngineConfig, dtype: DType, decoder: DecoderConfig) -> KVCacheSpec:
-    """Keys and values as they are computed, or as codes with a float32 scale for each head of a token."""
-    stored = dtype if config.kv_cache_dtype == "auto" else DType.parse(config.kv_cache_dtype)
-    if stored not in (dtype, *CODE_DTYPES):
-        raise InvalidArgumentError(
-            f"A KV cache in {stored} needs a model that computes in {stored}, and this one computes in {dtype}. "
-            f"Pass --dtype {stored}, or auto, int8 or fp8 as --kv-cache-dtype."
-        )
-    scale_bits = 32 if stored in CODE_DTYPES else 0
-    sizes = (decoder.num_hidden_layers, decoder.num_key_value_heads, decoder.head_dim)
-    return KVCacheSpec(*sizes, stored.label, config.block_size, scale_bits)
-
-
-def _for_whole_texts(config: EngineConfig, encoder: DecoderConfig) -> EngineConfig:
-    """The same options with room for one text of full length in a step: its tokens see each other both ways."""
-    length = _wanted_len(config, encoder)
-    num_tokens = max(config.max_num_batched_tokens, length)
-    return replace(config, max_num_batched_tokens=num_tokens, num_kv_blocks=1, block_size=length)
-
-
-def _wanted_len(config: EngineConfig, decoder: DecoderConfig) -> int:
-    """The context asked for; longer than max_position_embeddings only when asked, and as far as rope scaling goes."""
-    limit = max(decoder.max_position_embeddings, decoder.rope.max_positions)
-    if config.max_model_len is None:
-        return decoder.max_position_embeddings
-    if config.max_model_len > limit:
-        raise InvalidArgumentError(
-            f"max_model_len {config.max_model_len} is more than the {limit} positions that the model is made for. "
-            "Lower it, or set rope scaling in config.json."
-        )
-    return config.max_model_len
-
-
-def _default_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int, opened: OpenDevice) -> int:
-    """Room for one sequence of full length and for a batch of medium ones, within a third of the device's memory."""
-    batch_tokens = min(config.max_num_seqs, 16) * min(max_model_len, 2048)
-    wanted = cache.num_blocks_for(max_model_len) + cache.num_blocks_for(batch_tokens)
-    total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
-    affordable = total // 3 // cache.bytes_per_block if total else wanted
-    return max(1, min(wanted, affordable))
-
-
-def _check_room(num_blocks: int, cache: KVCacheSpec, opened: OpenDevice) -> None:
-    total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
-    wanted = num_blocks * cache.bytes_per_block
-    if total and wanted > total:
-        raise OutOfMemoryError(
-            f"{num_blocks} KV blocks of {cache.block_size} tokens take {wanted} bytes, and {opened.device} has {total} "
-            "in all. Lower --num-kv-blocks or --max-model-len."
-        )
-
-
-def _num_swap_blocks(config: EngineConfig, cache: KVCacheSpec) -> int:
-    wanted, total = config.swap_space * 2**30, host_memory_bytes()
-    if total and wanted > total:
-        raise OutOfMemoryError(
-            f"A swap space of {config.swap_space} GiB does not fit: the host has {total / 2**30:.1f} GiB in all. "
-            "Lower --swap-space."
-        )
-    num_blocks = int(wanted // cache.bytes_per_block)
-    if wanted and not num_blocks:
-        raise InvalidArgumentError(
-            f"A swap space of {config.swap_space} GiB holds no block of {cache.bytes_per_block} bytes. "
-            "Raise --swap-space, or set it to 0 for none."
-        )
-    return num_blocks
 
 
 def _eos_token_ids(decoder: DecoderConfig, generation: Mapping[str, Any]) -> frozenset[int]:
