@@ -65,7 +65,8 @@ STRUCTURED: tuple[dict[str, Any], ...] = (
     {"json_object": True},
 )
 INFO = ModelInfo("m", "A", "cpu:0", "why", "float32", 2, 64, 4, 16, 10, 40, 0, 0, 0.25, "here", 0, ("int8", "int4"))
-STATS = EngineStats(*range(len(dataclasses.fields(EngineStats)) - 1), kv_store=KVStoreStats(1, 2, 3, 4, 5))
+NUMBERS = {one.name: number for number, one in enumerate(dataclasses.fields(EngineStats))}
+STATS = EngineStats(**{**NUMBERS, "kv_store": KVStoreStats(1, 2, 3, 4, 5)})  # type: ignore[arg-type]
 PROMPT = EnginePrompt("Once", [1, 2, 3])
 VALUES: list[Any] = [
     Setup("demo", EngineConfig(quantization="int4", swap_space=1.5, num_threads=2), 30),
