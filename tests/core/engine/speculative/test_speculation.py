@@ -220,11 +220,25 @@ def test_prompt_lookup_by_name(runtime: Runtime) -> None:
         open_engine(runtime, "cpu", **{**OPTIONS, "speculative_method": method, "max_model_len": 128})
         for method in (None, "prompt_lookup")
     ]
+    step_in_a_second(engines[1])
     plain, drafting = ([finish_one(engine, prompt) for _ in range(3)] for engine in engines)
     assert drafting == plain
     assert engines[0].speculator is None
     assert engines[1].speculator is not None
     assert engines[1].speculator.num_draft_tokens > 0
+
+
+def step_in_a_second(engine: Engine) -> None:
+    """Every step takes as long as any other, drafts or not, and finding drafts takes no time."""
+    now, run = [0.0], engine.runner.run
+
+    def run_for_a_second(decision: ScheduleDecision) -> list[SampledToken]:
+        now[0] += 1.0
+        return run(decision)
+
+    engine.runner.run = run_for_a_second  # type: ignore[method-assign]
+    assert engine.speculator is not None
+    engine.speculator._clock = lambda: now[0]
 
 
 def finish_one(engine: Engine, prompt: list[int]) -> list[int]:
