@@ -91,7 +91,7 @@ def test_end_of_text(value: Any, ids: tuple[int, ...]) -> None:
         ({"head_dim": 7}, ("head_dim (7)", "even")),
         ({"rms_norm_eps": 0}, ("rms_norm_eps", "0")),
         ({"hidden_act": "gelu"}, ("hidden_act", "'gelu'")),
-        ({"dtype": "int8"}, ("'int8'", "floating")),
+        ({"dtype": "int8"}, ("'int8'", "compute in")),
         ({"dtype": 3}, ("'3'",)),
         ({"rope_theta": -1}, ("rope_theta", "-1")),
         ({"rope_scaling": "yarn"}, ("rope_parameters", "'yarn'")),
