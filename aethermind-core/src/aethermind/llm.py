@@ -289,10 +289,8 @@ class LLM:
         """
         vectors = []
         for prompt in _listed(prompts):
-            read = self._read(prompt)
-            if read.embeddings:
-                raise InvalidArgumentError("embed takes texts and token ids; leave prompt_embeds and pictures out.")
-            vectors.append(self.engine.embed(read.token_ids, pooling, is_normalized=normalize))
+            token_ids = self._read(prompt).tokens_to_embed()
+            vectors.append(self.engine.embed(token_ids, pooling, is_normalized=normalize))
         return vectors
 
     def _read(self, prompt: Prompt) -> EnginePrompt:

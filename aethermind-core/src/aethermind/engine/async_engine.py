@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aethermind.engine.engine_stats import EngineStats
 from aethermind.engine.open_requests import OpenRequests
 from aethermind.engine.prompt_reader import EnginePrompt, PromptReader
-from aethermind.errors import EngineDeadError, InvalidArgumentError
+from aethermind.errors import EngineDeadError
 from aethermind.log import get_logger
 
 if TYPE_CHECKING:
@@ -114,9 +114,8 @@ class AsyncEngine:
 
     async def embed(self, prompt: EnginePrompt, pooling: str | None, *, is_normalized: bool) -> npt.NDArray[np.float32]:
         """The vector of a text, float32 [hidden_size] (see `Engine.embed`), computed between two steps."""
-        if prompt.embeddings:
-            raise InvalidArgumentError("embed takes texts and token ids; leave prompt_embeds and pictures out.")
-        return await self.call(lambda engine: engine.embed(prompt.token_ids, pooling, is_normalized=is_normalized))
+        token_ids = prompt.tokens_to_embed()
+        return await self.call(lambda engine: engine.embed(token_ids, pooling, is_normalized=is_normalized))
 
     async def adjust(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from aethermind.cache.container import BlockTensor
-from aethermind.engine.kv_memory import HostBlocks, KVMemory
+from aethermind.engine.kv_memory import KVMemory
 from aethermind.errors import CacheContentError
 
 __all__ = ["MemoryContents"]
@@ -28,14 +28,14 @@ class MemoryContents:
 
     def read(self, blocks: Sequence[int]) -> Mapping[str, BlockTensor]:
         """Return copies of what `blocks` hold, every tensor's rows in their order."""
+        kinds = self._kinds()
         if not blocks:
-            return {name: BlockTensor(dtype, (0, *shape), b"") for name, (dtype, shape) in self._kinds().items()}
+            return {name: BlockTensor(dtype, (0, *shape), b"") for name, (dtype, shape) in kinds.items()}
         host = self._memory.host_blocks(len(blocks))
         host.move_out(blocks, range(len(blocks)))
-        kinds = self._kinds()
         return {
             name: BlockTensor(kinds[name][0], (len(blocks), *kinds[name][1]), rows.tobytes())
-            for name, rows in _rows(host).items()
+            for name, rows in host.rows().items()
         }
 
     def write(self, tensors: Mapping[str, BlockTensor], blocks: Sequence[int]) -> None:
@@ -46,18 +46,10 @@ class MemoryContents:
         if not blocks:
             return
         host = self._memory.host_blocks(len(blocks))
-        for name, rows in _rows(host).items():
+        for name, rows in host.rows().items():
             rows[:] = np.frombuffer(tensors[name].data, np.uint8).reshape(rows.shape)
         host.move_in(range(len(blocks)), blocks)
 
     def _kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """The dtype of each tensor, and the shape of a block of it."""
         return {name: (tensor.dtype.label, tensor.shape[1:]) for name, tensor in self._memory.tensors.items()}
-
-
-def _rows(host: HostBlocks) -> dict[str, np.ndarray[tuple[int, int], np.dtype[np.uint8]]]:
-    """The bytes of each tensor, a row a block."""
-    return {
-        name: tensor.numpy().reshape(tensor.shape[0], -1).view(np.uint8).reshape(tensor.shape[0], -1)
-        for name, tensor in host.tensors.items()
-    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 from aethermind.hal.allocator import ALIGNMENT
 from aethermind.hal.buffer import MemoryKind
@@ -80,6 +81,14 @@ class HostBlocks:
         self._transfer = transfer
         self._on_device = on_device
         self._stream = stream
+
+    def rows(self) -> dict[str, Any]:
+        """The bytes of each tensor as a view, uint8 [num_blocks, bytes of a block]."""
+        import numpy as np
+
+        return {
+            name: tensor.numpy().view(np.uint8).reshape(tensor.shape[0], -1) for name, tensor in self.tensors.items()
+        }
 
     def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         """Copy device `blocks` to `host_blocks`, one by one; done on return."""

@@ -39,6 +39,12 @@ class EnginePrompt:
     token_ids: Sequence[int]
     embeddings: tuple[EmbeddingSpan, ...] = ()
 
+    def tokens_to_embed(self) -> Sequence[int]:
+        """The token ids of a text to make a vector of; InvalidArgumentError for a prompt that is more than text."""
+        if self.embeddings:
+            raise InvalidArgumentError("embed takes texts and token ids; leave prompt_embeds and pictures out.")
+        return self.token_ids
+
 
 class PromptReader:
     """Reads prompts for one model; its input processor is opened when a prompt first needs it."""

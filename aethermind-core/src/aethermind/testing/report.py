@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -43,15 +42,10 @@ class CaseResult:
         """The part of the kit that the case belongs to."""
         return self.name.partition(".")[0]
 
-    def to_json(self) -> str:
-        """One line."""
-        return json.dumps(asdict(self))
-
     @classmethod
-    def from_json(cls, line: str) -> CaseResult:
-        """The reverse of `to_json`."""
-        fields = json.loads(line)
-        return cls(**{**fields, "outcome": Outcome(fields["outcome"])})
+    def of(cls, record: Mapping[str, Any]) -> CaseResult:
+        """The case whose fields, as JSON has them, are these."""
+        return cls(**{**record, "outcome": Outcome(record["outcome"])})
 
 
 @dataclass(slots=True)

@@ -72,7 +72,7 @@ def _follow(
                     report.problems.append(value)
                 else:
                     running = None
-                    report.cases.append(result := CaseResult.from_json(json.dumps(value)))
+                    report.cases.append(result := CaseResult.of(value))
                     on_case(result)
             if has_ended:
                 return running

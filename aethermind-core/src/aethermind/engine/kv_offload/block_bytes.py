@@ -27,10 +27,7 @@ class BlockBytes:
         """Blocks that fit the room in host memory."""
         self._fingerprint = fingerprint
         self._host = memory.host_blocks(self.max_blocks, has_own_stream=is_beside_steps)
-        self._rows = {
-            name: tensor.numpy().view(np.uint8).reshape(self.max_blocks, -1)
-            for name, tensor in self._host.tensors.items()
-        }
+        self._rows = self._host.rows()
         self._shapes = {
             name: (tensor.dtype.label, (1, *tensor.shape[1:])) for name, tensor in self._host.tensors.items()
         }

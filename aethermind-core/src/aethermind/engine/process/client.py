@@ -16,7 +16,7 @@ from aethermind.engine.process.messages import Abort, Add, Ask, Forget, Loaded, 
 from aethermind.engine.process.model_face import ModelFace
 from aethermind.engine.process.supervisor import RestartPolicy, Supervisor
 from aethermind.engine.prompt_reader import EnginePrompt
-from aethermind.errors import EngineDeadError, InvalidArgumentError
+from aethermind.errors import EngineDeadError
 from aethermind.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -159,10 +159,8 @@ class EngineProcess:
 
     async def embed(self, prompt: EnginePrompt, pooling: str | None, *, is_normalized: bool) -> npt.NDArray[np.float32]:
         """The vector of a text, float32 [hidden_size] (see `Engine.embed`), computed between two steps."""
-        if prompt.embeddings:
-            raise InvalidArgumentError("embed takes texts and token ids; leave prompt_embeds and pictures out.")
         vector: npt.NDArray[np.float32] = await self._ask(
-            "embed", token_ids=list(prompt.token_ids), pooling=pooling, is_normalized=is_normalized
+            "embed", token_ids=list(prompt.tokens_to_embed()), pooling=pooling, is_normalized=is_normalized
         )
         return vector
 

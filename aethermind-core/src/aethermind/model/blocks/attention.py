@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
+from aethermind.model.blocks.cached_attention import attend, for_cache, layer_cache
 from aethermind.model.config import DecoderConfig
 from aethermind.model.step_inputs import StepInputs
 
@@ -44,36 +45,21 @@ def attention(
         for name in ("q_norm", "k_norm")
     ]
     o_DQ = builder.parameter(f"{prefix}.o_proj.weight", (config.hidden_size, heads * head_dim))
-    # A cache of codes has scales beside it, and operators of its own.
-    scales = (inputs.k_scales[layer], inputs.v_scales[layer]) if inputs.k_scales else ()
-    suffix = "_quantized" if scales else ""
     with builder.scope(prefix):
-        q_THC, k_cache, v_cache, *scales_out = builder.op(
-            f"qkv_rope_cache_write{suffix}",
+        q_THC, *cache = builder.op(
+            for_cache("qkv_rope_cache_write", inputs),
             x_TD,
             *weights,
             *biases,
             *norms,
             rope_table_TC,
             inputs.slot_mapping,
-            inputs.k_caches[layer],
-            inputs.v_caches[layer],
-            *scales,
+            *layer_cache(inputs, layer),
             num_heads=heads,
             num_kv_heads=kv_heads,
             eps=config.rms_norm_eps,
         )
-        mixed_THC = builder.op(
-            f"paged_attention{suffix}",
-            q_THC,
-            k_cache,
-            v_cache,
-            inputs.cu_seqlens_q,
-            inputs.seqlens_k,
-            inputs.block_tables,
-            *scales_out,
-            scale=head_dim**-0.5,
-            window=config.sliding_windows[layer],
-        )
+        window = config.sliding_windows[layer]
+        mixed_THC = attend(builder, q_THC, cache, inputs, scale=head_dim**-0.5, window=window)
         out_TD: Value = builder.op("linear", builder.op("merge_heads", mixed_THC), o_DQ)
     return out_TD
