@@ -8,17 +8,24 @@ from textwrap import dedent
 
 import pytest
 
+from aethermind.plugins import trial
+
 __all__ = ["FakeDistributions", "write_distribution"]
 
 
 class FakeDistributions:
-    """Writes modules and `*.dist-info` folders into a folder that is first on sys.path."""
+    """Writes modules and `*.dist-info` folders into a folder that is first on sys.path.
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    They are loaded without the trial that strangers have, which costs a process each, unless they `are_tried`.
+    """
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, are_tried: bool = False) -> None:
         self.folder = folder
         self._monkeypatch = monkeypatch
         monkeypatch.syspath_prepend(folder)
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        if not are_tried:
+            monkeypatch.setattr(trial, "try_strangers", lambda _: None)
 
     def install(
         self,

@@ -12,7 +12,8 @@ from tests.core.plugins.fake_distributions import FakeDistributions
 
 from aethermind import Runtime
 from aethermind.errors import DeviceError
-from aethermind.hal import Probe, isolated_probe, probe_memory
+from aethermind.hal import Probe, isolated_probe
+from aethermind.plugins import kept_answers
 
 PLUGIN = """
     import ctypes, os, signal, subprocess, sys, threading
@@ -162,16 +163,16 @@ def test_what_an_answer_depends_on_makes_it_stale(
         metadata.write_text(metadata.read_text().replace("9.9", "10.0"))
     elif change == "boot":
         (fakes.folder / "boot_id").write_text("another")
-        monkeypatch.setattr(probe_memory, "_BOOT_ID", fakes.folder / "boot_id")
+        monkeypatch.setattr(kept_answers, "_BOOT_ID", fakes.folder / "boot_id")
     elif change == "file":
         (module,) = fakes.folder.glob("plugin_of_*.py")
         os.utime(module, (1, 1))
     elif change == "variable":
         monkeypatch.setenv("ROGUE_VISIBLE_DEVICES", "1")
     elif change == "rubbish":
-        probe_memory.memory_file().write_text("{")
+        isolated_probe.ANSWERS.file.write_text("{")
     else:
-        kept = probe_memory.memory_file()
+        kept = isolated_probe.ANSWERS.file
         kept.write_text(kept.read_text().replace('"count": 0', '"count": "many"'))
     Runtime.boot().devices.select("auto")
     assert num_asked(fakes) == 2
@@ -185,7 +186,7 @@ def test_what_cannot_be_kept_is_asked_each_time(
     if obstacle == "no folder":
         monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     else:
-        monkeypatch.setattr(probe_memory, "_BOOT_ID", Path("/nowhere/boot_id"))
+        monkeypatch.setattr(kept_answers, "_BOOT_ID", Path("/nowhere/boot_id"))
     for _ in range(2):
         Runtime.boot().devices.select("auto")
     assert num_asked(fakes) == 2

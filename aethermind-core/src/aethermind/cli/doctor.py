@@ -130,7 +130,9 @@ def _run_checks(runtime: Runtime) -> list[dict[str, str]]:
         for title, check in chain.from_iterable(offers):
             try:
                 result = check()
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # SystemExit included
                 result = f"{type(error).__name__}: {error}"
             results.append({"plugin": record.name, "title": title, "result": result})
     return results

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from aethermind.plugins.discovery import PluginRecord, call_each, discover, load
+from aethermind.plugins.discovery import PluginRecord, call_each
 
 if TYPE_CHECKING:
     import pluggy
@@ -17,8 +17,10 @@ __all__ = ["collect_commands", "load_commands"]
 
 def load_commands(taken: Container[str]) -> dict[str, Any]:
     """Load the installed plugins and return their commands by name."""
-    records = discover()
-    return collect_commands(records, load(records), taken)
+    from aethermind.plugins.trial import load_installed
+
+    records, manager = load_installed()
+    return collect_commands(records, manager, taken)
 
 
 def collect_commands(

@@ -56,11 +56,16 @@ def list_plugins(as_json: options.AsJson = False) -> None:
 
 
 def boot() -> Runtime:
-    """Everything installed, loaded as far as it goes, operators and commands included; failures are in `plugins`."""
+    """Everything installed, loaded as far as it goes, operators and commands included; failures are in `plugins`.
+
+    What failed its trial before is tried again.
+    """
     from aethermind.cli.app import app as root
     from aethermind.cli.plugin_commands import collect_commands
+    from aethermind.plugins.trial import forget_failures
     from aethermind.runtime import Runtime
 
+    forget_failures()
     runtime = Runtime.boot()
     _ = runtime.operators  # which registers them
     collect_commands(runtime.plugins, runtime.manager, typer.main.get_group(root).commands)

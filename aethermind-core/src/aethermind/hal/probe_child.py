@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint
 
 from aethermind.hal.device import Probe
 from aethermind.hal.registry import DeviceRegistry
+from aethermind.plugins.child_process import answer_pipe
 from aethermind.plugins.discovery import PluginRecord, call_each, load
 from aethermind.plugins.hookspecs import ENTRY_POINT_PREFIX
 
@@ -21,9 +22,7 @@ __all__ = ["main"]
 
 def main(request: str) -> None:
     """Import the plugin, say so by an empty line, ask its probe, and answer in a line of JSON."""
-    answers = os.dup(1)
-    os.dup2(2, 1)
-    _leave_no_core_dump()
+    answers = answer_pipe()
     asked = json.loads(request)
     point = EntryPoint(asked["name"], asked["value"], asked["group"])
     record = PluginRecord(point.name, "", "", point.group.removeprefix(ENTRY_POINT_PREFIX), point)
@@ -38,14 +37,6 @@ def main(request: str) -> None:
     answer = {"count": probe.count, "reason": probe.reason, "is_broken": probe.is_broken}
     os.write(answers, json.dumps(answer).encode() + b"\n")
     os._exit(0)  # a driver's threads and exit handlers are not waited for
-
-
-def _leave_no_core_dump() -> None:
-    try:
-        import resource
-    except ImportError:
-        return
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 if __name__ == "__main__":

@@ -167,9 +167,9 @@ def _guarded_open(name: str, open: Callable[[], Backend]) -> Callable[[], Backen
     def guarded() -> Backend:
         try:
             return open()
-        except AetherMindError:
+        except (AetherMindError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # SystemExit included
             raise DeviceError(
                 f"Device {name!r} could not be opened: {type(error).__name__}: {_clause(str(error))}. "
                 "Run `aethermind doctor`, or pass another --device."

@@ -130,12 +130,12 @@ def _contract_of(entry_point: EntryPoint) -> str:
 
 
 def load(records: Sequence[PluginRecord]) -> pluggy.PluginManager:
-    """Import each plugin and check its hooks; failures are written into the records."""
+    """Import each plugin that has not failed yet and check its hooks; failures are written into the records."""
     import pluggy
 
     manager = pluggy.PluginManager("aethermind")
     manager.add_hookspecs(HookSpecs)
-    for record in records:
+    for record in [record for record in records if record.error is None]:
         started = time.perf_counter()
         _load_one(manager, record)
         record.load_ms = (time.perf_counter() - started) * 1e3

@@ -21,7 +21,8 @@ from aethermind.model.registry import (
 from aethermind.model.source import ModelSource, open_source
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.weight_format import FORMAT_NAMES, WeightFormatRegistry, parse_format
-from aethermind.plugins.discovery import PluginRecord, call_each, discover, load
+from aethermind.plugins.discovery import PluginRecord, call_each
+from aethermind.plugins.trial import load_installed
 from aethermind.runtime.kv_store_registry import KVStoreRegistry
 from aethermind.runtime.policy_registry import PolicyRegistry
 from aethermind.runtime.proposer_registry import ProposerRegistry
@@ -88,8 +89,11 @@ class Runtime:
     @classmethod
     def boot(cls) -> Runtime:
         """Fill all registries. A plugin that fails is recorded and left out entirely; nothing raises because of it."""
-        records = discover()
-        manager = load(records)
+        return cls.of(*load_installed())
+
+    @classmethod
+    def of(cls, records: list[PluginRecord], manager: pluggy.PluginManager) -> Runtime:
+        """Fill all registries with what the core has and what these plugins register."""
         runtime = cls(records, manager)
         while not runtime._register():  # one more plugin failed: begin again without what it registered before
             runtime = cls(records, manager)
