@@ -27,6 +27,5 @@ def register_kernels(registry: Any) -> None:
 def _load_kernels() -> list[Kernel]:
     from aethermind.dispatch.reference import reference_kernels
     from aethermind.ops import catalog
-    from aethermind.ops.operator import OperatorRegistry
 
-    return reference_kernels(OperatorRegistry(catalog.load()), "sim")
+    return reference_kernels(catalog.load(), "sim")

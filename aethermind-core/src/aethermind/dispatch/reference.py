@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,7 +77,7 @@ def rounded_inputs(operator: Operator, sample: Sample, float_type: DType) -> tup
     )
 
 
-def reference_kernels(operators: OperatorRegistry, device_type: str) -> list[Kernel]:
+def reference_kernels(operators: Iterable[Operator], device_type: str) -> list[Kernel]:
     """A kernel of priority 0 for each operator that computes; composites decompose, views need none.
 
     Where its results depend on the batch there is one of priority -1 whose do not.

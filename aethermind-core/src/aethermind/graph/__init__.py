@@ -2,7 +2,7 @@
 
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.compile import Compiled, compile_graph
-from aethermind.graph.executor import Executable, Executor
+from aethermind.graph.executor import Executable, Executor, StepLoop
 from aethermind.graph.ir import Graph, Node, Value
 from aethermind.graph.plan import Operand, Place, Plan, Step
 
@@ -17,6 +17,7 @@ __all__ = [
     "Place",
     "Plan",
     "Step",
+    "StepLoop",
     "Value",
     "compile_graph",
 ]

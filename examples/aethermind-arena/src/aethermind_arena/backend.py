@@ -1,0 +1,92 @@
+"""The device `arena`: a stretch of memory in which it places buffers itself, at addresses that only it understands."""
+
+from collections import defaultdict
+from functools import partial
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from aethermind import hal
+from aethermind.errors import OutOfMemoryError
+from aethermind.graph import StepLoop
+from aethermind.hal.host_memory import HostAllocator, HostDevices, HostEvents, HostStreams, HostTransfer
+
+ARENA = hal.DeviceId("arena")
+SIZE, UNIT = 1 << 32, 64  # the system provides a page when it is first touched
+
+
+class ArenaAllocator(hal.Allocator):
+    """A buffer takes what another one of its size left, or else what comes next."""
+
+    def __init__(self) -> None:
+        self._host = HostAllocator(ARENA)
+        self._lock = RLock()  # a garbage collection inside of `alloc` may release another buffer
+        self._left: dict[int, list[int]] = defaultdict(list)
+        self._next, self._used, self._peak, self._count = UNIT, 0, 0, 0
+
+    def alloc(self, nbytes: int, kind: hal.MemoryKind = hal.MemoryKind.DEVICE) -> hal.Buffer:
+        if kind is not hal.MemoryKind.DEVICE or nbytes < 0:
+            return self._host.alloc(nbytes, kind)
+        room = max(1, -(-nbytes // UNIT)) * UNIT
+        with self._lock:
+            begin = self._left[room].pop() if self._left[room] else self._next
+            if begin + room > SIZE:
+                raise OutOfMemoryError(
+                    f"Could not allocate {nbytes} bytes on {ARENA}: {self._used} of its {SIZE} bytes are in use. "
+                    "Lower --max-model-len or the number of KV blocks, or choose a smaller model."
+                )
+            self._next, self._count = max(self._next, begin + room), self._count + 1
+            self._used += nbytes
+            self._peak = max(self._peak, self._used)
+        release = partial(self._free, begin, room, nbytes)
+        return hal.Buffer(ARENA, begin, nbytes, is_host_accessible=False, release=release)
+
+    def stats(self) -> hal.MemoryStats:
+        return hal.MemoryStats(self._used, self._next, self._peak, self._count)
+
+    def _free(self, begin: int, room: int, nbytes: int) -> None:
+        with self._lock:
+            self._left[room].append(begin)
+            self._used -= nbytes
+
+
+class ArenaTransfer(HostTransfer):
+    """The host's copies, once it is told where a buffer is."""
+
+    def __init__(self, base: int) -> None:
+        self._base = base
+
+    def copy(self, destination: hal.Tensor, source: hal.Tensor) -> None:
+        super().copy(self._on_host(destination), self._on_host(source))
+
+    def fill(self, destination: hal.Tensor, byte: int, stream: Any = None) -> None:
+        super().fill(self._on_host(destination), byte, stream)
+
+    def _on_host(self, tensor: hal.Tensor) -> hal.Tensor:
+        if tensor.buffer.is_host_accessible:
+            return tensor
+        address = self._base + tensor.address
+        buffer = hal.Buffer(ARENA, address, tensor.nbytes, is_host_accessible=True, owner=tensor.buffer)
+        return hal.Tensor(buffer, tensor.dtype, tensor.shape, tensor.strides)
+
+
+class ArenaBackend(hal.Backend):
+    """A composition: memory of its own, and work that is done at once, as on the host."""
+
+    def __init__(self) -> None:
+        self.name = ARENA.type
+        self._memory = np.zeros(SIZE, np.uint8)
+        self._base = self._memory.ctypes.data
+        self.devices = HostDevices(hal.DeviceProperties("an arena in host memory", SIZE, num_cores=1))
+        self.allocator, self.transfer = ArenaAllocator(), ArenaTransfer(self._base)
+        self.streams, self.events = HostStreams(), HostEvents()
+        dtypes = (hal.DType.FLOAT32, hal.DType.BFLOAT16, hal.DType.FLOAT16)
+        self.capabilities = hal.Capabilities(dtypes, is_host_accessible=False)
+
+    def close(self) -> None:
+        """Nothing is running."""
+
+    def compile(self, plan: Any, memory: Any) -> StepLoop:
+        """One Python kernel after another, over the arena's memory where the host sees it."""
+        return StepLoop(plan, {place: self._base + address for place, address in memory.items()})

@@ -1,0 +1,83 @@
+"""Eleven kernels; operators made of these are taken apart, and the sampler's operators are computed by references."""
+
+from typing import Any
+
+import numpy as np
+
+from aethermind.dispatch import Kernel
+from aethermind.dispatch.reference import reference_kernels
+from aethermind.hal import DType
+from aethermind.ops import catalog
+
+
+def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    return _wide(x) @ _wide(weight).T + (0 if bias is None else bias)
+
+
+def rms_norm(x: Any, weight: Any, eps: float) -> Any:
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+
+
+def rope(x: Any, table: Any, interleaved: bool) -> Any:
+    cos, sin = np.split(table[:, None], 2, axis=-1)
+    a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else np.split(x, 2, axis=-1)
+    return np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1 if interleaved else -2).reshape(x.shape)
+
+
+def paged_attention(q: Any, k: Any, v: Any, starts: Any, lengths: Any, tables: Any, scale: float, window: int) -> Any:
+    out = np.zeros_like(q)
+    for begin, end, length, table in zip(starts, starts[1:], lengths, tables, strict=False):
+        keys, values = (_read(cache, table, length, q.shape[1]) for cache in (k, v))
+        ago = np.arange(length - (end - begin), length)[:, None] - np.arange(length)
+        is_seen = (ago >= 0) & ((window <= 0) | (ago < window))
+        scores = np.where(is_seen, q[begin:end].swapaxes(0, 1) @ keys.swapaxes(1, 2) * scale, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-1e30))
+        out[begin:end] = (weights / weights.sum(axis=-1, keepdims=True) @ values).swapaxes(0, 1)
+    return out
+
+
+def _read(cache: Any, table: Any, length: int, num_heads: int) -> Any:
+    """What a sequence has in its blocks, for each head that asks: float32 [num_heads, length, head_dim]."""
+    blocks = cache[table[: -(-length // cache.shape[2])]].swapaxes(0, 1)
+    kept = blocks.reshape(len(blocks), -1, cache.shape[3])[:, :length]
+    return _wide(np.repeat(kept, num_heads // len(kept), axis=0))
+
+
+def kv_cache_write(inputs: Any, outputs: Any, _: Any) -> None:
+    new, is_kept = inputs[:2], inputs[2] >= 0
+    block, offset = np.divmod(inputs[2][is_kept], outputs[0].shape[2])
+    for cache, rows in zip(outputs, new, strict=True):
+        cache[block, :, offset] = rows[is_kept]
+
+
+def _wide(array: Any) -> Any:
+    """Kernels compute in float32, and what they store is rounded once."""
+    return array.astype(np.float32, copy=False)
+
+
+def _storing(compute: Any) -> Any:
+    return lambda inputs, outputs, attributes: np.copyto(outputs[0], compute(*inputs, **attributes), casting="unsafe")
+
+
+_COMPUTED = {
+    "embedding": lambda token_ids, table: table[token_ids],
+    "gather_rows": lambda x, rows: x[rows],
+    "add": np.add,
+    "mul": np.multiply,
+    "silu": lambda x: _wide(x) / (1 + np.exp(np.minimum(-_wide(x), 88))),
+    "rms_norm": lambda x, weight, eps: rms_norm(_wide(x), weight, eps),
+    "rope": lambda x, *rest, **options: rope(_wide(x), *rest, **options),
+    "paged_attention": lambda q, *rest, **options: paged_attention(_wide(q), *rest, **options),
+    "linear": linear,
+    "lm_head": linear,
+}
+_OWN = {"kv_cache_write": kv_cache_write} | {name: _storing(compute) for name, compute in _COMPUTED.items()}
+_REFERENCES = reference_kernels(catalog.load(), "arena")
+_DTYPES = frozenset({DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16})
+KERNELS = [
+    *(
+        Kernel(name, "arena", f"arena {name}", _DTYPES, function=f, is_batch_invariant=False)
+        for name, f in _OWN.items()
+    ),
+    *(one for one in _REFERENCES if one.operator not in _OWN or one.is_batch_invariant),
+]
