@@ -116,6 +116,10 @@ def test_refusal_carries_the_template_s_words() -> None:
         ("{{ 'a' * 10 ** 12 }}", r"repeats a value to more than"),
         ("{{ 10 ** 12 * [1] }}", r"repeats a value to more than"),
         ("{{ 10 ** 99 }}", r"to the power of"),
+        (
+            "{% set n = namespace(x=2) %}{% for i in range(64) %}{% set n.x = n.x * n.x %}{% endfor %}",
+            r"a number of more than 65536 bits",
+        ),
         ("{{ 'a'.center(10 ** 12) }}", r"pads a text"),
         ("{{ 'a'.zfill(width=10 ** 12) }}", r"pads a text"),
         ("{{ 'a' | center(10 ** 12) }}", r"pads a text"),
@@ -139,6 +143,31 @@ def test_output_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(render_chat(template, [{"content": 10}])) == 100
     with pytest.raises(TokenizerError, match="writes more than 100 characters"):
         render_chat(template, [{"content": 11}])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in messages %}{% endfor %}",
+        "{% for a in messages[0].content recursive %}{{ loop('ab') }}{% endfor %}",
+        "{% macro m() %}{% endmacro %}{{ m() }}",
+    ],
+)
+def test_time_is_capped(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever repeats, a loop or a call, looks at the clock."""
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", -1)
+    with pytest.raises(TokenizerError, match="longer than"):
+        render_chat(template, [USER])
+
+
+def test_loops_know_where_they_are() -> None:
+    """A loop that is watched still has its length, its ends and its neighbours."""
+    template = (
+        "{% for a in x %}{{ loop.index }}/{{ loop.length }}{{ loop.previtem }}{{ a }}{{ loop.nextitem }}"
+        "{{ '.' if loop.last else ',' }}{% else %}none{% endfor %}"
+    )
+    assert render_chat(template, [], x=["a", "b"]) == "1/2ab,2/2ab."
+    assert render_chat(template, [], x=[]) == "none"
 
 
 def test_only_plain_values_enter() -> None:

@@ -1,7 +1,7 @@
 """A model's chat template, rendered: messages in, prompt out, in a sandbox.
 
 A template is code that came with the weights, so it runs with jinja2's immutable sandbox, sees plain data only, and
-loops and writes within a budget. What it may use is what transformers gives it: `messages`, `tools`, `documents`,
+loops, writes and lasts within a budget. What it may use is what transformers gives it: `messages`, `tools`, `documents`,
 `add_generation_prompt`, `raise_exception`, `strftime_now`, `tojson`, `break`/`continue` and `generation` blocks.
 The budgets stop accidents and simple bombs; they do not make a hostile template safe to run on a shared server.
 """
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache, wraps
 from typing import Any
@@ -25,17 +27,23 @@ from jinja2.utils import Namespace
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
 
-__all__ = ["MAX_OUTPUT_CHARS", "render_chat"]
+__all__ = ["MAX_OUTPUT_CHARS", "MAX_SECONDS", "render_chat"]
 
 MAX_OUTPUT_CHARS = 1 << 25
 """Longest prompt a template may write: 32 Mi characters, about eight million tokens."""
 
+MAX_SECONDS = 10.0
+"""Longest time that a template may take for one prompt; models' own need milliseconds."""
+
 _MAX_RANGE_STEPS = 1_000_000
 _MAX_EXPONENT = 64
+_MAX_INTEGER_BITS = 1 << 16
 _MAX_CACHED_TEMPLATES = 16
 _PADDING = ("center", "expandtabs", "format", "ljust", "rjust", "zfill")
 _NUMBER = re.compile(r"\d+")
 _TAKES_WIDTH = re.compile(r"\*|\{[^{}]*\{")
+
+_deadline: ContextVar[float] = ContextVar("deadline")
 
 
 def render_chat(
@@ -55,7 +63,8 @@ def render_chat(
             `documents`, `enable_thinking`.
 
     Raises:
-        TokenizerError: the template does not compile, fails on these messages, refuses them, or writes too much.
+        TokenizerError: the template does not compile, fails on these messages, refuses them, writes more than
+            `MAX_OUTPUT_CHARS` or takes longer than `MAX_SECONDS`.
         InvalidArgumentError: a message or extra value is not made of JSON types.
     """
     names: dict[str, Any] = {"tools": None, "documents": None}
@@ -67,6 +76,7 @@ def render_chat(
     names |= {"add_generation_prompt": add_generation_prompt, "range": _budgeted_range()}
     compiled = _compile(template)
     pieces, num_chars = [], 0
+    running = _deadline.set(time.monotonic() + MAX_SECONDS)
     try:
         for piece in compiled.generate(names):
             num_chars += len(piece)
@@ -80,6 +90,8 @@ def render_chat(
             f"The chat template failed on {len(messages)} messages ({type(error).__name__}): {_flat(error)}. "
             "Check the messages' roles and contents, or the model's chat_template."
         ) from error
+    finally:
+        _deadline.reset(running)
     return "".join(pieces)
 
 
@@ -114,11 +126,19 @@ class _GenerationBlock(Extension):
 
 
 class _ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox, in which repeating a string or raising a number cannot exhaust memory either."""
+    """The sandbox, in which repeating a string or raising a number cannot exhaust memory, nor a loop the time."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
 
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        for loop in template.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _within_time.__name__, [], [], None, None, lineno=loop.lineno)
+        return template
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*" and isinstance(left, int) and isinstance(right, int):
+            _require_narrow_integer(left, right)
         if operator == "**" and isinstance(right, int) and right > _MAX_EXPONENT:
             raise SecurityError(f"it raises a number to the power of {right}, more than {_MAX_EXPONENT}")
         if operator == "%" and isinstance(left, str):
@@ -131,6 +151,7 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def call(*args: Any, **names: Any) -> Any:
         # `self`, the context and the function hide in args, as they do in jinja2, so that a template may use any name.
+        _require_time()
         method = getattr(args[2], "__wrapped__", args[2])
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if isinstance(owner, str) and name in _PADDING:
@@ -142,6 +163,7 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
 def _environment() -> _ChatEnvironment:
     environment = _ChatEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
     environment.filters["tojson"] = _to_json
+    environment.filters[_within_time.__name__] = _within_time
     for name, require in (("center", _require_narrow), ("format", _require_narrow_format), ("indent", _require_narrow)):
         environment.filters[name] = _narrow(environment.filters[name], require)
     environment.globals["raise_exception"] = _raise_exception
@@ -180,6 +202,23 @@ def _to_json(
 ) -> str:
     """Jinja's own `tojson` escapes HTML, which a prompt must not."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _within_time(items: Iterable[Any]) -> Iterator[Any]:
+    """What a `for` runs over, while there is time."""
+    for item in items:
+        _require_time()
+        yield item
+
+
+def _require_time() -> None:
+    if time.monotonic() > _deadline.get():
+        raise SecurityError(f"it takes longer than {MAX_SECONDS:g} s")
+
+
+def _require_narrow_integer(left: int, right: int) -> None:
+    if left.bit_length() + right.bit_length() > _MAX_INTEGER_BITS:
+        raise SecurityError(f"it multiplies to a number of more than {_MAX_INTEGER_BITS} bits")
 
 
 def _budgeted_range() -> Callable[..., range]:
