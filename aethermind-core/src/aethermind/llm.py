@@ -76,7 +76,7 @@ class LLM:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
         max_new_tokens: int | None = None,
-        scheduling_policy: str = "fcfs",
+        scheduling_policy: str = "fair",
         enable_prefix_caching: bool = True,
         max_sessions: int = 256,
         session_ttl: float = 600.0,
@@ -103,7 +103,7 @@ class LLM:
         `redis://host:6379/0`, `host:2GiB`, or a plugin's); `close` lets it have the rest.
         `quantization` is the format to store the model's matrices in (`int8`, `int4`, …), `lm_head` that of the one
         that makes logits (by default int8, or that of the others if it has no fewer bits).
-        `scheduling_policy` orders requests where not all can run: fcfs, fair, priority, shortest, deadline, or one of
+        `scheduling_policy` orders requests where not all can run: fair, fcfs, priority, shortest, deadline, or one of
         a plugin.
         The last turns of `max_sessions` conversations (`RequestOptions.session`) are given up last, for `session_ttl`
         seconds.

@@ -86,7 +86,7 @@ def test_the_policy_is_chosen_by_name(runtime: Runtime) -> None:
     assert isinstance(open_engine(runtime, "null", scheduling_policy="priority").scheduler.policy, PriorityWithAging)
     with pytest.raises(ConfigError, match="Unknown scheduling policy 'magic'"):
         open_engine(runtime, "null", scheduling_policy="magic")
-    with pytest.raises(InvalidArgumentError, match="scheduling_policy should be a name, such as fcfs, got 3"):
+    with pytest.raises(InvalidArgumentError, match="scheduling_policy should be a name, such as fair, got 3"):
         open_engine(runtime, "null", scheduling_policy=3)
 
 

@@ -75,7 +75,7 @@ class EngineSettings:
     max_num_batched_tokens: int = setting(512, "the most tokens in a step; also the longest piece of a prompt")
     max_sessions: int = setting(256, "conversations whose keys and values are kept for their next turn")
     session_ttl: float = setting(600.0, "seconds that they are kept after a turn")
-    scheduling_policy: str = setting("fcfs", "who goes first: fcfs, fair, priority, shortest, deadline, or a plugin's")
+    scheduling_policy: str = setting("fair", "who goes first: fair, fcfs, priority, shortest, deadline, or a plugin's")
     fallback: str = setting("warn", "operators without a kernel of the device: error, warn or allow")
     deterministic: bool = setting(False, "refuse kernels whose results depend on the batch")
     speculative_method: str | None = setting(

@@ -77,8 +77,8 @@ def serve(
     max_num_seqs: options.MaxNumSeqs = 64,
     max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
     scheduling_policy: Annotated[
-        str, typer.Option(help="Who goes first: fcfs, fair, priority, shortest, deadline, or a plugin's.")
-    ] = "fcfs",
+        str, typer.Option(help="Who goes first: fair, fcfs, priority, shortest, deadline, or a plugin's.")
+    ] = "fair",
     max_sessions: Annotated[
         int, typer.Option(help="Conversations (session_id) whose KV cache is kept for their next turn.", min=1)
     ] = 256,

@@ -55,7 +55,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_new_tokens: int | None = None
-    scheduling_policy: str = "fcfs"
+    scheduling_policy: str = "fair"
     enable_prefix_caching: bool = True
     max_sessions: int = 256
     session_ttl: float = 600.0
@@ -69,7 +69,7 @@ class EngineConfig:
     prompt_lookup_min: int = 2
 
     def __post_init__(self) -> None:
-        for name, default in (("device", "auto"), ("dtype", "auto"), ("scheduling_policy", "fcfs")):
+        for name, default in (("device", "auto"), ("dtype", "auto"), ("scheduling_policy", "fair")):
             if not isinstance(getattr(self, name), str):
                 raise InvalidArgumentError(f"{name} should be a name, such as {default}, got {getattr(self, name)!r}.")
         for name in (

@@ -21,6 +21,8 @@ class FairShare:
     So one that comes to a tenant's first request stands before the many of another, and nobody waits for ever: who
     comes later by more than a place was moved stands behind it. Within a tenant it is first come, first served.
 
+    A request without a tenant stands where it came: nobody's crowd is behind it, and none is looked for.
+
     It also shares steps: prompts are computed in this order, and where all seats or blocks are taken, a tenant that
     runs more than one request more than another gives one up to a request before it.
     """
@@ -33,6 +35,8 @@ class FairShare:
 
     def place(self, request: Request, waiting: Iterable[Request], running: Iterable[Request]) -> float:
         """Where in time a request stands that comes to these, in seconds of the engine's clock."""
+        if not request.tenant:
+            return request.arrival
         ahead = [other.place for other in waiting if other.tenant == request.tenant]
         num_open = len(ahead) + sum(other.tenant == request.tenant for other in running)
         return max(chain(ahead, [request.arrival + self.spacing_s * num_open]))
