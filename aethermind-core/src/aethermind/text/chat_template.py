@@ -1,8 +1,9 @@
 """A model's chat template, rendered: messages in, prompt out, in a sandbox.
 
 A template is code that came with the weights, so it runs with jinja2's immutable sandbox, sees plain data only, and
-loops, writes and lasts within a budget. What it may use is what transformers gives it: `messages`, `tools`, `documents`,
-`add_generation_prompt`, `raise_exception`, `strftime_now`, `tojson`, `break`/`continue` and `generation` blocks.
+loops, writes and lasts within a budget. What it may use is what transformers gives it: `messages`, `tools`,
+`documents`, `add_generation_prompt`, `raise_exception`, `strftime_now`, `tojson`, `break`/`continue` and `generation`
+blocks.
 The budgets stop accidents and simple bombs; they do not make a hostile template safe to run on a shared server.
 """
 
