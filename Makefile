@@ -29,8 +29,10 @@ $(VENV)/.installed: $(VENV)/bin/pip requirements.txt $(PACKAGES) $(SOURCES)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt $(wildcard examples/*/pyproject.toml)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+# Without isolation, so that all builds have the same tools, and what one of them compiled serves the next.
+$(VENV)/.installed-dev: $(VENV)/bin/pip $(wildcard requirements*.txt) $(PACKAGES) $(SOURCES) $(wildcard examples/*/pyproject.toml)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-build.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements-dev.txt
 	@touch $@ $(VENV)/.installed
 
 test: test-env native-test coverage
@@ -53,7 +55,8 @@ define run_native_tests
 	@grep -E '^[0-9]+/[0-9]+ Testing: |^[a-z0-9_]+: [0-9]+ checks' $(1)/Testing/Temporary/LastTest.log
 endef
 
-native-test: NATIVE_BUILD := build/native
+# Where pip builds the module, too: the objects are the same.
+native-test: NATIVE_BUILD = aethermind-cpu/build/$(shell $(BIN)/python -c 'import sys; print(sys.implementation.cache_tag)')
 sanitize: NATIVE_BUILD := build/sanitize
 sanitize: NATIVE_OPTIONS := -DAETHER_SANITIZE=address,undefined
 native-test sanitize: test-env
@@ -79,6 +82,11 @@ neon-test: test-env
 neon-tools:
 	apt-get update -qq
 	apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu qemu-user-static
+
+# Every distribution of this tree, in build/wheelhouse; with WHEELS=--sdist as source archives, too.
+.PHONY: wheels
+wheels: test-env
+	@$(BIN)/python -m release.wheels $(WHEELS)
 
 bench: test-env
 	$(BIN)/python -m pytest tests/bench -s -q -o python_files='bench_*.py' -o python_functions='bench_*'

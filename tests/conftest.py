@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from tests.composition.environments import Environments
 from tests.redis_server import REDIS_SERVER, RedisServer
 
 # Before anything imports NumPy: these models are so small that waking threads costs more than it saves.
@@ -28,6 +30,23 @@ def device(request: pytest.FixtureRequest) -> str:
 def runtime() -> Runtime:
     """Everything installed, found once."""
     return Runtime.boot()
+
+
+@pytest.fixture(scope="session")
+def wheelhouse() -> Path:
+    """A folder with the wheel of every distribution, built from this tree; what has not changed is not built again."""
+    from release.wheels import WHEELHOUSE, build_all
+
+    build_all(say=lambda line: None)
+    return WHEELHOUSE
+
+
+@pytest.fixture(scope="session")
+def environments(wheelhouse: Path) -> Iterator[Environments]:
+    """Makes clean environments, to install wheels into as a user would."""
+    made = Environments(wheelhouse.parent / "environments", wheelhouse)
+    yield made
+    made.remove()
 
 
 @pytest.fixture(scope="session")
