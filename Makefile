@@ -6,7 +6,7 @@ PYTHON ?= python3
 PROMPT ?= Once upon a time
 PACKAGES := $(wildcard aethermind-*/pyproject.toml) pyproject.toml constraints.txt
 WEBUI := aethermind-core/webui
-SOURCES := $(shell find aethermind-*/src aethermind-cpu/csrc -type f -not -name '*.pyc' 2>/dev/null)
+SOURCES := $(shell find aethermind-*/src aethermind-*/csrc -type f -not -name '*.pyc' -not -path '*/cubins/*' 2>/dev/null)
 
 FUZZ_SECONDS ?= 60
 
@@ -79,13 +79,18 @@ neon-test: test-env
 	$(call run_native_tests,build/neon)
 	$(call run_native_tests,build/neon-sanitize)
 
+# The cubins of aethermind-cuda, in its source tree, where an editable install reads them: what is fresh is kept.
+.PHONY: cuda-kernels
+cuda-kernels: test-env
+	@$(BIN)/python aethermind-cuda/build_kernels.py
+
 neon-tools:
 	apt-get update -qq
 	apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu qemu-user-static
 
 # Every distribution of this tree, in build/wheelhouse; with WHEELS=--sdist as source archives, too.
 .PHONY: wheels
-wheels: test-env
+wheels: test-env cuda-kernels
 	@$(BIN)/python -m release.wheels $(WHEELS)
 
 bench: test-env

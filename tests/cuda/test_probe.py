@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cuda.host_driver import fake_cubins
 
 from aethermind import LLM, Runtime
 from aethermind.errors import DeviceError
+from aethermind_cuda import library
 from aethermind_cuda.probe import open_backend, probe
 
 
 class FakeDriver:
-    """A libcuda that answers `cuInit` with a status and counts some GPUs."""
+    """A libcuda that answers `cuInit` with a status and counts some GPUs of one kind."""
 
-    def __init__(self, init_status: int = 0, count: int = 0, count_status: int = 0) -> None:
+    def __init__(
+        self,
+        init_status: int = 0,
+        count: int = 0,
+        count_status: int = 0,
+        version: int = 13000,
+        capability: tuple[int, int] = (8, 0),
+    ) -> None:
         self._init_status = init_status
         self._count = count
         self._count_status = count_status
+        self._version = version
+        self._capability = capability
 
     def cuInit(self, flags: int) -> int:  # noqa: N802
         assert flags == 0
@@ -28,10 +40,24 @@ class FakeDriver:
         count._obj.value = self._count
         return self._count_status
 
+    def cuDriverGetVersion(self, version: Any) -> int:  # noqa: N802
+        version._obj.value = self._version
+        return 0
+
+    def cuDeviceGet(self, device: Any, index: int) -> int:  # noqa: N802
+        device._obj.value = index
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: Any) -> int:  # noqa: N802
+        assert device.value < self._count
+        value._obj.value = self._capability[attribute - 75]
+        return 0
+
 
 @pytest.fixture
-def install_driver(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes this the driver that is found, or none."""
+def install_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Makes this the driver that is found, or none; there are kernels for sm_80."""
+    monkeypatch.setattr(library, "CUBINS", fake_cubins(tmp_path, ["rms_norm"]).folder)
 
     def install(driver: FakeDriver | None) -> None:
         def load(name: str) -> FakeDriver:
@@ -51,7 +77,15 @@ CASES = [
     (FakeDriver(count=0), "the NVIDIA driver is installed and sees no GPU."),
     (FakeDriver(init_status=803), "the NVIDIA driver answered with error 803; `nvidia-smi` may tell more."),
     (FakeDriver(count_status=3), "the NVIDIA driver answered with error 3; `nvidia-smi` may tell more."),
-    (FakeDriver(count=2), "2 GPU(s) found, but this version of aethermind-cuda has no kernels for them yet."),
+    (
+        FakeDriver(count=2, version=12080),
+        "2 GPU(s) found, but their driver speaks CUDA 12.8 and 13.0 is needed: update the NVIDIA driver.",
+    ),
+    (
+        FakeDriver(count=1, capability=(7, 5)),
+        "1 GPU(s) found, but aethermind-cuda has kernels for compute capability 80, and none of them runs on 7.5. "
+        "Build them from source with --targets 75, or use another device.",
+    ),
 ]
 
 
@@ -74,6 +108,20 @@ def test_asking_for_the_device_gives_the_reason_and_a_way_out(
     with pytest.raises(DeviceError) as caught:
         LLM("demo", device="cuda:1")
     assert str(caught.value) == expected
+
+
+def test_a_gpu_that_our_kernels_run_on_is_available(install_driver: Any) -> None:
+    install_driver(FakeDriver(count=2, capability=(8, 6)))
+    assert (probe().count, probe().reason) == (2, "2 GPU(s) found by the NVIDIA driver.")
+
+
+def test_without_compiled_kernels_there_is_none(install_driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_driver(FakeDriver(count=1))
+    monkeypatch.setattr(library, "CUBINS", Path("nowhere"))
+    assert probe().reason == (
+        "1 GPU(s) found, but aethermind-cuda was installed without its compiled kernels. Run `make cuda-kernels` in "
+        "the source tree, or install a built wheel."
+    )
 
 
 def test_auto_passes_it_over_and_says_so(install_driver: Any) -> None:

@@ -1,4 +1,4 @@
-"""What this package registers: the device `cuda`."""
+"""What this package registers: the device `cuda` and its kernels."""
 
 from __future__ import annotations
 
@@ -12,3 +12,10 @@ def register_devices(registry: Any) -> None:
     from aethermind_cuda.probe import open_backend, probe
 
     registry.register("cuda", probe=probe, open=open_backend, priority=30, provider="aethermind-cuda")
+
+
+@hookimpl
+def register_kernels(registry: Any) -> None:
+    from aethermind_cuda.kernels import load_kernels
+
+    registry.register("cuda", load_kernels, provider="aethermind-cuda")

@@ -1,21 +1,27 @@
-"""Whether there is an NVIDIA GPU to use, asked of the driver itself."""
+"""Whether there is an NVIDIA GPU to use, asked of the driver itself; no context is made and nothing heavy imported."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import NoReturn
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import DeviceError
 from aethermind.hal import Probe
+
+if TYPE_CHECKING:
+    from aethermind_cuda.backend import CudaBackend
 
 __all__ = ["open_backend", "probe"]
 
 _SUCCESS = 0
 _NO_DEVICE = 100
+_MAJOR, _MINOR = 75, 76
+_OLDEST_DRIVER = 13000
 
 
 def probe() -> Probe:
-    """Ask `libcuda` how many GPUs there are; creates no context."""
+    """Ask `libcuda` how many GPUs there are, and our kernels whether they run on them."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -26,9 +32,42 @@ def probe() -> Probe:
         return Probe(0, "the NVIDIA driver is installed and sees no GPU.")
     if status != _SUCCESS:
         return Probe(0, f"the NVIDIA driver answered with error {status}; `nvidia-smi` may tell more.")
-    return Probe(0, f"{count.value} GPU(s) found, but this version of aethermind-cuda has no kernels for them yet.")
+    return _usable(driver, count.value)
 
 
-def open_backend() -> NoReturn:
-    """There is nothing to open before there are kernels."""
-    raise DeviceError(f"Device 'cuda' cannot be opened: {probe().reason}")
+def _usable(driver: Any, count: int) -> Probe:
+    """The answer where there are GPUs."""
+    from aethermind_cuda.library import Cubins
+
+    version = ctypes.c_int()
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    found = f"{count} GPU(s) found"
+    if version.value < _OLDEST_DRIVER:
+        speaks = f"{version.value // 1000}.{version.value % 1000 // 10}"
+        return Probe(0, f"{found}, but their driver speaks CUDA {speaks} and 13.0 is needed: update the NVIDIA driver.")
+    if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
+        return Probe(0, f"{found}, but cuda-bindings is not installed: run `pip install cuda-bindings`.")
+    cubins = Cubins()
+    reasons = [cubins.reason_against(_capability(driver, index)) for index in range(count)]
+    if reasons[0] is not None:
+        return Probe(0, f"{found}, but {reasons[0]}")
+    return Probe(count, f"{found} by the NVIDIA driver.")
+
+
+def _capability(driver: Any, index: int) -> tuple[int, int]:
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    driver.cuDeviceGet(ctypes.byref(device), index)
+    driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
+    driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)
+    return major.value, minor.value
+
+
+def open_backend() -> CudaBackend:
+    """All GPUs of this machine; DeviceError says why there is none to use."""
+    answer = probe()
+    if not answer.is_available:
+        raise DeviceError(f"Device 'cuda' cannot be opened: {answer.reason}")
+    from aethermind_cuda.backend import CudaBackend
+    from aethermind_cuda.bindings_driver import load_driver
+
+    return CudaBackend(load_driver())

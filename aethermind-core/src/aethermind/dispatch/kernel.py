@@ -33,10 +33,10 @@ class Pack:
     """How a kernel wants a weight laid out.
 
     `name` identifies the layout: two kernels that name the same one share a single packed copy. `nbytes(shape, dtype)`
-    is its size, `dtype` that of the operator's F, and `pack(source, destination_address)` writes a weight there. The
-    source is a row-major NumPy array of that dtype. In the layout of a `weight_format` it is a QuantizedWeight of this
-    format, or a row-major array of float32, bfloat16 or float16, which the pack quantises itself to the same codes,
-    scales and zero points as the format's own `quantize`.
+    is its size, `dtype` that of the operator's F, and `pack(source, destination_address)` writes a weight there, which
+    is host memory always. The source is a row-major NumPy array of that dtype. In the layout of a `weight_format` it is
+    a QuantizedWeight of this format, or a row-major array of float32, bfloat16 or float16, which the pack quantises
+    itself to the same codes, scales and zero points as the format's own `quantize`.
     """
 
     name: str

@@ -9,6 +9,7 @@ from aethermind.dispatch.kernel import Pack
 from aethermind.errors import CheckpointError, InvalidArgumentError
 from aethermind.graph.plan import Constant, Plan
 from aethermind.hal.backend import Backend
+from aethermind.hal.buffer import MemoryKind
 from aethermind.hal.device import DeviceId
 from aethermind.hal.dtype import DType
 from aethermind.hal.mapped import drop_mapped_pages
@@ -77,20 +78,32 @@ class ConstantStore:
         type, format = self._types[constant.parameter], constant.weight_format
         original = self._read(constant.parameter)
         if pack is not None:
-            buffer = self._backend.allocator.alloc(pack.nbytes(resolve(type.shape, {}), type.dtype))
-            pack.pack(_packable(original, type.dtype, format), buffer.address)
+            packed = self._packed_tensor(pack, _packable(original, type.dtype, format), type)
             _drop_pages(original)
-            return Tensor.of(buffer, DType.UINT8, (buffer.nbytes,))
+            return packed
         array = _as_stored(original, type.dtype) if format is None else _rounded(original, format)
         source = Tensor.of_numpy(array, self._device)
         if format is not None:
             _drop_pages(original)
         if self._backend.capabilities.is_host_accessible:
             return source
-        buffer = self._backend.allocator.alloc(source.nbytes)
-        destination = Tensor.of(buffer, source.dtype, source.shape)
-        self._backend.transfer.copy(destination, source)
+        destination = self._moved(source)
         _drop_pages(original)
+        return destination
+
+    def _packed_tensor(self, pack: Pack, source: Array | QuantizedWeight, type: TensorType) -> Tensor:
+        """A weight in a kernel's layout; the host packs, on its own side where it cannot reach the device."""
+        nbytes = pack.nbytes(resolve(type.shape, {}), type.dtype)
+        is_in_place = self._backend.capabilities.is_host_accessible
+        buffer = self._backend.allocator.alloc(nbytes, MemoryKind.DEVICE if is_in_place else MemoryKind.HOST)
+        pack.pack(source, buffer.address)
+        packed = Tensor.of(buffer, DType.UINT8, (nbytes,))
+        return packed if is_in_place else self._moved(packed)
+
+    def _moved(self, source: Tensor) -> Tensor:
+        """A copy in device memory."""
+        destination = Tensor.of(self._backend.allocator.alloc(source.nbytes), source.dtype, source.shape)
+        self._backend.transfer.copy(destination, source)
         return destination
 
 

@@ -1,0 +1,196 @@
+"""Compiles csrc/*.cu ahead of time: a cubin for each operator and target, and a manifest of what is in them.
+
+    python aethermind-cuda/build_kernels.py [--targets 80,90a] [--jobs 2] [--only rms_norm]
+
+A cubin is made again when its source, a header that it includes, the flags or the compiler changed. The compiler is
+that of CUDA_HOME, of the `nvidia-cuda-nvcc` wheel, or of PATH; a host compiler (g++) has to be there too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+__all__ = ["FLAGS", "TARGETS", "BuildError", "build", "find_tool", "read_manifest", "source_digest"]
+
+ROOT = Path(__file__).resolve().parent
+SOURCES = ROOT / "csrc"
+CUBINS = ROOT / "src" / "aethermind_cuda" / "cubins"
+TARGETS = ("80", "86", "89", "90a", "100f", "120")
+"""Compute capabilities: `a` is for this one alone, `f` for its family (10.0 and 10.3)."""
+FLAGS = ("-cubin", "-std=c++17", "-O3", "--expt-relaxed-constexpr", "-Xptxas", "-v", "-Werror", "all-warnings")
+
+_INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
+_ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+_USAGE = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+_FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+class BuildError(Exception):
+    """Kernels cannot be compiled; the message says why and what to do."""
+
+
+def find_tool(name: str) -> Path:
+    """nvcc or another tool of CUDA's; BuildError says where one can be had."""
+    homes = [Path(home) for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
+    wheels = [Path(entry) / "nvidia" / "cu13" for entry in sys.path if entry]
+    for folder in (*homes, *wheels):
+        if (folder / "bin" / name).is_file():
+            return folder / "bin" / name
+    on_path = shutil.which(name)
+    if on_path is None:
+        raise BuildError(
+            f"{name} was not found, which CUDA kernels are built with. Set CUDA_HOME, or run `pip install "
+            "nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl nvidia-cuda-cuobjdump nvidia-nvvm`."
+        )
+    return Path(on_path)
+
+
+def read_manifest(folder: Path = CUBINS) -> dict[str, Any]:
+    """What was built there before; nothing where there is no manifest."""
+    path = folder / "manifest.json"
+    manifest: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"compiler": "", "operators": {}}
+    return manifest
+
+
+def source_digest(source: Path, salt: Iterable[str] = ()) -> str:
+    """A digest of a source with all it includes, and of what else decides what comes out."""
+    digest = hashlib.sha256("\n".join(salt).encode())
+    for path in sorted(_included(source)):
+        digest.update(path.relative_to(SOURCES).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def build(
+    targets: Sequence[str] = TARGETS, jobs: int = 2, only: Sequence[str] = (), output: Path = CUBINS
+) -> dict[str, Any]:
+    """Bring the cubins in `output` up to date and return the manifest; BuildError when the compiler refuses."""
+    nvcc = find_tool("nvcc")
+    version = _nvcc_version(nvcc)
+    output.mkdir(parents=True, exist_ok=True)
+    before = read_manifest(output)
+    operators: dict[str, Any] = {}
+    stale: list[tuple[Path, str, str]] = []
+    for source in sorted(SOURCES.glob("*.cu")):
+        name = source.stem
+        digest = source_digest(source, (version, *FLAGS))
+        known = before["operators"].get(name, {})
+        is_fresh = known.get("digest") == digest
+        kept = {
+            target: built
+            for target, built in known.get("targets", {}).items()
+            if is_fresh and (output / built["file"]).is_file()
+        }
+        operators[name] = {"digest": digest, "targets": kept}
+        if not only or name in only:
+            stale += [(source, name, target) for target in targets if target not in kept]
+    manifest = {"compiler": version, "operators": operators}
+    failures = []
+    with ThreadPoolExecutor(jobs) as pool:
+        jobs_of = [pool.submit(_compile, nvcc, source, target, output) for source, _, target in stale]
+        for (_, name, target), job in zip(stale, jobs_of, strict=True):
+            try:
+                operators[name]["targets"][target] = job.result()
+            except BuildError as error:
+                failures.append(str(error))
+                continue
+            _write(output, manifest)
+    _remove_strays(output, operators)
+    _write(output, manifest)
+    if failures:
+        raise BuildError("\n".join(failures))
+    return manifest
+
+
+def _compile(nvcc: Path, source: Path, target: str, output: Path) -> dict[str, Any]:
+    file = output / f"{source.stem}.sm_{target}.cubin"
+    began = time.monotonic()
+    command = [str(nvcc), *FLAGS, f"-arch=sm_{target}", "-I", str(SOURCES), "-o", str(file), str(source)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise BuildError(f"{source.name} does not compile for sm_{target}:\n{result.stdout}{result.stderr}")
+    kernels = _parse_usage(result.stdout + result.stderr)
+    return {"file": file.name, "seconds": round(time.monotonic() - began, 1), "kernels": kernels}
+
+
+def _parse_usage(log: str) -> dict[str, dict[str, int]]:
+    """What `ptxas -v` says of each kernel."""
+    kernels: dict[str, dict[str, int]] = {}
+    name = ""
+    for line in log.splitlines():
+        if match := _ENTRY.search(line):
+            name = match[1]
+            kernels[name] = {"registers": 0, "shared_bytes": 0, "stack_bytes": 0, "spill_bytes": 0}
+        elif (match := _FRAME.search(line)) and name:
+            kernels[name] |= {"stack_bytes": int(match[1]), "spill_bytes": int(match[2]) + int(match[3])}
+        elif (match := _USAGE.search(line)) and name:
+            kernels[name] |= {"registers": int(match[1]), "shared_bytes": int(match[2] or 0)}
+    return kernels
+
+
+def _included(source: Path) -> set[Path]:
+    found, open_ends = set[Path](), [source]
+    while open_ends:
+        path = open_ends.pop()
+        if path in found:
+            continue
+        found.add(path)
+        named = (SOURCES / name for name in _INCLUDE.findall(path.read_text(encoding="utf-8")))
+        open_ends += [path for path in named if path.is_file()]
+    return found
+
+
+def _nvcc_version(nvcc: Path) -> str:
+    answer = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=True).stdout
+    match = re.search(r"V(\d+\.\d+\.\d+)", answer)
+    return match[1] if match else answer.strip()
+
+
+def _remove_strays(output: Path, operators: dict[str, Any]) -> None:
+    wanted = {built["file"] for operator in operators.values() for built in operator["targets"].values()}
+    for file in output.glob("*.cubin"):
+        if file.name not in wanted:
+            file.unlink()
+
+
+def _write(folder: Path, manifest: dict[str, Any]) -> None:
+    """At once or not at all: somebody may read while we write."""
+    draft = folder / "manifest.draft"
+    draft.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+    draft.replace(folder / "manifest.json")
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--targets", default=",".join(TARGETS), help="compute capabilities, such as 80,90a")
+    parser.add_argument("--jobs", type=int, default=2, help="compilers that run at a time")
+    parser.add_argument("--only", default="", help="operators to compile, instead of all")
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    try:
+        manifest = build(arguments.targets.split(","), arguments.jobs, list(filter(None, arguments.only.split(","))))
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    count = sum(len(operator["targets"]) for operator in manifest["operators"].values())
+    size = sum(file.stat().st_size for file in CUBINS.glob("*.cubin"))
+    print(
+        f"{count} cubins, {size / 2**20:.1f} MiB, by nvcc {manifest['compiler']} in {time.monotonic() - began:.0f} s."
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+// rms_norm: x / sqrt(mean(x²) + eps) * weight over the last dim. A block takes one row.
+
+#include "common/reduce.cuh"
+#include "common/types.cuh"
+
+namespace aether {
+
+template <class T, int N>
+__device__ __forceinline__ void rms_norm_row(T* out, const T* x, const T* weight, int width, float eps) {
+  const int step = static_cast<int>(blockDim.x) * N;
+  const int first = static_cast<int>(threadIdx.x) * N;
+  float squares = 0.0f;
+  for (int i = first; i < width; i += step) {
+    const auto values = Vector<T, N>::load(x + i);
+    for (int j = 0; j < N; ++j) {
+      const float value = to_float(values.values[j]);
+      squares += value * value;
+    }
+  }
+  const float scale = rsqrtf(block_reduce<Sum>(squares) / static_cast<float>(width) + eps);
+  for (int i = first; i < width; i += step) {
+    const auto values = Vector<T, N>::load(x + i);
+    const auto weights = Vector<T, N>::load(weight + i);
+    Vector<T, N> result;
+    for (int j = 0; j < N; ++j) {
+      result.values[j] = from_float<T>(to_float(values.values[j]) * scale * to_float(weights.values[j]));
+    }
+    result.store(out + i);
+  }
+}
+
+// out may be x.
+template <class T>
+__device__ __forceinline__ void rms_norm(T* out, const T* x, const T* weight, int width, float eps) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * width;
+  if (is_vectorizable(x, width) && is_vectorizable(out, width) && is_vectorizable(weight, width)) {
+    rms_norm_row<T, Vector<T>::size>(out + row, x + row, weight, width, eps);
+  } else {
+    rms_norm_row<T, 1>(out + row, x + row, weight, width, eps);
+  }
+}
+
+}  // namespace aether
+
+#define AETHER_RMS_NORM(dtype)                                                                                    \
+  extern "C" __global__ void rms_norm_##dtype(aether::dtype* out, const aether::dtype* x,                         \
+                                              const aether::dtype* weight, int width, float eps) {                \
+    aether::rms_norm(out, x, weight, width, eps);                                                                 \
+  }
+AETHER_FOR_EACH_FLOAT(AETHER_RMS_NORM)

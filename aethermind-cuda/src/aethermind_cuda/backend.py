@@ -1,0 +1,59 @@
+"""CUDA devices, put together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aethermind.hal.backend import Backend, Capabilities
+from aethermind.hal.dtype import DType
+from aethermind_cuda.devices import CudaDevices
+from aethermind_cuda.driver import Driver
+from aethermind_cuda.executable import CudaExecutable
+from aethermind_cuda.library import Cubins, KernelLibrary
+from aethermind_cuda.memory import CudaAllocator
+from aethermind_cuda.streams import CudaEvents, CudaStreams
+from aethermind_cuda.transfer import CudaTransfer
+
+__all__ = ["CudaBackend"]
+
+
+class CudaBackend(Backend):
+    """All GPUs that the driver sees, over `driver` and the kernels in `cubins`."""
+
+    def __init__(self, driver: Driver, cubins: Cubins | None = None) -> None:
+        self.name = "cuda"
+        self._driver = driver
+        self._cubins = cubins or Cubins()
+        self._libraries: dict[int, KernelLibrary] = {}
+        self.devices: CudaDevices = CudaDevices(driver)
+        self.allocator: CudaAllocator = CudaAllocator(driver, self.devices)
+        self.streams: CudaStreams = CudaStreams(driver, self.devices)
+        self.events = CudaEvents(driver)
+        self.transfer = CudaTransfer(driver, self.devices, self.streams)
+        self.capabilities = Capabilities(
+            (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32),
+            is_host_accessible=False,
+            supports_graph_capture=True,
+            supports_peer_access=True,
+        )
+
+    def close(self) -> None:
+        for index, library in self._libraries.items():
+            self.devices.synchronize(index)
+            library.close()
+        self._libraries.clear()
+        self.streams.close()
+        self.allocator.close()
+        self.devices.close()
+
+    def compile(self, plan: Any, memory: Any) -> CudaExecutable:
+        """Every plan runs by its own executable, on the device that is current now."""
+        index = self.devices.current()
+        facts = self.devices.facts(index)
+        return CudaExecutable(plan, memory, index, facts, self._library(index), self.allocator.alloc)
+
+    def _library(self, index: int) -> KernelLibrary:
+        self.devices.enter(index)
+        if index not in self._libraries:
+            self._libraries[index] = KernelLibrary(self._driver, self.devices.facts(index), self._cubins)
+        return self._libraries[index]

@@ -1,0 +1,162 @@
+"""The calls of the CUDA driver that this backend makes: the one seam between it and a GPU.
+
+`CudaDriver` (in `bindings_driver`) makes them for real; tests put a driver of their own here. Contexts, streams,
+events, modules, functions and graphs are numbers that mean something to the driver alone, addresses are those of the
+device unless they are said to be the host's, and stream 0 is never used. Every call raises `CudaError` when it fails.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from aethermind.errors import DeviceError
+
+__all__ = ["CudaError", "Driver", "INVALID_DEVICE", "NO_BINARY", "OUT_OF_MEMORY"]
+
+OUT_OF_MEMORY = 2
+INVALID_DEVICE = 101
+NO_BINARY = 209
+
+_ADVICE = {
+    2: "Lower --num-kv-blocks or --max-model-len, choose a smaller model, or end what else uses the GPU.",
+    46: "The GPU is busy or reserved by somebody else; see `nvidia-smi`.",
+    100: "No GPU is visible to the driver; look at CUDA_VISIBLE_DEVICES and `nvidia-smi`.",
+    209: "The kernels were not compiled for this GPU; reinstall aethermind-cuda, or build it on this machine.",
+    214: "The GPU's memory is damaged (an uncorrectable ECC error); reset the GPU or use another one.",
+    700: "A kernel used memory that is not its own; the device is lost to this process. Start again, and report it.",
+    701: "A kernel wants more registers or shared memory than the GPU has. Report it with the name of the GPU.",
+    702: "A kernel ran longer than the display's watchdog allows. Use a GPU without a display.",
+    719: "A kernel failed; the device is lost to this process. Start again, and report it.",
+    802: "The GPUs of this machine are still being connected; try again in a minute.",
+    803: "The driver is older than CUDA 13 needs; update the NVIDIA driver.",
+    804: "The driver is older than CUDA 13 needs; update the NVIDIA driver.",
+}
+
+
+class CudaError(DeviceError):
+    """A call of the driver failed with `code`, which has a `name` such as CUDA_ERROR_OUT_OF_MEMORY."""
+
+    def __init__(self, call: str, code: int, name: str, text: str) -> None:
+        advice = _ADVICE.get(code, "`nvidia-smi` may tell more.")
+        super().__init__(f"{call} failed: {text} ({name}, {code}). {advice}")
+        self.code = code
+        self.name = name
+
+
+class Driver(Protocol):
+    """What is asked of libcuda, by threads in which a context is current (`set_context`) where one is needed."""
+
+    # Devices
+
+    def version(self) -> tuple[int, int]:
+        """The CUDA version that the driver speaks, such as (13, 0)."""
+
+    def device_count(self) -> int: ...
+
+    def device_name(self, index: int) -> str: ...
+
+    def device_memory(self, index: int) -> int:
+        """All its memory in bytes."""
+
+    def device_attribute(self, index: int, attribute: int) -> int:
+        """A `CUdevice_attribute` by number."""
+
+    def retain_context(self, index: int) -> int:
+        """The primary context of a device."""
+
+    def release_context(self, index: int) -> None: ...
+
+    def set_context(self, context: int) -> None: ...
+
+    def synchronize_context(self) -> None: ...
+
+    def can_access_peer(self, index: int, other: int) -> bool: ...
+
+    def enable_peer_access(self, other_context: int) -> None:
+        """Let the current context reach the memory of another; enabled already counts as done."""
+
+    # Memory
+
+    def memory_info(self) -> tuple[int, int]:
+        """Free and total bytes of the current context's device."""
+
+    def mem_alloc(self, nbytes: int) -> int: ...
+
+    def mem_free(self, address: int) -> None: ...
+
+    def host_alloc(self, nbytes: int) -> int:
+        """Page-locked memory of the host, reachable by every device."""
+
+    def host_free(self, address: int) -> None: ...
+
+    def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
+        """Between any two addresses, of the host or of devices, in the order of a stream."""
+
+    def fill(self, destination: int, byte: int, nbytes: int, stream: int) -> None: ...
+
+    # Streams and events
+
+    def stream_priority_range(self) -> tuple[int, int]:
+        """The numbers of the least and the greatest priority, such as (0, -5)."""
+
+    def stream_create(self, priority: int) -> int:
+        """A stream that is in step with none."""
+
+    def stream_destroy(self, stream: int) -> None: ...
+
+    def stream_query(self, stream: int) -> bool: ...
+
+    def stream_synchronize(self, stream: int) -> None: ...
+
+    def stream_wait_event(self, stream: int, event: int) -> None: ...
+
+    def event_create(self, timing: bool) -> int: ...
+
+    def event_destroy(self, event: int) -> None: ...
+
+    def event_record(self, event: int, stream: int) -> None: ...
+
+    def event_query(self, event: int) -> bool: ...
+
+    def event_synchronize(self, event: int) -> None: ...
+
+    def event_elapsed(self, begin: int, end: int) -> float:
+        """Milliseconds."""
+
+    # Kernels
+
+    def module_load(self, image: bytes) -> int:
+        """A cubin for the current context; the code NO_BINARY where it does not fit the device."""
+
+    def module_unload(self, module: int) -> None: ...
+
+    def get_function(self, module: int, name: str) -> int: ...
+
+    def set_dynamic_shared_limit(self, function: int, nbytes: int) -> None:
+        """Let a function be launched with more than 48 KiB of dynamic shared memory."""
+
+    def launch_kernel(
+        self,
+        function: int,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        stream: int,
+        parameters: int,
+    ) -> None:
+        """`parameters` is the host address of an array of pointers, one to each argument (`void**`)."""
+
+    # Graphs
+
+    def begin_capture(self, stream: int) -> None:
+        """What is put on the stream by this thread from now on is noted instead of run."""
+
+    def end_capture(self, stream: int) -> int:
+        """The graph of what was noted."""
+
+    def graph_instantiate(self, graph: int) -> int:
+        """An executable graph; the graph itself is given back."""
+
+    def graph_launch(self, executable: int, stream: int) -> None: ...
+
+    def graph_destroy(self, executable: int) -> None: ...

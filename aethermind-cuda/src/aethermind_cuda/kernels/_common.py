@@ -1,0 +1,42 @@
+"""What the descriptions of kernels share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from aethermind.dispatch import Kernel
+from aethermind.dispatch.kernel import Pack, Signature
+from aethermind.hal.dtype import DType
+from aethermind_cuda.launch import Call, KernelFunction, Work
+
+__all__ = ["FLOATS", "cuda_kernel", "div_up", "threads_for"]
+
+FLOATS = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
+_WARP = 32
+
+
+def cuda_kernel(
+    operator: str,
+    launches: Callable[[Call], Iterable[Work]],
+    *,
+    name: str = "cuda",
+    dtypes: frozenset[DType] = FLOATS,
+    workspace_bytes: Callable[[Call], int] = lambda _: 0,
+    supports: Callable[[Signature], str | None] = lambda _: None,
+    packs: Mapping[str, Pack] | None = None,
+    **rest: Any,
+) -> Kernel:
+    """A kernel of this device; `rest` are further fields of `Kernel`."""
+    function: Any = KernelFunction(launches, workspace_bytes)
+    return Kernel(operator, "cuda", name, dtypes, function=function, supports=supports, packs=packs or {}, **rest)
+
+
+def div_up(count: int, size: int) -> int:
+    """How many pieces of `size` cover `count`."""
+    return -(-count // size)
+
+
+def threads_for(count: int, most: int = 1024) -> int:
+    """A number of threads for `count` things that a block does side by side: whole warps, at most `most`."""
+    return max(_WARP, min(most, div_up(count, _WARP) * _WARP))

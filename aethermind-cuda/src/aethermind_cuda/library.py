@@ -1,0 +1,126 @@
+"""Compiled kernels: found by compute capability, loaded when first launched, their arguments packed once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from aethermind.errors import DeviceError
+from aethermind_cuda.driver import Driver
+from aethermind_cuda.launch import DeviceFacts, Launch, Parameters
+from aethermind_cuda.targets import best_target
+
+__all__ = ["CUBINS", "Cubins", "KernelLibrary"]
+
+CUBINS = Path(__file__).parent / "cubins"
+_FREE_SHARED_BYTES = 48 * 1024
+"""What a launch may have of dynamic shared memory without asking first."""
+
+
+class Cubins:
+    """A folder of cubins and its manifest (see `build_kernels.py`)."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or CUBINS
+
+    @cached_property
+    def operators(self) -> Mapping[str, Any]:
+        """What the manifest says of each source; empty where nothing was built."""
+        path = self.folder / "manifest.json"
+        operators: Mapping[str, Any] = json.loads(path.read_text())["operators"] if path.is_file() else {}
+        return operators
+
+    def reason_against(self, capability: tuple[int, int]) -> str | None:
+        """Why a GPU cannot be used with these, as a sentence, or None."""
+        if not self.operators:
+            return (
+                "aethermind-cuda was installed without its compiled kernels. Run `make cuda-kernels` in the source "
+                "tree, or install a built wheel."
+            )
+        targets = {target for operator in self.operators.values() for target in operator["targets"]}
+        if best_target(targets, capability) is None:
+            return (
+                f"aethermind-cuda has kernels for compute capability {', '.join(sorted(targets, key=_by_number))}, and "
+                f"none of them runs on {_written(capability)}. Build them from source with --targets "
+                f"{capability[0]}{capability[1]}, or use another device."
+            )
+        return None
+
+    def image(self, source: str, capability: tuple[int, int]) -> bytes:
+        """The cubin of a source for a GPU; DeviceError where there is none."""
+        operator = self.operators.get(source)
+        target = None if operator is None else best_target(operator["targets"], capability)
+        if operator is None or target is None:
+            reason = self.reason_against(capability) or f"it was built without {source} for {_written(capability)}."
+            raise DeviceError(f"The CUDA kernels of {source} cannot be loaded: {reason}")
+        image: bytes = (self.folder / operator["targets"][target]["file"]).read_bytes()
+        return image
+
+
+class KernelLibrary:
+    """The kernels of one device, whose context has to be current. See `launch.Context`."""
+
+    def __init__(self, driver: Driver, facts: DeviceFacts, cubins: Cubins | None = None) -> None:
+        self._driver = driver
+        self._facts = facts
+        self._cubins = cubins or Cubins()
+        self._modules: dict[str, int] = {}
+        self._functions: dict[tuple[str, str], int] = {}
+        self._shared_limits: dict[int, int] = {}
+
+    def function(self, source: str, kernel: str) -> int:
+        """The driver's handle of an entry point."""
+        key = source, kernel
+        if key not in self._functions:
+            if source not in self._modules:
+                image = self._cubins.image(source, self._facts.compute_capability)
+                self._modules[source] = self._driver.module_load(image)
+            self._functions[key] = self._driver.get_function(self._modules[source], kernel)
+        return self._functions[key]
+
+    def bind_launch(self, launch: Launch) -> Callable[[int], None]:
+        """What launches on a stream; DeviceError for more shared memory than a block can have."""
+        if not all(launch.grid):
+            return _nothing
+        function = self.function(launch.source, launch.kernel)
+        self._allow_shared(function, launch)
+        launch_kernel, parameters = self._driver.launch_kernel, Parameters(launch.arguments)
+        grid, block, shared_bytes = launch.grid, launch.block, launch.shared_bytes
+
+        def enqueue(stream: int) -> None:
+            launch_kernel(function, grid, block, shared_bytes, stream, parameters.address)
+
+        return enqueue
+
+    def close(self) -> None:
+        """Unload all modules."""
+        for module in self._modules.values():
+            self._driver.module_unload(module)
+        self._modules.clear()
+        self._functions.clear()
+
+    def _allow_shared(self, function: int, launch: Launch) -> None:
+        wanted, limit = launch.shared_bytes, self._facts.shared_bytes
+        if wanted > limit:
+            raise DeviceError(
+                f"The CUDA kernel {launch.kernel} wants {wanted} bytes of shared memory, and a block of this GPU can "
+                f"have {limit}."
+            )
+        if wanted > self._shared_limits.get(function, _FREE_SHARED_BYTES):
+            self._driver.set_dynamic_shared_limit(function, wanted)
+            self._shared_limits[function] = wanted
+
+
+def _nothing(_: int) -> None:
+    """A launch without blocks."""
+
+
+def _written(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"
+
+
+def _by_number(target: str) -> tuple[int, str]:
+    return int(target.rstrip("af")), target

@@ -1,0 +1,186 @@
+"""Device memory and page-locked host memory, kept for reuse where asking the driver again would cost time."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from aethermind.errors import InvalidArgumentError, OutOfMemoryError
+from aethermind.hal.allocator import Allocator, MemoryStats
+from aethermind.hal.buffer import Buffer, MemoryKind
+from aethermind.hal.device import DeviceId
+from aethermind.hal.host_memory import HostAllocator
+from aethermind_cuda.devices import CudaDevices
+from aethermind_cuda.driver import OUT_OF_MEMORY, CudaError, Driver
+
+__all__ = ["CudaAllocator", "MemoryPressure"]
+
+_SMALLEST = 512
+_LARGEST_KEPT = 32 << 20
+"""What is larger goes back to the driver when it is freed: arenas, weights, the KV cache."""
+
+
+class MemoryPressure(NamedTuple):
+    """Bytes of a device: free by the driver's own count, all, and what is kept here for reuse."""
+
+    free_bytes: int
+    total_bytes: int
+    kept_bytes: int
+
+
+class _Pool:
+    """Memory of one kind on one device. Counts what was asked for, holds size classes; the caller locks."""
+
+    def __init__(self, take: Callable[[int], int], give_back: Callable[[int], None]) -> None:
+        self._take = take
+        self._give_back = give_back
+        self._kept: defaultdict[int, list[int]] = defaultdict(list)
+        self.allocated = self.reserved = self.peak = self.count = self.kept_bytes = 0
+
+    def alloc(self, nbytes: int) -> int:
+        size = _size_class(nbytes)
+        if self._kept[size]:
+            address = self._kept[size].pop()
+            self.kept_bytes -= size
+        else:
+            address = self._take_or_trim(size)
+            self.reserved += size
+        self.allocated += nbytes
+        self.peak = max(self.peak, self.allocated)
+        self.count += 1
+        return address
+
+    def free(self, address: int, nbytes: int) -> None:
+        size = _size_class(nbytes)
+        self.allocated -= nbytes
+        if size <= _LARGEST_KEPT:
+            self._kept[size].append(address)
+            self.kept_bytes += size
+        else:
+            self.reserved -= size
+            self._give_back(address)
+
+    def trim(self) -> None:
+        """Give back everything that is kept."""
+        for size, addresses in self._kept.items():
+            while addresses:
+                self._give_back(addresses.pop())
+                self.reserved -= size
+        self.kept_bytes = 0
+
+    def stats(self) -> MemoryStats:
+        return MemoryStats(self.allocated, self.reserved, self.peak, self.count)
+
+    def _take_or_trim(self, size: int) -> int:
+        try:
+            return self._take(size)
+        except CudaError as error:
+            if error.code != OUT_OF_MEMORY or not self.kept_bytes:
+                raise
+        self.trim()
+        return self._take(size)
+
+
+class CudaAllocator(Allocator):
+    """Buffers of the current device. `stats` counts device memory, `pinned_stats` the page-locked memory of the host.
+
+    Who frees a buffer has waited for what used it: memory is handed out again at once.
+    """
+
+    def __init__(self, driver: Driver, devices: CudaDevices) -> None:
+        self._driver = driver
+        self._devices = devices
+        self._lock = threading.RLock()  # a garbage collection inside `alloc` may release another buffer
+        self._pools: dict[tuple[int, MemoryKind], _Pool] = {}
+        self._is_closed = False
+
+    def alloc(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
+        index = self._devices.current()
+        device = DeviceId("cuda", index)
+        if nbytes < 0:
+            raise InvalidArgumentError(f"Cannot allocate {nbytes} bytes on {device}: the size is negative.")
+        if kind is MemoryKind.HOST:
+            return HostAllocator(device).alloc(nbytes, kind)
+        with self._lock:
+            self._devices.enter(index)
+            pool = self._pool(index, kind)
+            try:
+                address = pool.alloc(nbytes)
+            except CudaError as error:
+                if error.code != OUT_OF_MEMORY:
+                    raise
+                raise self._out_of_memory(nbytes, kind, device, pool) from error
+
+        def release() -> None:
+            with self._lock:
+                if not self._is_closed:
+                    self._devices.enter(index)
+                    pool.free(address, nbytes)
+
+        is_host = kind is MemoryKind.PINNED
+        return Buffer(device, address, nbytes, kind=kind, is_host_accessible=is_host, release=release)
+
+    def stats(self) -> MemoryStats:
+        return self._stats(MemoryKind.DEVICE)
+
+    def pinned_stats(self) -> MemoryStats:
+        """What was handed out of page-locked host memory."""
+        return self._stats(MemoryKind.PINNED)
+
+    def pressure(self, index: int) -> MemoryPressure:
+        """How full a device is, other processes included."""
+        with self._lock:
+            self._devices.enter(index)
+            return MemoryPressure(*self._driver.memory_info(), self._pool(index, MemoryKind.DEVICE).kept_bytes)
+
+    def trim(self) -> None:
+        """Give back to the driver what is kept for reuse."""
+        with self._lock:
+            for (index, _), pool in self._pools.items():
+                self._devices.enter(index)
+                pool.trim()
+
+    def close(self) -> None:
+        """Give back what is kept; buffers that are still in use end with the process's context."""
+        self.trim()
+        self._is_closed = True
+
+    def _pool(self, index: int, kind: MemoryKind) -> _Pool:
+        if (index, kind) not in self._pools:
+            driver = self._driver
+            is_device = kind is MemoryKind.DEVICE
+            calls = (driver.mem_alloc, driver.mem_free) if is_device else (driver.host_alloc, driver.host_free)
+            self._pools[index, kind] = _Pool(*calls)
+        return self._pools[index, kind]
+
+    def _stats(self, kind: MemoryKind) -> MemoryStats:
+        with self._lock:
+            every = [pool.stats() for (_, its_kind), pool in self._pools.items() if its_kind is kind]
+        return MemoryStats(
+            sum(one.allocated_bytes for one in every),
+            sum(one.reserved_bytes for one in every),
+            sum(one.peak_bytes for one in every),
+            sum(one.num_allocations for one in every),
+        )
+
+    def _out_of_memory(self, nbytes: int, kind: MemoryKind, device: DeviceId, pool: _Pool) -> OutOfMemoryError:
+        if kind is MemoryKind.PINNED:
+            return OutOfMemoryError(
+                f"Could not allocate {nbytes} bytes of page-locked host memory on {device}: {pool.allocated} are "
+                "in use by this process. Lower --swap-space or --max-num-batched-tokens, or raise the limit on locked "
+                "memory."
+            )
+        free, total = self._driver.memory_info()
+        return OutOfMemoryError(
+            f"Could not allocate {nbytes} bytes on {device}: {free} of its {total} bytes are free, {pool.allocated} "
+            "are in use by this process's tensors. Lower --num-kv-blocks or --max-model-len, or choose a smaller model."
+        )
+
+
+def _size_class(nbytes: int) -> int:
+    """A power of two for what is small, whole pages of 2 MiB for what is not: at most half of it is unused."""
+    if nbytes > 1 << 20:
+        return -(-nbytes // (2 << 20)) * (2 << 20)
+    return max(_SMALLEST, 1 << max(0, nbytes - 1).bit_length())

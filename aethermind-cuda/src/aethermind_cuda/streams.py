@@ -1,0 +1,122 @@
+"""Streams and events as handles of the driver's."""
+
+from __future__ import annotations
+
+from threading import Lock
+
+from aethermind.errors import DeviceError
+from aethermind.hal.event import Event, EventManager
+from aethermind.hal.stream import Stream, StreamManager
+from aethermind_cuda.devices import CudaDevices
+from aethermind_cuda.driver import Driver
+
+__all__ = ["CudaEvent", "CudaEvents", "CudaStream", "CudaStreams"]
+
+
+class CudaStream(Stream):
+    """A stream of one device, in step with no other."""
+
+    def __init__(self, driver: Driver, devices: CudaDevices, index: int, priority: int) -> None:
+        self.device = index
+        self._driver = driver
+        self._devices = devices
+        devices.enter(index)
+        least, greatest = driver.stream_priority_range()
+        self._handle: int | None = driver.stream_create(min(max(priority, greatest), least))
+
+    @property
+    def handle(self) -> int:
+        """The driver's handle, with its context made current; DeviceError when the stream was destroyed."""
+        if self._handle is None:
+            raise DeviceError("The stream was destroyed; create another one.")
+        self._devices.enter(self.device)
+        return self._handle
+
+    def query(self) -> bool:
+        return self._driver.stream_query(self.handle)
+
+    def synchronize(self) -> None:
+        self._driver.stream_synchronize(self.handle)
+
+    def wait_event(self, event: Event) -> None:
+        handle = self.handle
+        assert isinstance(event, CudaEvent), "the event is of another backend"
+        if event.handle is not None:
+            self._driver.stream_wait_event(handle, event.handle)
+
+    def destroy(self) -> None:
+        handle = self.handle
+        try:
+            self._driver.stream_synchronize(handle)
+        finally:
+            self._handle = None
+            self._driver.stream_destroy(handle)
+
+
+class CudaStreams(StreamManager):
+    """Streams of all devices. The default ones are streams like the others: nothing waits for them unasked."""
+
+    def __init__(self, driver: Driver, devices: CudaDevices) -> None:
+        self._driver = driver
+        self._devices = devices
+        self._defaults: dict[int, CudaStream] = {}
+        self._lock = Lock()
+
+    def create(self, index: int = 0, *, priority: int = 0) -> CudaStream:
+        self._devices.check(index)
+        return CudaStream(self._driver, self._devices, index, priority)
+
+    def default(self, index: int = 0) -> CudaStream:
+        with self._lock:
+            if index not in self._defaults:
+                self._defaults[index] = self.create(index)
+            return self._defaults[index]
+
+    def close(self) -> None:
+        """Destroy the default streams."""
+        for stream in self._defaults.values():
+            stream.destroy()
+        self._defaults.clear()
+
+
+class CudaEvent(Event):
+    """A mark that exists from its first recording on, in the context of the stream that it was recorded on."""
+
+    def __init__(self, driver: Driver, *, timing: bool) -> None:
+        self.handle: int | None = None
+        self._driver = driver
+        self._has_timing = timing
+
+    def __del__(self) -> None:
+        if self.handle is not None:
+            self._driver.event_destroy(self.handle)
+
+    def record(self, stream: Stream) -> None:
+        assert isinstance(stream, CudaStream), "the stream is of another backend"
+        stream_handle = stream.handle
+        if self.handle is None:
+            self.handle = self._driver.event_create(self._has_timing)
+        self._driver.event_record(self.handle, stream_handle)
+
+    def query(self) -> bool:
+        return self.handle is None or self._driver.event_query(self.handle)
+
+    def synchronize(self) -> None:
+        if self.handle is not None:
+            self._driver.event_synchronize(self.handle)
+
+    def elapsed_ms(self, end: Event) -> float:
+        assert isinstance(end, CudaEvent), "events of different backends cannot be compared"
+        if not (self._has_timing and end._has_timing) or self.handle is None or end.handle is None:
+            raise DeviceError("Elapsed time needs two events with timing=True that were recorded and reached.")
+        return self._driver.event_elapsed(self.handle, end.handle)
+
+
+class CudaEvents(EventManager):
+    """Makes events; one belongs to the device whose stream records it first."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def create(self, *, timing: bool = False) -> CudaEvent:
+        return CudaEvent(self._driver, timing=timing)

@@ -1,0 +1,40 @@
+"""Which of the compiled targets runs on which GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["best_target", "runs_on"]
+
+_TARGET = re.compile(r"(\d+)(\d)([af]?)")
+_TEGRA = frozenset({(8, 7), (8, 8), (11, 0)})
+"""Systems on a chip: their binaries are compatible with nobody else's (CUDA C++ Programming Guide, 1.4)."""
+
+
+def runs_on(target: str, capability: tuple[int, int]) -> bool:
+    """Whether code for `target` (80, 90a, 100f) runs on a GPU of this compute capability.
+
+    Code runs on later ones of the same major version; that with `a` on its own only, that with `f` in its family,
+    which is the major version so far. Nothing is compatible from or to systems on a chip.
+    """
+    match = _TARGET.fullmatch(target)
+    if match is None:
+        return False
+    own = int(match[1]), int(match[2])
+    if own == capability:
+        return True
+    is_exact = match[3] == "a" or own in _TEGRA or capability in _TEGRA
+    return not is_exact and own[0] == capability[0] and own[1] <= capability[1]
+
+
+def best_target(targets: Iterable[str], capability: tuple[int, int]) -> str | None:
+    """The newest target that runs there, code for one architecture alone first; None where there is none."""
+    fitting = [target for target in targets if runs_on(target, capability)]
+    return max(fitting, key=_rank, default=None)
+
+
+def _rank(target: str) -> tuple[int, int, str]:
+    match = _TARGET.fullmatch(target)
+    assert match is not None
+    return int(match[1]), int(match[2]), {"a": "2", "f": "1"}.get(match[3], "0")

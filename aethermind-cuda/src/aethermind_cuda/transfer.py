@@ -1,0 +1,66 @@
+"""Copies between host and devices and from device to device, and their bytes counted."""
+
+from __future__ import annotations
+
+from aethermind.hal.buffer import Buffer, MemoryKind
+from aethermind.hal.stream import Stream
+from aethermind.hal.tensor import Tensor
+from aethermind.hal.transfer import DataTransfer, TransferStats, check_copy, check_fill
+from aethermind_cuda.devices import CudaDevices
+from aethermind_cuda.driver import Driver
+from aethermind_cuda.streams import CudaStream, CudaStreams
+
+__all__ = ["CudaTransfer"]
+
+
+class CudaTransfer(DataTransfer):
+    """A call without a stream waits for its own copy and for nothing else. Copies between devices go directly where
+    the hardware connects them, and by way of the host elsewhere; the driver knows which memory an address is in.
+    """
+
+    def __init__(self, driver: Driver, devices: CudaDevices, streams: CudaStreams) -> None:
+        self._driver = driver
+        self._devices = devices
+        self._streams = streams
+        self._to_device = self._to_host = 0
+
+    def copy(self, destination: Tensor, source: Tensor) -> None:
+        check_copy(destination, source)
+        stream = self._streams.create(_device_of(destination, source))
+        self.copy_async(destination, source, stream)
+        stream.destroy()
+
+    def copy_async(self, destination: Tensor, source: Tensor, stream: Stream) -> None:
+        check_copy(destination, source)
+        assert isinstance(stream, CudaStream), "the stream is of another backend"
+        handle, nbytes = stream.handle, source.nbytes
+        if nbytes:
+            self._driver.copy(destination.address, source.address, nbytes, handle)
+            self._count(destination.buffer, source.buffer, nbytes)
+
+    def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:
+        check_fill(destination, byte)
+        own = self._streams.create(destination.buffer.device.index) if stream is None else None
+        where = own or stream
+        assert isinstance(where, CudaStream), "the stream is of another backend"
+        handle = where.handle
+        if destination.nbytes:
+            self._driver.fill(destination.address, byte, destination.nbytes, handle)
+        if own is not None:
+            own.destroy()
+
+    def stats(self) -> TransferStats:
+        return TransferStats(self._to_device, self._to_host)
+
+    def _count(self, destination: Buffer, source: Buffer, nbytes: int) -> None:
+        to_device, from_device = (buffer.kind is MemoryKind.DEVICE for buffer in (destination, source))
+        if to_device and not from_device:
+            self._to_device += nbytes
+        elif from_device and not to_device:
+            self._to_host += nbytes
+
+
+def _device_of(destination: Tensor, source: Tensor) -> int:
+    """The device that copies: the one whose memory is written, or else read."""
+    is_device = destination.buffer.kind is MemoryKind.DEVICE
+    return (destination if is_device else source).buffer.device.index

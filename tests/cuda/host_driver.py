@@ -1,0 +1,242 @@
+"""A CUDA driver over host memory: everything happens at once, and what kernels would do is written down."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import time
+from collections import Counter
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aethermind_cuda.driver import INVALID_DEVICE, OUT_OF_MEMORY, CudaError
+from aethermind_cuda.library import Cubins
+
+__all__ = ["HostDriver", "Launched", "fake_cubins"]
+
+ATTRIBUTES = {16: 108, 38: 40 << 20, 75: 8, 76: 0, 97: 163 << 10}
+"""Those of an A100."""
+
+
+class Launched(NamedTuple):
+    """A launch as the driver saw it; `parameters` is the address of the pointers to its arguments."""
+
+    function: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    stream: int
+    parameters: int
+
+    def argument(self, position: int, kind: Any) -> Any:
+        """The value that the kernel would read."""
+        pointers = ctypes.cast(self.parameters, ctypes.POINTER(ctypes.c_void_p))
+        return kind.from_address(pointers[position]).value
+
+
+class HostDriver:
+    """Two GPUs of `memory` bytes each. `calls` counts by name; what is allocated and not freed is in `memory`."""
+
+    def __init__(self, num_devices: int = 2, memory: int = 1 << 30) -> None:
+        self.num_devices = num_devices
+        self.total = memory
+        self.calls: Counter[str] = Counter()
+        self.launches: list[Launched] = []
+        self.shared_limits: dict[int, int] = {}
+        self.memory: dict[int, Any] = {}
+        self.used = 0
+        self.handles: dict[int, Any] = {}
+        self.captured: list[Any] | None = None
+        self._numbers = count(0x1000)
+
+    def _new(self, thing: Any) -> int:
+        number = next(self._numbers)
+        self.handles[number] = thing
+        return number
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if not name.startswith("_") and callable(found) and name != "run":
+            self.calls[name] += 1
+        return found
+
+    # Devices
+
+    def version(self) -> tuple[int, int]:
+        return 13, 0
+
+    def device_count(self) -> int:
+        return self.num_devices
+
+    def device_name(self, index: int) -> str:
+        return f"fake GPU {index}"
+
+    def device_memory(self, index: int) -> int:
+        self._check(index)
+        return self.total
+
+    def device_attribute(self, index: int, attribute: int) -> int:
+        self._check(index)
+        return ATTRIBUTES[attribute]
+
+    def _check(self, index: int) -> None:
+        if not 0 <= index < self.num_devices:
+            raise CudaError("cuDeviceGet", INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal")
+
+    def retain_context(self, index: int) -> int:
+        return self._new(("context", index))
+
+    def release_context(self, index: int) -> None:
+        self._check(index)
+
+    def set_context(self, context: int) -> None:
+        assert self.handles[context][0] == "context"
+
+    def synchronize_context(self) -> None: ...
+
+    def can_access_peer(self, index: int, other: int) -> bool:
+        return index != other
+
+    def enable_peer_access(self, other_context: int) -> None:
+        assert self.handles[other_context][0] == "context"
+
+    # Memory
+
+    def memory_info(self) -> tuple[int, int]:
+        return self.total - self.used, self.total
+
+    def mem_alloc(self, nbytes: int) -> int:
+        if self.used + nbytes > self.total:
+            raise CudaError("cuMemAlloc", OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+        self.used += nbytes
+        return self._allocate(nbytes)
+
+    def mem_free(self, address: int) -> None:
+        self.used -= len(self.memory[address]) - 512
+        del self.memory[address]
+
+    def host_alloc(self, nbytes: int) -> int:
+        return self._allocate(nbytes)
+
+    def host_free(self, address: int) -> None:
+        del self.memory[address]
+
+    def _allocate(self, nbytes: int) -> int:
+        memory = (ctypes.c_byte * (nbytes + 512))()
+        address = -(-ctypes.addressof(memory) // 512) * 512
+        self.memory[address] = memory
+        return address
+
+    def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
+        assert self.handles[stream] == "stream"
+        self._do(lambda: ctypes.memmove(destination, source, nbytes))
+
+    def fill(self, destination: int, byte: int, nbytes: int, stream: int) -> None:
+        assert self.handles[stream] == "stream"
+        self._do(lambda: ctypes.memset(destination, byte, nbytes))
+
+    def _do(self, work: Any) -> None:
+        if self.captured is None:
+            work()
+        else:
+            self.captured.append(work)
+
+    # Streams and events
+
+    def stream_priority_range(self) -> tuple[int, int]:
+        return 0, -5
+
+    def stream_create(self, priority: int) -> int:
+        assert -5 <= priority <= 0
+        return self._new("stream")
+
+    def stream_destroy(self, stream: int) -> None:
+        del self.handles[stream]
+
+    def stream_query(self, stream: int) -> bool:
+        return self.handles[stream] == "stream"
+
+    def stream_synchronize(self, stream: int) -> None:
+        assert self.handles[stream] == "stream"
+
+    def stream_wait_event(self, stream: int, event: int) -> None:
+        assert (self.handles[stream], self.handles[event][0]) == ("stream", "event")
+
+    def event_create(self, timing: bool) -> int:
+        return self._new(["event", timing, 0.0])
+
+    def event_destroy(self, event: int) -> None:
+        del self.handles[event]
+
+    def event_record(self, event: int, stream: int) -> None:
+        assert self.handles[stream] == "stream"
+        self.handles[event][2] = time.perf_counter()
+
+    def event_query(self, event: int) -> bool:
+        return self.handles[event][0] == "event"
+
+    def event_synchronize(self, event: int) -> None:
+        assert self.handles[event][0] == "event"
+
+    def event_elapsed(self, begin: int, end: int) -> float:
+        return (self.handles[end][2] - self.handles[begin][2]) * 1e3
+
+    # Kernels
+
+    def module_load(self, image: bytes) -> int:
+        return self._new(image)
+
+    def module_unload(self, module: int) -> None:
+        del self.handles[module]
+
+    def get_function(self, module: int, name: str) -> int:
+        return self._new(f"{self.handles[module].decode()}:{name}")
+
+    def set_dynamic_shared_limit(self, function: int, nbytes: int) -> None:
+        self.shared_limits[function] = nbytes
+
+    def launch_kernel(
+        self,
+        function: int,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        stream: int,
+        parameters: int,
+    ) -> None:
+        assert self.handles[stream] == "stream"
+        launched = Launched(self.handles[function], grid, block, shared_bytes, stream, parameters)
+        self._do(lambda: self.launches.append(launched))
+
+    # Graphs
+
+    def begin_capture(self, stream: int) -> None:
+        assert self.captured is None, "a capture is under way"
+        self.captured = []
+
+    def end_capture(self, stream: int) -> int:
+        captured, self.captured = self.captured, None
+        return self._new(captured)
+
+    def graph_instantiate(self, graph: int) -> int:
+        return self._new(self.handles.pop(graph))
+
+    def graph_launch(self, executable: int, stream: int) -> None:
+        for work in self.handles[executable]:
+            self._do(work)
+
+    def graph_destroy(self, executable: int) -> None:
+        del self.handles[executable]
+
+
+def fake_cubins(folder: Path, sources: list[str], targets: tuple[str, ...] = ("80",)) -> Cubins:
+    """A folder in which the cubin of each source holds its name."""
+    operators = {}
+    for source in sources:
+        built = {target: {"file": f"{source}.sm_{target}.cubin", "kernels": {}} for target in targets}
+        operators[source] = {"digest": "", "targets": built}
+        for one in built.values():
+            (folder / one["file"]).write_bytes(source.encode())
+    (folder / "manifest.json").write_text(json.dumps({"compiler": "none", "operators": operators}))
+    return Cubins(folder)

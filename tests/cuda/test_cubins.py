@@ -1,0 +1,100 @@
+"""What was compiled: every operator for every target, nothing spilled, nothing older than its source."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from types import ModuleType
+
+import pytest
+from tests.architecture.sources import ROOT
+
+from aethermind_cuda.library import Cubins
+from aethermind_cuda.targets import best_target
+
+BUILDER = ROOT / "aethermind-cuda" / "build_kernels.py"
+SOURCES = sorted((ROOT / "aethermind-cuda" / "csrc").glob("*.cu"))
+
+
+def load_builder() -> ModuleType:
+    """The build script, which is no part of the package."""
+    spec = importlib.util.spec_from_file_location("build_kernels", BUILDER)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def builder() -> ModuleType:
+    """The build script."""
+    return load_builder()
+
+
+@pytest.fixture(scope="module")
+def cubins() -> Cubins:
+    """Those of the installed package, which `make test` has compiled."""
+    cubins = Cubins()
+    assert cubins.operators, "There are no compiled kernels: run `make cuda-kernels`."
+    return cubins
+
+
+def test_every_source_is_compiled_for_every_target(cubins: Cubins, builder: ModuleType) -> None:
+    missing = [
+        f"{source.stem} for {target}"
+        for source in SOURCES
+        for target in builder.TARGETS
+        if target not in cubins.operators.get(source.stem, {"targets": {}})["targets"]
+    ]
+    assert missing == []
+    files = {built["file"] for one in cubins.operators.values() for built in one["targets"].values()}
+    assert files == {path.name for path in cubins.folder.glob("*.cubin")}
+
+
+def test_nothing_is_older_than_its_source(cubins: Cubins, builder: ModuleType) -> None:
+    compiler = builder.read_manifest(cubins.folder)["compiler"]
+    digests = {source.stem: builder.source_digest(source, (compiler, *builder.FLAGS)) for source in SOURCES}
+    assert {name: one["digest"] for name, one in cubins.operators.items()} == digests
+
+
+def test_no_kernel_spills(cubins: Cubins) -> None:
+    spilling = {
+        f"{name} for {target}": usage["spill_bytes"]
+        for operator in cubins.operators.values()
+        for target, built in operator["targets"].items()
+        for name, usage in built["kernels"].items()
+        if usage["spill_bytes"]
+    }
+    assert spilling == {}
+
+
+def test_every_kernel_is_in_every_target_and_named_after_its_source(cubins: Cubins) -> None:
+    for source, operator in cubins.operators.items():
+        kernels = {frozenset(built["kernels"]) for built in operator["targets"].values()}
+        assert len(kernels) == 1, source
+        assert all(name.startswith(source) for name in next(iter(kernels))), source
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)])
+def test_every_gpu_of_note_has_kernels(builder: ModuleType, capability: tuple[int, int]) -> None:
+    assert best_target(builder.TARGETS, capability) is not None
+
+
+def test_the_binaries_are_for_the_architectures_in_their_names(cubins: Cubins, builder: ModuleType) -> None:
+    cuobjdump = str(builder.find_tool("cuobjdump"))
+    for built in next(iter(cubins.operators.values()))["targets"].values():
+        file = cubins.folder / built["file"]
+        header = run(cuobjdump, "--dump-elf", str(file)).splitlines()[:3]
+        number = re.sub(r".*sm_(\d+a?)f?\.cubin", r"\1", built["file"])
+        assert f"sm={number}," in " ".join(header)
+        entries = re.findall(
+            r"^FUNC\s+GLOBAL\s+DEFAULT\s+ENTRY\s+(\w+)$", run(cuobjdump, "--dump-elf-symbols", str(file)), re.M
+        )
+        assert set(entries) == set(built["kernels"])
+
+
+def run(*command: str) -> str:
+    """What a tool says."""
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,103 @@
+"""The conformance kit's own hardware suite over a driver in host memory, and what is CUDA's alone."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from tests.cuda.host_driver import HostDriver
+
+from aethermind.errors import OutOfMemoryError
+from aethermind.hal import DeviceId, DType, MemoryKind, Tensor
+from aethermind.testing.suites import test_hal
+from aethermind_cuda.backend import CudaBackend
+
+globals().update({name: case for name, case in vars(test_hal).items() if name.startswith("test_")})
+
+
+@pytest.fixture
+def driver() -> HostDriver:
+    """Two GPUs of a GiB."""
+    return HostDriver()
+
+
+@pytest.fixture
+def backend(driver: HostDriver) -> CudaBackend:
+    """The backend over it."""
+    return CudaBackend(driver)
+
+
+@pytest.fixture
+def device() -> DeviceId:
+    """The first GPU."""
+    return DeviceId("cuda", 0)
+
+
+def test_closing_gives_everything_back(driver: HostDriver, backend: CudaBackend) -> None:
+    for kind in MemoryKind:
+        backend.allocator.alloc(1000, kind).free()
+    backend.streams.default()
+    backend.close()
+    assert driver.memory == {}
+    assert driver.calls["stream_create"] == driver.calls["stream_destroy"]
+    assert driver.calls["retain_context"] == driver.calls["release_context"]
+
+
+def test_small_memory_is_used_again_and_large_memory_goes_back(driver: HostDriver, backend: CudaBackend) -> None:
+    first = backend.allocator.alloc(1000)
+    address = first.address
+    first.free()
+    assert backend.allocator.alloc(900).address == address
+    assert driver.calls["mem_alloc"] == 1
+    large = backend.allocator.alloc(64 << 20)
+    assert driver.memory_info()[0] <= driver.total - (64 << 20)
+    large.free()
+    assert driver.calls["mem_free"] == 1
+
+
+def test_what_is_kept_is_given_back_before_memory_runs_out(backend: CudaBackend) -> None:
+    kept = [backend.allocator.alloc(30 << 20) for _ in range(33)]
+    del kept
+    gc.collect()
+    assert backend.allocator.pressure(0).kept_bytes == 33 * (30 << 20)
+    backend.allocator.alloc(900 << 20)
+    assert backend.allocator.pressure(0).kept_bytes == 0
+
+
+def test_pressure_is_the_drivers(driver: HostDriver, backend: CudaBackend) -> None:
+    held = backend.allocator.alloc(100 << 20)
+    assert backend.allocator.pressure(0)[:2] == driver.memory_info() == (driver.total - held.nbytes, driver.total)
+
+
+def test_out_of_memory_is_survived(backend: CudaBackend) -> None:
+    held = backend.allocator.alloc(1000 << 20)
+    wanted = 25 << 20
+    with pytest.raises(OutOfMemoryError) as caught:
+        backend.allocator.alloc(wanted)
+    assert str(caught.value) == (
+        f"Could not allocate {wanted} bytes on cuda:0: {24 << 20} of its {1 << 30} bytes are free, {1000 << 20} are in "
+        "use by this process's tensors. Lower --num-kv-blocks or --max-model-len, or choose a smaller model."
+    )
+    held.free()
+    assert backend.allocator.alloc(wanted).nbytes == wanted
+
+
+def test_memory_belongs_to_the_current_device_and_is_copied_to_the_other(backend: CudaBackend) -> None:
+    tensors = []
+    for index in (0, 1):
+        backend.devices.set_current(index)
+        tensors.append(Tensor.of(backend.allocator.alloc(12), DType.INT32, (3,)))
+    assert [tensor.buffer.device.index for tensor in tensors] == [0, 1]
+    array = np.array([1, 2, 3], np.int32)
+    backend.transfer.copy(tensors[0], Tensor.of_numpy(array, DeviceId("cuda", 0)))
+    backend.transfer.copy(tensors[1], tensors[0])
+    back = np.zeros(3, np.int32)
+    backend.transfer.copy(Tensor.of_numpy(back, DeviceId("cuda", 1)), tensors[1])
+    assert back.tolist() == [1, 2, 3]
+    assert backend.transfer.stats() == type(backend.transfer.stats())(12, 12)
+
+
+def test_priorities_are_brought_into_the_drivers_range(backend: CudaBackend) -> None:
+    for priority in (-100, -1, 0, 7):
+        backend.streams.create(priority=priority).destroy()
