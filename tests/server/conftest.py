@@ -70,8 +70,15 @@ def open_server(runtime: Runtime) -> Iterator[Callable[..., httpx.Client]]:
     """Start another server with limits or a key of its own, and return a client for it."""
     with ExitStack() as stack:
 
-        def start(*, block_size: int = 16, **options: Any) -> httpx.Client:
-            own = LLM(device="cpu", dtype="float32", runtime=runtime, max_model_len=512, block_size=block_size)
+        def start(*, block_size: int = 16, scheduling_policy: str = "fair", **options: Any) -> httpx.Client:
+            own = LLM(
+                device="cpu",
+                dtype="float32",
+                runtime=runtime,
+                max_model_len=512,
+                block_size=block_size,
+                scheduling_policy=scheduling_policy,
+            )
             address = stack.enter_context(serving(own, **options))
             return stack.enter_context(httpx.Client(base_url=address, timeout=30))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import httpx
 import openai
@@ -90,8 +91,8 @@ def test_our_own_demands(client: openai.OpenAI, demand: dict[str, object], allow
         ({"structured_outputs": {"regex": "("}}, None),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, None),
         ({"structured_outputs": {"json": {"$ref": "http://example.com/schema"}}}, None),
-        ({"priority": 2**40}, "priority"),
-        ({"deadline_ms": -1}, "deadline_ms"),
+        ({"priority": -1}, "priority"),
+        ({"deadline_ms": 500}, "deadline_ms"),
     ],
 )
 def test_what_cannot_be_asked(http: httpx.Client, extra: dict[str, object], param: str | None) -> None:
@@ -99,3 +100,15 @@ def test_what_cannot_be_asked(http: httpx.Client, extra: dict[str, object], para
     assert answer.status_code == 400, answer.text
     if param is not None:
         assert answer.json()["error"]["param"] == param
+
+
+def test_what_a_policy_heeds(open_server: Callable[..., httpx.Client]) -> None:
+    """A wish that the policy does not look at is refused, and one that it does has its bounds."""
+    http = open_server(scheduling_policy="deadline")
+    for extra, status in (({"deadline_ms": 60_000}, 200), ({"deadline_ms": -1}, 400), ({"priority": 0}, 200)):
+        assert http.post("/v1/completions", json={**ASK, **extra}).status_code == status
+    http = open_server(scheduling_policy="priority")
+    for extra, status in (({"priority": -1}, 200), ({"priority": 2**40}, 400), ({"deadline_ms": 500}, 400)):
+        answer = http.post("/v1/completions", json={**ASK, **extra})
+        assert answer.status_code == status
+    assert "--scheduling-policy deadline" in answer.json()["error"]["message"]

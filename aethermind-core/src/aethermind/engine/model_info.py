@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from aethermind.engine.engine import Engine
+from aethermind.engine.policies import ignored_options
 from aethermind.engine.weight_formats import format_uses
 
 __all__ = ["ModelInfo", "describe_model"]
@@ -14,7 +15,7 @@ __all__ = ["ModelInfo", "describe_model"]
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What was loaded, where, and what it takes. `placement` is one line on kernels and fallbacks, `weight_formats`
-    are those of the weights that are not dense.
+    are those of the weights that are not dense, `ignored_options` what the scheduling policy does not look at.
     """
 
     model: str
@@ -34,6 +35,7 @@ class ModelInfo:
     placement: str
     num_native_breaks: int
     weight_formats: tuple[str, ...] = ()
+    ignored_options: tuple[str, ...] = ()
 
 
 def describe_model(engine: Engine, load_s: float) -> ModelInfo:
@@ -65,4 +67,5 @@ def describe_model(engine: Engine, load_s: float) -> ModelInfo:
         placement=placement,
         num_native_breaks=executor.executable.num_native_breaks,
         weight_formats=tuple(use.name for use in format_uses(planned)),
+        ignored_options=ignored_options(engine.scheduler.policy),
     )

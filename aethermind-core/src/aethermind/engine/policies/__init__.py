@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from aethermind.engine.policies.base import OrderKey, SchedulingPolicy, SharingPolicy, estimated_work_s, fits_now
+from aethermind.engine.policies.base import (
+    OrderKey,
+    SchedulingPolicy,
+    SharingPolicy,
+    estimated_work_s,
+    fits_now,
+    ignored_options,
+)
 from aethermind.engine.policies.deadline import EarliestDeadline
 from aethermind.engine.policies.fair import FairShare
 from aethermind.engine.policies.fcfs import FirstComeFirstServed
@@ -20,4 +27,5 @@ __all__ = [
     "ShortestFirst",
     "estimated_work_s",
     "fits_now",
+    "ignored_options",
 ]

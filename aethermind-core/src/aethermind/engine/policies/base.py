@@ -7,7 +7,9 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from aethermind.engine.request import Request
 
-__all__ = ["OrderKey", "SchedulingPolicy", "SharingPolicy", "estimated_work_s", "fits_now"]
+__all__ = ["OrderKey", "SchedulingPolicy", "SharingPolicy", "estimated_work_s", "fits_now", "ignored_options"]
+
+_WISHES = ("priority", "deadline_ms")
 
 OrderKey: TypeAlias = tuple[float, float, str]
 """Compared like any tuple; ends with the request id, so that no two requests are equal."""
@@ -19,6 +21,9 @@ class SchedulingPolicy(Protocol):
     Two promises. A request's order key may grow while it waits, never shrink: the queue looks again only at who comes
     to the front. And only finitely many others can ever come before a request, which is why nobody starves: in the
     policies here a key is an instant of the clock, and who arrives after it stands behind it.
+
+    A policy may say in `heeds`, a frozenset, which of a request's `priority` and `deadline_ms` it looks at: a server
+    then refuses those that would change nothing. One that does not say is taken to look at both.
     """
 
     def order_key(self, request: Request, now: float) -> OrderKey:
@@ -51,6 +56,12 @@ class SharingPolicy(SchedulingPolicy, Protocol):
     def giver(self, request: Request, running: Sequence[Request], movable: Iterable[Request]) -> Request | None:
         """Who of `movable`, some of `running`, gives way to the first that waits; None where nobody has to."""
         ...
+
+
+def ignored_options(policy: SchedulingPolicy) -> tuple[str, ...]:
+    """Which fields of `RequestOptions` change nothing under a policy, by its own word."""
+    heeds = getattr(policy, "heeds", _WISHES)
+    return tuple(name for name in _WISHES if name not in heeds)
 
 
 def fits_now(num_blocks_needed: int, num_available_blocks: int) -> bool:

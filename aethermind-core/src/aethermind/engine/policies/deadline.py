@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from aethermind.engine.policies.base import OrderKey, estimated_work_s, fits_now
 from aethermind.engine.request import Request
@@ -20,6 +21,7 @@ class EarliestDeadline:
     by, short enough not to starve.
     """
 
+    heeds: ClassVar[frozenset[str]] = frozenset({"deadline_ms"})
     default_s: float = 60.0
     lateness_s: float = 60.0
     seconds_per_prompt_token: float = 1e-4

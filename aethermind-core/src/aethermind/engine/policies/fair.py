@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import ClassVar
 
 from aethermind.engine.policies.base import OrderKey, fits_now
 from aethermind.engine.request import Request
@@ -27,6 +28,7 @@ class FairShare:
     runs more than one request more than another gives one up to a request before it.
     """
 
+    heeds: ClassVar[frozenset[str]] = frozenset()
     spacing_s: float = 30.0
 
     def __post_init__(self) -> None:

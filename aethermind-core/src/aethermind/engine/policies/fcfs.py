@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from aethermind.engine.policies.base import OrderKey, fits_now
 from aethermind.engine.request import Request
 
@@ -12,6 +14,7 @@ class FirstComeFirstServed:
     """Orders by arrival; equal arrivals by request id."""
 
     __slots__ = ()
+    heeds: ClassVar[frozenset[str]] = frozenset()
 
     def order_key(self, request: Request, now: float) -> OrderKey:
         """Earlier arrivals first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from aethermind.engine.policies.base import OrderKey, fits_now
 from aethermind.engine.request import Request
@@ -22,6 +23,7 @@ class PriorityWithAging:
     Requests of `vip_priority` and below are VIPs: once admitted they are never preempted.
     """
 
+    heeds: ClassVar[frozenset[str]] = frozenset({"priority"})
     aging_s: float = 30.0
     vip_priority: int = -10
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from aethermind.engine.policies.base import OrderKey, estimated_work_s, fits_now
 from aethermind.engine.request import Request
@@ -20,6 +21,7 @@ class ShortestFirst:
     within `patience * w`.
     """
 
+    heeds: ClassVar[frozenset[str]] = frozenset()
     seconds_per_prompt_token: float = 1e-4
     seconds_per_new_token: float = 2e-2
     patience: float = 20.0

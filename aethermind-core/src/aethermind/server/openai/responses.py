@@ -158,10 +158,10 @@ class ResponseWish:
         with _own_names():
             return self.chat.sampling(model)
 
-    def options(self, tenant: Tenant) -> RequestOptions:
+    def options(self, tenant: Tenant, model: ServedModel) -> RequestOptions:
         """What it asks of the scheduler."""
         with _own_names():
-            return self.chat.options(tenant)
+            return self.chat.options(tenant, model)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
 
 if TYPE_CHECKING:
+    from aethermind.server.served_model import ServedModel
     from aethermind.server.tenants import Tenant
 
 __all__ = ["SamplingFields", "StreamOptions", "named_fields", "sampling_params"]
@@ -110,8 +111,16 @@ class SamplingFields(StrictModel):
         """Answers to each prompt."""
         return self.n or 1
 
-    def options(self, tenant: Tenant) -> RequestOptions:
-        """What the request asks of the scheduler. ApiError 400 for values out of range."""
+    def options(self, tenant: Tenant, model: ServedModel) -> RequestOptions:
+        """What the request asks of the scheduler. ApiError 400 for values out of range or without effect."""
+        for name in model.info.ignored_options:
+            if getattr(self, name):
+                raise ApiError(
+                    400,
+                    f"{name} has no effect under this server's scheduling policy. Leave it out, or have the server "
+                    f"started with --scheduling-policy {name.removesuffix('_ms')}.",
+                    param=name,
+                )
         with named_fields(self):
             return RequestOptions(
                 priority=tenant.urgency(self.priority),

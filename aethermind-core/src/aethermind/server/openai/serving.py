@@ -54,7 +54,7 @@ class Wish(Protocol):
     def sampling(self, model: ServedModel) -> SamplingParams:
         """What it asks of sampling."""
 
-    def options(self, tenant: Tenant) -> RequestOptions:
+    def options(self, tenant: Tenant, model: ServedModel) -> RequestOptions:
         """What it asks of the scheduler."""
 
 
@@ -68,7 +68,7 @@ async def answer_request(
     """Answer some prompts as `body` wishes, in the form of `answer`."""
     state, tenant, record = request.app.state, request.state.tenant, request.state.record
     record.is_stream, record.user = body.is_stream, body.user
-    params, options = body.sampling(model), body.options(tenant)
+    params, options = body.sampling(model), body.options(tenant, model)
     async with AsyncExitStack() as resources:
         stay = resources.enter_context(state.admission.enter(len(prompts) * body.num_answers, tenant))
         read = [await model.read(prompt) for prompt in prompts]
