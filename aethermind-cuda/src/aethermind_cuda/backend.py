@@ -9,6 +9,7 @@ from aethermind.hal.dtype import DType
 from aethermind_cuda.devices import CudaDevices
 from aethermind_cuda.driver import Driver
 from aethermind_cuda.executable import CudaExecutable
+from aethermind_cuda.graph_capture import BATCH_SIZES, CapturedSteps
 from aethermind_cuda.library import Cubins, KernelLibrary
 from aethermind_cuda.memory import CudaAllocator
 from aethermind_cuda.streams import CudaEvents, CudaStreams
@@ -35,6 +36,7 @@ class CudaBackend(Backend):
             is_host_accessible=False,
             supports_graph_capture=True,
             supports_peer_access=True,
+            batch_sizes=BATCH_SIZES,
         )
 
     def close(self) -> None:
@@ -50,7 +52,8 @@ class CudaBackend(Backend):
         """Every plan runs by its own executable, on the device that is current now."""
         index = self.devices.current()
         facts = self.devices.facts(index)
-        return CudaExecutable(plan, memory, index, facts, self._library(index), self.allocator.alloc)
+        captured = CapturedSteps(self._driver)
+        return CudaExecutable(plan, memory, index, facts, self._library(index), captured, self.allocator.alloc)
 
     def _library(self, index: int) -> KernelLibrary:
         self.devices.enter(index)

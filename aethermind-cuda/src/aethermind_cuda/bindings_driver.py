@@ -179,7 +179,7 @@ class CudaDriver:
     # Graphs
 
     def begin_capture(self, stream: int) -> None:
-        self._call("cuStreamBeginCapture", stream, self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+        self._call("cuStreamBeginCapture", stream, self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
 
     def end_capture(self, stream: int) -> int:
         return int(self._call("cuStreamEndCapture", stream))

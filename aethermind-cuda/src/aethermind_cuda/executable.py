@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aethermind.errors import DeviceError
@@ -12,6 +12,7 @@ from aethermind.graph.plan import Operand, Plan, Step
 from aethermind.hal.buffer import Buffer
 from aethermind.hal.stream import Stream
 from aethermind.ops.dims import resolve
+from aethermind_cuda.graph_capture import CapturedSteps, is_decode_size
 from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, KernelFunction
 from aethermind_cuda.library import KernelLibrary
 from aethermind_cuda.streams import CudaStream
@@ -24,7 +25,7 @@ Enqueue = Callable[[int], None]
 
 
 class CudaExecutable:
-    """The step loop. What is enqueued for the sizes of a run is remembered, of the last 32 that came up."""
+    """What is enqueued for the sizes of a run is remembered, of the last 32 that came up."""
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class CudaExecutable:
         device: int,
         facts: DeviceFacts,
         library: KernelLibrary,
+        captured: CapturedSteps,
         allocate: Callable[[int], Buffer],
     ) -> None:
         self._plan = plan
@@ -41,7 +43,8 @@ class CudaExecutable:
         self._facts = facts
         self._library = library
         self._names = tuple(plan.symbols)
-        self._bound: OrderedDict[tuple[int, ...], list[list[Enqueue]]] = OrderedDict()
+        self._bound: OrderedDict[tuple[int, ...], list[list[Enqueue] | None]] = OrderedDict()
+        self._captured = captured
         nbytes = max(
             (_function(step).workspace_bytes(self._call(step, plan.symbols, 0)) for step in plan.steps), default=0
         )
@@ -53,33 +56,45 @@ class CudaExecutable:
         return 0
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
-        """Enqueue all steps."""
-        self.run_steps(symbols, 0, len(self._plan.steps), stream)
+        """Enqueue all steps: as one graph where their sizes are those of padded decodes."""
+        handle = self._handle(stream)
+        if is_decode_size(self._sizes(symbols), self._plan.symbols):
+            self._captured.run(symbols, handle, lambda where: self._enqueue(symbols, 0, len(self._plan.steps), where))
+        else:
+            self._enqueue(symbols, 0, len(self._plan.steps), handle)
 
     def run_steps(self, symbols: tuple[int, ...], begin: int, end: int, stream: Stream) -> None:
         """Enqueue `steps[begin:end]`."""
+        self._enqueue(symbols, begin, end, self._handle(stream))
+
+    def _enqueue(self, symbols: tuple[int, ...], begin: int, end: int, stream: int) -> None:
+        """What was never bound for these sizes is bound one by one, so that the device has work meanwhile."""
+        if symbols not in self._bound:
+            self._bound[symbols] = [None] * len(self._plan.steps)
+            if len(self._bound) > _MOST_SIZES:
+                self._bound.popitem(last=False)
+        self._bound.move_to_end(symbols)
+        work = self._bound[symbols]
+        for position in range(begin, end):
+            step_work = work[position]
+            if step_work is None:
+                step_work = work[position] = self._bind(self._plan.steps[position], self._sizes(symbols))
+            for enqueue in step_work:
+                enqueue(stream)
+
+    def _bind(self, step: Step, sizes: Mapping[str, int]) -> list[Enqueue]:
+        """What puts the work of a step on a stream."""
+        call = self._call(step, sizes, self._workspace.address)
+        return [work.bind(self._library) for work in _function(step)(call)]
+
+    def _handle(self, stream: Stream) -> int:
         assert isinstance(stream, CudaStream), "the stream is of another backend"
         if stream.device != self._device:
             raise DeviceError(f"A plan for cuda:{self._device} cannot run on a stream of cuda:{stream.device}.")
-        handle = stream.handle
-        for work in self._work(symbols)[begin:end]:
-            for enqueue in work:
-                enqueue(handle)
+        return stream.handle
 
-    def _work(self, symbols: tuple[int, ...]) -> list[list[Enqueue]]:
-        """By step, what puts its work on a stream."""
-        if symbols in self._bound:
-            self._bound.move_to_end(symbols)
-            return self._bound[symbols]
-        sizes = dict(zip(self._names, symbols, strict=True))
-        work = self._bound[symbols] = [list(self._bind(step, sizes)) for step in self._plan.steps]
-        if len(self._bound) > _MOST_SIZES:
-            self._bound.popitem(last=False)
-        return work
-
-    def _bind(self, step: Step, sizes: Mapping[str, int]) -> Iterator[Enqueue]:
-        call = self._call(step, sizes, self._workspace.address)
-        return (work.bind(self._library) for work in _function(step)(call))
+    def _sizes(self, symbols: tuple[int, ...]) -> dict[str, int]:
+        return dict(zip(self._names, symbols, strict=True))
 
     def _call(self, step: Step, sizes: Mapping[str, int], workspace: int) -> Call:
         inputs = tuple(None if operand is None else self._array(operand, sizes) for operand in step.inputs)

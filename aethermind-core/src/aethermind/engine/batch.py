@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -31,11 +31,16 @@ class BatchWriter:
         self._ramp[:] = range(len(self._ramp))
         self._cache = cache
 
-    def write(self, decision: ScheduleDecision) -> tuple[list[SampledRow], int]:
-        """Write a step; returns whose rows get logits, in row order, and the width of the block table."""
+    def write(
+        self, decision: ScheduleDecision, widen: Callable[[int], int] = lambda width: width
+    ) -> tuple[list[SampledRow], int]:
+        """Write a step; returns whose rows get logits, in row order, and the width of the block table.
+
+        `widen` turns the width that is needed into the one to have.
+        """
         cache = self._cache
         tables = [cache.block_table(entry.request.request_id) for entry in decision.scheduled]
-        width = max(map(len, tables))
+        width = widen(max(map(len, tables)))
         padding = [0] * width
         padded = list(chain.from_iterable(chain(table, padding[len(table) :]) for table in tables))
         self._block_tables[: len(padded)] = padded

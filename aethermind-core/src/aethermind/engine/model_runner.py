@@ -11,6 +11,7 @@ from aethermind.cache.kv_cache import KVCache
 from aethermind.cache.shift import BlockShift
 from aethermind.engine.batch import BatchWriter
 from aethermind.engine.decision import ScheduleDecision
+from aethermind.engine.decode_padding import DecodePadding
 from aethermind.engine.embedding_rows import EmbeddingRows, needs_embeddings
 from aethermind.engine.key_shift import turn_keys
 from aethermind.engine.kv_memory import KVMemory
@@ -106,6 +107,12 @@ class ModelRunner:
         self._on_progress = on_progress
         self._plain = self._prepare(planned.compiled)
         self._variants = {(planned.key, True): self._plain}
+        batch_sizes = self._backend.capabilities.batch_sizes
+        self._padding = (
+            DecodePadding(self.executor.host_inputs, planned.compiled.plan.symbols, batch_sizes)
+            if batch_sizes and planned.key == _PLAIN
+            else None
+        )
         self.hooks = HookRegistry(self._value_names)
         self.observer: StepObserver | None = None
 
@@ -141,25 +148,39 @@ class ModelRunner:
         self.kv_memory.copy_blocks(decision.copies)
         if decision.shifts:
             self.turn_keys(decision.shifts)
-        sampled, width = variant.batch.write(decision)
-        sizes = self._fill_rows(variant, model, sampled)
-        num_embeddings = variant.embeddings.fill(decision) if wanted.has_embeddings else 0
-        symbols = (
-            decision.num_batched_tokens,
-            len(decision.scheduled),
-            len(sampled),
-            width,
-            *sizes,
-            num_embeddings,
-        )
+        is_decode = is_plain and decision.num_decodes == len(decision.scheduled)
+        if is_decode and self._padding is not None and self.observer is None:
+            sampled, symbols = self._write_padded(self._padding, decision)
+        else:
+            sampled, symbols = self._write(variant, model, decision)
         failures = self._run(variant, model, symbols, sampled, decision)
         variant.executor.synchronize()
         if not sampled:
             return []
         if has_processors:
-            logits = variant.executor.output("logits", symbols)
+            logits = variant.executor.output("logits", symbols)[: len(sampled)]
             return self._sample_processed(wanted, sampled, logits)
         return self._tokens(variant, model, symbols, sampled, failures)
+
+    def _write(
+        self, variant: _Variant, key: GraphKey, decision: ScheduleDecision
+    ) -> tuple[list[SampledRow], tuple[int, ...]]:
+        """Write a step's inputs; returns whose rows get logits, and the sizes."""
+        sampled, width = variant.batch.write(decision)
+        sizes = self._fill_rows(variant, key, sampled)
+        num_embeddings = variant.embeddings.fill(decision) if key.has_embeddings else 0
+        counts = (decision.num_batched_tokens, len(decision.scheduled), len(sampled))
+        return sampled, (*counts, width, *sizes, num_embeddings)
+
+    def _write_padded(
+        self, padding: DecodePadding, decision: ScheduleDecision
+    ) -> tuple[list[SampledRow], tuple[int, ...]]:
+        """The same for plain decodes on a device that prefers some sizes."""
+        sampled, width = self._plain.batch.write(decision, padding.width)
+        self._plain.rows.fill(sampled)
+        padded = padding.rows(len(sampled))
+        padding.write(len(sampled), padded, width)
+        return sampled, (padded, padded, padded, width, 0, 0, 0, 0)
 
     def executor_of(self, part: Part) -> Executor:
         """The executor of a graph that is about texts instead of steps."""
@@ -249,7 +270,7 @@ class ModelRunner:
         sampled: list[SampledRow],
         failures: dict[int, str],
     ) -> list[SampledToken]:
-        token_ids = variant.executor.output("token_ids", symbols).tolist()
+        token_ids = variant.executor.output("token_ids", symbols)[: len(sampled)].tolist()
         if key == _PLAIN:
             return [SampledToken(request_of(row), token_id) for row, token_id in zip(sampled, token_ids, strict=True)]
         logprobs = self._logprobs(variant, symbols, sampled) if key.is_adjusted else [None] * len(sampled)

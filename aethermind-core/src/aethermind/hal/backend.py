@@ -24,7 +24,8 @@ class Capabilities:
 
     `dtypes` are those of activations, the preferred one first. `is_host_accessible` means that the host may read and
     write device memory in place, so that a reference in NumPy can stand in for a missing kernel where the fallback
-    policy allows it.
+    policy allows it. `batch_sizes`, ascending, are the numbers of sequences for which it prepares a decode step once
+    and then repeats it (a captured graph): steps of others are padded to the next of them.
     """
 
     dtypes: tuple[DType, ...]
@@ -32,6 +33,7 @@ class Capabilities:
     block_sizes: tuple[int, ...] = (1, 16, 32, 64)
     supports_graph_capture: bool = False
     supports_peer_access: bool = False
+    batch_sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,78 @@
+"""Steps of sizes that come again, captured once as CUDA graphs and then launched by one call."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from aethermind_cuda.driver import CudaError, Driver
+
+__all__ = ["BATCH_SIZES", "CapturedSteps", "is_decode_size"]
+
+BATCH_SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, *range(80, 257, 16), *range(288, 513, 32))
+"""Batches that decode steps are padded to: at most half of a small one is padding, an eighth of a large one."""
+
+_MOST_GRAPHS = 64
+
+
+def is_decode_size(sizes: Mapping[str, int], most: Mapping[str, int]) -> bool:
+    """Whether a run has the sizes of a padded decode step, and so will come again: a token and a row of logits for each
+    of as many sequences as `BATCH_SIZES` has (or the plan at most), and nothing else.
+    """
+    if not {"T", "S", "R", "B"} <= sizes.keys():
+        return False
+    count, width = sizes["T"], sizes["B"]
+    is_padded = count in BATCH_SIZES or count == min(most[name] for name in ("T", "S", "R"))
+    is_wide = width > 0 and (width & (width - 1) == 0 or width == most["B"])
+    is_plain = not any(size for name, size in sizes.items() if name not in ("T", "S", "R", "B"))
+    return is_padded and is_wide and is_plain and count == sizes["S"] == sizes["R"]
+
+
+class CapturedSteps:
+    """Graphs by the sizes of their runs, the 64 used last. All of them use the plan's own memory.
+
+    The first run of a size goes without a graph: what libraries load when they are first called must not be captured,
+    and many a size never comes again.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._graphs: OrderedDict[tuple[int, ...], int] = OrderedDict()
+        self._seen: set[tuple[int, ...]] = set()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def run(self, symbols: tuple[int, ...], stream: int, enqueue: Callable[[int], None]) -> None:
+        """Put on a stream what `enqueue(stream)` puts there for these sizes."""
+        graph = self._graphs.get(symbols)
+        if graph is None and symbols not in self._seen:
+            self._seen.add(symbols)
+            enqueue(stream)
+            return
+        if graph is None:
+            graph = self._graphs[symbols] = self._capture(stream, enqueue)
+            if len(self._graphs) > _MOST_GRAPHS:
+                self._driver.graph_destroy(self._graphs.popitem(last=False)[1])
+        self._graphs.move_to_end(symbols)
+        self._driver.graph_launch(graph, stream)
+
+    def close(self) -> None:
+        """Give all graphs back."""
+        while self._graphs:
+            self._driver.graph_destroy(self._graphs.popitem()[1])
+
+    def _capture(self, stream: int, enqueue: Callable[[int], None]) -> int:
+        self._driver.begin_capture(stream)
+        try:
+            enqueue(stream)
+        except BaseException:
+            self._abandon(stream)
+            raise
+        return self._driver.graph_instantiate(self._driver.end_capture(stream))
+
+    def _abandon(self, stream: int) -> None:
+        """End a capture that went wrong, so that the stream can be used again."""
+        with suppress(CudaError):
+            self._driver.graph_destroy(self._driver.graph_instantiate(self._driver.end_capture(stream)))
