@@ -14,7 +14,7 @@ from tests.architecture.sources import ROOT
 from tests.examples.strangers import EXAMPLES, build_wheels, environment
 
 WITH_TESTS = [example.name for example in EXAMPLES if (example / "tests").is_dir()]
-SHORT = ("aethermind-arena",)
+SHORT = ("aethermind-arena", "aethermind-olmo2")
 MAX_LINES = 150
 
 

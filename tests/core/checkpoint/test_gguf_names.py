@@ -50,6 +50,13 @@ def test_unknown_names_stay(name: str) -> None:
     assert hf_name(name) == name
 
 
+def test_modules_of_one_family_only() -> None:
+    more = {"post_ffw_norm": "post_feedforward_layernorm"}
+    assert hf_name("blk.3.post_ffw_norm.weight") == "blk.3.post_ffw_norm.weight"
+    assert hf_name("blk.3.post_ffw_norm.weight", more) == "model.layers.3.post_feedforward_layernorm.weight"
+    assert hf_name("blk.3.attn_q.weight", more) == "model.layers.3.self_attn.q_proj.weight"
+
+
 def write(path: Path, kind: str) -> GgufFile:
     writer = gguf.GGUFWriter(path, "llama")
     type = gguf.GGMLQuantizationType[kind]

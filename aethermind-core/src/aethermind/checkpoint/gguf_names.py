@@ -6,6 +6,7 @@ A family whose conversion to GGUF also permutes rows (Llama's own Q and K) is mo
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,17 @@ _IN_LAYER = {
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<kind>weight|bias)")
 
 
-def hf_name(name: str) -> str:
-    """`blk.3.attn_q.weight` as `model.layers.3.self_attn.q_proj.weight`; a name that is not known stays as it is."""
+def hf_name(name: str, more: Mapping[str, str] | None = None) -> str:
+    """`blk.3.attn_q.weight` as `model.layers.3.self_attn.q_proj.weight`; a name that is not known stays as it is.
+
+    `more` are modules of a layer that Llama does not have, by GGUF's names.
+    """
     match = _NAME.fullmatch(name)
     if match is None:
         return name
     layer, kind = match["layer"], match["kind"]
-    module = (_OUTSIDE if layer is None else _IN_LAYER).get(match["module"])
+    modules = _OUTSIDE if layer is None else {**_IN_LAYER, **(more or {})}
+    module = modules.get(match["module"])
     if module is None:
         return name
     return f"{module}.{kind}" if layer is None else f"model.layers.{layer}.{module}.{kind}"
@@ -50,10 +55,12 @@ def hf_name(name: str) -> str:
 class GgufTensors:
     """A GGUF file's tensors by Hugging Face's names; implements `StoredTensors`. Immutable."""
 
-    def __init__(self, file: GgufFile) -> None:
-        """CheckpointError when a tensor of the file is of a type that cannot be read."""
+    def __init__(self, file: GgufFile, modules: Mapping[str, str] | None = None) -> None:
+        """`modules` are those of a layer that Llama does not have; CheckpointError when a tensor of the file is of a
+        type that cannot be read.
+        """
         self._file = file
-        self._originals = {hf_name(name): name for name in file.names}
+        self._originals = {hf_name(name, modules): name for name in file.names}
         for name in file.names:
             file.info(name)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aethermind.text.gguf_tokenizer import SplitRule
 
-__all__ = ["GgufFamily"]
+__all__ = ["GgufFamily", "SplitRule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,9 @@ class GgufFamily:
     Attributes:
         architecture: its name in `architectures` of config.json.
         splits: how text is split, by the names that `tokenizer.ggml.pre` has in its files.
+        modules: what its layers have beyond Llama's: GGUF's name of a module to Hugging Face's within a layer.
     """
 
     architecture: str
     splits: Mapping[str, SplitRule]
+    modules: Mapping[str, str] = field(default_factory=dict)

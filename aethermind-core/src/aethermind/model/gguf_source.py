@@ -109,7 +109,7 @@ class GgufSource:
         return None
 
     def weights(self) -> GgufTensors:
-        return GgufTensors(self._file)
+        return GgufTensors(self._file, self._family.modules)
 
     def weight_formats(self) -> dict[str, WeightFormat]:
         tensors = self.weights()

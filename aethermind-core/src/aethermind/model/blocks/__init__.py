@@ -6,6 +6,7 @@ from aethermind.model.blocks.cached_attention import cached_attention
 from aethermind.model.blocks.decoder import decoder
 from aethermind.model.blocks.embedding import embedding, lm_head
 from aethermind.model.blocks.mlp import swiglu_mlp
+from aethermind.model.blocks.rotary import rope_table
 
 __all__ = [
     "attention",
@@ -16,5 +17,6 @@ __all__ = [
     "layer_norm",
     "linear",
     "lm_head",
+    "rope_table",
     "swiglu_mlp",
 ]

@@ -7,8 +7,8 @@ from aethermind.graph.ir import Value
 from aethermind.model.blocks.attention import attention
 from aethermind.model.blocks.embedding import embedding, lm_head
 from aethermind.model.blocks.mlp import swiglu_mlp
+from aethermind.model.blocks.rotary import rope_table
 from aethermind.model.config import DecoderConfig
-from aethermind.model.rope import FREQUENCIES, inverse_frequencies
 from aethermind.model.step_inputs import StepInputs
 
 __all__ = ["decoder"]
@@ -29,8 +29,7 @@ def decoder(
     The residual add of one block and the norm of the next are one operator, so `x` and the running `residual` travel
     together.
     """
-    inv_freq, scale = inverse_frequencies(config.rope, max_model_len)
-    rope_table_TC = builder.op("rope_table", inputs.positions, builder.constant(FREQUENCIES, inv_freq), scale=scale)
+    rope_table_TC = rope_table(builder, inputs, config, max_model_len)
     embedding_name = f"{prefix}.embed_tokens.weight"
     residual_TD = embedding(builder, inputs, config, embedding_name)
     x_TD = _norm(builder, residual_TD, config, f"{prefix}.layers.0.input_layernorm")

@@ -1,0 +1,1 @@
+"""An example of an operator for AetherMind: `geglu`."""

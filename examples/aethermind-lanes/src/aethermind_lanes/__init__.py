@@ -1,0 +1,1 @@
+"""An example of a scheduling policy for AetherMind: two lanes."""

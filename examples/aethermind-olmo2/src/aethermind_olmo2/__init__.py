@@ -1,0 +1,1 @@
+"""An example of a model family for AetherMind: OLMo 2."""

@@ -1,0 +1,1 @@
+"""An example of a KV store for AetherMind: a SQLite database."""
