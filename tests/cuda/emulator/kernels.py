@@ -85,11 +85,13 @@ class Kernel:
     def launch(self, values: Sequence[Any], grid: Sequence[int], block: Sequence[int], shared: int, seed: int) -> None:
         """Run it with ctypes values, pointers being device addresses."""
         pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
-        self.launch_packed(ctypes.addressof(pointers), grid, block, shared, seed)
+        memory.launch(self._library, self._entry, grid, block, shared, pointers, seed)
 
-    def launch_packed(self, packed: int, grid: Sequence[int], block: Sequence[int], shared: int, seed: int) -> None:
-        """Run it with the address of a `void**` as the driver takes it."""
-        memory.launch(self._library, self._entry, grid, block, shared, packed, seed)
+    def taken_from(self, packed: int) -> list[Any]:
+        """Values for `launch` out of the `void**` at an address, each as large as its parameter."""
+        pointers = ctypes.cast(packed, ctypes.POINTER(ctypes.c_void_p))
+        contents = (ctypes.string_at(pointers[i], one.size) for i, one in enumerate(self.parameters))
+        return [(ctypes.c_char * len(content)).from_buffer_copy(content) for content in contents]
 
     def _value(self, parameter: Parameter, value: Any, placed: dict[int, _Placed], stack: ExitStack) -> Any:
         if parameter.kind in "pc":

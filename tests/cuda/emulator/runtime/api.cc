@@ -5,7 +5,6 @@
 
 #include <cstdio>
 #include <cstring>
-#include <mutex>
 #include <numeric>
 
 #include "launch.h"
@@ -17,8 +16,6 @@ using namespace aether::emulation;
 constexpr int kPoison = 0xff;
 constexpr size_t kMaxSharedBytes = 232448;
 constexpr size_t kMaxStaticSharedBytes = 49152;
-
-std::mutex one_launch_at_a_time;
 
 struct Search {
     uintptr_t code;
@@ -95,7 +92,7 @@ void run_blocks() {
 }  // namespace
 
 int emulator_launch(const EmulatorLaunch *request) {
-    const std::lock_guard<std::mutex> guard(one_launch_at_a_time);
+    const std::lock_guard<std::mutex> guard(one_at_a_time);
     launch.kernel = request->kernel->name;
     launch.entry = request->kernel->entry;
     launch.arguments = request->arguments;

@@ -8,6 +8,7 @@
 namespace aether::emulation {
 
 Launch launch;
+std::mutex one_at_a_time;
 
 uint32_t Launch::draw(uint32_t bound) {
     random ^= random << 13;

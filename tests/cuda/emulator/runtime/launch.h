@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -70,6 +71,9 @@ struct Launch {
 };
 
 extern Launch launch;
+
+// Held by every call from outside.
+extern std::mutex one_at_a_time;
 
 // fibers.cc
 void prepare_fiber(Thread &thread, void (*body)());

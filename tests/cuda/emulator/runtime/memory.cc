@@ -4,10 +4,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstring>
 #include <map>
-#include <mutex>
 
 #include "api.h"
 #include "launch.h"
@@ -23,6 +23,7 @@ struct Allocation {
 };
 
 constexpr uint8_t kGarbage = 0xff;  // NaN in every float type, -1 in integers
+constexpr size_t kMostGarbage = 8 << 20;
 
 std::map<uintptr_t, Allocation> allocations;
 std::pair<uintptr_t, uintptr_t> last_hit;
@@ -152,6 +153,7 @@ std::string place_of(const void *code) {
 using namespace aether::emulation;
 
 uintptr_t emulator_allocate(size_t nbytes, size_t alignment, const char *name) {
+    const std::lock_guard<std::mutex> guard(one_at_a_time);
     const size_t page = page_bytes();
     const size_t span = (nbytes + alignment - 1) / alignment * alignment;
     const size_t mapped = (span + page - 1) / page * page + page;
@@ -160,13 +162,14 @@ uintptr_t emulator_allocate(size_t nbytes, size_t alignment, const char *name) {
     const uintptr_t begin = reinterpret_cast<uintptr_t>(pages) + mapped - page - span;
     const Allocation one{nbytes, pages, mapped, name};
     protect(one, PROT_READ | PROT_WRITE);
-    memset(reinterpret_cast<void *>(begin), kGarbage, nbytes);
+    memset(reinterpret_cast<void *>(begin), kGarbage, std::min(nbytes, kMostGarbage));
     if (!is_open) protect(one, PROT_NONE);
     allocations[begin] = one;
     return begin;
 }
 
 int emulator_free(uintptr_t address) {
+    const std::lock_guard<std::mutex> guard(one_at_a_time);
     const auto found = allocations.find(address);
     if (found == allocations.end()) return 1;
     munmap(found->second.pages, found->second.mapped);
@@ -176,6 +179,7 @@ int emulator_free(uintptr_t address) {
 }
 
 int emulator_copy(void *destination, const void *source, size_t nbytes, int kind) {
+    const std::lock_guard<std::mutex> guard(one_at_a_time);
     const void *device_sides[] = {kind & 1 ? source : nullptr, kind & 2 ? destination : nullptr};
     for (const void *side : device_sides) {
         if (side == nullptr) continue;
@@ -194,6 +198,7 @@ int emulator_copy(void *destination, const void *source, size_t nbytes, int kind
 }
 
 int emulator_fill(uintptr_t address, size_t nbytes, size_t width, uint32_t value) {
+    const std::lock_guard<std::mutex> guard(one_at_a_time);
     uintptr_t begin = 0;
     const Allocation *found = find(address, &begin);
     if (found == nullptr || address + nbytes > begin + found->nbytes) return 1;

@@ -1,0 +1,33 @@
+"""`--device cuda` on an emulated GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.cuda.emulator.arguments import JudgedParameters
+from tests.cuda.emulator.builder import CSRC
+from tests.cuda.emulator.driver import EmulatedDriver
+from tests.cuda.host_driver import fake_cubins
+
+from aethermind.hal import Probe
+from aethermind_cuda.backend import CudaBackend
+
+__all__ = ["emulated_cuda"]
+
+
+@contextmanager
+def emulated_cuda(folder: Path, seed: int = 0) -> Iterator[EmulatedDriver]:
+    """A driver that every backend opened inside runs on, whoever opens it; `folder` gets what stands for cubins."""
+    driver = EmulatedDriver(seed)
+    cubins = fake_cubins(folder, sorted(source.stem for source in CSRC.glob("*.cu")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("aethermind_cuda.probe.probe", lambda: Probe(1, "one GPU, which is emulated."))
+        patch.setattr("aethermind_cuda.probe.open_backend", lambda: CudaBackend(driver, cubins))
+        for name, module in list(sys.modules.items()):
+            if name.startswith("aethermind_cuda.") and hasattr(module, "Parameters"):
+                patch.setattr(module, "Parameters", JudgedParameters)
+        yield driver
