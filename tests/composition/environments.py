@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -41,7 +42,12 @@ class Environment:
     def install(self, *requirements: str | Path, may_fail: bool = False) -> subprocess.CompletedProcess[str]:
         """`pip install`: ours from the wheelhouse, all else from the machine's index in the versions tested here."""
         options = ("--find-links", str(self._wheelhouse), "--constraint", str(ROOT / "constraints.txt"))
-        return self.pip("install", "--quiet", *options, *map(str, requirements), may_fail=may_fail)
+        return self.pip("install", *options, *map(str, requirements), may_fail=may_fail)
+
+    def would_install(self, *requirements: str) -> dict[str, str]:
+        """What `pip install` would add: versions by name."""
+        result = self.install("--quiet", "--dry-run", "--report", "-", *requirements)
+        return _versions(package["metadata"] for package in json.loads(result.stdout)["install"])
 
     def uninstall(self, *names: str) -> None:
         """`pip uninstall`."""
@@ -49,8 +55,7 @@ class Environment:
 
     def packages(self) -> dict[str, str]:
         """What is installed: versions by name."""
-        listed = json.loads(self.pip("list", "--format", "json").stdout)
-        return {package["name"]: package["version"] for package in listed}
+        return _versions(json.loads(self.pip("list", "--format", "json").stdout))
 
     def pip(self, command: str, *args: str, may_fail: bool = False) -> subprocess.CompletedProcess[str]:
         """The pip of these tests, at work on that environment."""
@@ -74,6 +79,11 @@ class Environment:
         )
         assert may_fail or result.returncode == 0, f"{' '.join(command)}\n{result.stdout}{result.stderr}"
         return result
+
+
+def _versions(packages: Iterable[dict[str, str]]) -> dict[str, str]:
+    """By names as PEP 503 has them, however a package writes its own."""
+    return {re.sub(r"[-_.]+", "-", package["name"]).lower(): package["version"] for package in packages}
 
 
 class Environments:

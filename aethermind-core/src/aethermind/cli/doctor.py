@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from aethermind.cli import console, options
 from aethermind.cli.plugins import boot, how_to_leave_out, plugin_records, plugin_rows
 from aethermind.errors import AetherMindError
 from aethermind.plugins import CONTRACT_VERSION
+from aethermind.plugins.requirements import how_to_meet, unmet_requirements
 
 if TYPE_CHECKING:
     from aethermind.hal.registry import DeviceEntry
@@ -29,7 +31,8 @@ def doctor(as_json: options.AsJson = False) -> None:
     """Report on machine, devices and plugins."""
     report = examine(boot())
     if as_json:
-        console.print_json({**report, "plugins": plugin_records(report["plugins"])})
+        unmet = [asdict(requirement) for requirement in report["unmet_requirements"]]
+        console.print_json({**report, "plugins": plugin_records(report["plugins"]), "unmet_requirements": unmet})
     else:
         _print_report(report)
 
@@ -46,6 +49,7 @@ def examine(runtime: Runtime) -> dict[str, Any]:
         "devices": devices,
         "auto_device": usable[0] if usable else None,
         "plugins": runtime.plugins,
+        "unmet_requirements": unmet_requirements(),
         "plugin_allow_list": None if allowed is None else sorted(allowed),
         "models": runtime.models.names(),
         "architectures": runtime.architectures.names(),
@@ -156,6 +160,9 @@ def _print_report(report: dict[str, Any]) -> None:
         print(f"  {line}")
     if report["plugin_allow_list"] is not None:
         print(f"  AETHERMIND_PLUGINS lets only these load: {', '.join(report['plugin_allow_list']) or 'none'}")
+    if unmet := report["unmet_requirements"]:
+        rows = [(f"{requirement.distribution} {requirement.version}", requirement.words) for requirement in unmet]
+        _print_section("Versions that do not fit each other", [*rows, (how_to_meet(unmet),)])
     installed = [(name, ", ".join(report[name]) or "none") for name in ("models", "architectures")]
     libraries = ", ".join(f"{name} {number or 'missing'}" for name, number in report["libraries"].items())
     _print_section("Installed", [*installed, ("libraries", libraries)])

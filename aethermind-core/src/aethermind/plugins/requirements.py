@@ -1,0 +1,82 @@
+"""Whether packages that were installed one by one still fit each other.
+
+pip installs versions that fit; but it installs what it is told to, and removes nothing that no longer fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
+
+from aethermind.plugins.hookspecs import ENTRY_POINT_PREFIX
+
+__all__ = ["UnmetRequirement", "how_to_meet", "unmet_requirements"]
+
+
+@dataclass(frozen=True, slots=True)
+class UnmetRequirement:
+    """A package that requires another version of one of ours than `installed`, or one where that is None."""
+
+    distribution: str
+    version: str
+    requires: str
+    installed: str | None
+
+    @property
+    def words(self) -> str:
+        """`requires aethermind-core==0.1.0, but 0.2.0 is installed`."""
+        state = "it is not installed" if self.installed is None else f"{self.installed} is installed"
+        return f"requires {self.requires}, but {state}"
+
+
+def unmet_requirements() -> list[UnmetRequirement]:
+    """What aethermind's packages and its plugins require of aethermind's packages and do not get, by name."""
+    found: dict[str, list[UnmetRequirement]] = {}
+    for distribution in distributions():
+        name = str(distribution.name)
+        if name not in found and (_is_aetherminds(name) or _is_plugin(distribution)):  # or found later on sys.path
+            found[name] = _unmet(distribution)
+    return [unmet for name in sorted(found) for unmet in found[name]]
+
+
+def how_to_meet(unmet: Sequence[UnmetRequirement]) -> str:
+    """The command that lets pip choose versions that fit."""
+    names = sorted({"aethermind-core"} | {one.distribution for one in unmet})
+    return f"Let pip choose versions that fit: pip install --upgrade {' '.join(names)}"
+
+
+def _unmet(distribution: Distribution) -> list[UnmetRequirement]:
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    unmet = []
+    for line in distribution.requires or ():
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            continue
+        if not _is_aetherminds(requirement.name) or (requirement.marker and not requirement.marker.evaluate()):
+            continue
+        installed = _version(requirement.name)
+        if installed is None or not requirement.specifier.contains(installed, prereleases=True):
+            wanted = f"{requirement.name}{requirement.specifier}"
+            unmet.append(UnmetRequirement(str(distribution.name), str(distribution.version), wanted, installed))
+    return unmet
+
+
+def _is_aetherminds(name: str) -> bool:
+    return name == "aethermind" or name.startswith("aethermind-")
+
+
+def _is_plugin(distribution: Distribution) -> bool:
+    try:
+        return any(point.group.startswith(ENTRY_POINT_PREFIX) for point in distribution.entry_points)
+    except Exception:  # whatever else is installed may have unreadable metadata
+        return False
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
