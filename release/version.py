@@ -54,8 +54,9 @@ def change(version: str, root: Path = ROOT) -> list[Path]:
 
 
 def _files(root: Path) -> list[Path]:
-    projects = (path for pattern in ("", "aethermind-*/", "examples/*/") for path in root.glob(f"{pattern}pyproject.toml"))
-    return sorted([*projects, root / "aethermind-core/src/aethermind/__init__.py"])
+    folders = (root, *root.glob("aethermind-*"), *root.glob("examples/*"))
+    projects = (folder / "pyproject.toml" for folder in folders)
+    return sorted([*filter(Path.exists, projects), root / "aethermind-core/src/aethermind/__init__.py"])
 
 
 def main() -> None:
