@@ -1,0 +1,39 @@
+// Copies from global to shared memory that run while the threads go on (cp.async, sm_80 and newer).
+#pragma once
+
+#include "common/types.cuh"
+
+namespace aether {
+
+// 16 bytes, or 16 zero bytes where `is_present` is false: then `source` is not read. Both are aligned to 16 bytes.
+__device__ __forceinline__ void copy_async_16(void* shared, const void* source, bool is_present) {
+#ifdef AETHER_EMULATED
+  emulation::copy_async(shared, source, 16, is_present ? 16 : 0);
+#else
+  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  const int num_bytes = is_present ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(source), "r"(num_bytes) : "memory");
+#endif
+}
+
+// Closes the group of the copies issued since the last call.
+__device__ __forceinline__ void commit_copies() {
+#ifdef AETHER_EMULATED
+  emulation::commit_copies();
+#else
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until at most `kPending` of this thread's groups are still under way. Other threads see what was copied after
+// a barrier.
+template <int kPending>
+__device__ __forceinline__ void wait_for_copies() {
+#ifdef AETHER_EMULATED
+  emulation::wait_for_copies(kPending);
+#else
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+}  // namespace aether

@@ -1,0 +1,100 @@
+// What kernels of paged attention are launched with, and which part of it a block takes.
+#pragma once
+
+#include "common/kv_code.cuh"
+#include "common/memory.cuh"
+#include "common/paged_cache.cuh"
+#include "common/types.cuh"
+
+namespace aether {
+
+// The layout of `AttentionCall` in kernels/_paged_attention.py.
+struct AttentionCall {
+  void* out;            // [T, H, C]
+  const void* q;        // [T, H, C]
+  const void* k_cache;  // [N, K, P, C], elements or codes
+  const void* v_cache;
+  const float* k_scale;  // [N, K, P], of codes
+  const float* v_scale;
+  const int* cu_seqlens_q;  // [S + 1]
+  const int* seqlens_k;     // [S]
+  const int* block_tables;  // [S, M]
+  float* partials;
+  float scale;
+  int num_tokens;
+  int num_sequences;
+  int num_heads;
+  int num_kv_heads;
+  int head_dim;
+  int num_blocks;
+  int block_size;
+  int blocks_per_sequence;
+  int window;
+  int code_type;
+  int num_splits;
+  int items_are_tokens;
+
+  __device__ __forceinline__ int group_size() const { return num_heads / num_kv_heads; }
+
+  __device__ __forceinline__ PagedRows rows(int sequence, int head) const {
+    return PagedRows(block_tables + static_cast<int64_t>(sequence) * blocks_per_sequence, head, num_kv_heads,
+                     block_size);
+  }
+};
+
+// The last sequence that begins at or before a token; of sequences without queries, none is found for another's token.
+__device__ __forceinline__ int sequence_of_token(const AttentionCall& call, int token) {
+  const int* begins = call.cu_seqlens_q;
+  if (token < call.num_sequences && begins[token] == token && begins[token + 1] > token) {
+    return token;  // a batch of one query each
+  }
+  int low = 0, high = call.num_sequences - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (begins[middle] <= token) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+// Neighbouring queries of one sequence. All heads of a group are rows beside each other, because they read the same
+// keys: row r is head r % group of query r / group.
+struct Queries {
+  int sequence;
+  int first_token;
+  int count;
+  int first_position;  // of the first query among the keys; it sees first_position + 1 of them
+
+  __device__ __forceinline__ static Queries of_sequence(const AttentionCall& call, int sequence) {
+    const int begin = call.cu_seqlens_q[sequence];
+    const int count = call.cu_seqlens_q[sequence + 1] - begin;
+    return {sequence, begin, count, call.seqlens_k[sequence] - count};
+  }
+
+  __device__ __forceinline__ static Queries of_token(const AttentionCall& call, int token) {
+    const int sequence = sequence_of_token(call, token);
+    const Queries all = of_sequence(call, sequence);
+    return {sequence, token, 1, all.first_position + token - all.first_token};
+  }
+};
+
+// The keys [begin, end) that some row sees.
+struct KeyRange {
+  int begin;
+  int end;
+
+  __device__ __forceinline__ static KeyRange of_positions(int first, int last, int window) {
+    return {window > 0 ? max(0, first - window + 1) : 0, last + 1};
+  }
+
+  __device__ __forceinline__ static KeyRange of_position(int position, int window) {
+    return of_positions(position, position, window);
+  }
+
+  __device__ __forceinline__ bool has(int key) const { return key >= begin && key < end; }
+};
+
+}  // namespace aether

@@ -1,0 +1,85 @@
+// Tiles of keys or values on their way from the paged cache to shared memory.
+#pragma once
+
+#include "common/async_copy.cuh"
+#include "common/attention_call.cuh"
+#include "common/attention_tile.cuh"
+
+namespace aether {
+
+// Rows of T as they lie in the cache. kThreads neighbours bring kKeys keys, each row in pieces of 16 bytes.
+template <class T, int kHeadDim, int kKeys, int kThreads>
+struct FloatTile {
+  static constexpr int kStride = kRowStride<kHeadDim>;
+  static constexpr int kBytes = kKeys * kStride * static_cast<int>(sizeof(T));
+  static constexpr int kPerPiece = 16 / static_cast<int>(sizeof(T));
+  static constexpr int kPieces = kHeadDim / kPerPiece;
+  static_assert(kKeys * kPieces % kThreads == 0);
+
+  // Begins to bring rows [first, first + kKeys) of one or both caches to tiles that follow each other; those from `end`
+  // on become zeros, because weights of 0 times what lies there might be NaN.
+  template <int kCaches>
+  __device__ __forceinline__ static void fetch(unsigned char* tile, const void* const (&caches)[kCaches],
+                                               const PagedRows& rows, int head_dim, int first, int end, int thread) {
+#pragma unroll
+    for (int i = 0; i < kKeys * kPieces / kThreads; ++i) {
+      const int key = (thread + i * kThreads) / kPieces, piece = (thread + i * kThreads) % kPieces;
+      const bool is_present = first + key < end && piece * kPerPiece < head_dim;
+      const int64_t source = is_present ? rows(first + key) * head_dim + piece * kPerPiece : 0;
+      const int target = key * kStride + piece * kPerPiece;
+#pragma unroll
+      for (int c = 0; c < kCaches; ++c) {
+        T* to = reinterpret_cast<T*>(tile + c * kBytes) + target;
+        copy_async_16(to, static_cast<const T*>(caches[c]) + source, is_present);
+      }
+    }
+  }
+};
+
+// Rows of codes, which become rows of T before they meet the tensor cores. Both types of codes are exact in both of T.
+template <class T, int kHeadDim, int kKeys, int kThreads>
+struct CodeTile {
+  static constexpr int kBytes = kKeys * kHeadDim;
+  static constexpr int kPieces = kHeadDim / 16;
+  static_assert(kKeys * kPieces % kThreads == 0);
+
+  template <int kCaches>
+  __device__ __forceinline__ static void fetch(unsigned char* tile, const void* const (&caches)[kCaches],
+                                               const PagedRows& rows, int head_dim, int first, int end, int thread) {
+#pragma unroll
+    for (int i = 0; i < kKeys * kPieces / kThreads; ++i) {
+      const int key = (thread + i * kThreads) / kPieces, piece = (thread + i * kThreads) % kPieces;
+      const bool is_present = first + key < end && piece * 16 < head_dim;
+      const int64_t source = is_present ? rows(first + key) * head_dim + piece * 16 : 0;
+      const int target = key * kHeadDim + piece * 16;
+#pragma unroll
+      for (int c = 0; c < kCaches; ++c) {
+        const unsigned char* from = static_cast<const unsigned char*>(caches[c]) + source;
+        copy_async_16(tile + c * kBytes + target, from, is_present);
+      }
+    }
+  }
+
+  // Whole blocks of threads have many rows each, and few registers left beside their sums.
+  static constexpr int kUnrolled = kThreads == kWarpSize ? kKeys * kPieces / kThreads : 1;
+
+  __device__ __forceinline__ static void widen(T* to, const unsigned char* tile, CodeType type, int thread) {
+#pragma unroll kUnrolled
+    for (int i = 0; i < kKeys * kPieces / kThreads; ++i) {
+      const int key = (thread + i * kThreads) / kPieces, piece = (thread + i * kThreads) % kPieces;
+      const uint4 codes = *reinterpret_cast<const uint4*>(tile + key * kHeadDim + piece * 16);
+      const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+      uint32_t pairs[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const uint32_t both = words[j / 2] >> (16 * (j % 2));
+        pairs[j] = packed<T>(code_value(both & 0xffu, type), code_value(both >> 8 & 0xffu, type));
+      }
+      T* target = to + key * kRowStride<kHeadDim> + piece * 16;
+      *reinterpret_cast<uint4*>(target) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+      *reinterpret_cast<uint4*>(target + 8) = {pairs[4], pairs[5], pairs[6], pairs[7]};
+    }
+  }
+};
+
+}  // namespace aether

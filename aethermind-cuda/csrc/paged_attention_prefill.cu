@@ -1,0 +1,16 @@
+// paged_attention of sequences with many queries, over a cache of elements: see common/paged_attention_prefill.cuh.
+
+#include "common/paged_attention_prefill.cuh"
+
+#define AETHER_PREFILL(dtype, dim)                                          \
+  extern "C" __global__ void __launch_bounds__(128)                         \
+      paged_attention_prefill_##dtype##_##dim(aether::AttentionCall call) { \
+    aether::paged_attention_prefill<aether::dtype, false, dim>(call);       \
+  }
+
+AETHER_PREFILL(float16, 64)
+AETHER_PREFILL(float16, 96)
+AETHER_PREFILL(float16, 128)
+AETHER_PREFILL(bfloat16, 64)
+AETHER_PREFILL(bfloat16, 96)
+AETHER_PREFILL(bfloat16, 128)

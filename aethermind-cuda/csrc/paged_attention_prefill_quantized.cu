@@ -1,0 +1,14 @@
+// paged_attention_quantized of sequences with many queries: see common/paged_attention_prefill.cuh.
+
+#include "common/paged_attention_prefill.cuh"
+
+#define AETHER_PREFILL(dtype, dim)                                                    \
+  extern "C" __global__ void __launch_bounds__(128)                                   \
+      paged_attention_prefill_quantized_##dtype##_##dim(aether::AttentionCall call) { \
+    aether::paged_attention_prefill<aether::dtype, true, dim>(call);                  \
+  }
+
+AETHER_PREFILL(float16, 64)
+AETHER_PREFILL(float16, 128)
+AETHER_PREFILL(bfloat16, 64)
+AETHER_PREFILL(bfloat16, 128)

@@ -1,0 +1,29 @@
+// rope_table: [cos(p·f)·scale | sin(p·f)·scale] of every position, once a step.
+
+#include "common/types.cuh"
+
+namespace aether {
+
+// Up to here float32 has every position, and models are trained with the product rounded to it.
+constexpr int64_t kLastAsTrained = int64_t{1} << 24;
+
+// The angle is reduced in float64: that of far positions has too many turns for float32.
+__device__ __forceinline__ void write_angles(float* table, const int64_t* positions, const float* inv_freq,
+                                             int num_frequencies, float scale) {
+  const int64_t position = positions[blockIdx.x];
+  float* row = table + static_cast<int64_t>(blockIdx.x) * 2 * num_frequencies;
+  const bool is_near = position <= kLastAsTrained && position >= -kLastAsTrained;
+  for (int i = static_cast<int>(threadIdx.x); i < num_frequencies; i += static_cast<int>(blockDim.x)) {
+    const double angle = is_near ? static_cast<double>(__fmul_rn(static_cast<float>(position), inv_freq[i]))
+                                 : static_cast<double>(position) * static_cast<double>(inv_freq[i]);
+    row[i] = static_cast<float>(cos(angle)) * scale;
+    row[num_frequencies + i] = static_cast<float>(sin(angle)) * scale;
+  }
+}
+
+}  // namespace aether
+
+extern "C" __global__ void rope_table(float* table, const int64_t* positions, const float* inv_freq,
+                                      int num_frequencies, float scale) {
+  aether::write_angles(table, positions, inv_freq, num_frequencies, scale);
+}

@@ -1,0 +1,30 @@
+// shift_keys_quantized: shift_keys on codes, which become codes again; the scale of a key takes up what they lose.
+
+#include "common/head_row.cuh"
+#include "common/memory.cuh"
+#include "common/paged_cache.cuh"
+#include "common/types.cuh"
+
+extern "C" __global__ void shift_keys_quantized(uint8_t* k_cache, float* k_scale, const int* blocks,
+                                                const int* num_tokens, const float* table, int num_blocks,
+                                                int num_kv_heads, int block_size, int head_dim, int is_interleaved,
+                                                int code_type) {
+  using namespace aether;
+  const int entry = static_cast<int>(blockIdx.x);
+  const int unit = static_cast<int>(blockIdx.y * (blockDim.x / kWarpSize)) + warp_index();
+  const int head = unit / block_size, offset = unit % block_size;
+  if (head >= num_kv_heads || offset >= num_tokens[entry]) {
+    return;
+  }
+  const CodeType type = static_cast<CodeType>(code_type);
+  const int block = checked_index(blocks[entry], num_blocks);
+  const int64_t row = cache_row(block, offset, head, num_kv_heads, block_size);
+  uint8_t* codes = k_cache + row * head_dim;
+  HeadRow values(head_dim, is_interleaved != 0);
+  values.read([&](int i) { return code_value(codes[i], type); });
+  values.rotate(table + static_cast<int64_t>(entry) * head_dim);
+  const float scale = values.write_codes(codes, type);
+  if (lane_index() == 0) {
+    k_scale[row] *= scale;
+  }
+}
