@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.cuda.emulated_calls import OPERATORS, check_call, supported_kernels
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.cuda.emulated_calls import OPERATORS, check_call, kernel_named, supported_kernels
 
 from aethermind.hal.dtype import DType
+from aethermind.ops.catalog._quantized_rows import coded_caches
+from aethermind.ops.catalog._sample_inputs import normal, paged_batch
+from aethermind.ops.operator import Sample
 
 PAGES = (
     "attention",
@@ -19,6 +24,20 @@ PAGES = (
     "shift_keys",
     "shift_keys_quantized",
 )
+FAST = "cuda tensor cores"
+BATCHES = {
+    "one long sequence, split": ([(1, 1501)], 7, 1, 128, 16, 0),
+    "long and short beside each other": ([(1, 700), (1, 1), (1, 290)], 4, 2, 64, 16, 0),
+    "more heads of a group than a tile has rows": ([(1, 40), (1, 600)], 20, 1, 64, 16, 0),
+    "a window that spans a split's end": ([(1, 1200), (1, 30)], 2, 1, 64, 16, 400),
+    "blocks of no power of two": ([(1, 70), (1, 5)], 3, 3, 80, 5, 0),
+    "prefill of several tiles": ([(45, 45)], 7, 1, 64, 16, 0),
+    "a chunk behind a long context": ([(20, 150)], 14, 1, 128, 32, 0),
+    "a chunk in a window": ([(40, 200)], 4, 1, 96, 16, 50),
+    "decodes, few drafts, a chunk, nothing": ([(1, 33), (3, 20), (40, 61), (0, 9), (1, 1), (2, 2)], 14, 2, 64, 16, 0),
+    "no more tokens than sequences, but not one each": ([(0, 4), (3, 9), (0, 2), (1, 7)], 2, 1, 64, 4, 0),
+    "more sequences than a warp has lanes": ([(1, 2)] * 35 + [(9, 9)], 2, 1, 64, 4, 0),
+}
 
 
 @pytest.mark.parametrize("float_type", [DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16], ids=str)
@@ -28,3 +47,55 @@ def test_kernels_say_what_their_page_says(page: str, float_type: DType) -> None:
     for sample in operator.samples(np.random.default_rng(5)):
         for kernel in supported_kernels(operator, sample, float_type):
             check_call(kernel, sample, float_type)
+
+
+@pytest.mark.parametrize("label", BATCHES)
+def test_ragged_batches(label: str) -> None:
+    sequences, num_heads, num_kv_heads, head_dim, block_size, window = BATCHES[label]
+    sample = paged_sample(sequences, num_heads, num_kv_heads, head_dim, block_size, window, num_padding_rows=2)
+    check_call(kernel_named("paged_attention", FAST), sample, DType.BFLOAT16, seeds=(0, 1))
+
+
+@pytest.mark.parametrize("label", [label for label, batch in BATCHES.items() if batch[3] != 96])
+def test_ragged_batches_over_codes(label: str) -> None:
+    sequences, num_heads, num_kv_heads, head_dim, block_size, window = BATCHES[label]
+    sample = paged_sample(sequences, num_heads, num_kv_heads, head_dim, block_size, window)
+    q, k_cache, v_cache, *tables = sample.inputs
+    _, (k_codes, v_codes, *scales) = list(coded_caches(k_cache, v_cache))[len(label) % 2]
+    coded = Sample(label, (q, k_codes, v_codes, *tables, *scales), sample.attributes)
+    check_call(kernel_named("paged_attention_quantized", FAST), coded, DType.FLOAT16, seeds=(0, 1))
+
+
+SEQUENCE = st.integers(0, 12).flatmap(lambda count: st.tuples(st.just(count), st.integers(max(1, count), 90)))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    sequences=st.lists(SEQUENCE, min_size=1, max_size=5),
+    heads=st.sampled_from([(1, 1), (6, 2), (7, 1), (17, 1)]),
+    head_dim=st.sampled_from([16, 64, 80, 128]),
+    block_size=st.sampled_from([1, 3, 16]),
+    window=st.sampled_from([0, 1, 7, 64]),
+)
+def test_any_batch(
+    sequences: list[tuple[int, int]], heads: tuple[int, int], head_dim: int, block_size: int, window: int
+) -> None:
+    sample = paged_sample(sequences, *heads, head_dim, block_size, window)
+    check_call(kernel_named("paged_attention", FAST), sample, DType.FLOAT16)
+
+
+def paged_sample(
+    sequences: list[tuple[int, int]],
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int,
+    num_padding_rows: int = 0,
+) -> Sample:
+    """A batch of sequences (queries, keys) in scattered blocks."""
+    rng = np.random.default_rng(11)
+    batch = paged_batch(rng, sequences, num_kv_heads, head_dim, block_size)
+    q = normal(rng, batch.cu_seqlens_q[-1] + num_padding_rows, num_heads, head_dim)
+    tables = (batch.cu_seqlens_q, batch.seqlens_k, batch.block_tables)
+    return Sample("batch", (q, batch.k_cache, batch.v_cache, *tables), {"scale": head_dim**-0.5, "window": window})
