@@ -12,21 +12,24 @@ from aethermind.errors import DeviceError
 from aethermind_cann import probe as probe_module
 from aethermind_cann.probe import open_backend, probe
 
-ABSENT = "no Ascend NPU is visible (there is no /dev/davinci* device)."
+
+def absent(nodes: Path) -> str:
+    return f"no Ascend NPU is visible (there is no {nodes}/davinci* device)."
 
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A /dev of the test's own, on a machine without CANN."""
-    monkeypatch.setattr(probe_module, "DEVICE_NODES", tmp_path)
+    monkeypatch.setenv("AETHERMIND_CANN_NODES", str(tmp_path))
     monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
+    monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(probe_module, "find_spec", lambda _: None)
     return tmp_path
 
 
 def test_without_hardware(nodes: Path) -> None:
     (nodes / "davinci_manager").touch()
-    assert (probe().count, probe().reason) == (0, ABSENT)
+    assert (probe().count, probe().reason) == (0, absent(nodes))
 
 
 def test_hardware_without_software(nodes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,15 +39,15 @@ def test_hardware_without_software(nodes: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("ASCEND_HOME_PATH", "/opt/ascend")
     assert probe().reason == "2 NPU(s) found, but torch_npu is not installed."
     monkeypatch.setattr(probe_module, "find_spec", lambda name: ModuleSpec(name, None))
-    assert probe().reason == "2 NPU(s) found, but this version of aethermind-cann has no kernels for them yet."
-    assert not probe().is_available
+    assert (probe().count, probe().reason) == (2, "2 NPU(s) found.")
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "1")
+    assert (probe().count, probe().reason) == (1, "1 of 2 NPU(s) left visible by ASCEND_RT_VISIBLE_DEVICES.")
 
 
-@pytest.mark.usefixtures("nodes")
-def test_asking_for_the_device_gives_the_reason_and_a_way_out() -> None:
+def test_asking_for_the_device_gives_the_reason_and_a_way_out(nodes: Path) -> None:
     with pytest.raises(DeviceError) as caught:
         LLM("demo", device="cann")
-    expected = f"Device 'cann' is not available: {ABSENT} Pass --device auto to use what this machine has."
+    expected = f"Device 'cann' is not available: {absent(nodes)} Pass --device auto to use what this machine has."
     assert str(caught.value) == expected
     with pytest.raises(DeviceError, match=r"^Device 'cann' cannot be opened: no Ascend NPU is visible"):
         open_backend()

@@ -5,29 +5,43 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
 from aethermind.errors import DeviceError
 from aethermind.hal import Probe
 
-__all__ = ["DEVICE_NODES", "open_backend", "probe"]
+if TYPE_CHECKING:
+    from aethermind_cann.backend import CannBackend
 
-DEVICE_NODES = Path("/dev")
-"""Where the driver shows each NPU as `davinci0`, `davinci1`, …"""
+__all__ = ["open_backend", "probe"]
 
 
 def probe() -> Probe:
-    """Look for the hardware first, then for what drives it; opens nothing."""
-    count = sum(node.name.removeprefix("davinci").isdecimal() for node in DEVICE_NODES.glob("davinci*"))
+    """Look for the hardware first, then for what drives it; opens nothing, and imports neither torch nor torch_npu.
+
+    The driver shows each NPU as `davinci0`, `davinci1`, … in /dev, or where AETHERMIND_CANN_NODES says;
+    ASCEND_RT_VISIBLE_DEVICES leaves only some of them to this process.
+    """
+    nodes = Path(os.environ.get("AETHERMIND_CANN_NODES") or "/dev")
+    count = sum(node.name.removeprefix("davinci").isdecimal() for node in nodes.glob("davinci*"))
     if count == 0:
-        return Probe(0, "no Ascend NPU is visible (there is no /dev/davinci* device).")
+        return Probe(0, f"no Ascend NPU is visible (there is no {nodes}/davinci* device).")
     if "ASCEND_HOME_PATH" not in os.environ:
         return Probe(0, f"{count} NPU(s) found, but the CANN toolkit is not set up; source its set_env.sh.")
     if find_spec("torch_npu") is None:
         return Probe(0, f"{count} NPU(s) found, but torch_npu is not installed.")
-    return Probe(0, f"{count} NPU(s) found, but this version of aethermind-cann has no kernels for them yet.")
+    visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
+    if visible is None:
+        return Probe(count, f"{count} NPU(s) found.")
+    chosen = min(count, len([index for index in visible.split(",") if index.strip()]))
+    return Probe(chosen, f"{chosen} of {count} NPU(s) left visible by ASCEND_RT_VISIBLE_DEVICES.")
 
 
-def open_backend() -> NoReturn:
-    """There is nothing to open before there are kernels."""
-    raise DeviceError(f"Device 'cann' cannot be opened: {probe().reason}")
+def open_backend() -> CannBackend:
+    """The NPUs of this machine; DeviceError says why they cannot be had."""
+    answer = probe()
+    if not answer.is_available:
+        raise DeviceError(f"Device 'cann' cannot be opened: {answer.reason}")
+    from aethermind_cann.backend import CannBackend
+
+    return CannBackend()

@@ -1,0 +1,60 @@
+"""Collectives between the ranks of one model by HCCL, through torch.distributed."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from aethermind.errors import InvalidArgumentError
+from aethermind.hal.stream import Stream
+from aethermind.hal.tensor import Tensor
+from aethermind_cann.dtypes import torch_dtype
+from aethermind_cann.memory import bytes_of
+from aethermind_cann.streams import CannStream
+
+__all__ = ["HcclCommunicator"]
+
+
+class HcclCommunicator:
+    """One process a rank; MASTER_ADDR and MASTER_PORT say where rank 0 is (see torch.distributed)."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        if not 0 <= rank < size:
+            raise InvalidArgumentError(f"Rank {rank} of {size} does not exist: ranks are counted from 0.")
+        self._rank = rank
+        self._size = size
+        if not dist.is_initialized():
+            dist.init_process_group("hccl", rank=rank, world_size=size)
+        self._group = dist.new_group(list(range(size)), backend="hccl")
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def all_reduce(self, tensor: Tensor, stream: Stream) -> None:
+        """Sum `tensor` over all ranks, in place."""
+        with _on(stream):
+            dist.all_reduce(_values(tensor), group=self._group)
+
+    def all_gather(self, output: Tensor, part: Tensor, stream: Stream) -> None:
+        """Join every rank's `part` along the first axis into `output`."""
+        with _on(stream):
+            dist.all_gather_into_tensor(_values(output), _values(part), group=self._group)
+
+    def broadcast(self, tensor: Tensor, root: int, stream: Stream) -> None:
+        """Copy `tensor` of rank `root` to every rank."""
+        with _on(stream):
+            dist.broadcast(_values(tensor), root, group=self._group)
+
+
+def _on(stream: Stream) -> torch.npu.StreamContext:
+    assert isinstance(stream, CannStream), "the stream is of another backend"
+    return torch.npu.stream(stream.handle)
+
+
+def _values(tensor: Tensor) -> torch.Tensor:
+    return bytes_of(tensor).view(torch_dtype(tensor.dtype)).view(tensor.shape)

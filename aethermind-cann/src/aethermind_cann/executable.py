@@ -1,0 +1,119 @@
+"""Plans on an NPU: each step is a few calls of torch, which submit work to a stream and return."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from aethermind.errors import DeviceError
+from aethermind.graph.executor import MemoryMap
+from aethermind.graph.plan import Operand, Place, Plan
+from aethermind.hal.stream import Stream
+from aethermind.ops.dims import resolve
+from aethermind_cann.dtypes import torch_dtype
+from aethermind_cann.memory import CannAllocator
+from aethermind_cann.run_memo import remembering
+from aethermind_cann.streams import CannStream
+
+__all__ = ["CannExecutable"]
+
+_MAX_BOUND = 64
+"""For so many combinations of sizes the tensors of a plan are kept; a decoding batch uses the same ones for long."""
+
+
+class _Value(NamedTuple):
+    """A value of a run: an operand, and how often its place was written before."""
+
+    operand: Operand
+    version: int
+
+
+class _Call(NamedTuple):
+    """A step with its tensors."""
+
+    function: Callable[..., None]
+    inputs: list[torch.Tensor | None]
+    outputs: list[torch.Tensor]
+    attributes: Mapping[str, Any]
+    source: str
+
+
+class CannExecutable:
+    """Runs a plan's kernels, which are functions over tensors."""
+
+    def __init__(self, plan: Plan, memory: MemoryMap, allocator: CannAllocator) -> None:
+        self._names = tuple(plan.symbols)
+        self._steps = plan.steps
+        self._values = _values_of(plan)
+        used = {(operand.place, operand.name) for operand in plan.operands()}
+        self._storages = {key: allocator.storage_at(memory[key]) for key in used}
+        self._bound: OrderedDict[tuple[int, ...], list[_Call]] = OrderedDict()
+
+    @property
+    def num_native_breaks(self) -> int:
+        """Every step, because each is called from Python."""
+        return len(self._steps)
+
+    def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
+        """Enqueue all steps."""
+        self.run_steps(symbols, 0, len(self._steps), stream)
+
+    def run_steps(self, symbols: tuple[int, ...], begin: int, end: int, stream: Stream) -> None:
+        """Enqueue `steps[begin:end]`; DeviceError names the one that torch refuses."""
+        assert isinstance(stream, CannStream), "the stream is of another backend"
+        with torch.npu.stream(stream.handle), torch.no_grad(), remembering():
+            for call in self._calls(symbols)[begin:end]:
+                try:
+                    call.function(call.inputs, call.outputs, call.attributes)
+                except RuntimeError as error:
+                    raise DeviceError(f"Step {call.source} failed on NPU {stream.index}: {error}") from error
+
+    def _calls(self, symbols: tuple[int, ...]) -> list[_Call]:
+        calls = self._bound.get(symbols)
+        if calls is None:
+            calls = self._bound[symbols] = self._bind(dict(zip(self._names, symbols, strict=True)))
+            if len(self._bound) > _MAX_BOUND:
+                self._bound.popitem(last=False)
+        self._bound.move_to_end(symbols)
+        return calls
+
+    def _bind(self, sizes: Mapping[str, int]) -> list[_Call]:
+        tensors: dict[_Value, torch.Tensor] = {}
+
+        def tensor(value: _Value) -> torch.Tensor:
+            if value not in tensors:
+                tensors[value] = self._tensor(value.operand, sizes)
+            return tensors[value]
+
+        calls = []
+        for step, (inputs, outputs) in zip(self._steps, self._values, strict=True):
+            function = step.kernel.function
+            assert function is not None, "an NPU runs functions over tensors"
+            given = [None if value is None else tensor(value) for value in inputs]
+            calls.append(_Call(function, given, list(map(tensor, outputs)), step.attributes, step.source))
+        return calls
+
+    def _tensor(self, operand: Operand, sizes: Mapping[str, int]) -> torch.Tensor:
+        storage, begin = self._storages[operand.place, operand.name]
+        begin += operand.offset_bytes
+        flat = storage[begin : begin + operand.type.nbytes(sizes)]
+        return flat.view(torch_dtype(operand.dtype)).view(resolve(operand.shape, sizes))
+
+
+def _values_of(plan: Plan) -> list[tuple[list[_Value | None], list[_Value]]]:
+    """The inputs and outputs of each step as values: what lies at one place at different times is not the same."""
+    versions: dict[tuple[Place, str, int], int] = {}
+
+    def place(operand: Operand) -> tuple[Place, str, int]:
+        return operand.place, operand.name, operand.offset_bytes
+
+    values = []
+    for step in plan.steps:
+        inputs = [None if one is None else _Value(one, versions.get(place(one), 0)) for one in step.inputs]
+        for output in step.outputs:
+            versions[place(output)] = versions.get(place(output), 0) + 1
+        values.append((inputs, [_Value(one, versions[place(one)]) for one in step.outputs]))
+    return values

@@ -1,0 +1,130 @@
+"""Keys and values to their slots of the paged cache, and keys turned where they lie.
+
+A cache [N, K, P, C] is seen as N·K blocks of one head: then a token's heads are rows of their own, and writing them is
+one scatter over the first dim instead of one that walks over the whole cache.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch_npu
+
+from aethermind.dispatch import Signature
+from aethermind.hal.dtype import DType
+from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, plain_kernel
+from aethermind_cann.kernels.rotary import rotated
+from aethermind_cann.run_memo import host_list, once
+
+__all__ = ["KERNELS", "dequantized", "no_float8"]
+
+_LARGEST_CODE = 127.0
+_SMALLEST = 2.0**-100
+"""A row below this is zero (see `aethermind.ops.catalog._quantized_rows`)."""
+
+
+def _kv_cache_write(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    k, v, slots = inputs[:3]
+    tokens, rows = _rows_of(slots, outputs[0])
+    for values, cache in zip((k, v), outputs, strict=True):
+        _scatter(cache, rows, values if tokens is None else values.index_select(0, tokens))
+
+
+def _npu_scatter_pa_kv_cache(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    k, v, slots = inputs[:3]
+    tokens, rows = _rows_of(slots, outputs[0])
+    if rows.numel() == 0:
+        return
+    head_dim, block_size = k.shape[-1], outputs[0].shape[2]
+    k, v = ((one if tokens is None else one.index_select(0, tokens)).reshape(-1, 1, head_dim) for one in (k, v))
+    k_cache, v_cache = (cache.view(-1, block_size, 1, head_dim) for cache in outputs)
+    torch_npu.npu_scatter_pa_kv_cache(k, v, k_cache, v_cache, rows, cache_mode="Norm")
+
+
+def _kv_cache_write_quantized(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    k, v, slots = inputs[:3]
+    tokens, rows = _rows_of(slots, outputs[0])
+    for values, cache, scales in zip((k, v), outputs[:2], outputs[2:], strict=True):
+        codes, scale = _quantized(values if tokens is None else values.index_select(0, tokens))
+        _scatter(cache, rows, codes)
+        scales.view(-1).index_copy_(0, rows, scale.reshape(-1))
+
+
+def _shift_keys(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    _, blocks, num_tokens, table = inputs
+    (cache,) = outputs
+    keys = cache.index_select(0, blocks)
+    turned = rotated(keys, table[:, None, None], attributes["interleaved"])
+    is_filled = _is_filled(keys, num_tokens)[..., None]
+    cache.index_copy_(0, blocks.long(), torch.where(is_filled, turned.to(cache.dtype), keys))
+
+
+def _shift_keys_quantized(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    _, blocks, num_tokens, table, _ = inputs
+    cache, scales = outputs
+    keys, scale = cache.index_select(0, blocks), scales.index_select(0, blocks)
+    codes, factor = _quantized(rotated(keys, table[:, None, None], attributes["interleaved"]))
+    is_filled = _is_filled(keys, num_tokens)
+    cache.index_copy_(0, blocks.long(), torch.where(is_filled[..., None], codes, keys))
+    scales.index_copy_(0, blocks.long(), torch.where(is_filled, scale * factor, scale))
+
+
+def dequantized(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Codes [..., C] times their scales [...], in float32."""
+    return codes.float() * scales[..., None]
+
+
+def no_float8(signature: Signature) -> str | None:
+    """Quantised caches of these NPUs hold int8."""
+    is_float8 = any(one is not None and one.dtype is DType.FLOAT8_E4M3FN for one in signature.inputs)
+    return "Atlas A2 and A3 have no float8" if is_float8 else None
+
+
+def _quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 codes, as x, and float32 scales, one a row [..., C], as `quantize_rows` of the core finds them."""
+    rows = x.float()
+    largest = rows.abs().amax(-1)
+    is_finite = largest < torch.inf  # false for NaN as well, which amax passes on
+    has_codes = is_finite & (largest >= _SMALLEST)
+    divisor = torch.where(has_codes, largest, 1.0)
+    # A number divided by a tensor is a product with its reciprocal to torch, and rounds twice.
+    inverse = torch.where(has_codes, torch.full_like(divisor, _LARGEST_CODE) / divisor, 0.0)
+    codes = (torch.where(has_codes[..., None], rows, 0.0) * inverse[..., None]).round().to(torch.int8)
+    scales = torch.where(has_codes, largest / _LARGEST_CODE, 0.0)
+    return codes, torch.where(is_finite, scales, torch.nan)
+
+
+def _rows_of(slots: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Which tokens are kept (None: all), and the row of the cache seen as [N·K·P, C] for each of their heads."""
+    _, num_heads, block_size, _ = cache.shape
+    return once(("rows", num_heads, block_size), slots, lambda: _find_rows(slots, num_heads, block_size))
+
+
+def _find_rows(slots: torch.Tensor, num_heads: int, block_size: int) -> tuple[torch.Tensor | None, torch.Tensor]:
+    kept = [token for token, slot in enumerate(host_list(slots)) if slot >= 0]
+    tokens = None if len(kept) == len(slots) else torch.tensor(kept, dtype=torch.int64, device=slots.device)
+    used = slots if tokens is None else slots.index_select(0, tokens)
+    blocks = torch.div(used, block_size, rounding_mode="floor")
+    heads = torch.arange(num_heads, device=slots.device)
+    block_heads = blocks[:, None] * num_heads + heads
+    return tokens, (block_heads * block_size + (used - blocks * block_size)[:, None]).reshape(-1)
+
+
+def _scatter(cache: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
+    head_dim = cache.shape[-1]
+    if rows.numel():
+        cache.view(-1, head_dim).index_copy_(0, rows, values.reshape(-1, head_dim))
+
+
+def _is_filled(keys: torch.Tensor, num_tokens: torch.Tensor) -> torch.Tensor:
+    """[B, K, P]: the first slots of each block."""
+    offsets = torch.arange(keys.shape[2], device=keys.device)
+    return (offsets < num_tokens[:, None])[:, None].expand(keys.shape[:3])
+
+
+KERNELS = [
+    plain_kernel("kv_cache_write", _kv_cache_write),
+    plain_kernel("kv_cache_write_quantized", _kv_cache_write_quantized, supports=no_float8),
+    plain_kernel("shift_keys", _shift_keys),
+    plain_kernel("shift_keys_quantized", _shift_keys_quantized, supports=no_float8),
+    fused_kernel("kv_cache_write", "npu_scatter_pa_kv_cache", _npu_scatter_pa_kv_cache),
+]

@@ -1,0 +1,87 @@
+"""Matrix products through torch."""
+
+from __future__ import annotations
+
+import torch
+import torch_npu
+
+from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, plain_kernel, put
+
+__all__ = ["KERNELS"]
+
+_ROWS_AT_ONCE = 8192
+"""Rows of a vocabulary that are widened at a time where the product of narrow floats cannot be had in float32."""
+
+
+def _linear(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    x, weight, bias = inputs
+    _product(x, weight, bias, outputs[0])
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """x @ weight.T + bias; a weight that was quantised comes as float32, and then all of it is computed so."""
+    if weight.dtype != x.dtype:
+        wide = x.float() @ weight.t()
+        put(out, wide if bias is None else wide + bias.float())
+    elif bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+
+
+def _lm_head(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    x, weight = inputs
+    (logits,) = outputs
+    if weight.dtype == torch.float32:
+        torch.mm(x.float(), weight.t(), out=logits)
+    elif _can_widen():
+        torch.mm(x, weight.t(), out_dtype=torch.float32, out=logits)
+    else:
+        wide = x.float()
+        for begin in range(0, len(weight), _ROWS_AT_ONCE):
+            rows = slice(begin, begin + _ROWS_AT_ONCE)
+            put(logits[:, rows], wide @ weight[rows].float().t())
+
+
+def _can_widen() -> bool:
+    """Whether this torch_npu multiplies narrow floats into float32."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key("aten::mm.dtype_out", "PrivateUse1"))
+
+
+def _matmul(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    torch.matmul(*inputs, out=outputs[0])
+
+
+def _gate_up_silu(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    x, w_gate, w_up = inputs
+    both = torch.empty((2, *outputs[0].shape), dtype=x.dtype, device=x.device)
+    _product(x, w_gate, None, both[0])
+    _product(x, w_up, None, both[1])
+    put(outputs[0], torch_npu.npu_swiglu(both, dim=0)[0])
+
+
+def _by_row(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    """Each row of x in a product of its own, so that its bits do not depend on how many others there are."""
+    x, weight, *bias = inputs
+    for row in range(len(x)):
+        one = slice(row, row + 1)
+        _product(x[one], weight, bias[0] if bias else None, outputs[0][one])
+
+
+def _lm_head_by_row(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    x, weight = inputs
+    for row in range(len(x)):
+        one = slice(row, row + 1)
+        _lm_head((x[one], weight), (outputs[0][one],), attributes)
+
+
+_ANY_WEIGHT = {"weight_formats": None, "is_batch_invariant": False}
+
+KERNELS = [
+    plain_kernel("linear", _linear, **_ANY_WEIGHT),
+    plain_kernel("linear", _by_row, name="torch by row", priority=-1, weight_formats=None),
+    plain_kernel("lm_head", _lm_head, **_ANY_WEIGHT),
+    plain_kernel("lm_head", _lm_head_by_row, name="torch by row", priority=-1, weight_formats=None),
+    plain_kernel("matmul", _matmul, is_batch_invariant=False),
+    fused_kernel("gate_up_silu", "npu_swiglu", _gate_up_silu, **_ANY_WEIGHT),
+]

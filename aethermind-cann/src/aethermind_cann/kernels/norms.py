@@ -1,0 +1,55 @@
+"""Norms over the last dim."""
+
+from __future__ import annotations
+
+import torch
+import torch_npu
+
+from aethermind.dispatch import Signature
+from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, plain_kernel, put
+
+__all__ = ["KERNELS"]
+
+_MIN_DIMS = 2
+"""torch_npu documents its norms for tensors of 2 to 8 dims."""
+
+
+def _rms_norm(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    x, weight = inputs
+    put(outputs[0], _normed(x.float(), attributes["eps"]) * weight.float())
+
+
+def _normed(x: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
+
+
+def _layer_norm(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    x, weight, bias = (None if one is None else one.float() for one in inputs)
+    assert x is not None
+    put(outputs[0], torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, attributes["eps"]))
+
+
+def _npu_rms_norm(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    x, weight = inputs
+    put(outputs[0], torch_npu.npu_rms_norm(x, weight, attributes["eps"])[0])
+
+
+def _npu_add_rms_norm(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    x, residual, weight = inputs
+    normed, _, total = torch_npu.npu_add_rms_norm(x, residual, weight, attributes["eps"])
+    put(outputs[0], normed)
+    put(outputs[1], total)
+
+
+def _has_dims(signature: Signature) -> str | None:
+    x = signature.inputs[0]
+    assert x is not None
+    return None if len(x.shape) >= _MIN_DIMS else f"takes tensors of {_MIN_DIMS} dims or more"
+
+
+KERNELS = [
+    plain_kernel("rms_norm", _rms_norm),
+    plain_kernel("layer_norm", _layer_norm),
+    fused_kernel("rms_norm", "npu_rms_norm", _npu_rms_norm, _has_dims),
+    fused_kernel("add_rms_norm", "npu_add_rms_norm", _npu_add_rms_norm, _has_dims),
+]

@@ -1,0 +1,151 @@
+"""Attention over the blocks of a paged cache: by the fused operator of torch_npu, and by gathering keys.
+
+The fused operator takes lengths as Python integers, so they are read back once a run; a run begins when the device has
+nothing to do, because the engine waits for tokens before it decides on the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+
+import torch
+import torch_npu
+
+from aethermind.dispatch import Signature
+from aethermind.hal.dtype import DType
+from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, plain_kernel, put
+from aethermind_cann.kernels.attention import attend
+from aethermind_cann.kernels.kv_cache import dequantized, no_float8
+from aethermind_cann.run_memo import host_list, once
+
+__all__ = ["KERNELS"]
+
+_MASK_SIZE = 2048
+"""Of the compressed mask that the fused operator wants in its causal and banded modes, whatever the lengths are."""
+_CAUSAL, _BAND = 3, 4
+_BLOCK_MULTIPLE, _MAX_BLOCK, _DIM_MULTIPLE, _MAX_DIM = 128, 512, 16, 512
+"""Of blocks and head dims, as the operator's documentation has it."""
+
+Gather = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Keys and values of blocks [...]: [..., K, P, C] each."""
+
+
+def _paged_attention(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    q, k_cache, v_cache, *tables = inputs
+
+    def gather(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return _picked(k_cache, blocks), _picked(v_cache, blocks)
+
+    _attend_blocks(q, tables, gather, outputs[0], {**attributes, "block_size": k_cache.shape[2]})
+
+
+def _paged_attention_quantized(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    q, k_cache, v_cache, *tables, k_scale, v_scale = inputs
+
+    def gather(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        k, v = (
+            dequantized(_picked(codes, blocks), _picked(scales, blocks))
+            for codes, scales in ((k_cache, k_scale), (v_cache, v_scale))
+        )
+        return k, v
+
+    _attend_blocks(q, tables, gather, outputs[0], {**attributes, "block_size": k_cache.shape[2]})
+
+
+def _picked(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    return cache.index_select(0, blocks.reshape(-1)).reshape(*blocks.shape, *cache.shape[1:])
+
+
+def _attend_blocks(q: torch.Tensor, tables: Tensors, gather: Gather, out: torch.Tensor, attributes: Attributes) -> None:
+    cuts, num_keys, block_tables = tables
+    if len(q) <= len(num_keys):  # decoding, for the most part: all sequences at once, and the host is not asked
+        sequences, last_seen = once("places", cuts, lambda: _places(len(q), cuts, num_keys))
+        blocks = once("blocks", block_tables, lambda: block_tables.clamp(min=0)).index_select(0, sequences)
+        put(out, _over_blocks(q[:, None], blocks, gather, last_seen[:, None], attributes)[:, 0])
+        return
+    for sequence, ((begin, end), length) in enumerate(zip(pairwise(host_list(cuts)), host_list(num_keys), strict=True)):
+        if begin < end:
+            blocks = block_tables[sequence, : -(-length // attributes["block_size"])]
+            last_seen = torch.arange(length - (end - begin), length, device=q.device)
+            put(out[begin:end], _over_blocks(q[begin:end], blocks, gather, last_seen, attributes))
+
+
+def _places(num_tokens: int, cuts: torch.Tensor, num_keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each token: its sequence, and the last key that it sees. Padding belongs to the last sequence, somehow."""
+    tokens = torch.arange(num_tokens, device=cuts.device, dtype=cuts.dtype)
+    sequences = torch.searchsorted(cuts[1:].contiguous(), tokens, right=True).clamp(max=len(num_keys) - 1)
+    ends = cuts[1:].index_select(0, sequences)
+    last_seen = num_keys.index_select(0, sequences) - (ends - tokens)
+    return sequences, last_seen.clamp(min=0)
+
+
+def _over_blocks(
+    q: torch.Tensor, blocks: torch.Tensor, gather: Gather, last_seen: torch.Tensor, attributes: Attributes
+) -> torch.Tensor:
+    """q [..., Q, H, C] over the keys in `blocks` [..., M]; `last_seen` [..., Q] counts keys from the first of them."""
+    k, v = (one.movedim(-4, -3).flatten(-3, -2) for one in gather(blocks))  # [..., K, M·P, C]
+    key = torch.arange(k.shape[-2], device=q.device)
+    is_visible = key <= last_seen[..., None]
+    if attributes["window"] > 0:
+        is_visible = is_visible & (key > last_seen[..., None] - attributes["window"])
+    # What lies behind the last key may be anything, NaN too, which no weight makes zero.
+    v = torch.where((key <= last_seen.amax(-1, keepdim=True))[..., None, :, None], v.float(), 0.0)
+    return attend(q, k, v, is_visible, attributes["scale"])
+
+
+def _npu_fused_attention(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    q, k_cache, v_cache, cuts, num_keys, block_tables = inputs
+    ends, lengths = host_list(cuts)[1:], host_list(num_keys)
+    window = attributes["window"]
+    band = {"sparse_mode": _BAND, "pre_tokens": window - 1, "next_tokens": 0}
+    attended, _ = torch_npu.npu_fused_infer_attention_score(
+        q[: ends[-1]],
+        k_cache,
+        v_cache,
+        atten_mask=_mask(q.device),
+        block_table=block_tables,
+        actual_seq_lengths=ends,
+        actual_seq_lengths_kv=lengths,
+        num_heads=q.shape[1],
+        num_key_value_heads=k_cache.shape[1],
+        input_layout="TND",
+        block_size=k_cache.shape[2],
+        scale=attributes["scale"],
+        **(band if window > 0 else {"sparse_mode": _CAUSAL}),
+    )
+    put(outputs[0][: ends[-1]], attended)
+
+
+@cache
+def _mask(device: torch.device) -> torch.Tensor:
+    """True above the diagonal, where attention may not look."""
+    return torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool, device=device).triu(1)
+
+
+def _fits(signature: Signature) -> str | None:
+    cache = signature.inputs[1]
+    assert cache is not None
+    _, _, block_size, head_dim = cache.shape
+    if not isinstance(block_size, int) or block_size % _BLOCK_MULTIPLE or not 0 < block_size <= _MAX_BLOCK:
+        return f"takes blocks of a multiple of {_BLOCK_MULTIPLE} up to {_MAX_BLOCK} (--block-size)"
+    if not isinstance(head_dim, int) or head_dim % _DIM_MULTIPLE or head_dim > _MAX_DIM:
+        return f"takes heads of a multiple of {_DIM_MULTIPLE} up to {_MAX_DIM}"
+    return None
+
+
+_HALVES = frozenset({DType.BFLOAT16, DType.FLOAT16})
+
+KERNELS = [
+    plain_kernel("paged_attention", _paged_attention),
+    plain_kernel("paged_attention_quantized", _paged_attention_quantized, supports=no_float8),
+    fused_kernel(
+        "paged_attention",
+        "npu_fused_infer_attention_score",
+        _npu_fused_attention,
+        _fits,
+        dtypes=_HALVES,
+        is_batch_invariant=False,
+    ),
+]

@@ -1,0 +1,82 @@
+"""The rotary embedding: angles of a step, and turning by them."""
+
+from __future__ import annotations
+
+import torch
+import torch_npu
+
+from aethermind.dispatch import Signature
+from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, plain_kernel, put
+from aethermind_cann.run_memo import host_list, once
+
+__all__ = ["KERNELS", "rotated"]
+
+_LAST_IN_FLOAT32 = 2**24
+_MAX_HEADS, _MAX_HEAD_DIM = 999, 894
+"""Of npu_rotary_mul, as its documentation has it: N < 1000, D < 896 and even."""
+
+
+def _rope_table(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    positions, frequencies = inputs
+    # Positions that float32 does not have are rare, and float64 is slow here: the vector units have none.
+    is_far = max(map(abs, host_list(positions)), default=0) > _LAST_IN_FLOAT32
+    if is_far:
+        frequencies = frequencies.double()
+    angle = positions.to(frequencies.dtype)[:, None] * frequencies
+    if is_far:
+        near = (positions.float()[:, None] * inputs[1]).double()
+        angle = torch.where(positions.abs()[:, None] <= _LAST_IN_FLOAT32, near, angle)
+    table = torch.cat([angle.cos(), angle.sin()], -1)
+    put(outputs[0], table * attributes["scale"])
+
+
+def rotated(x: torch.Tensor, table: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """`x` [..., C] in float32 turned by the angles of `table` [..., C]: cosines, then sines."""
+    half = x.shape[-1] // 2
+    cos, sin = table[..., :half], table[..., half:]
+    wide = x.float()
+    first, second = (wide[..., 0::2], wide[..., 1::2]) if interleaved else (wide[..., :half], wide[..., half:])
+    pair = (first * cos - second * sin, second * cos + first * sin)
+    return torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+
+
+def _rope(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    x, table = inputs
+    put(outputs[0], rotated(x, table[:, None], attributes["interleaved"]))
+
+
+def _npu_rotary_mul(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    """Tokens as the S of BSND, in float32: cosines rounded to narrow floats would turn by other angles."""
+    x, table = inputs
+    interleaved = attributes["interleaved"]
+    cos, sin = once(("rotary", interleaved), table, lambda: _cosines_sines(table, interleaved))
+    turned = torch_npu.npu_rotary_mul(x.float()[None], cos, sin, "interleave" if interleaved else "half")
+    put(outputs[0], turned[0])
+
+
+def _cosines_sines(table: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """[1, T, 1, C] each: every angle twice, for both elements of its pair."""
+    half = table.shape[-1] // 2
+    cos, sin = (
+        part.repeat_interleave(2, -1) if interleaved else torch.cat([part, part], -1)
+        for part in (table[:, :half], table[:, half:])
+    )
+    return cos[None, :, None], sin[None, :, None]
+
+
+def _fits(signature: Signature) -> str | None:
+    x = signature.inputs[0]
+    assert x is not None
+    _, num_heads, head_dim = x.shape
+    if not isinstance(num_heads, int) or num_heads > _MAX_HEADS:
+        return f"takes up to {_MAX_HEADS} heads"
+    if not isinstance(head_dim, int) or head_dim > _MAX_HEAD_DIM:
+        return f"takes heads of up to {_MAX_HEAD_DIM}"
+    return None
+
+
+KERNELS = [
+    plain_kernel("rope_table", _rope_table),
+    plain_kernel("rope", _rope),
+    fused_kernel("rope", "npu_rotary_mul", _npu_rotary_mul, _fits),
+]

@@ -1,0 +1,82 @@
+"""Choosing tokens, and what the model thought of them."""
+
+from __future__ import annotations
+
+import torch
+
+from aethermind_cann.kernels._kernel import Attributes, Tensors, plain_kernel, put
+from aethermind_cann.run_memo import host_list
+
+__all__ = ["KERNELS"]
+
+
+def _sample_tokens(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    logits, temperature, top_k, top_p, min_p, uniform = inputs
+    best = logits.argmax(-1)
+    is_greedy = temperature == 0
+    if all(one == 0 for one in host_list(temperature)):
+        put(outputs[0], best)
+        return
+    # A running sum over a large vocabulary loses the tail in float32. The device has float64, if slowly.
+    divisor = torch.where(is_greedy, 1.0, temperature).double()[:, None]
+    share = uniform.double()[:, None]
+    weights = _weights(logits.double(), divisor)
+    chosen = _first_beyond(weights, share)
+    is_cut = (top_k > 0) | (top_p < 1) | (min_p > 0)
+    if any(map(bool, is_cut.tolist())):
+        of_cut = _sample_cut(logits, divisor, top_k[:, None], top_p.double()[:, None], min_p.double()[:, None], share)
+        chosen = torch.where(is_cut, of_cut, chosen)
+    put(outputs[0], torch.where(is_greedy, best, chosen))
+
+
+def _weights(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    return ((logits - logits.amax(-1, keepdim=True)) / temperature).exp()
+
+
+def _first_beyond(weights: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """Of each row the first index whose share of the running sum exceeds `share` [R, 1], which is in [0, 1)."""
+    reached = weights.cumsum(-1)
+    return (reached / reached[:, -1:] <= share).sum(-1)
+
+
+def _sample_cut(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    share: torch.Tensor,
+) -> torch.Tensor:
+    """Tokens in descending order of their logits, ties by id; each cut leaves a beginning of them."""
+    ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(logits.shape[1], device=logits.device)
+    weights = _weights(ordered.double(), temperature)
+    weights = torch.where((top_k == 0) | (rank < top_k), weights, 0.0)
+    reached = weights.cumsum(-1)
+    num_kept = (reached < top_p * reached[:, -1:]).sum(-1, keepdim=True) + 1
+    is_kept = (rank < num_kept) & (weights >= min_p * weights[:, :1])
+    place = _first_beyond(torch.where(is_kept, weights, 0.0), share)
+    return tokens.gather(1, place[:, None])[:, 0]
+
+
+def _token_logprobs(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    logits, token_ids = inputs
+    logprob, rank, top_ids, top_logprobs = outputs
+    logprobs = logits - logits.logsumexp(-1, keepdim=True)
+    chosen = token_ids.long()[:, None]
+    put(logprob, logprobs.gather(1, chosen)[:, 0])
+    put(rank, 1 + (logits > logits.gather(1, chosen)).sum(-1))
+    num_found = min(attributes["k"], logits.shape[1])
+    if num_found < attributes["k"]:
+        top_ids.fill_(-1)
+        top_logprobs.fill_(-torch.inf)
+    if num_found:
+        order = logits.sort(dim=-1, descending=True, stable=True)[1][:, :num_found]
+        put(top_ids[:, :num_found], order)
+        put(top_logprobs[:, :num_found], logprobs.gather(1, order))
+
+
+KERNELS = [
+    plain_kernel("sample_tokens", _sample_tokens),
+    plain_kernel("token_logprobs", _token_logprobs),
+]

@@ -1,0 +1,106 @@
+"""Memory as byte tensors of torch, so that its caching allocator and ours are one; that of the host, pinned or not."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from bisect import bisect_right
+
+import torch
+
+from aethermind.errors import InvalidArgumentError, OutOfMemoryError
+from aethermind.hal.allocator import Allocator, MemoryStats
+from aethermind.hal.buffer import Buffer, MemoryKind
+from aethermind.hal.device import DeviceId
+from aethermind.hal.tensor import Tensor
+from aethermind_cann.devices import CannDevices
+
+__all__ = ["CannAllocator", "bytes_of"]
+
+_HOST_ALIGNMENT = 64
+
+
+class CannAllocator(Allocator):
+    """Allocates on the current device, and counts for each."""
+
+    def __init__(self, name: str, devices: CannDevices) -> None:
+        self._name = name
+        self._devices = devices
+        self._lock = threading.RLock()  # a garbage collection inside `alloc` may release another buffer
+        self._storages: dict[int, torch.Tensor] = {}
+        self._stats = [MemoryStats(0, 0, 0, 0)] * devices.count()
+
+    def alloc(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
+        device = DeviceId(self._name, self._devices.current())
+        if nbytes < 0:
+            raise InvalidArgumentError(f"Cannot allocate {nbytes} bytes on {device}: the size is negative.")
+        try:
+            storage = _allocate(nbytes, kind, device.index)
+        except (MemoryError, RuntimeError) as error:  # torch's own error for this is a RuntimeError
+            raise self._out_of_memory(nbytes, kind, device, error) from None
+        address = storage.data_ptr()
+        with self._lock:
+            if kind is MemoryKind.DEVICE:
+                self._storages[address] = storage
+            self._count(device.index, nbytes, is_new=True)
+
+        def release() -> None:
+            with self._lock:
+                self._storages.pop(address, None)
+                self._count(device.index, -nbytes)
+
+        is_host_accessible = kind is not MemoryKind.DEVICE
+        return Buffer(
+            device, address, nbytes, kind=kind, is_host_accessible=is_host_accessible, release=release, owner=storage
+        )
+
+    def stats(self) -> MemoryStats:
+        with self._lock:
+            index = self._devices.current()
+            stats = self._stats[index]
+        reserved = max(stats.reserved_bytes, torch.npu.memory_reserved(index))
+        return MemoryStats(stats.allocated_bytes, reserved, stats.peak_bytes, stats.num_allocations)
+
+    def storage_at(self, address: int) -> tuple[torch.Tensor, int]:
+        """The byte tensor in use that holds a device address, and where in it that is."""
+        with self._lock:
+            starts = sorted(self._storages)
+            start = starts[bisect_right(starts, address) - 1]
+            return self._storages[start], address - start
+
+    def _count(self, device: int, nbytes: int, *, is_new: bool = False) -> None:
+        old = self._stats[device]
+        now = old.allocated_bytes + nbytes
+        self._stats[device] = MemoryStats(now, now, max(old.peak_bytes, now), old.num_allocations + is_new)
+
+    def _out_of_memory(self, nbytes: int, kind: MemoryKind, device: DeviceId, error: Exception) -> OutOfMemoryError:
+        where = f"{kind.value} memory for {device}" if kind is not MemoryKind.DEVICE else f"{device}"
+        free, total = torch.npu.mem_get_info(device.index)
+        in_use = self._stats[device.index].allocated_bytes
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        return OutOfMemoryError(
+            f"Could not allocate {nbytes} bytes on {where}: it has {total} bytes, {free} are free, {in_use} are in use "
+            f"by this process's tensors ({reason}). "
+            "Lower --max-model-len or the number of KV blocks, or choose a smaller model."
+        )
+
+
+def bytes_of(tensor: Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor on a device or in host memory, as a flat view that the tensor keeps alive."""
+    owner = tensor.buffer.owner
+    begin = tensor.address - tensor.buffer.address
+    if isinstance(owner, torch.Tensor):
+        return owner[begin : begin + tensor.nbytes]
+    memory = (ctypes.c_byte * tensor.nbytes).from_address(tensor.address)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _allocate(nbytes: int, kind: MemoryKind, index: int) -> torch.Tensor:
+    """A byte tensor, at least one byte long, so that it has an address."""
+    if kind is MemoryKind.DEVICE:
+        return torch.empty(max(nbytes, 1), dtype=torch.uint8, device=f"npu:{index}")
+    if kind is MemoryKind.PINNED:
+        return torch.empty(max(nbytes, 1), dtype=torch.uint8, pin_memory=True)
+    whole = torch.empty(nbytes + _HOST_ALIGNMENT, dtype=torch.uint8)
+    begin = -whole.data_ptr() % _HOST_ALIGNMENT
+    return whole[begin : begin + max(nbytes, 1)]

@@ -1,0 +1,59 @@
+"""Copies between host and NPUs, byte by byte: torch has no NumPy arrays of bfloat16, and needs none."""
+
+from __future__ import annotations
+
+import torch
+
+from aethermind.hal.buffer import Buffer, MemoryKind
+from aethermind.hal.stream import Stream
+from aethermind.hal.tensor import Tensor
+from aethermind.hal.transfer import DataTransfer, TransferStats, check_copy, check_fill
+from aethermind_cann.memory import bytes_of
+from aethermind_cann.streams import CannStream, CannStreams
+
+__all__ = ["CannTransfer"]
+
+
+class CannTransfer(DataTransfer):
+    """A call without a stream runs on the default stream of its device and waits for that copy."""
+
+    def __init__(self, streams: CannStreams) -> None:
+        self._streams = streams
+        self._to_device = self._to_host = 0
+
+    def copy(self, destination: Tensor, source: Tensor) -> None:
+        stream = self._stream_of(destination.buffer, source.buffer)
+        self.copy_async(destination, source, stream)
+        stream.synchronize()
+
+    def copy_async(self, destination: Tensor, source: Tensor, stream: Stream) -> None:
+        check_copy(destination, source)
+        assert isinstance(stream, CannStream), "the stream is of another backend"
+        with torch.npu.stream(stream.handle):
+            if source.nbytes:
+                bytes_of(destination).copy_(bytes_of(source), non_blocking=True)
+        to_device, from_device = _is_device(destination.buffer), _is_device(source.buffer)
+        self._to_device += source.nbytes * (to_device and not from_device)
+        self._to_host += source.nbytes * (from_device and not to_device)
+
+    def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:
+        check_fill(destination, byte)
+        used = self._stream_of(destination.buffer) if stream is None else stream
+        assert isinstance(used, CannStream), "the stream is of another backend"
+        with torch.npu.stream(used.handle):
+            if destination.nbytes:
+                bytes_of(destination).fill_(byte)
+        if stream is None:
+            used.synchronize()
+
+    def stats(self) -> TransferStats:
+        return TransferStats(self._to_device, self._to_host)
+
+    def _stream_of(self, *buffers: Buffer) -> CannStream:
+        """The default stream of the first of them that is on a device."""
+        index = next((buffer.device.index for buffer in buffers if _is_device(buffer)), buffers[0].device.index)
+        return self._streams.default(index)
+
+
+def _is_device(buffer: Buffer) -> bool:
+    return buffer.kind is MemoryKind.DEVICE

@@ -1,0 +1,25 @@
+"""The demo model on the NPU says what it says on the CPU."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from aethermind import LLM, Runtime, SamplingParams
+
+PROMPTS = ["Once upon a time", "The little fox"]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
+
+
+def answers(runtime: Runtime, device: str, **options: object) -> list[list[int]]:
+    with closing(LLM("demo", device=device, max_model_len=128, runtime=runtime, **options)) as llm:
+        return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
+
+
+@pytest.mark.parametrize("block_size", [16, 128])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_greedy_tokens_are_those_of_the_cpu(runtime: Runtime, dtype: str, block_size: int) -> None:
+    options = {"dtype": dtype, "fallback": "error"}
+    expected = answers(runtime, "cpu", **options)
+    assert answers(runtime, "cann", block_size=block_size, **options) == expected

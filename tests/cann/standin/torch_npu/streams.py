@@ -1,0 +1,161 @@
+"""Streams that run late, on the simulator's timeline: the same calls in the same order under a seed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from aethermind.errors import DeviceError
+from aethermind_sim.faults import Faults
+from aethermind_sim.streams import SimEvent, SimStream
+from aethermind_sim.timeline import Timeline
+from torch_npu.memory import NUM_DEVICES
+
+__all__ = [
+    "Event",
+    "Stream",
+    "StreamContext",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "set_device",
+    "set_stream",
+    "stream",
+    "synchronize",
+]
+
+timeline = Timeline(int(os.environ.get("AETHERMIND_SIM_SEED") or 0), Faults())
+_of_thread = threading.local()
+
+
+class Stream:
+    """A queue of one device."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        self.device = torch.device("npu", _index(device))
+        self.priority = priority
+        self.queue = SimStream(timeline, self.device.index)
+
+    def submit(self, work: Callable[[], None]) -> None:
+        self.queue.submit(work)
+
+    def query(self) -> bool:
+        return self.queue.query()
+
+    def synchronize(self) -> None:
+        _as_torch_says(self.queue.synchronize)
+
+    def wait_event(self, event: Event) -> None:
+        event.wait(self)
+
+    def wait_stream(self, stream: Stream) -> None:
+        self.wait_event(stream.record_event())
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+
+class Event:
+    """The mark that was recorded last."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        self._event = SimEvent(timeline, timing=enable_timing)
+
+    def record(self, stream: Stream | None = None) -> None:
+        self._event.record((stream or current_stream()).queue)
+
+    def wait(self, stream: Stream | None = None) -> None:
+        (stream or current_stream()).queue.wait_event(self._event)
+
+    def query(self) -> bool:
+        return self._event.query()
+
+    def synchronize(self) -> None:
+        _as_torch_says(self._event.synchronize)
+
+    def elapsed_time(self, end_event: Event) -> float:
+        return float(_as_torch_says(lambda: self._event.elapsed_ms(end_event._event)))
+
+
+class StreamContext:
+    """Makes a stream and its device current for a while."""
+
+    def __init__(self, stream_ctx: Stream | None) -> None:
+        self._stream = stream_ctx
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._before = current_device(), current_stream(self._stream.device)
+            set_stream(self._stream)
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            device, before = self._before
+            set_stream(before)
+            set_device(device)
+
+
+_defaults: dict[int, Stream] = {}
+
+
+def stream(stream: Stream | None) -> StreamContext:
+    return StreamContext(stream)
+
+
+def set_stream(stream: Stream) -> None:
+    _currents()[stream.device.index] = stream
+    set_device(stream.device.index)
+
+
+def current_stream(device: Any = None) -> Stream:
+    index = _index(device)
+    return _currents().get(index) or default_stream(index)
+
+
+def default_stream(device: Any = None) -> Stream:
+    index = _index(device)
+    if index not in _defaults:
+        _defaults[index] = Stream(index)
+    return _defaults[index]
+
+
+def current_device() -> int:
+    return getattr(_of_thread, "device", 0)
+
+
+def set_device(device: Any) -> None:
+    _of_thread.device = _index(device)
+
+
+def synchronize(device: Any = None) -> None:
+    _as_torch_says(lambda: timeline.finish_device(_index(device)))
+
+
+def _currents() -> dict[int, Stream]:
+    if not hasattr(_of_thread, "streams"):
+        _of_thread.streams = {}
+    return _of_thread.streams
+
+
+def _index(device: Any) -> int:
+    if device is None:
+        return current_device()
+    index = device if isinstance(device, int) else torch.device(device).index
+    index = current_device() if index is None else index
+    if not 0 <= index < NUM_DEVICES:
+        raise AssertionError("Invalid device id")
+    return index
+
+
+def _as_torch_says(wait: Callable[[], Any]) -> Any:
+    """Errors of the device are RuntimeErrors of torch."""
+    try:
+        return wait()
+    except DeviceError as error:
+        raise RuntimeError(str(error)) from error

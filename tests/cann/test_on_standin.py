@@ -1,0 +1,19 @@
+"""The tests of a device, on the stand-in: in a process of their own, because torch has one device of this kind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.usefixtures("standin")
+def test_tests_of_the_device_pass() -> None:
+    folder = Path(__file__).parent / "on_device"
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "cann", "-p", "no:cacheprovider", str(folder)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
+    assert " passed" in ran.stdout
+    assert "skipped" not in ran.stdout
