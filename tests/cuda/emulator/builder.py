@@ -32,6 +32,7 @@ _CHECKED = (
     "-fno-ipa-reference-addressable",
     "-fno-extern-tls-init",
     "-fno-strict-aliasing",
+    "-fno-gnu-unique",  # shared memory of a function in a header is that of each library, not of the first one
 )
 _BOUNDS = r"(?:__launch_bounds__\s*\((?P<{}>(?:[^()]|\([^()]*\))*)\)\s*)?"
 _KERNEL = re.compile(

@@ -1,0 +1,58 @@
+// add_rms_norm: total = x + residual, rounded; out = rms_norm(total, weight). A block takes one row.
+
+#include "common/reduce.cuh"
+#include "common/types.cuh"
+
+namespace aether {
+
+// A thread reads again what it wrote itself, so out may be x and total may be residual without a barrier.
+template <class T, int N>
+__device__ __forceinline__ void add_rms_norm_row(T* out, T* total, const T* x, const T* residual, const T* weight,
+                                                 int width, float eps) {
+  const int step = static_cast<int>(blockDim.x) * N;
+  const int first = static_cast<int>(threadIdx.x) * N;
+  float squares = 0.0f;
+  for (int i = first; i < width; i += step) {
+    const auto a = Vector<T, N>::load(x + i);
+    const auto b = Vector<T, N>::load(residual + i);
+    Vector<T, N> sums;
+    for (int j = 0; j < N; ++j) {
+      sums.values[j] = from_float<T>(to_float(a.values[j]) + to_float(b.values[j]));
+      const float value = to_float(sums.values[j]);
+      squares += value * value;
+    }
+    sums.store(total + i);
+  }
+  const float scale = rsqrtf(block_reduce<Sum>(squares) / static_cast<float>(width) + eps);
+  for (int i = first; i < width; i += step) {
+    const auto sums = Vector<T, N>::load(total + i);
+    const auto weights = Vector<T, N>::load(weight + i);
+    Vector<T, N> result;
+    for (int j = 0; j < N; ++j) {
+      result.values[j] = from_float<T>(to_float(sums.values[j]) * scale * to_float(weights.values[j]));
+    }
+    result.store(out + i);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void add_rms_norm(T* out, T* total, const T* x, const T* residual, const T* weight,
+                                             int width, float eps) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * width;
+  if (is_vectorizable(x, width) && is_vectorizable(residual, width) && is_vectorizable(out, width) &&
+      is_vectorizable(total, width) && is_vectorizable(weight, width)) {
+    add_rms_norm_row<T, Vector<T>::size>(out + row, total + row, x + row, residual + row, weight, width, eps);
+  } else {
+    add_rms_norm_row<T, 1>(out + row, total + row, x + row, residual + row, weight, width, eps);
+  }
+}
+
+}  // namespace aether
+
+#define AETHER_ADD_RMS_NORM(dtype)                                                                                  \
+  extern "C" __global__ void add_rms_norm_##dtype(aether::dtype* out, aether::dtype* total, const aether::dtype* x, \
+                                                  const aether::dtype* residual, const aether::dtype* weight,       \
+                                                  int width, float eps) {                                           \
+    aether::add_rms_norm(out, total, x, residual, weight, width, eps);                                              \
+  }
+AETHER_FOR_EACH_FLOAT(AETHER_ADD_RMS_NORM)

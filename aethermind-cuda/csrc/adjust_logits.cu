@@ -1,0 +1,61 @@
+// Changes of logits before sampling, [rows, size]: repetition_penalty, bias_tokens and suppress_tokens at listed tokens,
+// mask_tokens at all whose bit is 0. A block takes a stretch of one row and whatever of its list lies there; out may be
+// logits.
+
+#include "common/reduce.cuh"
+#include "common/types.cuh"
+
+namespace aether {
+
+constexpr int kStretch = 8192;
+
+template <class Change>
+__device__ __forceinline__ void change_listed(float* out, const float* logits, const int* tokens, const int* cuts,
+                                              int size, const Change& change) {
+  const int row = static_cast<int>(blockIdx.y);
+  const int begin = static_cast<int>(blockIdx.x) * kStretch;
+  const int end = min(begin + kStretch, size);
+  out += static_cast<int64_t>(row) * size;
+  logits += static_cast<int64_t>(row) * size;
+  if (out != logits) {
+    for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x)) {
+      out[i] = logits[i];
+    }
+    __syncthreads();
+  }
+  for (int i = cuts[row] + static_cast<int>(threadIdx.x); i < cuts[row + 1]; i += static_cast<int>(blockDim.x)) {
+    const int token = tokens[i];
+    if (token >= begin && token < end) {
+      out[token] = change(out[token], row, i);
+    }
+  }
+}
+
+}  // namespace aether
+
+extern "C" __global__ void adjust_logits_repetition_penalty(float* out, const float* logits, const int* tokens, const int* cuts,
+                                              const float* penalty, int size) {
+  aether::change_listed(out, logits, tokens, cuts, size, [&](float logit, int row, int) {
+    return logit > 0.0f ? logit / penalty[row] : logit * penalty[row];
+  });
+}
+
+extern "C" __global__ void adjust_logits_bias_tokens(float* out, const float* logits, const int* tokens, const int* cuts,
+                                       const float* bias, int size) {
+  aether::change_listed(out, logits, tokens, cuts, size, [&](float logit, int, int i) { return logit + bias[i]; });
+}
+
+extern "C" __global__ void adjust_logits_suppress_tokens(float* out, const float* logits, const int* tokens, const int* cuts,
+                                           int size) {
+  aether::change_listed(out, logits, tokens, cuts, size, [&](float, int, int) { return aether::Max::kNeutral; });
+}
+
+extern "C" __global__ void adjust_logits_mask_tokens(float* out, const float* logits, const int* mask, int size, int num_words) {
+  const int64_t row = blockIdx.y;
+  const int begin = static_cast<int>(blockIdx.x) * aether::kStretch;
+  const int end = min(begin + aether::kStretch, size);
+  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x)) {
+    const bool is_allowed = mask[row * num_words + i / 32] >> (i % 32) & 1;
+    out[row * size + i] = is_allowed ? logits[row * size + i] : aether::Max::kNeutral;
+  }
+}

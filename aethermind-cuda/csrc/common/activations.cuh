@@ -1,0 +1,23 @@
+// Activations in float32.
+#pragma once
+
+#include "common/types.cuh"
+
+namespace aether {
+
+// x · sigmoid(x). Far left exp overflows to infinity, and the quotient is zero.
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+
+// x · Φ(x): 1 - erf(-x/√2) as erfc, which does not cancel left of zero.
+__device__ __forceinline__ float gelu(float x) {
+  constexpr float kSqrtHalf = 0.70710678118654752f;
+  return 0.5f * x * erfcf(-x * kSqrtHalf);
+}
+
+// Its approximation by tanh (Hendrycks and Gimpel 2016).
+__device__ __forceinline__ float gelu_tanh(float x) {
+  constexpr float kSqrtTwoOverPi = 0.79788456080286536f;
+  return 0.5f * x * (1.0f + tanhf(kSqrtTwoOverPi * (x + 0.044715f * x * x * x)));
+}
+
+}  // namespace aether

@@ -1,0 +1,184 @@
+// Products of 16 outputs with tokens, eight tokens a tile: weights · inputs, summed in float32 over chunks of inputs.
+//
+// Thread 4g + t of a warp holds eight weights of output g and of output g + 8, those of the inputs 8t … 8t + 7 of a
+// chunk. Which inputs a tensor core pairs with which is free as long as both sides agree, so weights and inputs go from
+// memory to fragments by loads of 16 bytes, without shared memory or shuffles.
+#pragma once
+
+#include "common/eight.cuh"
+#include "common/mma.cuh"
+#include "common/reduce.cuh"
+
+namespace aether {
+
+constexpr int kTileOutputs = 16;
+constexpr int kTileTokens = 8;
+
+// The inputs of a projection: [num_tokens, size].
+template <class T>
+struct Inputs {
+  const T* x;
+  int num_tokens;
+  int size;
+  bool is_aligned;
+
+  __device__ __forceinline__ Inputs(const T* x, int num_tokens, int size)
+      : x(x), num_tokens(num_tokens), size(size), is_aligned(is_vectorizable(x, size)) {}
+
+  // Zeros for a token or inputs beyond the last.
+  __device__ __forceinline__ Eight<T> load(int token, int k) const {
+    if (token >= num_tokens) {
+      return Eight<T>{};
+    }
+    return load_eight(x + static_cast<int64_t>(token) * size, k, size, is_aligned);
+  }
+};
+
+// A pair of ones.
+template <class T>
+constexpr uint32_t kOnes = 0x3f803f80u;
+template <>
+constexpr uint32_t kOnes<float16> = 0x3c003c00u;
+
+// c += weights · inputs of one chunk.
+template <class T>
+__device__ __forceinline__ void multiply_chunk(float (&c)[4], const Eight<T> (&weights)[2], const Eight<T>& inputs) {
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    const uint32_t a[4] = {weights[0].pairs[2 * step], weights[1].pairs[2 * step], weights[0].pairs[2 * step + 1],
+                           weights[1].pairs[2 * step + 1]};
+    multiply_add<T>(c, a, inputs.pairs[2 * step], inputs.pairs[2 * step + 1]);
+  }
+}
+
+// How the codes of a chunk become weights: times a scale, plus an offset where there is one; for both of the outputs.
+struct Scaling {
+  float scales[2];
+  float offsets[2];
+  bool has_offset;
+};
+
+// c += (scales · codes + offsets) · inputs of one chunk.
+template <class T>
+__device__ __forceinline__ void multiply_scaled(float (&c)[4], const Eight<T> (&codes)[2], const Eight<T>& inputs,
+                                                const Scaling& scaling) {
+  float part[4] = {};
+  multiply_chunk(part, codes, inputs);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    c[i] += scaling.scales[i / 2] * part[i];
+  }
+  if (scaling.has_offset) {
+    const Eight<T> ones[2] = {{{kOnes<T>, kOnes<T>, kOnes<T>, kOnes<T>}}, {{kOnes<T>, kOnes<T>, kOnes<T>, kOnes<T>}}};
+    float total[4] = {};
+    multiply_chunk(total, ones, inputs);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      c[i] += scaling.offsets[i / 2] * total[i];
+    }
+  }
+}
+
+// The sums of one warp for 16 outputs and kTiles · 8 tokens, inputs read from global memory.
+template <class T, int kTiles>
+struct Products {
+  float sums[kTiles][4] = {};
+
+  template <class Source>
+  __device__ __forceinline__ void add(const Source& source, const typename Source::Group& group, int chunk,
+                                      const Eight<T> (&inputs)[kTiles]) {
+    const Eight<T> weights[2] = {source.weights(group, 0, chunk), source.weights(group, 1, chunk)};
+    if constexpr (Source::kIsScaled) {
+      const Scaling scaling = source.scaling(group, chunk);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        multiply_scaled(sums[tile], weights, inputs[tile], scaling);
+      }
+    } else {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        multiply_chunk(sums[tile], weights, inputs[tile]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void load(Eight<T> (&inputs)[kTiles], const Inputs<T>& x, int token, int k) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      inputs[tile] = x.load(token + tile * kTileTokens + lane_index() / 4, k + lane_index() % 4 * kEight);
+    }
+  }
+
+  // To [tokens][outputs], rows of `stride`.
+  __device__ __forceinline__ void store(float* to, int stride) const {
+    const int row = lane_index() / 4, column = lane_index() % 4 * 2;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        to[(tile * kTileTokens + column + i % 2) * stride + row + i / 2 * 8] = sums[tile][i];
+      }
+    }
+  }
+};
+
+// In float32 there are no tensor cores that round as little as asked: threads multiply, and sum what four of them have.
+template <int kTiles>
+struct Products<float32, kTiles> {
+  static constexpr int kTokens = kTiles * kTileTokens;
+  float sums[kTokens][2] = {};
+
+  template <class Source>
+  __device__ __forceinline__ void add(const Source& source, const typename Source::Group& group, int chunk,
+                                      const Eight<float32> (&inputs)[kTokens]) {
+    const Eight<float32> weights[2] = {source.weights(group, 0, chunk), source.weights(group, 1, chunk)};
+#pragma unroll
+    for (int token = 0; token < kTokens; ++token) {
+      float part[2] = {}, total = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kEight; ++i) {
+        const float input = inputs[token].values[i];
+        part[0] += weights[0].values[i] * input;
+        part[1] += weights[1].values[i] * input;
+        total += input;
+      }
+      if constexpr (Source::kIsScaled) {
+        const Scaling scaling = source.scaling(group, chunk);
+        for (int half = 0; half < 2; ++half) {
+          part[half] = scaling.scales[half] * part[half] + (scaling.has_offset ? scaling.offsets[half] * total : 0.0f);
+        }
+      }
+      sums[token][0] += part[0];
+      sums[token][1] += part[1];
+    }
+  }
+
+  __device__ __forceinline__ static void load(Eight<float32> (&inputs)[kTokens], const Inputs<float32>& x, int token,
+                                              int k) {
+#pragma unroll
+    for (int i = 0; i < kTokens; ++i) {
+      inputs[i] = x.load(token + i, k + lane_index() % 4 * kEight);
+    }
+  }
+
+  __device__ __forceinline__ void store(float* to, int stride) const {
+#pragma unroll
+    for (int token = 0; token < kTokens; ++token) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float sum = sums[token][half];
+        sum += __shfl_xor_sync(kFullWarp, sum, 1);
+        sum += __shfl_xor_sync(kFullWarp, sum, 2);
+        if (lane_index() % 4 == 0) {
+          to[token * stride + lane_index() / 4 + half * 8] = sum;
+        }
+      }
+    }
+  }
+};
+
+// Values of `Eight` that Products<T, kTiles>::load fills.
+template <class T, int kTiles>
+constexpr int kInputs = sizeof(T) == 4 ? kTiles * kTileTokens : kTiles;
+
+}  // namespace aether

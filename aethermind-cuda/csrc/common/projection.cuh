@@ -1,0 +1,231 @@
+// Projections x · weightᵀ of few tokens (a decode step) and of many (prefill), for every way in which weights are
+// stored. A Source is 16 outputs of a weight: DenseWeight, CodedWeight.
+#pragma once
+
+#include "common/activations.cuh"
+#include "common/async_copy.cuh"
+#include "common/memory.cuh"
+#include "common/products.cuh"
+
+namespace aether {
+
+// Where results go: [num_tokens, num_outputs], rounded to T, or as float32 where `is_float32`.
+template <class T>
+struct Results {
+  void* out;
+  const T* bias;
+  int num_tokens;
+  int num_outputs;
+  bool is_float32;
+
+  __device__ __forceinline__ void store(int token, int output, float value) const {
+    if (token >= num_tokens || output >= num_outputs) {
+      return;
+    }
+    if (bias != nullptr) {
+      value += to_float(bias[output]);
+    }
+    const int64_t position = static_cast<int64_t>(token) * num_outputs + output;
+    if (is_float32) {
+      static_cast<float*>(out)[position] = value;
+    } else {
+      static_cast<T*>(out)[position] = from_float<T>(value);
+    }
+  }
+};
+
+// The sum of a projection, or what a SwiGLU makes of those of its two.
+template <int kWeights>
+__device__ __forceinline__ float finished(const float (&sums)[kWeights]) {
+  if constexpr (kWeights == 1) {
+    return sums[0];
+  } else {
+    return silu(sums[0]) * sums[1];
+  }
+}
+
+// Few tokens: a block takes 16 outputs and kTiles · 8 tokens, and its warps take turns in groups of inputs, so that
+// weights are read once and by all multiprocessors. Bound by memory; how much tensor cores idle is no matter. The order
+// of a token's sums does not depend on the others. Shared memory: float[warps][kWeights][tokens][17].
+template <class Source, int kTiles, int kWeights>
+__device__ __forceinline__ void project_few(const Results<typename Source::Element>& results,
+                                            const Inputs<typename Source::Element>& x,
+                                            const typename Source::Place (&places)[kWeights]) {
+  using T = typename Source::Element;
+  constexpr int kTokens = kTiles * kTileTokens;
+  constexpr int kStride = kTileOutputs + 1;
+  using Partial = float[kWeights][kTokens * kStride];
+  AETHER_DYNAMIC_SHARED(Partial, partial);
+
+  const int token = static_cast<int>(blockIdx.y) * kTokens;
+  const int num_warps = static_cast<int>(blockDim.x) / kWarpSize;
+  const int num_groups = (x.size + Source::kGroupInputs - 1) / Source::kGroupInputs;
+  Products<T, kTiles> products[kWeights];
+  {
+    const auto source = [&](int weight) { return Source(places[weight], static_cast<int>(blockIdx.x)); };
+    const Source sources[2] = {source(0), source(kWeights - 1)};
+    typename Source::Group groups[kWeights];
+    const auto load = [&](int group) {
+#pragma unroll
+      for (int weight = 0; weight < kWeights; ++weight) {
+        groups[weight] = sources[weight].load(group);
+      }
+    };
+    // A group ahead, where registers are enough for that.
+    constexpr bool kIsAhead = sizeof(T) < 4;
+    if (kIsAhead && warp_index() < num_groups) {
+      load(warp_index());
+    }
+    for (int group = warp_index(); group < num_groups; group += num_warps) {
+      if (!kIsAhead) {
+        load(group);
+      }
+      typename Source::Group current[kWeights];
+#pragma unroll
+      for (int weight = 0; weight < kWeights; ++weight) {
+        current[weight] = groups[weight];
+      }
+      if (kIsAhead && group + num_warps < num_groups) {
+        load(group + num_warps);
+      }
+#pragma unroll
+      for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
+        Eight<T> inputs[kInputs<T, kTiles>];
+        Products<T, kTiles>::load(inputs, x, token, group * Source::kGroupInputs + chunk * kChunk);
+#pragma unroll
+        for (int weight = 0; weight < kWeights; ++weight) {
+          products[weight].add(sources[weight], current[weight], chunk, inputs);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int weight = 0; weight < kWeights; ++weight) {
+    products[weight].store(partial[warp_index()][weight], kStride);
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < kTokens * kTileOutputs; i += static_cast<int>(blockDim.x)) {
+    float sums[kWeights] = {};
+    for (int warp = 0; warp < num_warps; ++warp) {
+#pragma unroll
+      for (int weight = 0; weight < kWeights; ++weight) {
+        sums[weight] += partial[warp][weight][i / kTileOutputs * kStride + i % kTileOutputs];
+      }
+    }
+    results.store(token + i / kTileOutputs, static_cast<int>(blockIdx.x) * kTileOutputs + i % kTileOutputs,
+                  finished(sums));
+  }
+}
+
+constexpr int kManyTokens = 64;
+constexpr int kManyWarps = 4;
+constexpr int kManyTiles = 2;  // of 16 sums a warp
+constexpr int kStages = 3;
+
+// Inputs of 64 tokens on their way through shared memory, some groups ahead: for each chunk 64 bytes of every token, so
+// that the 16 bytes of a thread's eight are read without conflicts of banks.
+template <class T, int kChunks>
+struct InputStages {
+  static constexpr int kGroupInputs = kChunks * kChunk;
+  using Stage = Eight<T>[kChunks][kManyTokens][4];
+
+  Stage* stages;
+  const Inputs<T>& x;
+  int token;
+
+  __device__ __forceinline__ void begin_copy(int group) const {
+    Stage& stage = stages[group % kStages];
+    for (int i = static_cast<int>(threadIdx.x); i < kChunks * kManyTokens * 4; i += static_cast<int>(blockDim.x)) {
+      const int part = i % 4, chunk = i / 4 % kChunks, row = i / 4 / kChunks;
+      const int k = group * kGroupInputs + chunk * kChunk + part * kEight;
+      Eight<T>& target = stage[chunk][row][part];
+      if (x.is_aligned) {
+        const bool is_present = token + row < x.num_tokens && k < x.size;
+        const int64_t position = is_present ? static_cast<int64_t>(token + row) * x.size + k : 0;
+        copy_async_16(&target, x.x + position, is_present);
+      } else {
+        target = x.load(token + row, k);
+      }
+    }
+  }
+
+  __device__ __forceinline__ Eight<T> get(int group, int chunk, int tile) const {
+    return stages[group % kStages][chunk][tile * kTileTokens + lane_index() / 4][lane_index() % 4];
+  }
+};
+
+// Many tokens: a block takes 64 tokens and, a warp, 32 outputs of one weight or 16 of both of a SwiGLU. Weights go to
+// registers, each to those of one warp; inputs through shared memory to all. Blocks next to each other share weights.
+// Shared memory: three stages of 64 bytes for each token and chunk.
+template <class Source, int kWeights>
+__device__ __forceinline__ void project_many(const Results<typename Source::Element>& results,
+                                             const Inputs<typename Source::Element>& x,
+                                             const typename Source::Place (&places)[kWeights]) {
+  using T = typename Source::Element;
+  using Stages = InputStages<T, Source::kChunks>;
+  constexpr int kTiles = kManyTokens / kTileTokens;
+  AETHER_DYNAMIC_SHARED(typename Stages::Stage, memory);
+
+  const Stages stages{memory, x, static_cast<int>(blockIdx.x) * kManyTokens};
+  const int num_groups = (x.size + Source::kGroupInputs - 1) / Source::kGroupInputs;
+  const int warp = static_cast<int>(blockIdx.y) * kManyWarps + warp_index();
+  const int first_tile = kWeights == 1 ? warp * kManyTiles : warp;
+  const Source sources[kManyTiles] = {Source(places[0], first_tile),
+                                      Source(places[kWeights - 1], kWeights == 1 ? first_tile + 1 : first_tile)};
+  float sums[kManyTiles][kTiles][4] = {};
+
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    if (stage < num_groups) {
+      stages.begin_copy(stage);
+    }
+    commit_copies();
+  }
+  for (int group = 0; group < num_groups; ++group) {
+    typename Source::Group weights_of[kManyTiles];
+#pragma unroll
+    for (int i = 0; i < kManyTiles; ++i) {
+      weights_of[i] = sources[i].load(group);
+    }
+    wait_for_copies<kStages - 2>();
+    __syncthreads();  // this group has arrived for all, and the one before is no longer read
+    if (group + kStages - 1 < num_groups) {
+      stages.begin_copy(group + kStages - 1);
+    }
+    commit_copies();
+#pragma unroll
+    for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
+#pragma unroll
+      for (int i = 0; i < kManyTiles; ++i) {
+        const Eight<T> weights[2] = {sources[i].weights(weights_of[i], 0, chunk),
+                                     sources[i].weights(weights_of[i], 1, chunk)};
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          const Eight<T> inputs = stages.get(group, chunk, tile);
+          if constexpr (Source::kIsScaled) {
+            multiply_scaled(sums[i][tile], weights, inputs, sources[i].scaling(weights_of[i], chunk));
+          } else {
+            multiply_chunk(sums[i][tile], weights, inputs);
+          }
+        }
+      }
+    }
+  }
+  const int row = lane_index() / 4, column = lane_index() % 4 * 2;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int token = stages.token + tile * kTileTokens + column + i % 2;
+      const int output = first_tile * kTileOutputs + row + i / 2 * 8;
+      if constexpr (kWeights == 1) {
+        results.store(token, output, sums[0][tile][i]);
+        results.store(token, output + kTileOutputs, sums[1][tile][i]);
+      } else {
+        results.store(token, output, finished<2>({sums[0][tile][i], sums[1][tile][i]}));
+      }
+    }
+  }
+}
+
+}  // namespace aether

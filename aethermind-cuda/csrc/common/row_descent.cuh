@@ -1,0 +1,176 @@
+// Where in the descending order of a row a running sum reaches a target, without sorting: by histograms of the leading
+// digits of those that come into question, three levels of them.
+#pragma once
+
+#include "common/row_weights.cuh"
+
+namespace aether {
+
+constexpr int kBins = 2048;
+constexpr int kMostCandidates = 2048;
+
+// How many elements, and what they weigh.
+struct Mass {
+  uint64_t count;
+  uint64_t weight;
+
+  __device__ __forceinline__ Mass operator+(const Mass& other) const {
+    return {count + other.count, weight + other.weight};
+  }
+};
+
+struct ByCount {
+  __device__ __forceinline__ static uint64_t of(const Mass& mass) { return mass.count; }
+};
+struct ByWeight {
+  __device__ __forceinline__ static uint64_t of(const Mass& mass) { return mass.weight; }
+};
+
+// Masses by bin; 64-bit sums are made of 32-bit atomics, which shared memory has.
+struct Histogram {
+  unsigned counts[kBins];
+  unsigned low[kBins];
+  unsigned high[kBins];
+
+  __device__ __forceinline__ void clear() {
+    for (int i = static_cast<int>(threadIdx.x); i < kBins; i += static_cast<int>(blockDim.x)) {
+      counts[i] = low[i] = high[i] = 0;
+    }
+  }
+
+  __device__ __forceinline__ void add(int bin, uint64_t weight) {
+    atomicAdd(&counts[bin], 1u);
+    const unsigned lower = static_cast<unsigned>(weight);
+    const unsigned before = atomicAdd(&low[bin], lower);
+    const unsigned upper = static_cast<unsigned>(weight >> 32) + (before + lower < before ? 1 : 0);
+    if (upper != 0) {
+      atomicAdd(&high[bin], upper);
+    }
+  }
+
+  __device__ __forceinline__ Mass mass(int bin) const {
+    return {counts[bin], static_cast<uint64_t>(high[bin]) << 32 | low[bin]};
+  }
+};
+
+// A bin, and the mass of those before it. bin is -1 where the target is not reached.
+struct Found {
+  int bin;
+  Mass before;
+};
+
+// The first of the bins order(0), order(1), … order(kBins - 1) where the running sum from `before` on reaches the
+// target, in every thread of the block.
+template <class Measure, class Order>
+__device__ __forceinline__ Found find_bin(const Histogram& histogram, const Order& order, Mass before,
+                                          uint64_t target) {
+  constexpr int kPart = kBins / kWarpSize;
+  __shared__ Found found;
+  if (warp_index() == 0) {
+    // Each lane has 64 bins; the lane where the target lies walks along them.
+    Mass own{0, 0};
+    for (int i = 0; i < kPart; ++i) {
+      own = own + histogram.mass(order(lane_index() * kPart + i));
+    }
+    Mass sum = own;
+    for (int distance = 1; distance < kWarpSize; distance *= 2) {
+      const Mass other{__shfl_up_sync(kFullWarp, static_cast<unsigned long long>(sum.count), distance),
+                       __shfl_up_sync(kFullWarp, static_cast<unsigned long long>(sum.weight), distance)};
+      if (lane_index() >= distance) {
+        sum = sum + other;
+      }
+    }
+    Mass reached{before.count + sum.count - own.count, before.weight + sum.weight - own.weight};
+    const bool is_last = Measure::of(reached + own) >= target;
+    const bool is_first = lane_index() == 0 || Measure::of(reached) < target;
+    if (is_last && is_first) {
+      int i = 0;
+      for (; Measure::of(reached + histogram.mass(order(lane_index() * kPart + i))) < target; ++i) {
+        reached = reached + histogram.mass(order(lane_index() * kPart + i));
+      }
+      found = {order(lane_index() * kPart + i), reached};
+    }
+    if (lane_index() == kWarpSize - 1 && !is_last) {
+      found = {-1, before};
+    }
+  }
+  __syncthreads();
+  const Found result = found;
+  __syncthreads();  // the histogram and `found` may be written again
+  return result;
+}
+
+// The elements of a row that come into question: all of them, or the ranks of some in shared memory.
+struct Row {
+  const float* logits;
+  int size;
+  const unsigned long long* candidates;
+  int num_candidates;
+
+  // Calls body(rank) for each, in the threads of a block.
+  template <class Body>
+  __device__ __forceinline__ void for_each(const Body& body) const {
+    const int count = candidates != nullptr ? num_candidates : size;
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
+      body(candidates != nullptr ? candidates[i] : rank_of(logits[i], i));
+    }
+  }
+};
+
+// A 32-bit part of ranks, and the mass of the elements with a larger one.
+struct Position {
+  uint32_t part;
+  Mass before;
+};
+
+// Among the elements for which part_of(rank, part) says that they count, and their part: the largest part at which the
+// running sum over descending parts reaches the target.
+template <class Measure, class PartOf>
+__device__ __forceinline__ Position descend(Histogram& histogram, const Row& row, const Weighing& weighing,
+                                            const PartOf& part_of, uint64_t target) {
+  Position position{0, {0, 0}};
+  constexpr int kShifts[] = {21, 10, 0};
+#pragma unroll
+  for (int level = 0; level < 3; ++level) {
+    const int shift = kShifts[level];
+    const uint32_t mask = level < 2 ? 2047 : 1023;
+    const int above = level == 0 ? 32 : kShifts[level - 1];
+    histogram.clear();
+    __syncthreads();
+    row.for_each([&](uint64_t rank) {
+      uint32_t part;
+      if (part_of(rank, part) && (level == 0 || part >> (above % 32) == position.part >> (above % 32))) {
+        histogram.add(static_cast<int>(part >> shift & mask), weighing.weight(value_of(rank)));
+      }
+    });
+    __syncthreads();
+    const Found found =
+        find_bin<Measure>(histogram, [](int i) { return kBins - 1 - i; }, position.before, target);
+    position.part |= static_cast<uint32_t>(found.bin < 0 ? 0 : found.bin) << shift;
+    position.before = found.before;
+  }
+  return position;
+}
+
+// Where in the order of values the running sum reaches the target.
+template <class Measure>
+__device__ __forceinline__ Position descend_values(Histogram& histogram, const Row& row, const Weighing& weighing,
+                                                   uint64_t target) {
+  const auto value_part = [](uint64_t rank, uint32_t& part) {
+    part = static_cast<uint32_t>(rank >> 32);
+    return true;
+  };
+  return descend<Measure>(histogram, row, weighing, value_part, target);
+}
+
+// The index of the `number`-th of those with one value, counted from 1 in the order of indices.
+__device__ __forceinline__ int tied_index(Histogram& histogram, const Row& row, const Weighing& weighing,
+                                          uint32_t value, uint64_t number) {
+  const auto index_part = [value](uint64_t rank, uint32_t& part) {
+    part = static_cast<uint32_t>(rank);
+    return static_cast<uint32_t>(rank >> 32) == value;
+  };
+  return index_of(descend<ByCount>(histogram, row, weighing, index_part, number).part);
+}
+
+}  // namespace aether

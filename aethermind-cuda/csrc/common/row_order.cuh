@@ -1,0 +1,68 @@
+// The order of a row's elements: by value, the larger first, and by index among equals.
+//
+// An element is one 64-bit number, its rank: the larger of two ranks comes first. The upper half is the value with its
+// bits turned so that unsigned numbers are ordered as floats are, the lower half the complement of the index.
+#pragma once
+
+#include "common/reduce.cuh"
+#include "common/types.cuh"
+
+namespace aether {
+
+// Unsigned numbers in the order of floats; -0 and 0 are equal.
+__device__ __forceinline__ uint32_t ordered_bits(float value) {
+  const uint32_t bits = __float_as_uint(value + 0.0f);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ float from_ordered_bits(uint32_t ordered) {
+  return __uint_as_float(ordered & 0x80000000u ? ordered & 0x7fffffffu : ~ordered);
+}
+
+__device__ __forceinline__ uint64_t rank_of(float value, int index) {
+  return static_cast<uint64_t>(ordered_bits(value)) << 32 | ~static_cast<uint32_t>(index);
+}
+
+__device__ __forceinline__ int index_of(uint64_t rank) { return static_cast<int>(~static_cast<uint32_t>(rank)); }
+
+__device__ __forceinline__ float value_of(uint64_t rank) {
+  return from_ordered_bits(static_cast<uint32_t>(rank >> 32));
+}
+
+// The largest over all threads of a block, in every one of them; as block_reduce.
+__device__ __forceinline__ uint64_t block_largest(uint64_t rank) {
+  __shared__ unsigned long long partial[kWarpSize];
+  const auto warp_largest = [](uint64_t value) {
+    for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+      const uint64_t other = __shfl_xor_sync(kFullWarp, static_cast<unsigned long long>(value), distance);
+      value = other > value ? other : value;
+    }
+    return value;
+  };
+  rank = warp_largest(rank);
+  __syncthreads();  // an earlier call may still be read
+  if (lane_index() == 0) {
+    partial[warp_index()] = rank;
+  }
+  __syncthreads();
+  const int num_warps = static_cast<int>(blockDim.x) / kWarpSize;
+  return warp_largest(lane_index() < num_warps ? partial[lane_index()] : 0);
+}
+
+// The element of a row that comes first, in every thread of the block.
+template <class T>
+__device__ __forceinline__ uint64_t row_first(const T* row, int width) {
+  uint64_t first = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < width; i += static_cast<int>(blockDim.x)) {
+    const uint64_t rank = rank_of(to_float(row[i]), i);
+    first = rank > first ? rank : first;
+  }
+  return block_largest(first);
+}
+
+template <class T>
+__device__ __forceinline__ int row_argmax(const T* row, int width) {
+  return index_of(row_first(row, width));
+}
+
+}  // namespace aether

@@ -1,0 +1,102 @@
+// Operators that work element by element on arrays of one shape: exp, log, relu, silu, gelu and add, sub, mul, div,
+// silu_mul. They compute in float32 and round once; the result may take the memory of the first array.
+
+#include "common/activations.cuh"
+#include "common/types.cuh"
+
+namespace aether {
+
+struct Exp {
+  __device__ __forceinline__ static float of(float x) { return expf(x); }
+};
+struct Log {
+  __device__ __forceinline__ static float of(float x) { return logf(x); }
+};
+struct Relu {
+  __device__ __forceinline__ static float of(float x) { return x > 0.0f ? x : (x != x ? x : 0.0f); }
+};
+struct Silu {
+  __device__ __forceinline__ static float of(float x) { return silu(x); }
+};
+struct Gelu {
+  __device__ __forceinline__ static float of(float x) { return gelu(x); }
+};
+struct GeluTanh {
+  __device__ __forceinline__ static float of(float x) { return gelu_tanh(x); }
+};
+struct Add {
+  __device__ __forceinline__ static float of(float a, float b) { return a + b; }
+};
+struct Sub {
+  __device__ __forceinline__ static float of(float a, float b) { return a - b; }
+};
+struct Mul {
+  __device__ __forceinline__ static float of(float a, float b) { return a * b; }
+};
+struct Div {
+  __device__ __forceinline__ static float of(float a, float b) { return a / b; }
+};
+struct SiluMul {
+  __device__ __forceinline__ static float of(float a, float b) { return silu(a) * b; }
+};
+
+// Calls body(begin) for every N elements from `first` on that are whole within `count`.
+template <int N, class Body>
+__device__ __forceinline__ void for_each_vector(int64_t first, int64_t count, const Body& body) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * N;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  for (int64_t i = first + thread * N; i + N <= count; i += step) {
+    body(i);
+  }
+}
+
+template <class Operation, int N, class T, class... Arrays>
+__device__ __forceinline__ void map_vectors(T* out, int64_t first, int64_t count, const Arrays*... arrays) {
+  for_each_vector<N>(first, count, [=](int64_t i) {
+    const auto apply = [&](const auto&... vectors) {
+      Vector<T, N> result;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        result.values[j] = from_float<T>(Operation::of(to_float(vectors.values[j])...));
+      }
+      result.store(out + i);
+    };
+    apply(Vector<T, N>::load(arrays + i)...);
+  });
+}
+
+template <class Operation, class T, class... Arrays>
+__device__ __forceinline__ void map(T* out, int64_t count, const Arrays*... arrays) {
+  if (is_vectorizable(out, 0) && (is_vectorizable(arrays, 0) && ...)) {
+    constexpr int kWide = Vector<T>::size;
+    map_vectors<Operation, kWide>(out, 0, count, arrays...);
+    map_vectors<Operation, 1>(out, count - count % kWide, count, arrays...);
+  } else {
+    map_vectors<Operation, 1>(out, 0, count, arrays...);
+  }
+}
+
+}  // namespace aether
+
+#define AETHER_UNARY(name, operation, dtype)                                                                       \
+  extern "C" __global__ void elementwise_##name##_##dtype(aether::dtype* out, const aether::dtype* x, int64_t count) {           \
+    aether::map<aether::operation>(out, count, x);                                                                 \
+  }
+#define AETHER_BINARY(name, operation, dtype)                                                                      \
+  extern "C" __global__ void elementwise_##name##_##dtype(aether::dtype* out, const aether::dtype* a, const aether::dtype* b,    \
+                                            int64_t count) {                                                       \
+    aether::map<aether::operation>(out, count, a, b);                                                              \
+  }
+#define AETHER_ELEMENTWISE(dtype)        \
+  AETHER_UNARY(exp, Exp, dtype)          \
+  AETHER_UNARY(log, Log, dtype)          \
+  AETHER_UNARY(relu, Relu, dtype)        \
+  AETHER_UNARY(silu, Silu, dtype)        \
+  AETHER_UNARY(gelu, Gelu, dtype)        \
+  AETHER_UNARY(gelu_tanh, GeluTanh, dtype) \
+  AETHER_BINARY(add, Add, dtype)         \
+  AETHER_BINARY(sub, Sub, dtype)         \
+  AETHER_BINARY(mul, Mul, dtype)         \
+  AETHER_BINARY(div, Div, dtype)         \
+  AETHER_BINARY(silu_mul, SiluMul, dtype)
+AETHER_FOR_EACH_FLOAT(AETHER_ELEMENTWISE)

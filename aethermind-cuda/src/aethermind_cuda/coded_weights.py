@@ -1,0 +1,168 @@
+"""Weights in formats of few bits, in the layout of `csrc/common/coded_weight.cuh`."""
+
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from os import cpu_count
+from typing import Any
+
+from aethermind.dispatch.kernel import Pack
+from aethermind.hal.dtype import DType
+from aethermind.hal.mapped import drop_mapped_pages
+from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
+
+__all__ = ["GROUP_CHUNKS", "CodedLayout", "coded_pack"]
+
+_TILE_OUTPUTS = 16
+GROUP_CHUNKS = 4
+_CHUNK_INPUTS = 32
+_GROUP_INPUTS = GROUP_CHUNKS * _CHUNK_INPUTS
+_THREADS = 4
+_PAIRS = 4
+_WHOLE_ROW = 31
+"""Chunks are fewer than two to this."""
+_VALUES_AT_ONCE = 1 << 21
+
+Array = Any
+
+
+@dataclass(frozen=True, slots=True)
+class CodedLayout:
+    """Where the parts of a packed weight [N, K] are; outputs are padded to whole tiles, inputs to whole groups."""
+
+    format: WeightFormat
+    shape: tuple[int, int]
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of 16 outputs."""
+        return -(-self.shape[0] // _TILE_OUTPUTS)
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of 128 inputs."""
+        return -(-self.shape[1] // _GROUP_INPUTS)
+
+    @property
+    def num_blocks(self) -> int:
+        """Scales of a row."""
+        return self.format.num_blocks(self.shape[1])
+
+    @property
+    def log2_chunks(self) -> int:
+        """Chunks of 32 inputs that share a scale, as the kernels take it."""
+        return (self.format.block // _CHUNK_INPUTS).bit_length() - 1 if self.format.block else _WHOLE_ROW
+
+    @property
+    def shift(self) -> int:
+        """`aether::Shift`: none, zero points, offsets."""
+        return 1 if self.format.has_zero_point else 2 if self.format.has_offset else 0
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of the codes, which scales follow."""
+        return self.num_tiles * self.num_groups * _TILE_OUTPUTS * _GROUP_INPUTS * self.format.bits // 8
+
+    @property
+    def num_scales(self) -> int:
+        """Scales of all rows, padded ones included; zero points or offsets follow them."""
+        return self.num_tiles * self.num_blocks * _TILE_OUTPUTS
+
+    @property
+    def nbytes(self) -> int:
+        """All of it."""
+        per_scale = 2 + (0, 1, 2)[self.shift]
+        return self.code_bytes + self.num_scales * per_scale
+
+
+def coded_pack(format: WeightFormat) -> Pack:
+    """The layout of a format; it takes floating-point arrays, which it quantises itself, and QuantizedWeights."""
+    return Pack(
+        f"tiles16_{format.name}",
+        nbytes=lambda shape, _: CodedLayout(format, _matrix(shape)).nbytes,
+        pack=lambda source, destination: _pack(format, source, destination),
+        weight_format=format.name,
+    )
+
+
+def _pack(format: WeightFormat, source: Array | QuantizedWeight, destination: int) -> None:
+    """Some tiles at a time, on all cores; InvalidArgumentError as by the format."""
+    layout = CodedLayout(format, _matrix(source.shape))
+    codes, scales, shifts = _parts(layout, destination)
+    rows, columns = layout.shape
+    tiles = max(1, _VALUES_AT_ONCE // max(1, columns * _TILE_OUTPUTS))
+
+    def pack_tiles(first: int) -> None:
+        last = min(first + tiles, layout.num_tiles)
+        begin, end = first * _TILE_OUTPUTS, min(last * _TILE_OUTPUTS, rows)
+        if isinstance(source, QuantizedWeight):
+            part = source.rows(begin, end)
+        else:
+            part = format.quantize(source[begin:end])
+            drop_mapped_pages(source[begin:end])
+        codes[first:last] = _words(layout, part.codes, last - first)
+        scales[first:last] = _by_tile(part.scales, last - first)
+        side = part.zeros if part.zeros is not None else part.offsets
+        if shifts is not None and side is not None:
+            shifts[first:last] = _by_tile(side, last - first)
+
+    with ThreadPoolExecutor(cpu_count()) as pool:
+        list(pool.map(pack_tiles, range(0, layout.num_tiles, tiles)))
+
+
+def _parts(layout: CodedLayout, address: int) -> tuple[Array, Array, Array | None]:
+    """Views of host memory: codes as words by tile, scales and zero points or offsets [tiles, blocks, 16]."""
+    import numpy as np
+
+    memory = np.frombuffer((ctypes.c_uint8 * layout.nbytes).from_address(address), np.uint8)
+    codes, rest = memory[: layout.code_bytes], memory[layout.code_bytes :]
+    scale_bytes = layout.num_scales * DType.FLOAT16.itemsize
+    by_tile = layout.num_tiles, layout.num_blocks, _TILE_OUTPUTS
+    side = (None, np.uint8, np.float16)[layout.shift]
+    return (
+        codes.view(np.uint32).reshape(layout.num_tiles, -1),
+        rest[:scale_bytes].view(np.float16).reshape(by_tile),
+        None if side is None else rest[scale_bytes:].view(side).reshape(by_tile),
+    )
+
+
+def _words(layout: CodedLayout, codes: Array, num_tiles: int) -> Array:
+    """Codes [rows, K] as words [tiles, …]; see coded_weight.cuh for which bits are whose."""
+    import numpy as np
+
+    bits = layout.format.bits
+    padded = np.zeros((num_tiles * _TILE_OUTPUTS, layout.num_groups * _GROUP_INPUTS), np.uint32)
+    padded[: len(codes), : codes.shape[1]] = _unsigned(codes, bits)
+    # [tile, output, group, chunk, thread, pair, half] to [tile, group, output, thread, place of the pair, half]
+    named = padded.reshape(num_tiles, _TILE_OUTPUTS, layout.num_groups, GROUP_CHUNKS, _THREADS, _PAIRS, 2)
+    pairs = named.transpose(0, 2, 1, 4, 3, 5, 6).reshape(-1, bits, GROUP_CHUNKS * _PAIRS // bits, 2)
+    places = bits * np.arange(pairs.shape[2], dtype=np.uint32)[:, None] + np.array([0, 16], np.uint32)
+    words: Array = np.bitwise_or.reduce(pairs << places, axis=(2, 3))
+    return words.reshape(num_tiles, -1)
+
+
+def _unsigned(codes: Array, bits: int) -> Array:
+    """Codes from 0 on. Symmetric ones are shifted by their zero point, -1 and 1 become 0 and 1."""
+    import numpy as np
+
+    if codes.dtype == np.uint8:
+        return codes
+    if bits == 1:
+        return codes > 0
+    return (codes.astype(np.int16) + (1 << (bits - 1))).astype(np.uint8)
+
+
+def _by_tile(rows: Array, num_tiles: int) -> Array:
+    """[rows, blocks] as [tiles, blocks, 16], zero for rows that there are not."""
+    import numpy as np
+
+    padded = np.zeros((num_tiles * _TILE_OUTPUTS, rows.shape[1]), rows.dtype)
+    padded[: len(rows)] = rows
+    return padded.reshape(num_tiles, _TILE_OUTPUTS, -1).transpose(0, 2, 1)
+
+
+def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    rows, columns = shape
+    return rows, columns

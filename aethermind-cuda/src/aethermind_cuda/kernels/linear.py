@@ -1,0 +1,45 @@
+"""linear and lm_head with weights as they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from aethermind_cuda.kernels._common import cuda_kernel
+from aethermind_cuda.kernels._projection import projection
+from aethermind_cuda.launch import Call, Launch
+
+__all__ = ["KERNELS"]
+
+_GROUP_CHUNKS = 2
+
+
+def _launches(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
+    def launches(call: Call) -> Iterator[Launch]:
+        x, weight, *biases = call.inputs
+        (out,) = call.outputs
+        assert x is not None
+        (num_tokens, num_inputs), num_outputs = x.shape, out.shape[1]
+        sizes = num_tokens, num_outputs, num_inputs
+        bias = biases[0] if biases else None
+        yield projection(
+            "linear",
+            str(x.dtype),
+            sizes,
+            (out, x, weight, bias, *sizes, out.dtype is not x.dtype),
+            dtype=x.dtype,
+            group_chunks=_GROUP_CHUNKS,
+            num_weights=1,
+            is_invariant=is_invariant,
+        )
+
+    return launches
+
+
+KERNELS = tuple(
+    kernel
+    for operator in ("linear", "lm_head")
+    for kernel in (
+        cuda_kernel(operator, _launches(is_invariant=False), is_batch_invariant=False),
+        cuda_kernel(operator, _launches(is_invariant=True), name="cuda/by_token", priority=-1),
+    )
+)

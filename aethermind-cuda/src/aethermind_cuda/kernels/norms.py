@@ -1,0 +1,32 @@
+"""layer_norm and add_rms_norm: a block for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aethermind_cuda.kernels._common import cuda_kernel, threads_for
+from aethermind_cuda.launch import Call, DeviceArray, Launch
+
+__all__ = ["KERNELS"]
+
+_VECTOR_BYTES = 16
+
+
+def _launch(source: str, x: DeviceArray, *arguments: DeviceArray | None, eps: float) -> Launch:
+    width = x.shape[-1]
+    rows = x.size // max(1, width)
+    threads = threads_for(width * x.dtype.itemsize // _VECTOR_BYTES)
+    return Launch(source, f"{source}_{x.dtype}", (rows, 1, 1), (threads, 1, 1), (*arguments, width, eps))
+
+
+def _layer_norm(call: Call) -> Iterator[Launch]:
+    (out,) = call.outputs
+    yield _launch("layer_norm", out, out, *call.inputs, eps=float(call.attributes["eps"]))
+
+
+def _add_rms_norm(call: Call) -> Iterator[Launch]:
+    out, total = call.outputs
+    yield _launch("add_rms_norm", out, out, total, *call.inputs, eps=float(call.attributes["eps"]))
+
+
+KERNELS = (cuda_kernel("layer_norm", _layer_norm), cuda_kernel("add_rms_norm", _add_rms_norm))

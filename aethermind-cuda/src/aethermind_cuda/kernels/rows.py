@@ -1,0 +1,78 @@
+"""Operators that move rows as they are: their kernels see elements as words of 2 or 4 bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from aethermind_cuda.kernels._common import cuda_kernel, div_up, threads_for
+from aethermind_cuda.launch import Call, DeviceArray, Launch
+
+__all__ = ["KERNELS"]
+
+_VECTOR_BYTES = 16
+_TILE = 32
+_MOST_MATRICES = 65535
+"""The most blocks along the last direction of a grid."""
+
+
+def _launch(entry: str, blocks: int, row: DeviceArray, *arguments: DeviceArray | int | None) -> Launch:
+    """`row` is an array of rows as long as those that a block moves."""
+    threads = threads_for(row.shape[-1] * row.dtype.itemsize // _VECTOR_BYTES, most=256)
+    return Launch("rows", f"rows_{entry}_{_word(row)}", (blocks, 1, 1), (threads, 1, 1), arguments)
+
+
+def _word(array: DeviceArray) -> str:
+    return f"word{8 * array.dtype.itemsize}"
+
+
+def _gather_rows(call: Call) -> Iterator[Launch]:
+    x, rows = call.inputs
+    (out,) = call.outputs
+    assert x is not None
+    yield _launch("gather_rows", out.shape[0], out, out, x, rows, *x.shape)
+
+
+def _position_embedding(call: Call) -> Iterator[Launch]:
+    positions, table = call.inputs
+    (out,) = call.outputs
+    assert table is not None
+    yield _launch("position_embedding", out.shape[0], out, out, table, positions, *table.shape)
+
+
+def _scatter_rows(call: Call) -> Iterator[Launch]:
+    x, values, rows = call.inputs
+    (out,) = call.outputs
+    assert rows is not None
+    yield _launch("scatter_rows", out.shape[0], out, out, x, values, rows, rows.size, out.shape[1])
+
+
+def _permute_heads(call: Call) -> Iterator[Launch]:
+    (x,) = call.inputs
+    (out,) = call.outputs
+    assert x is not None
+    yield _launch("permute_heads", prod(x.shape[:-1]) if x.size else 0, out, out, x, *x.shape[-3:])
+
+
+def _transpose(call: Call) -> Iterator[Launch]:
+    (x,) = call.inputs
+    (out,) = call.outputs
+    assert x is not None
+    num_rows, num_columns = x.shape[-2:]
+    matrix_bytes = num_rows * num_columns * x.dtype.itemsize
+    num_matrices = prod(x.shape[:-2])
+    for first in range(0, num_matrices, _MOST_MATRICES):
+        grid = div_up(num_columns, _TILE), div_up(num_rows, _TILE), min(_MOST_MATRICES, num_matrices - first)
+        part_out, part_x = (
+            DeviceArray(array.address + first * matrix_bytes, array.dtype, array.shape) for array in (out, x)
+        )
+        yield Launch("rows", f"rows_transpose_{_word(x)}", grid, (256, 1, 1), (part_out, part_x, num_rows, num_columns))
+
+
+KERNELS = (
+    cuda_kernel("gather_rows", _gather_rows),
+    cuda_kernel("permute_heads", _permute_heads),
+    cuda_kernel("position_embedding", _position_embedding),
+    cuda_kernel("scatter_rows", _scatter_rows),
+    cuda_kernel("transpose", _transpose),
+)
