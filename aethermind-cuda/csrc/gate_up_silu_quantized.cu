@@ -17,7 +17,6 @@
 #define AETHER_GATE_UP_FLOAT(dtype, bits) AETHER_GATE_UP(gate_up_silu_quantized_few8, project_few, bits, dtype, 1, 2)
 #define AETHER_GATE_UP_HALF(dtype, bits)                               \
   AETHER_GATE_UP_FLOAT(dtype, bits)                                    \
-  AETHER_GATE_UP(gate_up_silu_quantized_few32, project_few, bits, dtype, 4, 2)   \
   AETHER_GATE_UP(gate_up_silu_quantized_many, project_many, bits, dtype, 2)
 #define AETHER_GATE_UP_BITS(bits)      \
   AETHER_GATE_UP_FLOAT(float32, bits)  \

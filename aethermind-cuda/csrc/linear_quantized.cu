@@ -4,7 +4,7 @@
 #include "common/projection.cuh"
 
 #define AETHER_LINEAR(name, project, bits, dtype, ...)                                                               \
-  extern "C" __global__ void __launch_bounds__(256, 1)                                                                  \
+  extern "C" __global__ void __launch_bounds__(256, 1)                                                               \
       name##_int##bits##_##dtype(void* out, const aether::dtype* x, const uint8_t* weight,                           \
                                  const aether::dtype* bias, int num_tokens, int num_outputs, int num_inputs,         \
                                  int is_float32, int num_blocks, int log2_chunks, int shift) {                       \
@@ -15,7 +15,6 @@
 #define AETHER_LINEAR_FLOAT(dtype, bits) AETHER_LINEAR(linear_quantized_few8, project_few, bits, dtype, 1, 1)
 #define AETHER_LINEAR_HALF(dtype, bits)                        \
   AETHER_LINEAR_FLOAT(dtype, bits)                             \
-  AETHER_LINEAR(linear_quantized_few32, project_few, bits, dtype, 4, 1)  \
   AETHER_LINEAR(linear_quantized_many, project_many, bits, dtype, 1)
 #define AETHER_LINEAR_BITS(bits)      \
   AETHER_LINEAR_FLOAT(float32, bits)  \

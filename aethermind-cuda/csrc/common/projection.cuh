@@ -1,5 +1,5 @@
 // Projections x · weightᵀ of few tokens (a decode step) and of many (prefill), for every way in which weights are
-// stored. A Source is 16 outputs of a weight: DenseWeight, CodedWeight.
+// stored. A Source is 16 outputs of a weight: DenseWeight, CodedWeight. Blocks next to each other share weights.
 #pragma once
 
 #include "common/activations.cuh"
@@ -57,12 +57,12 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
   using Partial = float[kWeights][kTokens * kStride];
   AETHER_DYNAMIC_SHARED(Partial, partial);
 
-  const int token = static_cast<int>(blockIdx.y) * kTokens;
+  const int token = static_cast<int>(blockIdx.x) * kTokens;
   const int num_warps = static_cast<int>(blockDim.x) / kWarpSize;
   const int num_groups = (x.size + Source::kGroupInputs - 1) / Source::kGroupInputs;
   Products<T, kTiles> products[kWeights];
   {
-    const auto source = [&](int weight) { return Source(places[weight], static_cast<int>(blockIdx.x)); };
+    const auto source = [&](int weight) { return Source(places[weight], static_cast<int>(blockIdx.y)); };
     const Source sources[2] = {source(0), source(kWeights - 1)};
     typename Source::Group groups[kWeights];
     const auto load = [&](int group) {
@@ -112,7 +112,7 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
         sums[weight] += partial[warp][weight][i / kTileOutputs * kStride + i % kTileOutputs];
       }
     }
-    results.store(token + i / kTileOutputs, static_cast<int>(blockIdx.x) * kTileOutputs + i % kTileOutputs,
+    results.store(token + i / kTileOutputs, static_cast<int>(blockIdx.y) * kTileOutputs + i % kTileOutputs,
                   finished(sums));
   }
 }
@@ -155,7 +155,7 @@ struct InputStages {
 };
 
 // Many tokens: a block takes 64 tokens and, a warp, 32 outputs of one weight or 16 of both of a SwiGLU. Weights go to
-// registers, each to those of one warp; inputs through shared memory to all. Blocks next to each other share weights.
+// registers, each to those of one warp; inputs through shared memory to all.
 // Shared memory: three stages of 64 bytes for each token and chunk.
 template <class Source, int kWeights>
 __device__ __forceinline__ void project_many(const Results<typename Source::Element>& results,

@@ -3,58 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from aethermind.hal.dtype import DType
 from aethermind_cuda.kernels._common import div_up
 from aethermind_cuda.launch import Launch
 
-__all__ = ["projection"]
+__all__ = ["Projection"]
 
 _WARP = 32
 _TILE_OUTPUTS = 16
-_MOST_WARPS = 8
-_FEW, _SOME, _MANY = 8, 32, 64
-"""Tokens of a block."""
 _CHUNK_INPUTS = 32
 _BYTES_PER_CHUNK = 64
 """Of a token's inputs, of 16 bits each."""
-_STAGES = 3
+
+_FEW_TOKENS = 8
+_MOST_FEW_TOKENS = 32
+_MOST_FEW_WARPS = 8
+_MANY_TOKENS = 64
 _MANY_WARPS = 4
 _TILES_PER_WARP = 2
+_STAGES = 3
 
 
-def projection(
-    source: str,
-    suffix: str,
-    sizes: tuple[int, int, int],
-    arguments: Sequence[Any],
-    *,
-    dtype: DType,
-    group_chunks: int,
-    num_weights: int,
-    is_invariant: bool,
-) -> Launch:
-    """The launch for `sizes` (tokens, outputs, inputs).
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """The kernels of `csrc/<source>.cu`: x · weightᵀ of one weight, or of both of a SwiGLU.
 
-    Few tokens are taken by blocks that read a weight once, whose warps share the inputs by groups; many by blocks of 64
-    tokens. With `is_invariant` never by the latter, because the two sum in another order. float32 has the first kind
-    only, as it is not for tensor cores.
+    A warp takes `group_chunks` times 32 inputs at a time. `few_tokens` are those of the widest of its kernels for few
+    tokens, which read a weight once; float32 has but the one for eight.
     """
-    num_tokens, num_outputs, num_inputs = sizes
-    tiles = div_up(num_outputs, _TILE_OUTPUTS)
-    if dtype is DType.FLOAT32 or num_tokens <= _FEW:
-        kind, tokens = "few8", _FEW
-    elif is_invariant or num_tokens <= _SOME:
-        kind, tokens = "few32", _SOME
-    else:
-        kind, tokens = "many", _MANY
-    if kind == "many":
-        grid = div_up(num_tokens, tokens), div_up(tiles * num_weights, _MANY_WARPS * _TILES_PER_WARP), 1
-        warps = _MANY_WARPS
-        shared_bytes = _STAGES * group_chunks * tokens * _BYTES_PER_CHUNK
-    else:
-        grid = tiles, div_up(num_tokens, tokens), 1
-        warps = max(1, min(_MOST_WARPS, div_up(num_inputs, group_chunks * _CHUNK_INPUTS)))
-        shared_bytes = warps * num_weights * tokens * (_TILE_OUTPUTS + 1) * DType.FLOAT32.itemsize
-    return Launch(source, f"{source}_{kind}_{suffix}", grid, (warps * _WARP, 1, 1), tuple(arguments), shared_bytes)
+
+    source: str
+    num_weights: int
+    group_chunks: int
+    few_tokens: int = _FEW_TOKENS
+
+    def launch(
+        self, suffix: str, sizes: tuple[int, int, int], arguments: Sequence[Any], dtype: DType, *, is_invariant: bool
+    ) -> Launch:
+        """The launch for `sizes` (tokens, outputs, inputs).
+
+        Kernels for few tokens sum in the same order whatever their number; with `is_invariant` there is no other.
+        """
+        num_tokens, num_outputs, num_inputs = sizes
+        tiles = div_up(num_outputs, _TILE_OUTPUTS)
+        is_half = dtype is not DType.FLOAT32
+        if is_half and num_tokens > _MOST_FEW_TOKENS and not is_invariant:
+            kind, tokens, warps = "many", _MANY_TOKENS, _MANY_WARPS
+            tiles = div_up(tiles * self.num_weights, _MANY_WARPS * _TILES_PER_WARP)
+            shared_bytes = _STAGES * self.group_chunks * tokens * _BYTES_PER_CHUNK
+        else:
+            tokens = self.few_tokens if is_half and num_tokens > _FEW_TOKENS else _FEW_TOKENS
+            kind = f"few{tokens}"
+            warps = max(1, min(_MOST_FEW_WARPS, div_up(num_inputs, self.group_chunks * _CHUNK_INPUTS)))
+            shared_bytes = warps * self.num_weights * tokens * (_TILE_OUTPUTS + 1) * DType.FLOAT32.itemsize
+        grid = div_up(num_tokens, tokens), tiles, 1
+        entry = f"{self.source}_{kind}_{suffix}"
+        return Launch(self.source, entry, grid, (warps * _WARP, 1, 1), tuple(arguments), shared_bytes)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from aethermind_cuda.kernels._common import cuda_kernel
-from aethermind_cuda.kernels._projection import projection
+from aethermind_cuda.kernels._projection import Projection
 from aethermind_cuda.launch import Call, Launch
 
 __all__ = ["KERNELS"]
 
-_GROUP_CHUNKS = 2
+_GATE_UP = Projection("gate_up_silu", num_weights=2, group_chunks=2, few_tokens=32)
 
 
 def _launches(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
@@ -19,16 +19,8 @@ def _launches(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
         (out,) = call.outputs
         assert x is not None
         sizes = x.shape[0], out.shape[1], x.shape[1]
-        yield projection(
-            "gate_up_silu",
-            str(x.dtype),
-            sizes,
-            (out, x, w_gate, w_up, *sizes),
-            dtype=x.dtype,
-            group_chunks=_GROUP_CHUNKS,
-            num_weights=2,
-            is_invariant=is_invariant,
-        )
+        arguments = (out, x, w_gate, w_up, *sizes)
+        yield _GATE_UP.launch(str(x.dtype), sizes, arguments, x.dtype, is_invariant=is_invariant)
 
     return launches
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from aethermind_cuda.kernels._common import cuda_kernel
-from aethermind_cuda.kernels._projection import projection
+from aethermind_cuda.kernels._projection import Projection
 from aethermind_cuda.launch import Call, Launch
 
 __all__ = ["KERNELS"]
 
-_GROUP_CHUNKS = 2
+_LINEAR = Projection("linear", num_weights=1, group_chunks=2, few_tokens=32)
 
 
 def _launches(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
@@ -21,16 +21,8 @@ def _launches(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
         (num_tokens, num_inputs), num_outputs = x.shape, out.shape[1]
         sizes = num_tokens, num_outputs, num_inputs
         bias = biases[0] if biases else None
-        yield projection(
-            "linear",
-            str(x.dtype),
-            sizes,
-            (out, x, weight, bias, *sizes, out.dtype is not x.dtype),
-            dtype=x.dtype,
-            group_chunks=_GROUP_CHUNKS,
-            num_weights=1,
-            is_invariant=is_invariant,
-        )
+        arguments = (out, x, weight, bias, *sizes, out.dtype is not x.dtype)
+        yield _LINEAR.launch(str(x.dtype), sizes, arguments, x.dtype, is_invariant=is_invariant)
 
     return launches
 
