@@ -13,7 +13,7 @@ from aethermind.hal.dtype import DType
 from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 
-__all__ = ["GROUP_CHUNKS", "CodedLayout", "coded_pack"]
+__all__ = ["CodedLayout", "GROUP_CHUNKS", "coded_pack"]
 
 _TILE_OUTPUTS = 16
 GROUP_CHUNKS = 4
