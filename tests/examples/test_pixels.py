@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.qwen2.checkpoints import VOCAB_SIZE, Family, reference_model, write_checkpoint
+from tests.qwen2.checkpoints import VOCAB_SIZE, qwen2, reference_model, write_checkpoint
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.errors import AetherMindError, InvalidArgumentError
 
 IMAGE = VOCAB_SIZE - 1
 PATCH_SIZE = 4
-FAMILY = Family("pixels")
+CASE = qwen2("pixels")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 RNG = np.random.default_rng(5)
 TALL, WIDE = RNG.random((12, 8, 3)), RNG.random((4, 16, 3))
@@ -28,7 +28,7 @@ PROMPT = [3, 17, IMAGE, 40, 5, IMAGE, 9]
 @pytest.fixture(scope="module")
 def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The decoder alone, as a Qwen2 checkpoint."""
-    return write_checkpoint(FAMILY, tmp_path_factory.mktemp("text"))
+    return write_checkpoint(CASE, tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")

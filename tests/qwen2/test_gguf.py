@@ -12,14 +12,16 @@ import pytest
 import torch
 import transformers
 from tests.end_to_end.gguf_files import write_gguf
-from tests.qwen2.checkpoints import FAMILIES, Family
-from tests.qwen2.generation import generate
+from tests.qwen2.checkpoints import CASES
 
 from aethermind import LLM, Runtime
 from aethermind.model import read_decoder_config
+from aethermind.testing.families import ModelCase
+from aethermind.testing.families.generation import generate
 
 NAMES = ("head_dim_8", "seven_kv_heads_tied_odd_intermediate", "yarn", "linear", "qwen3_head_dim_64_tied")
-CHOSEN = [family for family in FAMILIES if family.name in NAMES]
+CHOSEN = [family for family in CASES if family.name in NAMES]
+ARCH_OF = {"Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 PROMPTS = [[5, 17, 3, 99, 41], [7], list(range(60, 90))]
 
 
@@ -37,16 +39,16 @@ def assert_twins(device: str, runtime: Runtime, directory: Path, path: Path) -> 
 
 @pytest.mark.parametrize("family", CHOSEN, ids=str)
 def test_families(
-    device: str, runtime: Runtime, checkpoint: Callable[[Family], Path], family: Family, tmp_path: Path
+    device: str, runtime: Runtime, checkpoint: Callable[[ModelCase], Path], family: ModelCase, tmp_path: Path
 ) -> None:
     directory = checkpoint(family)
-    path = write_gguf(directory, tmp_path / "model.gguf", arch=family.architecture.lower())
+    path = write_gguf(directory, tmp_path / "model.gguf", arch=ARCH_OF[family.architecture])
     assert_twins(device, runtime, directory, path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision(
-    device: str, runtime: Runtime, checkpoint: Callable[[Family], Path], dtype: torch.dtype, tmp_path: Path
+    device: str, runtime: Runtime, checkpoint: Callable[[ModelCase], Path], dtype: torch.dtype, tmp_path: Path
 ) -> None:
     original = checkpoint(CHOSEN[0])
     directory = tmp_path / "rounded"
@@ -59,10 +61,10 @@ def test_half_precision(
 
 @pytest.mark.parametrize("family", CHOSEN, ids=str)
 def test_the_configuration_is_that_of_config_json(
-    runtime: Runtime, checkpoint: Callable[[Family], Path], family: Family, tmp_path: Path
+    runtime: Runtime, checkpoint: Callable[[ModelCase], Path], family: ModelCase, tmp_path: Path
 ) -> None:
     directory = checkpoint(family)
-    path = write_gguf(directory, tmp_path / "model.gguf", arch=family.architecture.lower())
+    path = write_gguf(directory, tmp_path / "model.gguf", arch=ARCH_OF[family.architecture])
     raw = json.loads((directory / "config.json").read_text())
     found = runtime.open_source(path).config()
     assert found["architectures"] == raw["architectures"]

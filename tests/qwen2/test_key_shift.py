@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.qwen2.checkpoints import FAMILIES, Family, reference_model
-from tests.qwen2.parity import random_prompts
+from tests.qwen2.checkpoints import CASES, reference_model
 from transformers.models.qwen2.modeling_qwen2 import rotate_half
 
 from aethermind import LLM, Runtime
 from aethermind.cache.outcome import Outcome
+from aethermind.testing.families import ModelCase
+from aethermind.testing.families.parity import random_prompts
 
 TEXT = "text"
 NUM_SINKS, NUM_DROPPED, NUM_TOKENS = 4, 12, 30
-BY_NAME = {family.name: family for family in FAMILIES}
+BY_NAME = {family.name: family for family in CASES}
 
 
 def reference_logits(model: Any, text: Sequence[int], next_tokens: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -80,7 +81,7 @@ def run_step(llm: LLM, token_ids: Sequence[int]) -> np.ndarray[Any, Any]:
 def test_logits_are_those_of_keys_computed_at_their_new_positions(
     device: str,
     runtime: Runtime,
-    checkpoint: Callable[[Family], Path],
+    checkpoint: Callable[[ModelCase], Path],
     name: str,
     kv_cache_dtype: str,
     tolerance: float,

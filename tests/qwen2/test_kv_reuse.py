@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.qwen2.checkpoints import FAMILIES, Family, reference_model
-from tests.qwen2.parity import assert_close_to, random_prompts
+from tests.qwen2.checkpoints import CASES, reference_model
 from transformers import DynamicCache
 
 from aethermind import LLM, Runtime
 from aethermind.engine.kv_reuse import KVReuse, kv_similarity
 from aethermind.errors import InvalidArgumentError
+from aethermind.testing.families import ModelCase
+from aethermind.testing.families.parity import assert_close_to, random_prompts
 
-(THREE_LAYERS,) = (family for family in FAMILIES if family.name == "sharded_tied")
+(THREE_LAYERS,) = (family for family in CASES if family.name == "sharded_tied")
 (TEXT,) = random_prompts(23)
 
 
@@ -37,7 +38,7 @@ class SharingCache(DynamicCache):
 
 
 @pytest.fixture
-def llm(device: str, runtime: Runtime, checkpoint: Callable[[Family], Path]) -> LLM:
+def llm(device: str, runtime: Runtime, checkpoint: Callable[[ModelCase], Path]) -> LLM:
     return LLM(
         checkpoint(THREE_LAYERS),
         device=device,
@@ -50,7 +51,7 @@ def llm(device: str, runtime: Runtime, checkpoint: Callable[[Family], Path]) -> 
 
 
 @pytest.fixture
-def model(checkpoint: Callable[[Family], Path]) -> Any:
+def model(checkpoint: Callable[[ModelCase], Path]) -> Any:
     return reference_model(checkpoint(THREE_LAYERS))
 
 

@@ -19,17 +19,19 @@ import safetensors.torch
 import torch
 from tests.core.checkpoint.packed_layers import random_layer
 from tests.end_to_end.gguf_files import write_gguf
-from tests.qwen2.checkpoints import Family, logits_of, reference_model
+from tests.qwen2.checkpoints import qwen2, reference_model
 
 from aethermind import LLM, Runtime
 from aethermind.checkpoint.gguf_names import hf_name
 from aethermind.engine.text_logits import text_logits
+from aethermind.testing.families import ModelCase
+from aethermind.testing.families.transformers_reference import outputs_of
 
-CheckpointOf = Callable[[Family], Path]
+CheckpointOf = Callable[[ModelCase], Path]
 
 _SHAPE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
-UNTIED = Family("quantised", options={**_SHAPE, "vocab_size": 160})
-TIED = Family("quantised_tied", options={**_SHAPE, "vocab_size": 160, "tie_word_embeddings": True})
+UNTIED = qwen2("quantised", **_SHAPE, vocab_size=160)
+TIED = qwen2("quantised_tied", **_SHAPE, vocab_size=160, tie_word_embeddings=True)
 TEXT = np.random.default_rng(4).integers(0, 131, 24).tolist()
 
 _MODULES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -71,14 +73,14 @@ def distance(directory: Path, expected: np.ndarray[Any, Any], runtime: Runtime, 
 def test_gguf(
     runtime: Runtime,
     checkpoint: CheckpointOf,
-    family: Family,
+    family: ModelCase,
     quantised: Mapping[str, str],
     tolerance: float,
     tmp_path: Path,
 ) -> None:
     directory = checkpoint(family)
     path = write_gguf(directory, tmp_path / "model.gguf", quantised=quantised)
-    assert distance(path, logits_of(dequantised_model(directory, path), TEXT), runtime) < tolerance
+    assert distance(path, outputs_of(dequantised_model(directory, path), TEXT), runtime) < tolerance
 
 
 def write_packed(directory: Path, to: Path, described: Mapping[str, Any], **options: Any) -> Any:
@@ -125,7 +127,7 @@ def test_packed(
     tmp_path: Path,
 ) -> None:
     directory = tmp_path / "model"
-    expected = logits_of(write_packed(checkpoint(UNTIED), directory, described, **options), TEXT)
+    expected = outputs_of(write_packed(checkpoint(UNTIED), directory, described, **options), TEXT)
     assert distance(directory, expected, runtime) < tolerance
     with LLM(directory, device="numpy", fallback="allow", runtime=runtime) as llm:
         assert llm.info.weight_formats == formats
@@ -141,5 +143,5 @@ def test_every_device_computes_with_the_same_weights(
     directory = checkpoint(TIED)
     types = spread("Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_K", "Q8_0", token_embd="Q8_0")
     path = write_gguf(directory, tmp_path / "model.gguf", quantised=types)
-    expected = logits_of(dequantised_model(directory, path), TEXT)
+    expected = outputs_of(dequantised_model(directory, path), TEXT)
     assert distance(path, expected, Runtime.boot(), device) < 5e-3

@@ -8,18 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.qwen2.checkpoints import FAMILIES, Family, logits_of, reference_model
+from tests.qwen2.checkpoints import CASES, reference_model
 from tests.qwen2.torch_quantization import dequantized, quantized_model
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.engine.text_logits import text_logits
 from aethermind.ops.quantization import rounded
 from aethermind.ops.weight_format import FORMAT_NAMES, parse_format
+from aethermind.testing.families import ModelCase
+from aethermind.testing.families.transformers_reference import outputs_of
 
-CheckpointOf = Callable[[Family], Path]
+CheckpointOf = Callable[[ModelCase], Path]
 
 TEXT = np.random.default_rng(4).integers(0, 131, 24).tolist()
-TIED_AND_UNTIED = [family for family in FAMILIES if family.name in ("head_dim_80", "sharded_tied")]
+TIED_AND_UNTIED = [family for family in CASES if family.name in ("head_dim_80", "sharded_tied")]
 
 
 @pytest.mark.parametrize("name", [*FORMAT_NAMES, "int4_channel"])
@@ -33,12 +35,12 @@ def test_two_implementations_agree(name: str) -> None:
 @pytest.mark.parametrize("family", TIED_AND_UNTIED, ids=str)
 @pytest.mark.parametrize("quantization", FORMAT_NAMES)
 def test_logits_are_those_of_dequantised_weights(
-    runtime: Runtime, checkpoint: CheckpointOf, family: Family, quantization: str
+    runtime: Runtime, checkpoint: CheckpointOf, family: ModelCase, quantization: str
 ) -> None:
     """The head is int8 where the rest has fewer bits; a tied table of embeddings stays as the checkpoint has it."""
     directory = checkpoint(family)
     head = quantization if quantization.startswith("int8") else "int8"
-    expected = logits_of(quantized_model(reference_model(directory), quantization, head), TEXT)
+    expected = outputs_of(quantized_model(reference_model(directory), quantization, head), TEXT)
     with LLM(directory, device="numpy", quantization=quantization, max_num_seqs=32, runtime=runtime) as llm:
         actual = text_logits(llm.engine, TEXT)
         assert llm.info.weight_formats == tuple(dict.fromkeys([quantization, head]))
@@ -55,7 +57,7 @@ def test_every_device_computes_with_the_same_weights(
     """
     monkeypatch.setenv("AETHERMIND_CPU_ISA", "portable")
     directory = checkpoint(TIED_AND_UNTIED[0])
-    expected = logits_of(quantized_model(reference_model(directory), "int4", "int4_zp"), TEXT)
+    expected = outputs_of(quantized_model(reference_model(directory), "int4", "int4_zp"), TEXT)
     options = {"quantization": "int4", "lm_head": "int4_zp", "fallback": "allow", "max_num_seqs": 32}
     with LLM(directory, device=device, dtype="float32", runtime=Runtime.boot(), **options) as llm:
         actual = text_logits(llm.engine, TEXT)

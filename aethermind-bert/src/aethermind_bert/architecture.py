@@ -62,7 +62,7 @@ class Bert:
             name = stored_name.removeprefix("bert.")
             name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
             types = stored_name.removesuffix(_POSITIONS) + _TYPES
-            parts[name] = Part(stored_name, added=types if name == _POSITIONS and types in stored.names else None)
+            parts[name] = Part(stored_name, added=types if name == _POSITIONS else None)
         parts.pop(_TYPES, None)
         return AdaptedTensors(stored, parts)
 

@@ -7,8 +7,9 @@ from typing import Any
 from aethermind.plugins import hookimpl
 
 _PROVIDER = "aethermind-bert"
+_CASES = "aethermind_bert.conformance:CASES"
 
 
 @hookimpl
 def register_architectures(registry: Any) -> None:
-    registry.register("BertModel", "aethermind_bert.architecture:BERT", provider=_PROVIDER)
+    registry.register("BertModel", "aethermind_bert.architecture:BERT", provider=_PROVIDER, cases=_CASES)

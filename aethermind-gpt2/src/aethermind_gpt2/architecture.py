@@ -67,9 +67,9 @@ class Gpt2:
             for kind, is_transposed in (("weight", True), ("bias", False)):
                 for name in ("attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
                     parts[f"{base}{name}.{kind}"] = Part(f"{prefix}{base}{name}.{kind}", is_transposed)
-                for index, name in enumerate(("q", "k", "v")):
-                    whole = f"{prefix}{base}attn.c_attn.{kind}"
-                    parts[f"{base}attn.{name}.{kind}"] = Part(whole, is_transposed, index * size, (index + 1) * size)
+                whole = f"{prefix}{base}attn.c_attn.{kind}"
+                for name, begin, end in (("q", 0, size), ("k", size, 2 * size), ("v", 2 * size, None)):
+                    parts[f"{base}attn.{name}.{kind}"] = Part(whole, is_transposed, begin, end)
                 for name in ("ln_1", "ln_2"):
                     parts[f"{base}{name}.{kind}"] = Part(f"{prefix}{base}{name}.{kind}")
         return AdaptedTensors(stored, parts)

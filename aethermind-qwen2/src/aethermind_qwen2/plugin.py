@@ -8,12 +8,13 @@ from typing import Any
 from aethermind.plugins import hookimpl
 
 _PROVIDER = "aethermind-qwen2"
+_CASES = "aethermind_qwen2.conformance:CASES"
 
 
 @hookimpl
 def register_architectures(registry: Any) -> None:
-    registry.register("Qwen2ForCausalLM", "aethermind_qwen2.architecture:QWEN2", provider=_PROVIDER)
-    registry.register("Qwen3ForCausalLM", "aethermind_qwen2.architecture:QWEN3", provider=_PROVIDER)
+    registry.register("Qwen2ForCausalLM", "aethermind_qwen2.architecture:QWEN2", provider=_PROVIDER, cases=_CASES)
+    registry.register("Qwen3ForCausalLM", "aethermind_qwen2.architecture:QWEN3", provider=_PROVIDER, cases=_CASES)
 
 
 @hookimpl

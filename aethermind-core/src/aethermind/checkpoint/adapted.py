@@ -79,6 +79,12 @@ class AdaptedTensors:
         shape = stored.shape[::-1] if part.is_transposed else stored.shape
         num_rows = len(range(shape[0])[part.begin : part.end]) if shape else 0
         row_bytes = stored.num_bytes // max(shape[0], 1) if shape else 0
+        if part.added is not None and self._stored.info(part.added).shape[1:] != shape[1:]:
+            added = list(self._stored.info(part.added).shape)
+            raise CheckpointError(
+                f"{part.added} {added} cannot be added to {part.stored_name} {list(shape)}. Check that config.json and "
+                "the weights belong to the same model."
+            )
         return replace(stored, shape=(num_rows, *shape[1:]), begin=0, end=num_rows * row_bytes)
 
     def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:

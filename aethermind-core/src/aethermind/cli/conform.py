@@ -1,4 +1,4 @@
-"""`aethermind conform`: does a backend do what every backend must?"""
+"""`aethermind conform`: does a backend do what every backend must, a family of models what its reference does?"""
 
 from __future__ import annotations
 
@@ -19,21 +19,29 @@ __all__ = ["EXAMPLES", "conform"]
 EXAMPLES = console.examples(
     "aethermind conform numpy --suite hal",
     "aethermind conform cpu --suite models -k greedy --json",
+    "aethermind conform llama --device cpu",
 )
 
 _MAX_SHOWN = 20
 
 
 def conform(
-    backend: Annotated[str, typer.Argument(metavar="DEVICE", help="The device to test, such as cpu or mychip:1.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="The device to test, such as cpu or mychip:1; or a model package or architecture, such as llama.",
+        ),
+    ],
     suite: Annotated[
         list[str] | None, typer.Option(help="Run this suite only: hal, operators or models. May be repeated.")
     ] = None,
     keyword: Annotated[str | None, typer.Option("-k", help="Run cases whose names match, as pytest's -k does.")] = None,
     model: Annotated[str, typer.Option(help="The model of the models suite.")] = "demo",
+    device: Annotated[str, typer.Option(help="Where the models of a model package are computed.")] = "numpy",
     expectations: Annotated[
         Path | None,
-        typer.Option(help="What is not expected of the backend; by default conformance.toml in its package."),
+        typer.Option(help="What is not expected to pass; by default conformance.toml in the package."),
     ] = None,
     compare: Annotated[
         str | None,
@@ -49,20 +57,22 @@ def conform(
 ) -> None:
     """Run the conformance kit on a device: memory and streams, every kernel, whole models.
 
+    Of a model package, small random models of its families are compared with transformers.
     Exits with 1 when something fails, or when nothing ran.
     """
-    from aethermind.testing.run import SUITES, run_suites
+    from aethermind.testing.run import SUITES, run_family, run_suites
 
     progress = _Progress(not as_json)
+    expected = None if expectations is None else str(expectations)
+    is_family = _is_family(name)
     try:
-        report = run_suites(
-            backend,
-            suites=_known(suite or SUITES, SUITES),
-            model=model,
-            expectations=None if expectations is None else str(expectations),
-            keyword=keyword,
-            on_case=progress,
-        )
+        if is_family:
+            report = run_family(name, device=device, expectations=expected, keyword=keyword, on_case=progress)
+        else:
+            suites = _known(suite or SUITES, SUITES)
+            report = run_suites(
+                name, suites=suites, model=model, expectations=expected, keyword=keyword, on_case=progress
+            )
     finally:
         progress.clear()
     if badge is not None:
@@ -71,9 +81,19 @@ def conform(
         console.print_json(report.record())
     else:
         _print(report, verbose)
-    if not report.is_ok and compare is not None and not as_json:
-        _compare(model, compare, backend)
+    if not report.is_ok and compare is not None and not as_json and not is_family:
+        _compare(model, compare, name)
     raise typer.Exit(0 if report.is_ok else 1)
+
+
+def _is_family(name: str) -> bool:
+    """Devices come first: a package may provide one beside its models."""
+    from aethermind.runtime import Runtime
+    from aethermind.testing.families.find import architectures_of
+
+    runtime = Runtime.boot()
+    is_device = any(entry.name == name.partition(":")[0] for entry in runtime.devices)
+    return not is_device and bool(architectures_of(runtime, name))
 
 
 def _known(suites: Sequence[str], known: Sequence[str]) -> Sequence[str]:
@@ -135,8 +155,8 @@ def _print(report: Report, verbose: bool) -> None:
         print(f"\n{console.style(problem, 'red', sys.stdout)}")
     meaning = {
         "full": "everything passed",
-        "required": "what every backend must do is done; some of the rest is not there",
-        "none": "what every backend must do is not all done",
+        "required": "all that is required is done; some of the rest is not there",
+        "none": "not all that is required is done",
     }
     colour = "red" if report.level == "none" else "green"
     print(f"\n{report.backend}: level {console.style(report.level, colour, sys.stdout)}, {meaning[report.level]}.")

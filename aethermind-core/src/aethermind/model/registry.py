@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import ConfigError, PluginError
 from aethermind.model.architecture import Architecture
-from aethermind.plugins.claims import Claims
+from aethermind.plugins.claims import Claims, import_object
 
 if TYPE_CHECKING:
     from aethermind.model.gguf_family import GgufFamily
@@ -21,6 +21,28 @@ class ArchitectureRegistry(Claims):
     """Names of `architectures` in config.json, and who reads them."""
 
     kind = "Architecture"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cases: dict[str, str] = {}
+
+    def register(
+        self, name: str, target: str, *, provider: str, replaces: str | None = None, cases: str | None = None
+    ) -> None:
+        """Claim a name; a taken one is a PluginError unless `replaces=` names its provider.
+
+        `cases` is the `"module:OBJECT"` of what the conformance kit tries of it, a sequence of
+        `aethermind.testing.families.ModelCase`; those of other architectures in it are passed over.
+        """
+        super().register(name, target, provider=provider, replaces=replaces)
+        self._cases.pop(name, None)
+        if cases is not None:
+            self._cases[name] = cases
+
+    def find_cases(self, name: str) -> Sequence[Any] | None:
+        """Import the cases of an architecture, or return None where none were declared."""
+        target = self._cases.get(name)
+        return None if target is None else import_object(target)
 
     def get(self, name: str) -> Architecture:
         """Import an architecture; ConfigError lists the installed ones when it is unknown."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from aethermind.errors import PluginError
 
-__all__ = ["Claims"]
+__all__ = ["Claims", "import_object"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,10 @@ class Claims:
     def find_object(self, name: str) -> Any:
         """Import what a name stands for, or return None."""
         entry = self._entries.get(name)
-        if entry is None:
-            return None
-        module, _, attribute = entry.target.partition(":")
-        return getattr(import_module(module), attribute)
+        return None if entry is None else import_object(entry.target)
+
+
+def import_object(target: str) -> Any:
+    """What `"package.module:OBJECT"` names."""
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)

@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 
 from aethermind.dispatch import Fallback, Kernel
-from aethermind.errors import AetherMindError
+from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.hal import Backend, DeviceId
 from aethermind.ops.weight_format import DENSE
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.testing.expectations import Expectations, read_expectations
+from aethermind.testing.families import Checkpoints, ModelCase, cases_of, checks_of
+from aethermind.testing.families.find import architectures_of
 from aethermind.testing.operator_calls import KernelCase
 from aethermind.testing.report import CaseResult, Outcome
 
@@ -34,6 +36,7 @@ _SEED = 11
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("aethermind")
     group.addoption("--backend", help="the device to test, such as cpu or mychip:1")
+    group.addoption("--model-package", help="instead of a device, the model family to test: of this plugin or name")
     group.addoption("--conformance-model", default="demo", help="the model of the models suite")
     group.addoption(
         "--expectations", help=f"what is not expected of it; by default the {EXPECTATIONS_FILE} of its package"
@@ -43,7 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "optional: a backend may lack this; where it has it, it must be right")
-    name = config.getoption("--backend")
+    family = config.getoption("--model-package")
+    name = config.getoption("--backend") or (family and "numpy")
     if name is None:
         raise pytest.UsageError("Pass --backend NAME; `aethermind doctor` lists the devices of this machine.")
     try:
@@ -60,7 +64,10 @@ class _Conformance:
         self.runtime = Runtime.boot()
         self.opened = self.runtime.open_device(name, fallback=Fallback.ALLOW)
         self.model: str = config.getoption("--conformance-model")
-        self._expectations = _expectations(config.getoption("--expectations"), self.opened.backend)
+        family = config.getoption("--model-package")
+        self._architectures = [] if family is None else _architectures(self.runtime, family)
+        subject = self.runtime.architectures.get(self._architectures[0]) if family else self.opened.backend
+        self._expectations = _expectations(config.getoption("--expectations"), subject)
         path = config.getoption("--conformance-report")
         self._lines = None if path is None else Path(path)
 
@@ -70,8 +77,13 @@ class _Conformance:
         if "uncomputed" in metafunc.fixturenames:
             computed = {kernel.operator for kernel in self._kernels()}
             metafunc.parametrize("uncomputed", [one.name for one in self.runtime.operators if one.name not in computed])
+        if "model_check" in metafunc.fixturenames:
+            metafunc.parametrize(("model_check", "model_case"), list(self._model_checks()), ids=_name_of_check)
+        if "general_architecture" in metafunc.fixturenames:
+            metafunc.parametrize(("general_architecture", "model_case"), list(self._gguf_cases()), ids=str)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if not item.name.endswith("[NOTSET]")]  # there is nothing of that kind
         names = list(map(_name, items))
         for item, name in zip(items, names, strict=True):
             expected = self._expectations.find(name)
@@ -108,6 +120,18 @@ class _Conformance:
             for float_type in sorted(kernel.dtypes & operator.tolerances.keys(), key=str):
                 for sample in operator.samples(np.random.default_rng(_SEED)):
                     yield KernelCase(operator, kernel, float_type, sample)
+
+    def _model_checks(self) -> Iterator[tuple[Any, ModelCase]]:
+        for architecture in self._architectures:
+            for case in cases_of(self.runtime, architecture):
+                for check in checks_of(case, self.runtime):
+                    yield check, case
+
+    def _gguf_cases(self) -> Iterator[tuple[str, ModelCase]]:
+        for name in self.runtime.gguf_families.names():
+            architecture = self.runtime.gguf_families.get(name).architecture
+            if architecture in self._architectures:
+                yield name, cases_of(self.runtime, architecture)[0]
 
     def _write(self, kind: str, value: Any) -> None:
         if self._lines is not None:
@@ -148,15 +172,33 @@ def device(opened: OpenDevice) -> DeviceId:
 
 
 @pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    """Those of the families suite."""
+    return Checkpoints(tmp_path_factory.mktemp)
+
+
+@pytest.fixture(scope="session")
 def model(conformance: Any) -> str:
     """The model to run."""
     return str(conformance.model)
 
 
-def _expectations(given: str | None, backend: Backend) -> Expectations:
+def _architectures(runtime: Runtime, family: str) -> Sequence[str]:
+    found = architectures_of(runtime, family)
+    if not found:
+        known = ", ".join(runtime.architectures.names()) or "none"
+        raise InvalidArgumentError(f"No package of models is called {family!r}. Installed architectures: {known}.")
+    return found
+
+
+def _name_of_check(value: Any) -> str:
+    return str(getattr(value, "__name__", value))
+
+
+def _expectations(given: str | None, subject: object) -> Expectations:
     if given is not None:
         return read_expectations(Path(given))
-    beside = Path(inspect.getfile(type(backend))).with_name(EXPECTATIONS_FILE)
+    beside = Path(inspect.getfile(type(subject))).with_name(EXPECTATIONS_FILE)
     return read_expectations(beside) if beside.is_file() else Expectations()
 
 

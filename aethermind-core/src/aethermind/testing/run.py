@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.testing.report import CaseResult, Outcome, Report
 
-__all__ = ["SUITES", "run_suites"]
+__all__ = ["SUITES", "run_family", "run_suites"]
 
 SUITES = ("hal", "operators", "models")
 _USAGE_ERROR = 4  # of pytest
@@ -34,15 +34,40 @@ def run_suites(
 
     InvalidArgumentError for a device, model or file that is not there, and where pytest is not installed.
     """
+    options = ["--backend", backend, "--conformance-model", model]
+    return _run(backend, suites, options, expectations, keyword, on_case)
+
+
+def run_family(
+    name: str,
+    *,
+    device: str = "numpy",
+    expectations: str | None = None,
+    keyword: str | None = None,
+    on_case: Callable[[CaseResult], None] = lambda _: None,
+) -> Report:
+    """Run the kit on the models of a plugin, package or architecture, as `run_suites` does on a device."""
+    options = ["--model-package", name, "--backend", device]
+    return _run(name, ["families"], options, expectations, keyword, on_case)
+
+
+def _run(
+    subject: str,
+    suites: Sequence[str],
+    options: Sequence[str],
+    expectations: str | None,
+    keyword: str | None,
+    on_case: Callable[[CaseResult], None],
+) -> Report:
     if find_spec("pytest") is None:
         raise InvalidArgumentError("The conformance kit needs pytest: pip install aethermind-core[testing].")
-    report = Report(backend, version("aethermind-core"))
+    report = Report(subject, version("aethermind-core"))
     with TemporaryDirectory() as folder:
         lines, output = Path(folder, "cases.jsonl"), Path(folder, "output.txt")
         lines.touch()
         files = [str(Path(__file__).parent / "suites" / f"test_{suite}.py") for suite in suites]
-        command = [sys.executable, "-m", "aethermind.testing", *files, "--backend", backend]
-        command += ["--conformance-model", model, "--conformance-report", str(lines), "--tb=short", "-q", "--no-header"]
+        command = [sys.executable, "-m", "aethermind.testing", *files, *options]
+        command += ["--conformance-report", str(lines), "--tb=short", "-q", "--no-header"]
         command += [] if expectations is None else ["--expectations", expectations]
         command += [] if keyword is None else ["-k", keyword]
         with output.open("w") as stream, subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT) as process:

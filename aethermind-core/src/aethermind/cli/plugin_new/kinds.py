@@ -52,8 +52,11 @@ KINDS: dict[Kind, KindOfPackage] = {
     ),
     Kind.MODEL: KindOfPackage(
         "model family",
-        (),
-        ("aethermind generate --model DIRECTORY  # of a checkpoint whose architecture is {class_name}ForCausalLM",),
+        ("aethermind-core[testing]",),
+        (
+            "aethermind conform {name}",
+            "aethermind generate --model DIRECTORY  # of a checkpoint whose architecture is {class_name}ForCausalLM",
+        ),
         lambda names: f"{names.class_name}ForCausalLM",
         lambda runtime: runtime.architectures.names(),
     ),

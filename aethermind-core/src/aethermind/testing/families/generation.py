@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from aethermind import LLM, SamplingParams
 from aethermind.engine.decision import ScheduleDecision
 from aethermind.engine.model_runner import SampledToken
+from aethermind.llm import LLM, SamplingParams
 
 __all__ = ["Generated", "generate"]
 
@@ -25,6 +25,7 @@ class Generated:
 
     @property
     def all_token_ids(self) -> list[int]:
+        """Prompt and answer."""
         return [*self.prompt_token_ids, *self.token_ids]
 
 

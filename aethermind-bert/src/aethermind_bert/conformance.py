@@ -1,0 +1,20 @@
+"""What the conformance kit tries of this family, against transformers."""
+
+from __future__ import annotations
+
+from aethermind.testing.families import variations
+
+__all__ = ["CASES"]
+
+CASES = variations(
+    "BertModel",
+    {"bert": {}, "gelu_new": {"hidden_act": "gelu_new", "num_attention_heads": 2}},
+    base={
+        "vocab_size": 131,
+        "hidden_size": 48,
+        "intermediate_size": 70,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 32,
+    },
+)

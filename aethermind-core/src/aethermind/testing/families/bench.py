@@ -1,0 +1,105 @@
+"""A small model on a device beside its reference: what a check is given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from aethermind.errors import InvalidArgumentError
+from aethermind.llm import LLM
+from aethermind.runtime import Runtime
+from aethermind.testing.families.case import ModelCase, Outputs, Reference
+
+__all__ = ["Bench", "Checkpoints", "reference_of"]
+
+
+class Checkpoints:
+    """Checkpoints of cases, and what their references compute, each made once."""
+
+    def __init__(self, make_folder: Callable[[str], Path]) -> None:
+        """`make_folder(name)` makes a new folder, as pytest's `tmp_path_factory.mktemp` does."""
+        self._make_folder = make_folder
+        self._made: dict[int, tuple[ModelCase, Path]] = {}
+        self._outputs: dict[int, Outputs] = {}
+
+    def directory(self, case: ModelCase) -> Path:
+        """The checkpoint of a case, with a tokenizer whose tokens are numbers."""
+        if id(case) not in self._made:
+            directory = self._make_folder(case.name)
+            reference_of(case).write(case, directory)
+            _write_tokenizer(directory)
+            self._made[id(case)] = case, directory
+        return self._made[id(case)][1]
+
+    def outputs(self, case: ModelCase) -> Outputs:
+        """What the reference computes with it."""
+        if id(case) not in self._outputs:
+            self._outputs[id(case)] = reference_of(case).outputs(case, self.directory(case))
+        return self._outputs[id(case)]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One case on one device."""
+
+    case: ModelCase
+    runtime: Runtime
+    device: str
+    checkpoints: Checkpoints
+
+    @cached_property
+    def directory(self) -> Path:
+        """The checkpoint."""
+        return self.checkpoints.directory(self.case)
+
+    @cached_property
+    def outputs(self) -> Outputs:
+        """The reference."""
+        return self.checkpoints.outputs(self.case)
+
+    @property
+    def vocab_size(self) -> int:
+        """How many token ids there are."""
+        return int(self.case.config["vocab_size"])
+
+    def open(self, **options: Any) -> LLM:
+        """The model on the device, in float32 unless the options say otherwise; too small to share among threads."""
+        defaults = {"dtype": "float32", "max_model_len": self.case.max_model_len, "fallback": "allow", "num_threads": 1}
+        return LLM(self.directory, device=self.device, runtime=self.runtime, **{**defaults, **options})
+
+
+def reference_of(case: ModelCase) -> Reference:
+    """The case's own, or transformers; InvalidArgumentError where that is not installed or lacks the family."""
+    if case.reference is not None:
+        return case.reference
+    try:
+        import transformers
+
+        from aethermind.testing.families.transformers_reference import TransformersReference
+    except ImportError as error:
+        raise InvalidArgumentError(
+            f"{case.architecture} is compared with transformers, which cannot be imported here ({error}): "
+            "pip install transformers torch, or give its cases a reference of their own."
+        ) from None
+    if not hasattr(transformers, case.architecture):
+        raise InvalidArgumentError(
+            f"Transformers {transformers.__version__} has no {case.architecture}. Give the family's cases a reference "
+            "of their own (`aethermind.testing.families.NumpyReference`), or install a newer transformers."
+        )
+    return TransformersReference()
+
+
+def _write_tokenizer(directory: Path) -> None:
+    """Words that are numbers, as many as there may be ids; none ends an answer."""
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": {str(number): number for number in range(256)}, "unk_token": "0"},
+    }
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (directory / "tokenizer_config.json").write_text("{}")

@@ -1,0 +1,81 @@
+"""Transformers as the reference: it writes random checkpoints, and says in float64 what they compute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from aethermind.testing.families.case import ModelCase, Outputs
+
+__all__ = ["TransformersReference", "outputs_of", "pretrained"]
+
+
+class TransformersReference:
+    """The class that an architecture names; implements `Reference`."""
+
+    def write(self, case: ModelCase, directory: Path) -> None:
+        """Random weights, none of them trivial: those of norms around 1, biases around 0."""
+        torch.manual_seed(sum(map(ord, case.name)))
+        model_class = getattr(transformers, case.architecture)
+        model = model_class(model_class.config_class(**case.config))
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():  # one that two modules share is met once
+                _randomise(model.get_submodule(name.rpartition(".")[0]), name, parameter)
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        model.save_pretrained(directory, max_shard_size=case.max_shard_size)
+        if case.rewrite_config is not None:
+            path = directory / "config.json"
+            path.write_text(json.dumps(case.rewrite_config(json.loads(path.read_text()))))
+
+    def outputs(self, case: ModelCase, directory: Path) -> Outputs:
+        """Its logits, or hidden states, for a whole text at once."""
+        return partial(outputs_of, pretrained(case.architecture, directory, context=case.max_model_len))
+
+
+def pretrained(
+    architecture: str,
+    directory: Path,
+    rounded_to: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float64,
+    context: int | None = None,
+) -> Any:
+    """Transformers' model of a checkpoint, its weights rounded to one dtype and computed with in another.
+
+    `context` fixes a dynamically scaled rotary embedding at the frequencies for that many positions, as an engine that
+    keeps keys has to.
+    """
+    torch.set_num_threads(1)
+    model = getattr(transformers, architecture).from_pretrained(directory, dtype=rounded_to).to(dtype).eval()
+    if context is not None:
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        rotary = model.model.rotary_emb
+        rotary.inv_freq, _ = ROPE_INIT_FUNCTIONS["dynamic"](model.config, "cpu", seq_len=context)
+        rotary.max_seq_len_cached = rotary.original_max_seq_len = context
+    return model
+
+
+def outputs_of(model: Any, token_ids: Sequence[int]) -> np.ndarray[Any, Any]:
+    """A model's logits for a whole text, or hidden states where it has none: float64 [T, V] or [T, hidden_size]."""
+    with torch.no_grad():
+        found = model(torch.tensor([list(token_ids)]))
+    rows = found.logits if "logits" in found else found.last_hidden_state
+    values: np.ndarray[Any, Any] = rows[0].double().numpy()
+    return values
+
+
+def _randomise(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+    """Matrices keep the size of what passes."""
+    if "Norm" in type(module).__name__ and name.endswith("weight"):
+        parameter.uniform_(0.5, 1.5)
+    elif parameter.dim() == 1:
+        parameter.normal_(std=0.5)
+    else:
+        parameter.normal_(std=1.3 * parameter.shape[-1] ** -0.5)

@@ -1,0 +1,31 @@
+"""What the conformance kit tries of these families, against transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aethermind.testing.families import SMALL, ModelCase, variations
+
+__all__ = ["CASES"]
+
+_BANDS = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_SCALED = {**_BANDS, "rope_theta": 500000.0, "original_max_position_embeddings": 32}
+
+
+def _without_layer_types(config: dict[str, Any]) -> dict[str, Any]:
+    """Mistral 7B v0.1 says sliding_window alone."""
+    return {name: value for name, value in config.items() if name != "layer_types"}
+
+
+CASES = (
+    *variations(
+        "LlamaForCausalLM",
+        {
+            "llama": {},
+            "llama_tied": {"tie_word_embeddings": True, "num_key_value_heads": 4},
+            "llama_3_1": {"rope_parameters": _SCALED, "head_dim": 64},
+        },
+    ),
+    *variations("MistralForCausalLM", {"mistral_wide": {"sliding_window": None, "head_dim": 16}}),
+    ModelCase("mistral", "MistralForCausalLM", {**SMALL, "sliding_window": 7}, rewrite_config=_without_layer_types),
+)

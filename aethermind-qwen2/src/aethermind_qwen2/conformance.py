@@ -1,0 +1,92 @@
+"""What the conformance kit tries of these families, against transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aethermind.testing.families import SMALL, ModelCase, variations
+
+__all__ = ["CASES"]
+
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
+_DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+_WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "num_hidden_layers": 3}
+
+
+def _as_older_versions_wrote_it(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json of transformers 4 and of the Qwen team."""
+    rest = {name: value for name, value in config.items() if name not in ("rope_parameters", "layer_types", "dtype")}
+    scaling = {name: value for name, value in config["rope_parameters"].items() if name != "rope_theta"}
+    kind = scaling.pop("rope_type")
+    return {
+        **rest,
+        "rope_theta": config["rope_parameters"]["rope_theta"],
+        "rope_scaling": None if kind == "default" else {"type": kind, **scaling},
+        "torch_dtype": config["dtype"],
+    }
+
+
+def _older(name: str, change: dict[str, Any], max_model_len: int | None = None) -> ModelCase:
+    config = {**SMALL, **change}
+    rewrite = _as_older_versions_wrote_it
+    return ModelCase(name, "Qwen2ForCausalLM", config, max_model_len=max_model_len, rewrite_config=rewrite)
+
+
+_QWEN2 = variations(
+    "Qwen2ForCausalLM",
+    {
+        "head_dim_8": {},
+        "head_dim_64_one_kv_head": {
+            "hidden_size": 56,
+            "num_attention_heads": 7,
+            "num_key_value_heads": 1,
+            "head_dim": 64,
+        },
+        "seven_kv_heads_tied_odd_intermediate": {
+            "hidden_size": 112,
+            "intermediate_size": 77,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 7,
+            "tie_word_embeddings": True,
+        },
+        "head_dim_80": {
+            "hidden_size": 160,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "intermediate_size": 130,
+        },
+        "sliding_by_layer_types": {
+            **_WINDOWS,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        "yarn": {"rope_parameters": _YARN, "head_dim": 64},
+        "linear": {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}},
+        "dynamic_within": {"rope_parameters": _DYNAMIC},
+    },
+)
+_OLDER = (
+    _older("old_spelling", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    _older("sliding_by_max_window_layers", {**_WINDOWS, "max_window_layers": 1}),
+    _older("yarn_old_spelling", {"rope_parameters": {**_YARN, "attention_factor": 1.3}}),
+    _older("dynamic_beyond", {"max_position_embeddings": 32, "rope_parameters": _DYNAMIC}, max_model_len=128),
+)
+_SHARDED = ModelCase(
+    "sharded_tied",
+    "Qwen2ForCausalLM",
+    {**SMALL, "tie_word_embeddings": True, "num_hidden_layers": 3},
+    max_shard_size="12KB",
+)
+_QWEN3 = variations(
+    "Qwen3ForCausalLM",
+    {
+        "qwen3_head_dim_128": {
+            "hidden_size": 64,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 128,
+        },
+        "qwen3_head_dim_64_tied": {"hidden_size": 40, "head_dim": 64, "tie_word_embeddings": True},
+        "qwen3_sliding": {**_WINDOWS, "head_dim": 16, "max_window_layers": 2},
+    },
+)
+CASES = (*_QWEN2, *_OLDER, _SHARDED, *_QWEN3)

@@ -1,0 +1,52 @@
+"""GPT-2 beside what the conformance kit compares with transformers: both ways of naming tensors, positions."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from aethermind import LLM, Runtime
+from aethermind.errors import ConfigError, InvalidArgumentError
+from aethermind.testing.families import Checkpoints
+from aethermind.testing.families.generation import generate
+from aethermind.testing.families.parity import random_prompts
+from aethermind_gpt2.architecture import GPT2
+from aethermind_gpt2.conformance import CASES
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model as transformers writes it."""
+    return Checkpoints(tmp_path_factory.mktemp).directory(CASES[0])
+
+
+def test_names_without_the_models_prefix(runtime: Runtime, directory: Path, tmp_path: Path) -> None:
+    """As OpenAI's own checkpoints have them, buffers included."""
+    copied = Path(shutil.copytree(directory, tmp_path / "copied"))
+    tensors = load_file(copied / "model.safetensors")
+    renamed = {name.removeprefix("transformer."): values for name, values in tensors.items()}
+    renamed |= {f"h.{layer}.attn.bias": np.ones((1, 1, 8, 8), np.uint8) for layer in range(2)}
+    save_file(renamed, copied / "model.safetensors")
+    answers = []
+    for path in (directory, copied):
+        with LLM(path, device="cpu", runtime=runtime) as llm:
+            answers.append(generate(llm, random_prompts(9), max_tokens=8)[0][0].token_ids)
+    assert answers[0] == answers[1]
+
+
+def test_positions_end_with_the_table(runtime: Runtime, directory: Path) -> None:
+    with LLM(directory, device="numpy", runtime=runtime) as llm:
+        assert llm.info.max_model_len == CASES[0].config["n_positions"]
+    with pytest.raises(InvalidArgumentError, match="the 96 positions that the model is made for"):
+        LLM(directory, device="numpy", max_model_len=97, runtime=runtime)
+
+
+def test_what_is_not_computed_is_named() -> None:
+    with pytest.raises(ConfigError, match="add_cross_attention"):
+        GPT2.create({"add_cross_attention": True})
+    with pytest.raises(ConfigError, match="activation_function 'relu'"):
+        GPT2.create({"activation_function": "relu"})
