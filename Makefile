@@ -84,6 +84,12 @@ neon-test: test-env
 cuda-kernels: test-env
 	@$(BIN)/python aethermind-cuda/build_kernels.py
 
+# Everything that needs an NVIDIA GPU, in less than eight minutes, and a table of what came of it. It needs no environment
+# of its own: whatever Python is called has to have torch and transformers to compare with.
+.PHONY: cuda-check
+cuda-check:
+	$(PYTHON) -m tests.cuda.check
+
 neon-tools:
 	apt-get update -qq
 	apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu qemu-user-static

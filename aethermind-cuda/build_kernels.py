@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -186,9 +187,9 @@ def main() -> int:
         return 1
     count = sum(len(operator["targets"]) for operator in manifest["operators"].values())
     size = sum(file.stat().st_size for file in CUBINS.glob("*.cubin"))
-    print(
-        f"{count} cubins, {size / 2**20:.1f} MiB, by nvcc {manifest['compiler']} in {time.monotonic() - began:.0f} s."
-    )
+    seconds, processor = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    took = f"{seconds:.0f} s ({processor.ru_utime + processor.ru_stime:.0f} s of processor time)"
+    print(f"{count} cubins, {size / 2**20:.1f} MiB, by nvcc {manifest['compiler']} in {took}.")
     return 0
 
 

@@ -99,6 +99,7 @@ def _build(distribution: Distribution, kind: str, wheelhouse: Path) -> Path:
     Setuptools packs whatever an earlier build left in its folder, modules that are gone included, so it gets a copy of
     the sources. What is compiled is built where it is, because that is where its objects are kept.
     """
+    _compile_in_place(distribution)
     with tempfile.TemporaryDirectory() as scratch:
         folder = distribution.folder
         if not distribution.is_compiled:
@@ -116,6 +117,17 @@ def _build(distribution: Distribution, kind: str, wheelhouse: Path) -> Path:
             raise BuildError(f"The {kind} of {distribution.name} could not be built:\n{output}")
         (path,) = made.iterdir()
         return Path(shutil.move(path, wheelhouse / path.name))
+
+
+def _compile_in_place(distribution: Distribution) -> None:
+    """Bring device code that lies beside the sources up to date there, where the next build finds it again."""
+    script = distribution.folder / "build_kernels.py"
+    if script.is_file():
+        result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise BuildError(
+                f"The kernels of {distribution.name} could not be compiled:\n{result.stdout}{result.stderr}"
+            )
 
 
 def main() -> None:

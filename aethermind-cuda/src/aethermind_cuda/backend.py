@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from aethermind.hal.backend import Backend, Capabilities
+from aethermind.hal.backend import Backend, Capabilities, MeasuredLimits
 from aethermind.hal.dtype import DType
 from aethermind_cuda.devices import CudaDevices
 from aethermind_cuda.driver import Driver
 from aethermind_cuda.executable import CudaExecutable
 from aethermind_cuda.graph_capture import BATCH_SIZES, CapturedSteps
 from aethermind_cuda.library import Cubins, KernelLibrary
+from aethermind_cuda.limits import measure_limits
 from aethermind_cuda.memory import CudaAllocator
 from aethermind_cuda.streams import CudaEvents, CudaStreams
 from aethermind_cuda.transfer import CudaTransfer
@@ -54,6 +56,15 @@ class CudaBackend(Backend):
         facts = self.devices.facts(index)
         captured = CapturedSteps(self._driver)
         return CudaExecutable(plan, memory, index, facts, self._library(index), captured, self.allocator.alloc)
+
+    def measure_limits(self, dtypes: Sequence[DType], num_threads: int | None = None) -> MeasuredLimits:
+        """On the current device, whose threads are no choice."""
+        index = self.devices.current()
+        stream = self.streams.create(index)
+        try:
+            return measure_limits(self._driver, self._library(index), self.allocator.alloc, stream.handle, dtypes)
+        finally:
+            stream.destroy()
 
     def _library(self, index: int) -> KernelLibrary:
         self.devices.enter(index)

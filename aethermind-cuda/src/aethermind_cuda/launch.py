@@ -6,9 +6,12 @@ import ctypes
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aethermind.hal.dtype import DType
+
+if TYPE_CHECKING:
+    from aethermind_cuda.cublas import CublasLt
 
 __all__ = ["Call", "DeviceArray", "DeviceFacts", "Int64", "KernelFunction", "Launch", "Parameters", "Work"]
 
@@ -60,6 +63,10 @@ class Call(NamedTuple):
 
 class Context(Protocol):
     """Where work becomes ready to be enqueued, see `library.KernelLibrary`."""
+
+    @property
+    def cublas(self) -> CublasLt:
+        """The library of dense products on this device."""
 
     def bind_launch(self, launch: Launch) -> Callable[[int], None]:
         """A function of a stream that launches."""

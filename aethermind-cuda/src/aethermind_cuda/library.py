@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aethermind.errors import DeviceError
+from aethermind_cuda.cublas import CublasLt, find_cublaslt
 from aethermind_cuda.driver import Driver
 from aethermind_cuda.launch import DeviceFacts, Launch, Parameters
 from aethermind_cuda.targets import best_target
@@ -71,6 +72,14 @@ class KernelLibrary:
         self._functions: dict[tuple[str, str], int] = {}
         self._shared_limits: dict[int, int] = {}
 
+    @cached_property
+    def cublas(self) -> CublasLt:
+        """cuBLASLt on this device; DeviceError where it is not installed."""
+        library = find_cublaslt()
+        if library is None:
+            raise DeviceError("cuBLASLt is not installed: run `pip install nvidia-cublas`.")
+        return CublasLt(library)
+
     def function(self, source: str, kernel: str) -> int:
         """The driver's handle of an entry point."""
         key = source, kernel
@@ -97,6 +106,8 @@ class KernelLibrary:
 
     def close(self) -> None:
         """Unload all modules."""
+        if "cublas" in self.__dict__:
+            self.cublas.close()
         for module in self._modules.values():
             self._driver.module_unload(module)
         self._modules.clear()

@@ -12,7 +12,7 @@ from aethermind.hal import Probe
 if TYPE_CHECKING:
     from aethermind_cuda.backend import CudaBackend
 
-__all__ = ["open_backend", "probe"]
+__all__ = ["capability_of_first", "open_backend", "probe"]
 
 _SUCCESS = 0
 _NO_DEVICE = 100
@@ -47,11 +47,18 @@ def _usable(driver: Any, count: int) -> Probe:
         return Probe(0, f"{found}, but their driver speaks CUDA {speaks} and 13.0 is needed: update the NVIDIA driver.")
     if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
         return Probe(0, f"{found}, but cuda-bindings is not installed: run `pip install cuda-bindings`.")
-    cubins = Cubins()
-    reasons = [cubins.reason_against(_capability(driver, index)) for index in range(count)]
-    if reasons[0] is not None:
-        return Probe(0, f"{found}, but {reasons[0]}")
+    reason = Cubins().reason_against(_capability(driver, 0))
+    if reason is not None:
+        return Probe(0, f"{found}, but {reason}")
     return Probe(count, f"{found} by the NVIDIA driver.")
+
+
+def capability_of_first(driver: Any) -> tuple[int, int] | None:
+    """The compute capability of GPU 0 by `libcuda`; None where there is none."""
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return None
+    return _capability(driver, 0)
 
 
 def _capability(driver: Any, index: int) -> tuple[int, int]:

@@ -1,12 +1,14 @@
-"""linear and lm_head with weights as they are stored."""
+"""linear and lm_head with weights as they are stored: few tokens by our own kernels, many by cuBLASLt where it is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from aethermind.dispatch import Signature
+from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct, find_cublaslt
 from aethermind_cuda.kernels._common import cuda_kernel
 from aethermind_cuda.kernels._projection import Projection
-from aethermind_cuda.launch import Call, Launch
+from aethermind_cuda.launch import Call, Launch, Work
 
 __all__ = ["KERNELS"]
 
@@ -27,10 +29,39 @@ def _launches(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
     return launches
 
 
+_LEAST_TOKENS = 33
+"""From here on a product is bound by arithmetic, which cuBLASLt has tuned for each GPU; below it by reading weights."""
+
+_few = _launches(is_invariant=False)
+
+
+def _products(call: Call) -> Iterator[Work]:
+    x, weight, *biases = call.inputs
+    assert x is not None
+    assert weight is not None
+    if x.shape[0] < _LEAST_TOKENS:
+        yield from _few(call)
+    else:
+        yield DenseProduct(call.outputs[0], x, weight, biases[0] if biases else None, call.workspace)
+
+
+def _has_cublaslt(_: Signature) -> str | None:
+    return None if find_cublaslt() is not None else "cuBLASLt is not installed"
+
+
 KERNELS = tuple(
     kernel
     for operator in ("linear", "lm_head")
     for kernel in (
+        cuda_kernel(
+            operator,
+            _products,
+            name="cuda/cublaslt",
+            priority=1,
+            supports=_has_cublaslt,
+            workspace_bytes=lambda _: WORKSPACE_BYTES,
+            is_batch_invariant=False,
+        ),
         cuda_kernel(operator, _launches(is_invariant=False), is_batch_invariant=False),
         cuda_kernel(operator, _launches(is_invariant=True), name="cuda/by_token", priority=-1),
     )

@@ -1,0 +1,77 @@
+"""What this GPU reaches: bytes per second of a copy within its memory, operations per second of a large product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aethermind.hal.backend import MeasuredLimits
+from aethermind.hal.buffer import Buffer
+from aethermind.hal.dtype import DType
+from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct, find_cublaslt
+from aethermind_cuda.driver import Driver
+from aethermind_cuda.launch import DeviceArray
+from aethermind_cuda.library import KernelLibrary
+
+__all__ = ["measure_limits"]
+
+_COPY_BYTES = 512 << 20
+_PRODUCT_SIZE = 8192
+_BLOCK_VALUES = 1_000_003
+_REPEAT = 5
+
+
+def measure_limits(
+    driver: Driver, library: KernelLibrary, allocate: Callable[[int], Buffer], stream: int, dtypes: Sequence[DType]
+) -> MeasuredLimits:
+    """The best of some runs each, by the device's own clock, in about a second; without cuBLASLt no rates."""
+    source, destination = allocate(_COPY_BYTES), allocate(_COPY_BYTES)
+
+    def copy(where: int) -> None:
+        driver.copy(destination.address, source.address, _COPY_BYTES, where)
+
+    bandwidth = 2 * _COPY_BYTES / _least_seconds(driver, stream, copy)
+    rates = {}
+    if find_cublaslt() is not None:
+        workspace = allocate(WORKSPACE_BYTES)
+        for dtype in dtypes:
+            if dtype in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16):
+                rates[dtype.label] = _product_rate(driver, library, allocate, stream, dtype, workspace.address)
+    return MeasuredLimits(bandwidth, rates)
+
+
+def _product_rate(
+    driver: Driver,
+    library: KernelLibrary,
+    allocate: Callable[[int], Buffer],
+    stream: int,
+    dtype: DType,
+    workspace: int,
+) -> float:
+    import numpy as np
+
+    size = _PRODUCT_SIZE
+    buffers = [allocate(size * size * dtype.itemsize) for _ in range(3)]
+    # Zeros would draw less power, and so run faster, than what models compute with.
+    block = np.random.default_rng(0).standard_normal(_BLOCK_VALUES, np.float32).astype(dtype.numpy)
+    values = np.resize(block, size * size)
+    for buffer in buffers:
+        driver.copy(buffer.address, values.ctypes.data, buffer.nbytes, stream)
+    driver.stream_synchronize(stream)
+    out, x, weight = (DeviceArray(buffer.address, dtype, (size, size)) for buffer in buffers)
+    seconds = _least_seconds(driver, stream, DenseProduct(out, x, weight, None, workspace).bind(library))
+    return 2 * size**3 / seconds
+
+
+def _least_seconds(driver: Driver, stream: int, enqueue: Callable[[int], None]) -> float:
+    begin, end = driver.event_create(True), driver.event_create(True)
+    enqueue(stream)
+    best = float("inf")
+    for _ in range(_REPEAT):
+        driver.event_record(begin, stream)
+        enqueue(stream)
+        driver.event_record(end, stream)
+        driver.event_synchronize(end)
+        best = min(best, driver.event_elapsed(begin, end) / 1e3)
+    for event in (begin, end):
+        driver.event_destroy(event)
+    return best

@@ -1,0 +1,106 @@
+"""What `make cuda-check` is made of: a budget of time, a table, and a tree that counts as installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.architecture.sources import ROOT
+from tests.cuda.check import tree
+from tests.cuda.check.qwen2_7b import CONFIG, NUM_PARAMETERS
+from tests.cuda.check.running import Outcome, Result, Step, execute, run_steps, table
+
+
+class Clock:
+    """Time that passes when a step runs."""
+
+    def __init__(self, durations: dict[str, float]) -> None:
+        self.now = 100.0
+        self.limits: dict[str, float] = {}
+        self._durations = durations
+
+    def run(self, step: Step, limit: float) -> tuple[int | None, str]:
+        """A step whose first word is its exit status; it ends when its limit does."""
+        self.limits[step.title] = limit
+        took = self._durations[step.title]
+        self.now += min(took, limit)
+        return (None if took > limit else int(step.command[0])), f"working\n{step.title} said so\n\n"
+
+
+def outcomes(steps: list[Step], budget: float, durations: dict[str, float]) -> tuple[list[Result], Clock]:
+    clock = Clock(durations)
+    return list(run_steps(steps, budget, clock.run, lambda: clock.now)), clock
+
+
+def test_a_step_that_fails_or_hangs_does_not_stop_the_others() -> None:
+    steps = [Step("bad", ["3"], 10), Step("slow", ["0"], 10), Step("good", ["0"], 10)]
+    results, _ = outcomes(steps, 100, {"bad": 1, "slow": 99, "good": 2})
+    assert [result.outcome for result in results] == [Outcome.FAILED, Outcome.TIMED_OUT, Outcome.PASSED]
+    assert [result.seconds for result in results] == [1, 10, 2]
+    assert results[0].said == "bad said so"
+
+
+def test_what_is_left_of_the_budget_bounds_every_step() -> None:
+    steps = [Step("first", ["0"], 60), Step("second", ["0"], 60), Step("third", ["0"], 60)]
+    results, clock = outcomes(steps, 97, {"first": 60, "second": 34, "third": 1})
+    assert clock.limits == {"first": 60, "second": 37}
+    assert [result.outcome for result in results] == [Outcome.PASSED, Outcome.PASSED, Outcome.NO_TIME]
+
+
+def test_a_step_that_cannot_run_here_says_why() -> None:
+    ((result,), clock) = outcomes([Step("sanitizer", [], 9, "compute-sanitizer is not installed")], 100, {})
+    assert (result.outcome, result.said, clock.limits) == (Outcome.SKIPPED, "compute-sanitizer is not installed", {})
+
+
+def test_the_table_names_the_machine_and_every_step() -> None:
+    results = [Result("conform: hal", Outcome.PASSED, 3.21, "64 passed"), Result("x", Outcome.NO_TIME, 0, "late")]
+    assert table({"card": "A100", "driver": "580.1"}, results).splitlines() == [
+        "card:      A100",
+        "driver:    580.1",
+        "",
+        "conform: hal  passed        3.2 s  64 passed",
+        "x             no time       0.0 s  late",
+    ]
+
+
+def test_a_process_is_ended_with_its_children(tmp_path: Path) -> None:
+    child = "import time; time.sleep(60)"
+    program = (
+        f"import subprocess, sys, time; print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid, flush=True)"
+    )
+    status, said = execute(
+        Step("hangs", [sys.executable, "-c", f"{program}; time.sleep(60)"], 1), 1.0, tmp_path / "log"
+    )
+    assert status is None
+    stat = Path(f"/proc/{int(said)}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_tree_that_is_not_installed_counts_as_if_it_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tree.python_path(ROOT, tmp_path) == []
+    monkeypatch.setattr(tree, "_is_installed", lambda _: False)
+    paths = tree.python_path(ROOT, tmp_path)
+    assert paths == [tmp_path, *(ROOT / name / "src" for name in tree.PACKAGES)]
+    found = {one.metadata["Name"]: one for one in importlib.metadata.distributions(path=[str(tmp_path)])}
+    assert set(found) == set(tree.PACKAGES)
+    assert [(entry.group, entry.value) for entry in found["aethermind-cuda"].entry_points] == [
+        ("aethermind.plugins.v1", "aethermind_cuda.plugin")
+    ]
+    assert found["aethermind-cuda"].version == importlib.metadata.version("aethermind-cuda")
+
+
+def test_without_a_gpu_it_says_so_and_exits_with_2(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.cuda.check", "--log", str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if result.returncode != 2:
+        pytest.skip("this machine has a GPU")
+    assert result.stdout.startswith("There is nothing to check CUDA on: no NVIDIA driver is installed")
+
+
+def test_the_shapes_are_those_of_qwen2_7b() -> None:
+    hidden, inner, kv = CONFIG["hidden_size"], CONFIG["intermediate_size"], 4 * 128
+    layer = 2 * hidden * hidden + hidden + 2 * (hidden * kv + kv) + 3 * hidden * inner + 2 * hidden
+    assert 28 * layer + 2 * CONFIG["vocab_size"] * hidden + hidden == NUM_PARAMETERS

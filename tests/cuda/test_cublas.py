@@ -1,0 +1,137 @@
+"""Calls of cuBLASLt against a library that computes, column-major as the real one, what it was asked for."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aethermind.errors import DeviceError
+from aethermind.hal import DType
+from aethermind_cuda.cublas import WORKSPACE_BYTES, CublasLt, DenseProduct
+from aethermind_cuda.launch import DeviceArray
+
+TYPES = {0: np.dtype(np.float32), 2: np.dtype(np.float16), 14: DType.BFLOAT16.numpy}
+
+
+def contents(reference: Any, kind: Any) -> Any:
+    """What a pointer argument points at."""
+    return kind.from_address(ctypes.addressof(reference._obj)).value
+
+
+class FakeCublasLt:
+    """Handles are positions in `things`; what is destroyed becomes None."""
+
+    def __init__(self, num_algorithms: int = 1) -> None:
+        self.things: list[Any] = [None]
+        self.num_algorithms = num_algorithms
+        self.streams: list[int] = []
+
+    def _new(self, reference: Any, thing: Any) -> int:
+        self.things.append(thing)
+        reference._obj.value = len(self.things) - 1
+        return 0
+
+    def _destroy(self, handle: ctypes.c_void_p) -> int:
+        assert self.things[handle.value or 0] is not None
+        self.things[handle.value or 0] = None
+        return 0
+
+    cublasLtDestroy = cublasLtMatrixLayoutDestroy = cublasLtMatmulDescDestroy = _destroy  # noqa: N815
+    cublasLtMatmulPreferenceDestroy = _destroy  # noqa: N815
+
+    def cublasLtCreate(self, handle: Any) -> int:  # noqa: N802
+        return self._new(handle, "handle")
+
+    def cublasLtMatrixLayoutCreate(self, layout: Any, type_: int, rows: Any, columns: Any, stride: Any) -> int:  # noqa: N802
+        return self._new(layout, (TYPES[type_], rows.value, columns.value, stride.value))
+
+    def cublasLtMatmulDescCreate(self, desc: Any, compute: int, scale: int) -> int:  # noqa: N802
+        assert (compute, scale) == (68, 0)
+        return self._new(desc, {})
+
+    def cublasLtMatmulDescSetAttribute(self, desc: Any, attribute: int, value: Any, size: Any) -> int:  # noqa: N802
+        kind = {4: ctypes.c_uint32, 8: ctypes.c_uint64}[size.value]
+        self.things[desc.value][attribute] = contents(value, kind)
+        return 0
+
+    def cublasLtMatmulPreferenceCreate(self, preference: Any) -> int:  # noqa: N802
+        return self._new(preference, "preference")
+
+    def cublasLtMatmulPreferenceSetAttribute(self, preference: Any, attribute: int, value: Any, size: Any) -> int:  # noqa: N802
+        assert (self.things[preference.value], attribute, size.value) == ("preference", 1, 8)
+        assert contents(value, ctypes.c_uint64) == WORKSPACE_BYTES
+        return 0
+
+    def cublasLtMatmulAlgoGetHeuristic(self, *arguments: Any) -> int:  # noqa: N802
+        *_, wanted, result, count = arguments
+        assert wanted == 1
+        assert ctypes.sizeof(result._obj) == 96
+        count._obj.value = self.num_algorithms
+        return 0
+
+    def cublasLtMatmul(self, *arguments: Any) -> int:  # noqa: N802
+        _, desc, alpha, a, a_layout, b, b_layout, beta, _, _, d, d_layout, _, _, workspace_bytes, stream = arguments
+        assert workspace_bytes.value == WORKSPACE_BYTES
+        assert (contents(alpha, ctypes.c_float), contents(beta, ctypes.c_float)) == (1.0, 0.0)
+        attributes = self.things[desc.value]
+        left, right = self._matrix(a, a_layout), self._matrix(b, b_layout)
+        result = (left.T if attributes[3] == 1 else left).astype(np.float32) @ right.astype(np.float32)
+        if attributes.get(7) == 4:
+            bias = np.ctypeslib.as_array((ctypes.c_uint8 * (len(result) * 4)).from_address(attributes[8]))
+            result += bias.view(TYPES[attributes[26]])[: len(result), None].astype(np.float32)
+        self._matrix(d, d_layout)[...] = result
+        self.streams.append(stream.value)
+        return 0
+
+    def _matrix(self, address: Any, layout: Any) -> Any:
+        dtype, rows, columns, stride = self.things[layout.value]
+        memory = (ctypes.c_uint8 * (stride * columns * dtype.itemsize)).from_address(address.value)
+        return np.frombuffer(memory, dtype).reshape(columns, stride)[:, :rows].T
+
+
+def on_device(array: np.ndarray[Any, Any]) -> DeviceArray:
+    """An array as if it were in device memory."""
+    return DeviceArray(array.ctypes.data, DType.of_numpy(array.dtype), array.shape)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16], ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("widens", [False, True])
+def test_a_product_is_the_one_of_the_operators_page(dtype: DType, has_bias: bool, widens: bool) -> None:
+    rng = np.random.default_rng(3)
+    x, weight, bias = (rng.normal(size=shape).astype(dtype.numpy) for shape in ((3, 8), (5, 8), (5, 1)))
+    out = np.zeros((3, 5), np.float32 if widens else dtype.numpy)
+    library = FakeCublasLt()
+    cublas = CublasLt(library)
+    enqueue = cublas.bind(
+        DenseProduct(on_device(out), on_device(x), on_device(weight), on_device(bias) if has_bias else None, 0x1000)
+    )
+    assert not out.any()
+    enqueue(77)
+    exact = x.astype(np.float32) @ weight.astype(np.float32).T + (bias.astype(np.float32)[:, 0] if has_bias else 0)
+    np.testing.assert_allclose(out.astype(np.float32), exact, rtol=1e-2, atol=1e-2)
+    assert library.streams == [77]
+    del enqueue
+    cublas.close()
+    assert set(library.things) == {None}
+
+
+def test_without_tokens_nothing_is_asked() -> None:
+    nothing = DeviceArray(0, DType.FLOAT32, (0, 8))
+    product = DenseProduct(nothing, nothing, DeviceArray(0, DType.FLOAT32, (5, 8)), None, 0)
+    library = FakeCublasLt()
+    CublasLt(library).bind(product)(1)
+    assert library.streams == []
+
+
+def test_failures_say_which_call_and_why() -> None:
+    array = on_device(np.zeros((8, 8), np.float32))
+    with pytest.raises(DeviceError, match="no algorithm for a product of this shape"):
+        CublasLt(FakeCublasLt(num_algorithms=0)).bind(DenseProduct(array, array, array, None, 0))
+    library = FakeCublasLt()
+    library.cublasLtCreate = lambda _: 1  # type: ignore[method-assign]
+    with pytest.raises(DeviceError, match=r"cublasLtCreate failed with status 1 \(not initialised\)"):
+        CublasLt(library)

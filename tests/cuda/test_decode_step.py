@@ -1,0 +1,66 @@
+"""A decode step on a GPU whose kernels do nothing: what crosses the bus, what is launched, what is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.architecture.sources import ROOT
+from tests.cuda.host_driver import HostDriver, fake_cubins
+
+from aethermind import LLM, Runtime, SamplingParams
+from aethermind.hal import Probe
+from aethermind_cuda.backend import CudaBackend
+
+CSRC = ROOT / "aethermind-cuda" / "csrc"
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
+NUM_TOKENS = 24
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDriver]:
+    """Behind `--device cuda`."""
+    driver = HostDriver()
+    cubins = fake_cubins(tmp_path, [source.stem for source in CSRC.glob("*.cu")])
+    monkeypatch.setattr("aethermind_cuda.probe.probe", lambda: Probe(1, "a GPU that computes nothing."))
+    monkeypatch.setattr("aethermind_cuda.probe.open_backend", lambda: CudaBackend(driver, cubins))
+    monkeypatch.setattr("aethermind_cuda.kernels.linear.find_cublaslt", lambda: None)
+    return driver
+
+
+@pytest.fixture
+def llm(driver: HostDriver) -> LLM:
+    """The demo model on it, booted anew so that the device is ours."""
+    assert driver.device_count()
+    return LLM("demo", device="cuda", max_model_len=64, max_num_seqs=8, runtime=Runtime.boot())
+
+
+def test_token_ids_come_down_and_index_arrays_go_up(llm: LLM, driver: HostDriver) -> None:
+    engine = llm.engine
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.5, seed=1, ignore_eos=True)
+    for index, prompt in enumerate(PROMPTS):
+        engine.add_request(str(index), prompt, params)
+    engine.step()
+    transfer = engine.runner.planned.open_device.backend.transfer
+    padded, width = 4, 4  # three sequences, and at most 64 tokens in blocks of 16
+    up_per_row = sum((4, 8, 8, 4, 4, 4)) + sum((4, 4, 4, 4, 4))
+    for _ in range(NUM_TOKENS - 1):
+        before, allocated = transfer.stats(), driver.calls["mem_alloc"]
+        engine.step()
+        after = transfer.stats()
+        assert after.device_to_host_bytes - before.device_to_host_bytes == 4 * padded <= 8 * len(PROMPTS)
+        assert after.host_to_device_bytes - before.host_to_device_bytes <= padded * (up_per_row + 4 * width) + 4
+        assert driver.calls["mem_alloc"] == allocated
+    assert not engine.has_unfinished
+
+
+def test_decodes_are_launched_as_graphs_which_hold_the_whole_step(llm: LLM, driver: HostDriver) -> None:
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    llm.generate(prompts, SamplingParams(max_tokens=NUM_TOKENS, temperature=0.5, seed=1, ignore_eos=True))
+    captured = driver.calls["begin_capture"]
+    assert 1 <= captured <= 3  # block tables of one, two and four
+    assert driver.calls["graph_launch"] >= NUM_TOKENS - 1 - 2 * captured
+    (plan,) = {executor.plan.name: executor.plan for executor in llm.engine.runner.executors}.values()
+    graphs = [thing for thing in driver.handles.values() if isinstance(thing, list) and thing and callable(thing[0])]
+    assert all(len(graph) >= len(plan.steps) for graph in graphs)
