@@ -57,7 +57,8 @@ def _kernels(operator: str, format: WeightFormat) -> tuple[Kernel, Kernel]:
             is_batch_invariant=is_invariant,
         )
 
-    return kernel("cuda", 0, is_invariant=False), kernel("cuda/by_token", -1, is_invariant=True)
+    name = f"cuda/int{format.bits}"
+    return kernel(name, 0, is_invariant=False), kernel(f"{name}_by_token", -1, is_invariant=True)
 
 
 _FORMATS = tuple(format for name in (*FORMAT_NAMES, *CHECKPOINT_FORMAT_NAMES) if (format := parse_format(name)))

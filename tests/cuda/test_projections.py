@@ -1,0 +1,92 @@
+"""Projections of every number of tokens, whatever their weights are stored in, and however inputs lie in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tests.cuda.emulated_launches import launch_all
+from tests.cuda.test_coded_weights import kernel_for, packed
+
+from aethermind.dispatch import Kernel
+from aethermind.hal import DType
+from aethermind.ops.weight_format import parse_format
+from aethermind_cuda.kernels import gate_up_silu, linear, quantized
+
+HALVES = [np.float16, ml_dtypes.bfloat16]
+ROUNDOFF = {np.float16: 2.0**-11, ml_dtypes.bfloat16: 2.0**-8}
+FORMATS = ("int8", "int8_zp", "int4", "int4_offset_g64", "int2", "int1")
+
+
+def by_token(kernels: Any, operator: str, weight_format: str = "dense") -> Kernel:
+    """The kernel whose results do not depend on the batch."""
+    return next(
+        kernel
+        for kernel in kernels
+        if (kernel.operator, kernel.weight_formats) == (operator, frozenset({weight_format}))
+        and kernel.is_batch_invariant
+    )
+
+
+def check(out: Any, x: Any, weight: Any, bias: Any | None = None) -> None:
+    """Within one rounding of sums that lose 1e-5 of their terms at most."""
+    x, weight = x.astype(np.float64), weight.astype(np.float64)
+    expected, terms = x @ weight.T, np.abs(x) @ np.abs(weight).T
+    if bias is not None:
+        expected, terms = expected + bias.astype(np.float64), terms + np.abs(bias.astype(np.float64))
+    error = np.abs(out.astype(np.float64) - expected)
+    assert np.all(error <= ROUNDOFF.get(out.dtype.type, 0) * np.abs(expected) + 1e-5 * terms)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("num_inputs", [136, 77])
+@pytest.mark.parametrize("num_tokens", [1, 9, 33, 70])
+def test_dense(num_tokens: int, num_inputs: int, dtype: Any) -> None:
+    rng = np.random.default_rng(num_tokens)
+    x, weight = (rng.standard_normal((rows, num_inputs)).astype(dtype) for rows in (num_tokens, 150))
+    bias = rng.standard_normal(150).astype(dtype)
+    out = np.full((num_tokens, 150), np.nan, dtype)
+    launch_all(linear.KERNELS[0], [x, weight, bias], [out])
+    check(out, x, weight, bias)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("num_tokens", [5, 67])
+def test_codes(num_tokens: int, name: str) -> None:
+    format = parse_format(name)
+    assert format is not None
+    rng = np.random.default_rng(num_tokens)
+    dtype = HALVES[format.bits % 3 % 2]
+    x = rng.standard_normal((num_tokens, 264)).astype(dtype)
+    weight = format.quantize(rng.standard_normal((40, 264)).astype(np.float32))
+    out = np.full((num_tokens, 40), np.nan, np.float32)
+    launch_all(kernel_for(name, "lm_head"), [x, packed(name, weight)], [out])
+    check(out, x, format.dequantize(weight))
+
+
+def test_a_tokens_bits_do_not_depend_on_the_others() -> None:
+    rng = np.random.default_rng(3)
+    dtype = ml_dtypes.bfloat16
+    x = rng.standard_normal((40, 200)).astype(dtype)
+    gate, up = (rng.standard_normal((24, 200)).astype(dtype) for _ in range(2))
+    format = parse_format("int4")
+    assert format is not None
+    coded = [packed("int4", format.quantize(weight.astype(np.float32))) for weight in (gate, up)]
+    for kernel, weights in (
+        (by_token(linear.KERNELS, "linear"), [gate, None]),
+        (by_token(gate_up_silu.KERNELS, "gate_up_silu"), [gate, up]),
+        (by_token(quantized.KERNELS, "gate_up_silu", "int4"), coded),
+    ):
+        together = np.full((40, 24), np.nan, dtype)
+        launch_all(kernel, [x, *weights], [together])
+        for token in (0, 17, 39):
+            alone = np.full((1, 24), np.nan, dtype)
+            launch_all(kernel, [x[token : token + 1].copy(), *weights], [alone])
+            assert alone.tobytes() == together[token].tobytes(), kernel.name
+
+
+def test_every_dtype_has_a_kernel_for_every_number_of_tokens() -> None:
+    for kernel in (*linear.KERNELS, *gate_up_silu.KERNELS, *quantized.KERNELS):
+        assert kernel.dtypes == {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16}

@@ -1,0 +1,73 @@
+"""The sampler on vocabularies beyond what its gathered candidates hold: the token is the reference's, always."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.cuda.emulated_launches import launch_all
+
+from aethermind.dispatch import Kernel
+from aethermind.ops.catalog.sample_tokens import SAMPLE_TOKENS
+from aethermind.ops.catalog.token_logprobs import TOKEN_LOGPROBS
+from aethermind_cuda.kernels import sampling
+
+VOCABULARY = 5000
+
+
+def kernel(operator: str) -> Kernel:
+    return next(kernel for kernel in sampling.KERNELS if kernel.operator == operator)
+
+
+def logits_of(kind: str, rng: np.random.Generator, num_rows: int) -> np.ndarray[Any, Any]:
+    logits = rng.standard_normal((num_rows, VOCABULARY))
+    if kind == "peaked":
+        logits *= 6
+    elif kind == "flat":
+        logits *= 0.01
+    elif kind == "tied":
+        logits = np.round(logits)
+    elif kind == "masked":
+        logits[:, rng.permutation(VOCABULARY)[10:]] = -np.inf
+    return logits.astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["usual", "peaked", "flat", "tied", "masked"])
+def test_the_token_is_that_of_the_reference(kind: str) -> None:
+    rng = np.random.default_rng(len(kind))
+    cuts = [
+        (0, 1.0, 0.0),
+        (20, 1.0, 0.0),
+        (3000, 0.9, 0.0),
+        (0, 0.8, 0.0),
+        (0, 1.0, 0.05),
+        (40, 0.95, 0.02),
+        (9000, 1, 0),
+    ]
+    top_k, top_p, min_p = (np.array(column) for column in zip(*cuts, strict=True))
+    inputs = [
+        logits_of(kind, rng, len(cuts)),
+        rng.uniform(0.3, 2, len(cuts)).astype(np.float32),
+        top_k.astype(np.int32),
+        top_p.astype(np.float32),
+        min_p.astype(np.float32),
+        rng.random(len(cuts)).astype(np.float32),
+    ]
+    out = np.full(len(cuts), -1, np.int32)
+    launch_all(kernel("sample_tokens"), inputs, [out])
+    assert SAMPLE_TOKENS.reference is not None
+    exact = [array.astype(np.float64) if array.dtype == np.float32 else array for array in inputs]
+    np.testing.assert_array_equal(out, SAMPLE_TOKENS.reference(*exact))
+
+
+@pytest.mark.parametrize("kind", ["peaked", "flat", "tied"])
+def test_favourites(kind: str) -> None:
+    rng = np.random.default_rng(7)
+    logits, token_ids, k = logits_of(kind, rng, 2), np.array([0, 4321], np.int32), 5
+    outputs = [np.empty(2, np.float32), np.empty(2, np.int32), np.empty((2, k), np.int32), np.empty((2, k), np.float32)]
+    launch_all(kernel("token_logprobs"), [logits, token_ids], outputs, {"k": k})
+    assert TOKEN_LOGPROBS.reference is not None
+    expected = TOKEN_LOGPROBS.reference(logits.astype(np.float64), token_ids, k=k)
+    for output, reference in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(output, reference, rtol=1e-5)
