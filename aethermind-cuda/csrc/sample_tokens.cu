@@ -42,7 +42,7 @@ __device__ __forceinline__ int sample_uncut(const Row& row, const Weighing& weig
       target = target_beyond(share, total);
     }
     int chosen = 0;
-    while (before + parts[chosen] < target) {
+    while (chosen < kWarpSize - 1 && before + parts[chosen] < target) {
       before += parts[chosen++];
     }
     __syncthreads();
@@ -127,7 +127,8 @@ extern "C" __global__ void __launch_bounds__(1024)
   const aether::Cuts cuts{temperature[index], top_k[index], top_p[index], min_p[index]};
   const uint64_t first = aether::row_first(row.logits, size);
   int token = aether::index_of(first);
-  if (cuts.temperature != 0.0f) {
+  // A row that is masked as a whole, or has values that are no numbers, has no shares: it gets a token all the same.
+  if (cuts.temperature != 0.0f && isfinite(aether::value_of(first))) {
     const aether::Weighing weighing(aether::value_of(first), cuts.temperature, size);
     const bool is_cut = cuts.top_k > 0 || cuts.top_p < 1.0f || cuts.min_p > 0.0f;
     const double share = uniform[index];

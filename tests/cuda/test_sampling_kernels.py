@@ -61,6 +61,17 @@ def test_the_token_is_that_of_the_reference(kind: str) -> None:
     np.testing.assert_array_equal(out, SAMPLE_TOKENS.reference(*exact))
 
 
+@pytest.mark.parametrize("cuts", [(0, 1.0, 0.0), (5, 0.9, 0.1)])
+def test_a_row_without_shares_gets_a_token_of_the_vocabulary(cuts: tuple[int, float, float]) -> None:
+    logits = np.zeros((5, 100), np.float32)
+    logits[0], logits[1] = -np.inf, np.nan
+    logits[2, 7], logits[3, 7], logits[4, 7] = np.nan, -np.nan, np.inf
+    rows = [np.full(5, value, np.float32) for value in (1.0, cuts[1], cuts[2], 0.99)]
+    out = np.full(5, -1, np.int32)
+    launch_all(kernel("sample_tokens"), [logits, rows[0], np.full(5, cuts[0], np.int32), *rows[1:]], [out])
+    assert np.all((out >= 0) & (out < 100))
+
+
 @pytest.mark.parametrize("kind", ["peaked", "flat", "tied"])
 def test_favourites(kind: str) -> None:
     rng = np.random.default_rng(7)

@@ -85,7 +85,7 @@ __device__ __forceinline__ Found find_bin(const Histogram& histogram, const Orde
     const bool is_first = lane_index() == 0 || Measure::of(reached) < target;
     if (is_last && is_first) {
       int i = 0;
-      for (; Measure::of(reached + histogram.mass(order(lane_index() * kPart + i))) < target; ++i) {
+      for (; i < kPart - 1 && Measure::of(reached + histogram.mass(order(lane_index() * kPart + i))) < target; ++i) {
         reached = reached + histogram.mass(order(lane_index() * kPart + i));
       }
       found = {order(lane_index() * kPart + i), reached};

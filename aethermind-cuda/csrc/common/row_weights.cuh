@@ -29,7 +29,8 @@ struct Weighing {
   }
 
   __device__ __forceinline__ uint64_t weight(float logit) const {
-    return static_cast<uint64_t>(share(logit) * unit + 0.5);
+    const double scaled = share(logit) * unit;
+    return scaled >= 0.5 ? static_cast<uint64_t>(scaled + 0.5) : 0;  // NaN weighs nothing
   }
 };
 
