@@ -1,30 +1,25 @@
-"""Kernels of attention, of the KV cache and of rotations, on the emulator, against the pages' NumPy references."""
+"""Attention on tensor cores, emulated: batches that the page has no samples of, because others need none of them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.cuda.emulated_calls import OPERATORS, check_call, kernel_named, supported_kernels
+from tests.cuda.emulator.opening import emulated_cuda
 
 from aethermind.hal.dtype import DType
+from aethermind.ops.catalog import load
 from aethermind.ops.catalog._quantized_rows import coded_caches
 from aethermind.ops.catalog._sample_inputs import normal, paged_batch
-from aethermind.ops.operator import Sample
+from aethermind.ops.operator import OperatorRegistry, Sample
+from aethermind.runtime import OpenDevice, Runtime
+from aethermind.testing.operator_calls import KernelCase, check_kernel
+from aethermind_cuda.kernels import load_kernels
 
-PAGES = (
-    "attention",
-    "kv_cache_write",
-    "kv_cache_write_quantized",
-    "paged_attention",
-    "paged_attention_quantized",
-    "rope",
-    "rope_table",
-    "shift_keys",
-    "shift_keys_quantized",
-)
-FAST = "cuda tensor cores"
+FAST = "cuda/tensor_cores"
 BATCHES = {
     "one long sequence, split": ([(1, 1501)], 7, 1, 128, 16, 0),
     "long and short beside each other": ([(1, 700), (1, 1), (1, 290)], 4, 2, 64, 16, 0),
@@ -40,30 +35,30 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize("float_type", [DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16], ids=str)
-@pytest.mark.parametrize("page", PAGES)
-def test_kernels_say_what_their_page_says(page: str, float_type: DType) -> None:
-    operator = OPERATORS[page]
-    for sample in operator.samples(np.random.default_rng(5)):
-        for kernel in supported_kernels(operator, sample, float_type):
-            check_call(kernel, sample, float_type)
+@pytest.fixture(scope="module", params=[0, 1], ids=["seed0", "seed1"])
+def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenDevice]:
+    """An emulated GPU, by two orders of threads and of asynchronous copies."""
+    with emulated_cuda(tmp_path_factory.mktemp("cubins"), request.param):
+        opened = Runtime.boot().open_device("cuda")
+        yield opened
+        opened.backend.close()
 
 
 @pytest.mark.parametrize("label", BATCHES)
-def test_ragged_batches(label: str) -> None:
+def test_ragged_batches(opened: OpenDevice, label: str) -> None:
     sequences, num_heads, num_kv_heads, head_dim, block_size, window = BATCHES[label]
     sample = paged_sample(sequences, num_heads, num_kv_heads, head_dim, block_size, window, num_padding_rows=2)
-    check_call(kernel_named("paged_attention", FAST), sample, DType.BFLOAT16, seeds=(0, 1))
+    check(opened, "paged_attention", sample, DType.BFLOAT16)
 
 
 @pytest.mark.parametrize("label", [label for label, batch in BATCHES.items() if batch[3] != 96])
-def test_ragged_batches_over_codes(label: str) -> None:
+def test_ragged_batches_over_codes(opened: OpenDevice, label: str) -> None:
     sequences, num_heads, num_kv_heads, head_dim, block_size, window = BATCHES[label]
     sample = paged_sample(sequences, num_heads, num_kv_heads, head_dim, block_size, window)
     q, k_cache, v_cache, *tables = sample.inputs
     _, (k_codes, v_codes, *scales) = list(coded_caches(k_cache, v_cache))[len(label) % 2]
     coded = Sample(label, (q, k_codes, v_codes, *tables, *scales), sample.attributes)
-    check_call(kernel_named("paged_attention_quantized", FAST), coded, DType.FLOAT16, seeds=(0, 1))
+    check(opened, "paged_attention_quantized", coded, DType.FLOAT16)
 
 
 SEQUENCE = st.integers(0, 12).flatmap(lambda count: st.tuples(st.just(count), st.integers(max(1, count), 90)))
@@ -78,10 +73,22 @@ SEQUENCE = st.integers(0, 12).flatmap(lambda count: st.tuples(st.just(count), st
     window=st.sampled_from([0, 1, 7, 64]),
 )
 def test_any_batch(
-    sequences: list[tuple[int, int]], heads: tuple[int, int], head_dim: int, block_size: int, window: int
+    opened: OpenDevice,
+    sequences: list[tuple[int, int]],
+    heads: tuple[int, int],
+    head_dim: int,
+    block_size: int,
+    window: int,
 ) -> None:
     sample = paged_sample(sequences, *heads, head_dim, block_size, window)
-    check_call(kernel_named("paged_attention", FAST), sample, DType.FLOAT16)
+    check(opened, "paged_attention", sample, DType.FLOAT16)
+
+
+def check(opened: OpenDevice, page: str, sample: Sample, float_type: DType) -> None:
+    """By the kernels on tensor cores."""
+    operators = OperatorRegistry(load())
+    kernel = next(kernel for kernel in load_kernels() if (kernel.operator, kernel.name) == (page, FAST))
+    check_kernel(KernelCase(operators[page], kernel, float_type, sample), operators, opened)
 
 
 def paged_sample(

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 from tests.cuda.emulator.driver import EmulatedDriver
 from tests.cuda.emulator.opening import emulated_cuda
 
 from aethermind import Runtime
 from aethermind.hal import Backend, DeviceId
-from aethermind.ops.weight_format import DENSE
 from aethermind.runtime import OpenDevice
-from aethermind.testing.operator_calls import KernelCase, check_kernel
+from aethermind.testing.operator_calls import KernelCase, check_kernel, kernel_cases
 from aethermind.testing.suites import test_hal
 from aethermind_cuda.kernels import load_kernels
 
@@ -46,17 +44,9 @@ def device(opened: OpenDevice) -> DeviceId:
     return opened.device
 
 
-def _cases() -> Iterator[KernelCase]:
-    operators = Runtime.boot().operators
-    for kernel in load_kernels():
-        operator = operators[kernel.operator]
-        if kernel.weight_formats is not None and DENSE not in kernel.weight_formats:
-            continue
-        for float_type in sorted(kernel.dtypes & operator.tolerances.keys(), key=str):
-            for sample in operator.samples(np.random.default_rng(11)):
-                yield KernelCase(operator, kernel, float_type, sample)
+CASES = list(kernel_cases(load_kernels(), Runtime.boot().operators, seed=11))
 
 
-@pytest.mark.parametrize("case", list(_cases()), ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernel(case: KernelCase, opened: OpenDevice, runtime: Runtime) -> None:
     check_kernel(case, runtime.operators, opened)

@@ -12,18 +12,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from aethermind.dispatch import Fallback, Kernel
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.hal import Backend, DeviceId
-from aethermind.ops.weight_format import DENSE
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.testing.expectations import Expectations, read_expectations
 from aethermind.testing.families import Checkpoints, ModelCase, cases_of, checks_of
 from aethermind.testing.families.find import architectures_of
-from aethermind.testing.operator_calls import KernelCase
+from aethermind.testing.operator_calls import kernel_cases
 from aethermind.testing.report import CaseResult, Outcome
 
 __all__ = ["EXPECTATIONS_FILE"]
@@ -73,7 +71,8 @@ class _Conformance:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "kernel_case" in metafunc.fixturenames:
-            metafunc.parametrize("kernel_case", list(self._kernel_cases()), ids=str)
+            cases = kernel_cases(self._kernels(), self.runtime.operators, _SEED)
+            metafunc.parametrize("kernel_case", list(cases), ids=str)
         if "uncomputed" in metafunc.fixturenames:
             computed = {kernel.operator for kernel in self._kernels()}
             metafunc.parametrize("uncomputed", [one.name for one in self.runtime.operators if one.name not in computed])
@@ -111,15 +110,6 @@ class _Conformance:
 
     def _kernels(self) -> Sequence[Kernel]:
         return self.runtime.kernels.kernels(self.opened.backend.name)
-
-    def _kernel_cases(self) -> Iterator[KernelCase]:
-        for kernel in self._kernels():
-            operator = self.runtime.operators[kernel.operator]
-            if kernel.weight_formats is not None and DENSE not in kernel.weight_formats:
-                continue
-            for float_type in sorted(kernel.dtypes & operator.tolerances.keys(), key=str):
-                for sample in operator.samples(np.random.default_rng(_SEED)):
-                    yield KernelCase(operator, kernel, float_type, sample)
 
     def _model_checks(self) -> Iterator[tuple[Any, ModelCase]]:
         for architecture in self._architectures:

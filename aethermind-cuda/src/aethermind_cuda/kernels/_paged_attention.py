@@ -48,14 +48,14 @@ def paged_attention_kernels(operator: str) -> tuple[Kernel, ...]:
     tensor_cores = cuda_kernel(
         operator,
         _on_tensor_cores,
-        name="cuda tensor cores",
+        name="cuda/tensor_cores",
         dtypes=frozenset({DType.FLOAT16, DType.BFLOAT16}),
         workspace_bytes=_partials_bytes,
         supports=_supports_tensor_cores,
         priority=1,
         is_batch_invariant=False,
     )
-    return tensor_cores, cuda_kernel(operator, _by_rows, name="cuda by row", supports=supports_head_dim)
+    return tensor_cores, cuda_kernel(operator, _by_rows, name="cuda/by_row", supports=supports_head_dim)
 
 
 def _supports_tensor_cores(signature: Signature) -> str | None:
