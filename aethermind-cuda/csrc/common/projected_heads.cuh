@@ -1,0 +1,88 @@
+// What follows the projections of a layer's queries, keys and values: norm of heads, rotation, and the way into the
+// cache. A warp takes one head of the token blockIdx.x.
+#pragma once
+
+#include "common/head_row.cuh"
+#include "common/paged_cache.cuh"
+
+namespace aether {
+
+// The layout of `_ProjectedHeads` in kernels/qkv_rope_cache_write.py.
+struct ProjectedHeads {
+  void* q;        // [T, H, C], becomes what it should be in place
+  const void* k;  // [T, K, C]
+  const void* v;
+  void* k_cache;
+  void* v_cache;
+  float* k_scale;  // of codes
+  float* v_scale;
+  const void* q_norm;  // may be null, as k_norm
+  const void* k_norm;
+  const float* rope_table;
+  const int64_t* slot_mapping;
+  float eps;
+  int num_heads;
+  int num_kv_heads;
+  int head_dim;
+  int block_size;
+  int code_type;
+};
+
+template <class T>
+__device__ __forceinline__ HeadRow read_head(const void* heads, int64_t index, int head_dim) {
+  const T* source = static_cast<const T*>(heads) + index * head_dim;
+  HeadRow row(head_dim, false);
+  row.read([&](int i) { return to_float(source[i]); });
+  return row;
+}
+
+template <class T>
+__device__ __forceinline__ void write_head(HeadRow& row, void* heads, int64_t index) {
+  T* target = static_cast<T*>(heads) + index * row.head_dim;
+  row.write([&](int i, float value) { target[i] = from_float<T>(value); });
+}
+
+template <class T>
+__device__ __forceinline__ void normalize_and_rotate(HeadRow& row, const void* norm, const ProjectedHeads& call) {
+  if (norm != nullptr) {
+    row.normalize(static_cast<const T*>(norm), call.eps);
+  }
+  row.rotate(call.rope_table + static_cast<int64_t>(blockIdx.x) * call.head_dim);
+}
+
+// Heads are counted on from those of queries to those of keys and of values.
+template <class T, bool kIsCoded>
+__device__ __forceinline__ void finish_projected_heads(const ProjectedHeads& call) {
+  const int64_t token = blockIdx.x;
+  const int counted = static_cast<int>(blockIdx.y * (blockDim.x / kWarpSize)) + warp_index();
+  if (counted < call.num_heads) {
+    const int64_t index = token * call.num_heads + counted;
+    HeadRow row = read_head<T>(call.q, index, call.head_dim);
+    normalize_and_rotate<T>(row, call.q_norm, call);
+    write_head<T>(row, call.q, index);
+    return;
+  }
+  const bool is_key = counted < call.num_heads + call.num_kv_heads;
+  const int head = counted - call.num_heads - (is_key ? 0 : call.num_kv_heads);
+  const int64_t slot = call.slot_mapping[token];
+  if (head >= call.num_kv_heads || slot < 0) {
+    return;
+  }
+  const int64_t place = row_of_slot(slot, head, call.num_kv_heads, call.block_size);
+  HeadRow row = read_head<T>(is_key ? call.k : call.v, token * call.num_kv_heads + head, call.head_dim);
+  if (is_key) {
+    normalize_and_rotate<T>(row, call.k_norm, call);
+  }
+  void* cache = is_key ? call.k_cache : call.v_cache;
+  if constexpr (kIsCoded) {
+    uint8_t* codes = static_cast<uint8_t*>(cache) + place * call.head_dim;
+    const float scale = row.write_codes(codes, static_cast<CodeType>(call.code_type));
+    if (lane_index() == 0) {
+      (is_key ? call.k_scale : call.v_scale)[place] = scale;
+    }
+  } else {
+    write_head<T>(row, cache, place);
+  }
+}
+
+}  // namespace aether
