@@ -15,6 +15,7 @@ from aethermind.plugins import hookspecs
 __all__ = ["PAGE", "text"]
 
 PAGE = Path(__file__).with_name("hooks.md")
+_EXAMPLES = Path(__file__).with_name("examples.md")
 
 _HEAD = f"""\
 # Hooks
@@ -25,7 +26,8 @@ registries; do not edit it.
 A plugin is a module that an entry point of the group `{hookspecs.ENTRY_POINT_GROUP}` names. It implements any of these
 functions, marked with `@aethermind.plugins.hookimpl`, and is found as soon as its package is installed. Hooks register
 names and import nothing heavy. One that fails takes its plugin out and no other, and `aethermind doctor` says why.
-`aethermind plugin new` writes packages to begin with: [your own backend in ten minutes](your-own-backend.md).
+`aethermind plugin new` writes packages to begin with: [your own backend in ten minutes](your-own-backend.md). What they
+may import is [listed](public-api.md), and every hook has an [example](examples.md).
 """
 
 
@@ -35,7 +37,7 @@ def text() -> str:
 
 
 def _sections() -> Iterator[str]:
-    homes = _imported_for_types()
+    homes, examples = _imported_for_types(), _examples()
     for name, hook in inspect.getmembers(hookspecs.HookSpecs, inspect.isfunction):
         yield f"## {name}\n\n{_code(f'def {name}', hook)}\n\n{_words(hook)}\n"
         for annotation in hook.__annotations__.values():
@@ -43,6 +45,13 @@ def _sections() -> Iterator[str]:
                 register = getattr(import_module(homes[annotation]), annotation).register
                 yield f"`registry` is a `{homes[annotation]}.{annotation}`:\n"
                 yield f"{_code('registry.register', register)}\n\n{_words(register)}\n"
+        yield f"Example: {examples[name]}\n"
+
+
+def _examples() -> dict[str, str]:
+    """Links by hook, from the table of examples."""
+    rows = re.findall(r"^\| `(\w+)` \| (\[.*?\)) \| (.*) \|$", _EXAMPLES.read_text(encoding="utf-8"), re.MULTILINE)
+    return {hook: f"{link}, {what}." for hook, link, what in rows}
 
 
 def _code(name: str, function: Callable[..., object]) -> str:

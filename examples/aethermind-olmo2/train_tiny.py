@@ -18,6 +18,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from aethermind_olmo2.gguf import OLMO2
 
 END = "<|endoftext|>"
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% if not loop.last %} {% endif %}{% endfor %}"
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 (SPLIT,) = OLMO2.splits.values()
 
@@ -72,7 +73,12 @@ def main(folder: Path) -> None:
     tokenizer = byte_tokenizer()
     trained(tokenizer).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"eos_token": END, "pad_token": END, "tokenizer_class": "PreTrainedTokenizerFast"}
+    settings = {
+        "eos_token": END,
+        "pad_token": END,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "chat_template": TEMPLATE,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +14,8 @@ from xml.etree import ElementTree
 import pytest
 from tests.architecture.sources import ROOT
 from tests.examples.strangers import EXAMPLES, build_wheels, environment
+
+from aethermind.plugins.hookspecs import HookSpecs
 
 WITH_TESTS = [example.name for example in EXAMPLES if (example / "tests").is_dir()]
 SHORT = ("aethermind-arena", "aethermind-olmo2")
@@ -102,6 +106,20 @@ def test_a_public_module_says_what_is_in_it(module: str) -> None:
     face = import_module(module)
     assert face.__doc__
     assert face.__all__
+
+
+HOOKS = [name for name, _ in inspect.getmembers(HookSpecs, inspect.isfunction)]
+_ROW = re.compile(r"^\| `(\w+)` \| \[([\w-]+)\]\(\.\./\.\./examples/([\w-]+)\) \|", re.MULTILINE)
+
+
+def test_every_hook_has_an_example() -> None:
+    """One row a hook in docs/extending/examples.md, of a package that implements it."""
+    rows = _ROW.findall((ROOT / "docs" / "extending" / "examples.md").read_text(encoding="utf-8"))
+    assert sorted(hook for hook, _, _ in rows) == HOOKS
+    for hook, name, folder in rows:
+        assert name == folder
+        (plugin,) = (ROOT / "examples" / name).glob("src/*/plugin.py")
+        assert f"@hookimpl\ndef {hook}(" in plugin.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", SHORT)

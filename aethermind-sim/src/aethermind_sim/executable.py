@@ -29,7 +29,7 @@ class _Bound:
 
     def span(self, sizes: Mapping[str, int]) -> Span:
         """Its bytes."""
-        return Span(self.region, self.address, self.operand.type.nbytes(sizes), self.is_written)
+        return Span(self.region, self.address, self.operand.nbytes(sizes), self.is_written)
 
     def array(self, sizes: Mapping[str, int]) -> Any:
         """A view of it, of use only while its span is open."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import gguf
+import httpx
 import numpy as np
 import pytest
 import safetensors.torch
@@ -18,6 +22,7 @@ import transformers
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.errors import ConfigError
+from aethermind.server import Limits, bind, running
 
 RUNTIME = Runtime.boot()
 TINY = RUNTIME.models.locate("tiny-olmo2")
@@ -130,3 +135,35 @@ def test_the_tiny_model_counts_to_ten(tmp_path: Path, device: str) -> None:
 def test_what_is_not_computed_is_named() -> None:
     with pytest.raises(ConfigError, match="attention_bias is true"):
         RUNTIME.architectures.get("Olmo2ForCausalLM").create({"attention_bias": True})
+
+
+def test_a_server_tells_thoughts_from_answers() -> None:
+    """The tiny model would think nothing, so a grammar makes it."""
+    with LLM(TINY, device="cpu", runtime=RUNTIME) as llm, served(llm) as address:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "one"}], "temperature": 0}
+        body |= {"structured_outputs": {"regex": "<think>(one|two)</think>three"}}
+        (choice,) = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60).json()["choices"]
+    assert choice["message"]["reasoning_content"] in ("one", "two")
+    assert choice["message"]["content"] == "three"
+
+
+@contextmanager
+def served(llm: LLM) -> Iterator[str]:
+    """The address of a server in a thread of its own."""
+    is_up, loops, stop = threading.Event(), [], asyncio.Event()
+
+    async def serve() -> None:
+        async with running({"tiny": llm}, listening, limits=Limits()):
+            loops.append(asyncio.get_running_loop())
+            is_up.set()
+            await stop.wait()
+
+    with bind("127.0.0.1", 0) as listening:
+        thread = threading.Thread(target=asyncio.run, args=(serve(),))
+        thread.start()
+        try:
+            assert is_up.wait(30)
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            loops[0].call_soon_threadsafe(stop.set)
+            thread.join()

@@ -14,7 +14,7 @@ from tests.core.graph.remote_backend import RemoteBackend
 
 from aethermind.dispatch import Dispatcher, Kernel, Pack
 from aethermind.errors import CheckpointError
-from aethermind.graph import GraphBuilder, Plan, compile_graph
+from aethermind.graph import Executor, GraphBuilder, Plan, compile_graph
 from aethermind.graph.constants import ConstantStore, constant_bytes
 from aethermind.hal import DeviceId, DType
 from aethermind.hal.numpy_backend import NumpyBackend
@@ -63,6 +63,30 @@ class Source:
     def read(self, name: str) -> np.ndarray[Any, Any] | QuantizedWeight:
         self.reads.append(name)
         return self.array
+
+
+def test_a_function_gets_the_bytes_of_its_own_layout() -> None:
+    """The weight transposed, as half as many bytes as its type says."""
+
+    def pack_half(source: np.ndarray[Any, Any], address: int) -> None:
+        data = np.ascontiguousarray(source.T).astype(np.float16).tobytes()
+        ctypes.memmove(address, data, len(data))
+
+    def compute(inputs: Any, outputs: Any, _: Any) -> None:
+        x, packed, _bias = inputs
+        assert (packed.dtype, packed.shape) == (np.uint8, (96,))
+        outputs[0][...] = x @ packed.view(np.float16).reshape(SHAPE[::-1]).astype(np.float32)
+
+    pack = Pack("half", lambda shape, _: shape[0] * shape[1] * 2, pack_half)
+    kernel = Kernel("linear", "numpy", "k", frozenset({DType.FLOAT32}), 9, function=compute, packs={"weight": pack})
+    plan, backend = linear_plan(Dispatcher([kernel])), NumpyBackend()
+    store = store_of(Source(numbers()), backend=backend)
+    store.load(plan)
+    executor = Executor(plan, backend, NUMPY, store, {})
+    x = np.arange(24, dtype=np.float32).reshape(3, 8)
+    executor.host_inputs["x"][:24] = x.reshape(-1)
+    executor.run((3,))
+    np.testing.assert_array_equal(executor.output("y", (3,)), x @ numbers().T)
 
 
 def store_of(source: Source, dtype: DType = DType.FLOAT32, backend: Any = None) -> ConstantStore:

@@ -12,6 +12,7 @@ from aethermind.graph.lowering import lower
 from aethermind.graph.memory_plan import MemoryPlan, plan_memory
 from aethermind.graph.plan import Constant, Operand, Place, Plan, Step
 from aethermind.hal.dtype import DType
+from aethermind.ops.dims import resolve
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.schema import TensorType
 from aethermind.ops.weight_format import DENSE, WeightFormat
@@ -111,7 +112,8 @@ class _Binder:
             assert pack.weight_format == wanted, f"pack {pack.name} is for {pack.weight_format} weights, not {wanted}"
             key = f"{owner.name}#{pack.name}"
             self.constants[key] = Constant(owner.name, pack.name, format)
-            return Operand(place, key, value.type)
+            nbytes = pack.nbytes(resolve(value.type.shape, {}), value.type.dtype)
+            return Operand(place, key, value.type, packed_bytes=nbytes)
         if format is None:
             self.constants[owner.name] = Constant(owner.name)
             return Operand(place, owner.name, value.type)

@@ -81,12 +81,13 @@ class StepLoop:
 
 
 def array_at(address: int, operand: Operand, sizes: Mapping[str, int]) -> Array:
-    """A NumPy view of an operand in host memory, which the caller keeps alive."""
+    """A NumPy view of an operand in host memory, which the caller keeps alive; of a packed weight its bytes, uint8."""
     import numpy as np
 
-    shape = resolve(operand.shape, sizes)
-    memory = (ctypes.c_byte * (num_elements(shape) * operand.dtype.itemsize)).from_address(address)
-    return np.ndarray(shape, operand.dtype.numpy, buffer=memoryview(memory))
+    memory = memoryview((ctypes.c_byte * operand.nbytes(sizes)).from_address(address))
+    if operand.packed_bytes is not None:
+        return np.ndarray((operand.packed_bytes,), np.uint8, buffer=memory)
+    return np.ndarray(resolve(operand.shape, sizes), operand.dtype.numpy, buffer=memory)
 
 
 class Executor:

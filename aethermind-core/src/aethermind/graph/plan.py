@@ -34,13 +34,15 @@ class Place(Enum):
 class Operand:
     """One tensor of a step: `offset_bytes` into the arena, or into the input, state or constant called `name`.
 
-    Dims may be symbols; they get their numbers when the plan runs. Everything is row-major contiguous.
+    Dims may be symbols; they get their numbers when the plan runs. Everything is row-major contiguous, but for a weight
+    in a kernel's own layout: that is `packed_bytes` bytes, whatever its type says.
     """
 
     place: Place
     name: str
     type: TensorType
     offset_bytes: int = 0
+    packed_bytes: int | None = None
 
     @property
     def dtype(self) -> DType:
@@ -51,6 +53,10 @@ class Operand:
     def shape(self) -> Shape:
         """The dims, symbols among them."""
         return self.type.shape
+
+    def nbytes(self, sizes: Mapping[str, int]) -> int:
+        """The bytes that it takes, with these numbers for its symbols."""
+        return self.type.nbytes(sizes) if self.packed_bytes is None else self.packed_bytes
 
 
 class Constant(NamedTuple):

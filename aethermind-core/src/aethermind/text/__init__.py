@@ -4,6 +4,7 @@
     chat_prompt    messages → prompt, by the model's own template or another
     render_chat    messages → prompt, by one Jinja template in a sandbox
     Detokenizer    token ids → text deltas, one token at a time, never half a character
+    AnswerFormat   the tags with which a model marks what it thinks and calls
     StopChecker    text deltas → text deltas up to the first stop string
 
 Names are imported when first used, so that importing this package costs neither jinja2 nor tokenizers.
@@ -14,15 +15,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aethermind.text.answer_parser import AnswerFormat
     from aethermind.text.chat_prompt import chat_prompt
     from aethermind.text.chat_template import render_chat
     from aethermind.text.detokenizer import Detokenizer
     from aethermind.text.stop import StopChecker, StopResult
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["Detokenizer", "StopChecker", "StopResult", "Tokenizer", "chat_prompt", "render_chat"]
+__all__ = ["AnswerFormat", "Detokenizer", "StopChecker", "StopResult", "Tokenizer", "chat_prompt", "render_chat"]
 
 _HOMES = {
+    "AnswerFormat": "answer_parser",
     "Detokenizer": "detokenizer",
     "StopChecker": "stop",
     "StopResult": "stop",

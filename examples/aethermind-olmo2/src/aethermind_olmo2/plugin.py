@@ -1,4 +1,4 @@
-"""What this package registers: an architecture, its GGUF files, and a tiny model to try it with."""
+"""What this package registers: an architecture, its GGUF files, how its answers are read, and a tiny model."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def register_architectures(registry: Any) -> None:
 @hookimpl
 def register_gguf_families(registry: Any) -> None:
     registry.register("olmo2", "aethermind_olmo2.gguf:OLMO2", provider=_PROVIDER)
+
+
+@hookimpl
+def register_answer_formats(registry: Any) -> None:
+    registry.register("Olmo2ForCausalLM", "aethermind_olmo2.answers:OLMO2", provider=_PROVIDER)
 
 
 @hookimpl

@@ -1,0 +1,9 @@
+"""How OLMo's reasoning models mark what they think."""
+
+from __future__ import annotations
+
+from aethermind.text import AnswerFormat
+
+__all__ = ["OLMO2"]
+
+OLMO2 = AnswerFormat(reasoning=("<think>", "</think>"))

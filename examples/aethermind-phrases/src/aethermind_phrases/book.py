@@ -1,0 +1,39 @@
+"""The book: a text file with a phrase on each line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from aethermind.errors import InvalidArgumentError
+
+__all__ = ["continuations", "path", "read"]
+
+
+def path() -> Path:
+    """The file that `AETHERMIND_PHRASES` names, or the one that comes with the package."""
+    return Path(os.environ.get("AETHERMIND_PHRASES") or Path(__file__).with_name("phrases.txt"))
+
+
+def read() -> list[str]:
+    """Its phrases; InvalidArgumentError where it cannot be read."""
+    try:
+        lines = path().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(
+            f"The book of phrases {path()} cannot be read: {error}. Set AETHERMIND_PHRASES to a text file, or unset it."
+        ) from None
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def continuations(
+    phrases: Sequence[str], encode: Callable[[str], Sequence[int]]
+) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """What follows the first tokens of a phrase, two at least, within a sentence or at its beginning."""
+    found = {}
+    for phrase in phrases:
+        for written in (f" {phrase}", phrase, phrase[:1].upper() + phrase[1:], f" {phrase[:1].upper()}{phrase[1:]}"):
+            tokens = tuple(encode(written))
+            found |= {tokens[:end]: tokens[end:] for end in range(2, len(tokens))}
+    return found

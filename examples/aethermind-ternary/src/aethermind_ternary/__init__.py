@@ -1,0 +1,1 @@
+"""An example of a weight format for AetherMind: `ternary`."""
