@@ -31,9 +31,11 @@ def aethermind(*arguments: str) -> dict[str, object]:
 
 
 def test_it_conforms() -> None:
-    report = aethermind("conform", "arena")
+    """All of the kit but the cases of kernels that are the core's references."""
+    report = aethermind("conform", "arena", "-k", "test_hal or test_models or arena")
     assert report["level"] == "full"
-    assert report["executed"] > 1000
+    assert {case["name"].partition(".")[0] for case in report["cases"]} == {"hal", "operators", "models"}
+    assert report["executed"] > 350
 
 
 def test_answers_are_those_of_numpy(runtime: Runtime) -> None:
