@@ -117,7 +117,7 @@ __device__ __forceinline__ int sample_cut(Histogram& histogram, unsigned long lo
 
 }  // namespace aether
 
-extern "C" __global__ void __launch_bounds__(1024)
+extern "C" __global__ void __launch_bounds__(512, 1)
     sample_tokens(int* token_ids, const float* logits, const float* temperature, const int* top_k, const float* top_p,
                   const float* min_p, const float* uniform, int size) {
   __shared__ aether::Histogram histogram;

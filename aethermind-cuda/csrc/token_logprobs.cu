@@ -2,7 +2,7 @@
 
 #include "common/row_candidates.cuh"
 
-extern "C" __global__ void __launch_bounds__(1024)
+extern "C" __global__ void __launch_bounds__(1024, 1)
     token_logprobs(float* logprob, int* rank, int* top_ids, float* top_logprobs, const float* logits,
                    const int* token_ids, int size, int k) {
   __shared__ aether::Histogram histogram;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from aethermind.errors import DeviceError
@@ -15,6 +16,7 @@ from aethermind.ops.dims import resolve
 from aethermind_cuda.graph_capture import CapturedSteps, is_decode_size
 from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, KernelFunction
 from aethermind_cuda.library import KernelLibrary
+from aethermind_cuda.nvtx_ranges import find_annotate
 from aethermind_cuda.streams import CudaStream
 
 __all__ = ["CudaExecutable"]
@@ -45,6 +47,7 @@ class CudaExecutable:
         self._names = tuple(plan.symbols)
         self._bound: OrderedDict[tuple[int, ...], list[list[Enqueue] | None]] = OrderedDict()
         self._captured = captured
+        self._annotate = find_annotate()
         nbytes = max(
             (_function(step).workspace_bytes(self._call(step, plan.symbols, 0)) for step in plan.steps), default=0
         )
@@ -79,8 +82,9 @@ class CudaExecutable:
             step_work = work[position]
             if step_work is None:
                 step_work = work[position] = self._bind(self._plan.steps[position], self._sizes(symbols))
-            for enqueue in step_work:
-                enqueue(stream)
+            with nullcontext() if self._annotate is None else self._annotate(self._plan.steps[position].source):
+                for enqueue in step_work:
+                    enqueue(stream)
 
     def _bind(self, step: Step, sizes: Mapping[str, int]) -> list[Enqueue]:
         """What puts the work of a step on a stream."""

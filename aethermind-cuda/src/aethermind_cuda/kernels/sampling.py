@@ -42,7 +42,7 @@ def _sample_tokens(call: Call) -> Iterator[Launch]:
     assert logits is not None
     num_rows, size = logits.shape
     arguments = (token_ids, *call.inputs, size)
-    yield Launch("sample_tokens", "sample_tokens", (num_rows, 1, 1), (threads_for(size), 1, 1), arguments)
+    yield Launch("sample_tokens", "sample_tokens", (num_rows, 1, 1), (threads_for(size, most=512), 1, 1), arguments)
 
 
 def _token_logprobs(call: Call) -> Iterator[Launch]:
