@@ -90,7 +90,9 @@ class _Ledger:
 
 
 def _origin(distribution: Distribution) -> str:
-    return f"{sys.implementation.cache_tag} {distribution.digest()}"
+    """All that decides what is built: sources, the Python it is for, and variables that builds obey."""
+    variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("AETHERMIND_")]
+    return " ".join([sys.implementation.cache_tag or "", *variables, distribution.digest()])
 
 
 def _build(distribution: Distribution, kind: str, wheelhouse: Path) -> Path:

@@ -34,11 +34,17 @@ def runtime() -> Runtime:
 
 @pytest.fixture(scope="session")
 def wheelhouse() -> Path:
-    """A folder with the wheel of every distribution, built from this tree; what has not changed is not built again."""
+    """A folder with the wheel of every distribution, built from this tree; what has not changed is not built again.
+
+    CUDA's kernels are in it where they were compiled before: `make cuda-kernels` takes minutes, and no test needs them.
+    """
     from release.wheels import WHEELHOUSE, build_all
 
-    build_all(say=lambda line: None)
-    return WHEELHOUSE
+    wheelhouse = WHEELHOUSE.with_name("wheelhouse-of-tests")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AETHERMIND_CUDA_TARGETS", "none")
+        build_all(wheelhouse, say=lambda line: None)
+    return wheelhouse
 
 
 @pytest.fixture(scope="session")
