@@ -96,8 +96,13 @@ neon-tools:
 
 # Every distribution of this tree, in build/wheelhouse; with WHEELS=--sdist as source archives, too.
 .PHONY: wheels
-wheels: test-env cuda-kernels
+wheels: test-env $(if $(AETHERMIND_CUDA_TARGETS),,cuda-kernels)
 	@$(BIN)/python -m release.wheels $(WHEELS)
+
+# The version of every package, which is one: `make version V=0.2.0` changes it, without V it is printed.
+.PHONY: version
+version:
+	@$(PYTHON) -m release.version $(V)
 
 bench: test-env
 	$(BIN)/python -m pytest tests/bench -s -q -o python_files='bench_*.py' -o python_functions='bench_*'

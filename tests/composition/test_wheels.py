@@ -59,6 +59,8 @@ def test_every_package_is_an_extra(wheelhouse: Path) -> None:
     extras = set(metadata_of(whole, wheelhouse).get_all("Provides-Extra", []))
     siblings = {one.name.removeprefix("aethermind-") for one in distributions()} - {"aethermind", "core"}
     assert siblings | {"serve", "all"} <= extras
+    table = re.findall(r"^\| (`.*?`) \| ", (ROOT / "docs/using/install.md").read_text(), re.MULTILINE)
+    assert {name.strip("`") for row in table[: len(extras)] for name in row.split(", ")} >= extras
 
 
 def test_all_stand_under_one_license() -> None:
