@@ -4,7 +4,8 @@
 
 CHECKPOINT and PEERS are those of compare_peers; `cmake --build PEERS/llama --target llama-server` adds the server.
 Both servers stay up, idle while the other works, and `aethermind bench serve` is the client of both: on the same
-cores, every token an event, prompts that neither has seen. A ratio is the median of the ratios within rounds.
+cores, every token an event, prompts that neither has seen. Times are medians over requests, and a ratio is the median
+of the ratios within rounds.
 """
 
 from __future__ import annotations
@@ -49,9 +50,7 @@ def main() -> None:
     name, _, checkpoint = arguments.model.partition("=")
     if not checkpoint:
         parser.error(f"--model is {arguments.model!r} but should be NAME=DIR, such as q05=./Qwen2-0.5B.")
-    print(
-        "| | output tokens/s | llama-server | ratio | first token, p50 | llama-server | between tokens, p50 | llama-server |"
-    )
+    print("| | tokens/s | llama-server | ratio | first token | llama-server | between tokens | llama-server |")
     print("|---|---|---|---|---|---|---|---|")
     for precision in arguments.precisions:
         gguf = arguments.peers / f"models/{name}-llama-{LLAMA[precision]}.gguf"
