@@ -134,6 +134,7 @@ def test_where_the_store_is_full_the_answer_is_no_room() -> None:
     start(cache, "small", 3)
     cache.open("new")
     assert cache.reserve("new", 4 * 7).outcome is Outcome.NO_ROOM
+    assert (cache.state("large"), cache.state("small")) == (STANDBY, STANDBY)
     assert cache.reserve("new", 4 * 6).outcome is Outcome.OK
     assert (cache.state("large"), cache.state("small")) == (STANDBY, SWAPPED)
     assert cache.resume("small") is Outcome.NO_ROOM

@@ -123,20 +123,33 @@ class Residency:
         """
         if not self._parked:
             return
-        supply = self._supply
-        num_allowed = int(self._threshold * supply.pool.num_blocks) - num_blocks
-        if supply.num_held <= num_allowed:
+        num_excess = self._supply.num_held + num_blocks - int(self._threshold * self._supply.pool.num_blocks)
+        if num_excess <= 0:
             return
+        leaving, num_freed = self._who_could_leave(num_excess)
+        if num_blocks <= self._supply.num_available + num_freed:
+            for seq_id, sequence in leaving.items():
+                self.swap_out(seq_id, sequence)
+
+    def _who_could_leave(self, num_excess: int) -> tuple[dict[str, CachedSequence], int]:
+        """Parked sequences whose going frees `num_excess` blocks, or as many as can be; and how many they free."""
         movable = {seq_id: one for seq_id, one in self._parked.items() if _may(one, CacheState.SWAPPED)}
         holders = Counter(block for sequence in movable.values() for block in sequence.block_table)
-        loose = {block for block, count in holders.items() if count == supply.pool.num_users(block)}
-        if num_blocks > supply.num_available + len(loose):
-            return
+        loose = {block: count for block, count in holders.items() if count == self._supply.pool.num_users(block)}
+        num_room, num_freed = self._store.num_blocks - self._store.num_used_blocks, 0
+        leaving: dict[str, CachedSequence] = {}
         for seq_id, sequence in movable.items():
-            if not loose.isdisjoint(sequence.block_table):
-                self.swap_out(seq_id, sequence)
-                if supply.num_held <= num_allowed:
-                    return
+            own = [block for block in sequence.block_table if block in loose]
+            if not own or len(sequence.block_table) > num_room:
+                continue
+            leaving[seq_id] = sequence
+            num_room -= len(sequence.block_table)
+            for block in own:
+                loose[block] -= 1
+                num_freed += loose[block] == 0
+            if num_freed >= num_excess:
+                break
+        return leaving, num_freed
 
     def drop_reservation(self, sequence: CachedSequence) -> None:
         """Give back the blocks behind the last token."""
