@@ -85,7 +85,11 @@ class Kernel:
     def launch(self, values: Sequence[Any], grid: Sequence[int], block: Sequence[int], shared: int, seed: int) -> None:
         """Run it with ctypes values, pointers being device addresses."""
         pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
-        memory.launch(self._library, self._entry, grid, block, shared, pointers, seed)
+        self.launch_packed(ctypes.addressof(pointers), grid, block, shared, seed)
+
+    def launch_packed(self, packed: int, grid: Sequence[int], block: Sequence[int], shared: int, seed: int) -> None:
+        """Run it with the address of a `void**` as the driver takes it."""
+        memory.launch(self._library, self._entry, grid, block, shared, packed, seed)
 
     def taken_from(self, packed: int) -> list[Any]:
         """Values for `launch` out of the `void**` at an address, each as large as its parameter."""

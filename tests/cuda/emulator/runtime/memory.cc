@@ -29,10 +29,10 @@ std::map<uintptr_t, Allocation> allocations;
 std::pair<uintptr_t, uintptr_t> last_hit;
 bool is_open = false;
 
-size_t page_bytes() { return sysconf(_SC_PAGESIZE); }
+const size_t kPage = sysconf(_SC_PAGESIZE);
 
 void protect(const Allocation &one, int protection) {
-    mprotect(one.pages, one.mapped - page_bytes(), protection);
+    mprotect(one.pages, one.mapped - kPage, protection);
 }
 
 const Allocation *find(uintptr_t address, uintptr_t *begin) {
@@ -45,10 +45,17 @@ const Allocation *find(uintptr_t address, uintptr_t *begin) {
 
 const char *verb(Access access) { return access == Access::kRead ? "reads" : "writes"; }
 
-// Constants and variables of a kernel's own module lie in its image.
+// Constants and variables of a kernel's own module lie in its image, its coordinates in ours.
 bool is_in_image(uintptr_t address) {
+    const auto ours = reinterpret_cast<uintptr_t>(&launch);
+    if (address >= ours && address < ours + sizeof launch) return true;
+    static uintptr_t last_page = 0;
+    const uintptr_t page = address / kPage;
+    if (page == last_page) return true;
     Dl_info info;
-    return dladdr(reinterpret_cast<void *>(address), &info) != 0 && info.dli_fbase != nullptr;
+    if (dladdr(reinterpret_cast<void *>(address), &info) == 0 || info.dli_fbase == nullptr) return false;
+    last_page = page;
+    return true;
 }
 
 [[noreturn]] void report_stray(uintptr_t address, size_t nbytes, Access access, const void *where) {
@@ -100,7 +107,8 @@ void check_access(const void *pointer, size_t nbytes, Access access, const void 
         last_hit = {begin, begin + found->nbytes};
         return;
     }
-    if (address < page_bytes() || !is_in_image(address)) report_stray(address, nbytes, access, where);
+    if (address >= kPage && is_in_image(address)) return;
+    report_stray(address, nbytes, access, where);
 }
 
 void check_alignment(const void *pointer, size_t alignment, const char *what) {
@@ -154,7 +162,7 @@ using namespace aether::emulation;
 
 uintptr_t emulator_allocate(size_t nbytes, size_t alignment, const char *name) {
     const std::lock_guard<std::mutex> guard(one_at_a_time);
-    const size_t page = page_bytes();
+    const size_t page = kPage;
     const size_t span = (nbytes + alignment - 1) / alignment * alignment;
     const size_t mapped = (span + page - 1) / page * page + page;
     void *pages = mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
