@@ -21,12 +21,13 @@ __all__ = ["emulated_cuda"]
 
 @contextmanager
 def emulated_cuda(folder: Path, seed: int = 0) -> Iterator[EmulatedDriver]:
-    """A driver that every backend opened inside runs on, whoever opens it; `folder` gets what stands for cubins."""
+    """A driver that all backends opened inside run on, with our kernels alone; `folder` gets what stands for cubins."""
     driver = EmulatedDriver(seed)
     cubins = fake_cubins(folder, sorted(source.stem for source in CSRC.glob("*.cu")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("aethermind_cuda.probe.probe", lambda: Probe(1, "one GPU, which is emulated."))
         patch.setattr("aethermind_cuda.probe.open_backend", lambda: CudaBackend(driver, cubins))
+        patch.setattr("aethermind_cuda.kernels.linear.find_cublaslt", lambda: None)
         for name, module in list(sys.modules.items()):
             if name.startswith("aethermind_cuda.") and hasattr(module, "Parameters"):
                 patch.setattr(module, "Parameters", JudgedParameters)

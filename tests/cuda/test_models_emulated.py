@@ -1,0 +1,71 @@
+"""Whole models on an emulated GPU, kernels and all, answer as on the `numpy` device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cuda.emulator.driver import EmulatedDriver
+from tests.cuda.emulator.opening import emulated_cuda
+from tests.sim.small_model import write_small_model
+
+from aethermind import LLM, Runtime, SamplingParams
+
+PROMPTS = ["Once upon a time there was a", "The", "A little fox ran over the snow"]
+NUM_TOKENS = 10
+Answer = Callable[..., list[list[int]]]
+
+
+@pytest.fixture(scope="module")
+def model(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two layers with random weights."""
+    folder = tmp_path_factory.mktemp("small") / "model"
+    return str(write_small_model(Path(runtime.models.locate("demo")), folder))
+
+
+@pytest.fixture(params=[0, 1])
+def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmulatedDriver]:
+    """Its seed decides how late everything is."""
+    with emulated_cuda(tmp_path, request.param) as driver:
+        yield driver
+
+
+@pytest.fixture
+def answer(model: str) -> Answer:
+    """Token ids of answers to all prompts on a device."""
+
+    def ask(device: str, params: SamplingParams, **options: Any) -> list[list[int]]:
+        options = {"dtype": "float32", "max_model_len": 64, **options}
+        llm = LLM(model, device=device, runtime=Runtime.boot(), **options)
+        try:
+            return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+        finally:
+            llm.close()
+
+    return ask
+
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+
+
+def test_greedy_tokens_of_a_ragged_batch(driver: EmulatedDriver, answer: Answer) -> None:
+    """Prompts in chunks, decodes as graphs."""
+    assert answer("cuda", GREEDY, max_num_batched_tokens=7) == answer("numpy", GREEDY)
+    assert driver.calls["graph_launch"] > 0
+    assert driver.launched["sample_tokens"] > 0
+
+
+def test_sequences_that_give_way_are_swapped_out_and_back(driver: EmulatedDriver, answer: Answer) -> None:
+    options = {"num_kv_blocks": 12, "block_size": 2, "enable_prefix_caching": False, "swap_space": 0.1}
+    assert answer("cuda", GREEDY, **options) == answer("numpy", GREEDY)
+    assert driver.launched["sample_tokens"] > 0
+
+
+def test_sampling_with_a_seed(driver: EmulatedDriver, answer: Answer) -> None:
+    params = SamplingParams(
+        temperature=0.9, top_k=30, top_p=0.9, min_p=0.02, repetition_penalty=1.1, seed=5, max_tokens=4
+    )
+    assert answer("cuda", params) == answer("numpy", params)
+    assert driver.launched["sample_tokens"] > 0
