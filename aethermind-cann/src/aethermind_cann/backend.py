@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch_npu  # noqa: F401  # makes torch know the device type `npu`
 
 from aethermind.hal.backend import Backend, Capabilities
@@ -34,7 +33,6 @@ class CannBackend(Backend):
             (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32),
             is_host_accessible=False,
             block_sizes=(1, 16, 32, 64, 128),
-            supports_graph_capture=hasattr(torch.npu, "NPUGraph"),
         )
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class HcclCommunicator:
     def all_gather(self, output: Tensor, part: Tensor, stream: Stream) -> None:
         """Join every rank's `part` along the first axis into `output`."""
         with _on(stream):
-            dist.all_gather_into_tensor(_values(output), _values(part), group=self._group)
+            dist.all_gather(list(_values(output).chunk(self._size)), _values(part), group=self._group)
 
     def broadcast(self, tensor: Tensor, root: int, stream: Stream) -> None:
         """Copy `tensor` of rank `root` to every rank."""

@@ -17,8 +17,7 @@ def answers(runtime: Runtime, device: str, **options: object) -> list[list[int]]
         return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
 
 
-@pytest.mark.parametrize("block_size", [16, 128])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "block_size"), [("float32", 16), ("bfloat16", 128)])
 def test_greedy_tokens_are_those_of_the_cpu(runtime: Runtime, dtype: str, block_size: int) -> None:
     options = {"dtype": dtype, "fallback": "error"}
     expected = answers(runtime, "cpu", **options)

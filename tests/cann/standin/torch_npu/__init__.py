@@ -49,11 +49,12 @@ def _with_pinned_memory(empty: Any) -> Any:
 
 
 _setup_privateuseone_for_python_backend("npu", sys.modules["torch_npu.npu"])
-from torch_npu import dispatch, memory, operators
+from torch_npu import dispatch, distributed, memory, operators
 
 _aten, _schemas = _signatures()
 dispatch.register(_aten, _record)
 operators.register(_schemas, _record)
+distributed.register()
 for _name in _schemas:
     globals()[_name] = getattr(torch.ops.npu, _name)
 torch.empty = _with_pinned_memory(torch.empty)
