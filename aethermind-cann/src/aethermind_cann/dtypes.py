@@ -1,4 +1,4 @@
-"""Element types as torch names them, which is as the core does."""
+"""Element types as torch has them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ __all__ = ["torch_dtype"]
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
-    """The torch dtype of the same name."""
+    """The torch dtype of the same name; codes of float8 are bytes, because NPUs do not have the type."""
+    if dtype is DType.FLOAT8_E4M3FN:
+        return torch.uint8
     found: torch.dtype = getattr(torch, dtype.label)
     return found

@@ -9,17 +9,12 @@ from __future__ import annotations
 import torch
 import torch_npu
 
-from aethermind.dispatch import Signature
-from aethermind.hal.dtype import DType
+from aethermind_cann.kernels._codes import quantized, values_of
 from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, plain_kernel
 from aethermind_cann.kernels.rotary import rotated
 from aethermind_cann.run_memo import host_list, once
 
-__all__ = ["KERNELS", "dequantized", "no_float8"]
-
-_LARGEST_CODE = 127.0
-_SMALLEST = 2.0**-100
-"""A row below this is zero (see `aethermind.ops.catalog._quantized_rows`)."""
+__all__ = ["KERNELS"]
 
 
 def _kv_cache_write(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
@@ -44,7 +39,7 @@ def _kv_cache_write_quantized(inputs: Tensors, outputs: Tensors, _: Attributes) 
     k, v, slots = inputs[:3]
     tokens, rows = _rows_of(slots, outputs[0])
     for values, cache, scales in zip((k, v), outputs[:2], outputs[2:], strict=True):
-        codes, scale = _quantized(values if tokens is None else values.index_select(0, tokens))
+        codes, scale = quantized(values if tokens is None else values.index_select(0, tokens), cache.dtype)
         _scatter(cache, rows, codes)
         scales.view(-1).index_copy_(0, rows, scale.reshape(-1))
 
@@ -62,35 +57,11 @@ def _shift_keys_quantized(inputs: Tensors, outputs: Tensors, attributes: Attribu
     _, blocks, num_tokens, table, _ = inputs
     cache, scales = outputs
     keys, scale = cache.index_select(0, blocks), scales.index_select(0, blocks)
-    codes, factor = _quantized(rotated(keys, table[:, None, None], attributes["interleaved"]))
+    turned = rotated(values_of(keys), table[:, None, None], attributes["interleaved"])
+    codes, factor = quantized(turned, cache.dtype)
     is_filled = _is_filled(keys, num_tokens)
     cache.index_copy_(0, blocks.long(), torch.where(is_filled[..., None], codes, keys))
     scales.index_copy_(0, blocks.long(), torch.where(is_filled, scale * factor, scale))
-
-
-def dequantized(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Codes [..., C] times their scales [...], in float32."""
-    return codes.float() * scales[..., None]
-
-
-def no_float8(signature: Signature) -> str | None:
-    """Quantised caches of these NPUs hold int8."""
-    is_float8 = any(one is not None and one.dtype is DType.FLOAT8_E4M3FN for one in signature.inputs)
-    return "Atlas A2 and A3 have no float8" if is_float8 else None
-
-
-def _quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 codes, as x, and float32 scales, one a row [..., C], as `quantize_rows` of the core finds them."""
-    rows = x.float()
-    largest = rows.abs().amax(-1)
-    is_finite = largest < torch.inf  # false for NaN as well, which amax passes on
-    has_codes = is_finite & (largest >= _SMALLEST)
-    divisor = torch.where(has_codes, largest, 1.0)
-    # A number divided by a tensor is a product with its reciprocal to torch, and rounds twice.
-    inverse = torch.where(has_codes, torch.full_like(divisor, _LARGEST_CODE) / divisor, 0.0)
-    codes = (torch.where(has_codes[..., None], rows, 0.0) * inverse[..., None]).round().to(torch.int8)
-    scales = torch.where(has_codes, largest / _LARGEST_CODE, 0.0)
-    return codes, torch.where(is_finite, scales, torch.nan)
 
 
 def _rows_of(slots: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
@@ -123,8 +94,8 @@ def _is_filled(keys: torch.Tensor, num_tokens: torch.Tensor) -> torch.Tensor:
 
 KERNELS = [
     plain_kernel("kv_cache_write", _kv_cache_write),
-    plain_kernel("kv_cache_write_quantized", _kv_cache_write_quantized, supports=no_float8),
+    plain_kernel("kv_cache_write_quantized", _kv_cache_write_quantized),
     plain_kernel("shift_keys", _shift_keys),
-    plain_kernel("shift_keys_quantized", _shift_keys_quantized, supports=no_float8),
+    plain_kernel("shift_keys_quantized", _shift_keys_quantized),
     fused_kernel("kv_cache_write", "npu_scatter_pa_kv_cache", _npu_scatter_pa_kv_cache),
 ]

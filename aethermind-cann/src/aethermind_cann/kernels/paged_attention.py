@@ -15,9 +15,9 @@ import torch_npu
 
 from aethermind.dispatch import Signature
 from aethermind.hal.dtype import DType
+from aethermind_cann.kernels._codes import values_of
 from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, plain_kernel, put
 from aethermind_cann.kernels.attention import attend
-from aethermind_cann.kernels.kv_cache import dequantized, no_float8
 from aethermind_cann.run_memo import host_list, once
 
 __all__ = ["KERNELS"]
@@ -46,7 +46,7 @@ def _paged_attention_quantized(inputs: Tensors, outputs: Tensors, attributes: At
 
     def gather(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         k, v = (
-            dequantized(_picked(codes, blocks), _picked(scales, blocks))
+            values_of(_picked(codes, blocks)) * _picked(scales, blocks)[..., None]
             for codes, scales in ((k_cache, k_scale), (v_cache, v_scale))
         )
         return k, v
@@ -121,7 +121,8 @@ def _npu_fused_attention(inputs: Tensors, outputs: Tensors, attributes: Attribut
 @cache
 def _mask(device: torch.device) -> torch.Tensor:
     """True above the diagonal, where attention may not look."""
-    return torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool, device=device).triu(1)
+    # Made on the host: a copy from there has arrived when it returns, whichever stream uses the mask later.
+    return torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool).triu(1).to(device)
 
 
 def _fits(signature: Signature) -> str | None:
@@ -139,7 +140,7 @@ _HALVES = frozenset({DType.BFLOAT16, DType.FLOAT16})
 
 KERNELS = [
     plain_kernel("paged_attention", _paged_attention),
-    plain_kernel("paged_attention_quantized", _paged_attention_quantized, supports=no_float8),
+    plain_kernel("paged_attention_quantized", _paged_attention_quantized),
     fused_kernel(
         "paged_attention",
         "npu_fused_infer_attention_score",
