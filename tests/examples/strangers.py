@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -32,12 +33,14 @@ class Environment:
     """A Python environment of its own."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.python = folder / "bin" / "python"
 
     def run(self, *arguments: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run its interpreter with these arguments."""
         command = [str(self.python), *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(self._folder / "cache")}
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=variables)
 
 
 def build_wheels(packages: tuple[Path, ...], folder: Path) -> list[Path]:
