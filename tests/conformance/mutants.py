@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from tests.conformance.format_mutants import format_kernels
 
 from aethermind.dispatch import Kernel
 from aethermind.dispatch.reference import reference_kernels
@@ -365,6 +366,7 @@ def register_devices(registry: Any) -> None:
         )
 
     register("late", late)  # no bug: work that runs late is what devices do
+    register("formats", id)
     for number in range(len(GENERATIONS)):
         register(f"generation-{number}", id)
     for name, plant in {**PART_BUGS, **MODEL_BUGS}.items():
@@ -373,6 +375,7 @@ def register_devices(registry: Any) -> None:
 
 @hookimpl
 def register_kernels(registry: Any) -> None:
+    registry.register("formats", partial(format_kernels, "formats"), provider="mutants")
     for number, bugs in enumerate(GENERATIONS):
         name = f"generation-{number}"
         registry.register(name, partial(_kernels, name, bugs), provider="mutants")

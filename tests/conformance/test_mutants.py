@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.conformance import mutants
+from tests.conformance.format_mutants import FORMAT_BUGS, right
 
 from aethermind.testing import Report
 from aethermind.testing.run import run_suites
@@ -46,6 +47,17 @@ def test_bugs_in_kernels(number: int) -> None:
     report = run(f"generation-{number}", ["operators"], names)
     assert {case.name.partition("[")[2].partition("-")[0] for case in report.failures} == set(bugs)
     assert report.level == "none"
+
+
+def test_bugs_in_weight_formats() -> None:
+    """Each format is judged by itself: those that are packed right pass beside those that are not."""
+    report = run("formats", ["operators"], "mutant")
+    formats = {name for name, bug in FORMAT_BUGS.items() if bug is not right}
+    assert {case.name.split("-")[1].partition(" ")[0] for case in report.failures} == formats
+    for operator in ("linear", "lm_head"):
+        assert {case.name.split("-")[1] for case in report.cases if f"[{operator}-" in case.name} == {
+            f"{name} mutant" for name in FORMAT_BUGS
+        }
 
 
 @pytest.mark.parametrize("bug", mutants.PART_BUGS)

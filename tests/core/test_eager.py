@@ -15,12 +15,13 @@ import torch
 from torch.nn import functional
 
 from aethermind import eager
-from aethermind.dispatch.reference import evaluate, rounded_inputs
+from aethermind.dispatch.reference import rounded_inputs
 from aethermind.eager import Eager
 from aethermind.errors import DeviceError, KernelNotFoundError, OperatorError
 from aethermind.hal.dtype import DType
 from aethermind.ops import catalog
-from aethermind.ops.operator import Operator, OperatorRegistry, Sample, Tolerance
+from aethermind.ops.operator import Operator, OperatorRegistry, Sample
+from aethermind.testing.operator_calls import assert_within_tolerance
 
 REGISTRY = OperatorRegistry(catalog.load())
 CASES = [
@@ -45,21 +46,19 @@ def test_results_are_within_the_tolerance_of_the_reference(
     session: Eager, operator: Operator, sample: Sample, float_type: DType, is_torch: bool
 ) -> None:
     arrays = rounded_inputs(operator, sample, float_type)
-    expected = evaluate(REGISTRY, operator, arrays, sample.attributes)
-    magnitudes = terms(operator, arrays, operator.schema.complete(sample.attributes), expected)
-    given = [None if array is None else to_torch(array) if is_torch else array.copy() for array in arrays]
+    given = [None if array is None else to_torch(array.copy()) if is_torch else array.copy() for array in arrays]
     operation = getattr(session, operator.name)
     results = operation(*given, **sample.attributes)
     results = results if isinstance(results, tuple) else (results,)
     names = [spec.name for spec in operator.schema.inputs]
-    for spec, result, exact, magnitude in zip(operator.schema.outputs, results, expected, magnitudes, strict=True):
+    outputs = [to_numpy(result) if is_torch else result for result in results]
+    assert_within_tolerance(REGISTRY, operator, float_type, arrays, sample.attributes, outputs)
+    for spec, result, array in zip(operator.schema.outputs, results, outputs, strict=True):
         assert isinstance(result, torch.Tensor if is_torch else np.ndarray)
         if spec.alias is not None and not operator.schema.is_view:
             assert result is given[names.index(spec.alias)]
-        array = to_numpy(result) if is_torch else result
         codes = arrays[names.index(spec.alias)] if spec.kind == "q8" and spec.alias else None
         assert DType.of_numpy(array.dtype) is (spec.dtype(float_type) if codes is None else DType.of_numpy(codes.dtype))
-        assert_close(operator.tolerances[float_type], array, exact, magnitude)
 
 
 def test_inputs_of_any_size_stay_as_they_are_and_results_are_new(session: Eager) -> None:
@@ -256,25 +255,6 @@ def to_numpy(tensor: torch.Tensor) -> Any:
         if tensor.dtype is theirs:
             return tensor.view(getattr(torch, np.dtype(integers).name)).numpy().view(ours.numpy)
     return tensor.numpy()
-
-
-def terms(operator: Operator, arrays: Any, attributes: Any, expected: Any) -> tuple[Any, ...]:
-    """The magnitudes that the tolerance is relative to, one array an output."""
-    if operator.term_magnitudes is None:
-        return tuple(np.abs(exact) for exact in expected)
-    found = operator.term_magnitudes(*(None if array is None else widen(array) for array in arrays), **attributes)
-    return found if isinstance(found, tuple) else (found,)
-
-
-def assert_close(tolerance: Tolerance, result: Any, exact: Any, magnitude: Any) -> None:
-    with np.errstate(invalid="ignore"):
-        error = np.abs(widen(result) - exact)
-        limit = tolerance.relative_to_terms * magnitude + tolerance.relative * np.abs(exact) + tolerance.absolute
-    assert np.all((widen(result) == exact) | (error <= limit) | np.isposinf(magnitude))
-
-
-def widen(array: Any) -> Any:
-    return array.astype(np.float64) if DType.of_numpy(array.dtype).is_floating else array
 
 
 FLOATS, CACHE = np.ones((4, 8), np.float32), np.zeros((2, 1, 4, 8), np.float32)

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from aethermind import Runtime
 from aethermind.ops import catalog
 from aethermind.ops.operator import OperatorRegistry
-from aethermind.ops.weight_format import DENSE
 from aethermind.runtime import OpenDevice
+from aethermind.testing.kernel_cases import kernel_cases
 from aethermind.testing.operator_calls import KernelCase, check_kernel
 from aethermind_cpu.kernels import kernels
 
 REGISTRY = OperatorRegistry(catalog.load())
-CASES = [
-    KernelCase(REGISTRY[kernel.operator], kernel, float_type, sample)
-    for kernel in kernels()
-    if kernel.weight_formats == frozenset({DENSE})
-    for float_type in sorted(kernel.dtypes, key=str)
-    for sample in REGISTRY[kernel.operator].samples(np.random.default_rng(11))
-]
+CASES = list(kernel_cases(REGISTRY, kernels(), Runtime.boot().weight_formats))
+DENSE = [case for case in CASES if case.weight_format is None]
+IN_FORMATS = [case for case in CASES if case.weight_format is not None][::3]  # `aethermind conform cpu` tries them all
 
 
 @pytest.fixture(scope="module", params=[1, 3], ids="{}_workers".format)
@@ -32,9 +27,21 @@ def cpu(request: pytest.FixtureRequest, runtime: Runtime) -> Iterator[OpenDevice
     opened.backend.close()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.fixture(scope="module")
+def one_worker(runtime: Runtime) -> Iterator[OpenDevice]:
+    opened = runtime.open_device("cpu", num_threads=1)
+    yield opened
+    opened.backend.close()
+
+
+@pytest.mark.parametrize("case", DENSE, ids=str)
 def test_kernel_equals_the_reference_in_float64(case: KernelCase, cpu: OpenDevice) -> None:
     check_kernel(case, REGISTRY, cpu)
+
+
+@pytest.mark.parametrize("case", IN_FORMATS, ids=str)
+def test_kernel_computes_with_the_values_of_a_weight_format(case: KernelCase, one_worker: OpenDevice) -> None:
+    check_kernel(case, REGISTRY, one_worker)
 
 
 @pytest.mark.parametrize("operator", sorted({kernel.operator for kernel in kernels()}))

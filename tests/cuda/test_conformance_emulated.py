@@ -11,7 +11,8 @@ from tests.cuda.emulator.opening import emulated_cuda
 from aethermind import Runtime
 from aethermind.hal import Backend, DeviceId
 from aethermind.runtime import OpenDevice
-from aethermind.testing.operator_calls import KernelCase, check_kernel, kernel_cases
+from aethermind.testing.kernel_cases import kernel_cases
+from aethermind.testing.operator_calls import KernelCase, check_kernel
 from aethermind.testing.suites import test_hal
 from aethermind_cuda.kernels import load_kernels
 
@@ -44,7 +45,8 @@ def device(opened: OpenDevice) -> DeviceId:
     return opened.device
 
 
-CASES = list(kernel_cases(load_kernels(), Runtime.boot().operators, seed=11))
+RUNTIME = Runtime.boot()
+CASES = list(kernel_cases(RUNTIME.operators, load_kernels(), RUNTIME.weight_formats))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -1,14 +1,20 @@
-"""The pages for authors of packages: the tutorial does what it says, and the reference of hooks is today's."""
+"""The pages for authors of packages: the tutorial does what it says, and references are today's, promises kept."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import pytest
 from tests.documentation.commands import ROOT
 from tests.plugins.scaffolded import environment, install
+
+import aethermind
+from aethermind import Runtime
+from aethermind.cli.verbs import VERBS
 
 PAGES = ROOT / "docs" / "extending"
 PACKAGE = "aethermind-my-chip"
@@ -78,11 +84,46 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     Reader(tmp_path).follow(PAGES / "your-own-backend.md")
 
 
-def test_the_reference_of_hooks_is_todays() -> None:
-    path = PAGES / "write_hooks.py"
-    spec = spec_from_file_location("write_hooks", path)
+@pytest.mark.parametrize("name", ["write_hooks", "write_operators"])
+def test_the_references_are_todays(name: str) -> None:
+    path = PAGES / f"{name}.py"
+    spec = spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     script = module_from_spec(spec)
     spec.loader.exec_module(script)
     assert script.PAGE.read_text(encoding="utf-8") == script.text(), f"run python {path.relative_to(ROOT)}"
+
+
+def public_modules() -> set[str]:
+    """Those of the table in stability.md."""
+    page = (PAGES / "stability.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(aethermind.*?)` \|", page, re.MULTILINE)
+    return {name for row in rows for name in row.split("`, `")}
+
+
+def test_what_is_public_is_there() -> None:
+    for name in public_modules():
+        module = import_module(name)
+        assert all(hasattr(module, exported) for exported in module.__all__)
+
+
+def test_packages_of_others_can_be_written_with_what_is_public() -> None:
+    """As those are that `aethermind plugin new` writes, the examples, and our families of models."""
+    templates = Path(aethermind.__file__).parent / "cli" / "plugin_new" / "templates"
+    families = [*ROOT.glob("aethermind-*/src/*/architecture.py"), *ROOT.glob("aethermind-*/src/*/conformance.py")]
+    files = [*templates.rglob("*.py.jinja"), *ROOT.glob("examples/*/src/**/*.py"), *families]
+    imports = re.compile(r"^from (aethermind(?:\.\w+)*) import", re.MULTILINE)
+    found = {name for file in files for name in imports.findall(file.read_text(encoding="utf-8"))}
+    assert found <= public_modules()
+    assert len(found) > 10
+
+
+def test_porting_names_commands_and_operators_that_exist() -> None:
+    page = (PAGES / "porting.md").read_text(encoding="utf-8")
+    verbs = set(re.findall(r"aethermind ([a-z]+)[ `]", page))
+    assert verbs - {"plugins"} <= set(VERBS)
+    assert len(verbs) > 5
+    operators = {operator.name for operator in Runtime.boot().operators}
+    (listed,) = re.findall(r"made of: (.*?)\. \[", page, re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", listed)) <= operators

@@ -13,6 +13,7 @@ from aethermind.errors import OperatorError
 from aethermind.hal.dtype import DType
 from aethermind.ops import catalog
 from aethermind.ops.operator import Operator, OperatorRegistry, Sample
+from aethermind.testing.operator_calls import assert_within_tolerance
 
 REGISTRY = OperatorRegistry(catalog.load())
 RUNNER = ReferenceRunner(REGISTRY)
@@ -36,7 +37,7 @@ def test_operators_in_storage_dtypes_stay_within_their_tolerance(
 ) -> None:
     inputs = rounded_inputs(operator, sample, float_type)
     outputs = as_tuple(RUNNER.op(operator.name, *inputs, **sample.attributes))
-    assert_close(operator, sample, float_type, inputs, outputs)
+    assert_within_tolerance(REGISTRY, operator, float_type, inputs, sample.attributes, outputs)
     given = {spec.name: array for spec, array in zip(operator.schema.inputs, inputs, strict=True)}
     for spec, output in zip(operator.schema.outputs, outputs, strict=True):
         codes = given.get(spec.alias) if spec.kind == "q8" else None
@@ -122,27 +123,6 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         RUNNER.op("linear", x, weight, None, bias=True)
 
 
-def assert_close(operator: Operator, sample: Sample, float_type: DType, inputs: Any, outputs: Any) -> None:
-    attributes = operator.schema.complete(sample.attributes)
-    exact = evaluate(REGISTRY, operator, inputs, attributes)
-    terms = tuple(np.abs(output) for output in exact)
-    if operator.term_magnitudes is not None:
-        widened = [None if array is None else widen(array) for array in inputs]
-        terms = as_tuple(operator.term_magnitudes(*widened, **attributes))
-    tolerance = operator.tolerances[float_type]
-    for output, reference, magnitude in zip(outputs, exact, terms, strict=True):
-        with np.errstate(invalid="ignore"):
-            error = np.abs(widen(output) - reference)
-            limit = (
-                tolerance.relative_to_terms * magnitude + tolerance.relative * np.abs(reference) + tolerance.absolute
-            )
-        assert np.all((widen(output) == reference) | (error <= limit) | np.isposinf(magnitude))
-
-
-def widen(array: Any) -> Any:
-    return array.astype(np.float64) if DType.of_numpy(array.dtype).is_floating else array
-
-
 def as_tuple(outputs: Any) -> tuple[Any, ...]:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
@@ -163,7 +143,7 @@ def test_references_by_row_compute_the_same(operator: Operator, sample: Sample, 
     function = BY_ROW[operator.name].function
     assert function is not None
     function(inputs, outputs, operator.schema.complete(sample.attributes))
-    assert_close(operator, sample, float_type, inputs, tuple(outputs))
+    assert_within_tolerance(REGISTRY, operator, float_type, inputs, sample.attributes, outputs)
 
 
 def test_a_row_of_a_product_has_the_same_bits_alone() -> None:

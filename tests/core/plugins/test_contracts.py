@@ -90,5 +90,7 @@ def test_a_plugin_for_the_contract_before_works(fakes: FakeDistributions) -> Non
         "long_ago": "it speaks plugin contract 1, this core speaks 2 to 3.",
         "next_year": "it speaks plugin contract 4, this core speaks 2 to 3.",
     }
+    (last_year,) = [record for record in runtime.plugins if record.name == "last_year"]
+    assert last_year.deprecated == ["plugin contract 2 goes with version 4 of the contract; use contract 3."]
     assert runtime.policies.make("old") is not None
     assert runtime.providers("policies", "old") == ["fake-last-year 9.9"]

@@ -28,6 +28,7 @@ _FIELDS = (
     "load_ms",
     "register_ms",
     "registered",
+    "deprecated",
 )
 
 EXAMPLES = console.examples("aethermind plugins list", "aethermind plugins list --json")
@@ -89,6 +90,7 @@ def plugin_rows(records: list[PluginRecord]) -> list[tuple[str, ...]]:
         if record.error is None:
             names = "; ".join(f"{kind} {', '.join(names)}" for kind, names in record.registered.items())
             rest = f"in {record.load_ms + record.register_ms:.0f} ms: {names.replace('_', ' ') or 'nothing'}"
+            rest += "".join(f"; deprecated: {note}" for note in record.deprecated)
         else:
             rest = f"{record.error} {record.advice}".rstrip()
         rows.append((record.name, package, f"contract {record.contract}", record.status, rest))

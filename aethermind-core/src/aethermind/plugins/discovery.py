@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from aethermind import env
 from aethermind.errors import AetherMindError
 from aethermind.log import get_logger
+from aethermind.plugins import hookspecs
 from aethermind.plugins.contracts import negotiate
+from aethermind.plugins.deprecation import noting, sentence
 from aethermind.plugins.hookspecs import ENTRY_POINT_PREFIX, HookSpecs
 
 if TYPE_CHECKING:
@@ -30,7 +32,8 @@ class PluginRecord:
 
     `contracts` are all that it offers. `is_ours` says that the package is released together with this core.
     `registered` are names by kind, such as `devices`; `load_ms` is the time that its import took, `register_ms` that of
-    its hooks. `advice` says what to do about `error` where that does not.
+    its hooks. `advice` says what to do about `error` where that does not; `deprecated` are sentences about what it uses
+    that a coming version gives up.
     """
 
     name: str
@@ -45,6 +48,7 @@ class PluginRecord:
     load_ms: float = 0.0
     register_ms: float = 0.0
     registered: dict[str, list[str]] = field(default_factory=dict)
+    deprecated: list[str] = field(default_factory=list)
 
     @property
     def status(self) -> str:
@@ -137,7 +141,8 @@ def load(records: Sequence[PluginRecord]) -> pluggy.PluginManager:
     manager.add_hookspecs(HookSpecs)
     for record in [record for record in records if record.error is None]:
         started = time.perf_counter()
-        _load_one(manager, record)
+        with noting(record.deprecated):
+            _load_one(manager, record)
         record.load_ms = (time.perf_counter() - started) * 1e3
     return manager
 
@@ -163,6 +168,19 @@ def _load_one(manager: pluggy.PluginManager, record: PluginRecord) -> None:
             manager.unregister(name=record.name)
         advice = _suggestion(str(error)) + record.repair
         return record.fail(f"its hooks do not fit contract {record.contract}: {_in_words(error)}", advice)
+    _note_age(plugin, record)
+
+
+def _note_age(plugin: object, record: PluginRecord) -> None:
+    """What the plugin is made for that goes: an older contract, or hooks."""
+    newest = hookspecs.CONTRACT_VERSION
+    if int(record.contract) < newest:
+        until = f"{newest + 1} of the contract"
+        words = sentence(f"plugin contract {record.contract}", instead=f"contract {newest}", until=until)
+        record.deprecated.append(words)
+    for name, (instead, until) in hookspecs.DEPRECATED_HOOKS.items():
+        if hasattr(plugin, name):
+            record.deprecated.append(sentence(f"the hook {name}", instead=instead, until=until))
 
 
 def _suggestion(message: str) -> str:
@@ -180,7 +198,8 @@ def call_each(
         others = [plugin for name, plugin in manager.list_name_plugin() if name != record.name]
         started = time.perf_counter()
         try:
-            results = manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
+            with noting(record.deprecated):
+                results = manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
         except KeyboardInterrupt:
             raise
         except AetherMindError as error:

@@ -14,7 +14,7 @@ another runtime or after another plugin failed, so it keeps no state of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import pluggy
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONTRACT_VERSION",
+    "DEPRECATED_HOOKS",
     "ENTRY_POINT_GROUP",
     "ENTRY_POINT_PREFIX",
     "HookSpecs",
@@ -52,6 +53,9 @@ CONTRACT_VERSION = 1
 OLDEST_CONTRACT = 1
 ENTRY_POINT_PREFIX = "aethermind.plugins.v"
 ENTRY_POINT_GROUP = f"{ENTRY_POINT_PREFIX}{CONTRACT_VERSION}"
+
+DEPRECATED_HOOKS: Mapping[str, tuple[str, str]] = {}
+"""Hooks that are given up: by name, what to implement instead and the version with which they go."""
 
 hookspec = pluggy.HookspecMarker("aethermind")
 hookimpl = pluggy.HookimplMarker("aethermind")

@@ -21,14 +21,13 @@ from aethermind.runtime import OpenDevice, Runtime
 from aethermind.testing.expectations import Expectations, read_expectations
 from aethermind.testing.families import Checkpoints, ModelCase, cases_of, checks_of
 from aethermind.testing.families.find import architectures_of
-from aethermind.testing.operator_calls import kernel_cases
+from aethermind.testing.kernel_cases import kernel_cases
 from aethermind.testing.report import CaseResult, Outcome
 
 __all__ = ["EXPECTATIONS_FILE"]
 
 EXPECTATIONS_FILE = "conformance.toml"
 _PLUGIN = "aethermind-conformance"
-_SEED = 11
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,7 +70,7 @@ class _Conformance:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "kernel_case" in metafunc.fixturenames:
-            cases = kernel_cases(self._kernels(), self.runtime.operators, _SEED)
+            cases = kernel_cases(self.runtime.operators, self._kernels(), self.runtime.weight_formats)
             metafunc.parametrize("kernel_case", list(cases), ids=str)
         if "uncomputed" in metafunc.fixturenames:
             computed = {kernel.operator for kernel in self._kernels()}

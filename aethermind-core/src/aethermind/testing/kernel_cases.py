@@ -1,0 +1,88 @@
+"""What is tried of a device's kernels: every sample in every dtype, and every weight format on some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+
+from aethermind.dispatch import Kernel, Signature
+from aethermind.hal import DType
+from aethermind.ops.operator import Operator, OperatorRegistry, Sample
+from aethermind.ops.schema import TensorType
+from aethermind.ops.weight_format import DENSE, WeightFormatRegistry
+from aethermind.testing.operator_calls import KernelCase
+
+__all__ = ["kernel_cases"]
+
+_SEED = 11
+
+
+def kernel_cases(
+    operators: OperatorRegistry, kernels: Sequence[Kernel], formats: WeightFormatRegistry
+) -> Iterator[KernelCase]:
+    """Dense weights on all samples of the operator, in every dtype that the kernel takes.
+
+    What a kernel does not support and another one of the same operator does is no case of the first.
+    Of the formats that it takes (all that are proposed, where it takes any) each has one dtype and two samples, the one
+    with the widest weight among them. Kernels take turns in the rest, so that those of one operator, which share their
+    packing and their loops, cover all of them.
+    """
+    turns = count()
+    drawn: dict[str, list[Sample]] = {}
+    for kernel in kernels:
+        operator = operators[kernel.operator]
+        dtypes = sorted(kernel.dtypes & operator.tolerances.keys(), key=str)
+        if operator.name not in drawn:
+            drawn[operator.name] = list(operator.samples(np.random.default_rng(_SEED)))
+        samples = drawn[operator.name]
+        if kernel.weight_formats is None or DENSE in kernel.weight_formats:
+            rivals = [one for one in kernels if one.operator == operator.name]
+            for case in (KernelCase(operator, kernel, dtype, sample) for dtype in dtypes for sample in samples):
+                if _is_supported(case) or not any(_is_supported(replace(case, kernel=one)) for one in rivals):
+                    yield case
+        if operator.weight_inputs:
+            names = formats.names() if kernel.weight_formats is None else sorted(kernel.weight_formats - {DENSE})
+            for name in names:
+                yield from _of_format(operator, kernel, dtypes, samples, formats, name, next(turns))
+
+
+def _of_format(
+    operator: Operator,
+    kernel: Kernel,
+    dtypes: list[DType],
+    samples: list[Sample],
+    formats: WeightFormatRegistry,
+    name: str,
+    turn: int,
+) -> Iterator[KernelCase]:
+    dtype = dtypes[turn % len(dtypes)]
+    tried = [sample for sample in samples if kernel.supports(_signature(operator, kernel, dtype, sample, name)) is None]
+    widest = max(tried, key=lambda sample: _num_columns(operator, sample), default=None)
+    others = [sample for sample in tried if sample is not widest]
+    for sample in (widest, others[turn % len(others)] if others else None):
+        if sample is not None:
+            yield KernelCase(operator, kernel, dtype, sample, formats.get(name))
+
+
+def _is_supported(case: KernelCase) -> bool:
+    signature = _signature(case.operator, case.kernel, case.float_type, case.sample, DENSE)
+    return case.float_type in case.kernel.dtypes and case.kernel.supports(signature) is None
+
+
+def _num_columns(operator: Operator, sample: Sample) -> int:
+    """Of the widest weight that may come in a format: only a wide one has several blocks in a row."""
+    named = zip(operator.schema.inputs, sample.inputs, strict=True)
+    widths = [array.shape[1] for spec, array in named if spec.name in operator.weight_inputs and array is not None]
+    return int(max(widths))
+
+
+def _signature(operator: Operator, kernel: Kernel, dtype: DType, sample: Sample, format: str) -> Signature:
+    types = tuple(
+        None if array is None else TensorType(spec.dtype(dtype), array.shape)
+        for spec, array in zip(operator.schema.inputs, sample.inputs, strict=True)
+    )
+    attributes = operator.schema.complete(sample.attributes)
+    return Signature(operator.name, kernel.device_type, dtype, types, attributes, format)

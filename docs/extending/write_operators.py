@@ -1,0 +1,87 @@
+"""Writes `operators.md`, the reference of operators, from the catalog: run it when a page or a CPU kernel changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from aethermind import Runtime
+from aethermind.cli.ops import parts
+from aethermind.dispatch import Kernel
+from aethermind.ops.operator import Operator, Tolerance
+from aethermind.ops.schema import TensorSpec
+
+__all__ = ["PAGE", "text"]
+
+PAGE = Path(__file__).with_name("operators.md")
+
+_HEAD = """\
+# Operators
+
+What kernels compute. Written by `docs/extending/write_operators.py` from `aethermind.ops.catalog`; do not edit it.
+
+A signature has tensors left of `;` and attributes right of it. `F` is the floating-point type that the operator
+computes in (float32, bfloat16 or float16), `W` a weight in `F` or in a weight format, `q8` codes of 8 bits (int8, or
+float8 e4m3) of a quantised cache; `f32`, `i32`, `i64`, `i8` and `u8` are what they say. Names in brackets are dims: the
+first use binds, and later ones must agree. `?` marks an input that may be absent. An output `= x` is the memory of the
+input `x`, changed in place (or only seen in another shape: a *view*, for which nothing runs); `~ x` may share it, if
+nobody reads `x` later.
+
+A kernel has to be within the **tolerance** of the float64 reference: a factor of the sum of the magnitudes of the terms
+that are added up, one of the result, and an absolute part. `aethermind conform NAME --suite operators` tries every
+kernel on all **samples** of its operator, in every dtype and weight format that it claims. An operator for which a
+device has no kernel is taken apart into its **parts**, or computed by the reference where the host reaches the device's
+memory; `aethermind ops NAME` tells for the devices of a machine, this page for the CPU.
+"""
+
+
+def text() -> str:
+    """The page, as it should be."""
+    runtime = Runtime.boot()
+    kernels = runtime.kernels.kernels("cpu")
+    pages = sorted(runtime.operators, key=lambda operator: operator.name)
+    from_core = set(runtime.built_in["operators"])
+    return "\n".join([_HEAD, *("\n".join(_page(one, runtime, kernels)) for one in pages if one.name in from_core)])
+
+
+def _page(operator: Operator, runtime: Runtime, kernels: Sequence[Kernel]) -> Iterator[str]:
+    yield f"## {operator.name}\n\n```\n{operator.schema.text}\n```\n\n{operator.summary}\n"
+    facts = {
+        "memory": "; ".join(_sharing(output) for output in operator.schema.outputs if output.alias or output.inplace),
+        "tolerance": "; ".join(f"{dtype} {_in_words(one)}" for dtype, one in operator.tolerances.items()),
+        "weight formats": f"of {', '.join(operator.weight_inputs)}" if operator.weight_inputs else "",
+        "parts": ", ".join(parts(operator, runtime.operators)),
+        "samples": ", ".join(sample.label for sample in operator.samples(np.random.default_rng(0))),
+        "on the CPU": _coverage(operator, kernels),
+    }
+    yield "\n".join(f"- *{name}*: {fact}" for name, fact in facts.items() if fact)
+    yield ""
+
+
+def _sharing(output: TensorSpec) -> str:
+    return f"`{output.name}` is `{output.alias}`" if output.alias else f"`{output.name}` may be `{output.inplace}`"
+
+
+def _in_words(tolerance: Tolerance) -> str:
+    amounts = (
+        (tolerance.relative_to_terms, " · terms"),
+        (tolerance.relative, " · result"),
+        (tolerance.absolute, ""),
+    )
+    return " + ".join(f"{amount:.2g}{of}" for amount, of in amounts if amount) or "exact"
+
+
+def _coverage(operator: Operator, kernels: Sequence[Kernel]) -> str:
+    own = [kernel for kernel in kernels if kernel.operator == operator.name]
+    if not own:
+        return "" if operator.schema.is_view else "by its parts" if operator.decompose else "the reference"
+    formats = sorted({name for kernel in own for name in kernel.weight_formats or ()} - {"dense"})
+    dtypes = ", ".join(sorted({str(dtype) for kernel in own for dtype in kernel.dtypes}))
+    of_formats = f"; weights in {', '.join(formats)}" if operator.weight_inputs and formats else ""
+    return f"a kernel in {dtypes}{of_formats}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(text(), encoding="utf-8")
