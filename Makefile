@@ -35,11 +35,14 @@ $(VENV)/.installed-dev: $(VENV)/bin/pip $(wildcard requirements*.txt) $(PACKAGES
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements-dev.txt
 	@touch $@ $(VENV)/.installed
 
-test: test-env native-test coverage
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(COVERED))
+# Files of tests are shared out to two processes. The wheels are there before, as both would build them.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+
+test: test-env native-test coverage wheels
+	$(PYTEST) $(addprefix --ignore=,$(COVERED))
 
 coverage: test-env
-	$(BIN)/python -m coverage run -m pytest -q $(COVERED)
+	$(PYTEST) --cov --cov-report= $(COVERED)
 	$(BIN)/python -m coverage report
 
 # Each reader of checkpoints for so many seconds; what breaks one is written to build/fuzz. The fuzzer has wheels for Linux.

@@ -20,6 +20,11 @@ from aethermind import Runtime
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest file first: where files are shared out to processes, none should begin with it last."""
+    items.sort(key=lambda item: "tests/documentation" not in item.nodeid)
+
+
 @pytest.fixture(scope="session", params=["numpy", "cpu"])
 def device(request: pytest.FixtureRequest) -> str:
     """Each device on which models must run on any machine; one that is not installed is a failure, not a skip."""

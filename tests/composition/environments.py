@@ -118,5 +118,9 @@ class Environments:
             unfinished = Environment(self._made / "libraries", self._wheelhouse).create()
             unfinished.install("aethermind-core")
             unfinished.uninstall("aethermind-core")
-            unfinished.folder.rename(folder)
+            try:
+                unfinished.folder.rename(folder)
+            except OSError:  # unless another process was sooner
+                if not folder.exists():
+                    raise
         return Environment(folder, self._wheelhouse)
