@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from tests.qwen2.checkpoints import CASES, reference_model, reference_outputs
+from tests.qwen2.checkpoints import CASES, reference_outputs
+from tests.qwen2.sixteen_bits import assert_no_further_from_the_truth
 
 from aethermind import LLM, Runtime
 from aethermind.testing.families import ModelCase
 from aethermind.testing.families.generation import generate
 from aethermind.testing.families.parity import assert_matches, random_prompts
-from aethermind.testing.families.transformers_reference import outputs_of
 from aethermind_cpu.isa import isa_levels
 
 CheckpointOf = Callable[[ModelCase], Path]
@@ -32,28 +29,7 @@ def case_named(name: str) -> ModelCase:
 def test_sixteen_bits_are_no_further_from_the_truth_than_in_transformers(
     device: str, runtime: Runtime, checkpoint: CheckpointOf, case: ModelCase, dtype: str
 ) -> None:
-    """The truth is float64 arithmetic on the same rounded weights; distances are root mean squares over all logits."""
-    directory = checkpoint(case)
-    (text,) = random_prompts(40)
-    llm = LLM(
-        directory,
-        device=device,
-        dtype=dtype,
-        max_model_len=case.max_model_len,
-        max_num_batched_tokens=1024,
-        runtime=runtime,
-    )
-    generated, _ = generate(llm, [text[:length] for length in range(1, len(text) + 1)], max_tokens=1)
-    ours = np.stack([one.logits[0] for one in generated])
-    theirs, truth = (
-        outputs_of(reference_model(directory, getattr(torch, dtype), computed, case.max_model_len), text)
-        for computed in (getattr(torch, dtype), torch.float64)
-    )
-    assert rms(ours - truth) <= rms(theirs - truth)
-
-
-def rms(values: np.ndarray[Any, Any]) -> float:
-    return float(np.sqrt(np.mean(np.square(values))))
+    assert_no_further_from_the_truth(case, checkpoint(case), dtype, device, runtime)
 
 
 @pytest.mark.parametrize("isa", [isa.label for isa in isa_levels()])

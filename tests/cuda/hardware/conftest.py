@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from aethermind import Runtime
 from aethermind.runtime import OpenDevice
-from aethermind_cuda.probe import probe
+from aethermind_cuda import probe
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _gpu() -> None:
-    answer = probe()
+    answer = probe.probe()
     if not answer.is_available:
         pytest.skip(f"This test needs an NVIDIA GPU, and {answer.reason}")
 
@@ -33,15 +30,3 @@ def opened(runtime: Runtime) -> Iterator[OpenDevice]:
     opened = runtime.open_device("cuda")
     yield opened
     opened.backend.close()
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
-    """The directory of a family's random model, written when first asked for."""
-    from tests.qwen2.checkpoints import write_checkpoint
-
-    @cache
-    def of(family: Any) -> Path:
-        return write_checkpoint(family, tmp_path_factory.mktemp(family.name) / "model")
-
-    return of

@@ -1,0 +1,44 @@
+"""How far logits in sixteen bits are from the truth: float64 arithmetic on the same rounded weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tests.qwen2.checkpoints import reference_model
+
+from aethermind import LLM, Runtime
+from aethermind.testing.families import ModelCase
+from aethermind.testing.families.generation import generate
+from aethermind.testing.families.parity import random_prompts
+from aethermind.testing.families.transformers_reference import outputs_of
+
+__all__ = ["assert_no_further_from_the_truth"]
+
+
+def assert_no_further_from_the_truth(
+    case: ModelCase, directory: Path, dtype: str, device: str, runtime: Runtime
+) -> None:
+    """Than transformers in the same dtype; distances are root mean squares over all logits of a text's prefixes."""
+    (text,) = random_prompts(40)
+    llm = LLM(
+        directory,
+        device=device,
+        dtype=dtype,
+        max_model_len=case.max_model_len,
+        max_num_batched_tokens=1024,
+        runtime=runtime,
+    )
+    generated, _ = generate(llm, [text[:length] for length in range(1, len(text) + 1)], max_tokens=1)
+    ours = np.stack([one.logits[0] for one in generated])
+    theirs, truth = (
+        outputs_of(reference_model(directory, getattr(torch, dtype), computed, case.max_model_len), text)
+        for computed in (getattr(torch, dtype), torch.float64)
+    )
+    assert _rms(ours - truth) <= _rms(theirs - truth)
+
+
+def _rms(values: np.ndarray[Any, Any]) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
