@@ -37,9 +37,7 @@ class IsolatedProbe:
 
     def ask(self) -> Probe:
         """Run the probe in a child and keep its answer; whatever becomes of the child is an answer too."""
-        point = self._record.entry_point
-        request = {"name": point.name, "value": point.value, "group": point.group, "device": self._device}
-        answer = _ask_child(request)
+        answer = _ask_child({**self._record.request, "device": self._device})
         if answer.is_broken:
             answer = Probe(0, f"{answer.reason} Update or uninstall {self._record.distribution}.", is_broken=True)
         kept = {"count": answer.count, "reason": answer.reason, "is_broken": answer.is_broken}
@@ -49,12 +47,10 @@ class IsolatedProbe:
     def recall(self) -> Probe | None:
         """What the probe answered before on this boot of this machine, or None."""
         kept = ANSWERS.recall(self._key, self._stamp())
+        if kept is None:
+            return None
         try:
-            return (
-                None
-                if kept is None
-                else Probe(int(kept["count"]), str(kept["reason"]), is_broken=bool(kept["is_broken"]))
-            )
+            return Probe(int(kept["count"]), str(kept["reason"]), is_broken=bool(kept["is_broken"]))
         except (KeyError, TypeError, ValueError):
             return None
 

@@ -1,6 +1,6 @@
 """The process in which a stranger's probe runs: `python -m aethermind.hal.probe_child REQUEST`.
 
-REQUEST is JSON: an entry point's name, value and group, and the device. The answer goes to standard output as it was
+REQUEST is JSON: `PluginRecord.request` and the device. The answer goes to standard output as it was
 at the start; what the plugin prints goes to standard error.
 """
 
@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from importlib.metadata import EntryPoint
 
 from aethermind.hal.device import Probe
 from aethermind.hal.registry import DeviceRegistry
 from aethermind.plugins.child_process import answer_pipe
 from aethermind.plugins.discovery import PluginRecord, call_each, load
-from aethermind.plugins.hookspecs import ENTRY_POINT_PREFIX
 
 __all__ = ["main"]
 
@@ -24,8 +22,7 @@ def main(request: str) -> None:
     """Import the plugin, say so by an empty line, ask its probe, and answer in a line of JSON."""
     answers = answer_pipe()
     asked = json.loads(request)
-    point = EntryPoint(asked["name"], asked["value"], asked["group"])
-    record = PluginRecord(point.name, "", "", point.group.removeprefix(ENTRY_POINT_PREFIX), point)
+    record = PluginRecord.of_request(asked)
     manager, registry = load([record]), DeviceRegistry()
     list(call_each(manager, [record], "register_devices", registry=registry))
     entry = next((entry for entry in registry if entry.name == asked["device"]), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution, EntryPoint, distributions, version
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,18 @@ class PluginRecord:
     register_ms: float = 0.0
     registered: dict[str, list[str]] = field(default_factory=dict)
     deprecated: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of_request(cls, request: Mapping[str, str]) -> PluginRecord:
+        """In a child process: the plugin that `request` asked for, without what only its parent needs to know."""
+        point = EntryPoint(request["name"], request["value"], request["group"])
+        return cls(point.name, "", "", _contract_of(point), point)
+
+    @property
+    def request(self) -> dict[str, str]:
+        """What a child process has to be told to load this plugin."""
+        point = self.entry_point
+        return {"name": point.name, "value": point.value, "group": point.group}
 
     @property
     def status(self) -> str:

@@ -73,10 +73,8 @@ def _try_all(records: Sequence[PluginRecord]) -> None:
     with ExitStack() as stack:
         children = []
         for record in records:
-            point = record.entry_point
-            request = {"name": point.name, "value": point.value, "group": point.group}
             try:  # plugins that begin processes of their own at import find no plugins there
-                starting = start_child("aethermind.runtime.trial_child", request, {"AETHERMIND_PLUGINS": ""})
+                starting = start_child("aethermind.runtime.trial_child", record.request, {"AETHERMIND_PLUGINS": ""})
                 children.append((record, stack.enter_context(starting)))
             except OSError as error:
                 logger.info("no process to try plugin %s in: %s", record.title, error)

@@ -1,6 +1,6 @@
 """The process in which a stranger's plugin is loaded first: `python -m aethermind.runtime.trial_child REQUEST`.
 
-REQUEST is JSON: an entry point's name, value and group. `plugins.trial` says what the answers mean.
+REQUEST is JSON: `PluginRecord.request`. `plugins.trial` says what the answers mean.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint
 from typing import Any
 
 import typer
 
 from aethermind.plugins.child_process import answer_pipe
 from aethermind.plugins.discovery import PluginRecord, call_each, load
-from aethermind.plugins.hookspecs import ENTRY_POINT_PREFIX
 from aethermind.runtime.runtime import Runtime
 
 __all__ = ["main"]
@@ -33,9 +31,7 @@ def main(request: str) -> None:
         if implementations:
             say(name)
 
-    asked = json.loads(request)
-    point = EntryPoint(asked["name"], asked["value"], asked["group"])
-    record = PluginRecord(point.name, "", "", point.group.removeprefix(ENTRY_POINT_PREFIX), point)
+    record = PluginRecord.of_request(json.loads(request))
     say("")
     try:
         manager = load([record])
