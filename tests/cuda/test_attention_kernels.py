@@ -13,7 +13,7 @@ from tests.cuda.emulator.opening import emulated_cuda
 from aethermind.hal.dtype import DType
 from aethermind.ops.catalog import load
 from aethermind.ops.catalog._quantized_rows import coded_caches
-from aethermind.ops.catalog._sample_inputs import normal, paged_batch
+from aethermind.ops.catalog._sample_inputs import paged_attention_sample
 from aethermind.ops.operator import OperatorRegistry, Sample
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.testing.operator_calls import KernelCase, check_kernel
@@ -47,14 +47,26 @@ def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("label", BATCHES)
 def test_ragged_batches(opened: OpenDevice, label: str) -> None:
     sequences, num_heads, num_kv_heads, head_dim, block_size, window = BATCHES[label]
-    sample = paged_sample(sequences, num_heads, num_kv_heads, head_dim, block_size, window, num_padding_rows=2)
+    sample = paged_attention_sample(
+        np.random.default_rng(11),
+        "batch",
+        sequences,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        block_size,
+        window,
+        num_padding_rows=2,
+    )
     check(opened, "paged_attention", sample, DType.BFLOAT16)
 
 
 @pytest.mark.parametrize("label", [label for label, batch in BATCHES.items() if batch[3] != 96])
 def test_ragged_batches_over_codes(opened: OpenDevice, label: str) -> None:
     sequences, num_heads, num_kv_heads, head_dim, block_size, window = BATCHES[label]
-    sample = paged_sample(sequences, num_heads, num_kv_heads, head_dim, block_size, window)
+    sample = paged_attention_sample(
+        np.random.default_rng(11), "batch", sequences, num_heads, num_kv_heads, head_dim, block_size, window
+    )
     q, k_cache, v_cache, *tables = sample.inputs
     _, (k_codes, v_codes, *scales) = list(coded_caches(k_cache, v_cache))[len(label) % 2]
     coded = Sample(label, (q, k_codes, v_codes, *tables, *scales), sample.attributes)
@@ -80,7 +92,7 @@ def test_any_batch(
     block_size: int,
     window: int,
 ) -> None:
-    sample = paged_sample(sequences, *heads, head_dim, block_size, window)
+    sample = paged_attention_sample(np.random.default_rng(11), "batch", sequences, *heads, head_dim, block_size, window)
     check(opened, "paged_attention", sample, DType.FLOAT16)
 
 
@@ -89,20 +101,3 @@ def check(opened: OpenDevice, page: str, sample: Sample, float_type: DType) -> N
     operators = OperatorRegistry(load())
     kernel = next(kernel for kernel in load_kernels() if (kernel.operator, kernel.name) == (page, FAST))
     check_kernel(KernelCase(operators[page], kernel, float_type, sample), operators, opened)
-
-
-def paged_sample(
-    sequences: list[tuple[int, int]],
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    window: int,
-    num_padding_rows: int = 0,
-) -> Sample:
-    """A batch of sequences (queries, keys) in scattered blocks."""
-    rng = np.random.default_rng(11)
-    batch = paged_batch(rng, sequences, num_kv_heads, head_dim, block_size)
-    q = normal(rng, batch.cu_seqlens_q[-1] + num_padding_rows, num_heads, head_dim)
-    tables = (batch.cu_seqlens_q, batch.seqlens_k, batch.block_tables)
-    return Sample("batch", (q, batch.k_cache, batch.v_cache, *tables), {"scale": head_dim**-0.5, "window": window})

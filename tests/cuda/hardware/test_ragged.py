@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aethermind import Runtime
-from aethermind.ops.catalog._sample_inputs import normal, paged_batch
+from aethermind.ops.catalog._sample_inputs import paged_attention_sample
 from aethermind.ops.operator import Sample
 from aethermind.runtime import OpenDevice
 from aethermind.testing.operator_calls import KernelCase, check_kernel
@@ -37,8 +37,7 @@ def random_batch(rng: np.random.Generator) -> Sample:
     for _ in range(int(rng.integers(1, 10))):
         queries = int(rng.choice([0, 1, 1, 1, rng.integers(2, 70)]))
         sequences.append((queries, queries + int(rng.integers(0 if queries else 1, 300))))
-    batch = paged_batch(rng, sequences, num_kv_heads, head_dim, int(rng.choice([1, 16, 32])))
-    q = normal(rng, int(batch.cu_seqlens_q[-1]) + int(rng.integers(0, 3)), num_heads, head_dim)
-    attributes = {"scale": head_dim**-0.5, "window": int(rng.choice([0, 0, 1, 33]))}
-    tables = (batch.cu_seqlens_q, batch.seqlens_k, batch.block_tables)
-    return Sample("random", (q, batch.k_cache, batch.v_cache, *tables), attributes)
+    block_size, padding, window = int(rng.choice([1, 16, 32])), int(rng.integers(0, 3)), int(rng.choice([0, 0, 1, 33]))
+    return paged_attention_sample(
+        rng, "random", sequences, num_heads, num_kv_heads, head_dim, block_size, window, padding
+    )

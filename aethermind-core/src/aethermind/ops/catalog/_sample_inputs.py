@@ -9,7 +9,16 @@ import numpy as np
 
 from aethermind.ops.operator import Array, Sample
 
-__all__ = ["PagedBatch", "normal", "paged_batch", "same_shaped", "token_lists", "vectors", "weight"]
+__all__ = [
+    "PagedBatch",
+    "normal",
+    "paged_attention_sample",
+    "paged_batch",
+    "same_shaped",
+    "token_lists",
+    "vectors",
+    "weight",
+]
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Array:
@@ -77,3 +86,21 @@ def paged_batch(
         seqlens_k=np.array([num_keys for _, num_keys in sequences], np.int32),
         block_tables=block_tables,
     )
+
+
+def paged_attention_sample(
+    rng: np.random.Generator,
+    label: str,
+    sequences: Sequence[tuple[int, int]],
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int,
+    num_padding_rows: int = 0,
+) -> Sample:
+    """A call of `paged_attention` on such a batch, with rows of no sequence behind it."""
+    batch = paged_batch(rng, sequences, num_kv_heads, head_dim, block_size)
+    q = normal(rng, batch.cu_seqlens_q[-1] + num_padding_rows, num_heads, head_dim)
+    tables = (batch.cu_seqlens_q, batch.seqlens_k, batch.block_tables)
+    return Sample(label, (q, batch.k_cache, batch.v_cache, *tables), {"scale": head_dim**-0.5, "window": window})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from aethermind.ops.catalog._index_checks import check_blocks
-from aethermind.ops.catalog._sample_inputs import normal, paged_batch
+from aethermind.ops.catalog._sample_inputs import paged_attention_sample
 from aethermind.ops.catalog._tolerances import accumulated
 from aethermind.ops.cost import Call, Cost, visible_pairs
 from aethermind.ops.operator import Array, Operator, Sample
@@ -115,25 +115,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         ("sequence_without_queries", [(2, 4), (0, 6), (1, 3)], 2, 1, 8, 4, 0),
         ("no_sequences", [], 2, 1, 8, 4, 0),
     ):
-        yield _sample(rng, label, sequences, num_heads, num_kv_heads, head_dim, block_size, window)
-    yield _sample(rng, "padded", mixed, 2, 1, 8, 4, 0, num_padding_rows=3)
-
-
-def _sample(
-    rng: np.random.Generator,
-    label: str,
-    sequences: list[tuple[int, int]],
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    window: int,
-    num_padding_rows: int = 0,
-) -> Sample:
-    batch = paged_batch(rng, sequences, num_kv_heads, head_dim, block_size)
-    q = normal(rng, batch.cu_seqlens_q[-1] + num_padding_rows, num_heads, head_dim)
-    tables = (batch.cu_seqlens_q, batch.seqlens_k, batch.block_tables)
-    return Sample(label, (q, batch.k_cache, batch.v_cache, *tables), {"scale": head_dim**-0.5, "window": window})
+        yield paged_attention_sample(rng, label, sequences, num_heads, num_kv_heads, head_dim, block_size, window)
+    yield paged_attention_sample(rng, "padded", mixed, 2, 1, 8, 4, 0, num_padding_rows=3)
 
 
 def _cost(call: Call) -> Cost:
