@@ -61,7 +61,7 @@ class CudaExecutable:
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
         """Enqueue all steps: as one graph where their sizes are those of padded decodes."""
         handle = self._handle(stream)
-        if is_decode_size(self._sizes(symbols), self._plan.symbols):
+        if symbols in self._captured or is_decode_size(self._sizes(symbols), self._plan.symbols):
             self._captured.run(symbols, handle, lambda where: self._enqueue(symbols, 0, len(self._plan.steps), where))
         else:
             self._enqueue(symbols, 0, len(self._plan.steps), handle)

@@ -44,6 +44,10 @@ class CapturedSteps:
     def __del__(self) -> None:
         self.close()
 
+    def __contains__(self, symbols: tuple[int, ...]) -> bool:
+        """Whether these sizes came up before."""
+        return symbols in self._seen
+
     def run(self, symbols: tuple[int, ...], stream: int, enqueue: Callable[[int], None]) -> None:
         """Put on a stream what `enqueue(stream)` puts there for these sizes."""
         graph = self._graphs.get(symbols)

@@ -32,7 +32,7 @@ def _launches(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
 _LEAST_TOKENS = 33
 """From here on a product is bound by arithmetic, which cuBLASLt has tuned for each GPU; below it by reading weights."""
 
-_few = _launches(is_invariant=False)
+_by_any_number = _launches(is_invariant=False)
 
 
 def _products(call: Call) -> Iterator[Work]:
@@ -40,7 +40,7 @@ def _products(call: Call) -> Iterator[Work]:
     assert x is not None
     assert weight is not None
     if x.shape[0] < _LEAST_TOKENS:
-        yield from _few(call)
+        yield from _by_any_number(call)
     else:
         yield DenseProduct(call.outputs[0], x, weight, biases[0] if biases else None, call.workspace)
 
@@ -62,7 +62,7 @@ KERNELS = tuple(
             workspace_bytes=lambda _: WORKSPACE_BYTES,
             is_batch_invariant=False,
         ),
-        cuda_kernel(operator, _launches(is_invariant=False), is_batch_invariant=False),
+        cuda_kernel(operator, _by_any_number, is_batch_invariant=False),
         cuda_kernel(operator, _launches(is_invariant=True), name="cuda/by_token", priority=-1),
     )
 )
