@@ -1,7 +1,6 @@
 // add_rms_norm: total = x + residual, rounded; out = rms_norm(total, weight). A block takes one row.
 
-#include "common/reduce.cuh"
-#include "common/types.cuh"
+#include "common/norm.cuh"
 
 namespace aether {
 
@@ -23,16 +22,7 @@ __device__ __forceinline__ void add_rms_norm_row(T* out, T* total, const T* x, c
     }
     sums.store(total + i);
   }
-  const float scale = rsqrtf(block_reduce<Sum>(squares) / static_cast<float>(width) + eps);
-  for (int i = first; i < width; i += step) {
-    const auto sums = Vector<T, N>::load(total + i);
-    const auto weights = Vector<T, N>::load(weight + i);
-    Vector<T, N> result;
-    for (int j = 0; j < N; ++j) {
-      result.values[j] = from_float<T>(to_float(sums.values[j]) * scale * to_float(weights.values[j]));
-    }
-    result.store(out + i);
-  }
+  write_normed_row<T, N>(out, total, weight, width, squares, eps);
 }
 
 template <class T>

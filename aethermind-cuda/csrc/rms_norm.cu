@@ -1,7 +1,6 @@
 // rms_norm: x / sqrt(mean(x²) + eps) * weight over the last dim. A block takes one row.
 
-#include "common/reduce.cuh"
-#include "common/types.cuh"
+#include "common/norm.cuh"
 
 namespace aether {
 
@@ -17,16 +16,7 @@ __device__ __forceinline__ void rms_norm_row(T* out, const T* x, const T* weight
       squares += value * value;
     }
   }
-  const float scale = rsqrtf(block_reduce<Sum>(squares) / static_cast<float>(width) + eps);
-  for (int i = first; i < width; i += step) {
-    const auto values = Vector<T, N>::load(x + i);
-    const auto weights = Vector<T, N>::load(weight + i);
-    Vector<T, N> result;
-    for (int j = 0; j < N; ++j) {
-      result.values[j] = from_float<T>(to_float(values.values[j]) * scale * to_float(weights.values[j]));
-    }
-    result.store(out + i);
-  }
+  write_normed_row<T, N>(out, x, weight, width, squares, eps);
 }
 
 // out may be x.

@@ -1,0 +1,27 @@
+// How norms by the root mean square end.
+#pragma once
+
+#include "common/reduce.cuh"
+#include "common/types.cuh"
+
+namespace aether {
+
+// out = x * weight / sqrt(mean of squares + eps) over a row, of whose squares each thread has a part; out may be x.
+// Threads read the elements of x that they summed, so each may have written its own.
+template <class T, int N>
+__device__ __forceinline__ void write_normed_row(T* out, const T* x, const T* weight, int width, float squares,
+                                                 float eps) {
+  const int step = static_cast<int>(blockDim.x) * N;
+  const float scale = rsqrtf(block_reduce<Sum>(squares) / static_cast<float>(width) + eps);
+  for (int i = static_cast<int>(threadIdx.x) * N; i < width; i += step) {
+    const auto values = Vector<T, N>::load(x + i);
+    const auto weights = Vector<T, N>::load(weight + i);
+    Vector<T, N> result;
+    for (int j = 0; j < N; ++j) {
+      result.values[j] = from_float<T>(to_float(values.values[j]) * scale * to_float(weights.values[j]));
+    }
+    result.store(out + i);
+  }
+}
+
+}  // namespace aether
