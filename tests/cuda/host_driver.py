@@ -6,17 +6,15 @@ import ctypes
 import json
 import time
 from collections import Counter
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aethermind_cuda.driver import INVALID_DEVICE, OUT_OF_MEMORY, CudaError
+from tests.cuda.fake_gpus import FakeGpus
+
+from aethermind_cuda.driver import OUT_OF_MEMORY, CudaError
 from aethermind_cuda.library import Cubins
 
 __all__ = ["HostDriver", "Launched", "fake_cubins"]
-
-ATTRIBUTES = {16: 108, 38: 40 << 20, 75: 8, 76: 0, 97: 163 << 10}
-"""Those of an A100."""
 
 
 class Launched(NamedTuple):
@@ -35,25 +33,17 @@ class Launched(NamedTuple):
         return kind.from_address(pointers[position]).value
 
 
-class HostDriver:
+class HostDriver(FakeGpus):
     """Two GPUs of `memory` bytes each. `calls` counts by name; what is allocated and not freed is in `memory`."""
 
     def __init__(self, num_devices: int = 2, memory: int = 1 << 30) -> None:
-        self.num_devices = num_devices
-        self.total = memory
+        super().__init__(num_devices, memory)
         self.calls: Counter[str] = Counter()
         self.launches: list[Launched] = []
         self.shared_limits: dict[int, int] = {}
         self.memory: dict[int, Any] = {}
         self.used = 0
-        self.handles: dict[int, Any] = {}
         self.captured: list[Any] | None = None
-        self._numbers = count(0x1000)
-
-    def _new(self, thing: Any) -> int:
-        number = next(self._numbers)
-        self.handles[number] = thing
-        return number
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
@@ -63,43 +53,10 @@ class HostDriver:
 
     # Devices
 
-    def version(self) -> tuple[int, int]:
-        return 13, 0
-
-    def device_count(self) -> int:
-        return self.num_devices
-
-    def device_name(self, index: int) -> str:
-        return f"fake GPU {index}"
-
-    def device_memory(self, index: int) -> int:
-        self._check(index)
-        return self.total
-
-    def device_attribute(self, index: int, attribute: int) -> int:
-        self._check(index)
-        return ATTRIBUTES[attribute]
-
-    def _check(self, index: int) -> None:
-        if not 0 <= index < self.num_devices:
-            raise CudaError("cuDeviceGet", INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal")
-
-    def retain_context(self, index: int) -> int:
-        return self._new(("context", index))
-
-    def release_context(self, index: int) -> None:
-        self._check(index)
-
     def set_context(self, context: int) -> None:
         assert self.handles[context][0] == "context"
 
     def synchronize_context(self) -> None: ...
-
-    def can_access_peer(self, index: int, other: int) -> bool:
-        return index != other
-
-    def enable_peer_access(self, other_context: int) -> None:
-        assert self.handles[other_context][0] == "context"
 
     # Memory
 
@@ -144,9 +101,6 @@ class HostDriver:
 
     # Streams and events
 
-    def stream_priority_range(self) -> tuple[int, int]:
-        return 0, -5
-
     def stream_create(self, priority: int) -> int:
         assert -5 <= priority <= 0
         return self._new("stream")
@@ -166,9 +120,6 @@ class HostDriver:
     def event_create(self, timing: bool) -> int:
         return self._new(["event", timing, 0.0])
 
-    def event_destroy(self, event: int) -> None:
-        del self.handles[event]
-
     def event_record(self, event: int, stream: int) -> None:
         assert self.handles[stream] == "stream"
         self.handles[event][2] = time.perf_counter()
@@ -186,9 +137,6 @@ class HostDriver:
 
     def module_load(self, image: bytes) -> int:
         return self._new(image)
-
-    def module_unload(self, module: int) -> None:
-        del self.handles[module]
 
     def get_function(self, module: int, name: str) -> int:
         return self._new(f"{self.handles[module].decode()}:{name}")
@@ -225,9 +173,6 @@ class HostDriver:
     def graph_launch(self, executable: int, stream: int) -> None:
         for work in self.handles[executable]:
             self._do(work)
-
-    def graph_destroy(self, executable: int) -> None:
-        del self.handles[executable]
 
 
 def fake_cubins(folder: Path, sources: list[str], targets: tuple[str, ...] = ("80",)) -> Cubins:

@@ -12,39 +12,34 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from itertools import count
 from typing import Any
 
 from tests.cuda.emulator import memory
 from tests.cuda.emulator.arguments import check_arguments
 from tests.cuda.emulator.graphs import Capture
 from tests.cuda.emulator.kernels import Kernel, compile_kernels
+from tests.cuda.fake_gpus import ATTRIBUTES, FakeGpus
 
-from aethermind_cuda.driver import INVALID_DEVICE, OUT_OF_MEMORY, CudaError
+from aethermind_cuda.driver import OUT_OF_MEMORY, CudaError
 from aethermind_sim.faults import Faults
 from aethermind_sim.timeline import Mark, Queue, Timeline
 
-__all__ = ["ATTRIBUTES", "EmulatedDriver"]
+__all__ = ["EmulatedDriver"]
 
-ATTRIBUTES = {16: 108, 38: 40 << 20, 75: 8, 76: 0, 97: 163 << 10}
-"""Those of an A100."""
 _FREE_SHARED_BYTES = 48 << 10
 
 Work = Callable[[], None]
 
 
-class EmulatedDriver:
+class EmulatedDriver(FakeGpus):
     """`num_devices` GPUs of `total_memory` bytes each. `calls` counts by name, `launched` by kernel."""
 
     def __init__(self, seed: int = 0, num_devices: int = 1, total_memory: int = 256 << 20) -> None:
+        super().__init__(num_devices, total_memory)
         self.calls: Counter[str] = Counter()
         self.launched: Counter[str] = Counter()
-        self.total_memory = total_memory
         self._seed = seed
-        self._num_devices = num_devices
         self._timeline = Timeline(seed, Faults())
-        self._handles: dict[int, Any] = {}
-        self._numbers = count(0x1000)
         self._local = threading.local()
         self._device_memory: dict[int, tuple[int, int]] = {}
         self._pinned: dict[int, Any] = {}
@@ -52,50 +47,23 @@ class EmulatedDriver:
 
     # Devices
 
-    def version(self) -> tuple[int, int]:
-        return 13, 0
-
-    def device_count(self) -> int:
-        return self._num_devices
-
     def device_name(self, index: int) -> str:
         return f"emulated GPU {index}"
 
-    def device_memory(self, index: int) -> int:
-        self._check(index)
-        return self.total_memory
-
-    def device_attribute(self, index: int, attribute: int) -> int:
-        self._check(index)
-        return ATTRIBUTES[attribute]
-
-    def retain_context(self, index: int) -> int:
-        self._check(index)
-        return self._new(("context", index))
-
-    def release_context(self, index: int) -> None:
-        self._check(index)
-
     def set_context(self, context: int) -> None:
-        kind, self._local.device = self._handles[context]
+        kind, self._local.device = self.handles[context]
         assert kind == "context", f"{context} is a {kind}"
 
     def synchronize_context(self) -> None:
         self._refuse_in_capture("cuCtxSynchronize")
         self._timeline.finish_device(self._device())
 
-    def can_access_peer(self, index: int, other: int) -> bool:
-        return index != other
-
-    def enable_peer_access(self, other_context: int) -> None:
-        assert self._handles[other_context][0] == "context"
-
     # Memory
 
     def memory_info(self) -> tuple[int, int]:
         device = self._device()
         used = sum(nbytes for nbytes, owner in self._device_memory.values() if owner == device)
-        return self.total_memory - used, self.total_memory
+        return self.total - used, self.total
 
     def mem_alloc(self, nbytes: int) -> int:
         self._refuse_in_capture("cuMemAlloc")
@@ -120,7 +88,7 @@ class EmulatedDriver:
         return address
 
     def host_free(self, address: int) -> None:
-        for device in range(self._num_devices):
+        for device in range(self.num_devices):
             self._timeline.finish_device(device)
         del self._pinned[address]
 
@@ -144,16 +112,13 @@ class EmulatedDriver:
 
     # Streams and events
 
-    def stream_priority_range(self) -> tuple[int, int]:
-        return 0, -5
-
     def stream_create(self, priority: int) -> int:
         assert -5 <= priority <= 0, f"priority {priority}"
         return self._new(Queue(self._device()))
 
     def stream_destroy(self, stream: int) -> None:
         self._timeline.finish(self._queue(stream))
-        del self._handles[stream]
+        del self.handles[stream]
 
     def stream_query(self, stream: int) -> bool:
         self._refuse_in_capture("cuStreamQuery", stream)
@@ -175,9 +140,6 @@ class EmulatedDriver:
 
     def event_create(self, timing: bool) -> int:
         return self._new(_Event(timing))
-
-    def event_destroy(self, event: int) -> None:
-        del self._handles[event]
 
     def event_record(self, event: int, stream: int) -> None:
         capture, queue = self._capture_of(stream), self._queue(stream)
@@ -206,12 +168,9 @@ class EmulatedDriver:
         self.calls["module_load"] += 1
         return self._new(compile_kernels(f"{image.decode()}.cu"))
 
-    def module_unload(self, module: int) -> None:
-        del self._handles[module]
-
     def get_function(self, module: int, name: str) -> int:
         try:
-            return self._new(self._handles[module][name])
+            return self._new(self.handles[module][name])
         except KeyError:
             raise CudaError("cuModuleGetFunction", 500, "CUDA_ERROR_NOT_FOUND", f"no kernel {name}") from None
 
@@ -228,7 +187,7 @@ class EmulatedDriver:
         stream: int,
         parameters: int,
     ) -> None:
-        kernel: Kernel = self._handles[function]
+        kernel: Kernel = self.handles[function]
         if shared_bytes > self._shared_limits.get(function, _FREE_SHARED_BYTES):
             raise CudaError("cuLaunchKernel", 1, "CUDA_ERROR_INVALID_VALUE", f"{shared_bytes} bytes of shared memory")
         check_arguments(kernel, parameters)
@@ -252,26 +211,14 @@ class EmulatedDriver:
 
     def graph_instantiate(self, graph: int) -> int:
         self.calls["graph_instantiate"] += 1
-        return self._new(self._handles.pop(graph))
+        return self._new(self.handles.pop(graph))
 
     def graph_launch(self, executable: int, stream: int) -> None:
         self.calls["graph_launch"] += 1
-        for work in self._handles[executable]:
+        for work in self.handles[executable]:
             self._submit(stream, work)
 
-    def graph_destroy(self, executable: int) -> None:
-        del self._handles[executable]
-
     # What is behind the numbers
-
-    def _new(self, thing: Any) -> int:
-        number = next(self._numbers)
-        self._handles[number] = thing
-        return number
-
-    def _check(self, index: int) -> None:
-        if not 0 <= index < self._num_devices:
-            raise CudaError("cuDeviceGet", INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal")
 
     def _device(self) -> int:
         index: int | None = getattr(self._local, "device", None)
@@ -279,12 +226,12 @@ class EmulatedDriver:
         return index
 
     def _queue(self, stream: int) -> Queue:
-        queue = self._handles[stream]
+        queue = self.handles[stream]
         assert isinstance(queue, Queue), f"{stream:#x} is no stream"
         return queue
 
     def _event(self, event: int) -> _Event:
-        found = self._handles[event]
+        found = self.handles[event]
         assert isinstance(found, _Event), f"{event:#x} is no event"
         return found
 

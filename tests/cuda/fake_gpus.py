@@ -1,0 +1,74 @@
+"""What drivers of tests have in common: GPUs that are numbers, and handles for what they give out."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from aethermind_cuda.driver import INVALID_DEVICE, CudaError
+
+__all__ = ["ATTRIBUTES", "FakeGpus"]
+
+ATTRIBUTES = {16: 108, 38: 40 << 20, 75: 8, 76: 0, 97: 163 << 10}
+"""Those of an A100."""
+
+
+class FakeGpus:
+    """`num_devices` GPUs of `total` bytes each, and everything in `handles` by the number that stands for it."""
+
+    def __init__(self, num_devices: int, total: int) -> None:
+        self.num_devices = num_devices
+        self.total = total
+        self.handles: dict[int, Any] = {}
+        self._numbers = count(0x1000)
+
+    def version(self) -> tuple[int, int]:
+        return 13, 0
+
+    def device_count(self) -> int:
+        return self.num_devices
+
+    def device_name(self, index: int) -> str:
+        return f"fake GPU {index}"
+
+    def device_memory(self, index: int) -> int:
+        self._check(index)
+        return self.total
+
+    def device_attribute(self, index: int, attribute: int) -> int:
+        self._check(index)
+        return ATTRIBUTES[attribute]
+
+    def retain_context(self, index: int) -> int:
+        self._check(index)
+        return self._new(("context", index))
+
+    def release_context(self, index: int) -> None:
+        self._check(index)
+
+    def can_access_peer(self, index: int, other: int) -> bool:
+        return index != other
+
+    def enable_peer_access(self, other_context: int) -> None:
+        assert self.handles[other_context][0] == "context"
+
+    def stream_priority_range(self) -> tuple[int, int]:
+        return 0, -5
+
+    def module_unload(self, module: int) -> None:
+        del self.handles[module]
+
+    def event_destroy(self, event: int) -> None:
+        del self.handles[event]
+
+    def graph_destroy(self, executable: int) -> None:
+        del self.handles[executable]
+
+    def _new(self, thing: Any) -> int:
+        number = next(self._numbers)
+        self.handles[number] = thing
+        return number
+
+    def _check(self, index: int) -> None:
+        if not 0 <= index < self.num_devices:
+            raise CudaError("cuDeviceGet", INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal")
