@@ -26,10 +26,10 @@ STATS = r"\[(\d+) prompt tokens, (\d+) reused · (\d+) answer"
 class Terminal:
     """`aethermind chat` with a terminal of its own."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, inputrc: Path, *options: str) -> None:
         self._screen, keyboard = pty.openpty()
         command = (sys.executable, "-m", "aethermind", "chat", "--device", "cpu", "--dtype", "float32", *options)
-        environment = {**os.environ, "TERM": "dumb", "INPUTRC": os.devnull}
+        environment = {**os.environ, "TERM": "dumb", "INPUTRC": str(inputrc)}
         self._process = subprocess.Popen(
             command,
             stdin=keyboard,
@@ -81,12 +81,12 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal() -> Iterator[Any]:
+def terminal(tmp_path: Path) -> Iterator[Any]:
     """`terminal("--stats")` starts a chat and waits for its first prompt."""
     started = []
 
     def start(*options: str) -> Terminal:
-        started.append(Terminal(*options))
+        started.append(Terminal(tmp_path / "no.inputrc", *options))
         started[-1].read_until(r"demo on cpu:0 float32 · /help.*" + PROMPT)
         return started[-1]
 

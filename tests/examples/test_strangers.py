@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -28,7 +27,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[ElementT
     folder = tmp_path_factory.mktemp("strangers")
     installed = environment(folder / "environment", build_wheels(EXAMPLES, folder))
     report = folder / "report.xml"
-    options = ("-c", os.devnull, "--import-mode=importlib", "-p", "no:cacheprovider", "--junitxml", report)
+    (nothing := folder / "pytest.ini").touch()
+    options = ("-c", nothing, "--import-mode=importlib", "-p", "no:cacheprovider", "--junitxml", report)
     tests = [ROOT / "examples" / name / "tests" for name in WITH_TESTS]
     said = installed.run("-m", "pytest", *options, "--rootdir", ROOT / "examples", *tests, timeout=300)
     assert report.is_file(), said.stdout + said.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ def main() -> int:
     """Run pytest on the suites with these arguments, as little of the surroundings as possible in its way."""
     own = [
         "-c",
-        os.devnull,
+        str(SUITES / "pytest.ini"),
         "--rootdir",
         str(SUITES),
         "-p",
