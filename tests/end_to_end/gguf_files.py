@@ -11,8 +11,10 @@ import gguf
 import numpy as np
 import safetensors.torch
 import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-__all__ = ["add_tensors", "add_tokenizer", "random_blocks", "write_gguf"]
+__all__ = ["add_tensors", "add_tokenizer", "interleaved", "random_blocks", "write_gguf"]
 
 _TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
@@ -30,7 +32,7 @@ def write_gguf(
     config = json.loads((directory / "config.json").read_text())
     writer = gguf.GGUFWriter(path, arch)
     add_config(writer, config)
-    add_tokenizer(writer, directory, config["vocab_size"])
+    add_tokenizer(writer, directory, config["vocab_size"], pre="llama-bpe" if arch == "llama" else "qwen2")
     add_tensors(writer, directory, arch, quantised or {})
     more(writer)
     for key in without:
@@ -56,14 +58,31 @@ def add_config(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
     kind = rope.get("rope_type", "default")
-    if kind != "default":
+    if kind == "llama3":
+        writer.add_tensor("rope_freqs.weight", rope_factors(rope, config))
+    elif kind != "default":
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
         writer.add_rope_scaling_factor(rope["factor"])
     if kind == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
-def add_tokenizer(writer: gguf.GGUFWriter, directory: Path, vocab_size: int) -> None:
+def rope_factors(rope: Mapping[str, Any], config: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    """By what the converter says that Llama 3.1 divides the frequency of each pair, as transformers computes it."""
+    rotated = transformers.LlamaConfig(**{**config, "rope_parameters": dict(rope)})
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](rotated, "cpu")
+    head_dim = config["head_dim"]
+    plain = rope["rope_theta"] ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    return np.asarray(plain / scaled)
+
+
+def interleaved(values: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
+    """Rows as the converter stores a projection of Llama's: those that are rotated together side by side."""
+    halves = values.reshape(num_heads, 2, -1, *values.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, directory: Path, vocab_size: int, pre: str = "qwen2") -> None:
     """What tokenizer.json and tokenizer_config.json say; ids without a token are padding, which has its own type."""
     state = json.loads((directory / "tokenizer.json").read_text())
     ids = state["model"]["vocab"] | {added["content"]: added["id"] for added in state["added_tokens"]}
@@ -75,7 +94,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, directory: Path, vocab_size: int) -> 
     for added in state["added_tokens"]:
         types[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     merges = state["model"]["merges"]
@@ -88,13 +107,16 @@ def add_tokenizer(writer: gguf.GGUFWriter, directory: Path, vocab_size: int) -> 
 
 def add_tensors(writer: gguf.GGUFWriter, directory: Path, arch: str, quantised: Mapping[str, str]) -> None:
     """Matrices in the type that they have, vectors in F32."""
-    num_layers = json.loads((directory / "config.json").read_text())["num_hidden_layers"]
+    config = json.loads((directory / "config.json").read_text())
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    names = gguf.get_tensor_name_map(kind, num_layers)
+    names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     for hf_name, tensor in safetensors.torch.load_file(directory / "model.safetensors").items():
         name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         assert name is not None
         values: np.ndarray[Any, Any] = tensor.float().numpy()
+        if arch == "llama" and hf_name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = "num_attention_heads" if "q_proj" in hf_name else "num_key_value_heads"
+            values = interleaved(values, config[heads])
         type_name = quantised.get(name, "F32" if values.ndim == 1 else _TYPES[tensor.dtype])
         type = gguf.GGMLQuantizationType[type_name]
         stored = random_blocks(type, values) if type_name.endswith("_K") else gguf.quantize(values, type)

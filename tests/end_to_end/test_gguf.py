@@ -61,7 +61,7 @@ def with_pre(name: str) -> Callable[[gguf.GGUFWriter], None]:
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
-        ({"arch": "llama"}, ConfigError, "GGUF architecture 'llama'. Known: qwen2, qwen3"),
+        ({"arch": "stablelm"}, ConfigError, "GGUF architecture 'stablelm'. Known: llama, qwen2, qwen3"),
         ({"without": ("general.architecture",)}, ConfigError, "no general.architecture"),
         ({"without": ("qwen2.block_count",)}, ConfigError, "no qwen2.block_count"),
         ({"without": ("tokenizer.ggml.merges",)}, TokenizerError, "no tokenizer.ggml.merges"),

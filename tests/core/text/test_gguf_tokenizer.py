@@ -117,7 +117,7 @@ def test_a_first_token_is_added_where_the_file_asks_for_it(metadata: dict[str, A
     ("changed", "says"),
     [
         ({"model": None}, r"no tokenizer\.ggml\.model"),
-        ({"model": "llama"}, "kind 'llama'.*gpt2"),
+        ({"model": "t5"}, "kind 't5'.*gpt2"),
         ({"pre": None}, r"no tokenizer\.ggml\.pre"),
         ({"pre": "other"}, "rule 'other'.*it knows 'mine'"),
         ({"tokens": None}, r"no tokenizer\.ggml\.tokens"),

@@ -1,15 +1,17 @@
 """GGUF's tensor names as Hugging Face's: the names that all decoders of Llama's shape share on both sides.
 
-A family whose conversion to GGUF also permutes rows (Llama's own Q and K) is more than a matter of names.
+Families whose projections are stored for interleaved rotation are put back in order as they are read: such a file pairs
+rows 2i and 2i + 1 of a head, where Hugging Face's checkpoints (and our graphs) pair i and i + head_dim / 2.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from aethermind.checkpoint.gguf import GgufFile
@@ -17,7 +19,10 @@ from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError
 from aethermind.ops.weight_format import QuantizedWeight
 
-__all__ = ["GgufTensors", "hf_name"]
+__all__ = ["GgufTensors", "ROPE_FACTORS", "hf_name"]
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""What each rotary frequency is divided by, float32 [head_dim / 2]: configuration that is stored as a tensor."""
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _IN_LAYER = {
@@ -55,12 +60,20 @@ def hf_name(name: str, more: Mapping[str, str] | None = None) -> str:
 class GgufTensors:
     """A GGUF file's tensors by Hugging Face's names; implements `StoredTensors`. Immutable."""
 
-    def __init__(self, file: GgufFile, modules: Mapping[str, str] | None = None) -> None:
-        """`modules` are those of a layer that Llama does not have; CheckpointError when a tensor of the file is of a
-        type that cannot be read.
+    def __init__(
+        self,
+        file: GgufFile,
+        modules: Mapping[str, str] | None = None,
+        interleaved: Collection[str] = (),
+        head_dim: int = 0,
+    ) -> None:
+        """See `model.gguf_family` for `modules` and `interleaved`, whose heads have `head_dim` rows each.
+
+        CheckpointError when a tensor of the file is of a type that cannot be read.
         """
         self._file = file
-        self._originals = {hf_name(name, modules): name for name in file.names}
+        self._originals = {hf_name(name, modules): name for name in file.names if name != ROPE_FACTORS}
+        self._interleaved, self._head_dim = interleaved, head_dim
         for name in file.names:
             file.info(name)
 
@@ -89,11 +102,21 @@ class GgufTensors:
         return self._file.info(self._original(name))
 
     def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
-        """A tensor's values, a read-only view on the mapped file; of a quantised tensor its unpacked codes.
+        """A tensor's values, a read-only view on the mapped file unless its rows are put in order; of a quantised
+        tensor its unpacked codes.
 
-        Raises CheckpointError for an unknown name.
+        Raises CheckpointError for an unknown name, and for rows to put in order that are no whole heads.
         """
-        return self._file.array(self._original(name))
+        original = self._original(name)
+        values = self._file.array(original)
+        match = _NAME.fullmatch(original)
+        if match is None or match["module"] not in self._interleaved:
+            return values
+        num_rows = values.shape[0]
+        if self._head_dim < 2 or self._head_dim % 2 or num_rows % self._head_dim:
+            self._file.fail(f"has a tensor {original!r:.80} of {num_rows} rows, which are no heads of {self._head_dim}")
+        order = np.arange(num_rows).reshape(-1, self._head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
+        return values.take_rows(order) if isinstance(values, QuantizedWeight) else values[order]
 
     def _original(self, name: str) -> str:
         original = self._originals.get(name)

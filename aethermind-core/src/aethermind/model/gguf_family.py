@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from aethermind.text.gguf_tokenizer import SplitRule
@@ -18,8 +18,11 @@ class GgufFamily:
         architecture: its name in `architectures` of config.json.
         splits: how text is split, by the names that `tokenizer.ggml.pre` has in its files.
         modules: what its layers have beyond Llama's: GGUF's name of a module to Hugging Face's within a layer.
+        interleaved: GGUF's names of modules whose rows its converter stored for interleaved rotation, pairs side by
+            side; they are read in Hugging Face's order, halves of a head.
     """
 
     architecture: str
     splits: Mapping[str, SplitRule]
     modules: Mapping[str, str] = field(default_factory=dict)
+    interleaved: Collection[str] = ()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from aethermind.checkpoint.gguf import GgufFile
-from aethermind.checkpoint.gguf_names import GgufTensors
+from aethermind.checkpoint.gguf_names import ROPE_FACTORS, GgufTensors
 from aethermind.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -64,24 +65,13 @@ class GgufSource:
         """What config.json would say; ConfigError for what is missing or unknown, CheckpointError for what is broken
         or quantised in a way that cannot be read.
         """
-        prefix = f"{self._family_name}."
-        family, metadata = self._family, self._file.metadata
+        family, metadata, sizes = self._family, self._file.metadata, self._sizes()
         tensors = self.weights()
-        found = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-        for key in _FIELDS.values():
-            if key not in found:
-                raise ConfigError(f"{self.path} has no {prefix}{key} in its metadata. Convert the model to GGUF again.")
-        config = {name: found[key] for name, key in (_FIELDS | _OPTIONAL_FIELDS).items() if key in found}
-        for name, value in config.items():
-            if not isinstance(value, int | float):
-                key = (_FIELDS | _OPTIONAL_FIELDS)[name]
-                raise ConfigError(f"{self.path} has a {prefix}{key} that is not one number; that is not supported.")
-        config.setdefault("head_dim", config["hidden_size"] // max(config["num_attention_heads"], 1))
-        if "rotary_dim" in config:
-            config["partial_rotary_factor"] = config.pop("rotary_dim") / max(config["head_dim"], 1)
+        if "rotary_dim" in sizes:
+            sizes["partial_rotary_factor"] = sizes.pop("rotary_dim") / max(sizes["head_dim"], 1)
         return {
-            **config,
-            **self._rope_scaling(found, prefix),
+            **sizes,
+            **self._rope_scaling(),
             "architectures": [family.architecture],
             "vocab_size": tensors.info("model.embed_tokens.weight").shape[0],
             "tie_word_embeddings": "lm_head.weight" not in tensors.names,
@@ -109,7 +99,10 @@ class GgufSource:
         return None
 
     def weights(self) -> GgufTensors:
-        return GgufTensors(self._file, self._family.modules)
+        family, head_dim = self._family, self._sizes()["head_dim"]
+        if not isinstance(head_dim, int):
+            raise ConfigError(f"{self.path} has heads of {head_dim!r} rows; that is not supported.")
+        return GgufTensors(self._file, family.modules, family.interleaved, head_dim)
 
     def weight_formats(self) -> dict[str, WeightFormat]:
         tensors = self.weights()
@@ -137,16 +130,43 @@ class GgufSource:
     def _family(self) -> GgufFamily:
         return self._families.get(self._family_name)
 
-    def _rope_scaling(self, found: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        part = "rope.scaling."
-        given = {key.removeprefix(part): value for key, value in found.items() if key.startswith(part)}
+    def _sizes(self) -> dict[str, Any]:
+        """The numbers of `_FIELDS` and `_OPTIONAL_FIELDS`, and `head_dim` always."""
+        found = self._under(f"{self._family_name}.")
+        for key in _FIELDS.values():
+            if key not in found:
+                raise ConfigError(
+                    f"{self.path} has no {self._family_name}.{key} in its metadata. Convert the model to GGUF again."
+                )
+        sizes = {name: found[key] for name, key in (_FIELDS | _OPTIONAL_FIELDS).items() if key in found}
+        for name, value in sizes.items():
+            if not isinstance(value, int | float):
+                key = f"{self._family_name}.{(_FIELDS | _OPTIONAL_FIELDS)[name]}"
+                raise ConfigError(f"{self.path} has a {key} that is not one number; that is not supported.")
+        sizes.setdefault("head_dim", sizes["hidden_size"] // max(sizes["num_attention_heads"], 1))
+        return sizes
+
+    def _rope_scaling(self) -> dict[str, Any]:
+        prefix = f"{self._family_name}.rope.scaling."
+        given = self._under(prefix)
         given.pop("finetuned", None)
-        if given.get("type", "none") == "none":
+        is_scaled = given.get("type", "none") != "none"
+        if ROPE_FACTORS in self._file.names:
+            if is_scaled:
+                raise ConfigError(f"{self.path} has both {ROPE_FACTORS} and {prefix}type, which is not supported.")
+            factors = np.asarray(self._file.array(ROPE_FACTORS)).ravel().tolist()
+            return {"rope_scaling": {"rope_type": "factors", "factors": factors}}
+        if not is_scaled:
             return {}
         for key in given:
             if key not in _ROPE_SCALING:
-                raise ConfigError(f"{self.path} has {prefix}{part}{key} in its metadata, which is not supported.")
+                raise ConfigError(f"{self.path} has {prefix}{key} in its metadata, which is not supported.")
         return {"rope_scaling": {_ROPE_SCALING[key]: value for key, value in given.items()}}
+
+    def _under(self, prefix: str) -> dict[str, Any]:
+        """The metadata whose keys begin so, by the rest of their keys."""
+        metadata = self._file.metadata
+        return {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
 
 
 def _computed_in(tensors: list[TensorInfo]) -> str:

@@ -21,12 +21,15 @@ __all__ = ["FREQUENCIES", "KINDS", "RopeConfig", "inverse_frequencies", "read_ro
 FREQUENCIES = "rope.inv_freq"
 """The constant's name in graphs of models whose keys are rotated."""
 
-KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "factors")
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """`kind` is one of KINDS; the rest parametrises it, by the names of config.json."""
+    """`kind` is one of KINDS; the rest parametrises it, by the names of config.json.
+
+    `factors` is our own, for files that hold what their scaling came to: what each pair's frequency is divided by.
+    """
 
     theta: float
     head_dim: int
@@ -41,6 +44,7 @@ class RopeConfig:
     truncate: bool = True
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
+    factors: tuple[float, ...] = ()
 
     @property
     def max_positions(self) -> int:
@@ -64,6 +68,8 @@ def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddin
     theta = _number(parameters, "rope_theta", fields.get("rope_theta", 10000.0))
     if kind == "default":
         return RopeConfig(theta, head_dim)
+    if kind == "factors":
+        return RopeConfig(theta, head_dim, kind, factors=_read_factors(parameters, head_dim // 2))
     original = int(_number(parameters, "original_max_position_embeddings", max_position_embeddings))
     return RopeConfig(
         theta,
@@ -80,6 +86,13 @@ def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddin
         bool(parameters.get("truncate", True)),
         *_read_bands(parameters, kind),
     )
+
+
+def _read_factors(parameters: Mapping[str, Any], num_pairs: int) -> tuple[float, ...]:
+    factors = parameters.get("factors")
+    if not isinstance(factors, list) or len(factors) != num_pairs:
+        raise ConfigError(f"factors of the rotary embedding should be a list of head_dim / 2 ({num_pairs}) numbers.")
+    return tuple(_number({"factors": factor}, "factors", None) for factor in factors)
 
 
 def _read_bands(parameters: Mapping[str, Any], kind: str) -> tuple[float, float]:
@@ -103,6 +116,8 @@ def inverse_frequencies(config: RopeConfig, max_model_len: int) -> tuple[np.ndar
     if config.kind == "dynamic":
         return _plain(_dynamic_theta(config, max_model_len), config.head_dim), 1.0
     plain = _plain(config.theta, config.head_dim)
+    if config.kind == "factors":
+        return plain / np.array(config.factors, np.float32), 1.0
     if config.kind == "linear":
         return plain / np.float32(config.factor), 1.0
     if config.kind == "yarn":

@@ -136,8 +136,12 @@ class QuantizedWeight:
 
     def rows(self, begin: int, end: int) -> QuantizedWeight:
         """Some of the rows, as views."""
-        zeros, offsets = (None if side is None else side[begin:end] for side in (self.zeros, self.offsets))
-        return QuantizedWeight(self.format, self.codes[begin:end], self.scales[begin:end], zeros, offsets)
+        return self.take_rows(slice(begin, end))
+
+    def take_rows(self, index: Any) -> QuantizedWeight:
+        """Those rows that NumPy's indexing by `index` takes, in its order."""
+        zeros, offsets = (None if side is None else side[index] for side in (self.zeros, self.offsets))
+        return QuantizedWeight(self.format, self.codes[index], self.scales[index], zeros, offsets)
 
 
 def parse_format(name: str) -> WeightFormat | None:

@@ -1,7 +1,7 @@
-"""A byte-level BPE tokenizer from a GGUF file's metadata, as its tokenizer.json would have made it.
+"""A tokenizer from a GGUF file's metadata, as its tokenizer.json would have made it.
 
-GGUF keeps the vocabulary and the merges, and only a name for how text is split before them; what the name stands for
-comes from the model's package.
+Of byte-level BPE (`gpt2`), GGUF keeps the vocabulary and the merges, and only a name for how text is split before them;
+what the name stands for comes from the model's package. Of SentencePiece's BPE (`llama`) it keeps pieces and scores.
 """
 
 from __future__ import annotations
@@ -12,21 +12,28 @@ from pathlib import Path
 from typing import Any
 
 from aethermind.errors import TokenizerError
+from aethermind.text.sentencepiece_bpe import sentencepiece_bpe
 from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["SplitRule", "gguf_tokenizer"]
 
 _KEY = "tokenizer.ggml."
-_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unknown": "unk_token"}
 
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """How text is cut into the pieces that merges work on: a regular expression, after NFC where `is_nfc`."""
+    """How text is cut into the pieces that merges work on: a regular expression, after NFC where `is_nfc`.
+
+    A piece that is a token itself is not merged where the vocabulary `keeps_whole_words`. `adds_bos` says whether texts
+    begin with the BOS token where the file does not.
+    """
 
     pattern: str
     is_nfc: bool = False
+    keeps_whole_words: bool = False
+    adds_bos: bool = False
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule], path: Path) -> Tokenizer:
@@ -41,31 +48,27 @@ def gguf_tokenizer(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule],
         TokenizerError: a key is missing or wrong, or the tokenizer is of a kind that is not known.
     """
     kind = str(_required(metadata, "model", path))
-    if kind != "gpt2":
+    if kind not in ("gpt2", "llama"):
         raise TokenizerError(
-            f"{path} has a tokenizer of the kind {kind!r}; byte-level BPE, which GGUF calls 'gpt2', is read. "
-            "Use the model's Hugging Face directory."
-        )
-    pre = str(_required(metadata, "pre", path))
-    rule = splits.get(pre)
-    if rule is None:
-        raise TokenizerError(
-            f"{path} splits text by the rule {pre!r}, which the model's package does not know; it knows "
-            f"{', '.join(map(repr, splits))}. Use the model's Hugging Face directory."
+            f"{path} has a tokenizer of the kind {kind!r}; byte-level BPE and SentencePiece's, which GGUF calls 'gpt2' "
+            "and 'llama', are read. Use the model's Hugging Face directory."
         )
     tokens, types = (_listed(metadata, name, kind, path) for name, kind in (("tokens", str), ("token_type", int)))
-    merges = _listed(metadata, "merges", str, path)
     if len(types) != len(tokens):
         raise TokenizerError(f"{path} has {len(tokens)} tokens but {len(types)} token types. Fetch the file again.")
     vocabulary = {token: i for i, (token, type) in enumerate(zip(tokens, types, strict=True)) if type != _UNUSED}
-    fast = _build(vocabulary, merges, rule, path)
+    if kind == "llama":
+        fast, adds_bos = _pieces(metadata, vocabulary, types, path), True
+    else:
+        rule = _split_rule(metadata, splits, path)
+        fast, adds_bos = _byte_level(vocabulary, _listed(metadata, "merges", str, path), rule, path), rule.adds_bos
     _add_tokens(fast, zip(tokens, types, strict=True))
     special_tokens = {
         role: tokens[token_id]
         for name, role in _ROLES.items()
         if (token_id := _token_id(metadata, f"{name}_token_id", len(tokens), path)) is not None
     }
-    if metadata.get(_KEY + "add_bos_token") and "bos_token" in special_tokens:
+    if metadata.get(_KEY + "add_bos_token", adds_bos) and "bos_token" in special_tokens:
         _add_bos(fast, special_tokens["bos_token"])
     template = metadata.get("tokenizer.chat_template")
     if not isinstance(template, str | None):
@@ -73,11 +76,33 @@ def gguf_tokenizer(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule],
     return Tokenizer(fast, special_tokens=special_tokens, chat_template=template)
 
 
-def _build(vocabulary: dict[str, int], merges: Iterable[str], rule: SplitRule, path: Path) -> Any:
+def _split_rule(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule], path: Path) -> SplitRule:
+    pre = str(_required(metadata, "pre", path))
+    rule = splits.get(pre)
+    if rule is None:
+        raise TokenizerError(
+            f"{path} splits text by the rule {pre!r}, which the model's package does not know; it knows "
+            f"{', '.join(map(repr, splits)) or 'none'}. Use the model's Hugging Face directory."
+        )
+    return rule
+
+
+def _pieces(metadata: Mapping[str, Any], vocabulary: dict[str, int], types: list[int], path: Path) -> Any:
+    scores = _listed(metadata, "scores", float, path)
+    if len(scores) != len(types):
+        raise TokenizerError(f"{path} has {len(types)} tokens but {len(scores)} scores. Fetch the file again.")
+    mergeable = {token: scores[token_id] for token, token_id in vocabulary.items() if types[token_id] == _NORMAL}
+    unknown = next((token for token, token_id in vocabulary.items() if types[token_id] == _UNKNOWN), None)
+    adds_space = bool(metadata.get(_KEY + "add_space_prefix", True))
+    return sentencepiece_bpe(vocabulary, mergeable, unknown, adds_space=adds_space)
+
+
+def _byte_level(vocabulary: dict[str, int], merges: Iterable[str], rule: SplitRule, path: Path) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     try:
-        model = models.BPE(vocabulary, [_pair(merge) for merge in merges])
+        pairs = [_pair(merge) for merge in merges]
+        model = models.BPE(vocabulary, pairs, ignore_merges=rule.keeps_whole_words)
     except Exception as error:  # the library raises bare Exception for merges of tokens that are not there
         reason = " ".join(str(error).split())
         raise TokenizerError(f"{path} has a vocabulary that is not one ({reason}). Fetch the file again.") from error
@@ -128,7 +153,7 @@ def _required(metadata: Mapping[str, Any], name: str, path: Path) -> Any:
     return value
 
 
-def _listed(metadata: Mapping[str, Any], name: str, kind: type[str] | type[int], path: Path) -> list[Any]:
+def _listed(metadata: Mapping[str, Any], name: str, kind: type[str | int | float], path: Path) -> list[Any]:
     value = _required(metadata, name, path)
     items = value.tolist() if hasattr(value, "tolist") else list(value) if isinstance(value, Iterable) else None
     if items is None or isinstance(value, str) or not all(isinstance(item, kind) for item in items):

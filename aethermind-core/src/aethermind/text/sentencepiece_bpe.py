@@ -1,0 +1,45 @@
+"""SentencePiece's BPE (Kudo and Richardson 2018) as a tokenizer of the `tokenizers` library.
+
+SentencePiece merges the neighbours whose union is the piece of the highest score; the library wants pairs in the order
+in which they merge. Both are the same where no two pairs of one score compete for a character.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as FastTokenizer
+
+__all__ = ["sentencepiece_bpe"]
+
+_SPACE = "▁"
+
+
+def sentencepiece_bpe(
+    vocabulary: Mapping[str, int], scores: Mapping[str, float], unknown: str | None, *, adds_space: bool
+) -> FastTokenizer:
+    """The tokenizer of a vocabulary with its ids and the scores of those pieces that text is merged into.
+
+    Characters that are no pieces become `<0x..>` for each of their bytes where the vocabulary has these, else
+    `unknown`. `adds_space` puts one before a text, and takes it off again.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    merges = sorted(_pairs(scores), key=lambda pair: (-scores["".join(pair)], *(vocabulary[part] for part in pair)))
+    fast = Tokenizer(models.BPE(dict(vocabulary), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    spaces = normalizers.Replace(" ", _SPACE)
+    fast.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if adds_space else spaces
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    fast.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if adds_space else steps)
+    return fast
+
+
+def _pairs(scores: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    """All ways to make a piece of two."""
+    for piece in scores:
+        for middle in range(1, len(piece)):
+            left, right = piece[:middle], piece[middle:]
+            if left in scores and right in scores:
+                yield left, right
