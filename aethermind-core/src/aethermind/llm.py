@@ -88,6 +88,7 @@ class LLM:
         num_speculative_tokens: int = 8,
         prompt_lookup_max: int = 4,
         prompt_lookup_min: int = 2,
+        executor: str = "inline",
         runtime: Runtime | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -113,6 +114,7 @@ class LLM:
         followed the last `prompt_lookup_max` to `prompt_lookup_min` tokens before, `draft` asks `draft_model`, a
         smaller model with the same tokens. Answers stay the same; at most `num_speculative_tokens` are drafted at a
         time, fewer or none where that does not pay.
+        `executor` names where steps run: inline, in this process, or a plugin's.
         """
         started = time.perf_counter()
         config = EngineConfig(
@@ -143,6 +145,7 @@ class LLM:
             num_speculative_tokens=num_speculative_tokens,
             prompt_lookup_max=prompt_lookup_max,
             prompt_lookup_min=prompt_lookup_min,
+            executor=executor,
         )
         planned = plan_model(runtime or Runtime.boot(), model, config)
         self.tokenizer = planned.source.tokenizer()

@@ -67,6 +67,7 @@ def generate(
     num_speculative_tokens: options.NumSpeculativeTokens = 8,
     prompt_lookup_max: options.PromptLookupMax = 4,
     prompt_lookup_min: options.PromptLookupMin = 2,
+    executor: options.Executor = "inline",
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is written.")] = True,
     stats: Annotated[
         bool | None,
@@ -115,6 +116,7 @@ def generate(
         num_speculative_tokens=num_speculative_tokens,
         prompt_lookup_max=prompt_lookup_max,
         prompt_lookup_min=prompt_lookup_min,
+        executor=executor,
         max_num_seqs=1,
     )
     with closing(llm):

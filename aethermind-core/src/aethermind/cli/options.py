@@ -19,6 +19,7 @@ __all__ = [
     "Deterministic",
     "Device",
     "DraftModel",
+    "Executor",
     "Fallback",
     "Grammar",
     "IgnoreEos",
@@ -119,6 +120,7 @@ NumSpeculativeTokens = Annotated[
 ]
 PromptLookupMax = Annotated[int, typer.Option("--prompt-lookup-max", help="Tokens that prompt_lookup looks for first.")]
 PromptLookupMin = Annotated[int, typer.Option("--prompt-lookup-min", help="The fewest that it looks for.")]
+Executor = Annotated[str, typer.Option("--executor", help="Where steps run: inline, in this process, or a plugin's.")]
 NumThreads = Annotated[int | None, typer.Option("--threads", help="Worker threads of the device.")]
 SAMPLING_DEFAULTS: dict[str, Any] = {
     "max_tokens": 200,

@@ -89,6 +89,7 @@ def serve(
     num_speculative_tokens: options.NumSpeculativeTokens = 8,
     prompt_lookup_max: options.PromptLookupMax = 4,
     prompt_lookup_min: options.PromptLookupMin = 2,
+    executor: options.Executor = "inline",
     engine: Annotated[
         str, typer.Option(help="Where models run: each in a process of its own, or inprocess, in the server's.")
     ] = "process",
@@ -188,6 +189,7 @@ def serve(
         "num_speculative_tokens": num_speculative_tokens,
         "prompt_lookup_max": prompt_lookup_max,
         "prompt_lookup_min": prompt_lookup_min,
+        "executor": executor,
     }
     policy = RestartPolicy(max_restarts, stall_timeout_s=stall_timeout)
     with ExitStack() as stack:

@@ -19,6 +19,8 @@ _NAMES = {
     "draft_model": "model or its directory",
 }
 
+_DEFAULT_NAMES = (("device", "auto"), ("dtype", "auto"), ("scheduling_policy", "fair"), ("executor", "inline"))
+
 _KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3")
 
 
@@ -34,7 +36,7 @@ class EngineConfig:
     fraction `swap_threshold` of the blocks.
     `speculative_method` names what drafts tokens (see `engine.speculative`), at most
     `num_speculative_tokens` of a request in a step; `prompt_lookup` looks for the last `prompt_lookup_max` tokens, then
-    for fewer, down to `prompt_lookup_min`.
+    for fewer, down to `prompt_lookup_min`. `executor` names where steps run (see `engine.executors`).
 
     Raises InvalidArgumentError for values out of range.
     """
@@ -67,9 +69,10 @@ class EngineConfig:
     num_speculative_tokens: int = 8
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 2
+    executor: str = "inline"
 
     def __post_init__(self) -> None:
-        for name, default in (("device", "auto"), ("dtype", "auto"), ("scheduling_policy", "fair")):
+        for name, default in _DEFAULT_NAMES:
             if not isinstance(getattr(self, name), str):
                 raise InvalidArgumentError(f"{name} should be a name, such as {default}, got {getattr(self, name)!r}.")
         for name in (

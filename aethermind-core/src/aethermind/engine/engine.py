@@ -16,10 +16,9 @@ from aethermind.cache.host_swap_store import HostSwapStore
 from aethermind.cache.kv_cache import KVCache
 from aethermind.cache.stores.address import StoreAddress
 from aethermind.engine.decision import ScheduleDecision, StepBudget
-from aethermind.engine.kv_memory import KVMemory
 from aethermind.engine.kv_offload import KVOffload, fingerprint
 from aethermind.engine.loader import PlannedModel
-from aethermind.engine.model_runner import ModelRunner, SampledToken
+from aethermind.engine.model_runner import SampledToken
 from aethermind.engine.output import RequestOutput
 from aethermind.engine.output_builder import OutputBuilder, named_logprobs
 from aethermind.engine.policies import SharingPolicy
@@ -68,7 +67,8 @@ class Engine:
         self.planned = planned
         self.tokenizer = tokenizer
         self.costs = MeasuredCosts(clock=clock)
-        memory = KVMemory({value.name: value.type for value in planned.compiled.graph.states}, planned.open_device)
+        self.executor = planned.create_executor(planned)
+        memory = self.executor.kv_memory
         num_swap_blocks, timed = planned.num_swap_blocks, None
         self.swap_store: HostSwapStore | None = None
         if num_swap_blocks:
@@ -92,7 +92,7 @@ class Engine:
             self.kv_offload = KVOffload(planned.open_kv_store(), name, self.cache, prefix_cache, memory, self.costs)
         # Also where nobody says `close`, and at the end of the program: what was computed is to be found by others.
         self._end_offload = weakref.finalize(self, self.kv_offload.close) if self.kv_offload else None
-        self.runner = ModelRunner(planned, self.cache, memory, on_progress)
+        self.runner = self.executor.load(self.cache, on_progress)
         self.scheduler = Scheduler(self.cache, planned.policy, self.costs)
         self.speculator = open_speculator(planned, self.cache, clock)
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
@@ -255,7 +255,7 @@ class Engine:
         """Let a store have what it is still to be given, finish the device's work and give everything back."""
         if self._end_offload is not None:
             self._end_offload()
-        self.planned.open_device.backend.close()
+        self.executor.close()
 
     def _append(self, request: Request, tokens: Iterable[SampledToken], now: float) -> RequestOutput:
         builder = self._outputs[request.request_id]

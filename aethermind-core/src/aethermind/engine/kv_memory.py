@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from aethermind.hal.allocator import ALIGNMENT
 from aethermind.hal.buffer import MemoryKind
@@ -15,6 +15,9 @@ from aethermind.hal.transfer import DataTransfer
 from aethermind.ops.dims import resolve
 from aethermind.ops.schema import TensorType
 from aethermind.runtime import OpenDevice
+
+if TYPE_CHECKING:
+    from aethermind.engine.loader import PlannedModel
 
 __all__ = ["HostBlocks", "KVMemory"]
 
@@ -32,6 +35,11 @@ class KVMemory:
             for name, type in types.items()
         }
         self._opened = opened
+
+    @classmethod
+    def of(cls, planned: PlannedModel) -> Self:
+        """Memory for the blocks of a model that is planned."""
+        return cls({value.name: value.type for value in planned.compiled.graph.states}, planned.open_device)
 
     @property
     def nbytes(self) -> int:

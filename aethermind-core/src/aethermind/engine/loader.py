@@ -32,6 +32,7 @@ from aethermind.text.answer_parser import AnswerFormat
 if TYPE_CHECKING:
     from aethermind.cache.stores.kv_store import KVStore
     from aethermind.checkpoint.source import TensorSource
+    from aethermind.engine.executors.executor import ExecutorFactory
     from aethermind.engine.policies import SchedulingPolicy
     from aethermind.engine.speculative.proposer import ProposerFactory
     from aethermind.model.input_processor import InputProcessor
@@ -56,7 +57,8 @@ class PlannedModel:
     `computed` holds parameters that come from the configuration, `generation` what generation_config.json holds,
     `weight_formats` by parameter what is not to be stored dense.
     `create_input_processor` makes the model's input processor from the checkpoint's tensors, if a package has one;
-    `open_kv_store` opens the store that the engine is to share blocks with, if one was named.
+    `open_kv_store` opens the store that the engine is to share blocks with, if one was named; `create_executor` opens
+    the place where its steps run.
     """
 
     source: ModelSource
@@ -81,6 +83,7 @@ class PlannedModel:
     policy: SchedulingPolicy
     answer_format: AnswerFormat
     open_kv_store: Callable[[], KVStore] | None
+    create_executor: ExecutorFactory
     create_proposer: ProposerFactory | None = None
     draft: PlannedModel | None = None
     """The draft model of speculative decoding, where one was named; on the same open device."""
@@ -153,6 +156,7 @@ def plan_model(
     policy = runtime.policies.make(config.scheduling_policy)
     method = config.speculative_method
     create_proposer = None if method is None else runtime.proposers.get(method)
+    create_executor = runtime.executors.get(config.executor)
     source = runtime.open_source(model)
     raw = source.config()
     name = architecture_name(raw, source.path)
@@ -205,6 +209,7 @@ def plan_model(
         policy,
         runtime.answer_formats.find(name),
         None if config.kv_store is None else partial(runtime.kv_stores.open, config.kv_store),
+        create_executor,
         create_proposer,
         _plan_draft(runtime, config, kv.num_blocks, opened),
     )

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from aethermind.ops.operator import OperatorRegistry
     from aethermind.ops.weight_format import WeightFormatRegistry
+    from aethermind.runtime.executor_registry import ExecutorRegistry
     from aethermind.runtime.kv_store_registry import KVStoreRegistry
     from aethermind.runtime.policy_registry import PolicyRegistry
     from aethermind.runtime.proposer_registry import ProposerRegistry
@@ -148,6 +149,13 @@ class HookSpecs:
 
         `FACTORY(planned)` returns an `engine.speculative.Proposer`; `--speculative-method` chooses it by its name.
         What it drafts is checked by the model, so it can be slow or wrong, and answers stay what they are.
+        """
+
+    @hookspec
+    def register_executors(self, registry: ExecutorRegistry) -> None:
+        """Offer a place where a model's steps run: `registry.register(name, "module:FACTORY", provider=)`.
+
+        `FACTORY(planned)` returns an `engine.executors.Executor`; `--executor` chooses it by its name.
         """
 
     @hookspec

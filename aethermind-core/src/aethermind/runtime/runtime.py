@@ -23,6 +23,7 @@ from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.weight_format import FORMAT_NAMES, WeightFormatRegistry, parse_format
 from aethermind.plugins.discovery import PluginRecord, call_each
 from aethermind.plugins.trial import load_installed
+from aethermind.runtime.executor_registry import ExecutorRegistry
 from aethermind.runtime.kv_store_registry import KVStoreRegistry
 from aethermind.runtime.policy_registry import PolicyRegistry
 from aethermind.runtime.proposer_registry import ProposerRegistry
@@ -49,6 +50,7 @@ _KV_STORES = {
     "rediss": "redis_store:open_redis_store",
 }
 _PROPOSERS = {"prompt_lookup": "prompt_lookup:PromptLookup", "draft": "draft:DraftModel"}
+_EXECUTORS = {"inline": "inline:InlineExecutor"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class Runtime:
     policies: PolicyRegistry = field(default_factory=PolicyRegistry)
     kv_stores: KVStoreRegistry = field(default_factory=KVStoreRegistry)
     proposers: ProposerRegistry = field(default_factory=ProposerRegistry)
+    executors: ExecutorRegistry = field(default_factory=ExecutorRegistry)
     built_in: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
@@ -181,6 +184,8 @@ class Runtime:
             built_in["kv_stores"].register(name, f"aethermind.cache.stores.{target}", provider=provider)
         for name, target in _PROPOSERS.items():
             built_in["proposers"].register(name, f"aethermind.engine.speculative.{target}", provider=provider)
+        for name, target in _EXECUTORS.items():
+            built_in["executors"].register(name, f"aethermind.engine.executors.{target}", provider=provider)
 
     def _reference_kernels(self, device_type: str) -> Callable[[], list[Kernel]]:
         def load_references() -> list[Kernel]:
@@ -204,6 +209,7 @@ class Runtime:
             ("register_policies", self.policies),
             ("register_kv_stores", self.kv_stores),
             ("register_proposers", self.proposers),
+            ("register_executors", self.executors),
         ]
 
     def _call(self, hook: str, registry: Any) -> bool:

@@ -52,6 +52,7 @@ def latency(
     num_speculative_tokens: options.NumSpeculativeTokens = 8,
     prompt_lookup_max: options.PromptLookupMax = 4,
     prompt_lookup_min: options.PromptLookupMin = 2,
+    executor: options.Executor = "inline",
     as_json: options.AsJson = False,
 ) -> None:
     """Measure prefill, decode and time to first token of one batch.
@@ -81,6 +82,7 @@ def latency(
         num_speculative_tokens=num_speculative_tokens,
         prompt_lookup_max=prompt_lookup_max,
         prompt_lookup_min=prompt_lookup_min,
+        executor=executor,
         max_model_len=prompt_tokens + output_tokens,
         num_kv_blocks=batch * -(-(prompt_tokens + output_tokens) // 16),
         max_num_seqs=batch,

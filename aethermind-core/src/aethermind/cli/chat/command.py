@@ -69,6 +69,7 @@ def chat(
     num_speculative_tokens: options.NumSpeculativeTokens = 8,
     prompt_lookup_max: options.PromptLookupMax = 4,
     prompt_lookup_min: options.PromptLookupMin = 2,
+    executor: options.Executor = "inline",
     threads: options.NumThreads = None,
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Print tokens and speed of each answer.")] = False,
 ) -> None:
@@ -119,6 +120,7 @@ def chat(
             num_speculative_tokens=num_speculative_tokens,
             prompt_lookup_max=prompt_lookup_max,
             prompt_lookup_min=prompt_lookup_min,
+            executor=executor,
             num_threads=threads,
             max_num_seqs=1,
         )

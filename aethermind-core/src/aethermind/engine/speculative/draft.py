@@ -76,7 +76,7 @@ class DraftModel:
         self.cache = KVCache(
             draft.cache_spec, draft.num_kv_blocks, draft.max_model_len, prefix_cache=prefix_cache, pool=pool
         )
-        memory = KVMemory({value.name: value.type for value in draft.compiled.graph.states}, draft.open_device)
+        memory = KVMemory.of(draft)
         self._runner = ModelRunner(draft, self.cache, memory)
         self._shadows: dict[str, _Shadow] = {}
 

@@ -1,0 +1,19 @@
+"""Where the steps of a model run. `--executor` chooses one by the name under which a package registers it."""
+
+from aethermind.cache.kv_cache import KVCache
+from aethermind.engine.decision import ScheduleDecision
+from aethermind.engine.executors.executor import Executor, ExecutorFactory
+from aethermind.engine.executors.inline import InlineExecutor
+from aethermind.engine.loader import PlannedModel
+from aethermind.engine.model_runner import ModelRunner, SampledToken
+
+__all__ = [
+    "Executor",
+    "ExecutorFactory",
+    "InlineExecutor",
+    "KVCache",
+    "ModelRunner",
+    "PlannedModel",
+    "SampledToken",
+    "ScheduleDecision",
+]

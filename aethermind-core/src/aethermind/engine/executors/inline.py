@@ -1,0 +1,31 @@
+"""The executor of one device in the engine's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aethermind.engine.kv_memory import KVMemory
+from aethermind.engine.model_runner import ModelRunner
+
+if TYPE_CHECKING:
+    from aethermind.cache.kv_cache import KVCache
+    from aethermind.engine.loader import PlannedModel
+
+__all__ = ["InlineExecutor"]
+
+
+class InlineExecutor:
+    """Steps run where they are asked for: nothing stands between the engine and its `ModelRunner`."""
+
+    def __init__(self, planned: PlannedModel) -> None:
+        self.planned = planned
+        self.kv_memory = KVMemory.of(planned)
+
+    def load(self, cache: KVCache, on_progress: Callable[[int, int], None] | None = None) -> ModelRunner:
+        """Read the weights."""
+        return ModelRunner(self.planned, cache, self.kv_memory, on_progress)
+
+    def close(self) -> None:
+        """Finish the device's work and give everything back."""
+        self.planned.open_device.backend.close()
