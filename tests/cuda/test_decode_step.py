@@ -11,6 +11,7 @@ from tests.cuda.host_driver import HostDriver, fake_cubins
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.hal import Probe
+from aethermind.hal.allocator import ALIGNMENT
 from aethermind_cuda.backend import CudaBackend
 
 CSRC = ROOT / "aethermind-cuda" / "csrc"
@@ -45,12 +46,16 @@ def test_token_ids_come_down_and_index_arrays_go_up(llm: LLM, driver: HostDriver
     transfer = engine.runner.planned.open_device.backend.transfer
     padded, width = 4, 4  # three sequences, and at most 64 tokens in blocks of 16
     up_per_row = sum((4, 8, 8, 4, 4, 4)) + sum((4, 4, 4, 4, 4))
+    num_arrays = len(engine.runner.executor.host_inputs)
     for _ in range(NUM_TOKENS - 1):
         before, allocated = transfer.stats(), driver.calls["mem_alloc"]
         engine.step()
         after = transfer.stats()
         assert after.device_to_host_bytes - before.device_to_host_bytes == 4 * padded <= 8 * len(PROMPTS)
-        assert after.host_to_device_bytes - before.host_to_device_bytes <= padded * (up_per_row + 4 * width) + 4
+        up = after.host_to_device_bytes - before.host_to_device_bytes
+        assert up <= padded * (up_per_row + 4 * width) + 4 + num_arrays * ALIGNMENT
+        assert after.host_to_device_copies - before.host_to_device_copies == 1
+        assert after.device_to_host_copies - before.device_to_host_copies == 1
         assert driver.calls["mem_alloc"] == allocated
     assert not engine.has_unfinished
 

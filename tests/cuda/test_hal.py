@@ -95,7 +95,7 @@ def test_memory_belongs_to_the_current_device_and_is_copied_to_the_other(backend
     back = np.zeros(3, np.int32)
     backend.transfer.copy(Tensor.of_numpy(back, DeviceId("cuda", 1)), tensors[1])
     assert back.tolist() == [1, 2, 3]
-    assert backend.transfer.stats() == type(backend.transfer.stats())(12, 12)
+    assert backend.transfer.stats() == type(backend.transfer.stats())(12, 12, 1, 1)
 
 
 def test_priorities_are_brought_into_the_drivers_range(backend: CudaBackend) -> None:

@@ -19,7 +19,7 @@ class CannTransfer(DataTransfer):
 
     def __init__(self, streams: CannStreams) -> None:
         self._streams = streams
-        self._to_device = self._to_host = 0
+        self._stats = TransferStats(0, 0)
 
     def copy(self, destination: Tensor, source: Tensor) -> None:
         stream = self._stream_of(destination.buffer, source.buffer)
@@ -33,8 +33,7 @@ class CannTransfer(DataTransfer):
             if source.nbytes:
                 bytes_of(destination).copy_(bytes_of(source), non_blocking=True)
         to_device, from_device = _is_device(destination.buffer), _is_device(source.buffer)
-        self._to_device += source.nbytes * (to_device and not from_device)
-        self._to_host += source.nbytes * (from_device and not to_device)
+        self._stats = self._stats.counting(source.nbytes, from_device=from_device, to_device=to_device)
 
     def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:
         check_fill(destination, byte)
@@ -47,7 +46,7 @@ class CannTransfer(DataTransfer):
             used.synchronize()
 
     def stats(self) -> TransferStats:
-        return TransferStats(self._to_device, self._to_host)
+        return self._stats
 
     def _stream_of(self, *buffers: Buffer) -> CannStream:
         """The default stream of the first of them that is on a device."""

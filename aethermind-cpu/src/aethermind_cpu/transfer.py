@@ -20,7 +20,7 @@ class CpuTransfer(DataTransfer):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._host_to_device = self._device_to_host = 0
+        self._stats = TransferStats(0, 0)
 
     def copy(self, destination: Tensor, source: Tensor) -> None:
         check_copy(destination, source)
@@ -41,16 +41,12 @@ class CpuTransfer(DataTransfer):
 
     def stats(self) -> TransferStats:
         with self._lock:
-            return TransferStats(self._host_to_device, self._device_to_host)
+            return self._stats
 
     def _count(self, destination: Tensor, source: Tensor) -> None:
-        is_to_device = destination.buffer.kind is MemoryKind.DEVICE
-        is_from_device = source.buffer.kind is MemoryKind.DEVICE
+        to_device, from_device = (tensor.buffer.kind is MemoryKind.DEVICE for tensor in (destination, source))
         with self._lock:
-            if is_to_device and not is_from_device:
-                self._host_to_device += source.nbytes
-            elif is_from_device and not is_to_device:
-                self._device_to_host += source.nbytes
+            self._stats = self._stats.counting(source.nbytes, from_device=from_device, to_device=to_device)
 
 
 def _native_of(stream: Stream) -> _native.Stream:

@@ -39,6 +39,7 @@ class CudaBackend(Backend):
             supports_graph_capture=True,
             supports_peer_access=True,
             batch_sizes=BATCH_SIZES,
+            packs_inputs=True,
         )
 
     def close(self) -> None:

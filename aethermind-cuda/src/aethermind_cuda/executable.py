@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from aethermind.errors import DeviceError
-from aethermind.graph.executor import MemoryMap
+from aethermind.graph.executor import MemoryMap, addresses_in_run
 from aethermind.graph.plan import Operand, Plan, Step
 from aethermind.hal.buffer import Buffer
 from aethermind.hal.stream import Stream
@@ -101,13 +101,13 @@ class CudaExecutable:
         return dict(zip(self._names, symbols, strict=True))
 
     def _call(self, step: Step, sizes: Mapping[str, int], workspace: int) -> Call:
-        inputs = tuple(None if operand is None else self._array(operand, sizes) for operand in step.inputs)
-        outputs = tuple(self._array(operand, sizes) for operand in step.outputs)
-        return Call(inputs, outputs, step.attributes, self._facts, workspace)
+        address = addresses_in_run(self._plan, self._memory, sizes)
 
-    def _array(self, operand: Operand, sizes: Mapping[str, int]) -> DeviceArray:
-        address = self._memory[operand.place, operand.name] + operand.offset_bytes
-        return DeviceArray(address, operand.dtype, resolve(operand.shape, sizes))
+        def array(operand: Operand) -> DeviceArray:
+            return DeviceArray(address(operand), operand.dtype, resolve(operand.shape, sizes))
+
+        inputs = tuple(None if operand is None else array(operand) for operand in step.inputs)
+        return Call(inputs, tuple(map(array, step.outputs)), step.attributes, self._facts, workspace)
 
 
 def _function(step: Step) -> KernelFunction:

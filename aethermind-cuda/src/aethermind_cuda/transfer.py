@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Lock
+
 from aethermind.hal.buffer import Buffer, MemoryKind
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
@@ -22,7 +24,8 @@ class CudaTransfer(DataTransfer):
         self._driver = driver
         self._devices = devices
         self._streams = streams
-        self._to_device = self._to_host = 0
+        self._stats = TransferStats(0, 0)
+        self._lock = Lock()
 
     def copy(self, destination: Tensor, source: Tensor) -> None:
         check_copy(destination, source)
@@ -50,14 +53,12 @@ class CudaTransfer(DataTransfer):
             own.destroy()
 
     def stats(self) -> TransferStats:
-        return TransferStats(self._to_device, self._to_host)
+        return self._stats
 
     def _count(self, destination: Buffer, source: Buffer, nbytes: int) -> None:
         to_device, from_device = (buffer.kind is MemoryKind.DEVICE for buffer in (destination, source))
-        if to_device and not from_device:
-            self._to_device += nbytes
-        elif from_device and not to_device:
-            self._to_host += nbytes
+        with self._lock:
+            self._stats = self._stats.counting(nbytes, from_device=from_device, to_device=to_device)
 
 
 def _device_of(destination: Tensor, source: Tensor) -> int:

@@ -33,7 +33,10 @@ class SimBackend(Backend):
         self.events = SimEvents(self._timeline)
         self.transfer = SimTransfer(self.streams, self.faults)
         self.capabilities = Capabilities(
-            (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16), is_host_accessible=False, supports_peer_access=True
+            (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16),
+            is_host_accessible=False,
+            supports_peer_access=True,
+            packs_inputs=True,
         )
 
     def close(self) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from aethermind.errors import DeviceError
-from aethermind.graph.executor import MemoryMap, array_at
+from aethermind.graph.executor import MemoryMap, addresses_in_run, array_at
 from aethermind.graph.plan import Operand, Plan, Step
 from aethermind.hal.stream import Stream
 from aethermind_sim.memory import Region, Span, opened
@@ -17,45 +17,44 @@ from aethermind_sim.streams import SimStream
 
 __all__ = ["SimExecutable"]
 
-
-@dataclass(frozen=True, slots=True)
-class _Bound:
-    """An operand, where it is, and the memory that holds it, which the plan's owner keeps."""
-
-    operand: Operand
-    address: int
-    region: Region
-    is_written: bool
-
-    def span(self, sizes: Mapping[str, int]) -> Span:
-        """Its bytes."""
-        return Span(self.region, self.address, self.operand.nbytes(sizes), self.is_written)
-
-    def array(self, sizes: Mapping[str, int]) -> Any:
-        """A view of it, of use only while its span is open."""
-        return array_at(self.address, self.operand, sizes)
+_MOST_BOUND = 16
 
 
-class _BoundStep:
-    """A step with its memory."""
+class _Step:
+    """A step of one run: operands at their addresses, in memory that the plan's owner keeps."""
 
-    def __init__(self, step: Step, bind: Callable[[Operand, bool], _Bound]) -> None:
+    def __init__(
+        self,
+        step: Step,
+        address: Callable[[Operand], int],
+        region_at: Callable[[int], Region],
+        sizes: Mapping[str, int],
+    ) -> None:
         self._step = step
-        self._inputs = [None if operand is None else bind(operand, False) for operand in step.inputs]
-        self._outputs = [bind(operand, True) for operand in step.outputs]
+        self._sizes = sizes
+        self._inputs = [None if operand is None else (operand, address(operand)) for operand in step.inputs]
+        self._outputs = [(operand, address(operand)) for operand in step.outputs]
+        self._spans = [
+            Span(region_at(begin), begin, operand.nbytes(sizes), is_written)
+            for operands, is_written in ((self._inputs, False), (self._outputs, True))
+            for operand, begin in filter(None, operands)
+        ]
 
-    def run(self, sizes: Mapping[str, int], device: int) -> None:
+    def run(self, device: int) -> None:
         """Call the kernel; DeviceError when something it needs is on another device."""
         function = self._step.kernel.function
         assert function is not None, "the simulated device runs Python kernels only"
-        spans = [bound.span(sizes) for bound in (*self._inputs, *self._outputs) if bound is not None]
-        if any(span.region.device != device for span in spans):
+        if any(span.region.device != device for span in self._spans):
             raise DeviceError(
                 f"Step {self._step.source} runs on device {device} and has operands elsewhere: copy them there first."
             )
-        with opened(spans):
-            inputs = [None if bound is None else bound.array(sizes) for bound in self._inputs]
-            function(inputs, [bound.array(sizes) for bound in self._outputs], self._step.attributes)
+        with opened(self._spans):
+            inputs = [None if bound is None else self._array(*bound) for bound in self._inputs]
+            function(inputs, [self._array(*bound) for bound in self._outputs], self._step.attributes)
+
+    def _array(self, operand: Operand, address: int) -> Any:
+        """A view of an operand, of use only while its span is open."""
+        return array_at(address, operand, self._sizes)
 
 
 class SimExecutable:
@@ -63,28 +62,38 @@ class SimExecutable:
 
     def __init__(self, plan: Plan, memory: MemoryMap, regions: Sequence[Region]) -> None:
         """`regions` are those in use, by address."""
-        self._names = tuple(plan.symbols)
+        self._plan = plan
+        self._memory = memory
         starts = [region.address for region in regions]
-
-        def bind(operand: Operand, is_written: bool) -> _Bound:
-            address = memory[operand.place, operand.name]
-            region = regions[bisect_right(starts, address) - 1]
-            return _Bound(operand, address + operand.offset_bytes, region, is_written)
-
-        self._steps = [_BoundStep(step, bind) for step in plan.steps]
+        used = sorted({bisect_right(starts, address) - 1 for address in memory.values()})
+        self._starts = [starts[position] for position in used]
+        self._regions = [regions[position] for position in used]
+        self._bound: OrderedDict[tuple[int, ...], list[_Step]] = OrderedDict()
 
     @property
     def num_native_breaks(self) -> int:
         """Every step, because none is native."""
-        return len(self._steps)
+        return len(self._plan.steps)
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
         """Enqueue all steps."""
-        self.run_steps(symbols, 0, len(self._steps), stream)
+        self.run_steps(symbols, 0, len(self._plan.steps), stream)
 
     def run_steps(self, symbols: tuple[int, ...], begin: int, end: int, stream: Stream) -> None:
         """Enqueue `steps[begin:end]`."""
         assert isinstance(stream, SimStream), "the stream is of another backend"
-        sizes = dict(zip(self._names, symbols, strict=True))
-        for step in self._steps[begin:end]:
-            stream.submit(partial(step.run, sizes, stream.device))
+        for step in self._steps(symbols)[begin:end]:
+            stream.submit(partial(step.run, stream.device))
+
+    def _steps(self, symbols: tuple[int, ...]) -> list[_Step]:
+        """Bound for a run, and kept for the next of its sizes."""
+        if symbols not in self._bound:
+            sizes = dict(zip(self._plan.symbols, symbols, strict=True))
+            address = addresses_in_run(self._plan, self._memory, sizes)
+            self._bound[symbols] = [_Step(step, address, self._region_at, sizes) for step in self._plan.steps]
+            if len(self._bound) > _MOST_BOUND:
+                self._bound.popitem(last=False)
+        return self._bound[symbols]
+
+    def _region_at(self, address: int) -> Region:
+        return self._regions[bisect_right(self._starts, address) - 1]

@@ -24,7 +24,7 @@ class SimTransfer(DataTransfer):
     def __init__(self, streams: SimStreams, faults: Faults) -> None:
         self._streams = streams
         self._faults = faults
-        self._to_device = self._to_host = 0
+        self._stats = TransferStats(0, 0)
 
     def copy(self, destination: Tensor, source: Tensor) -> None:
         stream = self._streams.create()
@@ -40,9 +40,9 @@ class SimTransfer(DataTransfer):
             self._faults.check_copy()
             with opened(memory.spans()):
                 ctypes.memmove(to, begin, nbytes)
-            self._count(source_is_device, destination_is_device, nbytes)
+            self._stats = self._stats.counting(nbytes, from_device=from_device, to_device=to_device)
 
-        source_is_device, destination_is_device = map(_is_device, (source.buffer, destination.buffer))
+        from_device, to_device = map(_is_device, (source.buffer, destination.buffer))
         _submit(stream, work)
 
     def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:
@@ -63,13 +63,7 @@ class SimTransfer(DataTransfer):
         own.destroy()
 
     def stats(self) -> TransferStats:
-        return TransferStats(self._to_device, self._to_host)
-
-    def _count(self, source_is_device: bool, destination_is_device: bool, nbytes: int) -> None:
-        if destination_is_device and not source_is_device:
-            self._to_device += nbytes
-        elif source_is_device and not destination_is_device:
-            self._to_host += nbytes
+        return self._stats
 
 
 class _Memory:

@@ -11,7 +11,7 @@ from aethermind.hal.backend import Capabilities
 from aethermind.hal.host_memory import HostAllocator
 from aethermind.hal.numpy_backend import NumpyBackend
 
-__all__ = ["RemoteBackend"]
+__all__ = ["PackingBackend", "RemoteBackend"]
 
 
 class RemoteAllocator(HostAllocator):
@@ -41,3 +41,11 @@ class RemoteBackend(NumpyBackend):
         array = tensor.numpy().copy()
         tensor.buffer.is_host_accessible = False
         return array
+
+
+class PackingBackend(RemoteBackend):
+    """Finds the inputs of a run in one span."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.capabilities = Capabilities(self.capabilities.dtypes, is_host_accessible=False, packs_inputs=True)

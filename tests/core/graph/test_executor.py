@@ -19,7 +19,7 @@ from tests.core.graph.graphs import (
     random_builders,
     reference_values,
 )
-from tests.core.graph.remote_backend import RemoteBackend
+from tests.core.graph.remote_backend import PackingBackend, RemoteBackend
 
 from aethermind.graph import Executor, GraphBuilder, compile_graph
 from aethermind.graph.constants import ConstantStore
@@ -91,7 +91,7 @@ def assert_runs_as_the_reference(
     random_builders(),
     st.sets(st.sampled_from(COMPOSITES)).map(tuple),
     st.booleans(),
-    st.sampled_from([NumpyBackend, RemoteBackend]),
+    st.sampled_from([NumpyBackend, RemoteBackend, PackingBackend]),
     st.sampled_from([{"T": 5, "R": 2}, {"T": 1, "R": 1}, {"T": 0, "R": 0}]),
 )
 @settings(deadline=None, max_examples=100)
@@ -107,7 +107,7 @@ MODEL_GREATEST = {"T": 16, "S": 4, "R": 4, "B": 3, "X": 8, "Y": 8, "Z": 8}
 
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
-@pytest.mark.parametrize("backend", [NumpyBackend, RemoteBackend])
+@pytest.mark.parametrize("backend", [NumpyBackend, RemoteBackend, PackingBackend])
 @pytest.mark.parametrize("fused", [(), COMPOSITES], ids=["small operators", "fused operators"])
 @pytest.mark.parametrize("is_adjusted", [False, True])
 def test_models_compute_what_the_references_do(
@@ -142,7 +142,7 @@ def test_a_run_repeats_exactly_and_allocates_nothing() -> None:
     assert run.executor.arena_bytes == run.compiled.memory.arena_bytes
 
 
-@pytest.mark.parametrize("backend", [NumpyBackend, RemoteBackend])
+@pytest.mark.parametrize("backend", [NumpyBackend, RemoteBackend, PackingBackend])
 def test_capturing_hands_over_every_value_under_its_own_name(backend: type[Backend]) -> None:
     builder = model_builder()
     values = given_values(builder, MODEL_SYMBOLS)
@@ -174,7 +174,7 @@ def silu_run(backend: Backend | None = None) -> Run:
     return Run(builder, {"T": 5}, values, backend)
 
 
-@pytest.mark.parametrize("backend", [NumpyBackend, RemoteBackend])
+@pytest.mark.parametrize("backend", [NumpyBackend, RemoteBackend, PackingBackend])
 def test_outputs_may_lie_anywhere(backend: type[Backend]) -> None:
     run = silu_run(backend())
     outputs = run.outputs({"T": 2})
@@ -231,7 +231,7 @@ def test_the_null_device_computes_nothing() -> None:
     assert not run.outputs({"T": 2})["y"].any()
 
 
-@pytest.mark.parametrize("backend", [NumpyBackend, RemoteBackend])
+@pytest.mark.parametrize("backend", [NumpyBackend, RemoteBackend, PackingBackend])
 def test_capturing_a_few_values_runs_every_step(backend: type[Backend]) -> None:
     builder = model_builder()
     values = given_values(builder, MODEL_SYMBOLS)
@@ -247,7 +247,7 @@ def test_capturing_a_few_values_runs_every_step(backend: type[Backend]) -> None:
     np.testing.assert_array_equal(again.executor.output("logits", symbols), expected)
 
 
-@pytest.mark.parametrize("backend", [NumpyBackend, RemoteBackend])
+@pytest.mark.parametrize("backend", [NumpyBackend, RemoteBackend, PackingBackend])
 def test_a_timed_run_computes_and_tells_the_time_of_every_step(backend: type[Backend]) -> None:
     run = silu_run(backend())
     run.fill_inputs()
@@ -259,11 +259,17 @@ def test_a_timed_run_computes_and_tells_the_time_of_every_step(backend: type[Bac
 
 def test_input_bytes_count_what_is_copied_twice() -> None:
     assert silu_run().executor.input_bytes == 80
-    assert silu_run(RemoteBackend()).executor.input_bytes == 160
+    staged = 2 * (1 << 16)
+    assert silu_run(RemoteBackend()).executor.input_bytes == 160 + staged
 
 
 @pytest.mark.parametrize(
-    ("backend", "expected"), [(NumpyBackend, ["fill", (0, 2)]), (RemoteBackend, [(0, 1), "fill", (1, 2)])]
+    ("backend", "expected"),
+    [
+        (NumpyBackend, ["fill", (0, 2)]),
+        (RemoteBackend, [(0, 1), "fill", (1, 2)]),
+        (PackingBackend, [(0, 1), "fill", (1, 2)]),
+    ],
 )
 def test_a_late_input_is_written_beside_the_device_or_before_the_host_computes(
     backend: type[Backend], expected: list[Any], monkeypatch: pytest.MonkeyPatch

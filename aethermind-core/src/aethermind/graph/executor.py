@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from itertools import pairwise
 from typing import Any, Protocol
 
 from aethermind.graph.constants import ConstantStore
 from aethermind.graph.plan import Operand, Place, Plan, Step
+from aethermind.graph.run_inputs import CopiedInputs, Inputs, SharedInputs, place_inputs
 from aethermind.hal.backend import Backend
 from aethermind.hal.buffer import MemoryKind
 from aethermind.hal.device import DeviceId
 from aethermind.hal.dtype import DType
-from aethermind.hal.layout import num_elements
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
 from aethermind.ops.dims import resolve
-from aethermind.ops.schema import TensorType
 
-__all__ = ["CaptureHook", "Executable", "Executor", "MemoryMap", "StepLoop", "array_at"]
+__all__ = ["CaptureHook", "Executable", "Executor", "MemoryMap", "StepLoop", "addresses_in_run", "array_at"]
 
 MemoryMap = Mapping[tuple[Place, str], int]
-"""Fixed device addresses of the arena `(ARENA, "")` and of every input, state and constant of a plan."""
+"""Fixed device addresses of the arena `(ARENA, "")` and of every input, state and constant of a plan.
+
+For a backend that `packs_inputs` there may be one address for all inputs, `(INPUT, "")`: see `addresses_in_run`.
+"""
 
 CaptureHook = Callable[[str, Any], None]
 """Called with the name and the array of a value."""
@@ -67,17 +69,30 @@ class StepLoop:
         """Run `steps[begin:end]`."""
         stream.synchronize()
         sizes = dict(zip(self._names, symbols, strict=True))
+        address = addresses_in_run(self._plan, self._memory, sizes)
         for step in self._plan.steps[begin:end]:
-            self._run_step(step, sizes)
+            self._run_step(step, lambda operand: array_at(address(operand), operand, sizes))
 
-    def _run_step(self, step: Step, sizes: Mapping[str, int]) -> None:
+    def _run_step(self, step: Step, array: Callable[[Operand], Array]) -> None:
         assert step.kernel.function is not None, "the step loop runs Python kernels only"
-        inputs = [None if operand is None else self._array(operand, sizes) for operand in step.inputs]
-        outputs = [self._array(operand, sizes) for operand in step.outputs]
-        step.kernel.function(inputs, outputs, step.attributes)
+        inputs = [None if operand is None else array(operand) for operand in step.inputs]
+        step.kernel.function(inputs, [array(operand) for operand in step.outputs], step.attributes)
 
-    def _array(self, operand: Operand, sizes: Mapping[str, int]) -> Array:
-        return array_at(self._memory[operand.place, operand.name] + operand.offset_bytes, operand, sizes)
+
+def addresses_in_run(plan: Plan, memory: MemoryMap, sizes: Mapping[str, int]) -> Callable[[Operand], int]:
+    """The function that says where an operand is in a run of these sizes.
+
+    Inputs that share one span lie in it as `place_inputs` says, so their addresses depend on the sizes.
+    """
+    span = memory.get((Place.INPUT, ""))
+    places = {} if span is None else place_inputs(plan.inputs, sizes)
+
+    def address(operand: Operand) -> int:
+        if span is not None and operand.place is Place.INPUT:
+            return span + places[operand.name].begin + operand.offset_bytes
+        return memory[operand.place, operand.name] + operand.offset_bytes
+
+    return address
 
 
 def array_at(address: int, operand: Operand, sizes: Mapping[str, int]) -> Array:
@@ -91,10 +106,10 @@ def array_at(address: int, operand: Operand, sizes: Mapping[str, int]) -> Array:
 
 
 class Executor:
-    """One plan with its memory: an arena, a buffer for each input, and what it shares with others (states, constants).
+    """One plan with its memory: an arena, its inputs, and what it shares with others (states, constants).
 
     `host_inputs` are flat arrays, as long as the largest run needs: write the inputs of a run to their beginnings.
-    Where the host cannot reach the device's memory they are pinned, and `run` copies them over.
+    Where the host cannot reach the device's memory `run` copies them over.
     """
 
     def __init__(
@@ -110,17 +125,18 @@ class Executor:
         self._backend = backend
         self._stream = stream or backend.streams.default(device.index)
         self._is_host_accessible = backend.capabilities.is_host_accessible
-        self._inputs = {name: self._input_tensor(type) for name, type in plan.inputs.items()}
-        self._staging = {name: self._staging_tensor(tensor) for name, tensor in self._inputs.items()}
-        self.host_inputs: dict[str, Array] = {name: tensor.numpy() for name, tensor in self._staging.items()}
+        self._inputs: Inputs = SharedInputs(plan, backend) if self._is_host_accessible else CopiedInputs(plan, backend)
+        self.host_inputs = self._inputs.arrays
         arena = Tensor.of(backend.allocator.alloc(plan.arena_bytes), DType.UINT8, (plan.arena_bytes,))
         self._tensors = {
             (Place.ARENA, ""): arena,
-            **{(Place.INPUT, name): tensor for name, tensor in self._inputs.items()},
             **{(Place.STATE, name): states[name] for name in plan.states},
             **{(Place.CONSTANT, key): constants.tensor(key) for key in plan.constants},
         }
-        memory = {key: tensor.address for key, tensor in self._tensors.items()}
+        memory = {
+            **{key: tensor.address for key, tensor in self._tensors.items()},
+            **{(Place.INPUT, name): address for name, address in self._inputs.addresses().items()},
+        }
         self.executable: Executable = backend.compile(plan, memory) or StepLoop(plan, memory)
 
     @property
@@ -131,13 +147,19 @@ class Executor:
     @property
     def input_bytes(self) -> int:
         """Bytes set aside for the inputs of a run, on the device and where it copies them from."""
-        distinct = {id(tensor): tensor for tensor in (*self._inputs.values(), *self._staging.values())}
-        return sum(tensor.nbytes for tensor in distinct.values())
+        return self._inputs.nbytes
+
+    @property
+    def copies_inputs(self) -> bool:
+        """Whether `host_inputs` may be written again as soon as a run is enqueued: it reads a copy of them."""
+        return not self._is_host_accessible
 
     def run(self, symbols: tuple[int, ...]) -> None:
-        """Enqueue one run over what `host_inputs` hold now; `synchronize` before changing them again."""
-        if not self._is_host_accessible:
-            self._upload(self._sizes(symbols))
+        """Enqueue one run over what `host_inputs` hold now.
+
+        `synchronize` before changing them again, unless the executor `copies_inputs`.
+        """
+        self._inputs.upload(symbols, self._stream)
         self.executable.run(symbols, self._stream)
 
     def run_filling(self, symbols: tuple[int, ...], name: str, fill: Callable[[], None]) -> None:
@@ -151,12 +173,12 @@ class Executor:
             self.run(symbols)
             return
         first = self._first_use(name)
-        self._upload(self._sizes(symbols), [other for other in self.plan.inputs if other != name])
+        self._inputs.upload(symbols, self._stream, late=name)
         self.executable.run_steps(symbols, 0, first, self._stream)
         try:
             fill()
         finally:
-            self._upload(self._sizes(symbols), [name])
+            self._inputs.upload_late(name, symbols, self._stream)
             self.executable.run_steps(symbols, first, len(self.plan.steps), self._stream)
 
     def synchronize(self) -> None:
@@ -168,9 +190,7 @@ class Executor:
 
         The array is read-only and valid during the call only. A view that no step computes is not handed over.
         """
-        sizes = self._sizes(symbols)
-        if not self._is_host_accessible:
-            self._upload(sizes)
+        self._inputs.upload(symbols, self._stream)
         begin = 0
         for end, step in enumerate(self.plan.steps, start=1):
             wanted = [pair for pair in zip(step.names, step.outputs, strict=True) if names is None or pair[0] in names]
@@ -179,7 +199,7 @@ class Executor:
             self.executable.run_steps(symbols, begin, end, self._stream)
             self.synchronize()
             for name, operand in wanted:
-                array = self._fetch(operand, sizes)
+                array = self._fetch(operand, symbols)
                 array.flags.writeable = False  # what is changed here would live on in reused keys and values
                 hook(name, array)
             begin = end
@@ -187,8 +207,7 @@ class Executor:
 
     def run_timed(self, symbols: tuple[int, ...]) -> list[float]:
         """Run with a mark behind every step, wait for the end, and return what each step took in seconds."""
-        if not self._is_host_accessible:
-            self._upload(self._sizes(symbols))
+        self._inputs.upload(symbols, self._stream)
         marks = [self._backend.events.create(timing=True) for _ in range(len(self.plan.steps) + 1)]
         marks[0].record(self._stream)
         for position, mark in enumerate(marks[1:]):
@@ -199,19 +218,18 @@ class Executor:
 
     def output(self, name: str, symbols: tuple[int, ...]) -> Array:
         """An output of the last run, which must have finished; in host memory a view that the next run overwrites."""
-        return self._fetch(self.plan.outputs[name], self._sizes(symbols))
+        return self._fetch(self.plan.outputs[name], symbols)
 
-    def _sizes(self, symbols: tuple[int, ...]) -> dict[str, int]:
-        return dict(zip(self.plan.symbols, symbols, strict=True))
-
-    def _fetch(self, operand: Operand, sizes: Mapping[str, int]) -> Array:
-        owner = self._tensors[operand.place, operand.name]
-        offset_bytes = owner.offset_bytes + operand.offset_bytes
-        source = Tensor.of(owner.buffer, operand.dtype, resolve(operand.shape, sizes), offset_bytes)
+    def _fetch(self, operand: Operand, symbols: tuple[int, ...]) -> Array:
+        is_input = operand.place is Place.INPUT
+        owner = self._inputs.tensor(operand.name, symbols) if is_input else self._tensors[operand.place, operand.name]
+        shape = resolve(operand.shape, dict(zip(self.plan.symbols, symbols, strict=True)))
+        source = Tensor.of(owner.buffer, operand.dtype, shape, owner.offset_bytes + operand.offset_bytes)
         if self._is_host_accessible:
             return source.numpy()
         host = Tensor.of(self._backend.allocator.alloc(source.nbytes, MemoryKind.PINNED), source.dtype, source.shape)
-        self._backend.transfer.copy(host, source)
+        self._backend.transfer.copy_async(host, source, self._stream)
+        self._stream.synchronize()
         return host.numpy()
 
     def _first_use(self, name: str) -> int:
@@ -223,20 +241,3 @@ class Executor:
             if operand is not None and operand.place is Place.INPUT and operand.name == name
         )
         return next(used, len(self.plan.steps))
-
-    def _upload(self, sizes: Mapping[str, int], names: Iterable[str] | None = None) -> None:
-        for name in self.plan.inputs if names is None else names:
-            type = self.plan.inputs[name]
-            shape = resolve(type.shape, sizes)
-            source = Tensor.of(self._staging[name].buffer, type.dtype, shape)
-            destination = Tensor.of(self._inputs[name].buffer, type.dtype, shape)
-            self._backend.transfer.copy_async(destination, source, self._stream)
-
-    def _input_tensor(self, type: TensorType) -> Tensor:
-        count = num_elements(resolve(type.shape, self.plan.symbols))
-        return Tensor.of(self._backend.allocator.alloc(count * type.dtype.itemsize), type.dtype, (count,))
-
-    def _staging_tensor(self, tensor: Tensor) -> Tensor:
-        if self._is_host_accessible:
-            return tensor
-        return Tensor.of(self._backend.allocator.alloc(tensor.nbytes, MemoryKind.PINNED), tensor.dtype, tensor.shape)

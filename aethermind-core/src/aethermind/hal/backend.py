@@ -25,7 +25,8 @@ class Capabilities:
     `dtypes` are those of activations, the preferred one first. `is_host_accessible` means that the host may read and
     write device memory in place, so that a reference in NumPy can stand in for a missing kernel where the fallback
     policy allows it. `batch_sizes`, ascending, are the numbers of sequences for which it prepares a decode step once
-    and then repeats it (a captured graph): steps of others are padded to the next of them.
+    and then repeats it (a captured graph): steps of others are padded to the next of them. `packs_inputs` means that
+    its executables find the inputs of a run by `graph.executor.addresses_in_run`: then they go up in one copy.
     """
 
     dtypes: tuple[DType, ...]
@@ -34,6 +35,7 @@ class Capabilities:
     supports_graph_capture: bool = False
     supports_peer_access: bool = False
     batch_sizes: tuple[int, ...] = ()
+    packs_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

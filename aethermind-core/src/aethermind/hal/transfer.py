@@ -14,10 +14,27 @@ __all__ = ["DataTransfer", "TransferStats", "check_copy", "check_fill"]
 
 @dataclass(frozen=True, slots=True)
 class TransferStats:
-    """Bytes that crossed between host and device memory in each direction since the backend was opened."""
+    """Bytes that crossed between host and device memory in each direction since the backend was opened, and copies.
+
+    A backend that does not count copies leaves their numbers at 0.
+    """
 
     host_to_device_bytes: int
     device_to_host_bytes: int
+    host_to_device_copies: int = 0
+    device_to_host_copies: int = 0
+
+    def counting(self, nbytes: int, *, from_device: bool, to_device: bool) -> TransferStats:
+        """These with one more copy, where it crosses."""
+        if from_device == to_device:
+            return self
+        up, down = (nbytes, 0) if to_device else (0, nbytes)
+        return TransferStats(
+            self.host_to_device_bytes + up,
+            self.device_to_host_bytes + down,
+            self.host_to_device_copies + to_device,
+            self.device_to_host_copies + from_device,
+        )
 
 
 class DataTransfer(ABC):

@@ -1,0 +1,202 @@
+"""The inputs of a plan's runs: what the host writes, and how it comes to a device that has memory of its own."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from aethermind.graph.plan import Plan
+from aethermind.hal.allocator import ALIGNMENT
+from aethermind.hal.backend import Backend
+from aethermind.hal.buffer import MemoryKind
+from aethermind.hal.dtype import DType
+from aethermind.hal.layout import align_up, num_elements
+from aethermind.hal.stream import Stream
+from aethermind.hal.tensor import Tensor
+from aethermind.ops.dims import resolve
+from aethermind.ops.schema import TensorType
+
+__all__ = ["CopiedInputs", "Inputs", "SharedInputs", "Stretch", "place_inputs"]
+
+_FIRST_STAGING_BYTES = 1 << 16
+_MOST_REMEMBERED = 64
+
+Array = Any
+
+
+class Stretch(NamedTuple):
+    """Neighbouring bytes of a span."""
+
+    begin: int
+    nbytes: int
+
+
+def place_inputs(types: Mapping[str, TensorType], sizes: Mapping[str, int]) -> dict[str, Stretch]:
+    """Where inputs of these sizes lie in one span: one behind the other, each at a multiple of ALIGNMENT."""
+    places, end = {}, 0
+    for name, type in types.items():
+        places[name] = Stretch(align_up(end, ALIGNMENT), type.nbytes(sizes))
+        end = sum(places[name])
+    return places
+
+
+class Inputs(Protocol):
+    """The inputs of one plan."""
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """Flat arrays of the host's, as long as the largest run needs: a run reads their beginnings."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes set aside on the device and where it copies from."""
+
+    def addresses(self) -> dict[str, int]:
+        """Fixed device addresses by name, or that of the span they lie in by the name ""."""
+
+    def tensor(self, name: str, symbols: tuple[int, ...]) -> Tensor:
+        """An input on the device, as a run with these symbols reads it."""
+
+    def upload(self, symbols: tuple[int, ...], stream: Stream, late: str | None = None) -> None:
+        """Bring everything but the input `late` to the device, in the order of `stream`."""
+
+    def upload_late(self, late: str, symbols: tuple[int, ...], stream: Stream) -> None:
+        """Bring what the last `upload` left out."""
+
+
+class SharedInputs:
+    """Of a device that shares the host's memory: what the host writes is what it reads."""
+
+    def __init__(self, plan: Plan, backend: Backend) -> None:
+        self._tensors = _flat_tensors(plan, backend, MemoryKind.DEVICE)
+        self._shapes = plan.inputs
+        self._symbols = tuple(plan.symbols)
+        self.arrays: Mapping[str, Array] = {name: tensor.numpy() for name, tensor in self._tensors.items()}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors.values())
+
+    def addresses(self) -> dict[str, int]:
+        return {name: tensor.address for name, tensor in self._tensors.items()}
+
+    def tensor(self, name: str, symbols: tuple[int, ...]) -> Tensor:
+        shape = resolve(self._shapes[name].shape, dict(zip(self._symbols, symbols, strict=True)))
+        return Tensor.of(self._tensors[name].buffer, self._tensors[name].dtype, shape)
+
+    def upload(self, symbols: tuple[int, ...], stream: Stream, late: str | None = None) -> None: ...
+
+    def upload_late(self, late: str, symbols: tuple[int, ...], stream: Stream) -> None: ...
+
+
+class CopiedInputs:
+    """Of a device with memory of its own: inputs lie in one span there, and go up from page-locked memory.
+
+    A run's inputs are gathered in one of two page-locked buffers, in turn, so `arrays` may be written again as soon as
+    `upload` has returned, whether or not the device has got that far. Where the backend `packs_inputs` they lie close
+    together in the span and are copied at once; elsewhere each has its place for every run and is copied by itself.
+    """
+
+    def __init__(self, plan: Plan, backend: Backend) -> None:
+        self._plan = plan
+        self._transfer = backend.transfer
+        self._host = _flat_tensors(plan, backend, MemoryKind.HOST)
+        self.arrays: Mapping[str, Array] = {name: tensor.numpy() for name, tensor in self._host.items()}
+        greatest = place_inputs(plan.inputs, plan.symbols)
+        self._fixed = None if backend.capabilities.packs_inputs else greatest
+        self._span = backend.allocator.alloc(max((sum(place) for place in greatest.values()), default=0))
+        self._staging, self._other_staging = _Staging(backend), _Staging(backend)
+        self._places: OrderedDict[tuple[int, ...], dict[str, Stretch]] = OrderedDict()
+
+    @property
+    def nbytes(self) -> int:
+        staged = self._staging.buffer.nbytes + self._other_staging.buffer.nbytes
+        return self._span.nbytes + sum(tensor.nbytes for tensor in self._host.values()) + staged
+
+    def addresses(self) -> dict[str, int]:
+        base = self._span.address
+        return {"": base} if self._fixed is None else {name: base + place.begin for name, place in self._fixed.items()}
+
+    def tensor(self, name: str, symbols: tuple[int, ...]) -> Tensor:
+        type = self._plan.inputs[name]
+        return Tensor.of(
+            self._span, type.dtype, resolve(type.shape, self._sizes(symbols)), self._places_of(symbols)[name].begin
+        )
+
+    def upload(self, symbols: tuple[int, ...], stream: Stream, late: str | None = None) -> None:
+        self._staging, self._other_staging = self._other_staging, self._staging
+        places = self._places_of(symbols)
+        self._staging.prepare(max((sum(place) for place in places.values()), default=0))
+        self._copy({name: place for name, place in places.items() if name != late}, stream)
+
+    def upload_late(self, late: str, symbols: tuple[int, ...], stream: Stream) -> None:
+        self._copy({late: self._places_of(symbols)[late]}, stream)
+
+    def _copy(self, places: Mapping[str, Stretch], stream: Stream) -> None:
+        """Gather inputs and copy them, those that are neighbours at once."""
+        staging = self._staging
+        base = staging.buffer.address
+        for name, (begin, nbytes) in places.items():
+            ctypes.memmove(base + begin, self._host[name].address, nbytes)
+        for begin, nbytes in _joined(places.values()):
+            source, destination = (
+                Tensor.of(buffer, DType.UINT8, (nbytes,), begin) for buffer in (staging.buffer, self._span)
+            )
+            self._transfer.copy_async(destination, source, stream)
+        staging.copied.record(stream)
+
+    def _places_of(self, symbols: tuple[int, ...]) -> dict[str, Stretch]:
+        """Remembered, because decode steps of one size follow each other."""
+        places = self._places.get(symbols)
+        if places is None:
+            sizes = self._sizes(symbols)
+            places = place_inputs(self._plan.inputs, sizes)
+            if self._fixed is not None:
+                places = {name: Stretch(self._fixed[name].begin, place.nbytes) for name, place in places.items()}
+            self._places[symbols] = places
+            if len(self._places) > _MOST_REMEMBERED:
+                self._places.popitem(last=False)
+        return places
+
+    def _sizes(self, symbols: tuple[int, ...]) -> dict[str, int]:
+        return dict(zip(self._plan.symbols, symbols, strict=True))
+
+
+class _Staging:
+    """Page-locked memory for the inputs of one run, as large as the largest so far."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._allocator = backend.allocator
+        self.buffer = self._allocator.alloc(_FIRST_STAGING_BYTES, MemoryKind.PINNED)
+        self.copied = backend.events.create()
+
+    def prepare(self, nbytes: int) -> None:
+        """Wait until what it holds was copied, and make room."""
+        self.copied.synchronize()
+        if nbytes > self.buffer.nbytes:
+            self.buffer = self._allocator.alloc(1 << (nbytes - 1).bit_length(), MemoryKind.PINNED)
+
+
+def _joined(places: Iterable[Stretch]) -> list[Stretch]:
+    """What has bytes, in stretches between which there is no more than alignment."""
+    joined: list[Stretch] = []
+    for place in places:
+        if not place.nbytes:
+            continue
+        if joined and align_up(sum(joined[-1]), ALIGNMENT) == place.begin:
+            begin = joined.pop().begin
+            place = Stretch(begin, sum(place) - begin)
+        joined.append(place)
+    return joined
+
+
+def _flat_tensors(plan: Plan, backend: Backend, kind: MemoryKind) -> dict[str, Tensor]:
+    """Room for each input of the largest run."""
+    tensors = {}
+    for name, type in plan.inputs.items():
+        count = num_elements(resolve(type.shape, plan.symbols))
+        buffer = backend.allocator.alloc(count * type.dtype.itemsize, kind)
+        tensors[name] = Tensor.of(buffer, type.dtype, (count,))
+    return tensors
