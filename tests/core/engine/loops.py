@@ -89,6 +89,8 @@ class Loop:
         self.finished: list[Request] = []
         self.now = 0.0
         self.num_requests = 0
+        self.is_forcing = False
+        """Whether some tokens bring others with them, as a grammar's do."""
 
     def add(self, num_prompt: int, max_tokens: int = 4, family: int | None = None, **options: Any) -> Request:
         """Queue a request; prompts of one family begin alike."""
@@ -121,12 +123,20 @@ class Loop:
         self.scheduler.advance(decision)
         for request, _, needs_logits in decision.scheduled:
             assert needs_logits == (request.num_computed_tokens == request.num_tokens)
-            if needs_logits and (reason := request.append_token(next_token(request.all_token_ids))):
+            if needs_logits and (reason := self.append(request)):
                 self.scheduler.finish(request, reason, self.waiting, self.running)
                 self.finished.append(request)
         for rejection in decision.rejected:
             self.scheduler.finish(rejection.request, FinishReason.ABORT, self.waiting, self.running)
         return decision
+
+    def append(self, request: Request) -> FinishReason | None:
+        """The next token, and those that it forces."""
+        token_id = next_token(request.all_token_ids)
+        reason = request.append_token(token_id)
+        for _ in range(token_id % 5 if self.is_forcing else 0):
+            reason = reason or request.append_token(next_token(request.all_token_ids))
+        return reason
 
     def run(self, max_steps: int = 2000) -> None:
         for _ in range(max_steps):

@@ -41,6 +41,31 @@ class TestBatching:
         assert shares(decision) == [("r0001", 1, True), ("r0002", 3, True), ("r0003", 4, False)]
         assert (decision.num_decodes, decision.num_batched_tokens) == (1, 8)
 
+    def test_tokens_that_were_forced_are_computed_with_the_decodes(self) -> None:
+        loop = Loop(max_num_batched_tokens=8, max_num_seqs=4)
+        requests = [loop.add(2, max_tokens=30) for _ in range(3)]
+        loop.step()
+        for request, count in zip(requests, (5, 0, 2), strict=True):
+            for token_id in range(count):
+                request.append_token(token_id)
+        loop.add(9)
+        decision = loop.schedule()
+        assert shares(decision) == [("r0002", 1, True), ("r0001", 3, False), ("r0003", 3, True), ("r0004", 1, False)]
+        assert (decision.num_decodes, decision.num_extensions, decision.num_batched_tokens) == (1, 2, 8)
+        assert decision.phase == "mixed"
+
+    def test_many_tokens_of_an_answer_come_in_chunks_like_a_prompt(self) -> None:
+        loop = Loop(max_num_batched_tokens=8, max_num_seqs=4)
+        loop.scheduler._cache.max_model_len = 200
+        request = loop.add(2, max_tokens=90)
+        loop.step()
+        request.max_total_tokens = 200
+        for token_id in range(70):
+            request.append_token(token_id)
+        decision = loop.schedule()
+        assert shares(decision) == [("r0001", 8, False)]
+        assert (decision.num_extensions, decision.phase) == (0, "prefill")
+
     def test_seats_are_limited(self) -> None:
         loop = Loop(max_num_seqs=2)
         for _ in range(3):

@@ -54,6 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(POLICIES),
         is_reusing=st.booleans(),
         swap_blocks=st.none() | st.integers(0, 12),
+        is_forcing=st.booleans(),
     )
     def start(
         self,
@@ -64,11 +65,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy: Any,
         is_reusing: bool,
         swap_blocks: int | None,
+        is_forcing: bool,
     ) -> None:
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_seqs + spare_tokens}
         self.store = None if swap_blocks is None else SwapRoom(swap_blocks)
         options: Any = {"is_reusing": is_reusing, "swap_store": self.store, "costs": Swaps(4) if self.store else None}
         self.loop = Loop(num_blocks, block_size, policy, **options, **limits)
+        self.loop.is_forcing = is_forcing
         self.policy = policy
         self.requests: list[Request] = []
         self.was_squeezed = False

@@ -74,6 +74,7 @@ class SharedCacheMachine(SequenceRules, SchedulerMachine):
         spare_tokens=st.integers(0, 12),
         policy=st.sampled_from(POLICIES),
         threshold=st.sampled_from([0.0, 0.5, 1.0]),
+        is_forcing=st.booleans(),
     )
     def start(
         self,
@@ -84,6 +85,7 @@ class SharedCacheMachine(SequenceRules, SchedulerMachine):
         spare_tokens: int,
         policy: Any,
         threshold: float,
+        is_forcing: bool,
     ) -> None:
         self.memory = Memory(num_blocks, block_size, num_host_blocks)
         self.store = RefusingStore(self.memory, num_host_blocks)
@@ -94,6 +96,7 @@ class SharedCacheMachine(SequenceRules, SchedulerMachine):
         self.cache = KVCache(spec, num_blocks, MAX_MODEL_LEN, pool=pool, **options)
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_seqs + spare_tokens}
         self.loop = MemoryLoop(self.cache, self.memory, policy, **limits)
+        self.loop.is_forcing = is_forcing
         self.policy = policy
         self.requests = []
         self.was_squeezed = True

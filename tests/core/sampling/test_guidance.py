@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.end_to_end.schemas import SCHEMAS
 
 from aethermind import Runtime
 from aethermind.errors import InvalidArgumentError
@@ -85,6 +87,39 @@ def test_guides_of_one_grammar_do_not_disturb_each_other(grammars: Grammars, tok
     assert allowed(one, [a, b, a, b, a, b]) == {EOS}
     assert allowed(two, []) == allowed(grammars.guide(wanted), []) == beginning
     assert allowed(one.fork(), [a, b, a, b, a, b]) == {EOS}
+
+
+@pytest.mark.parametrize("schema", [SCHEMAS[index] for index in (11, 12, 13, 19, 28, 36, 38, 40, 43)], ids=str)
+def test_forced_tokens_are_those_that_masks_allow_alone(grammars: Grammars, schema: dict[str, Any]) -> None:
+    wanted, num_forced = StructuredOutputs(json=schema), 0
+    for seed in range(3):
+        random, guide, alone, output = Random(seed), grammars.guide(wanted), grammars.guide(wanted), list[int]()
+        while output[-1:] != [EOS]:
+            forced = guide.forced(output)
+            for token_id in forced:
+                assert allowed(alone, output) == {token_id}
+                output.append(token_id)
+            num_forced += len(forced)
+            if not forced:
+                choice = allowed(guide, output)
+                assert choice == allowed(alone, output)
+                assert len(choice) > 1
+                output.append(random.choice(sorted(choice)))
+    assert num_forced > 0
+
+
+def test_an_end_is_forced_where_there_is_one_only(tokenizer: Tokenizer) -> None:
+    for ends in ([EOS], [EOS, EOS - 1]):
+        guide = Grammars(tokenizer.as_json, VOCAB_SIZE, ends).guide(StructuredOutputs(choice=["no"]))
+        output = guide.forced([])
+        assert tokenizer.decode([token for token in output if token not in ends]) == "no"
+        assert (output[-1] == EOS) == (len(ends) == 1)
+        assert len(ends) == 1 or allowed(guide, output) == set(ends)
+
+
+def test_what_has_failed_forces_nothing(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    guide = grammars.guide(StructuredOutputs(choice=["no"]))
+    assert guide.forced(tokenizer.encode("yes")) == []
 
 
 @pytest.mark.parametrize(

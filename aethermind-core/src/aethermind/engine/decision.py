@@ -71,7 +71,7 @@ class ScheduleDecision:
     """What the next step computes. The scheduler fills it in; everybody else reads."""
 
     scheduled: list[ScheduledRequest] = field(default_factory=list)
-    """Decodes first, then decodes that check drafts, then prefill chunks, newcomers last."""
+    """Decodes first, then decodes of several tokens, then prefill chunks, newcomers last."""
     preempted: list[Request] = field(default_factory=list)
     """Moved back to `waiting`, their blocks released or swapped out."""
     rejected: list[RejectedRequest] = field(default_factory=list)
@@ -84,8 +84,8 @@ class ScheduleDecision:
     """Tokens of the step."""
     num_decodes: int = 0
     """How many leading entries of `scheduled` are decodes of one token."""
-    num_verifications: int = 0
-    """How many entries behind those check drafts."""
+    num_extensions: int = 0
+    """How many entries behind those go on by several tokens: drafts to be checked, or tokens that a grammar forced."""
 
     def prepare(self, reserved: ReserveResult) -> None:
         """Have done before the step what a reservation asks for."""
@@ -102,7 +102,7 @@ class ScheduleDecision:
     @property
     def phase(self) -> str:
         """`prefill` where no entry is a decode, `decode` where all are, else `mixed`."""
-        num_decodes = self.num_decodes + self.num_verifications
+        num_decodes = self.num_decodes + self.num_extensions
         if num_decodes == 0:
             return "prefill"
         return "decode" if num_decodes == len(self.scheduled) else "mixed"

@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from aethermind.cache.host_swap_store import HostSwapStore
 from aethermind.cache.kv_cache import KVCache
 from aethermind.cache.stores.address import StoreAddress
 from aethermind.engine.decision import ScheduleDecision, StepBudget
+from aethermind.engine.forced_tokens import forced_tokens
 from aethermind.engine.kv_offload import KVOffload, fingerprint
 from aethermind.engine.loader import PlannedModel
 from aethermind.engine.model_runner import SampledToken
@@ -259,7 +260,7 @@ class Engine:
 
     def _append(self, request: Request, tokens: Iterable[SampledToken], now: float) -> RequestOutput:
         builder = self._outputs[request.request_id]
-        for token in tokens:
+        for token in chain(tokens, forced_tokens(request)):
             if token.failure is not None:
                 return self._give_up(builder, f"Request {request.request_id} cannot go on: {token.failure}.", now)
             reason = builder.add(token.token_id, token.logprobs, request.append_token(token.token_id), now)

@@ -23,6 +23,9 @@ __all__ = ["MAX_PREEMPTIONS", "Scheduler"]
 MAX_PREEMPTIONS = 4
 """How often a request gives way. After that it is let in only where nobody will ever need its room."""
 
+_MOST_EXTENDED = 64
+"""Who has more tokens of its answer to compute, after a preemption or by force, is computed as prompts are."""
+
 
 class _Step(NamedTuple):
     """What the slower ways through a step share."""
@@ -70,10 +73,13 @@ class Scheduler:
         reserve = self._cache.reserve
         most = budget.max_num_batched_tokens
         prefills: list[Request] = []
+        extended: list[Request] = []
         starved: list[Request] = []
         for request in running:
-            if len(request.all_token_ids) - request.num_computed_tokens > 1:
-                prefills.append(request)
+            num_missing = len(request.all_token_ids) - request.num_computed_tokens
+            if num_missing > 1:
+                is_decode = request.num_computed_tokens >= request.num_prompt_tokens and num_missing <= _MOST_EXTENDED
+                (extended if is_decode else prefills).append(request)
                 continue
             if len(scheduled) == most:  # more run than fit since the budget was lowered: the last in sit it out
                 break
@@ -86,7 +92,9 @@ class Scheduler:
                 starved.append(request)
         decision.num_batched_tokens = decision.num_decodes = len(scheduled)
         if budget.max_draft_tokens and not starved:
-            self._verify(decision, budget, prefills)
+            self._verify(decision, budget, [*extended, *prefills])
+        if extended:
+            prefills[:0] = extended if starved else self._extend(decision, budget, extended)
         if starved or prefills or waiting:
             step = _Step(now, waiting, running, budget, decision)
             if self._sharing is not None and not starved:
@@ -135,8 +143,29 @@ class Scheduler:
             else:
                 decodes.append(entry)
         decision.scheduled[:] = decodes + verifications
-        decision.num_decodes, decision.num_verifications = len(decodes), len(verifications)
+        decision.num_decodes, decision.num_extensions = len(decodes), len(verifications)
         decision.num_batched_tokens = sum(entry.num_tokens for entry in decision.scheduled)
+
+    def _extend(self, decision: ScheduleDecision, budget: StepBudget, extended: list[Request]) -> list[Request]:
+        """Let those go on who have a few tokens to compute before their next, each with its part of the room.
+
+        Returns those for whom there is none: they are continued as prompts are.
+        """
+        left = []
+        room = budget.max_num_batched_tokens - decision.num_batched_tokens
+        for index, request in enumerate(extended):
+            num_missing = len(request.all_token_ids) - request.num_computed_tokens
+            count = min(num_missing, room // (len(extended) - index), budget.max_prefill_chunk or num_missing)
+            result = self._cache.reserve(request.request_id, count) if count > 0 else None
+            if result is None or result.outcome is not Outcome.OK:
+                left.append(request)
+                continue
+            decision.scheduled.append(ScheduledRequest(request, count, count == num_missing))
+            decision.prepare(result)
+            decision.num_extensions += 1
+            decision.num_batched_tokens += count
+            room -= count
+        return left
 
     # -- who runs already ------------------------------------------------------------------------------------
 
@@ -213,8 +242,8 @@ class Scheduler:
                 decision.num_batched_tokens -= entry.num_tokens
                 if index < decision.num_decodes:
                     decision.num_decodes -= 1
-                elif index < decision.num_decodes + decision.num_verifications:
-                    decision.num_verifications -= 1
+                elif index < decision.num_decodes + decision.num_extensions:
+                    decision.num_extensions -= 1
                 break
         is_unprepared = False
         if decision.copies or decision.shifts:

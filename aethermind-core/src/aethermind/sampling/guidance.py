@@ -68,7 +68,8 @@ class Grammars:
             if len(self._compiled) > _MAX_CACHED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(wanted)
-        return TokenGuide(matcher.deep_copy())
+        end = self._eos_token_ids[0] if len(self._eos_token_ids) == 1 else None
+        return TokenGuide(matcher.deep_copy(), end)
 
     @cached_property
     def _library(self) -> Any:
@@ -113,17 +114,20 @@ class Grammars:
 
 
 class TokenGuide:
-    """Where one answer stands in its grammar."""
+    """Where one answer stands in its grammar. `eos_token_id` is the only token that ends answers, None if there are
+    several.
+    """
 
-    __slots__ = ("_matcher", "_num_consumed")
+    __slots__ = ("_eos_token_id", "_matcher", "_num_consumed")
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, eos_token_id: int | None) -> None:
         self._matcher = matcher
+        self._eos_token_id = eos_token_id
         self._num_consumed = 0
 
     def fork(self) -> TokenGuide:
         """A guide of its own at the same place."""
-        copy = TokenGuide(self._matcher.deep_copy())
+        copy = TokenGuide(self._matcher.deep_copy(), self._eos_token_id)
         copy._num_consumed = self._num_consumed
         return copy
 
@@ -132,13 +136,34 @@ class TokenGuide:
 
         Returns why the answer cannot go on: a token that the grammar does not allow, or one of the limits.
         """
-        matcher = self._matcher
-        if len(output_token_ids) > self._num_consumed:
-            matcher.consume_tokens(list(output_token_ids[self._num_consumed :]))
-            self._num_consumed = len(output_token_ids)
+        matcher = self._follow(output_token_ids)
         if not matcher.is_error():
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         return _flat(matcher.get_error()) or "the grammar is exhausted" if matcher.is_error() else None
+
+    def forced(self, output_token_ids: Sequence[int]) -> list[int]:
+        """The tokens that have to follow the answer so far; none where there is a choice.
+
+        The library cuts the bytes that the grammar forces as the tokenizer does, up to where bytes that are not known
+        yet could change the cut; masks allow these very tokens, one after the other.
+        """
+        matcher = self._follow(output_token_ids)
+        if matcher.is_error():
+            return []
+        tokens: list[int] = matcher.compute_ff_tokens()
+        if tokens:
+            matcher.consume_tokens(tokens)
+            self._num_consumed += len(tokens)
+        if matcher.is_stopped() and not matcher.is_error() and self._eos_token_id is not None:
+            tokens.append(self._eos_token_id)
+        return tokens
+
+    def _follow(self, output_token_ids: Sequence[int]) -> Any:
+        """The matcher behind the answer so far."""
+        if len(output_token_ids) > self._num_consumed:
+            self._matcher.consume_tokens(list(output_token_ids[self._num_consumed :]))
+            self._num_consumed = len(output_token_ids)
+        return self._matcher
 
 
 def _without_unicode_forms(tokenizer_json: str) -> str:

@@ -40,10 +40,10 @@ class DraftingLoop(Loop):
         decision = self.schedule()
         sampled = [token for entry in decision.scheduled if entry.needs_logits for token in self._sample(*entry)]
         self.scheduler.advance(decision)
-        self.num_checked += decision.num_verifications
+        self.num_checked += decision.num_extensions
         assert decision.num_batched_tokens == sum(entry.num_tokens for entry in decision.scheduled)
         assert decision.num_batched_tokens <= self.budget.max_num_batched_tokens
-        assert decision.num_decodes + decision.num_verifications <= len(decision.scheduled)
+        assert decision.num_decodes + decision.num_extensions <= len(decision.scheduled)
         for token in self.speculator.settle(decision, sampled):
             if not token.request.is_finished and (reason := token.request.append_token(token.token_id)):
                 self.scheduler.finish(token.request, reason, self.waiting, self.running)

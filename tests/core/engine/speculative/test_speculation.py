@@ -171,8 +171,8 @@ def test_prompts_and_drafts_in_one_step(runtime: Runtime) -> None:
     engine.step()
     engine.add_request("sampled 1", PROMPTS[1], params("sampled"))
     assert answers_of(finish(engine)) == answers_of(expected)
-    assert any(one.num_verifications and one.phase == "mixed" for one in seen)
-    assert any(one.num_verifications == 2 and one.phase == "decode" for one in seen)
+    assert any(one.num_extensions and one.phase == "mixed" for one in seen)
+    assert any(one.num_extensions == 2 and one.phase == "decode" for one in seen)
 
 
 def test_abort_between_steps(runtime: Runtime) -> None:

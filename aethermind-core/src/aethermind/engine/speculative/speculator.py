@@ -88,14 +88,18 @@ class Speculator:
         if not self._is_awake:
             return sampled
         kept, position = sampled[: decision.num_decodes], decision.num_decodes
-        for request, num_tokens, _ in decision.scheduled[position : position + decision.num_verifications]:
-            tokens = sampled[position : position + num_tokens]
-            position += num_tokens
-            num_accepted = count_accepted(request.draft_token_ids[: num_tokens - 1], [one.token_id for one in tokens])
+        for request, _, needs_logits in decision.scheduled[position : position + decision.num_extensions]:
+            num_drafts = request.num_computed_tokens - len(request.all_token_ids)
+            tokens = sampled[position : position + num_drafts + 1] if needs_logits else []
+            position += len(tokens)
+            num_accepted = 0
+            if num_drafts > 0:
+                num_accepted = count_accepted(request.draft_token_ids[:num_drafts], [one.token_id for one in tokens])
+                self._judge(request, num_drafts, num_accepted)
             kept += tokens[: num_accepted + 1]
-            self._judge(request, num_tokens - 1, num_accepted)
         kept += sampled[position:]
-        self._learn_times(decision, len(kept))
+        if len(sampled) == decision.num_batched_tokens:  # tokens that a grammar forced are computed without a row
+            self._learn_times(decision, len(kept))
         for request in self._drafted:
             request.draft_token_ids = []
         self._drafted = []

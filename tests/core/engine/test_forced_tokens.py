@@ -1,0 +1,106 @@
+"""Tokens that a grammar forces take no step of their own, and change nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.core.engine.engines import open_engine
+from tests.core.engine.speculative.drafting import Scripted, finish, speculate_with
+
+from aethermind import CompletionOutput, Runtime, SamplingParams, StructuredOutputs
+from aethermind.engine.engine import Engine
+
+ANIMAL, NUMBER = {"enum": ["hedgehog", "squirrel"]}, {"type": "integer", "minimum": 0, "maximum": 99}
+SCHEMA = {"properties": {"animal": ANIMAL, "number": NUMBER}, "required": ["animal", "number"]}
+SCHEMA |= {"type": "object", "additionalProperties": False}
+PROMPTS = [[(7 * index + 11 * token) % 900 + 5 for token in range(4 + 3 * index)] for index in range(5)]
+OPTIONS: dict[str, Any] = {"max_model_len": 96, "num_kv_blocks": 96, "block_size": 4, "deterministic": True}
+
+
+def params(index: int, **more: Any) -> SamplingParams:
+    wanted = {"structured_outputs": StructuredOutputs(json=SCHEMA), "temperature": 1.0, "seed": index}
+    return SamplingParams(**{"max_tokens": 60, **wanted, **more})
+
+
+def run(engine: Engine, **more: Any) -> dict[str, list[CompletionOutput]]:
+    """Answers to all prompts at once, and one request without a grammar among them."""
+    for index, prompt in enumerate(PROMPTS):
+        engine.add_request(f"guided {index}", prompt, params(index, **more))
+    free = {"structured_outputs": None, "temperature": 0.0, "max_tokens": 30}
+    engine.add_request("free", PROMPTS[0] * 3, params(9, **{**more, **free}))
+    return {name: output.outputs for name, output in finish(engine).items()}
+
+
+def told(answers: dict[str, list[CompletionOutput]]) -> dict[str, list[tuple[Any, ...]]]:
+    """All of the answers but log probabilities."""
+    return {
+        name: [(one.text, one.token_ids, one.finish_reason, one.stop_reason) for one in outputs]
+        for name, outputs in answers.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def engine(runtime: Runtime) -> Engine:
+    return open_engine(runtime, "cpu", **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"temperature": 0.0},
+        {"top_p": 0.8, "repetition_penalty": 1.2, "presence_penalty": 0.3},
+        {"n": 3},
+        {"max_tokens": 4},
+        {"stop": ["hog"]},
+        {"stop": ["quir", '"num']},
+    ],
+    ids=str,
+)
+def test_answers_are_those_of_single_steps(engine: Engine, more: dict[str, Any]) -> None:
+    single = run(engine, **more, logprobs=1)  # who wants log probabilities has every token computed
+    assert all(len(one.logprobs or ()) == len(one.token_ids) for outputs in single.values() for one in outputs)
+    assert told(run(engine, **more)) == told(single)
+
+
+def test_they_take_fewer_steps_than_tokens(engine: Engine) -> None:
+    engine.add_request("one", PROMPTS[0], params(1))
+    num_steps = 0
+    while engine.has_unfinished:
+        (output,) = engine.step()
+        num_steps += 1
+    answer = output.outputs[0]
+    assert answer.finish_reason == "stop"
+    assert answer.token_ids[-1] in engine.planned.eos_token_ids
+    assert num_steps <= len(answer.token_ids) / 2
+    assert engine.cache.num_available_blocks == engine.planned.num_kv_blocks
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_kv_blocks": 30}, {"max_num_batched_tokens": 7, "max_num_seqs": 6}, {"max_num_seqs": 1}],
+    ids=str,
+)
+def test_neither_pressure_nor_limits_change_a_token(runtime: Runtime, engine: Engine, options: dict[str, Any]) -> None:
+    other = open_engine(runtime, "cpu", **{**OPTIONS, **options})
+    assert told(run(other)) == told(run(engine))
+    assert other.num_preemptions > 0 or "num_kv_blocks" not in options
+
+
+def test_others_go_on_checking_drafts(runtime: Runtime, engine: Engine) -> None:
+    expected = run(engine)
+    (free,) = expected["free"]
+    drafting = open_engine(runtime, "cpu", **OPTIONS, speculative_method="prompt_lookup")
+    speculator = speculate_with(
+        drafting, Scripted(lambda request, most: free.token_ids[request.num_output_tokens :][:most])
+    )
+    assert told(run(drafting)) == told(expected)
+    assert speculator.num_accepted_tokens > 10
+
+
+def test_what_else_is_asked_of_tokens_is_kept(engine: Engine) -> None:
+    """A bad word is one even where the grammar has no other."""
+    engine.add_request("one", PROMPTS[0], params(1, bad_words=["number", '"number', "num"]))
+    outputs = finish(engine)["one"].outputs
+    assert "number" not in outputs[0].text
