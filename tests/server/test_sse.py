@@ -11,20 +11,11 @@ from typing import Any
 import pytest
 
 from aethermind.server import sse
+from aethermind.server.framing import Event, Framing
 from aethermind.server.openai.errors import as_api_error
 from aethermind.server.sse import EventStream
 
-
-class Framing:
-    """Events as their numbers."""
-
-    last_word = b"end"
-
-    def encode(self, event: dict[str, Any]) -> bytes:
-        return str(event).encode()
-
-    def failure(self, error: Any) -> dict[str, Any]:
-        return {"error": error.code}
+PLAIN = Framing(lambda event: str(event).encode(), lambda error: {"error": error.code}, b"end")
 
 
 class Client:
@@ -53,10 +44,10 @@ class Client:
         async with self.heard:
             self.heard.notify_all()
 
-    async def serve(self, events: AsyncIterator[dict[str, Any]], timeout_s: float = 60.0) -> None:
+    async def serve(self, events: AsyncIterator[list[Event]], timeout_s: float = 60.0) -> None:
         resources = AsyncExitStack()
         resources.callback(setattr, self, "is_closed", True)
-        stream = EventStream(events, resources, framing=Framing(), slow_reader_timeout_s=timeout_s)  # type: ignore[arg-type]
+        stream = EventStream(events, resources, framing=PLAIN, slow_reader_timeout_s=timeout_s)
         scope: Any = {"state": {"record": self.record, "cut": lambda: setattr(self, "is_cut", True)}}
         await asyncio.wait_for(stream(scope, self.receive, self.send), 30)
         assert self.is_closed
@@ -69,11 +60,11 @@ def test_a_silent_stream_shows_signs_of_life_between_its_events(monkeypatch: pyt
     async def talk() -> list[bytes]:
         client = Client()
 
-        async def events() -> AsyncIterator[dict[str, Any]]:
+        async def events() -> AsyncIterator[list[Event]]:
             for number in range(2):
                 async with client.heard:
                     await client.heard.wait_for(lambda: client.got[-2:] == [b": keep-alive\n\n"] * 2)
-                yield {"n": number}
+                yield [{"n": number}]
 
         await client.serve(events())
         assert client.is_complete
@@ -88,8 +79,8 @@ def test_an_error_on_the_way_is_the_last_event() -> None:
     async def talk() -> Client:
         client = Client()
 
-        async def events() -> AsyncIterator[dict[str, Any]]:
-            yield {"n": 0}
+        async def events() -> AsyncIterator[list[Event]]:
+            yield [{"n": 0}]
             raise ValueError("broken")
 
         await client.serve(events())
@@ -105,9 +96,9 @@ def test_who_leaves_ends_the_events() -> None:
     async def talk() -> tuple[Client, list[str]]:
         client, ended = Client(), list[str]()
 
-        async def events() -> AsyncIterator[dict[str, Any]]:
+        async def events() -> AsyncIterator[list[Event]]:
             try:
-                yield {"n": 0}
+                yield [{"n": 0}]
                 client.leaves.set()
                 await asyncio.Event().wait()
             finally:
@@ -130,12 +121,12 @@ def test_who_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch, is_silent
     async def talk() -> Client:
         client = Client()
 
-        async def events() -> AsyncIterator[dict[str, Any]]:
-            yield {"n": 0}
+        async def events() -> AsyncIterator[list[Event]]:
+            yield [{"n": 0}]
             client.is_reading = False
             if is_silent:
                 await asyncio.Event().wait()
-            yield {"n": 1}
+            yield [{"n": 1}]
 
         await client.serve(events(), timeout_s=0.01)
         return client

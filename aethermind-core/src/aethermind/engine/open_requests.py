@@ -46,24 +46,25 @@ class OpenRequests:
         """
         name = f"async-{next(self._ids)}" if name is None else name
         mailbox = self._open(name)
-        deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        # One alarm for the whole answer: a timeout around each of its tokens would cost more than taking the token.
+        alarm = None
+        if timeout_s is not None:
+            alarm = asyncio.get_running_loop().call_later(timeout_s, mailbox.put, _too_late(name, timeout_s))
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout(timeout_s):
                 await add(name)
             while True:
-                async with asyncio.timeout_at(deadline):
-                    output = await mailbox.take()
+                output = await mailbox.take()
                 if output.error is not None:
                     raise AetherMindError(output.error)
                 yield output
                 if output.finished:
                     return
         except TimeoutError:
-            raise RequestTimeoutError(
-                f"Request {name} was not finished after {timeout_s:g} seconds and was cancelled; allow more time, or "
-                "ask for fewer tokens."
-            ) from None
+            raise _too_late(name, timeout_s) from None
         finally:
+            if alarm is not None:
+                alarm.cancel()
             del self._mailboxes[name]
             if not self._mailboxes:
                 self._is_idle.set()
@@ -95,26 +96,35 @@ class OpenRequests:
         return mailbox
 
 
+def _too_late(name: str, timeout_s: float | None) -> RequestTimeoutError:
+    return RequestTimeoutError(
+        f"Request {name} was not finished after {timeout_s:g} seconds and was cancelled; allow more time, or ask for "
+        "fewer tokens."
+    )
+
+
 class _Mailbox:
     """The newest state of one request. What was not taken in time is replaced by what came after."""
 
-    __slots__ = ("_is_full", "_newest")
+    __slots__ = ("_newest", "_waiter")
 
     def __init__(self) -> None:
         self._newest: RequestOutput | Exception | None = None
-        self._is_full = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
 
     def put(self, newest: RequestOutput | Exception) -> None:
         held = self._newest
         if isinstance(held, Exception) or (held is not None and held.finished):
             return
         self._newest = newest
-        self._is_full.set()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def take(self) -> RequestOutput:
-        """Wait for a state that was not taken yet."""
-        await self._is_full.wait()
-        self._is_full.clear()
+        """Wait for a state that was not taken yet; for one task."""
+        if self._newest is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         newest, self._newest = self._newest, None
         if isinstance(newest, Exception):
             raise newest

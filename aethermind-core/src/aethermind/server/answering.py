@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aethermind.server.observation.records import GenerationRecord
 from aethermind.server.openai.answers import Answer, PartCutter
@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from aethermind.engine.prompt_reader import EnginePrompt
     from aethermind.engine.request_options import RequestOptions
     from aethermind.sampling.params import SamplingParams
+    from aethermind.server.framing import Event
     from aethermind.server.limits import Stay
     from aethermind.server.observation.metrics import Metrics
     from aethermind.server.observation.records import HttpRecord
     from aethermind.server.served_model import ServedModel
+
+    _State = tuple[int, RequestOutput]
 
 __all__ = ["Answering", "told"]
 
@@ -58,20 +61,18 @@ class Answering:
             tasks = [group.create_task(self._last(i, prompt)) for i, prompt in enumerate(prompts)]
         return [task.result() for task in tasks]
 
-    async def states(self, prompts: Sequence[EnginePrompt]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    def states(self, prompts: Sequence[EnginePrompt]) -> AsyncGenerator[_State, None]:
         """The state of whichever answer has grown, with its prompt's place, until all are finished."""
         self._num_prompts = len(prompts)
-        if len(prompts) == 1:
-            async with aclosing(self._states_of(0, prompts[0])) as states:
-                async for state in states:
-                    yield 0, state
-            return
-        news: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue(maxsize=len(prompts))
+        return self._states_of(0, prompts[0]) if len(prompts) == 1 else self._merged(prompts)
+
+    async def _merged(self, prompts: Sequence[EnginePrompt]) -> AsyncGenerator[_State, None]:
+        news: asyncio.Queue[_State | Exception | None] = asyncio.Queue(maxsize=len(prompts))
 
         async def follow(index: int) -> None:
             try:
                 async for state in self._states_of(index, prompts[index]):
-                    await news.put((index, state))
+                    await news.put(state)
             except Exception as error:
                 await news.put(error)
             else:
@@ -94,11 +95,11 @@ class Answering:
 
     async def _last(self, index: int, prompt: EnginePrompt) -> RequestOutput:
         async with aclosing(self._states_of(index, prompt)) as states:
-            async for state in states:
+            async for _, state in states:
                 last = state
         return last
 
-    async def _states_of(self, index: int, prompt: EnginePrompt) -> AsyncGenerator[RequestOutput, None]:
+    async def _states_of(self, index: int, prompt: EnginePrompt) -> AsyncGenerator[_State, None]:
         record, params = self._record, self._params
         states = self._model.engine.generate(
             prompt, params, options=self._options, request_id=self._id_of(index), timeout_s=self._timeout_s
@@ -108,10 +109,12 @@ class Answering:
         if record.prompts is not None:
             record.prompts.append(prompt.token_ids if prompt.text is None else prompt.text)
         try:
-            async with aclosing(self._metrics.observed(generation, states)) as observed:
-                async for state in observed:
-                    self._stay.begin()
-                    yield state
+            with self._metrics.observing(generation):
+                async with aclosing(states):
+                    async for state in states:
+                        self._stay.begin()
+                        self._metrics.grow(generation, state)
+                        yield index, state
         finally:
             self._stay.spend(generation.num_output_tokens)
 
@@ -120,19 +123,27 @@ class Answering:
 
 
 async def told(
-    states: AsyncIterator[tuple[int, RequestOutput]], answer: Answer, num_answers: int
-) -> AsyncGenerator[dict[str, Any], None]:
-    """The events of a stream: a beginning, parts of the `num_answers` to each prompt as they grow, and an end."""
-    for event in answer.begin():
-        yield event
-    cutters: dict[tuple[int, int], PartCutter] = {}
+    first: Awaitable[_State], others: AsyncIterator[_State], answer: Answer, num_answers: int
+) -> AsyncGenerator[list[Event], None]:
+    """The events of a stream, those that come together in a list: a beginning, parts of the `num_answers` to each
+    prompt as they grow, and an end.
+    """
+    yield list(answer.begin())
+    cutters: dict[int, PartCutter] = {}
     last: dict[int, RequestOutput] = {}
-    async for place, output in states:
+    state: _State | None = await first
+    while state is not None:
+        place, output = state
         last[place] = output
+        events: list[Event] = []
         for one in output.outputs:
-            part = cutters.setdefault((place, one.index), PartCutter()).cut(one)
+            index = place * num_answers + one.index
+            cutter = cutters.get(index)
+            if cutter is None:
+                cutter = cutters[index] = PartCutter()
+            part = cutter.cut(one)
             if part is not None:
-                for event in answer.part(place * num_answers + one.index, output, part):
-                    yield event
-    for event in answer.end([last[place] for place in sorted(last)]):
-        yield event
+                events += answer.part(index, output, part)
+        yield events
+        state = await anext(others, None)
+    yield list(answer.end([last[place] for place in sorted(last)]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fastapi.responses import Response
 
@@ -14,7 +14,7 @@ from aethermind.server.openai.errors import as_api_error
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from aethermind.server.framing import Framing
+    from aethermind.server.framing import Event, Framing
 
 __all__ = ["EventStream", "KEEP_ALIVE_S", "until_gone"]
 
@@ -25,7 +25,8 @@ _KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class EventStream(Response):
-    """Sends each object as an event, then a last word. An error on the way is an event too, the last before it.
+    """Sends events, those that come together at once, then a last word. An error on the way is an event too, the last
+    before it.
 
     `resources` are closed when the stream ends, however it ends: finished, the client gone, or reading too slowly.
     """
@@ -34,7 +35,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncIterator[dict[str, Any]],
+        events: AsyncIterator[list[Event]],
         resources: AsyncExitStack,
         *,
         framing: Framing,
@@ -52,7 +53,7 @@ class EventStream(Response):
         async with self._resources:
             # One task for all events of a stream: one for each of them would cost as much as the event itself.
             sending = asyncio.create_task(self._send(scope, writer))
-            others = {asyncio.create_task(until_gone(receive)), asyncio.create_task(writer.keep_alive())}
+            others = {asyncio.create_task(until_gone(receive)), asyncio.create_task(writer.watch())}
             try:
                 done, _ = await asyncio.wait({sending, *others}, return_when=asyncio.FIRST_COMPLETED)
                 if any(isinstance(task.exception(), _SlowReaderError) for task in done):
@@ -68,10 +69,9 @@ class EventStream(Response):
     async def _send(self, scope: Scope, writer: _Writer) -> None:
         await writer.start(self.status_code, self.raw_headers)
         try:
-            async for event in self._events:
-                await writer.write(self._framing.encode(event))
-        except _SlowReaderError:
-            raise  # and nothing is said: what was sent stays without an end, so that it is not taken for whole
+            async for events in self._events:
+                if events:
+                    await writer.write(self._framing.written(events))
         except Exception as error:
             failure = as_api_error(error)
             scope["state"]["record"].error_code = failure.code
@@ -80,36 +80,53 @@ class EventStream(Response):
 
 
 class _Writer:
-    """The body of a response: events from one task, signs of life from another while there are none."""
+    """The body of a response: events from one task, while another watches over it."""
 
     def __init__(self, send: Send, timeout_s: float) -> None:
         self._send = send
         self._timeout_s = timeout_s
         self._now = asyncio.get_running_loop().time
         self._last_s = self._now()
-        self._sending = asyncio.Lock()
+        self._waits_since_s: float | None = None
+        """Since when a part waits for the client to read; None while none does."""
 
     async def start(self, status: int, headers: Any) -> None:
-        async with self._sending:
-            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._tell({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
-        """Send a part; _SlowReaderError where the client does not take it."""
+        """Send a part, however long it takes: `watch` knows when that is too long."""
+        await self._tell({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    async def _tell(self, message: Any) -> None:
+        self._waits_since_s = self._now()
+        await self._send(message)
+        self._last_s, self._waits_since_s = self._waits_since_s, None
+
+    async def watch(self) -> NoReturn:
+        """Write a comment after each KEEP_ALIVE_S of silence; _SlowReaderError where the client does not read.
+
+        It looks as rarely as it may: a timer around every part would cost more than the part.
+        """
+        while True:
+            now, since_s = self._now(), self._waits_since_s
+            if since_s is not None:
+                wait_s = since_s + self._timeout_s - now
+                if wait_s <= 0:
+                    raise _SlowReaderError
+            else:
+                wait_s = min(self._last_s + KEEP_ALIVE_S - now, self._timeout_s)
+                if wait_s <= 0:
+                    await self._keep_alive()
+                    continue
+            await asyncio.sleep(wait_s)
+
+    async def _keep_alive(self) -> None:
         try:
-            async with asyncio.timeout(self._timeout_s), self._sending:
-                await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+            async with asyncio.timeout(self._timeout_s):
+                await self._send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
         except TimeoutError:
             raise _SlowReaderError from None
         self._last_s = self._now()
-
-    async def keep_alive(self) -> None:
-        """Write a comment after each KEEP_ALIVE_S of silence, for ever."""
-        while True:
-            await asyncio.sleep(max(0.0, self._last_s + KEEP_ALIVE_S - self._now()))
-            if self._sending.locked():
-                self._last_s = self._now()  # a part is on its way
-            elif self._now() - self._last_s >= KEEP_ALIVE_S:
-                await self.write(_KEEP_ALIVE)
 
 
 class _SlowReaderError(Exception):

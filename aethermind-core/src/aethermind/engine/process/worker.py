@@ -141,12 +141,13 @@ class _Worker:
         self._outbox = outbox
         self._names: dict[int, str] = {}
         self._handles: dict[str, int] = {}
+        self._told: EngineStats | None = None
 
     def run(self) -> None:
         """Return when told to close."""
         engine, outbox = self._engine, self._outbox
         while True:
-            outbox.stats = EngineStats.of(engine)
+            self._tell_stats()
             is_all_said = outbox.flush()
             if not engine.has_unfinished:
                 select.select([self._inbox.sock], [] if is_all_said else [self._inbox.sock], [], _IDLE_S)
@@ -157,6 +158,12 @@ class _Worker:
             if engine.has_unfinished:
                 for output in engine.step():
                     self._put(output.request_id, output)
+
+    def _tell_stats(self) -> None:
+        """Unless nothing changed and there is other news: silence would be taken for a step that never ends."""
+        stats = EngineStats.of(self._engine)
+        if stats != self._told or self._outbox.is_empty:
+            self._outbox.stats = self._told = stats
 
     def _obey(self, message: Add | Abort | Forget | Ask) -> None:
         match message:

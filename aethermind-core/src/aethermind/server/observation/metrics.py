@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from aethermind.server.observation.engine_metrics import EngineCollector
+from aethermind.server.observation.token_metrics import TokenCollector
 from aethermind.server.openai.errors import LIMIT_CODES
 
 if TYPE_CHECKING:
@@ -49,14 +50,14 @@ class Metrics:
 
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished requests.")
         self._cached_tokens = counter("prompt_tokens_cached", "Prompt tokens whose keys and values were known.")
-        self._output_tokens = counter("generation_tokens", "Tokens written.")
+        self._tokens = TokenCollector(_STEP_SECONDS)
+        registry.register(self._tokens)
         self._finished = counter(
             "request_success",
             "Answers ended, by reason: stop, length, abort (the client left), error.",
             "finished_reason",
         )
         self._first_token = histogram("time_to_first_token_seconds", "From arrival to the first token.")
-        self._between_tokens = histogram("inter_token_latency_seconds", "Between two tokens.", _STEP_SECONDS)
         self._per_token = histogram(
             "time_per_output_token_seconds", "Mean time between tokens of a request.", _STEP_SECONDS
         )
@@ -96,17 +97,11 @@ class Metrics:
         """Count an HTTP request that is over."""
         self._http_open.dec()
 
-    async def observed(
-        self, record: GenerationRecord, states: AsyncGenerator[RequestOutput, None]
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """The same states, noted in `record` and counted: tokens as they come, the rest at the end, whichever it is."""
+    @contextmanager
+    def observing(self, record: GenerationRecord) -> Iterator[None]:
+        """Count a request's end, whichever it is; its states are told to `grow` meanwhile."""
         try:
-            async with aclosing(states):
-                async for output in states:
-                    self._count_tokens(record, output)
-                    if output.finished:
-                        self._count(record)
-                    yield output
+            yield
         except Exception:
             record.finish_reasons = ("error",)
             self._count(record)
@@ -116,16 +111,18 @@ class Metrics:
                 record.finish_reasons = ("abort",)
                 self._count(record)
 
-    def _count_tokens(self, record: GenerationRecord, output: RequestOutput) -> None:
+    def grow(self, record: GenerationRecord, output: RequestOutput) -> None:
+        """Note the newest state of a request in its record, and count what came with it."""
         before_s, num_new = record.last_token_s, record.grow(output)
-        if not num_new or record.last_token_s is None:
-            return
-        self._output_tokens.labels(record.model).inc(num_new)
-        if before_s is None:
-            self._first_token.labels(record.model).observe(record.last_token_s - record.arrived_s)
-        else:
-            gap_s = (record.last_token_s - before_s) * len(output.outputs) / num_new
-            self._between_tokens.labels(record.model).observe(gap_s)
+        if num_new and record.last_token_s is not None:
+            if before_s is None:
+                self._first_token.labels(record.model).observe(record.last_token_s - record.arrived_s)
+                self._tokens.count(record.model, num_new, None)
+            else:
+                gap_s = (record.last_token_s - before_s) * len(output.outputs) / num_new
+                self._tokens.count(record.model, num_new, gap_s)
+        if output.finished:
+            self._count(record)
 
     def _count(self, record: GenerationRecord) -> None:
         model = record.model

@@ -42,7 +42,7 @@ class GenerationRecord:
 
     def grow(self, output: RequestOutput) -> int:
         """Take the newest state; returns how many tokens came with it."""
-        num_output_tokens = sum(len(one.token_ids) for one in output.outputs)
+        num_output_tokens = sum([len(one.token_ids) for one in output.outputs])
         num_new = num_output_tokens - self.num_output_tokens
         self.num_output_tokens = num_output_tokens
         if num_new:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aethermind.server.framing import UNNAMED, Framing
+from aethermind.server.framing import UNNAMED, Event, Framing
 
 if TYPE_CHECKING:
     from aethermind.engine.output import CompletionOutput, Logprob, RequestOutput
@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "PartCutter", "TextPart", "own_id", "usage_of"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextPart:
-    """What an answer gained. `offset` counts the characters before it; `finish_reason` is set in the last part."""
+    """What an answer gained. `offset` counts the characters before it; `finish_reason` is set in the last part.
+
+    There is one for every token, so it is not frozen (see `engine.output`).
+    """
 
     text: str
     token_ids: list[int]
@@ -26,6 +29,11 @@ class TextPart:
     is_first: bool
     finish_reason: str | None
     stop_reason: str | int | None
+
+    @property
+    def is_only_text(self) -> bool:
+        """Whether there is nothing to tell but its text."""
+        return self.logprobs is None and self.finish_reason is None
 
 
 class PartCutter:
@@ -67,15 +75,15 @@ class Answer(ABC):
         """All of it at once."""
 
     @abstractmethod
-    def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[dict[str, Any]]:
+    def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[Event]:
         """The events that tell a part of the choice `index`."""
 
-    def begin(self) -> Iterable[dict[str, Any]]:
+    def begin(self) -> Iterable[Event]:
         """The events before the first part."""
         return ()
 
     @abstractmethod
-    def end(self, outputs: Sequence[RequestOutput]) -> Iterable[dict[str, Any]]:
+    def end(self, outputs: Sequence[RequestOutput]) -> Iterable[Event]:
         """The events after the last part."""
 
 

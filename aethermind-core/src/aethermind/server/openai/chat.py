@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from aethermind.server.framing import TextEvents
 from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from aethermind.engine.output import CompletionOutput, Logprob, RequestOutput
     from aethermind.engine.prompt_reader import Prompt
     from aethermind.sampling.params import SamplingParams
+    from aethermind.server.framing import Event
     from aethermind.server.served_model import ServedModel
 
 __all__ = ["ChatAnswer", "ChatMessage", "ChatRequest", "written"]
@@ -119,25 +121,29 @@ class ChatAnswer(Answer):
         self._head = {"id": own_id(request_id, "chatcmpl-"), "created": int(time.time()), "model": model.name}
         self._new_reader = partial(AnswerReader, request, model.answer_format)
         self._readers: dict[int, AnswerReader] = {}
+        self._texts = TextEvents(self.framing, lambda index, text: self._chunk(index, delta_of(Content(text))))
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices = [self._whole_choice(one) for output in outputs for one in output.outputs]
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage_of(outputs)}
 
-    def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[dict[str, Any]]:
+    def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[Event]:
         if part.is_first:
             self._readers[index] = self._new_reader()
             yield self._chunk(index, {"role": "assistant", "content": ""})
         reader = self._readers[index]
         pieces = reader.read(part.text, is_last=part.finish_reason is not None)
         logprobs = self._logprobs(part.token_ids, part.logprobs)
-        for delta in map(delta_of, pieces or ([Content("")] if logprobs else [])):
-            yield self._chunk(index, delta, logprobs)
+        for piece in pieces or ([Content("")] if logprobs else []):
+            if logprobs is None and isinstance(piece, Content):
+                yield self._texts.written(index, piece.text)
+            else:
+                yield self._chunk(index, delta_of(piece), logprobs)
             logprobs = None
         if part.finish_reason is not None:
             yield self._chunk(index, {}, None, reader.reason(part.finish_reason), part.stop_reason)
 
-    def end(self, outputs: Sequence[RequestOutput]) -> Iterable[dict[str, Any]]:
+    def end(self, outputs: Sequence[RequestOutput]) -> Iterable[Event]:
         if self._has_usage:
             yield {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_of(outputs)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from aethermind.server.framing import TextEvents
 from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
 from aethermind.server.openai.inputs import TextsOrTokens, prompts_of
 from aethermind.server.openai.sampling import SamplingFields, sampling_params
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from aethermind.engine.output import Logprob, RequestOutput
     from aethermind.engine.prompt_reader import Prompt
     from aethermind.sampling.params import SamplingParams
+    from aethermind.server.framing import Event
     from aethermind.server.served_model import ServedModel
     from aethermind.text.tokenizer import Tokenizer
 
@@ -61,6 +63,7 @@ class CompletionAnswer(Answer):
             "model": model.name,
         }
         self._tokenizer = model.tokenizer
+        self._texts = TextEvents(self.framing, lambda index, text: self._chunk(_choice(index, text)))
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices: list[dict[str, Any]] = []
@@ -71,16 +74,20 @@ class CompletionAnswer(Answer):
                 choices.append(_choice(len(choices), prefix + one.text, one.finish_reason, one.stop_reason, logprobs))
         return {**self._head, "choices": choices, "usage": usage_of(outputs)}
 
-    def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[dict[str, Any]]:
+    def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[Event]:
         prefix = self._echoed(output)
         text = prefix + part.text if part.is_first else part.text
+        if part.is_only_text:
+            return (self._texts.written(index, text),)
         offset = part.offset if part.is_first else len(prefix) + part.offset
         logprobs = self._logprobs(output if part.is_first else None, part.token_ids, part.logprobs, offset)
-        yield {**self._head, "choices": [_choice(index, text, part.finish_reason, part.stop_reason, logprobs)]}
+        return (self._chunk(_choice(index, text, part.finish_reason, part.stop_reason, logprobs)),)
 
-    def end(self, outputs: Sequence[RequestOutput]) -> Iterable[dict[str, Any]]:
-        if self._has_usage:
-            yield {**self._head, "choices": [], "usage": usage_of(outputs)}
+    def end(self, outputs: Sequence[RequestOutput]) -> Iterable[Event]:
+        return ({**self._head, "choices": [], "usage": usage_of(outputs)},) if self._has_usage else ()
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        return {**self._head, "choices": [choice]}
 
     def _logprobs(
         self,
@@ -103,7 +110,9 @@ class CompletionAnswer(Answer):
         return output.prompt if output.prompt is not None else self._tokenizer.decode(output.prompt_token_ids)
 
 
-def _choice(index: int, text: str, finish: str | None, stop: str | int | None, logprobs: Any) -> dict[str, Any]:
+def _choice(
+    index: int, text: str, finish: str | None = None, stop: str | int | None = None, logprobs: Any = None
+) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish, "stop_reason": stop}
 
 

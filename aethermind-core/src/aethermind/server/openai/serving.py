@@ -14,7 +14,7 @@ from aethermind.server.openai.errors import ApiError, as_api_error
 from aethermind.server.sse import KEEP_ALIVE_S, EventStream, until_gone
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+    from collections.abc import Coroutine, Sequence
 
     from aethermind.engine.output import RequestOutput
     from aethermind.engine.prompt_reader import EnginePrompt, Prompt
@@ -85,7 +85,7 @@ async def answer_request(
         first = asyncio.ensure_future(anext(states))
         if not await _is_awaited(request, first):
             return Response(status_code=GONE)
-        events = told(_continued(first, states), answer, body.num_answers)
+        events = told(first, states, answer, body.num_answers)
         return EventStream(
             events,
             resources.pop_all(),
@@ -125,14 +125,6 @@ async def _is_awaited(request: Request, first: asyncio.Future[tuple[int, Request
     finally:
         watching.cancel()
     return True
-
-
-async def _continued(
-    first: asyncio.Future[tuple[int, RequestOutput]], others: AsyncIterator[tuple[int, RequestOutput]]
-) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    yield await first
-    async for state in others:
-        yield state
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result | None:
