@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import shlex
 import sys
@@ -20,6 +21,7 @@ __all__ = ["main", "measure"]
 def measure(name: str, amount: int, flags: Sequence[str] = ()) -> list[Figure]:
     """The figures of a scenario, run so much, with a server of its own."""
     scenario = SCENARIOS[name]
+    gc.freeze()  # a client that looks for garbage among its modules reads late, and would call the server slow
     with started([*scenario.flags, *flags]) as server:
         return asyncio.run(_run(scenario, server, amount))
 

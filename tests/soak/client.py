@@ -43,9 +43,12 @@ class Call:
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """A stream's events; an event is a line, and the framing around it is none."""
-        async for line in self.reader:
-            if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
-                yield json.loads(line[6:])
+        held = b""
+        while data := await self.reader.read(1 << 16):
+            *lines, held = (held + data).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
+                    yield json.loads(line[6:])
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -29,6 +30,8 @@ EXAMPLES = console.examples(
 )
 
 ENGINES = ("process", "inprocess")
+_GARBAGE_AT_ONCE = 1_000
+"""Objects made since the collector looked last, less those that have gone by themselves."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -205,6 +208,7 @@ def serve(
         bound_host, bound_port = listening.getsockname()[:2]
 
         def announce() -> None:
+            _keep_pauses_short()
             shown = f"[{bound_host}]" if ":" in bound_host else bound_host
             address = f"http://{shown}:{bound_port}"
             print(f"Serving {', '.join(models)} at {address}/v1 (Ctrl-C stops)", file=sys.stderr)
@@ -224,6 +228,16 @@ def serve(
                 on_ready=announce,
             )
         )
+
+
+def _keep_pauses_short() -> None:
+    """Have the garbage collector look at what requests leave, little at a time: nobody is answered while it looks.
+
+    What was loaded stays, and is never looked at again. The command line's own threshold is for work that ends soon.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GARBAGE_AT_ONCE)
 
 
 def named_models(given: list[str] | None, served_model_name: str | None) -> dict[str, str]:

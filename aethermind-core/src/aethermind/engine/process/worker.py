@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import logging
 import os
 import select
@@ -69,6 +70,8 @@ def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
         if version != __version__:
             raise PluginError(f"AetherMind {version} became {__version__} while it ran; start it again.")
         engine = _load(setup, outbox)
+        gc.collect()
+        gc.freeze()  # what was loaded stays: to look for garbage in it would make a step wait
     except Exception as error:
         if not isinstance(error, AetherMindError):
             _log.exception("the model could not be loaded")

@@ -1,0 +1,36 @@
+"""Our own histogram says what the library's says of the same times."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+
+from aethermind.server.observation.token_metrics import TokenCollector
+
+BOUNDS = (0.001, 0.25, 1.0)
+GAPS = st.lists(st.floats(0, 2) | st.sampled_from(BOUNDS))
+
+
+def samples(registry: CollectorRegistry) -> dict[str, float]:
+    lines = generate_latest(registry).decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+
+
+@given(GAPS)
+def test_gaps_fall_into_the_buckets_of_the_library(gaps: list[float]) -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    tokens = TokenCollector(BOUNDS)
+    ours.register(tokens)
+    name = "aethermind_inter_token_latency_seconds"
+    histogram = Histogram(name, "", ["model_name"], registry=theirs, buckets=BOUNDS)
+    tokens.count("m", 1, None)
+    for gap in gaps:
+        tokens.count("m", 1, gap)
+        histogram.labels("m").observe(gap)
+    found, expected = samples(ours), samples(theirs)
+    assert found.pop('aethermind_generation_tokens_total{model_name="m"}') == 1 + len(gaps)
+    if gaps:
+        created = f'{name}_created{{model_name="m"}}'
+        assert found == pytest.approx({key: value for key, value in expected.items() if key != created})
