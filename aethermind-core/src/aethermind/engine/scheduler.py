@@ -131,6 +131,8 @@ class Scheduler:
 
         Nobody gives way for a draft.
         """
+        if not any(entry.request.draft_token_ids for entry in decision.scheduled):
+            return
         num_wanted = sum(len(request.all_token_ids) - request.num_computed_tokens for request in prefills)
         room = budget.max_num_batched_tokens - decision.num_batched_tokens - num_wanted
         room = min(room, budget.max_draft_tokens)

@@ -85,6 +85,20 @@ def test_a_slow_search_is_given_up() -> None:
     assert machine.run(2000) > 0.97
 
 
+def test_drafts_are_tried_even_where_deciding_takes_as_long_as_trials_may() -> None:
+    machine = Machine(lambda tokens: 1.7e-4 + 1e-5 * tokens, lambda _: 0.9, search=3e-5, noise=0.1)
+    machine.run(1000)
+    assert machine.run(1000) > 2.0
+
+
+def test_trials_that_lose_become_rare() -> None:
+    machine = Machine(bound_by_memory, lambda _: 0.0)
+    machine.run(2000)
+    num_drafts = machine.num_drafts
+    assert machine.run(10_000) > 0.998
+    assert machine.num_drafts - num_drafts <= 4 * 10_000 / 256 + 4
+
+
 @pytest.mark.parametrize(("chance", "least"), [(0.95, 3.5), (0.8, 2.3), (0.5, 1.3)])
 def test_right_drafts_pay_where_memory_bounds(chance: float, least: float) -> None:
     assert Machine(bound_by_memory, lambda _: chance, noise=0.1).run(400) > least

@@ -43,6 +43,10 @@ class Acceptance:
         self._all = _Counts(0)
         self._requests: dict[str, _Counts] = {}
 
+    def knows(self, request_id: str) -> bool:
+        """Whether any of a request's drafts were checked."""
+        return request_id in self._requests
+
     def rate(self, request_id: str, step: int) -> float:
         """The estimate at this step, from 0 to 1."""
         counts = self._requests.get(request_id)

@@ -6,10 +6,11 @@ takes the number of drafts for which tokens per second are highest, 0 among them
 first.
 
 What it does not know it tries, out of an account of time: every plain step pays a share of its time in and takes out
-what the search for drafts took, a step with drafts pays in what it won against plain ones and takes out what it lost.
+what the speculator itself took, a step with drafts pays in what it won against plain ones and takes out what it lost.
 Nothing is tried while the account is overdrawn, and nothing is checked at all beyond a limit: the controller sleeps
-until the debt is paid, and a step in its sleep costs nothing. So a run is slower than one without drafts by that share
-and a few steps at most, whatever drafts are worth and whatever the estimates say.
+until the debt is paid, and a step in its sleep costs nothing. A trial that loses doubles the wait for the next, until
+one wins or a request comes that was never tried. So a run is slower than one without drafts by that share and two
+steps at most, whatever drafts are worth and whatever the estimates say.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["Candidate", "SpeculationController"]
 
 _INCOME = 0.01
 """Share of the time of plain steps that may be lost on trials."""
-_MOST_SAVED_STEPS = 2.0
+_MOST_SAVED_STEPS = 1.0
 """The most that the account holds, in plain steps."""
 _MOST_OWED_STEPS = 0.5
 """What the account may owe before nothing is checked."""
@@ -34,8 +35,9 @@ _LEAST_GAIN = 1.03
 _LEAST_CHANCE = 0.05
 """Less likely drafts are not considered: no row costs so little."""
 _TRIAL_DRAFTS = 4
-_STEPS_BETWEEN_TRIALS = 16
-_LONGEST_SLEEP = 256
+_LEAST_WAIT = 16
+_LONGEST_WAIT = 256
+"""Steps from one trial to the next."""
 _STEPS_UNTIL_STALE = 128
 """Plain steps with a number of sequences are measured anew after so many others."""
 
@@ -59,9 +61,12 @@ class SpeculationController:
         self._checking = StepTimes()
         self._acceptance = Acceptance()
         self._account_s = 0.0
+        self._own_s = 0.0
         self._step = 0
         self._wakes_at = 0
-        self._last_trial = -_STEPS_BETWEEN_TRIALS
+        self._wait = _LEAST_WAIT
+        self._last_trial = -_LEAST_WAIT
+        self._is_trying = False
         self._turn = 0
 
     def begin_step(self) -> bool:
@@ -76,7 +81,7 @@ class SpeculationController:
 
         `may_try` says that the step's time will tell something.
         """
-        none = [0] * len(candidates)
+        self._is_trying, none = False, [0] * len(candidates)
         plain_s = self._plain.known(num_sequences)
         if plain_s is None:
             return none
@@ -86,33 +91,43 @@ class SpeculationController:
         chosen = self._best(candidates, num_sequences, most, plain_s) if is_allowed else none
         if any(chosen) or not may_try:
             return chosen
-        income_s = _INCOME * plain_s
-        until_paid = math.ceil(max(-self._account_s, 0.0) / income_s) if income_s else 0
-        num_steps = max(until_paid, self._last_trial + _STEPS_BETWEEN_TRIALS - self._step)
+        if not all(self._acceptance.knows(candidate.request_id) for candidate in candidates):
+            self._wait = _LEAST_WAIT
+        num_steps = max(self._until_paid(plain_s), self._last_trial + self._wait - self._step)
         if num_steps > 0:
-            self._sleep(min(num_steps, _LONGEST_SLEEP), income_s)
+            self._sleep(min(num_steps, _LONGEST_WAIT), plain_s)
             return none
+        self._is_trying = True
         self._turn += 1
         index = self._turn % len(candidates)
         none[index] = min(candidates[index].most, self._most, _TRIAL_DRAFTS, most)
         return none
 
-    def observe_plain(self, num_sequences: int, seconds: float, search_s: float = 0.0) -> None:
-        """Learn from a step of decodes without drafts, before which drafts were sought for `search_s`."""
+    def observe_plain(self, num_sequences: int, seconds: float, own_s: float = 0.0) -> None:
+        """Learn from a step of decodes without drafts; deciding on it took `own_s` more."""
         self._plain.observe(num_sequences, seconds)
         self._plain_seen[num_sequences] = self._step
-        self._pay(_INCOME * seconds - search_s, num_sequences)
+        self._own_s = own_s
+        self._pay(_INCOME * seconds - own_s, num_sequences)
 
-    def observe_checks(self, num_sequences: int, num_drafts: int, num_tokens: int, seconds: float) -> None:
+    def observe_checks(
+        self, num_sequences: int, num_drafts: int, num_tokens: int, seconds: float, *, is_first: bool = False
+    ) -> None:
         """Learn from a step of decodes of which some checked drafts, and which yielded `num_tokens` in all.
 
-        `seconds` are those from before the drafts were made.
+        `seconds` are those from before the drafts were made. The first drafts of a request take a proposer as long as
+        its prompt, which says nothing of those that follow: where drafts pay, it is no reason to go without them.
         """
         self._last_trial = self._step
-        self._checking.observe(num_sequences + num_drafts, seconds)
         plain_s = self._plain.known(num_sequences)
+        if not is_first:
+            self._checking.observe(num_sequences + num_drafts, seconds)
         if plain_s is not None:
-            self._pay(plain_s * num_tokens / num_sequences - seconds, num_sequences)
+            gain_s = plain_s * num_tokens / num_sequences - seconds
+            self._wait = _LEAST_WAIT if gain_s > 0 else min(2 * self._wait, _LONGEST_WAIT)
+            if is_first and not self._is_trying:
+                gain_s = max(gain_s, -_MOST_OWED_STEPS * plain_s)
+            self._pay(gain_s, num_sequences)
 
     def observe_acceptance(self, request_id: str, num_drafts: int, num_accepted: int) -> None:
         """Learn how many of a request's drafts were right."""
@@ -144,10 +159,18 @@ class SpeculationController:
             chosen[index] += 1
         return chosen
 
-    def _sleep(self, num_steps: int, income_s: float) -> None:
+    def _until_paid(self, plain_s: float) -> int:
+        """Steps whose income makes up for what is owed, if this one is spent on deciding that nothing is tried."""
+        if self._account_s >= 0 or plain_s <= 0:
+            return 0
+        return math.ceil((self._own_s - self._account_s) / (_INCOME * plain_s))
+
+    def _sleep(self, num_steps: int, plain_s: float) -> None:
         """Have the next steps pass without a word, for their income."""
         self._wakes_at = self._step + 1 + num_steps
-        self._account_s += num_steps * income_s
+        self._account_s = min(
+            self._account_s + num_steps * _INCOME * plain_s, self._own_s + _MOST_SAVED_STEPS * plain_s
+        )
 
     def _pay(self, seconds: float, num_sequences: int) -> None:
         plain_s = self._plain.known(num_sequences) or 0.0

@@ -51,7 +51,7 @@ class Speculator:
         self._known: set[str] = set()
         self._has_newcomer = False
         self._is_awake = False
-        self._started_s = self._proposed_s = 0.0
+        self._started_s = self._proposed_s = self._settling_s = 0.0
 
     def propose(self, running: Sequence[Request], most: int, *, is_alone: bool) -> None:
         """Draft at most `most` tokens for those who decode; `is_alone` says that nothing else is in the step."""
@@ -87,6 +87,7 @@ class Speculator:
         """Keep the tokens that hold, after the step was recorded; the cache forgets what was computed from others."""
         if not self._is_awake:
             return sampled
+        now = self._clock()
         kept, position = sampled[: decision.num_decodes], decision.num_decodes
         for request, _, needs_logits in decision.scheduled[position : position + decision.num_extensions]:
             num_drafts = request.num_computed_tokens - len(request.all_token_ids)
@@ -99,10 +100,11 @@ class Speculator:
             kept += tokens[: num_accepted + 1]
         kept += sampled[position:]
         if len(sampled) == decision.num_batched_tokens:  # tokens that a grammar forced are computed without a row
-            self._learn_times(decision, len(kept))
+            self._learn_times(decision, len(kept), now)
         for request in self._drafted:
             request.draft_token_ids = []
         self._drafted = []
+        self._settling_s = self._clock() - now
         return kept
 
     def forget(self, request_id: str) -> None:
@@ -125,19 +127,18 @@ class Speculator:
         self.num_accepted_tokens += num_accepted
         self._controller.observe_acceptance(request.request_id, num_drafts, num_accepted)
 
-    def _learn_times(self, decision: ScheduleDecision, num_tokens: int) -> None:
-        """From steps that do nothing but decode. The first drafts of a request take a proposer as long as its prompt,
-        which says nothing of those that follow.
-        """
+    def _learn_times(self, decision: ScheduleDecision, num_tokens: int, now: float) -> None:
+        """From steps that do nothing but decode and ended `now`; what settling takes is known from the last time."""
         if decision.phase != "decode" or decision.preempted:
             return
-        num_sequences, now = len(decision.scheduled), self._clock()
+        num_sequences = len(decision.scheduled)
         num_drafts = decision.num_batched_tokens - num_sequences
         if num_drafts == 0:
-            search_s = self._proposed_s - self._started_s
-            self._controller.observe_plain(num_sequences, now - self._proposed_s, search_s)
-        elif not self._has_newcomer:
-            self._controller.observe_checks(num_sequences, num_drafts, num_tokens, now - self._started_s)
+            own_s = self._proposed_s - self._started_s + self._settling_s
+            self._controller.observe_plain(num_sequences, now - self._proposed_s, own_s)
+        else:
+            seconds = now - self._started_s + self._settling_s
+            self._controller.observe_checks(num_sequences, num_drafts, num_tokens, seconds, is_first=self._has_newcomer)
 
 
 def open_speculator(planned: PlannedModel, cache: KVCache, clock: Callable[[], float]) -> Speculator | None:
