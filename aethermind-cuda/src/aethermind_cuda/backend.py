@@ -40,6 +40,7 @@ class CudaBackend(Backend):
             supports_peer_access=True,
             batch_sizes=BATCH_SIZES,
             packs_inputs=True,
+            is_asynchronous=True,
         )
 
     def close(self) -> None:

@@ -37,6 +37,7 @@ class SimBackend(Backend):
             is_host_accessible=False,
             supports_peer_access=True,
             packs_inputs=True,
+            is_asynchronous=True,
         )
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from aethermind import LLM, SamplingParams
 from aethermind.engine.decode_padding import DecodePadding
-from aethermind.graph.executor import Executor
+from aethermind.graph.executor import Executor, FedInput
 from aethermind.hal.numpy_backend import NumpyBackend
 
 PROMPTS = ["Once upon a time", "The", "A small dog and a large", "Hello", "One day in the"]
@@ -25,9 +26,9 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     seen: list[tuple[int, ...]] = []
     run = Executor.run
 
-    def noting(self: Executor, symbols: tuple[int, ...]) -> None:
+    def noting(self: Executor, symbols: tuple[int, ...], fed: Sequence[FedInput] = ()) -> None:
         seen.append(symbols)
-        run(self, symbols)
+        run(self, symbols, fed)
 
     monkeypatch.setattr(Executor, "run", noting)
     return seen

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.core.engine.loops import Loop, SwapRoom, Swaps, shares
 
@@ -121,6 +123,20 @@ class TestRoom:
         loop.run()
         assert late.all_token_ids[: len(before)] == before
         assert [len(early.output_token_ids), len(late.output_token_ids)] == [8, 3]
+
+    def test_who_finds_no_room_sits_a_step_out_in_which_nobody_may_give_way(self) -> None:
+        loop = Loop(num_blocks=4)
+        early, late = loop.add(7, max_tokens=8), loop.add(7, max_tokens=3)
+        loop.step()
+        loop.step()
+        assert not loop.scheduler.needs_no_victim(loop.now, loop.waiting, loop.running, loop.budget)
+        planned, loop.budget = loop.budget, replace(loop.budget, may_preempt=False)
+        assert loop.step() == ScheduleDecision()
+        assert loop.running == [early, late]
+        loop.budget = planned
+        assert loop.step().preempted == [late]
+        assert loop.scheduler.needs_no_victim(loop.now, loop.waiting, loop.running, loop.budget)
+        loop.run()
 
     def test_the_last_in_order_waits_rather_than_take_from_those_before(self) -> None:
         loop = Loop(num_blocks=4)

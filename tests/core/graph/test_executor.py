@@ -23,7 +23,7 @@ from tests.core.graph.remote_backend import PackingBackend, RemoteBackend
 
 from aethermind.graph import Executor, GraphBuilder, compile_graph
 from aethermind.graph.constants import ConstantStore
-from aethermind.graph.executor import StepLoop
+from aethermind.graph.executor import FedInput, StepLoop
 from aethermind.hal import Backend, DeviceId, DType, Tensor
 from aethermind.hal.null_backend import NullBackend
 from aethermind.hal.numpy_backend import NumpyBackend
@@ -298,3 +298,27 @@ def test_a_late_input_is_written_beside_the_device_or_before_the_host_computes(
     assert happened == expected
     expected_y = reference_values(builder.finish(), values)[builder.finish().outputs["y"].name]
     np.testing.assert_array_equal(run.executor.output("y", (2,)), expected_y)
+
+
+@pytest.mark.parametrize("backend", [NumpyBackend, RemoteBackend, PackingBackend])
+@pytest.mark.parametrize("is_filling", [False, True])
+def test_an_output_feeds_parts_of_a_later_run(backend: type[Backend], is_filling: bool) -> None:
+    """From the device's memory to the device's memory: the host never sees what it did not write."""
+    builder = GraphBuilder("g", OPERATORS)
+    ids, logits = builder.input("ids", DType.INT32, (SymDim("T"),)), builder.input("x", DType.FLOAT32, (SymDim("T"), 5))
+    builder.output("rows", builder.op("gather_rows", logits, ids))
+    builder.output("next", builder.op("argmax", logits))
+    x = np.eye(5, dtype=np.float32)[[3, 0, 2, 1]]
+    run = Run(builder, {"T": 4}, {"ids": np.zeros(4, np.int32), "x": x}, backend())
+    executor = run.executor
+    run.outputs({"T": 4})
+    chosen = executor.output_tensor("next", (4,))
+    first, rest = (Tensor.of(chosen.buffer, chosen.dtype, (2,), chosen.offset_bytes + offset) for offset in (0, 8))
+    executor.host_inputs["ids"][:4] = [9, 9, 9, 9]
+    fed = [FedInput("ids", 2, first), FedInput("ids", 0, rest)]
+    if is_filling:
+        executor.run_filling((4,), "x", lambda: None, fed)
+    else:
+        executor.run((4,), fed)
+    executor.synchronize()
+    np.testing.assert_array_equal(executor.output("rows", (4,)), x[[2, 1, 3, 0]])

@@ -112,6 +112,11 @@ class KVCache:
         return self._supply.num_available
 
     @property
+    def num_swapped_blocks(self) -> int:
+        """Blocks of the swap store that sequences hold."""
+        return self._residency.num_swapped
+
+    @property
     def num_sequences(self) -> int:
         """Sequences that are open, swapped ones among them."""
         return len(self._sequences)

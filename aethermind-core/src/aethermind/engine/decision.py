@@ -29,6 +29,8 @@ class StepBudget:
     """The most tokens of one prompt in a step; None lets one prompt have the step."""
     max_draft_tokens: int = 0
     """The most drafts that a step checks, of all requests together."""
+    may_preempt: bool = True
+    """Whether a request may give way; else who finds no room sits the step out."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_prefill_chunk"):

@@ -8,22 +8,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from aethermind.cache.block_pool import BlockPool
-from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
-from aethermind.cache.host_swap_store import HostSwapStore
-from aethermind.cache.kv_cache import KVCache
 from aethermind.cache.stores.address import StoreAddress
 from aethermind.engine.decision import ScheduleDecision, StepBudget
 from aethermind.engine.forced_tokens import forced_tokens
-from aethermind.engine.kv_offload import KVOffload, fingerprint
+from aethermind.engine.kv_offload import KVOffload
 from aethermind.engine.loader import PlannedModel
 from aethermind.engine.model_runner import SampledToken
+from aethermind.engine.open_cache import open_cache
 from aethermind.engine.output import RequestOutput
 from aethermind.engine.output_builder import OutputBuilder, named_logprobs
 from aethermind.engine.policies import SharingPolicy
-from aethermind.engine.preemption import MeasuredCosts, TimedSwapStore
+from aethermind.engine.preemption import MeasuredCosts
 from aethermind.engine.prompt_reader import check_embeddings
 from aethermind.engine.request import FinishReason, Request
 from aethermind.engine.request_checks import check_prompt, check_token_ids
@@ -32,6 +29,7 @@ from aethermind.engine.sample_group import SampleGroup
 from aethermind.engine.scheduler import Scheduler
 from aethermind.engine.sessions import Sessions
 from aethermind.engine.speculative import open_speculator
+from aethermind.engine.step_pipeline import StepPipeline
 from aethermind.engine.text_embedding import embed_text
 from aethermind.engine.text_scores import score_prompt
 from aethermind.engine.token_controls import ControlsReader
@@ -70,22 +68,7 @@ class Engine:
         self.costs = MeasuredCosts(clock=clock)
         self.executor = planned.create_executor(planned)
         memory = self.executor.kv_memory
-        num_swap_blocks, timed = planned.num_swap_blocks, None
-        self.swap_store: HostSwapStore | None = None
-        if num_swap_blocks:
-            self.swap_store = HostSwapStore(memory.host_blocks(num_swap_blocks), num_swap_blocks)
-            timed = TimedSwapStore(self.swap_store, planned.cache_spec.bytes_per_block, self.costs, clock)
-        pool = BlockPool(planned.num_kv_blocks)
-        prefix_cache = _make_prefix_cache(planned, pool)
-        self.cache = KVCache(
-            planned.cache_spec,
-            planned.num_kv_blocks,
-            planned.max_model_len,
-            prefix_cache=prefix_cache,
-            swap_store=timed,
-            swap_threshold=config.swap_threshold,
-            pool=pool,
-        )
+        self.cache, prefix_cache, self.swap_store = open_cache(planned, memory, self.costs, clock)
         self.sessions = Sessions(prefix_cache, config.max_sessions, planned.num_kv_blocks // 2, config.session_ttl)
         self.kv_offload: KVOffload | None = None
         if prefix_cache is not None and planned.open_kv_store is not None:
@@ -102,6 +85,8 @@ class Engine:
         )
         self.waiting = WaitingQueue(planned.policy)
         self.running: list[Request] = []
+        queues = (self.waiting, self.running)
+        self.pipeline = StepPipeline(self.runner, self.scheduler, self.cache, self.costs, queues, clock)
         self._outputs: dict[str, OutputBuilder] = {}
         self._groups: dict[str, SampleGroup] = {}
         self._group_of: dict[str, SampleGroup] = {}
@@ -186,7 +171,7 @@ class Engine:
         What runs goes on. InvalidArgumentError for limits beyond those that the engine was opened with, for which its
         memory was planned.
         """
-        given = {
+        given: dict[str, Any] = {
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,
             "max_prefill_chunk": max_prefill_chunk,
@@ -206,12 +191,17 @@ class Engine:
         if group is not None:
             builders = [self._outputs[one.request_id] for one in group.requests if not one.is_finished]
             self._end_group(group)
-            return group.merge([builder.snapshot(self._clock()) for builder in builders])
-        builder = self._outputs.pop(request_id, None)
-        if builder is None or builder.request.is_finished:
-            return None
-        self._finish(builder.request, FinishReason.ABORT)
-        return builder.snapshot(self._clock())
+        else:
+            builder = self._outputs.pop(request_id, None)
+            builders = [builder] if builder is not None and not builder.request.is_finished else []
+            for builder in builders:
+                self._finish(builder.request, FinishReason.ABORT)
+        if self.pipeline.is_deserted:
+            self.pipeline.drain()
+        outputs = [builder.snapshot(self._clock()) for builder in builders]
+        if group is not None:
+            return group.merge(outputs)
+        return outputs[0] if outputs else None
 
     def embed(self, token_ids: Sequence[int], pooling: str | None, *, is_normalized: bool) -> npt.NDArray[np.float32]:
         """The vector of a text, float32 [hidden_size] (see `text_embedding`), pooled as the model says where `pooling`
@@ -237,19 +227,20 @@ class Engine:
         if self.speculator is not None:
             most = self.budget.max_draft_tokens
             self.speculator.propose(self.running, most, is_alone=not self.waiting)
-        started = self._clock()
-        decision = self.scheduler.schedule(started, self.waiting, self.running, self.budget)
-        sampled = self.runner.run(decision) if decision.scheduled else []
-        self.scheduler.advance(decision)
-        self.num_preemptions += len(decision.preempted)
+        is_next_known = self.speculator is None and not any(group.pending for group in self._groups.values())
+        step = self.pipeline.step(self.budget, is_next_known=is_next_known)
+        sampled, now = step.sampled, step.ended
         if self.speculator is not None:
-            sampled = self.speculator.settle(decision, sampled)
-        now = self._clock()
-        if decision.scheduled and decision.phase == "prefill":
-            self.costs.observe_prefill(decision.num_batched_tokens, now - started)
-        outputs += [self._append(request, tokens, now) for request, tokens in groupby(sampled, _REQUEST)]
-        if decision.rejected:
-            outputs += self._refuse(decision, now)
+            sampled = self.speculator.settle(step.decision, sampled)
+        for request, tokens in groupby(sampled, _REQUEST):
+            if not request.is_finished:
+                outputs.append(self._append(request, tokens, now))
+        for decision in step.decisions:
+            self.num_preemptions += len(decision.preempted)
+            if decision.rejected:
+                outputs += self._refuse(decision, now)
+        if self.pipeline.is_deserted:
+            self.pipeline.drain()
         return self._merge_groups(outputs) if self._groups else outputs
 
     def close(self) -> None:
@@ -294,6 +285,7 @@ class Engine:
             self.waiting.add(request, request.arrival)
         elif self.kv_offload is not None and self.kv_offload.cancel(request):
             self.waiting.add(request, request.arrival)
+        self.pipeline.keep_blocks(request)
         self.scheduler.finish(request, reason, self.waiting, self.running)
         # What was cancelled is no turn: the next one goes on from the last that was completed.
         if request.session and reason is not FinishReason.ABORT:
@@ -377,13 +369,3 @@ class Engine:
 
 def _id_of_sibling(request_id: str, index: int) -> str:
     return f"{request_id}/{index}"
-
-
-def _make_prefix_cache(planned: PlannedModel, pool: BlockPool) -> HashedPrefixCache | None:
-    if not planned.config.enable_prefix_caching:
-        return None
-    if planned.open_kv_store is None:
-        salt = repr((str(planned.source.path), planned.dtype.label, planned.config.quantization))
-    else:
-        salt = fingerprint(planned)
-    return HashedPrefixCache(pool, planned.cache_spec.block_size, salt.encode())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Self
 
+from aethermind.engine.stretches import stretches
 from aethermind.hal.allocator import ALIGNMENT
 from aethermind.hal.buffer import MemoryKind
 from aethermind.hal.layout import align_up
@@ -100,11 +101,11 @@ class HostBlocks:
 
     def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         """Copy device `blocks` to `host_blocks`, one by one; done on return."""
-        self._move(self._on_device, self.tensors, _runs(blocks, host_blocks))
+        self._move(self._on_device, self.tensors, stretches(blocks, host_blocks))
 
     def move_in(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy `host_blocks` to device `blocks`, one by one; done on return."""
-        self._move(self.tensors, self._on_device, _runs(host_blocks, blocks))
+        self._move(self.tensors, self._on_device, stretches(host_blocks, blocks))
 
     def _move(
         self,
@@ -123,24 +124,10 @@ def _copy(
     runs: Iterable[tuple[int, int, int]],
     stream: Stream,
 ) -> None:
-    """Copy runs of blocks (see `_runs`) in the order of `stream`."""
+    """Copy runs of blocks (see `stretches`) in the order of `stream`."""
     for first, first_destination, count in runs:
         for source, destination in zip(sources, destinations, strict=True):
             transfer.copy_async(_rows(destination, first_destination, count), _rows(source, first, count), stream)
-
-
-def _runs(sources: Sequence[int], destinations: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(source, destination, count) of the longest stretches in which both numbers ascend by one: one copy each."""
-    start = 0
-    for end in range(1, len(sources) + 1):
-        is_going_on = (
-            end < len(sources)
-            and sources[end] == sources[end - 1] + 1
-            and destinations[end] == destinations[end - 1] + 1
-        )
-        if not is_going_on:
-            yield sources[start], destinations[start], end - start
-            start = end
 
 
 def _rows(tensor: Tensor, first: int, count: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -19,11 +20,12 @@ from aethermind.engine.loader import PlannedModel, open_weights
 from aethermind.engine.logits_processors import process_logits
 from aethermind.engine.logprobs import TokenLogprobs, read_logprobs
 from aethermind.engine.model_graph import GraphKey, Part
+from aethermind.engine.running_step import RunningStep, TokenReadback, fed_tokens, rows_of
 from aethermind.engine.speculative.verification import SampledRow, request_of
-from aethermind.errors import ConfigError
+from aethermind.errors import ConfigError, DeviceError
 from aethermind.graph.compile import Compiled
 from aethermind.graph.constants import ConstantStore
-from aethermind.graph.executor import Executor
+from aethermind.graph.executor import Executor, FedInput
 from aethermind.graph.hooks import HookRegistry
 from aethermind.model.rope import FREQUENCIES
 from aethermind.sampling.rows import AdjustmentSizes, SamplingRows, needs_adjusted_logits
@@ -113,6 +115,11 @@ class ModelRunner:
             if batch_sizes and planned.key == _PLAIN
             else None
         )
+        self._readback = (
+            TokenReadback(planned.open_device, planned.compiled.plan.symbols["R"])
+            if self._backend.capabilities.is_asynchronous
+            else None
+        )
         self.hooks = HookRegistry(self._value_names)
         self.observer: StepObserver | None = None
 
@@ -131,14 +138,27 @@ class ModelRunner:
         """Those of all kinds of steps that came up so far."""
         return [variant.executor for variant in self._variants.values()]
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether steps are to be computed one by one: somebody looks at values or times, or has put another `run` in
+        place of this one.
+        """
+        is_replaced = getattr(self.run, "__func__", None) is not ModelRunner.run
+        return is_replaced or self.hooks.is_active or self.observer is not None
+
     def run(self, decision: ScheduleDecision) -> list[SampledToken]:
         """Compute a step: the KV of its tokens, and a sampled token for each row that needs logits."""
+        return self.launch(decision).read()
+
+    def launch(self, decision: ScheduleDecision, before: RunningStep | None = None) -> RunningStep:
+        """Enqueue a step. Where `before` is given, which has not been read, it goes on from the tokens of that one."""
         wanted = _PLAIN
         has_processors = False
         for entry in decision.scheduled:
             if entry.needs_logits and not entry.request.params.is_plain:
                 wanted, has_processors = _needs(decision)
                 break
+        is_sampler_plain = wanted == _PLAIN and not has_processors
         if needs_embeddings(decision):
             wanted = wanted._replace(has_embeddings=True)
         model = GraphKey(has_embeddings=wanted.has_embeddings) if has_processors else wanted
@@ -153,14 +173,28 @@ class ModelRunner:
             sampled, symbols = self._write_padded(self._padding, decision)
         else:
             sampled, symbols = self._write(variant, model, decision)
-        failures = self._run(variant, model, symbols, sampled, decision)
-        variant.executor.synchronize()
-        if not sampled:
-            return []
-        if has_processors:
-            logits = variant.executor.output("logits", symbols)[: len(sampled)]
-            return self._sample_processed(wanted, sampled, logits)
-        return self._tokens(variant, model, symbols, sampled, failures)
+        fed = fed_tokens(decision, before) if before is not None else ()
+        failures = self._run(variant, model, symbols, sampled, decision, fed)
+        if is_sampler_plain and self._readback is not None:
+            token_ids = rows_of(variant.executor.output_tensor("token_ids", symbols), 0, len(sampled))
+            ids = self._readback.enqueue(token_ids)
+            return RunningStep(decision, sampled, lambda: _sampled_tokens(sampled, ids()), token_ids)
+
+        def read() -> list[SampledToken]:
+            variant.executor.synchronize()
+            if not sampled:
+                return []
+            if has_processors:
+                logits = variant.executor.output("logits", symbols)[: len(sampled)]
+                return self._sample_processed(wanted, sampled, logits)
+            return self._tokens(variant, model, symbols, sampled, failures)
+
+        return RunningStep(decision, sampled, read)
+
+    def wait(self) -> None:
+        """Return when nothing runs any more, whatever became of it."""
+        with suppress(DeviceError):
+            self.executor.synchronize()
 
     def _write(
         self, variant: _Variant, key: GraphKey, decision: ScheduleDecision
@@ -225,12 +259,13 @@ class ModelRunner:
         symbols: tuple[int, ...],
         sampled: list[SampledRow],
         decision: ScheduleDecision,
+        fed: Sequence[FedInput],
     ) -> dict[int, str]:
         """Run a step; masks are made while the device computes. Returns by row why an answer cannot go on."""
         hooks, failures = self.hooks, dict[int, str]()
         if key.has_mask and not hooks.is_active and self.observer is None:
             variant.executor.run_filling(
-                symbols, "token_mask", lambda: failures.update(variant.rows.fill_masks(sampled))
+                symbols, "token_mask", lambda: failures.update(variant.rows.fill_masks(sampled)), fed
             )
             return failures
         if key.has_mask:
@@ -240,7 +275,7 @@ class ModelRunner:
         elif self.observer is not None:
             self.observer(variant.executor, symbols, decision)
         else:
-            variant.executor.run(symbols)
+            variant.executor.run(symbols, fed)
         return failures
 
     def _sample_processed(
@@ -272,7 +307,7 @@ class ModelRunner:
     ) -> list[SampledToken]:
         token_ids = variant.executor.output("token_ids", symbols)[: len(sampled)].tolist()
         if key == _PLAIN:
-            return [SampledToken(request_of(row), token_id) for row, token_id in zip(sampled, token_ids, strict=True)]
+            return _sampled_tokens(sampled, token_ids)
         logprobs = self._logprobs(variant, symbols, sampled) if key.is_adjusted else [None] * len(sampled)
         if key.has_mask:
             for row, token_id in enumerate(token_ids):
@@ -295,6 +330,10 @@ class ModelRunner:
         if all(one is None for one in wanted):
             return [None] * len(sampled)
         return read_logprobs(variant.executor, symbols, wanted)
+
+
+def _sampled_tokens(sampled: Sequence[SampledRow], token_ids: Sequence[int]) -> list[SampledToken]:
+    return [SampledToken(request_of(row), token_id) for row, token_id in zip(sampled, token_ids, strict=True)]
 
 
 def _needs(decision: ScheduleDecision) -> tuple[GraphKey, bool]:

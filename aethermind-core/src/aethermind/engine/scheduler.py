@@ -108,12 +108,35 @@ class Scheduler:
                 self._admit(step)
         return decision
 
+    def needs_no_victim(self, now: float, waiting: WaitingQueue, running: list[Request], budget: StepBudget) -> bool:
+        """Whether nobody has to give way in the next step, at a pessimistic guess of the room that it takes."""
+        most, block_size = budget.max_num_batched_tokens, self._cache.spec.block_size
+        num_blocks = 0
+        for request in running:
+            remaining = len(request.all_token_ids) - request.num_computed_tokens
+            num_blocks += 1 if remaining <= 1 else 2 + min(remaining, most) // block_size
+        if num_blocks > self._cache.num_available_blocks:
+            return False
+        first = waiting.first(now) if self._sharing is not None and waiting else None
+        return first is None or self._giver(first, running, now) is None
+
     def advance(self, decision: ScheduleDecision) -> None:
-        """Record that a step has run and its KV is in the cache. Call it before appending sampled tokens."""
+        """Record that a step has run and its KV is in the cache. Call it before appending sampled tokens.
+
+        Who has ended since it was scheduled is passed over.
+        """
         commit = self._cache.commit
         for request, num_tokens, _ in decision.scheduled:
-            request.num_computed_tokens += num_tokens
-            commit(request.request_id, num_tokens)
+            if request.state is not RequestState.FINISHED:
+                request.num_computed_tokens += num_tokens
+                commit(request.request_id, num_tokens)
+
+    def take_back(self, decision: ScheduleDecision) -> None:
+        """Undo `advance`, for a step that went wrong: its tokens are to be computed again."""
+        for request, num_tokens, _ in decision.scheduled:
+            if request.state is not RequestState.FINISHED:
+                request.num_computed_tokens -= num_tokens
+                self._cache.truncate(request.request_id, request.num_computed_tokens)
 
     def finish(self, request: Request, reason: FinishReason, waiting: WaitingQueue, running: list[Request]) -> None:
         """End a request wherever it is, between steps, and release its blocks."""
@@ -206,13 +229,16 @@ class Scheduler:
         """Reserve, preempting those behind `request` in rank, the last first.
 
         Where there is nobody to preempt, it keeps its blocks and sits the step out: those before it go on, and take
-        its room if they need it. Alone, it can never go on, and is rejected.
+        its room if they need it. Alone, it can never go on, and is rejected. Where the budget says that nobody gives
+        way, it sits the step out as well.
         """
         while True:
             result = self._cache.reserve(request.request_id, num_tokens)
             if result.outcome is Outcome.OK:
                 step.decision.prepare(result)
                 return True
+            if not step.budget.may_preempt:
+                return False
             if result.outcome is not Outcome.NO_ROOM or len(step.running) == 1:
                 step.running.remove(request)
                 self._reject(step, request, request.num_computed_tokens + num_tokens)
@@ -315,14 +341,18 @@ class Scheduler:
 
     def _take_seat(self, step: _Step, request: Request) -> bool:
         """Make somebody give way to a request that waits, if the policy shares and somebody has to."""
-        if self._sharing is None:
-            return False
-        movable = [other for other in step.running if self._rank(other, step.now)[0] and not other.is_just_resumed]
-        giver = self._sharing.giver(request, step.running, movable)
+        giver = self._giver(request, step.running, step.now) if step.budget.may_preempt else None
         if giver is None:
             return False
         self._preempt(step, giver)
         return True
+
+    def _giver(self, request: Request, running: list[Request], now: float) -> Request | None:
+        """Who has to give way to a request that waits, where the policy shares."""
+        if self._sharing is None:
+            return None
+        movable = [other for other in running if self._rank(other, now)[0] and not other.is_just_resumed]
+        return self._sharing.giver(request, running, movable)
 
     def _can_promise(self, step: _Step, request: Request) -> bool:
         """Whether one that will never give way has room for all it may need, next to the others of its kind."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aethermind.graph.constants import ConstantStore
 from aethermind.graph.plan import Operand, Place, Plan, Step
@@ -18,7 +18,7 @@ from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
 from aethermind.ops.dims import resolve
 
-__all__ = ["CaptureHook", "Executable", "Executor", "MemoryMap", "StepLoop", "addresses_in_run", "array_at"]
+__all__ = ["CaptureHook", "Executable", "Executor", "FedInput", "MemoryMap", "StepLoop", "addresses_in_run", "array_at"]
 
 MemoryMap = Mapping[tuple[Place, str], int]
 """Fixed device addresses of the arena `(ARENA, "")` and of every input, state and constant of a plan.
@@ -29,6 +29,16 @@ For a backend that `packs_inputs` there may be one address for all inputs, `(INP
 CaptureHook = Callable[[str, Any], None]
 """Called with the name and the array of a value."""
 Array = Any
+
+
+class FedInput(NamedTuple):
+    """Elements of an input, from number `first` on, that are not the host's to give: they are copied from `source`,
+    one-dimensional and in the device's memory.
+    """
+
+    name: str
+    first: int
+    source: Tensor
 
 
 class Executable(Protocol):
@@ -154,15 +164,18 @@ class Executor:
         """Whether `host_inputs` may be written again as soon as a run is enqueued: it reads a copy of them."""
         return not self._is_host_accessible
 
-    def run(self, symbols: tuple[int, ...]) -> None:
-        """Enqueue one run over what `host_inputs` hold now.
+    def run(self, symbols: tuple[int, ...], fed: Sequence[FedInput] = ()) -> None:
+        """Enqueue one run over what `host_inputs` hold now, and what is `fed` to them from the device's own memory.
 
         `synchronize` before changing them again, unless the executor `copies_inputs`.
         """
         self._inputs.upload(symbols, self._stream)
+        self._feed(fed, symbols)
         self.executable.run(symbols, self._stream)
 
-    def run_filling(self, symbols: tuple[int, ...], name: str, fill: Callable[[], None]) -> None:
+    def run_filling(
+        self, symbols: tuple[int, ...], name: str, fill: Callable[[], None], fed: Sequence[FedInput] = ()
+    ) -> None:
         """Like `run`, and write the input `name` by `fill()` while the device computes what comes before its use.
 
         A device that is the host computes nothing better meanwhile: each of its workers that gives way to `fill` keeps
@@ -170,10 +183,11 @@ class Executor:
         """
         if self._is_host_accessible:
             fill()
-            self.run(symbols)
+            self.run(symbols, fed)
             return
         first = self._first_use(name)
         self._inputs.upload(symbols, self._stream, late=name)
+        self._feed(fed, symbols)
         self.executable.run_steps(symbols, 0, first, self._stream)
         try:
             fill()
@@ -220,11 +234,25 @@ class Executor:
         """An output of the last run, which must have finished; in host memory a view that the next run overwrites."""
         return self._fetch(self.plan.outputs[name], symbols)
 
-    def _fetch(self, operand: Operand, symbols: tuple[int, ...]) -> Array:
+    def output_tensor(self, name: str, symbols: tuple[int, ...]) -> Tensor:
+        """An output where the device keeps it: there once what is enqueued has run, until the next run."""
+        return self._tensor(self.plan.outputs[name], symbols)
+
+    def _feed(self, fed: Sequence[FedInput], symbols: tuple[int, ...]) -> None:
+        for name, first, source in fed:
+            whole = self._inputs.tensor(name, symbols)
+            offset_bytes = whole.offset_bytes + first * whole.dtype.itemsize
+            destination = Tensor.of(whole.buffer, whole.dtype, source.shape, offset_bytes)
+            self._backend.transfer.copy_async(destination, source, self._stream)
+
+    def _tensor(self, operand: Operand, symbols: tuple[int, ...]) -> Tensor:
         is_input = operand.place is Place.INPUT
         owner = self._inputs.tensor(operand.name, symbols) if is_input else self._tensors[operand.place, operand.name]
         shape = resolve(operand.shape, dict(zip(self.plan.symbols, symbols, strict=True)))
-        source = Tensor.of(owner.buffer, operand.dtype, shape, owner.offset_bytes + operand.offset_bytes)
+        return Tensor.of(owner.buffer, operand.dtype, shape, owner.offset_bytes + operand.offset_bytes)
+
+    def _fetch(self, operand: Operand, symbols: tuple[int, ...]) -> Array:
+        source = self._tensor(operand, symbols)
         if self._is_host_accessible:
             return source.numpy()
         host = Tensor.of(self._backend.allocator.alloc(source.nbytes, MemoryKind.PINNED), source.dtype, source.shape)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
+from aethermind.errors import DeviceError
 from aethermind.graph.plan import Plan
 from aethermind.hal.allocator import ALIGNMENT
 from aethermind.hal.backend import Backend
@@ -173,8 +175,9 @@ class _Staging:
         self.copied = backend.events.create()
 
     def prepare(self, nbytes: int) -> None:
-        """Wait until what it holds was copied, and make room."""
-        self.copied.synchronize()
+        """Wait until what it holds was copied, and make room. If a copy failed, whoever waited for its run knows."""
+        with suppress(DeviceError):
+            self.copied.synchronize()
         if nbytes > self.buffer.nbytes:
             self.buffer = self._allocator.alloc(1 << (nbytes - 1).bit_length(), MemoryKind.PINNED)
 

@@ -27,6 +27,8 @@ class Capabilities:
     policy allows it. `batch_sizes`, ascending, are the numbers of sequences for which it prepares a decode step once
     and then repeats it (a captured graph): steps of others are padded to the next of them. `packs_inputs` means that
     its executables find the inputs of a run by `graph.executor.addresses_in_run`: then they go up in one copy.
+    `is_asynchronous` means that enqueued work runs while the host does something else: then the engine enqueues a step
+    before it reads the tokens of the one before (see `engine.step_pipeline`).
     """
 
     dtypes: tuple[DType, ...]
@@ -36,6 +38,7 @@ class Capabilities:
     supports_peer_access: bool = False
     batch_sizes: tuple[int, ...] = ()
     packs_inputs: bool = False
+    is_asynchronous: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,51 @@
+"""The KV cache of an engine, with what a planned model wants beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aethermind.cache.block_pool import BlockPool
+from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
+from aethermind.cache.host_swap_store import HostSwapStore
+from aethermind.cache.kv_cache import KVCache
+from aethermind.engine.kv_offload import fingerprint
+from aethermind.engine.preemption import MeasuredCosts, TimedSwapStore
+
+if TYPE_CHECKING:
+    from aethermind.engine.kv_memory import KVMemory
+    from aethermind.engine.loader import PlannedModel
+
+__all__ = ["open_cache"]
+
+
+def open_cache(
+    planned: PlannedModel, memory: KVMemory, costs: MeasuredCosts, clock: Callable[[], float]
+) -> tuple[KVCache, HashedPrefixCache | None, HostSwapStore | None]:
+    """A cache over `memory`, what it finds prefixes by, and where it swaps to; `costs` learn how long moves take."""
+    num_swap_blocks, swap_store, timed = planned.num_swap_blocks, None, None
+    if num_swap_blocks:
+        swap_store = HostSwapStore(memory.host_blocks(num_swap_blocks), num_swap_blocks)
+        timed = TimedSwapStore(swap_store, planned.cache_spec.bytes_per_block, costs, clock)
+    pool = BlockPool(planned.num_kv_blocks)
+    prefix_cache = _make_prefix_cache(planned, pool)
+    cache = KVCache(
+        planned.cache_spec,
+        planned.num_kv_blocks,
+        planned.max_model_len,
+        prefix_cache=prefix_cache,
+        swap_store=timed,
+        swap_threshold=planned.config.swap_threshold,
+        pool=pool,
+    )
+    return cache, prefix_cache, swap_store
+
+
+def _make_prefix_cache(planned: PlannedModel, pool: BlockPool) -> HashedPrefixCache | None:
+    if not planned.config.enable_prefix_caching:
+        return None
+    if planned.open_kv_store is None:
+        salt = repr((str(planned.source.path), planned.dtype.label, planned.config.quantization))
+    else:
+        salt = fingerprint(planned)
+    return HashedPrefixCache(pool, planned.cache_spec.block_size, salt.encode())

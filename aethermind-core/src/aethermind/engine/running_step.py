@@ -1,0 +1,87 @@
+"""A step on its way: how its tokens come to the host, and how the next step gets them without the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aethermind.engine.stretches import stretches
+from aethermind.graph.executor import FedInput
+from aethermind.hal.buffer import MemoryKind
+from aethermind.hal.dtype import DType
+from aethermind.hal.tensor import Tensor
+
+if TYPE_CHECKING:
+    from aethermind.engine.decision import ScheduleDecision
+    from aethermind.engine.model_runner import SampledToken
+    from aethermind.engine.speculative.verification import SampledRow
+    from aethermind.runtime import OpenDevice
+
+__all__ = ["RunningStep", "TokenReadback", "fed_tokens", "rows_of"]
+
+
+@dataclass(slots=True)
+class RunningStep:
+    """A step that was enqueued and has not been read."""
+
+    decision: ScheduleDecision
+    sampled: Sequence[SampledRow]
+    """Whose rows get a token, in row order."""
+    read: Callable[[], list[SampledToken]]
+    """Wait for the tokens and return them; once."""
+    token_ids: Tensor | None = None
+    """The tokens as the device has them, i32[R], until its next step."""
+    started: float = 0.0
+    """When it was scheduled, in seconds of the engine's clock."""
+    blocks: list[int] = field(default_factory=list)
+    """KV blocks of requests that ended after it was enqueued, which it may write to."""
+
+
+class TokenReadback:
+    """Brings sampled tokens to page-locked memory behind the step that samples them, and the host waits for no more.
+
+    There is room for two steps, in turn: the first has to be read before the third is enqueued.
+    """
+
+    def __init__(self, opened: OpenDevice, num_rows: int) -> None:
+        backend = opened.backend
+        self._transfer = backend.transfer
+        self._stream = backend.streams.default(opened.device.index)
+        buffer, other = (backend.allocator.alloc(4 * num_rows, MemoryKind.PINNED) for _ in range(2))
+        event, other_event = (backend.events.create() for _ in range(2))
+        self._turns = ((buffer, event), (other, other_event))
+
+    def enqueue(self, token_ids: Tensor) -> Callable[[], list[int]]:
+        """Copy tokens, i32[R], behind what is enqueued; returns what waits for them and reads them."""
+        buffer, copied = self._turns[0]
+        self._turns = self._turns[::-1]
+        host = Tensor.of(buffer, DType.INT32, token_ids.shape)
+        self._transfer.copy_async(host, token_ids, self._stream)
+        copied.record(self._stream)
+
+        def read() -> list[int]:
+            copied.synchronize()
+            ids: list[int] = host.numpy().tolist()
+            return ids
+
+        return read
+
+
+def fed_tokens(decision: ScheduleDecision, before: RunningStep) -> list[FedInput]:
+    """The tokens that the decodes of a step go on from, as far as the step `before` samples them."""
+    assert before.token_ids is not None, "the tokens of the step before stay on the device"
+    row_of = {row: index for index, row in enumerate(before.sampled)}
+    decodes = enumerate(entry.request for entry in decision.scheduled[: decision.num_decodes])
+    pairs = [(row_of[request], position) for position, request in decodes if request in row_of]
+    rows, positions = [row for row, _ in pairs], [position for _, position in pairs]
+    return [
+        FedInput("token_ids", position, rows_of(before.token_ids, row, count))
+        for row, position, count in stretches(rows, positions)
+    ]
+
+
+def rows_of(token_ids: Tensor, first: int, count: int) -> Tensor:
+    """Some of sampled tokens, i32[R]."""
+    offset_bytes = token_ids.offset_bytes + first * token_ids.dtype.itemsize
+    return Tensor.of(token_ids.buffer, token_ids.dtype, (count,), offset_bytes)

@@ -1,0 +1,201 @@
+"""Steps one behind the other: while the device computes one, the host schedules and enqueues the next.
+
+    host     schedule 2, enqueue | read 1, its answers grow | schedule 3, enqueue | read 2 …
+    device   … step 1            | step 2                                         | step 3
+
+What a step needs of the one before are the tokens that it goes on from, and those stay on the device. The host needs
+their number only, and counts them before it knows them. Two things it cannot know: that a request ends with its token,
+and what a request wants of its next one that depends on it. So a request may end while a step computes one token more
+of it: that token is dropped, and its blocks stay taken until the step has run. Where the next step depends on more
+than tokens' places it waits until the last one was read, as all steps do on a device that computes in the caller's
+thread. (vLLM calls this asynchronous scheduling, SGLang an overlap scheduler.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from aethermind.engine.request import RequestState
+from aethermind.engine.running_step import RunningStep
+
+if TYPE_CHECKING:
+    from aethermind.cache.kv_cache import KVCache
+    from aethermind.engine.decision import ScheduleDecision, StepBudget
+    from aethermind.engine.model_runner import ModelRunner, SampledToken
+    from aethermind.engine.preemption import MeasuredCosts
+    from aethermind.engine.request import Request
+    from aethermind.engine.scheduler import Scheduler
+    from aethermind.engine.waiting_queue import WaitingQueue
+
+__all__ = ["FinishedStep", "StepPipeline"]
+
+_UNKNOWN = -1
+"""Stands for a token that the device has and the host has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """What came of a step, and what was decided meanwhile."""
+
+    decision: ScheduleDecision
+    sampled: list[SampledToken]
+    """Of requests that ended before it was read, too."""
+    decisions: list[ScheduleDecision]
+    """Those that were made since the last step was finished."""
+    ended: float
+    """When it was read, in seconds of the engine's clock."""
+
+
+class StepPipeline:
+    """The steps of an engine. `waiting` and `running` are its queues.
+
+    With `runs_ahead`, which it has on an asynchronous device, a step may be under way between two calls.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        cache: KVCache,
+        costs: MeasuredCosts,
+        queues: tuple[WaitingQueue, list[Request]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._cache = cache
+        self._costs = costs
+        self._waiting, self._running = queues
+        self._clock = clock
+        self._ahead: RunningStep | None = None
+        self._last_read = clock()
+        self._decisions: list[ScheduleDecision] = []
+        backend = runner.planned.open_device.backend
+        self.runs_ahead = backend.capabilities.is_asynchronous
+        """Set it to False between two steps to see each by itself, once none is under way."""
+
+    def step(self, budget: StepBudget, *, is_next_known: bool = True) -> FinishedStep:
+        """Finish one step, with the next one on its way behind it where that is possible.
+
+        `is_next_known` says that between this step and the next the caller will change nothing that runs. Where
+        something fails, requests are as they were before the step that was to be finished, and none is under way.
+        """
+        step, self._ahead = self._ahead, None
+        is_assumed = False
+        try:
+            if step is None:
+                step = self._launch(budget)
+            if is_next_known and self._may_run_ahead(step, budget):
+                is_assumed = True
+                with self._assumed(step):
+                    if self._running:
+                        self._ahead = self._launch(replace(budget, may_preempt=False), step)
+            sampled = step.read()
+        except BaseException:
+            self._give_up(step, is_assumed=is_assumed)
+            raise
+        return self._finish(step, sampled, is_assumed=is_assumed)
+
+    @property
+    def is_deserted(self) -> bool:
+        """Whether a step is under way all of whose requests have ended."""
+        return self._ahead is not None and all(entry.request.is_finished for entry in self._ahead.decision.scheduled)
+
+    def drain(self) -> None:
+        """Wait for a deserted step."""
+        step, self._ahead = self._ahead, None
+        assert step is not None, "a step is under way"
+        try:
+            step.read()
+        except BaseException:
+            self._give_up(step, is_assumed=False)
+            raise
+        self._release(step)
+
+    def keep_blocks(self, request: Request) -> None:
+        """Call it before a request ends: what the step under way may write to stays taken until that has run."""
+        if self._ahead is not None and request.state is RequestState.RUNNING:
+            blocks = list(self._cache.block_table(request.request_id))
+            for block in blocks:
+                self._cache.pool.acquire(block)
+            self._ahead.blocks += blocks
+
+    def _may_run_ahead(self, step: RunningStep, budget: StepBudget) -> bool:
+        """Whether the next step can be enqueued before the tokens of this one are read.
+
+        Not where somebody looks at steps; where the next token of a request is chosen in a way that depends on the last
+        one (its logits are adjusted, masked or processed, or its log probabilities are read); or where blocks or keys
+        have to move, because somebody gives way, comes back or was shifted.
+        """
+        return (
+            self.runs_ahead
+            and step.token_ids is not None
+            and not self._runner.is_watched
+            and not self._cache.has_moved
+            and self._cache.num_swapped_blocks == 0
+            and self._scheduler.needs_no_victim(self._clock(), self._waiting, self._running, budget)
+        )
+
+    def _launch(self, budget: StepBudget, before: RunningStep | None = None) -> RunningStep:
+        started = self._clock()
+        decision = self._scheduler.schedule(started, self._waiting, self._running, budget)
+        self._decisions.append(decision)
+        if not decision.scheduled:
+            step = RunningStep(decision, (), list)
+        elif self.runs_ahead and not self._runner.is_watched:
+            step = self._runner.launch(decision, before)
+        else:
+            sampled = self._runner.run(decision)
+            step = RunningStep(decision, (), lambda: sampled)
+        step.started = started
+        return step
+
+    @contextmanager
+    def _assumed(self, step: RunningStep) -> Iterator[None]:
+        """As if a step had been read: inside, its requests have tokens that nobody knows.
+
+        Those that end with their token, because it is their last, do not run; who ends for another reason does.
+        """
+        self._scheduler.advance(step.decision)
+        growing = [entry.request for entry in step.decision.scheduled if entry.needs_logits]
+        growing = [request for request in growing if not request.is_finished]
+        ending = {request for request in growing if request.append_token(_UNKNOWN) is not None}
+        if ending:
+            self._running[:] = [request for request in self._running if request not in ending]
+        try:
+            yield
+        finally:
+            self._running.extend(request for request in growing if request in ending)
+            for request in growing:
+                request.all_token_ids.pop()
+                request.output_token_ids.pop()
+
+    def _finish(self, step: RunningStep, sampled: list[SampledToken], *, is_assumed: bool) -> FinishedStep:
+        self._release(step)
+        decision = step.decision
+        if not is_assumed:
+            self._scheduler.advance(decision)
+        began, self._last_read = max(step.started, self._last_read), self._clock()
+        if decision.scheduled and decision.phase == "prefill":
+            self._costs.observe_prefill(decision.num_batched_tokens, self._last_read - began)
+        decisions, self._decisions = self._decisions, []
+        return FinishedStep(decision, sampled, decisions, self._last_read)
+
+    def _release(self, step: RunningStep) -> None:
+        for block in reversed(step.blocks):
+            self._cache.pool.release(block)
+        step.blocks.clear()
+
+    def _give_up(self, step: RunningStep | None, *, is_assumed: bool) -> None:
+        """Forget a step that failed, and the one behind it."""
+        self._runner.wait()
+        if step is not None and is_assumed:
+            self._scheduler.take_back(step.decision)
+        for one in (step, self._ahead):
+            if one is not None:
+                self._release(one)
+        self._ahead = None
+        self._decisions.clear()

@@ -1,0 +1,226 @@
+"""Steps that are enqueued before the last one was read: the same answers, in another order of things."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sim.small_model import write_small_model
+from tests.sim.watched_engine import WatchedEngine, open_watched
+
+from aethermind import Runtime, SamplingParams
+from aethermind.engine import step_pipeline
+from aethermind.engine.engine_stats import EngineStats
+from aethermind.engine.request import FinishReason
+from aethermind.errors import DeviceError
+from aethermind.sampling.structured import StructuredOutputs
+from aethermind_sim.backend import SimBackend
+from aethermind_sim.streams import SimEvent
+
+PROMPTS = [[(7 * index + 11 * token) % 900 + 5 for token in range(3 + 2 * index)] for index in range(5)]
+NUM_TOKENS = 10
+
+Open = Callable[..., WatchedEngine]
+Answers = dict[str, list[int]]
+
+
+@pytest.fixture(scope="module")
+def model(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_model(Path(runtime.models.locate("demo")), tmp_path_factory.mktemp("small") / "model")
+
+
+@pytest.fixture
+def open_engine(runtime: Runtime, model: Path) -> Iterator[Open]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield lambda seed=0, **options: open_watched(runtime, model, patch, seed, **options)
+
+
+def greedy(**options: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True, **options})
+
+
+def ask(watched: WatchedEngine, *params: SamplingParams) -> Answers:
+    """Answers to all prompts; the parameters are given out in turn."""
+    for index, prompt in enumerate(PROMPTS):
+        watched.engine.add_request(str(index), prompt, params[index % len(params)])
+    return watched.run()
+
+
+def one_by_one(num_steps: int) -> list[tuple[str, int]]:
+    return [(what, number) for number in range(num_steps) for what in ("enqueue", "read")]
+
+
+def assert_idle(watched: WatchedEngine) -> None:
+    stats = EngineStats.of(watched.engine)
+    assert stats.num_free_blocks == stats.num_blocks
+    assert not watched.engine.pipeline.is_deserted
+
+
+@pytest.fixture(scope="module")
+def expected(runtime: Runtime, model: Path) -> Answers:
+    """Greedy answers, step by step."""
+    with pytest.MonkeyPatch.context() as patch:
+        watched = open_watched(runtime, model, patch)
+        watched.engine.pipeline.runs_ahead = False
+        answers = ask(watched, greedy())
+        assert watched.things() == one_by_one(len(watched.decisions))
+        return answers
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_step_is_enqueued_before_the_last_one_is_waited_for(open_engine: Open, expected: Answers, seed: int) -> None:
+    """The host waits once a step, for its tokens and nothing else, and computes no token that it knows to be none."""
+    watched = open_engine(seed, enable_prefix_caching=False)
+    assert ask(watched, greedy()) == expected
+    num_steps = len(watched.decisions)
+    things = watched.things()
+    assert things[:3] == [("enqueue", 0), ("enqueue", 1), ("read", 0)]
+    for number in range(num_steps - 1):
+        assert things.index(("enqueue", number + 1)) < things.index(("read", number))
+    waits = [what for kind, what in watched.log if kind == "wait"]
+    assert set(waits) == {"event"}
+    assert len(waits) <= num_steps
+    num_sampled = sum(entry.needs_logits for decision in watched.decisions for entry in decision.scheduled)
+    assert num_sampled == sum(map(len, expected.values()))
+    assert_idle(watched)
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_who_ends_unforeseen_has_computed_one_token_in_vain(
+    open_engine: Open, expected: Answers, is_watched: bool
+) -> None:
+    """With `is_watched` no block is freed while a step may write to it; else they are kept for other prompts."""
+    stops = [ids[4] for ids in expected.values()]
+    watched = open_engine(1, enable_prefix_caching=not is_watched)
+    answers = ask(watched, *(greedy(stop_token_ids=[stop]) for stop in stops))
+    assert answers == {name: ids[: ids.index(ids[4]) + 1] for name, ids in expected.items()}
+    num_sampled = sum(entry.needs_logits for decision in watched.decisions for entry in decision.scheduled)
+    assert num_sampled == sum(map(len, answers.values())) + len(PROMPTS)
+    assert_idle(watched)
+
+
+def test_the_last_of_all_is_told_with_nothing_left_to_do(open_engine: Open, expected: Answers) -> None:
+    engine = open_engine().engine
+    engine.add_request("0", PROMPTS[0], greedy(stop_token_ids=[expected["0"][0]]))
+    (output,) = engine.step()
+    assert (output.finished, output.outputs[0].finish_reason) == (True, FinishReason.STOP)
+    assert not engine.has_unfinished
+    assert engine.cache.num_sequences == 0
+
+
+def test_a_name_is_free_as_soon_as_its_request_has_ended(open_engine: Open, expected: Answers) -> None:
+    watched = open_engine(2, enable_prefix_caching=False)
+    engine = watched.engine
+    engine.add_request("other", PROMPTS[1], greedy())
+    for _ in range(3):
+        engine.add_request("again", PROMPTS[2], greedy(stop_token_ids=[expected["2"][1]]))
+        while not any(output.request_id == "again" and output.finished for output in engine.step()):
+            pass
+        engine.add_request("again", PROMPTS[3], greedy())
+        engine.step()
+        aborted = engine.abort("again")
+        assert aborted is not None
+        assert aborted.outputs[0].token_ids == expected["3"][: len(aborted.outputs[0].token_ids)]
+    engine.add_request("again", PROMPTS[4], greedy())
+    answers = watched.run()
+    assert answers["again"] == expected["4"]
+    assert_idle(watched)
+
+
+def test_aborting_all_leaves_nothing_under_way(open_engine: Open) -> None:
+    watched = open_engine(3, enable_prefix_caching=False)
+    for index, prompt in enumerate(PROMPTS[:3]):
+        watched.engine.add_request(str(index), prompt, greedy())
+    watched.engine.step()
+    for index in range(3):
+        assert watched.engine.abort(str(index)) is not None
+    assert_idle(watched)
+
+
+NEEDS_THE_HOST: dict[str, dict[str, Any]] = {
+    "log probabilities": {"logprobs": 2},
+    "penalties": {"repetition_penalty": 1.3},
+    "a shortest answer": {"min_tokens": NUM_TOKENS},
+    "allowed tokens": {"allowed_token_ids": range(100, 900)},
+    "structured output": {"structured_outputs": StructuredOutputs(regex="[a-f]{3,9}"), "ignore_eos": False},
+    "several answers": {"n": 3, "temperature": 0.9, "seed": 4},
+    "scores of the prompt": {"prompt_logprobs": 1},
+}
+
+
+@pytest.mark.parametrize("wish", list(NEEDS_THE_HOST))
+def test_what_needs_the_host_waits_for_it(open_engine: Open, expected: Answers, wish: str) -> None:
+    """A request of its kind among plain ones: its answer is that of single steps, and so are theirs."""
+    special = greedy(**NEEDS_THE_HOST[wish])
+    answers = []
+    for seed, runs_ahead in ((5, False), (6, True)):
+        engine = open_engine(seed).engine
+        engine.pipeline.runs_ahead = runs_ahead
+        engine.add_request("special", PROMPTS[2], special)
+        for index in (0, 1, 3):
+            engine.add_request(str(index), PROMPTS[index], greedy())
+        finished = {}
+        while engine.has_unfinished:
+            finished.update({output.request_id: output for output in engine.step() if output.finished})
+        assert {name: one.outputs[0].token_ids for name, one in finished.items() if name != "special"} == {
+            name: expected[name] for name in ("0", "1", "3")
+        }
+        one = finished["special"]
+        answers.append((one.outputs, one.prompt_logprobs))
+    assert answers[0] == answers[1]
+
+
+def test_hooks_see_each_step_by_itself(open_engine: Open, expected: Answers) -> None:
+    watched = open_engine(7)
+    seen = []
+    with watched.engine.runner.hooks.on("sampler.sample_tokens", lambda name, array, info: seen.append(array.copy())):
+        assert ask(watched, greedy()) == expected
+    assert watched.things() == one_by_one(len(seen))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_are_as_they_were_where_the_device_fails(open_engine: Open, expected: Answers, seed: int) -> None:
+    """A copy breaks: both steps under way are lost, and computed again by whoever goes on."""
+    watched = open_engine(seed, enable_prefix_caching=False)
+    engine, backend = watched.engine, watched.engine.planned.open_device.backend
+    assert isinstance(backend, SimBackend)
+    for index, prompt in enumerate(PROMPTS):
+        engine.add_request(str(index), prompt, greedy())
+    answers: Answers = {}
+    for nth in (2, 3, 5, 9):
+        backend.faults.inject("copy", nth)
+        with pytest.raises(DeviceError, match="copy of the simulated device failed"):
+            watched.run(answers)
+    answers.update(watched.run())
+    assert answers == expected
+    assert_idle(watched)
+
+
+class TestPlantedBugs:
+    """What each part is for: without it, the simulated device shows."""
+
+    def wrong_answers(self, open_engine: Open, expected: Answers) -> int:
+        return sum(ask(open_engine(seed), greedy()) != expected for seed in range(6))
+
+    def test_reading_before_the_event(
+        self, open_engine: Open, expected: Answers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def open_and_forget_to_wait(seed: int) -> WatchedEngine:
+            watched = open_engine(seed)
+            monkeypatch.setattr(SimEvent, "synchronize", lambda event: None)
+            return watched
+
+        assert self.wrong_answers(open_and_forget_to_wait, expected) > 0
+
+    def test_feeding_no_tokens(self, open_engine: Open, expected: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("aethermind.engine.model_runner.fed_tokens", lambda decision, before: ())
+        assert self.wrong_answers(open_engine, expected) > 0
+
+    def test_freeing_blocks_at_once(
+        self, open_engine: Open, expected: Answers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(step_pipeline.StepPipeline, "keep_blocks", lambda pipeline, request: None)
+        with pytest.raises(AssertionError, match="a step under way writes to block"):
+            ask(open_engine(enable_prefix_caching=False), greedy(stop_token_ids=[expected["1"][2]]))

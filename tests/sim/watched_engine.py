@@ -1,0 +1,141 @@
+"""An engine on the simulated device whose steps, waits and blocks are watched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aethermind import Runtime
+from aethermind.cache import BlockPool
+from aethermind.engine.decision import ScheduleDecision
+from aethermind.engine.engine import Engine
+from aethermind.engine.loader import plan_model
+from aethermind.engine.model_runner import SampledToken
+from aethermind.engine.running_step import RunningStep
+from aethermind.hal import Tensor
+from aethermind_sim.streams import SimEvent, SimStream
+
+__all__ = ["WatchedEngine", "open_watched"]
+
+
+class WatchedPool(BlockPool):
+    """No block is freed that a step under way writes to, and what is freed is no number any more."""
+
+    __slots__ = ("engine", "num_freed", "written")
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.cache.pool.num_blocks)
+        self.engine = engine
+        self.written: list[set[int]] = []
+        self.num_freed = 0
+
+    def release(self, block: int) -> None:
+        super().release(block)
+        if self.ref_count(block) == 0:
+            assert not any(block in blocks for blocks in self.written), f"a step under way writes to block {block}"
+            self.num_freed += 1
+            backend = self.engine.planned.open_device.backend
+            for tensor in self.engine.runner.kv_memory.tensors.values():
+                nbytes = tensor.nbytes // tensor.shape[0]
+                row = Tensor.of(tensor.buffer, tensor.dtype, tensor.shape[1:], block * nbytes)
+                backend.transfer.fill(row, 0xFF)
+
+
+@dataclass
+class WatchedEngine:
+    """`log` has what happened in order: ("enqueue", number of a step), ("read", its number), ("wait", what for)."""
+
+    engine: Engine
+    log: list[tuple[str, Any]] = field(default_factory=list)
+    decisions: list[ScheduleDecision] = field(default_factory=list)
+
+    def watch(self, patch: pytest.MonkeyPatch) -> None:
+        """Begin. Waits are those for marks that are not reached yet, and for all that the engine's stream has to do."""
+        engine, log = self.engine, self.log
+        launch, wait = engine.runner.launch, engine.runner.wait
+        pool = engine.cache.pool
+        synchronize, finish = SimEvent.synchronize, SimStream.synchronize
+
+        def watched_launch(decision: ScheduleDecision, before: RunningStep | None = None) -> RunningStep:
+            number = len(self.decisions)
+            blocks = self._written(decision)
+            log.append(("enqueue", number))
+            self.decisions.append(decision)
+            step = launch(decision, before)
+            read = step.read
+            if isinstance(pool, WatchedPool):
+                pool.written.append(blocks)
+
+            def watched_read() -> list[SampledToken]:
+                log.append(("read", number))
+                sampled = read()
+                if isinstance(pool, WatchedPool):
+                    pool.written.remove(blocks)
+                return sampled
+
+            step.read = watched_read
+            return step
+
+        def watched_event(event: SimEvent) -> None:
+            if event.latest is not None and not event.latest.is_reached:
+                log.append(("wait", "event"))
+            synchronize(event)
+
+        def watched_stream(stream: SimStream) -> None:
+            if stream is engine.planned.open_device.backend.streams.default():
+                log.append(("wait", "stream"))
+            finish(stream)
+
+        def watched_wait() -> None:
+            wait()
+            if isinstance(pool, WatchedPool):
+                pool.written.clear()
+
+        patch.setattr(engine.runner, "launch", watched_launch)
+        patch.setattr(engine.runner, "wait", watched_wait)
+        patch.setattr(SimEvent, "synchronize", watched_event)
+        patch.setattr(SimStream, "synchronize", watched_stream)
+
+    def things(self) -> list[tuple[str, int]]:
+        """What was enqueued and read, in order."""
+        return [(what, number) for what, number in self.log if what != "wait"]
+
+    def run(self, answers: dict[str, list[int]] | None = None) -> dict[str, list[int]]:
+        """Step until all is done; token ids by request, added to `answers`."""
+        answers = {} if answers is None else answers
+        while self.engine.has_unfinished:
+            for output in self.engine.step():
+                answers.update({output.request_id: output.outputs[0].token_ids})
+        return answers
+
+    def _written(self, decision: ScheduleDecision) -> set[int]:
+        cache = self.engine.cache
+        return {
+            cache.slot(request.request_id, index) // cache.spec.block_size
+            for request, count, _ in decision.scheduled
+            for index in range(request.num_computed_tokens, request.num_computed_tokens + count)
+        }
+
+
+def open_watched(
+    runtime: Runtime,
+    model: Path,
+    patch: pytest.MonkeyPatch,
+    seed: int = 0,
+    *,
+    is_pool_watched: bool = True,
+    **options: Any,
+) -> WatchedEngine:
+    """A small model on a device of this seed."""
+    patch.setenv("AETHERMIND_SIM_SEED", str(seed))
+    options = {"device": "sim", "dtype": "float32", "max_model_len": 48, "block_size": 4, **options}
+    planned = plan_model(runtime, str(model), **options)
+    engine = Engine(planned, planned.source.tokenizer())
+    if is_pool_watched and not planned.config.enable_prefix_caching:
+        engine.cache._supply.pool = WatchedPool(engine)
+    watched = WatchedEngine(engine)
+    watched.watch(patch)
+    return watched
