@@ -28,10 +28,23 @@ struct Sum {
   }
 };
 
-inline Sum dot(const Tensor& x, int64_t row, const Tensor& w, int64_t column) {
-  const int64_t k = x.dim(1);
+// A tensor [rows, k] in double.
+class Matrix {
+ public:
+  explicit Matrix(const Tensor& tensor) : k_(tensor.dim(1)), values_(doubles(tensor)) {}
+  std::span<const double> row(int64_t i) const {
+    return std::span(values_).subspan(static_cast<size_t>(i * k_), static_cast<size_t>(k_));
+  }
+
+ private:
+  int64_t k_;
+  std::vector<double> values_;
+};
+
+inline Sum dot(const Matrix& x, int64_t row, const Matrix& w, int64_t column) {
+  const std::span<const double> a = x.row(row), b = w.row(column);
   Sum sum;
-  for (int64_t i = 0; i < k; ++i) sum.add(x.get(row * k + i) * w.get(column * k + i));
+  for (size_t i = 0; i < a.size(); ++i) sum.add(a[i] * b[i]);
   return sum;
 }
 
@@ -55,7 +68,6 @@ inline void test_linear(const KernelEntry& entry, const Storage& storage) {
     misalignment = (misalignment + 3) % 8;
     const Tensor x = random(entry.dtype, {t, k}, misalignment), bias = random(entry.dtype, {n}, 1);
     const Weight w = storage.weight(entry, 1, n, k, 1.0);
-    const Tensor computed = storage.computed_with(entry, x);
     const std::string what = storage.name + " " + sizes(t, n, k);
     const bool has_bias = !is_head && t % 2 == 1;
     const am_dtype out_type = is_head ? AM_FLOAT32 : entry.dtype;
@@ -63,9 +75,11 @@ inline void test_linear(const KernelEntry& entry, const Storage& storage) {
     std::vector<am_tensor> inputs = {x.abi(), w.packed.abi()};
     if (!is_head) inputs.push_back(has_bias ? bias.abi() : Tensor().abi());
     run_with_teams(entry, inputs, {out}, {}, what);
+    if (!is_compared()) continue;
+    const Matrix computed(storage.computed_with(entry, x)), weight(w.values);
     for (int64_t r = 0; r < t; ++r) {
       for (int64_t c = 0; c < n; ++c) {
-        Sum sum = dot(computed, r, w.values, c);
+        Sum sum = dot(computed, r, weight, c);
         if (has_bias) sum.add(bias.get(c));
         check_close(out.get(r * n + c), sum.value, sum.magnitude, out_type, entry, what);
       }
@@ -94,13 +108,14 @@ inline void test_gate_up_silu(const KernelEntry& entry, const Storage& storage) 
   for (const auto& [t, n, k] : kShapes) {
     const Tensor x = random(entry.dtype, {t, k}, 5);
     const Weight gate = storage.weight(entry, 1, n, k, 0.3), up = storage.weight(entry, 2, n, k, 0.3);
-    const Tensor computed = storage.computed_with(entry, x);
     const std::string what = storage.name + " " + sizes(t, n, k);
     const Tensor out(entry.dtype, {t, n}, 1);
     run_with_teams(entry, {x.abi(), gate.packed.abi(), up.packed.abi()}, {out}, {}, what);
+    if (!is_compared()) continue;
+    const Matrix computed(storage.computed_with(entry, x)), gates(gate.values), ups(up.values);
     for (int64_t r = 0; r < t; ++r) {
       for (int64_t c = 0; c < n; ++c) {
-        const Sum g = dot(computed, r, gate.values, c), u = dot(computed, r, up.values, c);
+        const Sum g = dot(computed, r, gates, c), u = dot(computed, r, ups, c);
         const double s = g.value / (1.0 + std::exp(-g.value));
         const double magnitude = 1.1 * g.magnitude * std::fabs(u.value) + std::fabs(s) * u.magnitude;
         check_close(out.get(r * n + c), s * u.value, magnitude, entry.dtype, entry, what);
@@ -115,7 +130,7 @@ struct Heads {
 };
 
 // One head of one token in double: bias, norm, rotation. `magnitude` bounds the error in units of float32 precision.
-inline void expected_head(const Tensor& x, int64_t t, const Tensor& w, const Tensor& bias, const Tensor& norm,
+inline void expected_head(const Matrix& x, int64_t t, const Matrix& w, const Tensor& bias, const Tensor& norm,
                           bool is_rotated, const Tensor& table, int64_t head, int64_t c, double eps,
                           std::vector<double>& values, double& magnitude) {
   values.assign(static_cast<size_t>(c), 0.0);
@@ -159,7 +174,6 @@ inline void test_qkv(const KernelEntry& entry, const Storage& storage) {
     const int64_t block_size = 5, num_blocks = h.t / block_size + 3;
     const std::string what = storage.name + " " + sizes(h.t, q_size, h.k) + " C=" + std::to_string(c);
     const Tensor x = random(entry.dtype, {h.t, h.k}, 3), none;
-    const Tensor computed = storage.computed_with(entry, x);
     const Weight w[3] = {storage.weight(entry, 1, q_size, h.k, 1.0), storage.weight(entry, 2, kv_size, h.k, 1.0),
                          storage.weight(entry, 3, kv_size, h.k, 1.0)};
     const Tensor bias[3] = {h.has_bias ? random(entry.dtype, {q_size}) : none,
@@ -191,11 +205,14 @@ inline void test_qkv(const KernelEntry& entry, const Storage& storage) {
          norm[0].abi(), norm[1].abi(), table.abi(), slots.abi(), k_cache.abi(), v_cache.abi()},
         {q, k_cache, v_cache},
         {attr(static_cast<int>(h.num_heads)), attr(static_cast<int>(h.num_kv_heads)), attr(1e-6)}, what);
+    if (!is_compared()) continue;
+    const Matrix computed(storage.computed_with(entry, x));
+    const Matrix weights[3] = {Matrix(w[0].values), Matrix(w[1].values), Matrix(w[2].values)};
     std::vector<double> want;
     double magnitude;
     for (int64_t t = 0; t < h.t; ++t) {
       for (int64_t head = 0; head < h.num_heads; ++head) {
-        expected_head(computed, t, w[0].values, bias[0], norm[0], true, table, head, c, 1e-6, want, magnitude);
+        expected_head(computed, t, weights[0], bias[0], norm[0], true, table, head, c, 1e-6, want, magnitude);
         for (int64_t i = 0; i < c; ++i) {
           check_close(q.get((t * h.num_heads + head) * c + i), want[static_cast<size_t>(i)], magnitude, entry.dtype,
                       entry, "q " + what);
@@ -214,7 +231,7 @@ inline void test_qkv(const KernelEntry& entry, const Storage& storage) {
           continue;
         }
         for (int which : {1, 2}) {
-          expected_head(computed, t, w[which].values, bias[which], norm[which], which == 1, table, head, c, 1e-6, want,
+          expected_head(computed, t, weights[which], bias[which], norm[which], which == 1, table, head, c, 1e-6, want,
                         magnitude);
           const Tensor& cache = which == 1 ? k_cache : v_cache;
           for (int64_t i = 0; i < c; ++i) {

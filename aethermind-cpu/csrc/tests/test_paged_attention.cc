@@ -54,7 +54,13 @@ struct Cache {
       values.set(row * size + i, is_coded() ? std::clamp(std::nearbyint(50 * normal()), -127.0, 127.0) : normal());
     }
   }
-  double get(int64_t i) const { return values.get(i) * (is_coded() ? scales.get(i / values.dim(3)) : 1.0); }
+  // The values in double, decoded once.
+  std::vector<double> decoded() const {
+    std::vector<double> result = doubles(values);
+    for (size_t i = 0; is_coded() && i < result.size(); ++i)
+      result[i] *= scales.get(static_cast<int64_t>(i) / values.dim(3));
+    return result;
+  }
 };
 
 void test_over(const KernelEntry& entry, am_dtype stored) {
@@ -98,6 +104,8 @@ void test_over(const KernelEntry& entry, am_dtype stored) {
                                      cu_seqlens.abi(), seqlens.abi(),        tables.abi()};
     if (k_cache.is_coded()) inputs.insert(inputs.end(), {k_cache.scales.abi(), v_cache.scales.abi()});
     run_with_teams(entry, inputs, {out}, {attr(scale), attr(static_cast<int>(c.window))}, what);
+    if (!is_compared()) continue;
+    const std::vector<double> queries_of = doubles(q), keys_of = k_cache.decoded(), values_of = v_cache.decoded();
     for (int64_t s = 0; s < num_sequences; ++s) {
       const auto& [queries, keys] = c.sequences[static_cast<size_t>(s)];
       for (int64_t i = 0; i < queries; ++i) {
@@ -109,9 +117,11 @@ void test_over(const KernelEntry& entry, am_dtype stored) {
           std::vector<double> scores;
           double greatest = -INFINITY, score_magnitude = 0.0;
           for (int64_t key = first; key <= position; ++key) {
+            const double *query = &queries_of[static_cast<size_t>(row * c.head_dim)],
+                         *cached = &keys_of[static_cast<size_t>(at(s, kv_head, key))];
             double score = 0.0, magnitude = 0.0;
             for (int64_t e = 0; e < c.head_dim; ++e) {
-              const double term = scale * q.get(row * c.head_dim + e) * k_cache.get(at(s, kv_head, key) + e);
+              const double term = scale * query[e] * cached[e];
               score += term;
               magnitude += std::fabs(term);
             }
@@ -121,17 +131,19 @@ void test_over(const KernelEntry& entry, am_dtype stored) {
           }
           double total = 0.0;
           for (double& score : scores) total += score = std::exp(score - greatest);
-          for (int64_t e = 0; e < c.head_dim; ++e) {
-            double value = 0.0, magnitude = 0.0;
-            for (int64_t key = first; key <= position; ++key) {
-              const double term =
-                  scores[static_cast<size_t>(key - first)] / total * v_cache.get(at(s, kv_head, key) + e);
-              value += term;
-              magnitude += std::fabs(term);
+          std::vector<double> value(static_cast<size_t>(c.head_dim)), magnitude(static_cast<size_t>(c.head_dim));
+          for (int64_t key = first; key <= position; ++key) {
+            const double weight = scores[static_cast<size_t>(key - first)] / total;
+            const double* cached = &values_of[static_cast<size_t>(at(s, kv_head, key))];
+            for (size_t e = 0; e < value.size(); ++e) {
+              value[e] += weight * cached[e];
+              magnitude[e] += std::fabs(weight * cached[e]);
             }
+          }
+          for (size_t e = 0; e < value.size(); ++e) {
             // An error of a score is a relative error of its weight.
-            check_close(out.get(row * c.head_dim + e), value,
-                        magnitude * (1.0 + 0.1 * score_magnitude + 1e5 * weight_rounding(entry)), entry.dtype, entry,
+            check_close(out.get(row * c.head_dim + static_cast<int64_t>(e)), value[e],
+                        magnitude[e] * (1.0 + 0.1 * score_magnitude + 1e5 * weight_rounding(entry)), entry.dtype, entry,
                         what);
           }
         }

@@ -142,11 +142,12 @@ void test_extremes(const KernelEntry& entry, const QuantizedLayout& layout) {
   const Weight w = packed_weight(extreme_codes(layout, n, k));
   const Tensor x(entry.dtype, {t, k}), out(entry.dtype, {t, n});
   x.fill([&](int64_t i) { return i / k % 3 == 0 || (i / k % 3 == 1 && i % 2 == 0) ? -1.0 : 1.0; });
-  const Tensor computed = computed_with(entry, x);
   const std::string what = name_of(layout) + " extremes";
   run_with_teams(entry, {x.abi(), w.packed.abi(), Tensor().abi()}, {out}, {}, what);
+  if (!is_compared()) return;
+  const Matrix computed(computed_with(entry, x)), weight(w.values);
   for (int64_t i = 0; i < t * n; ++i) {
-    const Sum sum = dot(computed, i / n, w.values, i % n);
+    const Sum sum = dot(computed, i / n, weight, i % n);
     check_close(out.get(i), sum.value, sum.magnitude, entry.dtype, entry, what);
   }
 }
