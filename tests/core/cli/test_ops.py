@@ -35,6 +35,31 @@ def test_one_page(invoke: Any) -> None:
     assert "reference" in result.stdout
 
 
+def test_a_page_tells_kernels_that_differ_in_formats_and_dtypes_as_one(invoke: Any) -> None:
+    (record,) = json.loads(invoke("ops", "linear", "--json").stdout)["operators"]
+    kernels = record["devices"]["cpu"]["kernels"]
+    expected = {
+        (kernel["name"], kernel["priority"], dtype, format)
+        for kernel in kernels
+        for dtype in kernel["dtypes"]
+        for format in kernel["weight_formats"]
+    }
+    lines = invoke("ops", "linear").stdout.splitlines()
+    first = lines.index("cpu: native") + 1
+    told: list[tuple[str, int, list[str], list[str]]] = []
+    for line in lines[first : next(i for i in range(first, len(lines)) if lines[i][0] != " ")]:
+        if line.startswith("    "):
+            told[-1][3].extend(line.replace("weights:", "").split())
+        else:
+            name, dtypes, priority = line.strip().split(", ")
+            told.append((name, int(priority.removeprefix("priority ")), dtypes.split(), []))
+    found = {
+        (*one, dtype, format) for *one, dtypes, formats in told for dtype in dtypes for format in formats or ["dense"]
+    }
+    assert found == expected
+    assert len(told) < len(kernels) / 10
+
+
 def test_an_unknown_operator_is_a_sentence(invoke: Any) -> None:
     result = invoke("ops", "frobnicate")
     assert result.exit_code == 2

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aethermind.cli import console, options
 from aethermind.errors import PluginError
+from aethermind.ops.weight_format import DENSE
 
 if TYPE_CHECKING:
     from aethermind.dispatch import Kernel
@@ -128,6 +130,7 @@ def _coverage_record(
             {
                 "name": kernel.name,
                 "dtypes": sorted(map(str, kernel.dtypes)),
+                "weight_formats": None if kernel.weight_formats is None else sorted(kernel.weight_formats),
                 "priority": kernel.priority,
                 "is_native": kernel.native is not None,
             }
@@ -155,11 +158,23 @@ def _print_page(record: dict[str, Any]) -> None:
     print(f"\n{record['summary']}")
     if record["decomposition"]:
         print(f"Parts: {', '.join(record['decomposition'])}")
-    rows: list[tuple[str, ...]] = []
+    print()
     for device, found in record["devices"].items():
-        rows.append((device, found["error"] or found["coverage"]))
-        rows += [
-            (f"  {kernel['name']}", " ".join(kernel["dtypes"]), f"priority {kernel['priority']}")
-            for kernel in found["kernels"]
-        ]
-    print("\n" + console.columns(rows, indent=""))
+        print(f"{device}: {found['error'] or found['coverage']}")
+        for kernel in _grouped(found["kernels"]):
+            formats = kernel["weight_formats"]
+            print(f"  {kernel['name']}, {' '.join(kernel['dtypes'])}, priority {kernel['priority']}")
+            if formats not in ([], [DENSE]):
+                print(fill(" ".join(formats), 100, initial_indent="    weights: ", subsequent_indent=" " * 13))
+
+
+def _grouped(kernels: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Kernels of one name and priority as one: first those of the same dtypes, then those of the same formats."""
+    groups = [{**kernel, "weight_formats": kernel["weight_formats"] or ()} for kernel in kernels]
+    for merged, same in (("weight_formats", "dtypes"), ("dtypes", "weight_formats")):
+        found: dict[Any, dict[str, Any]] = {}
+        for kernel in groups:
+            group = found.setdefault((kernel["name"], kernel["priority"], tuple(kernel[same])), {**kernel, merged: ()})
+            group[merged] = sorted({*group[merged], *kernel[merged]})
+        groups = list(found.values())
+    return groups
