@@ -15,6 +15,7 @@ import typer
 from aethermind.cli import console, options
 from aethermind.cli.diff import DEFAULT_PROMPT, print_diff
 from aethermind.cli.diff import diff as compare_devices
+from aethermind.cli.groups import KvCacheOptions, NumberOptions, as_arguments, with_groups
 from aethermind.cli.weight_formats import as_record, describe
 from aethermind.errors import InvalidArgumentError
 
@@ -35,17 +36,13 @@ EXAMPLES = console.examples(
 )
 
 
+@with_groups
 def explain(
     model: options.Model = None,
-    device: options.Device = "auto",
-    dtype: options.DType = "auto",
-    quantization: options.Quantization = None,
-    lm_head: options.LmHead = None,
-    max_model_len: options.MaxModelLen = None,
-    num_kv_blocks: options.NumKvBlocks = None,
-    block_size: options.BlockSize = 16,
-    kv_cache_dtype: options.KvCacheDType = "auto",
-    threads: options.NumThreads = None,
+    *,
+    numbers: NumberOptions,
+    cache: KvCacheOptions,
+    num_threads: options.NumThreads = None,
     load_format: options.LoadFormat = "auto",
     diff: Annotated[
         tuple[str, str] | None,
@@ -70,6 +67,13 @@ def explain(
     With --diff both devices run the same prompt, and the values that have a name in both plans are compared. The exit
     code is 1 when something diverges. Where B fuses operators, the values inside of them exist with --no-fuse only.
     """
+    settings = {
+        **as_arguments(numbers, cache),
+        "num_threads": num_threads,
+        "load_format": load_format,
+        "fallback": "allow",
+    }
+    device = settings.pop("device")
     if diff is not None:
         if device != "auto":
             raise InvalidArgumentError("--diff names both devices itself; leave --device out.")
@@ -81,16 +85,7 @@ def explain(
             fuse=not no_fuse,
             rtol=rtol,
             atol=atol,
-            dtype=dtype,
-            quantization=quantization,
-            lm_head=lm_head,
-            load_format=load_format,
-            max_model_len=max_model_len,
-            num_kv_blocks=num_kv_blocks,
-            block_size=block_size,
-            kv_cache_dtype=kv_cache_dtype,
-            num_threads=threads,
-            fallback="allow",
+            **settings,
         )
         if as_json:
             console.print_json(report)
@@ -109,16 +104,7 @@ def explain(
         runtime,
         options.chosen_model(model),
         device=device,
-        dtype=dtype,
-        quantization=quantization,
-        lm_head=lm_head,
-        max_model_len=max_model_len,
-        num_kv_blocks=num_kv_blocks,
-        block_size=block_size,
-        kv_cache_dtype=kv_cache_dtype,
-        num_threads=threads,
-        load_format=load_format,
-        fallback="allow",
+        **settings,
     )
     with closing(planned.open_device.backend):
         report = examine(planned) | {"provenance": _provenance(runtime, planned)}

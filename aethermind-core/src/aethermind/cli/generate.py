@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from aethermind.cli import console, options
+from aethermind.cli.groups import (
+    SAMPLING_DEFAULTS,
+    EngineOptions,
+    ModelOptions,
+    SamplingOptions,
+    StepOptions,
+    with_groups,
+)
 from aethermind.cli.prompt_text import read_text
 from aethermind.cli.structured import read_structured_outputs
 
@@ -31,43 +39,20 @@ EXAMPLES = console.examples(
 )
 
 
+@with_groups
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The text to continue; - reads standard input.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a UTF-8 text file.")] = None,
     model: options.Model = None,
-    device: options.Device = "auto",
-    dtype: options.DType = "auto",
-    quantization: options.Quantization = None,
-    lm_head: options.LmHead = None,
-    load_format: options.LoadFormat = "auto",
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    ignore_eos: options.IgnoreEos = False,
+    *,
+    numbers: ModelOptions,
+    sampling: SamplingOptions,
     json_schema: options.JsonSchema = None,
     regex: options.Regex = None,
     choice: options.Choice = None,
     grammar: options.Grammar = None,
-    max_model_len: options.MaxModelLen = None,
-    num_kv_blocks: options.NumKvBlocks = None,
-    block_size: options.BlockSize = 16,
-    kv_cache_dtype: options.KvCacheDType = "auto",
-    kv_store: options.KvStore = None,
-    threads: options.NumThreads = None,
-    max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
-    fallback: options.Fallback = "warn",
-    deterministic: options.Deterministic = False,
-    speculative_method: options.SpeculativeMethod = None,
-    draft_model: options.DraftModel = None,
-    num_speculative_tokens: options.NumSpeculativeTokens = 8,
-    prompt_lookup_max: options.PromptLookupMax = 4,
-    prompt_lookup_min: options.PromptLookupMin = 2,
-    executor: options.Executor = "inline",
+    engine: EngineOptions,
+    steps: StepOptions,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is written.")] = True,
     stats: Annotated[
         bool | None,
@@ -83,44 +68,12 @@ def generate(
     from aethermind.sampling.params import SamplingParams
 
     text = read_text(prompt, prompt_file, noun="prompt", option="--prompt-file")
-    given = options.given_sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=int.from_bytes(os.urandom(4)) if seed is None else seed,
-        max_tokens=max_tokens,
-        stop=stop or None,
-        ignore_eos=ignore_eos,
+    given = sampling.given(
+        seed=int.from_bytes(os.urandom(4)) if sampling.seed is None else sampling.seed,
         structured_outputs=read_structured_outputs(json_schema, regex, choice, grammar),
     )
-    llm = open_llm(
-        options.chosen_model(model),
-        device=device,
-        dtype=dtype,
-        quantization=quantization,
-        lm_head=lm_head,
-        load_format=load_format,
-        max_model_len=max_model_len,
-        num_kv_blocks=num_kv_blocks,
-        block_size=block_size,
-        kv_cache_dtype=kv_cache_dtype,
-        kv_store=kv_store,
-        num_threads=threads,
-        max_num_batched_tokens=max_num_batched_tokens,
-        fallback=fallback,
-        deterministic=deterministic,
-        speculative_method=speculative_method,
-        draft_model=draft_model,
-        num_speculative_tokens=num_speculative_tokens,
-        prompt_lookup_max=prompt_lookup_max,
-        prompt_lookup_min=prompt_lookup_min,
-        executor=executor,
-        max_num_seqs=1,
-    )
-    with closing(llm):
-        params = SamplingParams(**{**options.SAMPLING_DEFAULTS, **llm.sampling_defaults, **given})
+    with closing(open_llm(options.chosen_model(model), numbers, engine, steps, max_num_seqs=1)) as llm:
+        params = SamplingParams(**{**SAMPLING_DEFAULTS, **llm.sampling_defaults, **given})
         has_stats = console.is_terminal(sys.stderr) if stats is None else stats
         answer(llm, text, params, is_streaming=stream and not as_json, has_stats=has_stats, as_json=as_json)
 

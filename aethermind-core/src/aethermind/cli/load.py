@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from aethermind.cli import console
+from aethermind.cli.groups import as_arguments
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -61,9 +62,9 @@ class LoadProgress:
         self._bar.start()
 
 
-def open_llm(model: str, **options: Any) -> LLM:
-    """An LLM with the given options, its progress shown."""
+def open_llm(model: str, *groups: Any, **options: Any) -> LLM:
+    """An LLM with the options of these groups and more, its progress shown."""
     from aethermind.llm import LLM
 
     with LoadProgress() as progress:
-        return LLM(model, on_progress=progress, **options)
+        return LLM(model, on_progress=progress, **as_arguments(*groups), **options)

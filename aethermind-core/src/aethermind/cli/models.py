@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aethermind.cli import console, options
+from aethermind.cli.groups import KvCacheOptions, NumberOptions, as_arguments, with_groups
 from aethermind.cli.weight_formats import as_record, describe
 from aethermind.errors import AetherMindError
 
@@ -30,6 +31,7 @@ EXAMPLES = console.examples(
 )
 
 
+@with_groups
 def models(
     directories: Annotated[
         list[str] | None,
@@ -38,14 +40,9 @@ def models(
         ),
     ] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Add the memory each needs on --device.")] = False,
-    device: options.Device = "auto",
-    dtype: options.DType = "auto",
-    quantization: options.Quantization = None,
-    lm_head: options.LmHead = None,
-    max_model_len: options.MaxModelLen = None,
-    num_kv_blocks: options.NumKvBlocks = None,
-    block_size: options.BlockSize = 16,
-    kv_cache_dtype: options.KvCacheDType = "auto",
+    *,
+    numbers: NumberOptions,
+    cache: KvCacheOptions,
     as_json: options.AsJson = False,
 ) -> None:
     """List models, installed or on disk.
@@ -56,22 +53,12 @@ def models(
     from aethermind.engine.config import EngineConfig
     from aethermind.runtime import Runtime
 
-    config = EngineConfig(
-        device=device,
-        dtype=dtype,
-        quantization=quantization,
-        lm_head=lm_head,
-        max_model_len=max_model_len,
-        num_kv_blocks=num_kv_blocks,
-        block_size=block_size,
-        kv_cache_dtype=kv_cache_dtype,
-        fallback="allow",
-    )
+    config = EngineConfig(**as_arguments(numbers, cache), fallback="allow")
     runtime = Runtime.boot()
-    for name in filter(None, (quantization, lm_head)):
+    for name in filter(None, (numbers.quantization, numbers.lm_head)):
         runtime.weight_formats.get(name)
     if estimate:
-        runtime.devices.select(device)
+        runtime.devices.select(numbers.device)
     records = [describe_model(runtime, name, path) for name, path in _find(runtime, directories or [])]
     for record in records:
         if estimate and record["error"] is None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aethermind.cli import console, options
+from aethermind.cli.groups import NumberOptions, as_arguments, with_groups
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -28,8 +29,10 @@ EXAMPLES = console.examples(
 )
 
 
+@with_groups
 def profile(
     model: options.Model = None,
+    *,
     load_format: options.LoadFormat = "auto",
     prompt_tokens: Annotated[int, typer.Option(help="Tokens in the prompt.", min=1)] = 128,
     output_tokens: Annotated[int, typer.Option(help="Tokens to decode.", min=1)] = 16,
@@ -37,12 +40,9 @@ def profile(
     trace: Annotated[
         Path | None, typer.Option(help="Write a Chrome trace, which ui.perfetto.dev opens.", dir_okay=False)
     ] = None,
-    device: options.Device = "auto",
-    dtype: options.DType = "auto",
-    quantization: options.Quantization = None,
-    lm_head: options.LmHead = None,
+    numbers: NumberOptions,
     kv_cache_dtype: options.KvCacheDType = "auto",
-    threads: options.NumThreads = None,
+    num_threads: options.NumThreads = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show where time and memory go.
@@ -63,13 +63,10 @@ def profile(
     planned = plan_model(
         Runtime.boot(),
         options.chosen_model(model),
-        device=device,
-        dtype=dtype,
-        quantization=quantization,
-        lm_head=lm_head,
+        **as_arguments(numbers),
         load_format=load_format,
         kv_cache_dtype=kv_cache_dtype,
-        num_threads=threads,
+        num_threads=num_threads,
         max_model_len=prompt_tokens + output_tokens + 1,
         num_kv_blocks=-(-(prompt_tokens + output_tokens + 1) // 16),
         max_num_seqs=1,
@@ -78,9 +75,9 @@ def profile(
     )
     backend = planned.open_device.backend
     with closing(backend):
-        before = measure_limits(backend, threads)
+        before = measure_limits(backend, num_threads)
         steps, memory = _run(planned, prompt_tokens, output_tokens, repeat)
-        limits = average(before, measure_limits(backend, threads))
+        limits = average(before, measure_limits(backend, num_threads))
     if trace is not None:
         _write_trace(trace, steps, memory, str(planned.open_device.device))
     report = {

@@ -68,7 +68,6 @@ class EngineSettings:
         None,
         "worker threads of the device",
         unset="the device's choice",
-        parameter="threads",
         variable="AETHERMIND_NUM_THREADS",
     )
     max_num_seqs: int = setting(64, "the most requests running at once")

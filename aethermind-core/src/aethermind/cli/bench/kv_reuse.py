@@ -32,7 +32,7 @@ def kv_reuse(
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of the text.", min=2)] = 512,
     device: options.Device = "auto",
-    threads: options.NumThreads = None,
+    num_threads: options.NumThreads = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Compare the keys and values of layers, and measure what a model loses when layers share them.
@@ -49,7 +49,7 @@ def kv_reuse(
     from aethermind.engine.kv_reuse import KVReuse, kv_similarity
     from aethermind.engine.text_logits import text_logits
 
-    window, settings = dense_settings(device, load_format, threads, tokens)
+    window, settings = dense_settings(device, load_format, num_threads, tokens)
     with open_llm(options.chosen_model(model), dtype="float32", **settings) as llm:
         engine = llm.engine
         num_layers = engine.planned.cache_spec.num_layers

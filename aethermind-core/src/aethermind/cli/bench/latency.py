@@ -12,6 +12,7 @@ import typer
 
 from aethermind.cli import console, options
 from aethermind.cli.bench import limits
+from aethermind.cli.groups import NumberOptions, StepOptions, with_groups
 from aethermind.cli.weight_formats import as_record, describe
 
 if TYPE_CHECKING:
@@ -31,28 +32,22 @@ EXAMPLES = console.examples(
 WARM_UP_TOKENS = 4
 
 
+@with_groups
 def latency(
     model: options.Model = None,
+    *,
     load_format: options.LoadFormat = "auto",
     prompt_tokens: Annotated[int, typer.Option(help="Tokens in each prompt.", min=1)] = 512,
     output_tokens: Annotated[int, typer.Option(help="Tokens in each answer.", min=1)] = 128,
     batch: Annotated[int, typer.Option(help="Requests at a time.", min=1)] = 1,
     repeat: Annotated[int, typer.Option(help="Runs; medians are reported.", min=1)] = 3,
-    device: options.Device = "auto",
-    dtype: options.DType = "auto",
-    quantization: options.Quantization = None,
-    lm_head: options.LmHead = None,
+    numbers: NumberOptions,
     kv_cache_dtype: options.KvCacheDType = "auto",
-    threads: options.NumThreads = None,
+    num_threads: options.NumThreads = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
     fallback: options.Fallback = "warn",
     deterministic: options.Deterministic = False,
-    speculative_method: options.SpeculativeMethod = None,
-    draft_model: options.DraftModel = None,
-    num_speculative_tokens: options.NumSpeculativeTokens = 8,
-    prompt_lookup_max: options.PromptLookupMax = 4,
-    prompt_lookup_min: options.PromptLookupMin = 2,
-    executor: options.Executor = "inline",
+    steps: StepOptions,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure prefill, decode and time to first token of one batch.
@@ -67,22 +62,14 @@ def latency(
 
     llm = open_llm(
         options.chosen_model(model),
-        device=device,
-        dtype=dtype,
-        quantization=quantization,
-        lm_head=lm_head,
+        numbers,
+        steps,
         load_format=load_format,
         kv_cache_dtype=kv_cache_dtype,
-        num_threads=threads,
+        num_threads=num_threads,
         max_num_batched_tokens=max_num_batched_tokens,
         fallback=fallback,
         deterministic=deterministic,
-        speculative_method=speculative_method,
-        draft_model=draft_model,
-        num_speculative_tokens=num_speculative_tokens,
-        prompt_lookup_max=prompt_lookup_max,
-        prompt_lookup_min=prompt_lookup_min,
-        executor=executor,
         max_model_len=prompt_tokens + output_tokens,
         num_kv_blocks=batch * -(-(prompt_tokens + output_tokens) // 16),
         max_num_seqs=batch,
@@ -93,9 +80,9 @@ def latency(
         backend = planned.open_device.backend
         _run(llm, prompt_tokens, min(output_tokens, WARM_UP_TOKENS), batch)
         peak_memory_bytes = _peak_memory_bytes()  # before the limits are measured: that takes memory of its own
-        before = limits.measure_limits(backend, threads)
+        before = limits.measure_limits(backend, num_threads)
         runs = [_run(llm, prompt_tokens, output_tokens, batch) for _ in range(repeat)]
-        measured = limits.average(before, limits.measure_limits(backend, threads))
+        measured = limits.average(before, limits.measure_limits(backend, num_threads))
         least_s = Phases(
             *(
                 least_seconds(planned.compiled.plan, planned.operators, shapes, measured)

@@ -20,15 +20,15 @@ _SHORT_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8"
 
 def limits(
     device: options.Device = "auto",
-    threads: options.NumThreads = None,
+    num_threads: options.NumThreads = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure memory bandwidth and peak arithmetic of a device."""
     from aethermind.runtime import Runtime
 
-    opened = Runtime.boot().open_device(device, num_threads=threads)
+    opened = Runtime.boot().open_device(device, num_threads=num_threads)
     with closing(opened.backend):
-        measured = measure_limits(opened.backend, threads)
+        measured = measure_limits(opened.backend, num_threads)
     if as_json:
         console.print_json({"device": str(opened.device), "num_threads": opened.num_threads, **as_record(measured)})
     else:

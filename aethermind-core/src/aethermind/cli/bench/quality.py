@@ -50,7 +50,7 @@ def quality(
     tokens: Annotated[int, typer.Option(help="Tokens of the text.", min=2)] = 512,
     device: options.Device = "auto",
     dtype: options.DType = "float32",
-    threads: options.NumThreads = None,
+    num_threads: options.NumThreads = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Compare the logits of quantised weights with those of the dense model in float32.
@@ -71,7 +71,7 @@ def quality(
         wanted = ["dense"] if kv_cache_dtype != "auto" else runtime.weight_formats.names()
     for name in (*wanted, *([lm_head] if lm_head else ())):
         runtime.weight_formats.get(name)
-    window, settings = dense_settings(device, load_format, threads, tokens)
+    window, settings = dense_settings(device, load_format, num_threads, tokens)
     settings["runtime"] = runtime
     name = options.chosen_model(model)
     with _open(name, dtype="float32", **settings) as dense:
@@ -97,13 +97,15 @@ def quality(
         _print_report(report)
 
 
-def dense_settings(device: str, load_format: str, threads: int | None, num_tokens: int) -> tuple[int, dict[str, Any]]:
+def dense_settings(
+    device: str, load_format: str, num_threads: int | None, num_tokens: int
+) -> tuple[int, dict[str, Any]]:
     """Tokens of a window, and the options of a model that computes the logits of one in a step."""
     window = min(_WINDOW, num_tokens)
     return window, {
         "device": device,
         "load_format": load_format,
-        "num_threads": threads,
+        "num_threads": num_threads,
         "block_size": _BLOCK_SIZE,
         "max_model_len": window + 1,
         "num_kv_blocks": -(-(window + 1) // _BLOCK_SIZE),

@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aethermind.cli import console, options
+from aethermind.cli.groups import (
+    SAMPLING_DEFAULTS,
+    EngineOptions,
+    ModelOptions,
+    SamplingOptions,
+    StepOptions,
+    with_groups,
+)
 from aethermind.errors import InvalidArgumentError, SettingsError
 
 if TYPE_CHECKING:
@@ -31,6 +39,7 @@ _OF_A_SERVER = frozenset({"url", "api_key", "model", "system", "stats", "config_
 """Options that a chat with a server has besides those of sampling; all others are about a model loaded here."""
 
 
+@with_groups
 def chat(
     ctx: typer.Context,
     model: options.Model = None,
@@ -42,35 +51,11 @@ def chat(
         str | None, typer.Option(help="Talk to this server, which speaks OpenAI's API, and load no model.")
     ] = None,
     api_key: options.ApiKeyToSend = None,
-    device: options.Device = "auto",
-    dtype: options.DType = "auto",
-    quantization: options.Quantization = None,
-    lm_head: options.LmHead = None,
-    load_format: options.LoadFormat = "auto",
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    ignore_eos: options.IgnoreEos = False,
-    max_model_len: options.MaxModelLen = None,
-    num_kv_blocks: options.NumKvBlocks = None,
-    block_size: options.BlockSize = 16,
-    kv_cache_dtype: options.KvCacheDType = "auto",
-    kv_store: options.KvStore = None,
-    max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
-    fallback: options.Fallback = "warn",
-    deterministic: options.Deterministic = False,
-    speculative_method: options.SpeculativeMethod = None,
-    draft_model: options.DraftModel = None,
-    num_speculative_tokens: options.NumSpeculativeTokens = 8,
-    prompt_lookup_max: options.PromptLookupMax = 4,
-    prompt_lookup_min: options.PromptLookupMin = 2,
-    executor: options.Executor = "inline",
-    threads: options.NumThreads = None,
+    *,
+    numbers: ModelOptions,
+    sampling: SamplingOptions,
+    engine: EngineOptions,
+    steps: StepOptions,
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Print tokens and speed of each answer.")] = False,
 ) -> None:
     """Talk to a model that was trained to.
@@ -81,17 +66,7 @@ def chat(
     from aethermind.cli.chat.answerers import LocalAnswerer
     from aethermind.cli.load import open_llm
 
-    given = options.given_sampling(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop=stop or None,
-        ignore_eos=ignore_eos,
-    )
+    given = sampling.given()
     with ExitStack() as stack:
         if url is not None:
             _check_flags(ctx)
@@ -100,35 +75,11 @@ def chat(
             return
         template = None if chat_template is None else _read_template(chat_template)
         name = options.chosen_model(model)
-        llm = open_llm(
-            name,
-            device=device,
-            dtype=dtype,
-            quantization=quantization,
-            lm_head=lm_head,
-            load_format=load_format,
-            max_model_len=max_model_len,
-            num_kv_blocks=num_kv_blocks,
-            block_size=block_size,
-            kv_cache_dtype=kv_cache_dtype,
-            kv_store=kv_store,
-            max_num_batched_tokens=max_num_batched_tokens,
-            fallback=fallback,
-            deterministic=deterministic,
-            speculative_method=speculative_method,
-            draft_model=draft_model,
-            num_speculative_tokens=num_speculative_tokens,
-            prompt_lookup_max=prompt_lookup_max,
-            prompt_lookup_min=prompt_lookup_min,
-            executor=executor,
-            num_threads=threads,
-            max_num_seqs=1,
-        )
-        stack.enter_context(closing(llm))
+        llm = stack.enter_context(closing(open_llm(name, numbers, engine, steps, max_num_seqs=1)))
         _check_template(llm, name, template)
-        sampling = {**options.SAMPLING_DEFAULTS, **llm.sampling_defaults, **given}
+        given = {**SAMPLING_DEFAULTS, **llm.sampling_defaults, **given}
         place = f"on {llm.info.device} {llm.info.dtype}"
-        _talk(LocalAnswerer(llm, template), name, place, system, sampling, has_stats=stats)
+        _talk(LocalAnswerer(llm, template), name, place, system, given, has_stats=stats)
 
 
 def _talk(

@@ -1,0 +1,172 @@
+"""The options of `aethermind serve` in groups, and the server's own types that they stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aethermind.cli import options
+from aethermind.cli.groups import KvCacheOptions
+from aethermind.cli.sections import LogSettings
+from aethermind.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from aethermind.engine.process import RestartPolicy
+    from aethermind.server import Limits, Quota
+
+__all__ = ["AccessOptions", "LimitOptions", "LogOptions", "ProcessOptions", "ServedEngineOptions"]
+
+ENGINES = ("process", "inprocess")
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class AccessOptions:
+    """Where the server listens, and who may come in."""
+
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What clients have to send as a bearer token; may be given several times.",
+            show_default="AETHERMIND_API_KEY",
+        ),
+    ] = None
+    api_keys_file: Annotated[
+        Path | None, typer.Option(help="YAML, TOML or JSON with keys, their names and quotas.")
+    ] = None
+    allow_no_key: Annotated[bool, typer.Option("--allow-no-key", help="Listen beyond this machine without a key.")] = (
+        False
+    )
+
+    def tenants(self, quota: Quota) -> Any:
+        """Who may come in; InvalidArgumentError where that is everyone, from beyond this machine, unasked."""
+        from aethermind import server
+
+        tenants = server.read_tenants(
+            self.api_key or (), None if self.api_keys_file is None else Path(self.api_keys_file), quota
+        )
+        if self.host not in LOOPBACK and not tenants and not self.allow_no_key:
+            raise InvalidArgumentError(
+                f"Everyone who reaches {self.host} could use this server. Set AETHERMIND_API_KEY, or say "
+                "--allow-no-key."
+            )
+        return tenants
+
+
+@dataclass(frozen=True, slots=True)
+class ServedEngineOptions(KvCacheOptions):
+    """How much an engine remembers, and whom it serves when."""
+
+    kv_store: options.KvStore = None
+    swap_space: Annotated[
+        float, typer.Option(help="GiB of host memory for requests that give way in a full KV cache.")
+    ] = 0.0
+    num_threads: options.NumThreads = None
+    max_num_seqs: options.MaxNumSeqs = 64
+    max_num_batched_tokens: options.MaxNumBatchedTokens = 512
+    scheduling_policy: Annotated[
+        str, typer.Option(help="Who goes first: fair, fcfs, priority, shortest, deadline, or a plugin's.")
+    ] = "fair"
+    max_sessions: Annotated[
+        int, typer.Option(help="Conversations (session_id) whose KV cache is kept for their next turn.", min=1)
+    ] = 256
+    session_ttl: Annotated[float, typer.Option(help="Seconds that it is kept after a turn.")] = 600.0
+    fallback: options.Fallback = "warn"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """Where engines run, and what happens when one ends."""
+
+    engine: Annotated[
+        str, typer.Option(help="Where models run: each in a process of its own, or inprocess, in the server's.")
+    ] = "process"
+    max_restarts: Annotated[
+        int, typer.Option(help="How often in a row an engine's process that ended is started again.", min=0)
+    ] = 5
+    stall_timeout: Annotated[
+        float, typer.Option(help="Seconds that a step may take before the engine's process is ended; 0 is any.", min=0)
+    ] = 600.0
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise InvalidArgumentError(f"--engine is {self.engine!r} but should be one of {', '.join(ENGINES)}.")
+
+    def policy(self) -> RestartPolicy:
+        from aethermind.engine.process import RestartPolicy
+
+        return RestartPolicy(self.max_restarts, stall_timeout_s=self.stall_timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitOptions:
+    """How much the server takes on, how much of it for one key, and how long it waits."""
+
+    max_open_requests: Annotated[int, typer.Option(help="The most answers open at once; others get 429.", min=1)] = 256
+    max_queued_requests: Annotated[int, typer.Option(help="Of those, answers that have not begun.", min=1)] = 256
+    max_queued_tokens: Annotated[int, typer.Option(help="Prompt tokens of answers that have not begun.", min=1)] = (
+        1 << 20
+    )
+    max_concurrency_per_key: Annotated[
+        int | None, typer.Option(help="Answers that one key has open at once.", min=1)
+    ] = None
+    requests_per_minute: Annotated[
+        int | None, typer.Option(help="Requests that one key makes in any 60 seconds.", min=1)
+    ] = None
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Tokens that one key reads and writes in any 60 seconds.", min=1)
+    ] = None
+    max_body_bytes: Annotated[int, typer.Option(help="Bytes of a request's body.", min=1)] = 4 << 20
+    max_header_bytes: Annotated[int, typer.Option(help="Bytes of a request's headers.", min=1)] = 64 << 10
+    max_json_depth: Annotated[int, typer.Option(help="Lists and objects inside each other in a body.", min=1)] = 64
+    request_timeout: Annotated[float, typer.Option(help="Seconds until an answer has to be finished.")] = 600.0
+    idle_timeout: Annotated[
+        float, typer.Option(help="Seconds that a client may be silent while it sends a request.")
+    ] = 60.0
+    slow_reader_timeout: Annotated[
+        float, typer.Option(help="Seconds that a client may take to read what its stream holds.")
+    ] = 30.0
+    drain_timeout: Annotated[float, typer.Option(help="Seconds for open answers when told to stop.")] = 30.0
+
+    def quota(self) -> Quota:
+        """What each key may have that says nothing else."""
+        from aethermind.server import Quota
+
+        return Quota(self.max_concurrency_per_key, self.requests_per_minute, self.tokens_per_minute)
+
+    def limits(self) -> Limits:
+        """Everyone's together."""
+        from aethermind.server import Limits
+
+        return Limits(
+            max_open_requests=self.max_open_requests,
+            max_queued_requests=self.max_queued_requests,
+            max_queued_tokens=self.max_queued_tokens,
+            max_body_bytes=self.max_body_bytes,
+            max_header_bytes=self.max_header_bytes,
+            max_json_depth=self.max_json_depth,
+            request_timeout_s=self.request_timeout,
+            idle_timeout_s=self.idle_timeout,
+            slow_reader_timeout_s=self.slow_reader_timeout,
+            drain_timeout_s=self.drain_timeout,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """What is told of the requests, how and to whom."""
+
+    log_format: Annotated[str, typer.Option(help="How the log is written: text, or json, an object a line.")] = "text"
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write what was asked into the log, too.")] = False
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(help="Send a trace of each request there (OTLP over HTTP).", show_default="nowhere"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        LogSettings(format=self.log_format)
