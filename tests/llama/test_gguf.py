@@ -15,6 +15,8 @@ import pytest
 import torch
 from tests.end_to_end.gguf_files import interleaved, write_gguf
 from tests.qwen2.checkpoints import DEMO, reference_model, write_checkpoint
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.checkpoint.gguf_names import hf_name
@@ -24,6 +26,7 @@ from aethermind.ops.weight_format import QuantizedWeight
 from aethermind.testing.families import SMALL, ModelCase
 from aethermind.testing.families.transformers_reference import outputs_of
 from aethermind_llama.conformance import CASES
+from aethermind_llama.gguf import LLAMA
 
 QUANTISED = ModelCase(
     "quantised",
@@ -86,6 +89,19 @@ def test_text_goes_in_and_comes_out(runtime: Runtime, checkpoint: Callable[[Mode
         (answer,) = llm.generate(["Once upon"], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
     assert answer.prompt_token_ids[0] == 5
     assert answer.outputs[0].text
+
+
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [
+        ("llama-bpe", ["FooBar", " don", "'t", " ", "123", "4", "/\n", " ", " x"]),
+        ("tekken", ["Foo", "Bar", " don", "'t", " ", "1", "2", "3", "4", "/\n", " ", " x"]),
+    ],
+)
+def test_text_is_cut_as_the_tokenizers_of_both_families_do(name: str, pieces: list[str]) -> None:
+    """By hand, from what is said of them: digits by three or one, and Tekken's words that end before a capital."""
+    rule = Split(Regex(LLAMA.splits[name].pattern), "isolated")
+    assert [piece for piece, _ in rule.pre_tokenize_str("FooBar don't 1234/\n  x")] == pieces
 
 
 @pytest.mark.parametrize(
