@@ -3,13 +3,14 @@
     python tests/bench/compare_quality.py                                     # the demo model
     python tests/bench/compare_quality.py --model DIR --tokens 256 --random   # a model of random weights
     python tests/bench/compare_quality.py --ggml build/bin/libggml-base.so    # K-quants too
+    python tests/bench/compare_quality.py --embeddings Q8_0 int8              # a tied table of embeddings too
     python tests/bench/compare_quality.py --normal                            # only errors, on random weights
 
-Every matrix but a table of embeddings goes through a format and back, and transformers computes with what comes out in
-float32: the same arithmetic for all, so that only the weights differ. Q8_0, Q4_0 and Q4_1 are those of the `gguf`
-library, K-quants those of llama.cpp's own (`libggml-base`); rows that their blocks of 256 do not fill are padded with
-zeros, where llama.cpp would take another type. Told are bits a weight, the root of the mean squared error relative to
-that of the weights, and KL divergence in nats and agreement as by `aethermind bench quality`.
+Every matrix goes through a format and back, a table of embeddings with `--embeddings` only, and transformers computes
+with what comes out in float32: the same arithmetic for all, so that only the weights differ. Q8_0, Q4_0 and Q4_1 are
+those of the `gguf` library, K-quants those of llama.cpp's own (`libggml-base`); rows that their blocks of 256 do not
+fill are padded with zeros, where llama.cpp would take another type. Told are bits a weight, the root of the mean
+squared error relative to that of the weights, and KL divergence in nats and agreement as by `aethermind bench quality`.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--text", type=Path)
     parser.add_argument("--random", action="store_true", help="random tokens instead of a text")
+    parser.add_argument("--embeddings", action="store_true", help="round tables of embeddings as well")
     parser.add_argument("--ggml", type=Path, help="llama.cpp's libggml-base, for K-quants")
     parser.add_argument("formats", nargs="*", help="only these")
     parser.add_argument("--normal", action="store_true", help="only the errors on random weights, without a model")
@@ -149,7 +151,7 @@ def main() -> None:
     matrices = {
         name: (parameter, parameter.detach().numpy().copy())
         for name, parameter in model.named_parameters()
-        if parameter.ndim == 2 and "embed" not in name
+        if parameter.ndim == 2 and (arguments.embeddings or "embed" not in name)
     }
     energy = sum(float((values.astype(np.float64) ** 2).sum()) for _, values in matrices.values())
     print(f"{arguments.model}, {len(expected)} tokens")

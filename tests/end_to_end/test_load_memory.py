@@ -30,7 +30,7 @@ def status(*names):
     return [int(re.search(rf"{name}:\\s+(\\d+) kB", text)[1]) << 10 for name in names]
 
 LLM(sys.argv[2], device="cpu").close()  # what any model needs once
-before = status("VmRSS", "RssAnon")
+before = status("VmRSS", "RssAnon", "RssFile")
 anonymous = []
 llm = LLM(
     sys.argv[1], device="cpu", dtype="bfloat16", quantization=sys.argv[3], max_model_len=256,
@@ -39,8 +39,8 @@ llm = LLM(
 loaded = status("RssAnon", "VmHWM")
 use = measure_memory("loaded", llm.engine.planned, llm.engine.runner)
 llm.generate({"prompt_token_ids": [*range(200)]}, SamplingParams(max_tokens=4, ignore_eos=True))
-(peak,) = status("VmHWM")
-json.dump([before, max(anonymous), loaded, use.categories(), peak], sys.stdout)
+peak, file = status("VmHWM", "RssFile")
+json.dump([before, max(anonymous), loaded, use.categories(), peak, file - before[2]], sys.stdout)
 """
 
 
@@ -90,10 +90,11 @@ def test_loading_takes_what_is_loaded_and_little_more(directory: Path, demo: Pat
     command = [sys.executable, "-c", PROGRAM, str(directory), str(demo), quantization]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    (rss, anonymous), greatest, (kept, load_peak), use, peak = json.loads(result.stdout)
+    (rss, anonymous, _), greatest, (kept, load_peak), use, peak, mapped = json.loads(result.stdout)
     packed = use["packed_weights"]
     assert packed > 60 * MIB
     assert greatest <= 1.15 * kept
     assert kept - anonymous <= 1.15 * packed + 16 * MIB
     assert load_peak - rss <= 1.15 * packed + 24 * MIB, "pages of the file stay in memory while it is packed"
     assert peak <= 1.1 * (sum(use.values()) - use["other"]) + 120 * MIB
+    assert mapped <= 4 * MIB, "rows of a tied embedding are read out of the head, not out of the file"

@@ -37,7 +37,7 @@ def test_two_implementations_agree(name: str) -> None:
 def test_logits_are_those_of_dequantised_weights(
     runtime: Runtime, checkpoint: CheckpointOf, family: ModelCase, quantization: str
 ) -> None:
-    """The head is int8 where the rest has fewer bits; a tied table of embeddings stays as the checkpoint has it."""
+    """The head is int8 where the rest has fewer bits, and so are the rows of a table of embeddings tied to it."""
     directory = checkpoint(family)
     head = quantization if quantization.startswith("int8") else "int8"
     expected = outputs_of(quantized_model(reference_model(directory), quantization, head), TEXT)

@@ -28,10 +28,17 @@ def dequantized(name: str, weight: torch.Tensor) -> torch.Tensor:
 
 
 def quantized_model(model: Any, name: str, head: str) -> Any:
-    """A copy of a transformers model with its projections in one format and its head in another."""
+    """A copy of a transformers model with its projections in one format and its head in another.
+
+    Where the head is the embedding as well, rows of it are looked up as they are if the format has fewer than 8 bits.
+    """
     model = copy.deepcopy(model)
+    embedding = model.model.embed_tokens
+    is_tied = embedding.weight is model.lm_head.weight
     head_weight = dequantized(head, model.lm_head.weight).to(model.lm_head.weight.dtype)
-    model.lm_head.weight = torch.nn.Parameter(head_weight)  # where it was the embedding too, that stays as it is
+    model.lm_head.weight = torch.nn.Parameter(head_weight)
+    if is_tied and head.startswith("int8"):
+        embedding.weight = model.lm_head.weight
     for layer in model.model.layers:
         for module in layer.modules():
             if isinstance(module, torch.nn.Linear):

@@ -93,6 +93,7 @@ AETHER_KERNEL(max, 1, 1, 0, max<T>);
 AETHER_KERNEL(mean, 1, 1, 0, mean<T>);
 AETHER_KERNEL(min, 1, 1, 0, min<T>);
 AETHER_KERNEL(mul, 2, 1, 0, mul<T>);
+AETHER_KERNEL(packed_embedding, 2, 1, 0, packed_embedding<T>);
 AETHER_KERNEL(paged_attention, 6, 1, 2, paged_attention<T>, paged_attention_scratch<T>);
 AETHER_KERNEL(paged_attention_quantized, 8, 1, 2, paged_attention_quantized<T>, paged_attention_quantized_scratch<T>);
 AETHER_KERNEL(permute_heads, 1, 1, 0, permute_heads<T>);

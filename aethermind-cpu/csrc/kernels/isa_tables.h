@@ -19,6 +19,7 @@ extern const KernelEntry kNeonKernels[];
 extern const size_t kNumNeonKernels;
 
 extern const std::span<const KernelEntry> kPortableQuantized;
+extern const std::span<const KernelEntry> kQuantizedRows;
 extern const std::span<const KernelEntry> kAvx2Quantized;
 extern const std::span<const KernelEntry> kAvx2VnniQuantized;
 extern const std::span<const KernelEntry> kAvx512Quantized;

@@ -44,13 +44,11 @@ std::span<const KernelEntry> quantized_kernel_table() {
   static const std::vector<KernelEntry> table = [] {
     std::vector<KernelEntry> entries;
     const std::span<const KernelEntry> levels[] = {
-        kPortableQuantized,
+        kPortableQuantized, kQuantizedRows,
 #if defined(__x86_64__)
         kAvx2Quantized,     kAvx2VnniQuantized, kAvx512Quantized, kAvx512VnniQuantized,
 #elif defined(__aarch64__)
-        kNeonQuantized,
-        kNeonDotQuantized,
-        kNeonI8mmQuantized,
+        kNeonQuantized,     kNeonDotQuantized, kNeonI8mmQuantized,
 #endif
     };
     for (const auto& level : levels) entries.insert(entries.end(), level.begin(), level.end());

@@ -190,10 +190,11 @@ void test_rope(const KernelEntry& entry) {
 void test_rows(const KernelEntry& entry) {
   const std::string name = entry.operator_name;
   for (int64_t d : {1, 16, 37}) {
-    const Tensor table = random(entry.dtype, {9, d}, 1), out(entry.dtype, {5, d}, 3),
-                 rows = of(name == "position_embedding" ? AM_INT64 : AM_INT32, {8, 0, 3, 3, 1});
+    const Tensor table = random(entry.dtype, {19, d}, 1), out(entry.dtype, {5, d}, 3),
+                 rows = of(name == "position_embedding" ? AM_INT64 : AM_INT32, {18, 0, 3, 3, 15});
     if (name != "gather_rows") {
-      run_with_teams(entry, {rows.abi(), table.abi()}, {out}, {}, "");
+      const Packed packed = entry.num_packs > 0 ? pack(entry, 1, table) : Packed{nullptr, table.abi()};
+      run_with_teams(entry, {rows.abi(), packed.abi()}, {out}, {}, "");
     } else {
       run_with_teams(entry, {table.abi(), rows.abi()}, {out}, {}, "");
     }

@@ -152,6 +152,18 @@ void test_extremes(const KernelEntry& entry, const QuantizedLayout& layout) {
   }
 }
 
+// Rows are the values of their codes, rounded once.
+void test_embedding(const KernelEntry& entry, const Storage& storage) {
+  for (int64_t k : {1, 32, 165, 288}) {
+    const Weight table = storage.weight(entry, 1, 35, k, 1.0);
+    const Tensor tokens = of(AM_INT32, {34, 0, 15, 16, 15}), out(entry.dtype, {5, k}, 3);
+    const Tensor want(entry.dtype, {5, k});
+    run_with_teams(entry, {tokens.abi(), table.packed.abi()}, {out}, {}, "embedding");
+    want.fill([&](int64_t i) { return table.values.get(static_cast<int64_t>(tokens.get(i / k)) * k + i % k); });
+    for (int64_t i = 0; i < out.size(); ++i) check(out.get(i) == want.get(i), entry, "embedding " + storage.name);
+  }
+}
+
 void check_pack(bool ok, const QuantizedLayout& layout, const char* what) {
   if (ok) return;
   ++num_failures;
@@ -201,6 +213,7 @@ int main() {
     run_all("linear", test_linear);
     run_all("linear", test_rows_are_independent);
     run_all("lm_head", test_linear);
+    run_all("embedding", test_embedding);
     run_all("gate_up_silu", test_gate_up_silu);
     run_all("qkv_rope_cache_write", test_qkv);
   }

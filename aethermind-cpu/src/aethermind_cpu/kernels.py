@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from aethermind.dispatch.kernel import Kernel, Pack
+from aethermind.dispatch.kernel import Kernel, Pack, Signature
 from aethermind.hal.dtype import DType
 from aethermind.ops import catalog
+from aethermind.ops.operator import Operator
 from aethermind.ops.weight_format import CHECKPOINT_FORMAT_NAMES, FORMAT_NAMES, WeightFormat, parse_format
 from aethermind_cpu import _native
 from aethermind_cpu.isa import Isa, isa_limit
@@ -21,17 +24,17 @@ __all__ = ["kernels"]
 def kernels() -> list[Kernel]:
     """Every kernel that this CPU supports, up to the instruction set that `AETHERMIND_CPU_ISA` allows."""
     limit = isa_limit()
-    input_names = {operator.name: [spec.name for spec in operator.schema.inputs] for operator in catalog.load()}
+    operators = {operator.name: operator for operator in catalog.load()}
     dtypes = {dtype.code: dtype for dtype in DType}
     packs: dict[str, Pack] = {}
     dense = [
-        _kernel(entry, input_names[entry.operator_name], dtypes[entry.dtype], packs)
+        _kernel(entry, operators[entry.operator_name], dtypes[entry.dtype], packs)
         for entry in _native.kernel_table()
         if _is_allowed(entry, limit)
     ]
     formats = [format for name in (*FORMAT_NAMES, *CHECKPOINT_FORMAT_NAMES) if (format := parse_format(name))]
     quantized = [
-        _quantized_kernel(entry, input_names[entry.operator_name], dtypes[entry.dtype], format, packs)
+        _quantized_kernel(entry, operators[entry.operator_name], dtypes[entry.dtype], format, packs)
         for entry in _native.quantized_kernel_table()
         if _is_allowed(entry, limit)
         for format in formats
@@ -43,34 +46,54 @@ def _is_allowed(entry: _native.KernelEntry, limit: Isa) -> bool:
     return entry.is_supported and Isa.parse(entry.variant).level <= limit.level
 
 
-def _kernel(entry: _native.KernelEntry, input_names: list[str], dtype: DType, packs: dict[str, Pack]) -> Kernel:
-    return Kernel(
+def _kernel(entry: _native.KernelEntry, operator: Operator, dtype: DType, packs: dict[str, Pack]) -> Kernel:
+    kernel = Kernel(
         operator=entry.operator_name,
         device_type="cpu",
         name=f"cpu/{entry.variant}",
         dtypes=frozenset({dtype}),
         priority=entry.priority,
         native=entry.capsule,
-        packs={input_names[index]: packs.setdefault(pack.name, _pack(pack)) for index, pack in entry.packs},
+        packs={_input(operator, index): packs.setdefault(pack.name, _pack(pack)) for index, pack in entry.packs},
     )
+    return _sharing(kernel, operator)
 
 
 def _quantized_kernel(
-    entry: _native.KernelEntry, input_names: list[str], dtype: DType, format: WeightFormat, packs: dict[str, Pack]
+    entry: _native.KernelEntry, operator: Operator, dtype: DType, format: WeightFormat, packs: dict[str, Pack]
 ) -> Kernel:
     """The same native kernel for every format: a packed weight says which it is in."""
     pack = packs.get(format.name) or packs.setdefault(format.name, quantized_pack(format))
-    return Kernel(
+    kernel = Kernel(
         operator=entry.operator_name,
         device_type="cpu",
         name=f"cpu/{entry.variant}",
         dtypes=frozenset({dtype}),
         priority=entry.priority,
         native=entry.capsule,
-        packs={input_names[index]: pack for index, _ in entry.packs},
+        packs={_input(operator, index): pack for index, _ in entry.packs},
         weight_formats=frozenset({format.name}),
         arithmetic=DType.INT8 if entry.multiplies_bytes else None,
     )
+    return _sharing(kernel, operator)
+
+
+def _input(operator: Operator, index: int) -> str:
+    return operator.schema.inputs[index].name
+
+
+def _sharing(kernel: Kernel, operator: Operator) -> Kernel:
+    """Packed for its sake alone, a weight of which a kernel only picks rows would be a copy of a mapped file."""
+    wanted = {name: pack.name for name, pack in kernel.packs.items() if name in operator.gathered}
+    if not wanted:
+        return kernel
+    name, priority = f"{kernel.name} out of packed rows", kernel.priority + 1
+    return replace(kernel, name=name, priority=priority, supports=partial(_reason_against, wanted))
+
+
+def _reason_against(wanted: Mapping[str, str], signature: Signature) -> str | None:
+    missing = [name for name, layout in wanted.items() if signature.packed.get(name) != layout]
+    return f"no other operator has {missing[0]} in its layout" if missing else None
 
 
 def _pack(entry: _native.PackEntry) -> Pack:

@@ -60,6 +60,26 @@ def test_matrices_have_formats_and_nothing_else(runtime: Runtime, architecture: 
     assert without.keys() == others
 
 
+def test_rows_of_a_tied_table_are_looked_up_in_what_costs_little(runtime: Runtime) -> None:
+    """8 bits, or whatever the checkpoint holds; other tables are dense, as the embedding of an untied model is."""
+    graph = model_builder("Qwen2ForCausalLM", tie_word_embeddings=True).finish()
+    name = "model.embed_tokens.weight"
+    int4, int8 = parse_format("int4"), parse_format("int8")
+    assert int4 is not None
+    assert int8 is not None
+    for head, stored, expected in (
+        ("int8", {}, int8),
+        ("int8", {name: int4}, int8),
+        ("int4", {}, None),
+        ("int4", {name: int8}, None),
+        (None, {name: int4}, int4),
+        (None, {}, None),
+    ):
+        choice = WeightFormats.choose(runtime.weight_formats, None, head)
+        formats = choice.of_parameters(graph, OPERATORS, stored)
+        assert choice.of_rows(formats, stored).get(name) == expected
+
+
 def test_checkpoints_keep_their_formats_unless_others_are_named(runtime: Runtime) -> None:
     graph = model_builder("Qwen2ForCausalLM", tie_word_embeddings=False).finish()
     names = [value.name for value in graph.parameters if value.name.endswith("proj.weight")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from aethermind.graph.plan import Constant
 from aethermind.hal import DType
 from aethermind.ops.dims import SymDim
 from aethermind.ops.schema import TensorType
-from aethermind.ops.weight_format import parse_format
+from aethermind.ops.weight_format import WeightFormat, parse_format
 
 T = SymDim("T")
 F32 = DType.FLOAT32
@@ -109,6 +110,66 @@ def test_a_constant_is_wanted_once_per_layout() -> None:
         "w": Constant("w"),
     }
     assert plan.outputs["w"] == Operand(Place.CONSTANT, "w", TensorType(F32, (8, 8)))
+
+
+def out_of_rows(layout: str, format: str = "dense") -> Kernel:
+    """An embedding that reads another operator's layout of the table, and nothing else."""
+    pack = Pack(layout, lambda shape, _: 4 * shape[0], lambda *_: None, weight_format=format)
+    return replace(
+        packing("embedding", table=layout),
+        packs={"table": pack},
+        weight_formats=frozenset({format}),
+        supports=lambda signature: None if signature.packed.get("table") == layout else "nobody else has it",
+    )
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_rows_come_out_of_what_the_head_reads(is_tied: bool) -> None:
+    builder = GraphBuilder("g", OPERATORS)
+    table, ids = builder.parameter("table", (20, 8)), builder.input("ids", DType.INT32, (T,))
+    x = builder.op("embedding", ids, table)
+    builder.output("logits", builder.op("lm_head", x, table if is_tied else builder.parameter("head", (20, 8))))
+    kernels = [out_of_rows("panels"), packing("lm_head", weight="panels"), *reference_kernels(OPERATORS, "numpy")]
+    plan = compiled(builder, Dispatcher(kernels)).plan
+    if is_tied:
+        assert plan.constants == {"table#panels": Constant("table", "panels")}
+        embedding, head = plan.steps
+        assert embedding.inputs[1] == head.inputs[1]
+    else:
+        assert plan.constants == {"table": Constant("table"), "head#panels": Constant("head", "panels")}
+
+
+def test_rows_come_out_of_what_another_graph_reads() -> None:
+    builder = GraphBuilder("g", OPERATORS)
+    table, ids = builder.parameter("table", (20, 8)), builder.input("ids", DType.INT32, (T,))
+    builder.output("hidden_states", builder.op("embedding", ids, table))
+    dispatcher = Dispatcher([out_of_rows("panels"), *reference_kernels(OPERATORS, "numpy")])
+    assert set(compiled(builder, dispatcher).plan.constants) == {"table"}
+    assert set(compiled(builder, dispatcher, packed={"table": "panels"}).plan.constants) == {"table#panels"}
+    assert set(compiled(builder, dispatcher, packed={"table": "columns"}).plan.constants) == {"table"}
+
+
+def test_rows_are_read_in_a_format_where_that_is_wanted_and_can_be() -> None:
+    int8 = parse_format("int8")
+    assert int8 is not None
+    builder = GraphBuilder("g", OPERATORS)
+    table, ids = builder.parameter("table", (20, 8)), builder.input("ids", DType.INT32, (T,))
+    builder.output("logits", builder.op("lm_head", builder.op("embedding", ids, table), table))
+    pack = Pack("codes", lambda shape, _: 4 * shape[0], lambda *_: None, weight_format="int8")
+    head = replace(packing("lm_head"), packs={"weight": pack}, weight_formats=frozenset({"int8"}))
+    any_format = reference_kernels(OPERATORS, "numpy")
+    dense = [replace(kernel, weight_formats=frozenset({"dense"})) for kernel in any_format]
+    formats = {"table": int8}
+
+    def constants(*kernels: Kernel, row_formats: dict[str, WeightFormat]) -> set[str]:
+        options = {"weight_formats": formats, "row_formats": row_formats}
+        return set(compiled(builder, Dispatcher(kernels), **options).plan.constants)
+
+    coded = partial(constants, row_formats=formats)
+    assert coded(out_of_rows("codes", "int8"), head, *dense) == {"table#codes"}
+    assert coded(head, *any_format) == {"table@int8", "table#codes"}
+    assert coded(head, *dense) == {"table", "table#codes"}
+    assert constants(out_of_rows("codes", "int8"), head, *dense, row_formats={}) == {"table", "table#codes"}
 
 
 def test_weights_in_a_format_come_packed_or_as_float32() -> None:

@@ -18,6 +18,7 @@ class Signature:
     """One call to be resolved. `dtype` is what the operator's F stands for; `inputs` may hold symbolic dims.
 
     `weight_format` is that of the operator's weights; where they differ, their names in one: `dense+int4`.
+    `packed` names, by input, the layout that a weight of which only rows are picked has anyway, for another operator.
     """
 
     operator: str
@@ -26,6 +27,7 @@ class Signature:
     inputs: tuple[TensorType | None, ...]
     attributes: Mapping[str, Attribute]
     weight_format: str = DENSE
+    packed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class PlannedModel:
     """A model compiled for a device, its weights not read yet.
 
     `computed` holds parameters that come from the configuration, `generation` what generation_config.json holds,
-    `weight_formats` by parameter what is not to be stored dense.
+    `weight_formats` by parameter what is not to be stored dense, `row_formats` those in which rows are looked up, too.
     `create_input_processor` makes the model's input processor from the checkpoint's tensors, if a package has one;
     `open_kv_store` opens the store that the engine is to share blocks with, if one was named; `create_executor` opens
     the place where its steps run.
@@ -78,6 +78,7 @@ class PlannedModel:
     compiled: Compiled
     computed: Mapping[str, Any]
     weight_formats: Mapping[str, WeightFormat]
+    row_formats: Mapping[str, WeightFormat]
     logits_processors: LogitsProcessorRegistry
     create_input_processor: Callable[[TensorSource], InputProcessor] | None
     policy: SchedulingPolicy
@@ -136,7 +137,9 @@ class PlannedModel:
             symbols,
             self.config,
             self.weight_formats,
+            self.row_formats,
             fuse=fuse,
+            packed={one.parameter: one.pack for one in self.compiled.plan.constants.values() if one.pack is not None},
         )
 
 
@@ -185,7 +188,8 @@ def plan_model(
     graph = builder.finish()
     stored = {} if config.load_format == "dummy" else source.weight_formats()
     weight_formats = formats.of_parameters(graph, runtime.operators, stored)
-    compiled = _compile(graph, runtime.operators, opened, symbols, config, weight_formats, fuse=True)
+    row_formats = formats.of_rows(weight_formats, stored)
+    compiled = _compile(graph, runtime.operators, opened, symbols, config, weight_formats, row_formats, fuse=True)
     return PlannedModel(
         source,
         name,
@@ -204,6 +208,7 @@ def plan_model(
         compiled,
         builder.constants,
         weight_formats,
+        row_formats,
         runtime.logits_processors,
         None if factory is None else partial(factory.create, raw),
         policy,
@@ -263,8 +268,10 @@ def _compile(
     symbols: Mapping[str, int],
     config: EngineConfig,
     weight_formats: Mapping[str, WeightFormat],
+    row_formats: Mapping[str, WeightFormat],
     *,
     fuse: bool,
+    packed: Mapping[str, str] | None = None,
 ) -> Compiled:
     compiled = compile_graph(
         graph,
@@ -275,6 +282,8 @@ def _compile(
         fallback=Fallback(config.fallback),
         fuse=fuse,
         weight_formats=weight_formats,
+        row_formats=row_formats,
+        packed=packed,
     )
     if compiled.fallbacks and config.fallback == "warn":
         logger.warning(

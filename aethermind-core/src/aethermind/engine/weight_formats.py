@@ -22,6 +22,8 @@ _HEAD_OPERATOR = "lm_head"
 _HEAD_FORMAT = "int8"
 """The head's default where the other weights have fewer bits: it decides between tokens, and loses most by them."""
 
+_FEWEST_BITS_OF_ROWS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class WeightFormats:
@@ -57,7 +59,7 @@ class WeightFormats:
         """By name, the parameters that operators read whole as matrices; the rest is dense. `stored` are the formats in
         the checkpoint.
 
-        A table of embeddings that is the head as well stays dense where rows of it are looked up.
+        How rows of a table are looked up that is the head as well, is said by `of_rows`.
         """
         found: dict[str, WeightFormat] = {}
         heads: dict[str, WeightFormat | None] = {}
@@ -75,6 +77,21 @@ class WeightFormats:
                     found[value.name] = format
         merged = {**found, **heads}
         return {name: format for name, format in merged.items() if format is not None}
+
+    @staticmethod
+    def of_rows(
+        formats: Mapping[str, WeightFormat], stored: Mapping[str, WeightFormat] = MappingProxyType({})
+    ) -> dict[str, WeightFormat]:
+        """Of the formats of parameters, those in which rows are looked up, too: a table of embeddings that is the head.
+
+        Codes that the checkpoint holds are as good as what they stand for, and those of 8 bits cost less than the
+        others of the head do. Of formats with fewer bits rows are read dense.
+        """
+        return {
+            name: format
+            for name, format in formats.items()
+            if format == stored.get(name) or format.bits >= _FEWEST_BITS_OF_ROWS
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,14 +46,27 @@ def compile_graph(
     fallback: Fallback = Fallback.WARN,
     fuse: bool = True,
     weight_formats: Mapping[str, WeightFormat] | None = None,
+    row_formats: Mapping[str, WeightFormat] | None = None,
+    packed: Mapping[str, str] | None = None,
 ) -> Compiled:
     """Lower a graph for a device and place its memory for symbols of at most these sizes, passed in this order.
 
-    `weight_formats` are those of parameters, by name, where operators read them whole; others are dense.
+    `weight_formats` are those of parameters, by name, where operators read them whole; others are dense. Rows are
+    picked in `row_formats` where the device can, and out of the layouts that parameters have (`packed`, see `lower`).
     KernelNotFoundError when an operator can be computed neither by a kernel nor by its parts.
     """
-    formats = weight_formats or {}
-    lowered = lower(graph, operators, dispatcher, device_type, fallback=fallback, fuse=fuse, weight_formats=formats)
+    formats, of_rows = weight_formats or {}, row_formats or {}
+    lowered = lower(
+        graph,
+        operators,
+        dispatcher,
+        device_type,
+        fallback=fallback,
+        fuse=fuse,
+        weight_formats=formats,
+        row_formats=of_rows,
+        packed=packed,
+    )
     memory = plan_memory(lowered.graph, operators, symbols)
     given = {value.name: value for value in (*graph.inputs, *graph.parameters, *graph.states)}
     binder = _Binder(memory, given)
@@ -66,12 +79,11 @@ def compile_graph(
         packs = resolution.chosen.packs
         operator = operators[node.operator]
         names = [spec.name for spec in operator.schema.inputs]
+        has_coded_rows = resolution.signature.weight_format != DENSE
+        formats_of = dict.fromkeys(operator.weight_inputs, formats)
+        formats_of |= dict.fromkeys(operator.gathered if has_coded_rows else (), of_rows)
         inputs = tuple(
-            None
-            if value is None
-            else binder.operand(
-                value, packs.get(name), formats.get(value.name) if name in operator.weight_inputs else None
-            )
+            None if value is None else binder.operand(value, packs.get(name), formats_of.get(name, {}).get(value.name))
             for name, value in zip(names, node.inputs, strict=True)
         )
         outputs = tuple(map(binder.operand, node.outputs))

@@ -7,15 +7,16 @@ changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from aethermind.dispatch.dispatcher import Dispatcher, Fallback, Resolution
 from aethermind.dispatch.kernel import Signature
 from aethermind.errors import KernelNotFoundError
 from aethermind.graph.builder import Names, make_node
-from aethermind.graph.ir import Graph, Node, Value
+from aethermind.graph.ir import Graph, Node, Value, ValueKind
 from aethermind.ops.operator import Operator, OperatorRegistry
 from aethermind.ops.schema import Attribute
 from aethermind.ops.weight_format import DENSE, WeightFormat
@@ -48,20 +49,63 @@ def lower(
     fallback: Fallback = Fallback.WARN,
     fuse: bool = True,
     weight_formats: Mapping[str, WeightFormat] | None = None,
+    row_formats: Mapping[str, WeightFormat] | None = None,
+    packed: Mapping[str, str] | None = None,
 ) -> Lowered:
     """Choose kernels, decomposing where there is none; KernelNotFoundError where nothing leads on.
 
     `weight_formats` are those of parameters by name; a fused operator whose weights differ in it is taken apart,
     because no kernel reads several formats.
 
+    An operator that picks rows of a parameter gets a kernel that picks them out of another operator's layout of it, if
+    there is one: so a table of embeddings that is the head as well is in memory once. `row_formats` are the formats, by
+    parameter, that it may read them in, `packed` the layouts that parameters have beside those of this graph.
+
     With `fuse=False` every operator that has a decomposition is taken apart where its parts can be computed, so that
     each intermediate value exists and can be looked at.
     """
     names = Names({value.name for value in graph.values()})
-    lowering = _Lowering(operators, dispatcher, device_type, fallback, fuse, names, weight_formats or {})
-    lowered = [pair for node in graph.nodes for pair in lowering.lower(node)]
+    lowering = _Lowering(
+        operators,
+        dispatcher,
+        device_type,
+        fallback,
+        fuse,
+        names,
+        weight_formats or {},
+        row_formats or {},
+        packed or {},
+    )
+    parts = [None if _gathered(node, operators[node.operator]) else lowering.lower(node) for node in graph.nodes]
+    layouts = _layouts(chain.from_iterable(filter(None, parts)), operators)
+    after = replace(lowering, packed={**lowering.packed, **layouts})
+    lowered = [
+        pair
+        for node, part in zip(graph.nodes, parts, strict=True)
+        for pair in (after.lower(node) if part is None else part)
+    ]
     nodes = tuple(node for node, _ in lowered)
     return Lowered(replace(graph, nodes=nodes), tuple(resolution for _, resolution in lowered))
+
+
+def _gathered(node: Node, operator: Operator) -> dict[str, str]:
+    """By input, the parameters of which a node only picks rows."""
+    return {
+        spec.name: value.name
+        for spec, value in zip(operator.schema.inputs, node.inputs, strict=True)
+        if value is not None and value.kind is ValueKind.PARAMETER and spec.name in operator.gathered
+    }
+
+
+def _layouts(lowered: Iterable[tuple[Node, Resolution | None]], operators: OperatorRegistry) -> dict[str, str]:
+    """By parameter, the layout that it is packed into."""
+    return {
+        value.name: resolution.chosen.packs[spec.name].name
+        for node, resolution in lowered
+        if resolution is not None and resolution.chosen is not None and resolution.chosen.packs
+        for spec, value in zip(operators[node.operator].schema.inputs, node.inputs, strict=True)
+        if value is not None and value.kind is ValueKind.PARAMETER and spec.name in resolution.chosen.packs
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +117,8 @@ class _Lowering:
     fuse: bool
     names: Names
     weight_formats: Mapping[str, WeightFormat]
+    row_formats: Mapping[str, WeightFormat]
+    packed: Mapping[str, str]
 
     def lower(self, node: Node) -> Sequence[tuple[Node, Resolution | None]]:
         """The nodes that compute what `node` does, each with its kernel."""
@@ -80,7 +126,7 @@ class _Lowering:
         if operator.schema.is_view:
             return [(node, None)]
         signature = self._signature(node, operator)
-        resolution = self.dispatcher.resolve(signature)
+        resolution = self._sharing(node, operator, signature) or self.dispatcher.resolve(signature)
         if operator.decompose is None:
             return [(node, resolution if resolution.chosen else self._fall_back(signature, resolution))]
         if resolution.chosen and self.fuse:
@@ -103,6 +149,17 @@ class _Lowering:
         formats = [self.weight_formats.get(value.name) for spec, value in given
                    if value is not None and spec.name in operator.weight_inputs]  # fmt: skip
         return "+".join(sorted({DENSE if one is None else one.name for one in formats})) or DENSE
+
+    def _sharing(self, node: Node, operator: Operator, signature: Signature) -> Resolution | None:
+        """For an operator that picks rows, a kernel that reads them where others have them, if the device has one."""
+        gathered = _gathered(node, operator)
+        formats = {self.row_formats[name].name for name in gathered.values() if name in self.row_formats}
+        layouts = {input: self.packed[name] for input, name in gathered.items() if name in self.packed}
+        if not formats and not layouts:
+            return None
+        weight_format = "+".join(sorted(formats)) or DENSE
+        resolution = self.dispatcher.resolve(replace(signature, weight_format=weight_format, packed=layouts))
+        return resolution if resolution.chosen else None
 
     def _fall_back(self, signature: Signature, own: Resolution) -> Resolution:
         if self.fallback is not Fallback.ERROR:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -43,7 +43,7 @@ def kernel_cases(
             for case in (KernelCase(operator, kernel, dtype, sample) for dtype in dtypes for sample in samples):
                 if _is_supported(case) or not any(_is_supported(replace(case, kernel=one)) for one in rivals):
                     yield case
-        if operator.weight_inputs:
+        if _formatted_inputs(operator, kernel):
             names = formats.names() if kernel.weight_formats is None else sorted(kernel.weight_formats - {DENSE})
             for name in names:
                 yield from _of_format(operator, kernel, dtypes, samples, formats, name, next(turns))
@@ -60,7 +60,8 @@ def _of_format(
 ) -> Iterator[KernelCase]:
     dtype = dtypes[turn % len(dtypes)]
     tried = [sample for sample in samples if kernel.supports(_signature(operator, kernel, dtype, sample, name)) is None]
-    widest = max(tried, key=lambda sample: _num_columns(operator, sample), default=None)
+    inputs = _formatted_inputs(operator, kernel)
+    widest = max(tried, key=lambda sample: _num_columns(operator, inputs, sample), default=None)
     others = [sample for sample in tried if sample is not widest]
     for sample in (widest, others[turn % len(others)] if others else None):
         if sample is not None:
@@ -72,10 +73,15 @@ def _is_supported(case: KernelCase) -> bool:
     return case.float_type in case.kernel.dtypes and case.kernel.supports(signature) is None
 
 
-def _num_columns(operator: Operator, sample: Sample) -> int:
+def _formatted_inputs(operator: Operator, kernel: Kernel) -> tuple[str, ...]:
+    """The weights that may come in a format: those read whole, and those whose rows the kernel picks out of a pack."""
+    return (*operator.weight_inputs, *(name for name in kernel.packs if name in operator.gathered))
+
+
+def _num_columns(operator: Operator, inputs: Collection[str], sample: Sample) -> int:
     """Of the widest weight that may come in a format: only a wide one has several blocks in a row."""
     named = zip(operator.schema.inputs, sample.inputs, strict=True)
-    widths = [array.shape[1] for spec, array in named if spec.name in operator.weight_inputs and array is not None]
+    widths = [array.shape[1] for spec, array in named if spec.name in inputs and array is not None]
     return int(max(widths))
 
 
@@ -85,4 +91,5 @@ def _signature(operator: Operator, kernel: Kernel, dtype: DType, sample: Sample,
         for spec, array in zip(operator.schema.inputs, sample.inputs, strict=True)
     )
     attributes = operator.schema.complete(sample.attributes)
-    return Signature(operator.name, kernel.device_type, dtype, types, attributes, format)
+    packed = {name: pack.name for name, pack in kernel.packs.items() if name in operator.gathered}
+    return Signature(operator.name, kernel.device_type, dtype, types, attributes, format, packed)

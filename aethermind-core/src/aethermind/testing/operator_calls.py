@@ -50,7 +50,15 @@ class KernelCase:
     @property
     def formatted(self) -> dict[str, WeightFormat]:
         """The formats of weights, by input; none where they are dense."""
-        return {name: self.weight_format for name in self.operator.weight_inputs if self.weight_format is not None}
+        if self.weight_format is None:
+            return {}
+        return dict.fromkeys((*self.operator.weight_inputs, *self.gathered_layouts), self.weight_format)
+
+    @property
+    def gathered_layouts(self) -> dict[str, str]:
+        """The layouts, by input, of weights of which the kernel picks rows where another operator has packed them."""
+        packs = self.kernel.packs.items()
+        return {name: pack.name for name, pack in packs if name in self.operator.gathered}
 
 
 def run_kernel(
@@ -76,7 +84,15 @@ def run_kernel(
     graph = builder.finish()
     dispatcher = Dispatcher([case.kernel])
     compiled = compile_graph(
-        graph, operators, dispatcher, opened.backend.name, {}, fallback=Fallback.ERROR, weight_formats=case.formatted
+        graph,
+        operators,
+        dispatcher,
+        opened.backend.name,
+        {},
+        fallback=Fallback.ERROR,
+        weight_formats=case.formatted,
+        row_formats=case.formatted,
+        packed=case.gathered_layouts,
     )
     backend, device = opened.backend, opened.device
     types = {value.name: value.type for value in graph.parameters}

@@ -28,7 +28,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 EMBEDDING = Operator(
     schema=OperatorSchema.parse("embedding(token_ids: i32[T], table: W[V, D]) -> (out: F[T, D])"),
-    summary="Row token_ids[t] of the table; the table stays row-major, it is never packed.",
+    summary="Row token_ids[t] of the table, which is row-major unless another operator has it packed.",
     reference=_reference,
     samples=_samples,
     tolerances=EXACT,
