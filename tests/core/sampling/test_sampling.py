@@ -79,7 +79,7 @@ def drawn(eager: Eager, seed: int, **parameters: Any) -> np.ndarray[Any, Any]:
     logits = eager.repetition_penalty(logits, seen, arrays["cu_seen"], arrays["penalty"])
     logits = eager.bias_tokens(logits, biased, arrays["cu_biased"], arrays["bias"][:num_biased])
     if params.is_masked:
-        assert written.fill_masks(requests) == {}
+        assert written.masks.fill(requests) == {}
         logits = eager.mask_tokens(logits, arrays["token_mask"].reshape(NUM_DRAWS, -1))
     token_ids = eager.sample_tokens(
         logits, *(arrays[name] for name in ("temperature", "top_k", "top_p", "min_p", "uniform"))

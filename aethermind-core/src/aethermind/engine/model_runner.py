@@ -265,11 +265,11 @@ class ModelRunner:
         hooks, failures = self.hooks, dict[int, str]()
         if key.has_mask and not hooks.is_active and self.observer is None:
             variant.executor.run_filling(
-                symbols, "token_mask", lambda: failures.update(variant.rows.fill_masks(sampled)), fed
+                symbols, "token_mask", lambda: failures.update(variant.rows.masks.fill(sampled)), fed
             )
             return failures
         if key.has_mask:
-            failures = variant.rows.fill_masks(sampled)
+            failures = variant.rows.masks.fill(sampled)
         if hooks.is_active:
             hooks.run(variant.executor, symbols, decision.phase, decision.num_batched_tokens)
         elif self.observer is not None:
@@ -292,7 +292,7 @@ class ModelRunner:
                 failures[row] = failure
         symbols = (0, 0, len(sampled), 0, *self._fill_rows(variant, key, sampled), 0)
         if key.has_mask:
-            failures |= variant.rows.fill_masks(sampled)
+            failures |= variant.rows.masks.fill(sampled)
         variant.executor.run(symbols)
         variant.executor.synchronize()
         return self._tokens(variant, key, symbols, sampled, failures)
@@ -311,7 +311,7 @@ class ModelRunner:
         logprobs = self._logprobs(variant, symbols, sampled) if key.is_adjusted else [None] * len(sampled)
         if key.has_mask:
             for row, token_id in enumerate(token_ids):
-                if not variant.rows.allows(row, token_id):
+                if not variant.rows.masks.allows(row, token_id):
                     failures.setdefault(row, "what is asked of its tokens leaves none of them")
         return [
             SampledToken(request_of(one), token_id, its_logprobs, failures.get(row))

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ControlsReader"]
 
+_MOST_LANES = 4
+"""More threads for masks than these wait for each other in other places."""
+
 
 class ControlsReader:
     """Makes the token controls of requests to one model. Compiled grammars are kept for those that come again."""
@@ -29,7 +32,10 @@ class ControlsReader:
 
     @cached_property
     def _grammars(self) -> Grammars:
-        return Grammars(self._tokenizer.as_json, self._vocab_size, self._planned.eos_token_ids)
+        num_lanes = min(self._planned.open_device.num_threads, _MOST_LANES)
+        return Grammars(
+            self._tokenizer.as_json, self._vocab_size, self._planned.eos_token_ids, num_lanes=max(num_lanes, 1)
+        )
 
     def read(self, params: SamplingParams) -> TokenControls | None:
         """The controls of one answer, None if it needs none; InvalidArgumentError where they cannot be had."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from aethermind.errors import InvalidArgumentError
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Grammars", "TokenGuide"]
 
-_MAX_CACHED = 64
+_MAX_CACHED = 128
 """Grammars kept compiled, because requests tend to repeat them."""
 
 # Each bounds memory or the time of one mask; a grammar that needs more is refused, or ends its request.
@@ -51,25 +52,40 @@ _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_sepa
 
 
 class Grammars:
-    """Compiles demands for one model's tokens. The first reads the vocabulary, which takes seconds if it is large."""
+    """Compiles demands for one model's tokens. The first reads the vocabulary, which takes seconds if it is large.
 
-    def __init__(self, tokenizer_json: Callable[[], str], vocab_size: int, eos_token_ids: Collection[int]) -> None:
+    Copies of a compiled grammar share its lexer, and so wait for each other. Where several threads make masks, guides
+    are spread over as many lanes, and a grammar is compiled once for each lane that asks for it.
+    """
+
+    def __init__(
+        self,
+        tokenizer_json: Callable[[], str],
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        *,
+        num_lanes: int = 1,
+    ) -> None:
         """`tokenizer_json` returns the tokenizer in the form of tokenizer.json; `vocab_size` is the width of logits."""
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
-        self._compiled: OrderedDict[StructuredOutputs, Any] = OrderedDict()
+        self._compiled: OrderedDict[tuple[StructuredOutputs, int], Any] = OrderedDict()
+        self._lanes: list[WeakSet[TokenGuide]] = [WeakSet() for _ in range(num_lanes)]
 
     def guide(self, wanted: StructuredOutputs) -> TokenGuide:
         """A guide at the beginning of an answer; InvalidArgumentError says why a demand cannot be served."""
-        matcher = self._compiled.get(wanted)
+        lane = min(range(len(self._lanes)), key=lambda index: len(self._lanes[index]))
+        matcher = self._compiled.get((wanted, lane))
         if matcher is None:
-            matcher = self._compiled[wanted] = self._compile(wanted)
+            matcher = self._compiled[wanted, lane] = self._compile(wanted)
             if len(self._compiled) > _MAX_CACHED:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(wanted)
+        self._compiled.move_to_end((wanted, lane))
         end = self._eos_token_ids[0] if len(self._eos_token_ids) == 1 else None
-        return TokenGuide(matcher.deep_copy(), end)
+        guide = TokenGuide(matcher.deep_copy(), end, lane)
+        self._lanes[lane].add(guide)
+        return guide
 
     @cached_property
     def _library(self) -> Any:
@@ -115,19 +131,20 @@ class Grammars:
 
 class TokenGuide:
     """Where one answer stands in its grammar. `eos_token_id` is the only token that ends answers, None if there are
-    several.
+    several. Guides of different lanes can be asked at the same time.
     """
 
-    __slots__ = ("_eos_token_id", "_matcher", "_num_consumed")
+    __slots__ = ("__weakref__", "_eos_token_id", "_matcher", "_num_consumed", "lane")
 
-    def __init__(self, matcher: Any, eos_token_id: int | None) -> None:
+    def __init__(self, matcher: Any, eos_token_id: int | None, lane: int) -> None:
+        self.lane = lane
         self._matcher = matcher
         self._eos_token_id = eos_token_id
         self._num_consumed = 0
 
     def fork(self) -> TokenGuide:
         """A guide of its own at the same place."""
-        copy = TokenGuide(self._matcher.deep_copy(), self._eos_token_id)
+        copy = TokenGuide(self._matcher.deep_copy(), self._eos_token_id, self.lane)
         copy._num_consumed = self._num_consumed
         return copy
 

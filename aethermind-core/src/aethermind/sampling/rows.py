@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+from aethermind.sampling.masks import MaskRows
 from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.random import uniform
 
@@ -61,6 +63,11 @@ class SamplingRows:
         self._uniform = arrays["uniform"]
         self._arrays = arrays
 
+    @cached_property
+    def masks(self) -> MaskRows:
+        """token_mask [R, W], of graphs that have one."""
+        return MaskRows(self._arrays["token_mask"], len(self._temperature))
+
     def fill(self, requests: Sequence[SampledRequest]) -> None:
         """temperature, top_k, top_p, min_p [R], and one random number a row that depends on its request alone."""
         for row, request in enumerate(requests):
@@ -88,31 +95,6 @@ class SamplingRows:
         values = self._arrays["bias"]
         values[:num_biased] = [value for bias in biases for value in bias.values()]
         return self._fill_ragged("seen", seen), self._fill_ragged("held_back", held_back), num_biased
-
-    def fill_masks(self, requests: Sequence[SampledRequest]) -> dict[int, str]:
-        """token_mask [R, W]; returns by row why an answer cannot go on, where its guide says so."""
-        flat = self._arrays["token_mask"]
-        width = len(flat) // len(self._temperature)
-        failures = {}
-        for row, request in enumerate(requests):
-            mask = flat[row * width : (row + 1) * width]
-            mask[:] = -1
-            controls = request.controls
-            if controls is None:
-                continue
-            if controls.guide is not None:
-                failure = controls.guide.fill(request.output_token_ids, mask)
-                if failure is not None:
-                    failures[row] = failure
-            if controls.allowed is not None:
-                mask &= controls.allowed
-        return failures
-
-    def allows(self, row: int, token_id: int) -> bool:
-        """Whether the mask of a row, as last written, has a token."""
-        flat = self._arrays["token_mask"]
-        word = int(flat[row * (len(flat) // len(self._temperature)) + token_id // 32])
-        return bool(word >> (token_id % 32) & 1)
 
     def _fill_ragged(self, name: str, rows: Sequence[Collection[int]]) -> int:
         tokens, starts = self._arrays[f"{name}_tokens"], self._arrays[f"cu_{name}"]
