@@ -91,6 +91,15 @@ def test_drafts_are_tried_even_where_deciding_takes_as_long_as_trials_may() -> N
     assert machine.run(1000) > 2.0
 
 
+def test_a_long_prompt_to_be_read_is_no_reason_to_sleep_for_ever() -> None:
+    machine = Machine(bound_by_memory, lambda _: 0.9)
+    while machine.num_drafts == 0:
+        machine.run(1)
+    machine.controller.observe_checks(1, 4, 5, 100.0, is_first=True)
+    machine.run(600)
+    assert machine.run(200) > 2.5
+
+
 def test_trials_that_lose_become_rare() -> None:
     machine = Machine(bound_by_memory, lambda _: 0.0)
     machine.run(2000)

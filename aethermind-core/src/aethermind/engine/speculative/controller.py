@@ -30,6 +30,8 @@ _MOST_SAVED_STEPS = 1.0
 """The most that the account holds, in plain steps."""
 _MOST_OWED_STEPS = 0.5
 """What the account may owe before nothing is checked."""
+_MOST_OWED_FOR_A_PROMPT = 5.0
+"""What it owes at most after a trial that had a proposer read a prompt: a long one must not end all trials."""
 _LEAST_GAIN = 1.03
 """By which factor drafts have to promise more tokens per second."""
 _LEAST_CHANCE = 0.05
@@ -62,6 +64,7 @@ class SpeculationController:
         self._acceptance = Acceptance()
         self._account_s = 0.0
         self._own_s = 0.0
+        """What it took to decide on the last plain step."""
         self._step = 0
         self._wakes_at = 0
         self._wait = _LEAST_WAIT
@@ -116,7 +119,7 @@ class SpeculationController:
         """Learn from a step of decodes of which some checked drafts, and which yielded `num_tokens` in all.
 
         `seconds` are those from before the drafts were made. The first drafts of a request take a proposer as long as
-        its prompt, which says nothing of those that follow: where drafts pay, it is no reason to go without them.
+        its prompt, which says nothing of those that follow: where drafts pay, it is next to no reason against them.
         """
         self._last_trial = self._step
         plain_s = self._plain.known(num_sequences)
@@ -125,8 +128,9 @@ class SpeculationController:
         if plain_s is not None:
             gain_s = plain_s * num_tokens / num_sequences - seconds
             self._wait = _LEAST_WAIT if gain_s > 0 else min(2 * self._wait, _LONGEST_WAIT)
-            if is_first and not self._is_trying:
-                gain_s = max(gain_s, -_MOST_OWED_STEPS * plain_s)
+            if is_first:
+                most_owed = _MOST_OWED_FOR_A_PROMPT if self._is_trying else _MOST_OWED_STEPS
+                gain_s = max(gain_s, -most_owed * plain_s)
             self._pay(gain_s, num_sequences)
 
     def observe_acceptance(self, request_id: str, num_drafts: int, num_accepted: int) -> None:
