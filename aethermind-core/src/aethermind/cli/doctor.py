@@ -6,7 +6,6 @@ import os
 import platform
 import sys
 from dataclasses import asdict
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from aethermind import env
@@ -14,6 +13,7 @@ from aethermind.cli import console, options
 from aethermind.cli.plugins import boot, how_to_leave_out, plugin_records, plugin_rows
 from aethermind.errors import AetherMindError
 from aethermind.plugins import CONTRACT_VERSION
+from aethermind.plugins.checks import run_checks
 from aethermind.plugins.requirements import how_to_meet, unmet_requirements
 
 if TYPE_CHECKING:
@@ -54,7 +54,10 @@ def examine(runtime: Runtime) -> dict[str, Any]:
         "models": runtime.models.names(),
         "architectures": runtime.architectures.names(),
         "libraries": _versions(),
-        "checks": _run_checks(runtime),
+        "checks": [
+            {"plugin": plugin, "title": title, "result": result}
+            for plugin, title, result in run_checks(runtime.manager, runtime.plugins)
+        ],
     }
 
 
@@ -123,23 +126,6 @@ def _versions() -> dict[str, str | None]:
         except PackageNotFoundError:
             versions[name] = None
     return versions
-
-
-def _run_checks(runtime: Runtime) -> list[dict[str, str]]:
-    """The plugins' own checks, each on its own."""
-    from aethermind.plugins.discovery import call_each
-
-    results = []
-    for record, offers in call_each(runtime.manager, runtime.plugins, "doctor_checks"):
-        for title, check in chain.from_iterable(offers):
-            try:
-                result = check()
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # SystemExit included
-                result = f"{type(error).__name__}: {error}"
-            results.append({"plugin": record.name, "title": title, "result": result})
-    return results
 
 
 def _print_report(report: dict[str, Any]) -> None:

@@ -1,0 +1,65 @@
+"""What plugins check for `doctor`: a stranger's check may crash or hang, and the others are still told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.core.plugins.fake_distributions import FakeDistributions
+
+from aethermind.plugins import checks
+from aethermind.plugins.checks import run_checks
+from aethermind.plugins.discovery import PluginRecord, discover, load
+
+SOURCE = """
+import os, signal, threading
+def crash(): os.kill(os.getpid(), signal.SIGSEGV)
+def hang(): threading.Event().wait()
+@hookimpl
+def doctor_checks():
+    return [("fine", lambda: "72 a minute\\nor so"), ("crash", crash), ("error", lambda: 1 / 0), ("hang", hang),
+            ("process", lambda: str(os.getpid())), ("exit", lambda: os._exit(3))]
+"""
+
+
+@pytest.fixture
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDistributions:
+    monkeypatch.setenv("AETHERMIND_PLUGINS", "rogue")
+    return FakeDistributions(tmp_path, monkeypatch)
+
+
+def results(records: list[PluginRecord]) -> dict[str, str]:
+    found = list(run_checks(load(records), records))
+    assert {plugin for plugin, _, _ in found} <= {"rogue"}
+    return {title: result for _, title, result in found}
+
+
+def test_whatever_becomes_of_a_check_is_its_result(fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "CHECK_LIMIT_S", 1.0)
+    fakes.install("rogue", SOURCE)
+    found = results(discover())
+    assert int(found.pop("process")) != os.getpid()
+    assert found == {
+        "fine": "72 a minute\nor so",
+        "crash": "crashed with signal 11 (SIGSEGV), in a process of its own",
+        "error": "ZeroDivisionError: division by zero",
+        "hang": "did not answer within 1 s, in a process of its own",
+        "exit": "ended its process with exit code 3, in a process of its own",
+    }
+
+
+def test_a_process_that_does_not_begin_is_told_for_every_check(
+    fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakes.install("rogue", "@hookimpl\ndef doctor_checks(): return [(title, str) for title in 'ab']")
+    monkeypatch.setattr(checks, "START_LIMIT_S", 0.0)
+    expected = "not run: the process for it did not answer within 0 s, in a process of its own"
+    assert results(discover()) == {"a": expected, "b": expected}
+
+
+def test_our_own_checks_run_here(fakes: FakeDistributions) -> None:
+    fakes.install("rogue", "import os\n@hookimpl\ndef doctor_checks(): return [('process', os.getpid)]")
+    (record,) = discover()
+    record.is_ours = True
+    assert results([record]) == {"process": str(os.getpid())}
