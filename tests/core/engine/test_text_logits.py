@@ -7,7 +7,7 @@ import pytest
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.engine.text_logits import text_logits
-from aethermind.errors import OutOfMemoryError
+from aethermind.errors import InvalidArgumentError, OutOfMemoryError
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +45,17 @@ def test_no_room_is_an_error_and_leaves_nothing_behind(llm: LLM) -> None:
         text_logits(llm.engine, range(33))
     assert llm.engine.cache.num_free_blocks == 2
     assert len(text_logits(llm.engine, [3])) == 1
+
+
+@pytest.mark.parametrize("device", ["numpy", "cpu"])
+@pytest.mark.parametrize("wrong", [2**31 - 1, -1, None])
+def test_ids_that_the_model_does_not_have_reach_no_kernel(runtime: Runtime, device: str, wrong: int | None) -> None:
+    """A native kernel would read beyond the table. One past its end is refused, too."""
+    options = {"max_model_len": 48, "max_num_seqs": 8, "num_threads": 1}
+    with LLM("demo", device=device, runtime=runtime, **options) as llm:
+        expected, num_free = text_logits(llm.engine, [1, 2, 3]), llm.engine.cache.num_free_blocks
+        bad = llm.engine.planned.model.config.vocab_size if wrong is None else wrong
+        with pytest.raises(InvalidArgumentError, match=f"Token id {bad} is out of range"):
+            text_logits(llm.engine, [1, bad, 3])
+        assert llm.engine.cache.num_free_blocks == num_free
+        np.testing.assert_array_equal(text_logits(llm.engine, [1, 2, 3]), expected)

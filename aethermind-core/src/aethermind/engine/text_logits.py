@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from aethermind.engine.request_checks import check_token_ids
 from aethermind.engine.text_pass import run_text
 
 if TYPE_CHECKING:
@@ -21,8 +22,10 @@ def text_logits(engine: Engine, token_ids: Sequence[int], executor: Executor | N
 
     The text is at most as long as the rows and tokens of a step (`max_num_seqs`, `max_num_batched_tokens`).
     `executor` is that of another graph with the inputs and outputs of a plain step, over the same cache.
-    OutOfMemoryError where the KV cache has no room for it.
+    InvalidArgumentError for ids that the model does not have, of a tokenizer with more tokens than it, say: kernels do
+    not look whether the embedding has such a row. OutOfMemoryError where the KV cache has no room for the text.
     """
+    check_token_ids(engine.planned, token_ids)
     executor = executor or engine.runner.executor
     count = len(token_ids)
     most = min(executor.plan.symbols[name] for name in ("T", "R"))

@@ -62,7 +62,9 @@ class ControlsReader:
         for word in words:
             bare = word.lstrip() or word
             for spelling in (bare, f" {bare}"):
-                found[tuple(self._tokenizer.encode(spelling))] = None
+                token_ids = tuple(self._tokenizer.encode(spelling))
+                if all(token_id < self._vocab_size for token_id in token_ids):  # others cannot come, and have no logit
+                    found[token_ids] = None
         return tuple(found)
 
     def _check(self, token_ids: Iterable[int]) -> None:
