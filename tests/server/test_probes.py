@@ -47,6 +47,7 @@ def test_metrics_tell_what_is_kept_where() -> None:
         swapped_out_bytes=5,
         swapped_in_bytes=0,
         num_preemptions=7,
+        memory_pressure=0.75,
         kv_store=KVStoreStats(num_hits=1, num_misses=2, num_stored=3, num_dropped=4, num_errors=5),
         num_draft_tokens=40,
         num_accepted_tokens=30,
@@ -57,7 +58,7 @@ def test_metrics_tell_what_is_kept_where() -> None:
     admission: Any = SimpleNamespace(num_open=3, num_queued=2, num_queued_tokens=70)
     samples = read_samples(Metrics(models, admission).render().decode())
     assert samples["aethermind_kv_cache_usage_ratio"] == 6 / 8
-    assert samples["aethermind_kv_memory_pressure_ratio"] == 9 / 12
+    assert samples["aethermind_kv_memory_pressure_ratio"] == 0.75
     assert samples["aethermind_num_swapped_blocks"] == 3
     assert samples["aethermind_num_preemptions_total"] == 7
     assert samples["aethermind_kv_store_blocks_total"] == 1 + 2 + 3 + 4

@@ -17,9 +17,10 @@ __all__ = ["EngineStats"]
 class EngineStats:
     """One moment of an engine. Blocks are those of the KV cache: `num_free_blocks` can be had at once, those that keep
     past prompts for reuse included. `num_swapped_blocks` of `num_swap_blocks` in host memory keep what was swapped out;
-    bytes are those moved, and preemptions those that happened, since the engine was made. `kv_store` says
-    what became of a store's blocks, where there is one; who waits for it is among `num_waiting`. Of
-    `num_draft_tokens` that were checked, `num_accepted_tokens` were right (see `engine.speculative`).
+    bytes are those moved, and preemptions those that happened, since the engine was made. `memory_pressure` is the
+    cache's: at 1 there is no room left in it or outside, and whoever gives way is computed again. `kv_store` says what
+    became of a store's blocks, where there is one; who waits for it is among `num_waiting`. Of `num_draft_tokens` that
+    were checked, `num_accepted_tokens` were right (see `engine.speculative`).
     """
 
     num_waiting: int
@@ -31,6 +32,7 @@ class EngineStats:
     swapped_out_bytes: int
     swapped_in_bytes: int
     num_preemptions: int
+    memory_pressure: float
     num_sessions: int = 0
     kv_store: KVStoreStats | None = None
     num_draft_tokens: int = 0
@@ -45,15 +47,6 @@ class EngineStats:
     def kv_cache_usage(self) -> float:
         """Fraction of the KV cache that open requests hold, from 0 to 1."""
         return 1.0 - self.num_free_blocks / self.num_blocks
-
-    @property
-    def memory_pressure(self) -> float:
-        """Fraction of all room for keys and values, in the cache and outside, that open requests hold, from 0 to 1.
-
-        At 1, whoever gives way is computed again.
-        """
-        num_held = self.num_blocks - self.num_free_blocks + self.num_swapped_blocks
-        return num_held / (self.num_blocks + self.num_swap_blocks)
 
     @classmethod
     def of(cls, engine: Engine) -> EngineStats:
@@ -71,6 +64,7 @@ class EngineStats:
             swapped_out_bytes=store.num_moved_out * bytes_per_block if store else 0,
             swapped_in_bytes=store.num_moved_in * bytes_per_block if store else 0,
             num_preemptions=engine.num_preemptions,
+            memory_pressure=engine.cache.memory_pressure,
             num_sessions=len(engine.sessions),
             kv_store=offload.stats if offload else None,
             num_draft_tokens=speculator.num_draft_tokens if speculator else 0,
