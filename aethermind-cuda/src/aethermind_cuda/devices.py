@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import cache
 from threading import RLock
 
-from aethermind.errors import DeviceError
-from aethermind.hal.device import DeviceManager, DeviceProperties
+from aethermind.hal.device import CountedDevices, DeviceProperties
 from aethermind_cuda.driver import Driver
 from aethermind_cuda.launch import DeviceFacts
 
@@ -19,19 +18,15 @@ _MAJOR, _MINOR = 75, 76
 _SHARED_BYTES_OPTIN = 97
 
 
-class CudaDevices(DeviceManager):
+class CudaDevices(CountedDevices):
     """Contexts are the devices' primary ones, which torch and others share, retained when a device is first entered."""
 
     def __init__(self, driver: Driver) -> None:
+        super().__init__(driver.device_count(), "GPU")
         self._driver = driver
-        self._count = driver.device_count()
         self._contexts: dict[int, int] = {}
-        self._current = 0
         self._lock = RLock()
         self.facts = cache(self._facts)
-
-    def count(self) -> int:
-        return self._count
 
     def properties(self, index: int) -> DeviceProperties:
         facts = self.facts(index)
@@ -50,23 +45,9 @@ class CudaDevices(DeviceManager):
             },
         )
 
-    def current(self) -> int:
-        return self._current
-
-    def set_current(self, index: int) -> None:
-        self.check(index)
-        self._current = index
-
     def synchronize(self, index: int) -> None:
         self.enter(index)
         self._driver.synchronize_context()
-
-    def check(self, index: int) -> None:
-        """DeviceError when there is no such device."""
-        if not 0 <= index < self._count:
-            raise DeviceError(
-                f"Device index {index} does not exist: the driver sees {self._count} GPU(s), counted from 0."
-            )
 
     def enter(self, index: int) -> None:
         """Make the device's context the calling thread's."""

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aethermind.errors import InvalidArgumentError
+from aethermind.errors import DeviceError, InvalidArgumentError
 
-__all__ = ["DeviceId", "DeviceManager", "DeviceProperties", "Probe"]
+__all__ = ["CountedDevices", "DeviceId", "DeviceManager", "DeviceProperties", "Probe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +83,28 @@ class DeviceManager(ABC):
     @abstractmethod
     def synchronize(self, index: int) -> None:
         """Return when everything submitted to device `index` has finished."""
+
+
+class CountedDevices(DeviceManager):
+    """Devices of which one is current for all threads; facts and waiting are the subclass's."""
+
+    def __init__(self, count: int, kind: str) -> None:
+        """How many there are, and what messages call one: `GPU`."""
+        self._count = count
+        self._kind = kind
+        self._current = 0
+
+    def count(self) -> int:
+        return self._count
+
+    def current(self) -> int:
+        return self._current
+
+    def set_current(self, index: int) -> None:
+        self.check(index)
+        self._current = index
+
+    def check(self, index: int) -> None:
+        """DeviceError when there is no such device."""
+        if not 0 <= index < self._count:
+            raise DeviceError(f"{self._kind} {index} does not exist: there are {self._count}, counted from 0.")
