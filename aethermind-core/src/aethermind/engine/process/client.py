@@ -243,7 +243,12 @@ class EngineProcess:
         if self._stats is not None:
             blocks = self._stats.num_blocks
             self._stats = replace(
-                self._stats, num_waiting=0, num_running=0, num_free_blocks=blocks, num_swapped_blocks=0
+                self._stats,
+                num_waiting=0,
+                num_running=0,
+                num_free_blocks=blocks,
+                num_swapped_blocks=0,
+                memory_pressure=0.0,
             )
         self._end_all(failure)
 
