@@ -7,7 +7,7 @@ import pytest
 
 from aethermind import Runtime
 from aethermind.hal.dtype import DType
-from aethermind.ops.catalog.paged_attention import _sample
+from aethermind.ops.catalog._sample_inputs import paged_attention_sample
 from aethermind.testing.operator_calls import KernelCase, check_kernel
 
 SEQUENCES = {
@@ -28,6 +28,6 @@ def test_the_fused_attention(runtime: Runtime, dtype: DType, batch: str, window:
         if kernel.operator == "paged_attention" and kernel.name == "npu_fused_infer_attention_score"
     )
     rng = np.random.default_rng(3)
-    sample = _sample(rng, batch, SEQUENCES[batch], 4, 2, 32, 128, window, num_padding_rows=2)
+    sample = paged_attention_sample(rng, batch, SEQUENCES[batch], 4, 2, 32, 128, window, num_padding_rows=2)
     case = KernelCase(runtime.operators["paged_attention"], kernel, dtype, sample)
     check_kernel(case, runtime.operators, opened)
