@@ -74,6 +74,7 @@ class Loop:
         is_reusing: bool = False,
         swap_store: SwapRoom | None = None,
         costs: Swaps | None = None,
+        swaps_beside_steps: bool = False,
         **limits: int,
     ) -> None:
         spec, pool = KVCacheSpec(1, 1, 8, "float32", block_size), BlockPool(num_blocks)
@@ -84,6 +85,7 @@ class Loop:
         self.budget = StepBudget(**limits)
         policy = policy or FirstComeFirstServed()
         self.scheduler = Scheduler(self.cache, policy, costs)
+        self.scheduler.swaps_beside_steps = swaps_beside_steps
         self.waiting = WaitingQueue(policy)
         self.running: list[Request] = []
         self.finished: list[Request] = []

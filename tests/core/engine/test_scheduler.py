@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.core.engine.loops import Loop, SwapRoom, Swaps, shares
 
+from aethermind.cache import CacheState
 from aethermind.engine.decision import ScheduleDecision, StepBudget
 from aethermind.engine.policies import PriorityWithAging
 from aethermind.engine.request import FinishReason, Request, RequestState
@@ -291,6 +292,24 @@ class TestSwapping:
         late = loop.add(7, max_tokens=3)
         loop.run()
         assert (late.num_preemptions, room.num_loads) == (1, 0)
+
+    def test_who_is_brought_back_beside_steps_leaves_that_step_to_others(self) -> None:
+        loop = Loop(num_blocks=8, swap_store=SwapRoom(9), costs=Swaps(), swaps_beside_steps=True)
+        for max_tokens in (8, 11, 9, 8):
+            loop.add(num_prompt=5, max_tokens=max_tokens)
+        came_back_beside_others = 0
+        while loop.waiting or loop.running:
+            swapped = [one for one in loop.waiting if loop.cache.state(one.request_id) is CacheState.SWAPPED]
+            decision = loop.step()
+            back = [one for one in swapped if one not in loop.waiting]
+            taking_part = [entry.request for entry in decision.scheduled]
+            if any(one not in back for one in taking_part):
+                assert not set(back) & set(taking_part)
+                came_back_beside_others += len(back)
+            else:
+                assert set(back) <= set(taking_part)
+        assert came_back_beside_others > 0
+        assert len(loop.finished) == 4
 
     def test_aborting_a_swapped_request_gives_its_room_back(self) -> None:
         room = SwapRoom(10)

@@ -89,6 +89,11 @@ class ScheduleDecision:
     num_extensions: int = 0
     """How many entries behind those go on by several tokens: drafts to be checked, or tokens that a grammar forced."""
 
+    @property
+    def can_leave_out(self) -> bool:
+        """Whether one that was to take part may come a step later: others do, nothing is prepared for it."""
+        return bool(self.scheduled) and not (self.copies or self.shifts)
+
     def prepare(self, reserved: ReserveResult) -> None:
         """Have done before the step what a reservation asks for."""
         self.copies.extend(reserved.copies)

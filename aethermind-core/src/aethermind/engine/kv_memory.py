@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Self
 
+from aethermind.engine.block_copies import copy_blocks
 from aethermind.engine.stretches import stretches
+from aethermind.engine.swap_stream import SwapStream
 from aethermind.hal.allocator import ALIGNMENT
 from aethermind.hal.buffer import MemoryKind
 from aethermind.hal.layout import align_up
@@ -36,6 +38,7 @@ class KVMemory:
             for name, type in types.items()
         }
         self._opened = opened
+        self._swaps: SwapStream | None = None
 
     @classmethod
     def of(cls, planned: PlannedModel) -> Self:
@@ -49,16 +52,49 @@ class KVMemory:
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         """Copy blocks, (source, destination) each, in the order of the device's default stream."""
-        tensors = list(self.tensors.values())
         runs = ((source, destination, 1) for source, destination in copies)
-        _copy(self._opened.backend.transfer, tensors, tensors, runs, self._default_stream)
+        copy_blocks(self._opened.backend.transfer, self.tensors, self.tensors, runs, self._default_stream)
 
     def host_blocks(self, num_blocks: int, *, has_own_stream: bool = False) -> HostBlocks:
         """Room for `num_blocks` blocks in host memory; OutOfMemoryError where there is none.
 
-        All of it is touched at once: a budget is known to fit, and the first move takes as long as the others. Moves
-        wait for the steps before them, unless `has_own_stream`: then they run beside steps, in whatever thread asks,
-        and are for blocks that no step writes.
+        Moves wait for the steps before them, unless `has_own_stream`: then they run beside steps, in whatever thread
+        asks, and are for blocks that no step writes.
+        """
+        backend, index = self._opened.backend, self._opened.device.index
+        stream = backend.streams.create(index) if has_own_stream else self._default_stream
+        return HostBlocks(backend.transfer, self.tensors, self._on_host(num_blocks), stream, self._hold)
+
+    def swap_stream(self, num_blocks: int, on_moved: Callable[[int, float], None]) -> SwapStream | None:
+        """What moves blocks to as much host memory and back beside steps (see `SwapStream`): once, for those that swap.
+
+        None where the device's memory is the host's: there a copy and a step want the same cores and the same bus.
+        """
+        if self._opened.backend.capabilities.is_host_accessible:
+            return None
+        self._swaps = SwapStream(self._opened, self.tensors, self._on_host(num_blocks), on_moved)
+        return self._swaps
+
+    @property
+    def swaps_beside_steps(self) -> bool:
+        """Whether there is a `swap_stream`."""
+        return self._swaps is not None
+
+    def wait_for_swaps(self, blocks: Callable[[], Set[int]] | None = None) -> None:
+        """Let what is put on the default stream next wait for blocks that are on their way: those named, or any."""
+        if self._swaps is None or not self._swaps.is_busy:
+            return
+        self._swaps.settle()
+        self._swaps.hold(self._default_stream, None if blocks is None else blocks())
+
+    def _hold(self, stream: Stream) -> None:
+        if self._swaps is not None:
+            self._swaps.hold(stream)
+
+    def _on_host(self, num_blocks: int) -> dict[str, Tensor]:
+        """Host memory laid out like the device's, in one buffer.
+
+        All of it is touched at once: a budget is known to fit, and the first move takes as long as the others.
         """
         sizes = [tensor.nbytes // tensor.shape[0] * num_blocks for tensor in self.tensors.values()]
         starts = list(accumulate((align_up(size, ALIGNMENT) for size in sizes), initial=0))
@@ -70,9 +106,7 @@ class KVMemory:
         }
         for tensor in on_host.values():
             backend.transfer.fill(tensor, 0)
-        index = self._opened.device.index
-        stream = backend.streams.create(index) if has_own_stream else self._default_stream
-        return HostBlocks(backend.transfer, self.tensors, on_host, stream)
+        return on_host
 
     @property
     def _default_stream(self) -> Stream:
@@ -83,13 +117,19 @@ class HostBlocks:
     """Blocks of host memory laid out like the device's: what a `HostSwapStore` moves bytes with."""
 
     def __init__(
-        self, transfer: DataTransfer, on_device: Mapping[str, Tensor], on_host: Mapping[str, Tensor], stream: Stream
+        self,
+        transfer: DataTransfer,
+        on_device: Mapping[str, Tensor],
+        on_host: Mapping[str, Tensor],
+        stream: Stream,
+        before_move: Callable[[Stream], None],
     ) -> None:
         self.tensors = on_host
         """By the names of the device's, [num_blocks, …] each."""
         self._transfer = transfer
         self._on_device = on_device
         self._stream = stream
+        self._before_move = before_move
 
     def rows(self) -> dict[str, Any]:
         """The bytes of each tensor as a view, uint8 [num_blocks, bytes of a block]."""
@@ -113,23 +153,6 @@ class HostBlocks:
         destinations: Mapping[str, Tensor],
         runs: Iterable[tuple[int, int, int]],
     ) -> None:
-        _copy(self._transfer, list(sources.values()), list(destinations.values()), runs, self._stream)
+        self._before_move(self._stream)
+        copy_blocks(self._transfer, sources, destinations, runs, self._stream)
         self._stream.synchronize()
-
-
-def _copy(
-    transfer: DataTransfer,
-    sources: Sequence[Tensor],
-    destinations: Sequence[Tensor],
-    runs: Iterable[tuple[int, int, int]],
-    stream: Stream,
-) -> None:
-    """Copy runs of blocks (see `stretches`) in the order of `stream`."""
-    for first, first_destination, count in runs:
-        for source, destination in zip(sources, destinations, strict=True):
-            transfer.copy_async(_rows(destination, first_destination, count), _rows(source, first, count), stream)
-
-
-def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
-    nbytes = tensor.nbytes // tensor.shape[0]
-    return Tensor.of(tensor.buffer, tensor.dtype, (count, *tensor.shape[1:]), tensor.offset_bytes + first * nbytes)

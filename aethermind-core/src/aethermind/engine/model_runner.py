@@ -165,6 +165,7 @@ class ModelRunner:
         hooks = self.hooks
         is_plain = model == _PLAIN and not hooks.is_active
         variant = self._plain if is_plain else self._variant(model, hooks.fuse)
+        self.kv_memory.wait_for_swaps(lambda: self._blocks_of(decision))
         self.kv_memory.copy_blocks(decision.copies)
         if decision.shifts:
             self.turn_keys(decision.shifts)
@@ -195,6 +196,11 @@ class ModelRunner:
         """Return when nothing runs any more, whatever became of it."""
         with suppress(DeviceError):
             self.executor.synchronize()
+
+    def _blocks_of(self, decision: ScheduleDecision) -> set[int]:
+        """All that a step reads and writes."""
+        tables = (self._cache.block_table(entry.request.request_id) for entry in decision.scheduled)
+        return {source for source, _ in decision.copies}.union(*tables)
 
     def _write(
         self, variant: _Variant, key: GraphKey, decision: ScheduleDecision

@@ -25,8 +25,10 @@ def open_cache(
     """A cache over `memory`, what it finds prefixes by, and where it swaps to; `costs` learn how long moves take."""
     num_swap_blocks, swap_store, timed = planned.num_swap_blocks, None, None
     if num_swap_blocks:
-        swap_store = HostSwapStore(memory.host_blocks(num_swap_blocks), num_swap_blocks)
-        timed = TimedSwapStore(swap_store, planned.cache_spec.bytes_per_block, costs, clock)
+        swaps = memory.swap_stream(num_swap_blocks, costs.observe_move)
+        swap_store = HostSwapStore(swaps or memory.host_blocks(num_swap_blocks), num_swap_blocks)
+        if swaps is None:
+            timed = TimedSwapStore(swap_store, planned.cache_spec.bytes_per_block, costs, clock)
     pool = BlockPool(planned.num_kv_blocks)
     prefix_cache = _make_prefix_cache(planned, pool)
     cache = KVCache(
@@ -34,7 +36,7 @@ def open_cache(
         planned.num_kv_blocks,
         planned.max_model_len,
         prefix_cache=prefix_cache,
-        swap_store=timed,
+        swap_store=timed or swap_store,
         swap_threshold=planned.config.swap_threshold,
         pool=pool,
     )

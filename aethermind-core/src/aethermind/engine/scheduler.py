@@ -46,16 +46,17 @@ class Scheduler:
     """Continuous batching with chunked prefill over one KV cache.
 
     A victim gives way by swapping where `costs` prefers that and the cache has room outside, else by recomputation.
-    Without `costs` it is always recomputed.
+    Without `costs` it is always recomputed. Where `swaps_beside_steps`, who is brought back leaves that step to others.
     """
 
-    __slots__ = ("_cache", "_costs", "_sharing", "policy")
+    __slots__ = ("_cache", "_costs", "_sharing", "policy", "swaps_beside_steps")
 
     def __init__(
         self, cache: KVCache, policy: SchedulingPolicy | None = None, costs: PreemptionCosts | None = None
     ) -> None:
         self._cache = cache
         self._costs = costs
+        self.swaps_beside_steps = False
         self.policy: SchedulingPolicy = FirstComeFirstServed() if policy is None else policy
         self._sharing = policy if isinstance(policy, SharingPolicy) else None
 
@@ -321,6 +322,7 @@ class Scheduler:
                 if self._take_seat(step, request):
                     continue
                 break
+            is_brought_back = cache.state(request.request_id) is CacheState.SWAPPED
             chunk = self._open(step, request)
             if chunk == 0 and running:
                 break
@@ -333,9 +335,10 @@ class Scheduler:
                 request.admitted = now
             request.num_tokens_at_resume = num_tokens
             running.append(request)
-            is_last = request.num_computed_tokens + chunk == num_tokens
-            decision.scheduled.append(ScheduledRequest(request, chunk, is_last))
-            decision.num_batched_tokens += chunk
+            if not (is_brought_back and self.swaps_beside_steps and decision.can_leave_out):
+                is_last = request.num_computed_tokens + chunk == num_tokens
+                decision.scheduled.append(ScheduledRequest(request, chunk, is_last))
+                decision.num_batched_tokens += chunk
             if decision.preempted:  # who gave way comes back in a later step at the earliest
                 break
 

@@ -35,7 +35,7 @@ def embed_text(
         raise InvalidArgumentError(f"pooling should be one of {', '.join(POOLINGS)}, got {pooling!r}.")
     executor = runner.executor_of(Part.HIDDEN_STATES)
     total: npt.NDArray[Any] | None = None
-    for start, _, symbols in run_text(executor, cache, token_ids):
+    for start, _, symbols in run_text(executor, runner.kv_memory, cache, token_ids):
         states = executor.output("hidden_states", symbols).astype(np.float64)
         if pooling == "mean":
             total = states.sum(axis=0) if total is None else total + states.sum(axis=0)

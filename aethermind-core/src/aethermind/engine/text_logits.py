@@ -33,6 +33,6 @@ def text_logits(engine: Engine, token_ids: Sequence[int], executor: Executor | N
     for name in ("temperature", "top_k", "min_p", "uniform"):
         executor.host_inputs[name][:count] = 0
     executor.host_inputs["top_p"][:count] = 1
-    ((_, _, symbols),) = run_text(executor, engine.cache, token_ids)
+    ((_, _, symbols),) = run_text(executor, engine.runner.kv_memory, engine.cache, token_ids)
     logits: np.ndarray[Any, Any] = executor.output("logits", symbols).copy()
     return logits

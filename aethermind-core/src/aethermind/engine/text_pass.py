@@ -10,6 +10,7 @@ from aethermind.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
+    from aethermind.engine.kv_memory import KVMemory
     from aethermind.graph.executor import Executor
 
 __all__ = ["TextPiece", "run_text"]
@@ -22,6 +23,7 @@ _SEQUENCE_ID = "text of its own"
 
 def run_text(
     executor: Executor,
+    memory: KVMemory,
     cache: KVCache,
     token_ids: Sequence[int],
     fill: Callable[[int, int], None] | None = None,
@@ -29,7 +31,7 @@ def run_text(
     is_published: bool = False,
     extra_key: bytes = b"",
 ) -> Iterator[TextPiece]:
-    """Compute a text between steps of the engine, in pieces as large as the executor takes.
+    """Compute a text between steps of the engine, in pieces as large as the executor takes; `memory` is the cache's.
 
     Every token has a row. `fill(start, count)` writes inputs of the rows besides those of the model. After each piece
     its outputs can be read. With `is_published` the keys and values of a whole text are left to the prefix cache, for
@@ -43,6 +45,7 @@ def run_text(
             raise OutOfMemoryError(
                 f"The KV cache has no room for a text of {len(token_ids)} tokens. Raise --num-kv-blocks."
             )
+        memory.wait_for_swaps()
         most = min(executor.plan.symbols[name] for name in ("T", "R"))
         for start in range(0, len(token_ids), most):
             count = min(most, len(token_ids) - start)

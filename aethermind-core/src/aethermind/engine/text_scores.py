@@ -32,6 +32,7 @@ def score_prompt(
         executor.host_inputs["target_ids"][:count] = targets[start : start + count]
 
     found: list[TokenLogprobs | None] = [None]
-    for _, count, symbols in run_text(executor, cache, token_ids, fill, is_published=True, extra_key=extra_key):
+    pieces = run_text(executor, runner.kv_memory, cache, token_ids, fill, is_published=True, extra_key=extra_key)
+    for _, count, symbols in pieces:
         found.extend(read_logprobs(executor, symbols, [num_top] * count))
     return found[: len(token_ids)]
