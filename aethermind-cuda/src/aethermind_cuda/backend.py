@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aethermind.hal.backend import Backend, Capabilities, MeasuredLimits
 from aethermind.hal.dtype import DType
+from aethermind.hal.stream import Stream
 from aethermind_cuda.devices import CudaDevices
 from aethermind_cuda.driver import Driver
 from aethermind_cuda.executable import CudaExecutable
 from aethermind_cuda.graph_capture import BATCH_SIZES, CapturedSteps
+from aethermind_cuda.launch import Work
 from aethermind_cuda.library import Cubins, KernelLibrary
 from aethermind_cuda.limits import measure_limits
 from aethermind_cuda.memory import CudaAllocator
-from aethermind_cuda.streams import CudaEvents, CudaStreams
+from aethermind_cuda.streams import CudaEvents, CudaStream, CudaStreams
 from aethermind_cuda.transfer import CudaTransfer
 
 __all__ = ["CudaBackend"]
@@ -67,6 +69,13 @@ class CudaBackend(Backend):
             return measure_limits(self._driver, self._library(index), self.allocator.alloc, stream.handle, dtypes)
         finally:
             stream.destroy()
+
+    def enqueue(self, works: Iterable[Work], stream: Stream) -> None:
+        """Put work on a stream that is of no plan."""
+        assert isinstance(stream, CudaStream), "the stream is of another backend"
+        library = self._library(stream.device)
+        for work in works:
+            work.bind(library)(stream.handle)
 
     def _library(self, index: int) -> KernelLibrary:
         self.devices.enter(index)

@@ -12,6 +12,7 @@ from aethermind.dispatch.kernel import Pack
 from aethermind.hal.dtype import DType
 from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
+from aethermind_cuda.device_packing import quantize_on_device
 
 __all__ = ["CodedLayout", "GROUP_CHUNKS", "coded_pack"]
 
@@ -78,12 +79,16 @@ class CodedLayout:
 
 
 def coded_pack(format: WeightFormat) -> Pack:
-    """The layout of a format; it takes floating-point arrays, which it quantises itself, and QuantizedWeights."""
+    """The layout of a format; it takes floating-point arrays, which it quantises itself, and QuantizedWeights.
+
+    Floating-point arrays on their way to a GPU are quantised there.
+    """
     return Pack(
         f"tiles16_{format.name}",
         nbytes=lambda shape, _: CodedLayout(format, _matrix(shape)).nbytes,
         pack=lambda source, destination: _pack(format, source, destination),
         weight_format=format.name,
+        pack_on_device=lambda backend, source, destination: quantize_on_device(backend, format, source, destination),
     )
 
 

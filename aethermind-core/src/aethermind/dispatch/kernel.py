@@ -39,12 +39,16 @@ class Pack:
     is host memory always. The source is a row-major NumPy array of that dtype. In the layout of a `weight_format` it is
     a QuantizedWeight of this format, or a row-major array of float32, bfloat16 or float16, which the pack quantises
     itself to the same codes, scales and zero points as the format's own `quantize`.
+
+    Where a device with memory of its own does that better, `pack_on_device(backend, source, destination)` takes such an
+    array, in host memory, and has the same bytes in the tensor `destination` on return.
     """
 
     name: str
     nbytes: Callable[[tuple[int, ...], DType], int]
     pack: Callable[[Any, int], None]
     weight_format: str = DENSE
+    pack_on_device: Callable[[Any, Any, Any], None] | None = None
 
 
 def _supports_everything(_: Signature) -> str | None:

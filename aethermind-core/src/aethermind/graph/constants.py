@@ -92,9 +92,15 @@ class ConstantStore:
         return destination
 
     def _packed_tensor(self, pack: Pack, source: Array | QuantizedWeight, type: TensorType) -> Tensor:
-        """A weight in a kernel's layout; the host packs, on its own side where it cannot reach the device."""
+        """A weight in a kernel's layout. The device packs it if it can, else the host, which copies it where it cannot
+        write it in place.
+        """
         nbytes = pack.nbytes(resolve(type.shape, {}), type.dtype)
         is_in_place = self._backend.capabilities.is_host_accessible
+        if pack.pack_on_device is not None and not is_in_place and not isinstance(source, QuantizedWeight):
+            destination = Tensor.of(self._backend.allocator.alloc(nbytes), DType.UINT8, (nbytes,))
+            pack.pack_on_device(self._backend, source, destination)
+            return destination
         buffer = self._backend.allocator.alloc(nbytes, MemoryKind.DEVICE if is_in_place else MemoryKind.HOST)
         pack.pack(source, buffer.address)
         packed = Tensor.of(buffer, DType.UINT8, (nbytes,))

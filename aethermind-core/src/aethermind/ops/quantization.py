@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from aethermind.errors import InvalidArgumentError
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 
-__all__ = ["dequantize", "quantize", "rounded"]
+__all__ = ["check_magnitude", "dequantize", "quantize", "rounded"]
 
 Array = NDArray[Any]
 
@@ -115,7 +115,11 @@ def _lengths(columns: int, format: WeightFormat) -> Array:
 
 
 def _check(values: Array, format: WeightFormat) -> None:
-    largest = np.abs(values).max()
+    check_magnitude(np.abs(values).max(), format)
+
+
+def check_magnitude(largest: float, format: WeightFormat) -> None:
+    """InvalidArgumentError where a format cannot store a value of this magnitude."""
     if not np.isfinite(largest):
         raise InvalidArgumentError(f"Values that are not finite cannot be stored as {format.name}.")
     if largest > _LARGEST:

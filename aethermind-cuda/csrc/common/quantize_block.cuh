@@ -1,0 +1,202 @@
+// The values of a block and the scale that they share, as ops/quantization.py defines them, to the last bit: the same
+// candidates in the same order, every product, quotient and sum rounded where it is rounded there.
+#pragma once
+
+#include "common/coded_weight.cuh"
+
+namespace aether {
+
+constexpr float kLargestHalf = 65504.0f;
+
+// A scale, and the zero point or the offset beside it.
+struct Scale {
+  float16 scale;
+  float16 offset;
+  float zero;
+};
+
+// Into how many steps a block's extent is divided: the candidates for its scale.
+template <int kBits, Shift kShift>
+struct Steps;
+#define AETHER_STEPS(bits, shift, count, ...)       \
+  template <>                                       \
+  struct Steps<bits, Shift::shift> {                \
+    static constexpr int kCount = count;            \
+    __device__ static float at(int i) {             \
+      constexpr float kSteps[count] = {__VA_ARGS__}; \
+      float result = kSteps[0];                     \
+      for (int j = 1; j < count; ++j) {             \
+        result = j == i ? kSteps[j] : result;       \
+      }                                             \
+      return result;                                \
+    }                                               \
+  };
+AETHER_STEPS(4, kNone, 8, 8.0f, 7.0f, 7.25f, 7.75f, 8.25f, 8.75f, 9.25f, 10.0f)
+AETHER_STEPS(8, kZeros, 2, 255.0f, 254.0f)
+AETHER_STEPS(4, kZeros, 6, 15.0f, 14.0f, 15.75f, 16.5f, 17.5f, 18.75f)
+AETHER_STEPS(2, kZeros, 8, 3.0f, 2.0f, 3.25f, 3.5f, 4.0f, 4.5f, 5.0f, 6.0f)
+AETHER_STEPS(8, kOffsets, 1, 255.0f)
+AETHER_STEPS(4, kOffsets, 4, 15.0f, 15.75f, 16.5f, 17.5f)
+#undef AETHER_STEPS
+
+__device__ __forceinline__ float inverse_of(float16 scale) {
+  const float wide = to_float(scale);
+  return wide == 0.0f ? 0.0f : 1.0f / wide;
+}
+
+__device__ __forceinline__ float clipped(float value, float low, float high) { return fminf(fmaxf(value, low), high); }
+
+// The code of a value: from 0 on where there is a zero point or an offset, else of either sign.
+template <int kBits, Shift kShift>
+__device__ __forceinline__ float code_of(float x, const Scale& chosen, float inverse) {
+  if constexpr (kShift == Shift::kOffsets) {
+    x = __fsub_rn(x, to_float(chosen.offset));
+  }
+  const float steps = rintf(__fmul_rn(x, inverse));
+  if constexpr (kShift == Shift::kZeros) {
+    return clipped(__fadd_rn(steps, chosen.zero), 0.0f, (1 << kBits) - 1);
+  } else if constexpr (kShift == Shift::kOffsets) {
+    return clipped(steps, 0.0f, (1 << kBits) - 1);
+  } else if constexpr (kBits == 8) {
+    return clipped(steps, -127.0f, 127.0f);
+  } else {
+    return clipped(steps, -(1 << (kBits - 1)), (1 << (kBits - 1)) - 1);
+  }
+}
+
+// `size` values of a row, which one thread looks at in order.
+template <class T>
+struct Block {
+  const T* values;
+  int size;
+
+  __device__ __forceinline__ float operator[](int i) const { return to_float(values[i]); }
+
+  template <int kBits, Shift kShift>
+  __device__ __forceinline__ double squared_error(const Scale& candidate) const {
+    const float inverse = inverse_of(candidate.scale);
+    double total = 0.0;
+    for (int i = 0; i < size; ++i) {
+      const float x = (*this)[i];
+      const float code = code_of<kBits, kShift>(x, candidate, inverse);
+      float value = __fmul_rn(to_float(candidate.scale), __fsub_rn(code, candidate.zero));
+      if constexpr (kShift == Shift::kOffsets) {
+        value = __fadd_rn(value, to_float(candidate.offset));
+      }
+      const double error = static_cast<double>(__fsub_rn(x, value));
+      total = __dadd_rn(total, __dmul_rn(error, error));
+    }
+    return total;
+  }
+};
+
+// Rounded to float16, what is beyond its largest to that, and a negative zero to a positive one.
+__device__ __forceinline__ float16 half_of(float value) {
+  return from_float<float16>(clipped(__fadd_rn(value, 0.0f), -kLargestHalf, kLargestHalf));
+}
+
+// Scale and offset of least squares for the codes that `last` leads to.
+template <int kBits, class T>
+__device__ __forceinline__ Scale fitted_line(const Block<T>& block, const Scale& last) {
+  const float inverse = inverse_of(last.scale);
+  double sum_c = 0.0, sum_cc = 0.0, sum_x = 0.0, sum_xc = 0.0;
+  for (int i = 0; i < block.size; ++i) {
+    const double x = static_cast<double>(block[i]);
+    const double code = static_cast<double>(code_of<kBits, Shift::kOffsets>(block[i], last, inverse));
+    sum_c = __dadd_rn(sum_c, code);
+    sum_cc = __dadd_rn(sum_cc, __dmul_rn(code, code));
+    sum_x = __dadd_rn(sum_x, x);
+    sum_xc = __dadd_rn(sum_xc, __dmul_rn(x, code));
+  }
+  const double count = static_cast<double>(block.size);
+  const double determinant = __dadd_rn(__dmul_rn(count, sum_cc), -__dmul_rn(sum_c, sum_c));
+  double slope = 0.0;
+  if (determinant != 0.0) {
+    slope = __dadd_rn(__dmul_rn(count, sum_xc), -__dmul_rn(sum_c, sum_x)) / determinant;
+  }
+  const double offset = __dadd_rn(sum_x, -__dmul_rn(slope, sum_c)) / count;
+  return {half_of(static_cast<float>(slope)), half_of(static_cast<float>(offset)), 0.0f};
+}
+
+// The best of the candidates offered so far, the first of equals.
+template <int kBits, Shift kShift, class T>
+struct Choice {
+  const Block<T>& block;
+  Scale best{from_float<float16>(0.0f), from_float<float16>(0.0f), 0.0f};
+  double error = __builtin_huge_val();
+
+  __device__ __forceinline__ void offer(const Scale& candidate) {
+    const double its_error = block.template squared_error<kBits, kShift>(candidate);
+    if (its_error < error) {
+      error = its_error;
+      best = candidate;
+    }
+  }
+};
+
+// The largest magnitude in 127 steps; a tiny scale is rounded up where it would not reach that.
+__device__ __forceinline__ float16 fine_scale(float largest) {
+  float16 scale = from_float<float16>(largest / 127.0f);
+  if (__fmul_rn(127.5f, to_float(scale)) < largest) {
+    scale = __ushort_as_half(static_cast<unsigned short>(__half_as_ushort(scale) + 1));
+  }
+  return scale;
+}
+
+// What a block is stored with. `largest` becomes the largest magnitude in it, NaN where one of its values is.
+template <int kBits, Shift kShift, class T>
+__device__ __forceinline__ Scale scale_of(const Block<T>& block, float& largest) {
+  float low = block[0], high = low, peak = low;
+  double magnitudes = 0.0;
+  largest = -1.0f;
+  for (int i = 0; i < block.size; ++i) {
+    const float x = block[i];
+    low = fminf(low, x);
+    high = fmaxf(high, x);
+    if (fabsf(x) > largest || isnan(x)) {
+      largest = isnan(largest) ? largest : fabsf(x);
+      peak = x;
+    }
+    if constexpr (kBits == 1) {
+      magnitudes = __dadd_rn(magnitudes, static_cast<double>(fabsf(x)));
+    }
+  }
+  const float16 none = from_float<float16>(0.0f);
+  if constexpr (kBits == 1) {
+    const float mean = static_cast<float>(magnitudes / static_cast<double>(block.size));
+    return {from_float<float16>(mean), none, 0.0f};
+  } else if constexpr (kBits == 8 && kShift == Shift::kNone) {
+    return {fine_scale(largest), none, 0.0f};
+  } else {
+    using Candidates = Steps<kBits, kShift>;
+    constexpr float kMost = (1 << kBits) - 1;
+    Choice<kBits, kShift, T> choice{block};
+    if constexpr (kShift == Shift::kZeros) {
+      low = fminf(low, 0.0f);
+      high = fmaxf(high, 0.0f);
+    }
+    const float extent = __fsub_rn(high, low);
+    const float middle = __fadd_rn(__fmul_rn(0.5f, low), __fmul_rn(0.5f, high));
+    for (int i = 0; i < Candidates::kCount; ++i) {
+      const float steps = Candidates::at(i);
+      if constexpr (kShift == Shift::kNone) {
+        choice.offer({from_float<float16>(peak / -steps), none, 0.0f});
+      } else if constexpr (kShift == Shift::kZeros) {
+        const float16 scale = from_float<float16>(extent / steps);
+        const float share = __fmul_rn(-low, fminf(steps, kMost));
+        choice.offer({scale, none, to_float(scale) == 0.0f ? 0.0f : rintf(share / extent)});
+      } else {
+        Scale line{half_of(extent / steps), none, 0.0f};
+        line.offset = half_of(__fsub_rn(middle, __fmul_rn(0.5f * kMost, to_float(line.scale))));
+        choice.offer(line);
+        for (int fit = 0; fit < 2; ++fit) {
+          line = fitted_line<kBits>(block, line);
+          choice.offer(line);
+        }
+      }
+    }
+    return choice.best;
+  }
+}
+
+}  // namespace aether

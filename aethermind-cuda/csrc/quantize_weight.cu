@@ -1,0 +1,150 @@
+// Rows of floating-point weights into codes, in the layout of common/coded_weight.cuh: scales first, a thread for each
+// block of values, then the codes that these lead to, a thread for what lies together in a packed weight.
+
+#include "common/quantize_block.cuh"
+
+namespace aether {
+
+// The layout of `_PackedWeight` in device_packing.py. `values` are num_rows rows from first_row on, which is a multiple
+// of 16, of a weight [num_outputs, num_inputs]; block_size values share a scale.
+struct PackedWeight {
+  uint8_t* address;
+  const void* values;
+  // As whole numbers: the largest magnitude so far, above all finite ones where values are not. Order is that of floats.
+  uint32_t* largest;
+  int first_row;
+  int num_rows;
+  int num_outputs;
+  int num_inputs;
+  int num_blocks;
+  int block_size;
+
+  __device__ __forceinline__ int64_t num_tiles() const { return (num_outputs + kTileOutputs - 1) / kTileOutputs; }
+  __device__ __forceinline__ int64_t num_groups() const { return (num_inputs + 4 * kChunk - 1) / (4 * kChunk); }
+
+  template <int kBits>
+  __device__ __forceinline__ uint32_t* codes() const {
+    return reinterpret_cast<uint32_t*>(address);
+  }
+  template <int kBits>
+  __device__ __forceinline__ uint16_t* scales() const {
+    return reinterpret_cast<uint16_t*>(codes<kBits>() + num_tiles() * num_groups() * kTileOutputs * 4 * kBits);
+  }
+  // Of zero points or offsets, after all scales.
+  template <int kBits>
+  __device__ __forceinline__ void* shifts() const {
+    return scales<kBits>() + num_tiles() * num_blocks * kTileOutputs;
+  }
+  __device__ __forceinline__ int64_t scale_place(int row, int block) const {
+    return (static_cast<int64_t>(row / kTileOutputs) * num_blocks + block) * kTileOutputs + row % kTileOutputs;
+  }
+};
+
+// Of the rows in hand, and of those behind the last that fill its tile up.
+__device__ __forceinline__ int padded_rows(const PackedWeight& weight) {
+  return (weight.num_rows + kTileOutputs - 1) / kTileOutputs * kTileOutputs;
+}
+
+template <class T, int kBits, Shift kShift>
+__device__ __forceinline__ void quantize_scales(const PackedWeight& weight) {
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int row = static_cast<int>(index / weight.num_blocks), block = static_cast<int>(index % weight.num_blocks);
+  if (row >= padded_rows(weight)) {
+    return;
+  }
+  Scale chosen{from_float<float16>(0.0f), from_float<float16>(0.0f), 0.0f};
+  if (row < weight.num_rows) {
+    const int begin = block * weight.block_size;
+    const T* values = static_cast<const T*>(weight.values) + static_cast<int64_t>(row) * weight.num_inputs + begin;
+    float largest;
+    chosen = scale_of<kBits, kShift, T>({values, min(weight.block_size, weight.num_inputs - begin)}, largest);
+    if (isnan(largest) || largest > kLargestHalf) {
+      atomicMax(weight.largest, __float_as_uint(largest) & 0x7fffffffu);
+    }
+  }
+  const int64_t place = weight.scale_place(weight.first_row + row, block);
+  weight.scales<kBits>()[place] = __half_as_ushort(chosen.scale);
+  if constexpr (kShift == Shift::kZeros) {
+    static_cast<uint8_t*>(weight.shifts<kBits>())[place] = static_cast<uint8_t>(chosen.zero);
+  } else if constexpr (kShift == Shift::kOffsets) {
+    static_cast<uint16_t*>(weight.shifts<kBits>())[place] = __half_as_ushort(chosen.offset);
+  }
+}
+
+// A code as it lies in a word.
+template <int kBits, Shift kShift>
+__device__ __forceinline__ uint32_t stored_code(float x, const Scale& chosen, float inverse) {
+  if constexpr (kBits == 1) {
+    return x < 0.0f && inverse != 0.0f ? 0 : 1;
+  } else {
+    constexpr int kZero = kShift == Shift::kNone ? 1 << (kBits - 1) : 0;
+    return static_cast<uint32_t>(static_cast<int>(code_of<kBits, kShift>(x, chosen, inverse)) + kZero);
+  }
+}
+
+template <class T, int kBits, Shift kShift>
+__device__ __forceinline__ void quantize_codes(const PackedWeight& weight) {
+  constexpr int kThreads = 4;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int thread = static_cast<int>(index % kThreads);
+  const int group = static_cast<int>(index / kThreads % weight.num_groups());
+  const int row = static_cast<int>(index / kThreads / weight.num_groups());
+  if (row >= padded_rows(weight)) {
+    return;
+  }
+  const int output = weight.first_row + row;
+  const T* values = static_cast<const T*>(weight.values) + static_cast<int64_t>(row) * weight.num_inputs;
+  uint32_t words[kBits] = {};
+#pragma unroll
+  for (int chunk = 0; chunk < 4; ++chunk) {
+    const int first = (group * 4 + chunk) * kChunk + kEight * thread;
+    if (row >= weight.num_rows || first >= weight.num_inputs) {
+      continue;
+    }
+    const int64_t place = weight.scale_place(output, first / weight.block_size);
+    Scale chosen{__ushort_as_half(weight.scales<kBits>()[place]), from_float<float16>(0.0f), 0.0f};
+    if constexpr (kShift == Shift::kZeros) {
+      chosen.zero = static_cast<float>(static_cast<const uint8_t*>(weight.shifts<kBits>())[place]);
+    } else if constexpr (kShift == Shift::kOffsets) {
+      chosen.offset = __ushort_as_half(static_cast<const uint16_t*>(weight.shifts<kBits>())[place]);
+    }
+    const float inverse = inverse_of(chosen.scale);
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) {
+      if (first + i < weight.num_inputs) {
+        const int bit = kBits * (4 * chunk + i / 2);
+        const uint32_t code = stored_code<kBits, kShift>(to_float(values[first + i]), chosen, inverse);
+        words[bit / 16] |= code << (bit % 16 + 16 * (i % 2));
+      }
+    }
+  }
+  const int64_t tile = output / kTileOutputs, in_tile = output % kTileOutputs;
+  const int64_t position = (tile * weight.num_groups() + group) * kTileOutputs + in_tile;
+  uint32_t* target = weight.codes<kBits>() + (position * kThreads + thread) * kBits;
+#pragma unroll
+  for (int i = 0; i < kBits; ++i) {
+    target[i] = words[i];
+  }
+}
+
+}  // namespace aether
+
+#define AETHER_QUANTIZE(dtype, bits, shift, name)                                                           \
+  extern "C" __global__ void __launch_bounds__(256) quantize_scales_##name##_##dtype(                       \
+      aether::PackedWeight weight) {                                                                        \
+    aether::quantize_scales<aether::dtype, bits, aether::Shift::shift>(weight);                             \
+  }                                                                                                         \
+  extern "C" __global__ void __launch_bounds__(256) quantize_codes_##name##_##dtype(                        \
+      aether::PackedWeight weight) {                                                                        \
+    aether::quantize_codes<aether::dtype, bits, aether::Shift::shift>(weight);                              \
+  }
+#define AETHER_QUANTIZE_ALL(dtype)                   \
+  AETHER_QUANTIZE(dtype, 8, kNone, int8)             \
+  AETHER_QUANTIZE(dtype, 8, kZeros, int8_zp)         \
+  AETHER_QUANTIZE(dtype, 8, kOffsets, int8_offset)   \
+  AETHER_QUANTIZE(dtype, 4, kNone, int4)             \
+  AETHER_QUANTIZE(dtype, 4, kZeros, int4_zp)         \
+  AETHER_QUANTIZE(dtype, 4, kOffsets, int4_offset)   \
+  AETHER_QUANTIZE(dtype, 2, kZeros, int2)            \
+  AETHER_QUANTIZE(dtype, 1, kNone, int1)
+AETHER_FOR_EACH_FLOAT(AETHER_QUANTIZE_ALL)

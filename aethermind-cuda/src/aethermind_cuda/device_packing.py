@@ -1,0 +1,117 @@
+"""Weights quantised by the GPU that they are for: rows go up as they are stored, and are packed there.
+
+Rows pass through two page-locked buffers, and through one of as many rows in device memory, so that besides the packed
+weight no more than half a matrix (or 16 rows, where that is more) is there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aethermind.hal.buffer import Buffer, MemoryKind
+from aethermind.hal.dtype import DType
+from aethermind.hal.event import Event
+from aethermind.hal.layout import align_up
+from aethermind.hal.mapped import drop_mapped_pages
+from aethermind.hal.tensor import Tensor
+from aethermind.ops.weight_format import WeightFormat
+from aethermind_cuda.launch import Launch
+
+if TYPE_CHECKING:
+    from aethermind_cuda.backend import CudaBackend
+
+__all__ = ["quantize_on_device"]
+
+_TILE_OUTPUTS = 16
+_GROUP_INPUTS = 128
+_THREADS_OF_A_GROUP = 4
+_BLOCK = 256
+_BYTES_AT_ONCE = 32 << 20
+
+
+class _PackedWeight(ctypes.Structure):
+    """See csrc/quantize_weight.cu."""
+
+    _fields_ = (
+        ("address", ctypes.c_uint64),
+        ("values", ctypes.c_uint64),
+        ("largest", ctypes.c_uint64),
+        ("first_row", ctypes.c_int32),
+        ("num_rows", ctypes.c_int32),
+        ("num_outputs", ctypes.c_int32),
+        ("num_inputs", ctypes.c_int32),
+        ("num_blocks", ctypes.c_int32),
+        ("block_size", ctypes.c_int32),
+    )
+
+
+class _Staged(NamedTuple):
+    """Page-locked rows, and when they have been copied."""
+
+    buffer: Buffer
+    copied: Event
+
+
+def quantize_on_device(backend: CudaBackend, format: WeightFormat, source: Any, destination: Tensor) -> None:
+    """Pack a floating-point array [N, K] into a format of the core's, in the layout of `coded_weights`.
+
+    The bytes are those of `coded_pack` on the host. InvalidArgumentError as by the format.
+    """
+    import numpy as np
+
+    from aethermind.ops.quantization import check_magnitude
+
+    num_outputs, num_inputs = source.shape
+    if not source.size:
+        return
+    dtype, row_bytes = DType.of_numpy(source.dtype), num_inputs * source.itemsize
+    half = align_up(-(-num_outputs // 2), _TILE_OUTPUTS)
+    rows_at_once = max(_TILE_OUTPUTS, min(half, _BYTES_AT_ONCE // row_bytes // _TILE_OUTPUTS * _TILE_OUTPUTS))
+    alloc, events, copy_async = backend.allocator.alloc, backend.events, backend.transfer.copy_async
+    stream = backend.streams.create(destination.buffer.device.index)
+    staged = [_Staged(alloc(rows_at_once * row_bytes, MemoryKind.PINNED), events.create()) for _ in range(2)]
+    values = alloc(rows_at_once * row_bytes)
+    largest = Tensor.of(alloc(4), DType.FLOAT32, (1,))
+    backend.transfer.fill(largest, 0, stream)
+    for first_row in range(0, num_outputs, rows_at_once):
+        rows = source[first_row : first_row + rows_at_once]
+        staged.reverse()
+        buffer, copied = staged[0]
+        copied.synchronize()
+        on_host = Tensor.of(buffer, dtype, rows.shape)
+        np.copyto(on_host.numpy(), rows)
+        drop_mapped_pages(rows)
+        copy_async(Tensor.of(values, dtype, rows.shape), on_host, stream)
+        copied.record(stream)
+        sizes = (first_row, len(rows), num_outputs, num_inputs, format.num_blocks(num_inputs))
+        addresses = destination.address, values.address, largest.address
+        weight = _PackedWeight(*addresses, *sizes, format.block or num_inputs)
+        backend.enqueue(_launches(weight, _family(format), dtype), stream)
+    found = Tensor.of(alloc(4, MemoryKind.PINNED), DType.FLOAT32, (1,))
+    copy_async(found, largest, stream)
+    stream.destroy()
+    check_magnitude(float(found.numpy()[0]), format)
+
+
+def _launches(weight: _PackedWeight, family: str, dtype: DType) -> list[Launch]:
+    """Scales, then codes: see csrc/quantize_weight.cu."""
+    rows = align_up(weight.num_rows, _TILE_OUTPUTS)
+    num_groups = -(-weight.num_inputs // _GROUP_INPUTS)
+    counts = {"scales": rows * weight.num_blocks, "codes": rows * num_groups * _THREADS_OF_A_GROUP}
+    return [
+        Launch(
+            "quantize_weight",
+            f"quantize_{what}_{family}_{dtype}",
+            (-(-count // _BLOCK), 1, 1),
+            (_BLOCK, 1, 1),
+            (weight,),
+        )
+        for what, count in counts.items()
+    ]
+
+
+def _family(format: WeightFormat) -> str:
+    """The kernels' name for all formats that differ in the size of a block alone."""
+    shift = "_offset" if format.has_offset else "_zp" if format.has_zero_point and format.bits != 2 else ""
+    return f"int{format.bits}{shift}"
