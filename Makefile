@@ -93,6 +93,11 @@ cuda-kernels: test-env
 cuda-check:
 	$(PYTHON) -m tests.cuda.check
 
+# Every kernel under compute-sanitizer, for memory that is not its own and for races: as long as it takes, on a card.
+.PHONY: cuda-sanitize
+cuda-sanitize:
+	$(PYTHON) -m tests.cuda.check --sanitize
+
 neon-tools:
 	apt-get update -qq
 	apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu qemu-user-static
@@ -152,18 +157,21 @@ redis-tools:
 	apt-get update -qq
 	apt-get install -y -qq --no-install-recommends redis-server
 
+# By clang-format: C++ and CUDA, which read alike.
+FORMATTED = $(foreach suffix,h cc cu cuh,$(shell find aethermind-*/csrc aethermind-core/src -name '*.$(suffix)'))
+
 lint: test-env ui-check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest -q tests/architecture
-	$(BIN)/clang-format --dry-run --Werror $$(find aethermind-*/csrc aethermind-core/src -name '*.h' -o -name '*.cc')
+	$(BIN)/clang-format --dry-run --Werror $(FORMATTED)
 
 format: test-env
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(find aethermind-*/csrc aethermind-core/src -name '*.h' -o -name '*.cc')
+	$(BIN)/clang-format -i $(FORMATTED)
 
 clean:
 	rm -rf $(VENV) build aethermind-*/build $(WEBUI)/node_modules .pytest_cache .mypy_cache .ruff_cache

@@ -2,7 +2,8 @@
 
     python aethermind-cuda/build_kernels.py [--targets 80,90a] [--jobs 2] [--only rms_norm]
 
-A cubin is made again when its source, a header that it includes, the flags or the compiler changed. The compiler is
+A cubin is made again when its source, a header that it includes, the flags or the compiler changed; comments and
+spaces do not count. The compiler is
 that of CUDA_HOME, of the `nvidia-cuda-nvcc` wheel, or of PATH; a host compiler (g++) has to be there too.
 """
 
@@ -32,6 +33,8 @@ TARGETS = ("80", "86", "89", "90a", "100f", "120")
 """Compute capabilities: `a` is for this one alone, `f` for its family (10.0 and 10.3)."""
 FLAGS = ("-cubin", "-std=c++17", "-O3", "--expt-relaxed-constexpr", "-Xptxas", "-v", "-Werror", "all-warnings")
 
+_IDLE = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/|\\\n|\s+', re.DOTALL)
+"""What a compiler skips, or a string, which it does not."""
 _INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _USAGE = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
@@ -69,7 +72,8 @@ def source_digest(source: Path, salt: Iterable[str] = ()) -> str:
     """A digest of a source with all it includes, and of what else decides what comes out."""
     digest = hashlib.sha256("\n".join(salt).encode())
     for path in sorted(_included(source)):
-        digest.update(path.relative_to(SOURCES).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        code = _IDLE.sub(lambda found: found[1] or "", path.read_text(encoding="utf-8"))
+        digest.update(f"{path.relative_to(SOURCES).as_posix()}\0{code}\0".encode())
     return digest.hexdigest()
 
 

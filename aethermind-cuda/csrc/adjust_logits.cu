@@ -1,6 +1,6 @@
-// Changes of logits before sampling, [rows, size]: repetition_penalty, bias_tokens and suppress_tokens at listed tokens,
-// mask_tokens at all whose bit is 0. A block takes a stretch of one row and whatever of its list lies there; out may be
-// logits.
+// Changes of logits before sampling, [rows, size]: repetition_penalty, bias_tokens and suppress_tokens at listed
+// tokens, mask_tokens at all whose bit is 0. A block takes a stretch of one row and whatever of its list lies there;
+// out may be logits.
 
 #include "common/reduce.cuh"
 #include "common/types.cuh"
@@ -33,24 +33,25 @@ __device__ __forceinline__ void change_listed(float* out, const float* logits, c
 
 }  // namespace aether
 
-extern "C" __global__ void adjust_logits_repetition_penalty(float* out, const float* logits, const int* tokens, const int* cuts,
-                                              const float* penalty, int size) {
+extern "C" __global__ void adjust_logits_repetition_penalty(float* out, const float* logits, const int* tokens,
+                                                            const int* cuts, const float* penalty, int size) {
   aether::change_listed(out, logits, tokens, cuts, size, [&](float logit, int row, int) {
     return logit > 0.0f ? logit / penalty[row] : logit * penalty[row];
   });
 }
 
-extern "C" __global__ void adjust_logits_bias_tokens(float* out, const float* logits, const int* tokens, const int* cuts,
-                                       const float* bias, int size) {
+extern "C" __global__ void adjust_logits_bias_tokens(float* out, const float* logits, const int* tokens,
+                                                     const int* cuts, const float* bias, int size) {
   aether::change_listed(out, logits, tokens, cuts, size, [&](float logit, int, int i) { return logit + bias[i]; });
 }
 
-extern "C" __global__ void adjust_logits_suppress_tokens(float* out, const float* logits, const int* tokens, const int* cuts,
-                                           int size) {
+extern "C" __global__ void adjust_logits_suppress_tokens(float* out, const float* logits, const int* tokens,
+                                                         const int* cuts, int size) {
   aether::change_listed(out, logits, tokens, cuts, size, [&](float, int, int) { return aether::Max::kNeutral; });
 }
 
-extern "C" __global__ void adjust_logits_mask_tokens(float* out, const float* logits, const int* mask, int size, int num_words) {
+extern "C" __global__ void adjust_logits_mask_tokens(float* out, const float* logits, const int* mask, int size,
+                                                     int num_words) {
   const int64_t row = blockIdx.y;
   const int begin = static_cast<int>(blockIdx.x) * aether::kStretch;
   const int end = min(begin + aether::kStretch, size);

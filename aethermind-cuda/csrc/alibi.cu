@@ -19,9 +19,9 @@ __device__ __forceinline__ void alibi(T* out, const T* scores, const float* slop
 
 }  // namespace aether
 
-#define AETHER_ALIBI(dtype)                                                                                   \
-  extern "C" __global__ void alibi_##dtype(aether::dtype* out, const aether::dtype* scores,                   \
-                                           const float* slopes, int num_heads, int num_queries, int num_keys) { \
-    aether::alibi(out, scores, slopes, num_heads, num_queries, num_keys);                                     \
+#define AETHER_ALIBI(dtype)                                                                                      \
+  extern "C" __global__ void alibi_##dtype(aether::dtype* out, const aether::dtype* scores, const float* slopes, \
+                                           int num_heads, int num_queries, int num_keys) {                       \
+    aether::alibi(out, scores, slopes, num_heads, num_queries, num_keys);                                        \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_ALIBI)

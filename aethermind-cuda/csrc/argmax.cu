@@ -3,11 +3,11 @@
 #include "common/row_order.cuh"
 #include "common/types.cuh"
 
-#define AETHER_ARGMAX(dtype)                                                                             \
-  extern "C" __global__ void argmax_##dtype(int* index, const aether::dtype* x, int width) {             \
-    const int found = aether::row_argmax(x + static_cast<int64_t>(blockIdx.x) * width, width);           \
-    if (threadIdx.x == 0) {                                                                              \
-      index[blockIdx.x] = found;                                                                         \
-    }                                                                                                    \
+#define AETHER_ARGMAX(dtype)                                                                   \
+  extern "C" __global__ void argmax_##dtype(int* index, const aether::dtype* x, int width) {   \
+    const int found = aether::row_argmax(x + static_cast<int64_t>(blockIdx.x) * width, width); \
+    if (threadIdx.x == 0) {                                                                    \
+      index[blockIdx.x] = found;                                                               \
+    }                                                                                          \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_ARGMAX)

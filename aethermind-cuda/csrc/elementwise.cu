@@ -78,25 +78,25 @@ __device__ __forceinline__ void map(T* out, int64_t count, const Arrays*... arra
 
 }  // namespace aether
 
-#define AETHER_UNARY(name, operation, dtype)                                                                       \
-  extern "C" __global__ void elementwise_##name##_##dtype(aether::dtype* out, const aether::dtype* x, int64_t count) {           \
-    aether::map<aether::operation>(out, count, x);                                                                 \
+#define AETHER_UNARY(name, operation, dtype)                                                                           \
+  extern "C" __global__ void elementwise_##name##_##dtype(aether::dtype* out, const aether::dtype* x, int64_t count) { \
+    aether::map<aether::operation>(out, count, x);                                                                     \
   }
-#define AETHER_BINARY(name, operation, dtype)                                                                      \
-  extern "C" __global__ void elementwise_##name##_##dtype(aether::dtype* out, const aether::dtype* a, const aether::dtype* b,    \
-                                            int64_t count) {                                                       \
-    aether::map<aether::operation>(out, count, a, b);                                                              \
+#define AETHER_BINARY(name, operation, dtype)                                                         \
+  extern "C" __global__ void elementwise_##name##_##dtype(aether::dtype* out, const aether::dtype* a, \
+                                                          const aether::dtype* b, int64_t count) {    \
+    aether::map<aether::operation>(out, count, a, b);                                                 \
   }
-#define AETHER_ELEMENTWISE(dtype)        \
-  AETHER_UNARY(exp, Exp, dtype)          \
-  AETHER_UNARY(log, Log, dtype)          \
-  AETHER_UNARY(relu, Relu, dtype)        \
-  AETHER_UNARY(silu, Silu, dtype)        \
-  AETHER_UNARY(gelu, Gelu, dtype)        \
+#define AETHER_ELEMENTWISE(dtype)          \
+  AETHER_UNARY(exp, Exp, dtype)            \
+  AETHER_UNARY(log, Log, dtype)            \
+  AETHER_UNARY(relu, Relu, dtype)          \
+  AETHER_UNARY(silu, Silu, dtype)          \
+  AETHER_UNARY(gelu, Gelu, dtype)          \
   AETHER_UNARY(gelu_tanh, GeluTanh, dtype) \
-  AETHER_BINARY(add, Add, dtype)         \
-  AETHER_BINARY(sub, Sub, dtype)         \
-  AETHER_BINARY(mul, Mul, dtype)         \
-  AETHER_BINARY(div, Div, dtype)         \
+  AETHER_BINARY(add, Add, dtype)           \
+  AETHER_BINARY(sub, Sub, dtype)           \
+  AETHER_BINARY(mul, Mul, dtype)           \
+  AETHER_BINARY(div, Div, dtype)           \
   AETHER_BINARY(silu_mul, SiluMul, dtype)
 AETHER_FOR_EACH_FLOAT(AETHER_ELEMENTWISE)

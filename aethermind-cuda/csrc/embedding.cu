@@ -26,9 +26,9 @@ __device__ __forceinline__ void embedding(T* out, const int* token_ids, const T*
 
 }  // namespace aether
 
-#define AETHER_EMBEDDING(dtype)                                                                             \
-  extern "C" __global__ void embedding_##dtype(aether::dtype* out, const int* token_ids,                    \
-                                               const aether::dtype* table, int num_rows, int width) {       \
-    aether::embedding(out, token_ids, table, num_rows, width);                                              \
+#define AETHER_EMBEDDING(dtype)                                                                                      \
+  extern "C" __global__ void embedding_##dtype(aether::dtype* out, const int* token_ids, const aether::dtype* table, \
+                                               int num_rows, int width) {                                            \
+    aether::embedding(out, token_ids, table, num_rows, width);                                                       \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_EMBEDDING)

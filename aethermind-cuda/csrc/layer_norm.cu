@@ -58,10 +58,10 @@ __device__ __forceinline__ void layer_norm(T* out, const T* x, const T* weight, 
 
 }  // namespace aether
 
-#define AETHER_LAYER_NORM(dtype)                                                                                  \
-  extern "C" __global__ void layer_norm_##dtype(aether::dtype* out, const aether::dtype* x,                       \
+#define AETHER_LAYER_NORM(dtype)                                                                                   \
+  extern "C" __global__ void layer_norm_##dtype(aether::dtype* out, const aether::dtype* x,                        \
                                                 const aether::dtype* weight, const aether::dtype* bias, int width, \
-                                                float eps) {                                                      \
-    aether::layer_norm(out, x, weight, bias, width, eps);                                                         \
+                                                float eps) {                                                       \
+    aether::layer_norm(out, x, weight, bias, width, eps);                                                          \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_LAYER_NORM)

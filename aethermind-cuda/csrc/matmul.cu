@@ -64,10 +64,10 @@ __device__ __forceinline__ void matmul(T* out, const T* a, const T* b, int num_r
 
 }  // namespace aether
 
-#define AETHER_MATMUL(dtype)                                                                                       \
-  extern "C" __global__ void __launch_bounds__(256)                                                                \
-      matmul_##dtype(aether::dtype* out, const aether::dtype* a, const aether::dtype* b, int num_rows,             \
-                     int num_inner, int num_columns) {                                                             \
-    aether::matmul(out, a, b, num_rows, num_inner, num_columns);                                                   \
+#define AETHER_MATMUL(dtype)                                                                                          \
+  extern "C" __global__ void __launch_bounds__(256)                                                                   \
+      matmul_##dtype(aether::dtype* out, const aether::dtype* a, const aether::dtype* b, int num_rows, int num_inner, \
+                     int num_columns) {                                                                               \
+    aether::matmul(out, a, b, num_rows, num_inner, num_columns);                                                      \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_MATMUL)

@@ -10,7 +10,8 @@ namespace aether {
 struct PackedWeight {
   uint8_t* address;
   const void* values;
-  // As whole numbers: the largest magnitude so far, above all finite ones where values are not. Order is that of floats.
+  // As whole numbers: the largest magnitude so far, above all finite ones where values are not. Order is that of
+  // floats.
   uint32_t* largest;
   int first_row;
   int num_rows;
@@ -56,11 +57,12 @@ __device__ __forceinline__ void quantize_scales(const PackedWeight& weight) {
   if (row < weight.num_rows) {
     const int begin = block * weight.block_size;
     const T* values = static_cast<const T*>(weight.values) + static_cast<int64_t>(row) * weight.num_inputs + begin;
-    float largest;
-    chosen = scale_of<kBits, kShift, T>({values, min(weight.block_size, weight.num_inputs - begin)}, largest);
-    if (isnan(largest) || largest > kLargestHalf) {
-      atomicMax(weight.largest, __float_as_uint(largest) & 0x7fffffffu);
+    const Block<T> values_of_block{values, min(weight.block_size, weight.num_inputs - begin)};
+    const Extent extent = extent_of(values_of_block);
+    if (!(fabsf(extent.peak) <= kLargestHalf)) {
+      atomicMax(weight.largest, __float_as_uint(extent.peak) & 0x7fffffffu);
     }
+    chosen = scale_of<kBits, kShift>(values_of_block, extent);
   }
   const int64_t place = weight.scale_place(weight.first_row + row, block);
   weight.scales<kBits>()[place] = __half_as_ushort(chosen.scale);
@@ -129,22 +131,20 @@ __device__ __forceinline__ void quantize_codes(const PackedWeight& weight) {
 
 }  // namespace aether
 
-#define AETHER_QUANTIZE(dtype, bits, shift, name)                                                           \
-  extern "C" __global__ void __launch_bounds__(256) quantize_scales_##name##_##dtype(                       \
-      aether::PackedWeight weight) {                                                                        \
-    aether::quantize_scales<aether::dtype, bits, aether::Shift::shift>(weight);                             \
-  }                                                                                                         \
-  extern "C" __global__ void __launch_bounds__(256) quantize_codes_##name##_##dtype(                        \
-      aether::PackedWeight weight) {                                                                        \
-    aether::quantize_codes<aether::dtype, bits, aether::Shift::shift>(weight);                              \
+#define AETHER_QUANTIZE(dtype, bits, shift, name)                                                                   \
+  extern "C" __global__ void __launch_bounds__(256, 4) quantize_scales_##name##_##dtype(aether::PackedWeight weight) { \
+    aether::quantize_scales<aether::dtype, bits, aether::Shift::shift>(weight);                                     \
+  }                                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(256) quantize_codes_##name##_##dtype(aether::PackedWeight weight) {  \
+    aether::quantize_codes<aether::dtype, bits, aether::Shift::shift>(weight);                                      \
   }
-#define AETHER_QUANTIZE_ALL(dtype)                   \
-  AETHER_QUANTIZE(dtype, 8, kNone, int8)             \
-  AETHER_QUANTIZE(dtype, 8, kZeros, int8_zp)         \
-  AETHER_QUANTIZE(dtype, 8, kOffsets, int8_offset)   \
-  AETHER_QUANTIZE(dtype, 4, kNone, int4)             \
-  AETHER_QUANTIZE(dtype, 4, kZeros, int4_zp)         \
-  AETHER_QUANTIZE(dtype, 4, kOffsets, int4_offset)   \
-  AETHER_QUANTIZE(dtype, 2, kZeros, int2)            \
+#define AETHER_QUANTIZE_ALL(dtype)                 \
+  AETHER_QUANTIZE(dtype, 8, kNone, int8)           \
+  AETHER_QUANTIZE(dtype, 8, kZeros, int8_zp)       \
+  AETHER_QUANTIZE(dtype, 8, kOffsets, int8_offset) \
+  AETHER_QUANTIZE(dtype, 4, kNone, int4)           \
+  AETHER_QUANTIZE(dtype, 4, kZeros, int4_zp)       \
+  AETHER_QUANTIZE(dtype, 4, kOffsets, int4_offset) \
+  AETHER_QUANTIZE(dtype, 2, kZeros, int2)          \
   AETHER_QUANTIZE(dtype, 1, kNone, int1)
 AETHER_FOR_EACH_FLOAT(AETHER_QUANTIZE_ALL)

@@ -29,13 +29,13 @@ __device__ __forceinline__ void write_once(T* out, float value) {
 
 }  // namespace aether
 
-#define AETHER_REDUCTION(name, operation, dtype, divisor)                                                   \
-  extern "C" __global__ void reductions_##name##_##dtype(aether::dtype* out, const aether::dtype* x, int width) {        \
-    aether::write_once(out, aether::reduce_row<aether::operation>(x, width) / static_cast<float>(divisor)); \
+#define AETHER_REDUCTION(name, operation, dtype, divisor)                                                         \
+  extern "C" __global__ void reductions_##name##_##dtype(aether::dtype* out, const aether::dtype* x, int width) { \
+    aether::write_once(out, aether::reduce_row<aether::operation>(x, width) / static_cast<float>(divisor));       \
   }
-#define AETHER_REDUCTIONS(dtype)             \
-  AETHER_REDUCTION(sum, Sum, dtype, 1)       \
-  AETHER_REDUCTION(mean, Sum, dtype, width)  \
-  AETHER_REDUCTION(max, Max, dtype, 1)       \
+#define AETHER_REDUCTIONS(dtype)            \
+  AETHER_REDUCTION(sum, Sum, dtype, 1)      \
+  AETHER_REDUCTION(mean, Sum, dtype, width) \
+  AETHER_REDUCTION(max, Max, dtype, 1)      \
   AETHER_REDUCTION(min, Min, dtype, 1)
 AETHER_FOR_EACH_FLOAT(AETHER_REDUCTIONS)

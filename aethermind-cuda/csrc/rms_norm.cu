@@ -32,9 +32,9 @@ __device__ __forceinline__ void rms_norm(T* out, const T* x, const T* weight, in
 
 }  // namespace aether
 
-#define AETHER_RMS_NORM(dtype)                                                                                    \
-  extern "C" __global__ void rms_norm_##dtype(aether::dtype* out, const aether::dtype* x,                         \
-                                              const aether::dtype* weight, int width, float eps) {                \
-    aether::rms_norm(out, x, weight, width, eps);                                                                 \
+#define AETHER_RMS_NORM(dtype)                                                                                         \
+  extern "C" __global__ void rms_norm_##dtype(aether::dtype* out, const aether::dtype* x, const aether::dtype* weight, \
+                                              int width, float eps) {                                                  \
+    aether::rms_norm(out, x, weight, width, eps);                                                                      \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_RMS_NORM)

@@ -86,27 +86,27 @@ __device__ __forceinline__ void transpose(Word* out, const Word* x, int num_rows
 
 }  // namespace aether
 
-#define AETHER_ROWS(word)                                                                                          \
-  extern "C" __global__ void rows_gather_rows_##word(aether::word* out, const aether::word* x, const int* rows,         \
-                                                int num_rows, int width) {                                         \
-    aether::gather_rows(out, x, rows, num_rows, width);                                                            \
-  }                                                                                                                \
-  extern "C" __global__ void rows_position_embedding_##word(aether::word* out, const aether::word* table,               \
-                                                       const int64_t* positions, int num_rows, int width) {        \
-    aether::gather_rows(out, table, positions, num_rows, width);                                                   \
-  }                                                                                                                \
-  extern "C" __global__ void rows_scatter_rows_##word(aether::word* out, const aether::word* x,                         \
-                                                 const aether::word* values, const int* rows, int num_replaced,    \
-                                                 int width) {                                                      \
-    aether::scatter_rows(out, x, values, rows, num_replaced, width);                                               \
-  }                                                                                                                \
-  extern "C" __global__ void rows_permute_heads_##word(aether::word* out, const aether::word* x, int num_rows,          \
-                                                  int num_columns, int width) {                                    \
-    aether::permute_heads(out, x, num_rows, num_columns, width);                                                   \
-  }                                                                                                                \
-  extern "C" __global__ void rows_transpose_##word(aether::word* out, const aether::word* x, int num_rows,              \
-                                              int num_columns) {                                                   \
-    aether::transpose(out, x, num_rows, num_columns);                                                              \
+#define AETHER_ROWS(word)                                                                                            \
+  extern "C" __global__ void rows_gather_rows_##word(aether::word* out, const aether::word* x, const int* rows,      \
+                                                     int num_rows, int width) {                                      \
+    aether::gather_rows(out, x, rows, num_rows, width);                                                              \
+  }                                                                                                                  \
+  extern "C" __global__ void rows_position_embedding_##word(aether::word* out, const aether::word* table,            \
+                                                            const int64_t* positions, int num_rows, int width) {     \
+    aether::gather_rows(out, table, positions, num_rows, width);                                                     \
+  }                                                                                                                  \
+  extern "C" __global__ void rows_scatter_rows_##word(aether::word* out, const aether::word* x,                      \
+                                                      const aether::word* values, const int* rows, int num_replaced, \
+                                                      int width) {                                                   \
+    aether::scatter_rows(out, x, values, rows, num_replaced, width);                                                 \
+  }                                                                                                                  \
+  extern "C" __global__ void rows_permute_heads_##word(aether::word* out, const aether::word* x, int num_rows,       \
+                                                       int num_columns, int width) {                                 \
+    aether::permute_heads(out, x, num_rows, num_columns, width);                                                     \
+  }                                                                                                                  \
+  extern "C" __global__ void rows_transpose_##word(aether::word* out, const aether::word* x, int num_rows,           \
+                                                   int num_columns) {                                                \
+    aether::transpose(out, x, num_rows, num_columns);                                                                \
   }
 AETHER_ROWS(word16)
 AETHER_ROWS(word32)

@@ -27,8 +27,8 @@ __device__ __forceinline__ void softmax(T* out, const T* x, int width) {
 
 }  // namespace aether
 
-#define AETHER_SOFTMAX(dtype)                                                                                 \
-  extern "C" __global__ void softmax_##dtype(aether::dtype* out, const aether::dtype* x, int width) {         \
-    aether::softmax(out, x, width);                                                                           \
+#define AETHER_SOFTMAX(dtype)                                                                         \
+  extern "C" __global__ void softmax_##dtype(aether::dtype* out, const aether::dtype* x, int width) { \
+    aether::softmax(out, x, width);                                                                   \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_SOFTMAX)

@@ -44,8 +44,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     }
     if (threadIdx.x == 0) {
       top_ids[index * k + i] = i < num_found ? aether::index_of(next) : -1;
-      top_logprobs[index * k + i] =
-          i < num_found ? aether::value_of(next) - largest - log_sum : aether::Max::kNeutral;
+      top_logprobs[index * k + i] = i < num_found ? aether::value_of(next) - largest - log_sum : aether::Max::kNeutral;
     }
   }
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.architecture.sources import ROOT
 from tests.cuda.check import tree
+from tests.cuda.check.__main__ import BUDGET_S
 from tests.cuda.check.qwen2_7b import CONFIG, NUM_PARAMETERS
 from tests.cuda.check.running import Outcome, Result, Step, execute, run_steps, table
 
@@ -44,10 +45,55 @@ def test_a_step_that_fails_or_hangs_does_not_stop_the_others() -> None:
 
 
 def test_what_is_left_of_the_budget_bounds_every_step() -> None:
-    steps = [Step("first", ["0"], 60), Step("second", ["0"], 60), Step("third", ["0"], 60)]
+    steps = [Step(title, ["0"], 60, least_s=0) for title in ("first", "second", "third")]
     results, clock = outcomes(steps, 97, {"first": 60, "second": 34, "third": 1})
     assert clock.limits == {"first": 60, "second": 37}
     assert [result.outcome for result in results] == [Outcome.PASSED, Outcome.PASSED, Outcome.NO_TIME]
+
+
+def test_no_step_takes_the_time_that_others_need_at_least() -> None:
+    steps = [
+        Step("greedy", ["0"], 90, least_s=5),
+        Step("gone", [], 9, "not here", 80),
+        Step("late", ["0"], 60, None, 40),
+    ]
+    results, clock = outcomes(steps, 100, {"greedy": 90, "late": 33})
+    assert clock.limits == {"greedy": 60, "late": 40}
+    assert [result.outcome for result in results] == [Outcome.TIMED_OUT, Outcome.SKIPPED, Outcome.PASSED]
+
+
+@pytest.fixture
+def on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were an A100 with everything that is compared with, and kernels still to be compiled."""
+    from tests.cuda.check import steps
+
+    monkeypatch.setattr(steps, "_capability", lambda: (8, 0))
+    monkeypatch.setattr(steps, "find_spec", lambda name: name)
+    monkeypatch.setattr(steps.shutil, "which", lambda name: f"/usr/bin/{name}")
+
+
+def all_steps() -> list[Step]:
+    from tests.cuda.check.steps import steps
+
+    return steps(Path("build"))
+
+
+@pytest.mark.usefixtures("on_a_card")
+def test_what_all_steps_need_fits_the_budget_and_the_budget_eight_minutes() -> None:
+    needed = sum(step.least_s for step in all_steps())
+    assert needed <= BUDGET_S <= 8 * 60 - 20
+    assert all(5 <= step.least_s <= step.limit_s for step in all_steps())
+    titles = [step.title.split(":")[0] for step in all_steps()]
+    assert max(titles.index(name) for name in ("conform", "hardware tests")) < titles.index("figures")
+
+
+@pytest.mark.usefixtures("on_a_card")
+def test_where_every_step_hangs_each_still_has_what_it_needs() -> None:
+    steps = all_steps()
+    results, clock = outcomes(steps, BUDGET_S, dict.fromkeys([step.title for step in steps], 1e6))
+    assert sum(clock.limits.values()) <= BUDGET_S
+    assert all(clock.limits[step.title] >= step.least_s for step in steps if step.reason_against is None)
+    assert {result.outcome for result in results} <= {Outcome.TIMED_OUT, Outcome.SKIPPED}
 
 
 def test_a_step_that_cannot_run_here_says_why() -> None:
@@ -98,6 +144,14 @@ def test_without_a_gpu_it_says_so_and_exits_with_2(tmp_path: Path) -> None:
     if result.returncode != 2:
         pytest.skip("this machine has a GPU")
     assert result.stdout.startswith("There is nothing to check CUDA on: no NVIDIA driver is installed")
+
+
+def test_the_sanitizer_needs_a_card_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.cuda.check", "--sanitize", "--log", str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if result.returncode != 2:
+        pytest.skip("this machine has a GPU, and compute-sanitizer")
+    assert result.stdout.count("\n") == 1
 
 
 def test_the_shapes_are_those_of_qwen2_7b() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -57,6 +58,22 @@ def test_nothing_is_older_than_its_source(cubins: Cubins, builder: ModuleType) -
     compiler = builder.read_manifest(cubins.folder)["compiler"]
     digests = {source.stem: builder.source_digest(source, (compiler, *builder.FLAGS)) for source in SOURCES}
     assert {name: one["digest"] for name, one in cubins.operators.items()} == digests
+
+
+def test_a_digest_is_of_code_and_not_of_how_it_is_written(
+    builder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder, "SOURCES", tmp_path)
+    source = tmp_path / "thing.cu"
+
+    def digest(text: str) -> str:
+        source.write_text(text)
+        return str(builder.source_digest(source))
+
+    code = digest('#include "a.cuh"\nint f() { return g("// no comment") + 1; }\n')
+    assert code == digest('// Why.\n#include "a.cuh"\nint f() {\n  return g("// no comment")+1;  /* one\n more */\n}\n')
+    assert code != digest('#include "a.cuh"\nint f() { return g("//no comment") + 1; }\n')
+    assert code != digest('#include "a.cuh"\nint f() { return g("// no comment") + 2; }\n')
 
 
 def test_no_kernel_spills(cubins: Cubins) -> None:

@@ -63,6 +63,19 @@ def test_sequences_that_give_way_are_swapped_out_and_back(driver: EmulatedDriver
     assert driver.launched["sample_tokens"] > 0
 
 
+@pytest.mark.parametrize(("quantization", "kv_cache_dtype"), [("int4", "auto"), ("int8", "int8")])
+def test_weights_in_codes_are_packed_and_projected_there(
+    driver: EmulatedDriver, answer: Answer, quantization: str, kv_cache_dtype: str
+) -> None:
+    """Quantised by the device, then read by the fused projections of queries, keys and values."""
+    options = {"quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
+    assert answer("cuda", GREEDY, **options) == answer("numpy", GREEDY, **options)
+    assert driver.launched[f"quantize_codes_{quantization}_float32"] > 0
+    coded = "_quantized" if kv_cache_dtype == "int8" else ""
+    assert driver.launched[f"qkv_rope_cache_write{coded}_float32"] > 0
+    assert driver.launched[f"linear_quantized_few8_{quantization}_float32"] > 0
+
+
 def test_sampling_with_a_seed(driver: EmulatedDriver, answer: Answer) -> None:
     params = SamplingParams(
         temperature=0.9, top_k=30, top_p=0.9, min_p=0.02, repetition_penalty=1.1, seed=5, max_tokens=4

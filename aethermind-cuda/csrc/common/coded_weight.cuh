@@ -4,9 +4,9 @@
 //   codes    [tiles][groups][16 outputs][4 threads][bits] words of 32 bits
 //   scales   [tiles][blocks][16 outputs] float16
 //   zeros    [tiles][blocks][16 outputs] uint8, or offsets, float16
-// A group is 128 inputs: four chunks of 32, of which thread t has the inputs 8t … 8t + 7. What tensor cores take as pair
-// i of chunk c lies in the two halves of a word: with p = bits · (4c + i) in word p / 16 at bit p % 16, and 16 bits
-// higher. So one mask takes a pair out, and tensor cores multiply the codes less their zero point, which are whole
+// A group is 128 inputs: four chunks of 32, of which thread t has the inputs 8t … 8t + 7. What tensor cores take as
+// pair i of chunk c lies in the two halves of a word: with p = bits · (4c + i) in word p / 16 at bit p % 16, and 16
+// bits higher. So one mask takes a pair out, and tensor cores multiply the codes less their zero point, which are whole
 // numbers that T has; scales are applied to sums of a chunk, in float32.
 #pragma once
 
@@ -47,8 +47,7 @@ __device__ __forceinline__ uint32_t decoded_pair(uint32_t pair, uint32_t zero) {
   } else {
     const int first = static_cast<int>(pair & 0xffff) - static_cast<int>(zero);
     const int second = static_cast<int>(pair >> 16) - static_cast<int>(zero);
-    return bits_of(from_float<T>(static_cast<float>(first))) |
-           bits_of(from_float<T>(static_cast<float>(second))) << 16;
+    return bits_of(from_float<T>(static_cast<float>(first))) | bits_of(from_float<T>(static_cast<float>(second))) << 16;
   }
 }
 

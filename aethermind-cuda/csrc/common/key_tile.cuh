@@ -7,12 +7,12 @@
 
 namespace aether {
 
-// Rows of T as they lie in the cache. kThreads neighbours bring kKeys keys, each row in pieces of 16 bytes.
-template <class T, int kHeadDim, int kKeys, int kThreads>
-struct FloatTile {
-  static constexpr int kStride = kRowStride<kHeadDim>;
-  static constexpr int kBytes = kKeys * kStride * static_cast<int>(sizeof(T));
-  static constexpr int kPerPiece = 16 / static_cast<int>(sizeof(T));
+// Rows of the cache, of kHeadDim elements each, as they come: kStride elements apart. kThreads neighbours bring kKeys
+// of them, each in pieces of 16 bytes.
+template <class Element, int kHeadDim, int kStride, int kKeys, int kThreads>
+struct FetchedTile {
+  static constexpr int kBytes = kKeys * kStride * static_cast<int>(sizeof(Element));
+  static constexpr int kPerPiece = 16 / static_cast<int>(sizeof(Element));
   static constexpr int kPieces = kHeadDim / kPerPiece;
   static_assert(kKeys * kPieces % kThreads == 0);
 
@@ -29,36 +29,23 @@ struct FloatTile {
       const int target = key * kStride + piece * kPerPiece;
 #pragma unroll
       for (int c = 0; c < kCaches; ++c) {
-        T* to = reinterpret_cast<T*>(tile + c * kBytes) + target;
-        copy_async_16(to, static_cast<const T*>(caches[c]) + source, is_present);
+        Element* to = reinterpret_cast<Element*>(tile + c * kBytes) + target;
+        copy_async_16(to, static_cast<const Element*>(caches[c]) + source, is_present);
       }
     }
   }
 };
 
+// Rows of T, spaced as tensor cores read them.
+template <class T, int kHeadDim, int kKeys, int kThreads>
+struct FloatTile : FetchedTile<T, kHeadDim, kRowStride<kHeadDim>, kKeys, kThreads> {
+  static constexpr int kStride = kRowStride<kHeadDim>;
+};
+
 // Rows of codes, which become rows of T before they meet the tensor cores. Both types of codes are exact in both of T.
 template <class T, int kHeadDim, int kKeys, int kThreads>
-struct CodeTile {
-  static constexpr int kBytes = kKeys * kHeadDim;
+struct CodeTile : FetchedTile<unsigned char, kHeadDim, kHeadDim, kKeys, kThreads> {
   static constexpr int kPieces = kHeadDim / 16;
-  static_assert(kKeys * kPieces % kThreads == 0);
-
-  template <int kCaches>
-  __device__ __forceinline__ static void fetch(unsigned char* tile, const void* const (&caches)[kCaches],
-                                               const PagedRows& rows, int head_dim, int first, int end, int thread) {
-#pragma unroll
-    for (int i = 0; i < kKeys * kPieces / kThreads; ++i) {
-      const int key = (thread + i * kThreads) / kPieces, piece = (thread + i * kThreads) % kPieces;
-      const bool is_present = first + key < end && piece * 16 < head_dim;
-      const int64_t source = is_present ? rows(first + key) * head_dim + piece * 16 : 0;
-      const int target = key * kHeadDim + piece * 16;
-#pragma unroll
-      for (int c = 0; c < kCaches; ++c) {
-        const unsigned char* from = static_cast<const unsigned char*>(caches[c]) + source;
-        copy_async_16(tile + c * kBytes + target, from, is_present);
-      }
-    }
-  }
 
   // Whole blocks of threads have many rows each, and few registers left beside their sums.
   static constexpr int kUnrolled = kThreads == kWarpSize ? kKeys * kPieces / kThreads : 1;

@@ -5,7 +5,7 @@
 
 // Declares `type name[]`, the dynamic shared memory of the block, at a multiple of 16 bytes.
 #ifndef AETHER_EMULATED
-#define AETHER_DYNAMIC_SHARED(type, name)                    \
+#define AETHER_DYNAMIC_SHARED(type, name)                         \
   extern __shared__ __align__(16) unsigned char aether_shared_[]; \
   type* const name = reinterpret_cast<type*>(aether_shared_)
 #endif

@@ -18,18 +18,18 @@ struct Scale {
 // Into how many steps a block's extent is divided: the candidates for its scale.
 template <int kBits, Shift kShift>
 struct Steps;
-#define AETHER_STEPS(bits, shift, count, ...)       \
-  template <>                                       \
-  struct Steps<bits, Shift::shift> {                \
-    static constexpr int kCount = count;            \
-    __device__ static float at(int i) {             \
+#define AETHER_STEPS(bits, shift, count, ...)        \
+  template <>                                        \
+  struct Steps<bits, Shift::shift> {                 \
+    static constexpr int kCount = count;             \
+    __device__ static float at(int i) {              \
       constexpr float kSteps[count] = {__VA_ARGS__}; \
-      float result = kSteps[0];                     \
-      for (int j = 1; j < count; ++j) {             \
-        result = j == i ? kSteps[j] : result;       \
-      }                                             \
-      return result;                                \
-    }                                               \
+      float result = kSteps[0];                      \
+      for (int j = 1; j < count; ++j) {              \
+        result = j == i ? kSteps[j] : result;        \
+      }                                              \
+      return result;                                 \
+    }                                                \
   };
 AETHER_STEPS(4, kNone, 8, 8.0f, 7.0f, 7.25f, 7.75f, 8.25f, 8.75f, 9.25f, 10.0f)
 AETHER_STEPS(8, kZeros, 2, 255.0f, 254.0f)
@@ -143,54 +143,63 @@ __device__ __forceinline__ float16 fine_scale(float largest) {
   return scale;
 }
 
-// What a block is stored with. `largest` becomes the largest magnitude in it, NaN where one of its values is.
-template <int kBits, Shift kShift, class T>
-__device__ __forceinline__ Scale scale_of(const Block<T>& block, float& largest) {
-  float low = block[0], high = low, peak = low;
-  double magnitudes = 0.0;
-  largest = -1.0f;
+// What candidates are made of: the least and the greatest value, that of largest magnitude (NaN where one is), and the
+// sum of magnitudes.
+struct Extent {
+  float low;
+  float high;
+  float peak;
+  double magnitudes;
+};
+
+template <class T>
+__device__ __forceinline__ Extent extent_of(const Block<T>& block) {
+  const float first = block[0];
+  Extent result{first, first, first, 0.0};
   for (int i = 0; i < block.size; ++i) {
     const float x = block[i];
-    low = fminf(low, x);
-    high = fmaxf(high, x);
-    if (fabsf(x) > largest || isnan(x)) {
-      largest = isnan(largest) ? largest : fabsf(x);
-      peak = x;
+    result.low = fminf(result.low, x);
+    result.high = fmaxf(result.high, x);
+    if (fabsf(x) > fabsf(result.peak) || isnan(x)) {
+      result.peak = x;
     }
-    if constexpr (kBits == 1) {
-      magnitudes = __dadd_rn(magnitudes, static_cast<double>(fabsf(x)));
-    }
+    result.magnitudes = __dadd_rn(result.magnitudes, static_cast<double>(fabsf(x)));
   }
+  return result;
+}
+
+// What a block is stored with.
+template <int kBits, Shift kShift, class T>
+__device__ __forceinline__ Scale scale_of(const Block<T>& block, const Extent& extent) {
   const float16 none = from_float<float16>(0.0f);
   if constexpr (kBits == 1) {
-    const float mean = static_cast<float>(magnitudes / static_cast<double>(block.size));
+    const float mean = static_cast<float>(extent.magnitudes / static_cast<double>(block.size));
     return {from_float<float16>(mean), none, 0.0f};
   } else if constexpr (kBits == 8 && kShift == Shift::kNone) {
-    return {fine_scale(largest), none, 0.0f};
+    return {fine_scale(fabsf(extent.peak)), none, 0.0f};
   } else {
     using Candidates = Steps<kBits, kShift>;
     constexpr float kMost = (1 << kBits) - 1;
     Choice<kBits, kShift, T> choice{block};
-    if constexpr (kShift == Shift::kZeros) {
-      low = fminf(low, 0.0f);
-      high = fmaxf(high, 0.0f);
-    }
-    const float extent = __fsub_rn(high, low);
+    const float low = kShift == Shift::kZeros ? fminf(extent.low, 0.0f) : extent.low;
+    const float high = kShift == Shift::kZeros ? fmaxf(extent.high, 0.0f) : extent.high;
+    const float width = __fsub_rn(high, low);
     const float middle = __fadd_rn(__fmul_rn(0.5f, low), __fmul_rn(0.5f, high));
+#pragma unroll 1
     for (int i = 0; i < Candidates::kCount; ++i) {
       const float steps = Candidates::at(i);
       if constexpr (kShift == Shift::kNone) {
-        choice.offer({from_float<float16>(peak / -steps), none, 0.0f});
+        choice.offer({from_float<float16>(extent.peak / -steps), none, 0.0f});
       } else if constexpr (kShift == Shift::kZeros) {
-        const float16 scale = from_float<float16>(extent / steps);
+        const float16 scale = from_float<float16>(width / steps);
         const float share = __fmul_rn(-low, fminf(steps, kMost));
-        choice.offer({scale, none, to_float(scale) == 0.0f ? 0.0f : rintf(share / extent)});
+        choice.offer({scale, none, to_float(scale) == 0.0f ? 0.0f : rintf(share / width)});
       } else {
-        Scale line{half_of(extent / steps), none, 0.0f};
+        Scale line{half_of(width / steps), none, 0.0f};
         line.offset = half_of(__fsub_rn(middle, __fmul_rn(0.5f * kMost, to_float(line.scale))));
-        choice.offer(line);
-        for (int fit = 0; fit < 2; ++fit) {
-          line = fitted_line<kBits>(block, line);
+#pragma unroll 1
+        for (int fits = 0; fits <= 2; ++fits) {
+          line = fits == 0 ? line : fitted_line<kBits>(block, line);
           choice.offer(line);
         }
       }

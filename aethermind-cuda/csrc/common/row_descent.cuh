@@ -144,8 +144,7 @@ __device__ __forceinline__ Position descend(Histogram& histogram, const Row& row
       }
     });
     __syncthreads();
-    const Found found =
-        find_bin<Measure>(histogram, [](int i) { return kBins - 1 - i; }, position.before, target);
+    const Found found = find_bin<Measure>(histogram, [](int i) { return kBins - 1 - i; }, position.before, target);
     position.part |= static_cast<uint32_t>(found.bin < 0 ? 0 : found.bin) << shift;
     position.before = found.before;
   }

@@ -1,5 +1,5 @@
-// What the sampler weighs tokens by: exp((logit - largest) / temperature) as whole numbers, so that sums do not depend on
-// their order and a row has the same token in every batch and on every GPU.
+// What the sampler weighs tokens by: exp((logit - largest) / temperature) as whole numbers, so that sums do not depend
+// on their order and a row has the same token in every batch and on every GPU.
 #pragma once
 
 #include "common/row_order.cuh"

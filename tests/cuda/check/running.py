@@ -16,7 +16,7 @@ from pathlib import Path
 __all__ = ["Outcome", "Result", "Step", "execute", "run_steps", "table"]
 
 _LEAST_S = 5.0
-"""With less time left than this a step is not begun."""
+"""With less time left than this a step is not begun, and as much is left to each that follows."""
 
 
 class Outcome(Enum):
@@ -31,12 +31,16 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Step:
-    """A command, the most seconds it may take, and why it cannot run here (None where it can)."""
+    """A command, the most seconds it may take, and why it cannot run here (None where it can).
+
+    `least_s` is what steps before it leave to it, however long they take: how long it should take on a fast card.
+    """
 
     title: str
     command: Sequence[str]
     limit_s: float
     reason_against: str | None = None
+    least_s: float = _LEAST_S
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -57,14 +61,15 @@ Execute = Callable[[Step, float], tuple[int | None, str]]
 def run_steps(
     steps: Sequence[Step], budget_s: float, execute: Execute, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Result]:
-    """Run all steps in order; a result each, as they end."""
+    """Run all steps in order; a result each, as they end. None takes the time that those behind it need at least."""
     end = clock() + budget_s
-    for step in steps:
+    for position, step in enumerate(steps):
         if step.reason_against is not None:
             yield Result(step.title, Outcome.SKIPPED, 0.0, step.reason_against)
             continue
         began = clock()
-        limit = min(step.limit_s, end - began)
+        kept = sum(later.least_s for later in steps[position + 1 :] if later.reason_against is None)
+        limit = min(step.limit_s, max(end - began - kept, min(step.least_s, end - began)))
         if limit < min(_LEAST_S, step.limit_s):
             yield Result(step.title, Outcome.NO_TIME, 0.0, f"the budget of {budget_s:.0f} s was spent")
             continue

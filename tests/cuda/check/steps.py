@@ -5,17 +5,19 @@ from __future__ import annotations
 import ctypes
 import shutil
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from tests.cuda.check.qwen2_7b import BATCHES
 from tests.cuda.check.running import Step
 
 from aethermind import testing
 from aethermind_cuda.library import Cubins
 from aethermind_cuda.probe import capability_of_first, probe
 
-__all__ = ["describe_machine", "reason_against_machine", "steps"]
+__all__ = ["describe_machine", "reason_against_machine", "sanitizing_steps", "steps"]
 
 _ROOT = Path(__file__).parents[3]
 _NEEDS_TORCH = "it needs torch and transformers, which are not installed"
@@ -44,25 +46,41 @@ def steps(log: Path) -> list[Step]:
     """All of them; those that need what is not here say so."""
     target = _target()
     has_kernels = Cubins().reason_against(_capability()) is None
-    sanitizer = shutil.which("compute-sanitizer")
     against_torch = None if find_spec("torch") and find_spec("transformers") else _NEEDS_TORCH
-    against_sanitizer = None if sanitizer else "compute-sanitizer is not installed"
     compile_kernels = ["aethermind-cuda/build_kernels.py", "--targets", target, "--jobs", "16"]
-    found = [
-        Step("compile kernels", _python(*compile_kernels), 180, "they are compiled" if has_kernels else None),
-        Step("conform: hal", _conform("hal"), 40),
-        Step("conform: operators", _conform("operators"), 90),
-        Step("conform: models", _conform("models"), 60),
-        Step("hardware tests", _pytest("tests/cuda/hardware", "-k", "not parity and not ragged"), 60),
-        Step("parity with transformers", _pytest("tests/cuda/hardware", "-k", "parity"), 90, against_torch),
-        Step("1000 ragged batches", _pytest("tests/cuda/hardware", "-k", "ragged"), 60),
-        Step("figures", _python("-m", "tests.cuda.check.figures"), 100),
-        Step("figures: transformers", _python("-m", "tests.cuda.check.transformers_figures"), 120, against_torch),
+    kernels_are_there = "they are compiled" if has_kernels else None
+    hardware, figures = "tests/cuda/hardware", ("-m", "tests.cuda.check.figures")
+    return [
+        Step("compile kernels", _python(*compile_kernels), 150, kernels_are_there, least_s=30),
+        Step("conform: hal", _conform("hal"), 40, least_s=5),
+        Step("conform: operators", _conform("operators"), 90, least_s=40),
+        Step("conform: models", _conform("models"), 60, least_s=20),
+        Step("hardware tests", _pytest(hardware, "-k", "not parity and not ragged"), 60, least_s=30),
+        Step("parity with transformers", _pytest(hardware, "-k", "parity"), 90, against_torch, least_s=40),
+        Step("1000 ragged batches", _pytest(hardware, "-k", "ragged"), 60, least_s=30),
+        *(Step(f"figures: batch {batch}", _python(*figures, str(batch)), 45, least_s=20) for batch in BATCHES),
+        Step(
+            "figures: transformers",
+            _python("-m", "tests.cuda.check.transformers_figures"),
+            120,
+            against_torch,
+            least_s=60,
+        ),
+        *sanitizing_steps(log, 60, least_s=20, chosen=("-k", "bfloat16", "-x")),
     ]
-    for tool in ("memcheck", "racecheck"):
-        command = [str(sanitizer), f"--tool={tool}", "--error-exitcode=9", *_pytest_of_kernels(log)]
-        found.append(Step(tool, command, 90, against_sanitizer))
-    return found
+
+
+def sanitizing_steps(log: Path, limit_s: float, *, least_s: float = 5, chosen: Sequence[str] = ()) -> list[Step]:
+    """compute-sanitizer over samples of all operators, or those `chosen`: stray access, and races for shared memory."""
+    sanitizer = shutil.which("compute-sanitizer")
+    reason = None if sanitizer else "compute-sanitizer, which comes with the CUDA toolkit, is not on PATH"
+    suite = Path(testing.__file__).parent / "suites" / "test_operators.py"
+    options = ["--backend", "cuda", "--conformance-report", str(log / "sanitized.jsonl"), "-q", *chosen]
+    watched = _python("-m", "aethermind.testing", str(suite), *options)
+    return [
+        Step(tool, [str(sanitizer), f"--tool={tool}", "--error-exitcode=9", *watched], limit_s, reason, least_s=least_s)
+        for tool in ("memcheck", "racecheck")
+    ]
 
 
 def _python(*arguments: str) -> list[str]:
@@ -75,14 +93,6 @@ def _pytest(*arguments: str) -> list[str]:
 
 def _conform(suite: str) -> list[str]:
     return _python("-m", "aethermind", "conform", "cuda", "--suite", suite)
-
-
-def _pytest_of_kernels(log: Path) -> list[str]:
-    """A few samples of every operator, in the process that the sanitizer watches."""
-    suite = Path(testing.__file__).parent / "suites" / "test_operators.py"
-    report = str(log / "sanitized.jsonl")
-    options = ["--backend", "cuda", "--conformance-report", report, "-q", "-k", "bfloat16", "-x"]
-    return _python("-m", "aethermind.testing", str(suite), *options)
 
 
 def _capability() -> tuple[int, int]:
