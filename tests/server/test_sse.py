@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,7 +49,8 @@ class Client:
         resources = AsyncExitStack()
         resources.callback(setattr, self, "is_closed", True)
         stream = EventStream(events, resources, framing=PLAIN, slow_reader_timeout_s=timeout_s)
-        scope: Any = {"state": {"record": self.record, "cut": lambda: setattr(self, "is_cut", True)}}
+        cut = partial(setattr, self, "is_cut", True)
+        scope: Any = {"state": {"record": self.record, "cut": cut, "send_part": self.send}}
         await asyncio.wait_for(stream(scope, self.receive, self.send), 30)
         assert self.is_closed
         assert len(asyncio.all_tasks()) == 1, "a stream leaves no task behind"

@@ -166,7 +166,9 @@ class Stay:
         self._num_tokens = num_tokens
 
     def begin(self) -> None:
-        """Its answer begins, or it leaves."""
+        """Its answer begins, or it leaves; whatever comes after the first time is nothing."""
+        if not self._num_answers:
+            return
         self._admission.num_queued -= self._num_answers
         self._admission.num_queued_tokens -= self._num_tokens
         self._num_answers = self._num_tokens = 0

@@ -74,6 +74,7 @@ def bounded_protocol(limits: Limits, on_refusal: Callable[[str], None]) -> type[
             super().on_headers_complete()
             # Closing waits until everything is sent, which a reader that does not read puts off for ever.
             self.scope["state"]["cut"] = self.transport.abort
+            self.scope["state"]["send_part"] = self.cycle.send
 
         def _await_request(self) -> None:
             self._stop_waiting()

@@ -49,7 +49,7 @@ class EventStream(Response):
         self._slow_reader_timeout_s = slow_reader_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = _Writer(send, self._slow_reader_timeout_s)
+        writer = _Writer(send, scope["state"]["send_part"], self._slow_reader_timeout_s)
         async with self._resources:
             # One task for all events of a stream: one for each of them would cost as much as the event itself.
             sending = asyncio.create_task(self._send(scope, writer))
@@ -80,10 +80,14 @@ class EventStream(Response):
 
 
 class _Writer:
-    """The body of a response: events from one task, while another watches over it."""
+    """A response: events from one task, while another watches over it.
 
-    def __init__(self, send: Send, timeout_s: float) -> None:
+    Its start passes the middlewares, which have a say in headers; its parts go by the connection's own `send_part`.
+    """
+
+    def __init__(self, send: Send, send_part: Send, timeout_s: float) -> None:
         self._send = send
+        self._send_part = send_part
         self._timeout_s = timeout_s
         self._now = asyncio.get_running_loop().time
         self._last_s = self._now()
@@ -91,15 +95,15 @@ class _Writer:
         """Since when a part waits for the client to read; None while none does."""
 
     async def start(self, status: int, headers: Any) -> None:
-        await self._tell({"type": "http.response.start", "status": status, "headers": headers})
+        await self._tell(self._send, {"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
         """Send a part, however long it takes: `watch` knows when that is too long."""
-        await self._tell({"type": "http.response.body", "body": data, "more_body": not is_last})
+        await self._tell(self._send_part, {"type": "http.response.body", "body": data, "more_body": not is_last})
 
-    async def _tell(self, message: Any) -> None:
+    async def _tell(self, send: Send, message: Any) -> None:
         self._waits_since_s = self._now()
-        await self._send(message)
+        await send(message)
         self._last_s, self._waits_since_s = self._waits_since_s, None
 
     async def watch(self) -> NoReturn:
@@ -123,7 +127,7 @@ class _Writer:
     async def _keep_alive(self) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
+                await self._send_part({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
         except TimeoutError:
             raise _SlowReaderError from None
         self._last_s = self._now()

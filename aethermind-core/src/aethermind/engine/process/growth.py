@@ -95,7 +95,7 @@ class GrowingOutput:
             request_id=self._name,
             prompt=self._prompt,
             prompt_token_ids=self._token_ids,
-            outputs=[answers[index].state() for index in (answers if len(answers) == 1 else sorted(answers))],
+            outputs=[answers[index].state() for index in sorted(answers)],
             metrics=metrics,
             prompt_logprobs=self._prompt_logprobs,
             **settled,
