@@ -52,7 +52,8 @@ class EngineStats:
     def of(cls, engine: Engine) -> EngineStats:
         """Read them; from another thread than the engine's they may be of two neighbouring moments."""
         speculator = engine.speculator
-        store, bytes_per_block = engine.swap_store, engine.planned.cache_spec.bytes_per_block
+        store = engine.swap_store
+        bytes_per_block = engine.planned.cache_spec.bytes_per_block if store else 0
         offload = engine.kv_offload
         return cls(
             num_waiting=len(engine.waiting) + (offload.num_waiting if offload else 0),
