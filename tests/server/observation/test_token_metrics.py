@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from aethermind.server.observation.token_metrics import TokenCollector
 
 BOUNDS = (0.001, 0.25, 1.0)
-GAPS = st.lists(st.floats(0, 2) | st.sampled_from(BOUNDS))
+GAPS = st.lists(st.tuples(st.integers(1, 3), st.floats(0, 2) | st.sampled_from(BOUNDS)))
 
 
 def samples(registry: CollectorRegistry) -> dict[str, float]:
@@ -19,18 +19,19 @@ def samples(registry: CollectorRegistry) -> dict[str, float]:
 
 
 @given(GAPS)
-def test_gaps_fall_into_the_buckets_of_the_library(gaps: list[float]) -> None:
+def test_gaps_fall_into_the_buckets_of_the_library(gaps: list[tuple[int, float]]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     tokens = TokenCollector(BOUNDS)
     ours.register(tokens)
     name = "aethermind_inter_token_latency_seconds"
     histogram = Histogram(name, "", ["model_name"], registry=theirs, buckets=BOUNDS)
     tokens.count("m", 1, None)
-    for gap in gaps:
-        tokens.count("m", 1, gap)
-        histogram.labels("m").observe(gap)
+    for num_new, gap in gaps:
+        tokens.count("m", num_new, gap)
+        for _ in range(num_new):
+            histogram.labels("m").observe(gap)
     found, expected = samples(ours), samples(theirs)
-    assert found.pop('aethermind_generation_tokens_total{model_name="m"}') == 1 + len(gaps)
+    assert found.pop('aethermind_generation_tokens_total{model_name="m"}') == 1 + sum(num_new for num_new, _ in gaps)
     if gaps:
         created = f'{name}_created{{model_name="m"}}'
         assert found == pytest.approx({key: value for key, value in expected.items() if key != created})

@@ -87,10 +87,12 @@ class AsyncEngine:
         options: RequestOptions | None = None,
         request_id: str | None = None,
         timeout_s: float | None = None,
+        hold_s: float = 0.0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the answer so far whenever it has grown, the finished one last. `options` are for the scheduler.
 
         Leaving the loop, cancelling the task or closing the generator ends the request and frees its blocks.
+        `hold_s` allows engines of other processes to tell more at once; nothing is held back here.
         Raises InvalidArgumentError and ContextLengthError for what cannot be served, RequestTimeoutError when the
         answer is not finished after `timeout_s` seconds, EngineDeadError when the engine failed or was closed.
         """

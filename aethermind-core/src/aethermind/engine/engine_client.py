@@ -53,8 +53,12 @@ class EngineClient(Protocol):
         options: RequestOptions | None = None,
         request_id: str | None = None,
         timeout_s: float | None = None,
+        hold_s: float = 0.0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the answer so far whenever it has grown, the finished one last; closing it ends the request.
+
+        What is new of a growing answer may be held back for `hold_s` seconds, so that more of it is told at once; its
+        first token and its end never are.
 
         Raises InvalidArgumentError and ContextLengthError for what cannot be served, RequestTimeoutError when the
         answer is not finished after `timeout_s` seconds, EngineDeadError when the engine failed or was closed.

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Answering", "told"]
 
+_STREAM_HOLD_S = 0.002
+"""How long tokens of a stream may wait for each other: nobody sees it, and an event costs as much as a short step."""
+
+_WHOLE_HOLD_S = 0.25
+"""The same where only the whole is sent: tokens are counted so often."""
+
 
 class Answering:
     """The answers to one HTTP request: a prompt or some, each with its own engine request. Used once."""
@@ -102,7 +108,12 @@ class Answering:
     async def _states_of(self, index: int, prompt: EnginePrompt) -> AsyncGenerator[_State, None]:
         record, params = self._record, self._params
         states = self._model.engine.generate(
-            prompt, params, options=self._options, request_id=self._id_of(index), timeout_s=self._timeout_s
+            prompt,
+            params,
+            options=self._options,
+            request_id=self._id_of(index),
+            timeout_s=self._timeout_s,
+            hold_s=_STREAM_HOLD_S if self._record.is_stream else _WHOLE_HOLD_S,
         )
         generation = GenerationRecord(self._model.name, record.arrived_s, params)
         record.generations.append(generation)

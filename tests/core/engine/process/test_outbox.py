@@ -62,6 +62,37 @@ def test_states_that_nobody_read_are_merged(ends: tuple[socket.socket, socket.so
     assert outbox.is_empty
 
 
+def test_news_may_be_held_back_but_for_the_first_and_the_last(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = ends
+    now_s = 5.0
+    monkeypatch.setattr("aethermind.engine.process.outbox.time.monotonic", lambda: now_s)
+    outbox, growing = Outbox(theirs), GrowingOutput("name", PROMPT)
+    outbox.open(1, 0.5)
+    outbox.open(2)
+
+    def told(num_tokens: int, *, finished: bool = False) -> list[int]:
+        for handle in (1, 2):
+            outbox.put(handle, state(num_tokens, finished=finished))
+        pieces = [piece for news in read_all(outbox, ours) for piece in news.states or ()]
+        for handle, *piece in pieces:
+            if handle == 1:
+                assert growing.grow(piece) == state(num_tokens, finished=finished)
+        return [handle for handle, *_ in pieces]
+
+    assert told(1) == [1, 2]
+    now_s = 5.25
+    assert told(2) == [2]
+    assert outbox.is_empty
+    now_s = 5.5
+    ((handle, *piece),) = [piece for news in read_all(outbox, ours) for piece in news.states or ()]
+    assert handle == 1
+    assert growing.grow(piece) == state(2)
+    assert told(3) == [2]
+    assert told(4, finished=True) == [1, 2]
+
+
 def test_refusals_and_replies_all_arrive_and_logs_are_bounded(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     outbox = Outbox(theirs)

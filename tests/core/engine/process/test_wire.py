@@ -70,8 +70,8 @@ STATS = EngineStats(**{**NUMBERS, "kv_store": KVStoreStats(1, 2, 3, 4, 5)})  # t
 PROMPT = EnginePrompt("Once", [1, 2, 3])
 VALUES: list[Any] = [
     Setup("demo", EngineConfig(quantization="int4", swap_space=1.5, num_threads=2), 30),
-    Add(7, "req-1", PROMPT, SamplingParams(**EVERY_PARAMETER), RequestOptions(-3, 12.5, 100, 10)),
-    Add(0, "", EnginePrompt(None, []), SamplingParams(), None),
+    Add(7, "req-1", PROMPT, SamplingParams(**EVERY_PARAMETER), RequestOptions(-3, 12.5, 100, 10), 0.25),
+    Add(0, "", EnginePrompt(None, []), SamplingParams(), None, 0.0),
     *(SamplingParams(structured_outputs=StructuredOutputs(**one)) for one in STRUCTURED),
     Abort(1),
     Forget(2),

@@ -121,7 +121,7 @@ class EngineProcess:
 
     @property
     def stats(self) -> EngineStats:
-        """What the engine did when it last spoke: after its last step, or within the last second."""
+        """What the engine did when it last spoke: some milliseconds ago while it works, else within a second."""
         assert self._stats is not None, "not started"
         return self._stats
 
@@ -133,13 +133,15 @@ class EngineProcess:
         options: RequestOptions | None = None,
         request_id: str | None = None,
         timeout_s: float | None = None,
+        hold_s: float = 0.0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the answer so far whenever it has grown, the finished one last; as `AsyncEngine.generate` does."""
 
         async def add(name: str) -> None:
             read = prompt if isinstance(prompt, EnginePrompt) else await self.read(prompt)
             handle = next(self._numbers)
-            self._supervisor.send(Add(handle, name, replace(read, token_ids=list(read.token_ids)), params, options))
+            asked = replace(read, token_ids=list(read.token_ids))
+            self._supervisor.send(Add(handle, name, asked, params, options, hold_s))
             self._handles[name] = handle
             self._growing[handle] = (name, GrowingOutput(name, read))
 

@@ -34,6 +34,8 @@ class Add:
     prompt: EnginePrompt
     params: SamplingParams
     options: RequestOptions | None
+    hold_s: float
+    """How long what is new of its answer may be held back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aethermind.engine.process.growth import SentOutput
@@ -21,14 +23,16 @@ _MOST_LOG_LINES = 1000
 
 
 class Outbox:
-    """Mutable. At most one state of each open request is kept, the newest."""
+    """Mutable. At most one state of each open request is kept, the newest. It is told at once where it is the first or
+    the last, else when the request's time to hold news back is over.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._unsent = memoryview(b"")
         self._states: dict[int, RequestOutput] = {}
-        self._sent: dict[int, SentOutput] = {}
+        self._open: dict[int, _Open] = {}
         self._refused: list[tuple[int, Exception]] = []
         self._replies: list[Reply] = []
         self._logs: deque[LogLine] = deque(maxlen=_MOST_LOG_LINES)
@@ -45,11 +49,16 @@ class Outbox:
     @property
     def _has_news(self) -> bool:
         once = (self.progress, self.loaded, self.failure, self.stats)
-        return bool(self._states or self._refused or self._replies or self._logs) or once != (None,) * 4
+        return bool(self._refused or self._replies or self._logs or self._due()) or once != (None,) * 4
 
-    def open(self, handle: int) -> None:
-        """Expect states of a request."""
-        self._sent[handle] = SentOutput()
+    def _due(self) -> list[int]:
+        """The requests whose states are to be told now."""
+        now = time.monotonic()
+        return [handle for handle, state in self._states.items() if state.finished or self._open[handle].due_s <= now]
+
+    def open(self, handle: int, hold_s: float = 0.0) -> None:
+        """Expect states of a request, whose news may be held back so long."""
+        self._open[handle] = _Open(hold_s)
 
     def put(self, handle: int, state: RequestOutput) -> None:
         """The newest state of a request that was opened and has not been dropped."""
@@ -61,7 +70,7 @@ class Outbox:
 
     def drop(self, handle: int) -> None:
         """Nobody wants to know of a request any more."""
-        self._sent.pop(handle, None)
+        self._open.pop(handle, None)
         self._states.pop(handle, None)
 
     def reply(self, reply: Reply) -> None:
@@ -84,12 +93,15 @@ class Outbox:
         return True
 
     def _next(self) -> bytes:
-        """All there is, as one message."""
+        """All there is to be said now, as one message."""
         states = []
-        for handle, output in self._states.items():
-            states.append([handle, *self._sent[handle].cut(output)])
+        now = time.monotonic()
+        for handle in self._due():
+            output, request = self._states.pop(handle), self._open[handle]
+            states.append([handle, *request.sent.cut(output)])
+            request.due_s = now + request.hold_s
             if output.finished:
-                del self._sent[handle]
+                del self._open[handle]
         news = News(
             [self._logs.popleft() for _ in range(len(self._logs))],
             self.progress,
@@ -100,6 +112,15 @@ class Outbox:
             states,
             self.stats,
         )
-        self._states, self._refused, self._replies = {}, [], []
+        self._refused, self._replies = [], []
         self.progress = self.loaded = self.failure = self.stats = None
         return pack(news)
+
+
+@dataclass(slots=True)
+class _Open:
+    """An open request: how long its news may be held back, until when the next are, and what was sent of it."""
+
+    hold_s: float
+    due_s: float = 0.0
+    sent: SentOutput = field(default_factory=SentOutput)

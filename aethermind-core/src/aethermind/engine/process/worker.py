@@ -38,6 +38,7 @@ _IDLE_S = 1.0
 """How long log lines of other threads may wait while there is nothing to do."""
 
 _LAST_WORDS_S = 2.0
+_STATS_EVERY_S = 0.01
 _RECEIVE_BYTES = 1 << 18
 _PR_SET_PDEATHSIG = 1
 
@@ -144,7 +145,7 @@ class _Worker:
         self._outbox = outbox
         self._names: dict[int, str] = {}
         self._handles: dict[str, int] = {}
-        self._told: EngineStats | None = None
+        self._next_stats_s = 0.0
 
     def run(self) -> None:
         """Return when told to close."""
@@ -163,10 +164,11 @@ class _Worker:
                     self._put(output.request_id, output)
 
     def _tell_stats(self) -> None:
-        """Unless nothing changed and there is other news: silence would be taken for a step that never ends."""
-        stats = EngineStats.of(self._engine)
-        if stats != self._told or self._outbox.is_empty:
-            self._outbox.stats = self._told = stats
+        """Now and then, also while no answer grows: silence would be taken for a step that never ends."""
+        now = time.monotonic()
+        if now >= self._next_stats_s or not self._engine.has_unfinished:
+            self._outbox.stats = EngineStats.of(self._engine)
+            self._next_stats_s = now + _STATS_EVERY_S
 
     def _obey(self, message: Add | Abort | Forget | Ask) -> None:
         match message:
@@ -188,7 +190,7 @@ class _Worker:
         prompt = request.prompt
         self._names[request.handle] = request.name
         self._handles[request.name] = request.handle
-        self._outbox.open(request.handle)
+        self._outbox.open(request.handle, request.hold_s)
         try:
             self._engine.add_request(
                 request.name,

@@ -30,8 +30,8 @@ class TokenCollector(Collector):
             tokens = self._models[model] = _Tokens(len(self._bounds_s) + 1)
         tokens.num_written += num_new
         if gap_s is not None:
-            tokens.num_gaps[bisect_left(self._bounds_s, gap_s)] += 1
-            tokens.gaps_s += gap_s
+            tokens.num_gaps[bisect_left(self._bounds_s, gap_s)] += num_new
+            tokens.gaps_s += gap_s * num_new
 
     def collect(self) -> Iterator[Metric]:
         """The two families."""
