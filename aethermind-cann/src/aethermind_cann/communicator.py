@@ -50,6 +50,10 @@ class HcclCommunicator:
         with _on(stream):
             dist.broadcast(_values(tensor), root, group=self._group)
 
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        dist.barrier(group=self._group)
+
 
 def _on(stream: Stream) -> torch.npu.StreamContext:
     assert isinstance(stream, CannStream), "the stream is of another backend"

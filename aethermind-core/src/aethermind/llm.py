@@ -88,7 +88,8 @@ class LLM:
         num_speculative_tokens: int = 8,
         prompt_lookup_max: int = 4,
         prompt_lookup_min: int = 2,
-        executor: str = "inline",
+        executor: str = "auto",
+        tensor_parallel_size: int = 1,
         runtime: Runtime | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -114,7 +115,8 @@ class LLM:
         followed the last `prompt_lookup_max` to `prompt_lookup_min` tokens before, `draft` asks `draft_model`, a
         smaller model with the same tokens. Answers stay the same; at most `num_speculative_tokens` are drafted at a
         time, fewer or none where that does not pay.
-        `executor` names where steps run: inline, in this process, or a plugin's.
+        `tensor_parallel_size` ranks share the model, each a part of every layer; `executor` names where their steps
+        run: inline in this process, multiproc in several, auto by their number, or a plugin's.
         """
         started = time.perf_counter()
         config = EngineConfig(
@@ -146,6 +148,7 @@ class LLM:
             prompt_lookup_max=prompt_lookup_max,
             prompt_lookup_min=prompt_lookup_min,
             executor=executor,
+            tensor_parallel_size=tensor_parallel_size,
         )
         planned = plan_model(runtime or Runtime.boot(), model, config)
         self.tokenizer = planned.source.tokenizer()

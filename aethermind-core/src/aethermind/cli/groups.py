@@ -92,7 +92,15 @@ class StepOptions:
     ] = 8
     prompt_lookup_max: Annotated[int, typer.Option(help="Tokens that prompt_lookup looks for first.")] = 4
     prompt_lookup_min: Annotated[int, typer.Option(help="The fewest that it looks for.")] = 2
-    executor: Annotated[str, typer.Option(help="Where steps run: inline, in this process, or a plugin's.")] = "inline"
+    executor: Annotated[
+        str, typer.Option(help="Where steps run: auto, inline (this process), multiproc, or a plugin's.")
+    ] = "auto"
+    tensor_parallel_size: Annotated[
+        int,
+        typer.Option(
+            "--tensor-parallel-size", "-tp", help="Ranks that share the model, each a part of every layer."
+        ),
+    ] = 1
 
 
 def _of_the_model(name: str) -> str:

@@ -84,7 +84,11 @@ class EngineSettings:
     num_speculative_tokens: int = setting(8, "the most drafts of a request in a step; fewer where they do not pay")
     prompt_lookup_max: int = setting(4, "tokens that `prompt_lookup` looks for first")
     prompt_lookup_min: int = setting(2, "the fewest that it looks for")
-    executor: str = setting("inline", "where steps run: inline, in the engine's process, or a plugin's")
+    executor: str = setting(
+        "auto",
+        "where steps run: inline (the engine's process), multiproc (several), auto, or a plugin's",
+    )
+    tensor_parallel_size: int = setting(1, "ranks that share the model, each a part of every layer")
 
     def __post_init__(self) -> None:
         EngineConfig(**asdict(self))

@@ -54,6 +54,12 @@ class Dispatcher:
         self._by_operator = _group(kernels)
         self._fallbacks = _group(fallback_kernels)
 
+    def with_kernels(self, kernels: Sequence[Kernel]) -> Dispatcher:
+        """The same with more kernels, behind those of the same priority."""
+        ours = [kernel for group in self._by_operator.values() for kernel in group]
+        fallbacks = [kernel for group in self._fallbacks.values() for kernel in group]
+        return Dispatcher([*ours, *kernels], fallbacks, is_deterministic=self._is_deterministic)
+
     def resolve(self, signature: Signature) -> Resolution:
         """The supporting kernel of highest priority among the device's own."""
         return self._choose(signature, self._by_operator.get(signature.operator, []))

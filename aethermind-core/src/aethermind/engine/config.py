@@ -19,7 +19,7 @@ _NAMES = {
     "draft_model": "model or its directory",
 }
 
-_DEFAULT_NAMES = (("device", "auto"), ("dtype", "auto"), ("scheduling_policy", "fair"), ("executor", "inline"))
+_DEFAULT_NAMES = (("device", "auto"), ("dtype", "auto"), ("scheduling_policy", "fair"), ("executor", "auto"))
 
 _KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3")
 
@@ -36,7 +36,8 @@ class EngineConfig:
     fraction `swap_threshold` of the blocks.
     `speculative_method` names what drafts tokens (see `engine.speculative`), at most
     `num_speculative_tokens` of a request in a step; `prompt_lookup` looks for the last `prompt_lookup_max` tokens, then
-    for fewer, down to `prompt_lookup_min`. `executor` names where steps run (see `engine.executors`).
+    for fewer, down to `prompt_lookup_min`. `executor` names where steps run (see `engine.executors`), on
+    `tensor_parallel_size` ranks that share the model.
 
     Raises InvalidArgumentError for values out of range.
     """
@@ -69,7 +70,8 @@ class EngineConfig:
     num_speculative_tokens: int = 8
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 2
-    executor: str = "inline"
+    executor: str = "auto"
+    tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         for name, default in _DEFAULT_NAMES:
@@ -87,6 +89,7 @@ class EngineConfig:
             "num_speculative_tokens",
             "prompt_lookup_max",
             "prompt_lookup_min",
+            "tensor_parallel_size",
         ):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**40):
@@ -108,6 +111,11 @@ class EngineConfig:
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, _KV_CACHE_DTYPES)
         if self.kv_store is not None:
             _check_store(self.kv_store, self.enable_prefix_caching)
+            if self.tensor_parallel_size > 1:
+                raise InvalidArgumentError(
+                    "A KV store cannot be shared by several ranks: each has its own heads. Leave kv_store or "
+                    "tensor_parallel_size out."
+                )
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
         _check_choice("fallback", self.fallback, ("error", "warn", "allow"))
         for name, kind in _NAMES.items():
@@ -115,6 +123,13 @@ class EngineConfig:
             if value is not None and not isinstance(value, str):
                 raise InvalidArgumentError(f"{name} should be the name of a {kind}, got {value!r}.")
         self._check_speculation()
+
+    @property
+    def executor_name(self) -> str:
+        """The executor that `auto` is."""
+        if self.executor != "auto":
+            return self.executor
+        return "inline" if self.tensor_parallel_size == 1 else "multiproc"
 
     def _check_speculation(self) -> None:
         if self.num_speculative_tokens > MAX_SPECULATIVE_TOKENS:

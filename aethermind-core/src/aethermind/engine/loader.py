@@ -13,10 +13,13 @@ from aethermind.dispatch import Fallback
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.kv_plan import for_whole_texts, plan_kv
 from aethermind.engine.model_graph import GraphKey, Part, StepGraphs
+from aethermind.engine.tensor_parallel import PartialTensors, TensorParallel, num_threads_of
 from aethermind.engine.weight_formats import WeightFormats
 from aethermind.errors import InvalidArgumentError
 from aethermind.graph.compile import Compiled, compile_graph
+from aethermind.graph.constants import ConstantStore
 from aethermind.graph.ir import Graph, without_unused_nodes
+from aethermind.graph.tensor_parallel import Share, with_collectives
 from aethermind.hal.dtype import DType
 from aethermind.log import get_logger
 from aethermind.model.architecture import AdaptsWeights, CausalLM, TextEncoder
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from aethermind.model.source import ModelSource
     from aethermind.sampling.registry import LogitsProcessorRegistry
 
-__all__ = ["PlannedModel", "open_input_processor", "open_weights", "plan_model"]
+__all__ = ["PlannedModel", "open_constants", "open_input_processor", "open_weights", "plan_model"]
 
 logger = get_logger(__name__)
 
@@ -88,6 +91,8 @@ class PlannedModel:
     create_proposer: ProposerFactory | None = None
     draft: PlannedModel | None = None
     """The draft model of speculative decoding, where one was named; on the same open device."""
+    parallel: TensorParallel | None = None
+    """The rank of several that this is: its graphs are divided, and `parameter_types` those of its parts."""
 
     @property
     def max_draft_tokens(self) -> int:
@@ -127,6 +132,8 @@ class PlannedModel:
         )
         graph = graphs.build(key).finish()
         graph = without_unused_nodes(graph if rewrite is None else rewrite(graph))
+        if self.parallel is not None:
+            graph = self.parallel.divide(graph)
         symbols = dict(self.compiled.plan.symbols)
         if key.part in _ROWS_OF_TEXT:
             symbols["R"] = max(symbols["R"], min(symbols["T"], _ROWS_OF_TEXT[key.part]))
@@ -149,9 +156,11 @@ def plan_model(
     config: EngineConfig | None = None,
     *,
     opened: OpenDevice | None = None,
+    rank: int = 0,
     **options: Any,
 ) -> PlannedModel:
-    """Read a model's configuration, open the device unless it is `opened`, and compile the step's plan.
+    """Read a model's configuration, open the device unless it is `opened`, and compile the step's plan: that of `rank`,
+    where the configuration has several.
 
     `options` are fields of EngineConfig.
     """
@@ -159,7 +168,7 @@ def plan_model(
     policy = runtime.policies.make(config.scheduling_policy)
     method = config.speculative_method
     create_proposer = None if method is None else runtime.proposers.get(method)
-    create_executor = runtime.executors.get(config.executor)
+    create_executor = runtime.executors.get(config.executor_name)
     source = runtime.open_source(model)
     raw = source.config()
     name = architecture_name(raw, source.path)
@@ -173,23 +182,31 @@ def plan_model(
     opened = opened or runtime.open_device(
         config.device,
         fallback=Fallback(config.fallback),
-        num_threads=config.num_threads,
+        num_threads=num_threads_of(config.num_threads, config.tensor_parallel_size),
         is_deterministic=config.deterministic,
     )
+    operators, parallel = runtime.operators, None
+    if config.tensor_parallel_size > 1:
+        operators = with_collectives(operators)
+        parallel = TensorParallel.of(Share(rank, config.tensor_parallel_size), operators)
+        opened = parallel.equip(opened)
     dtype = _choose_dtype(config.dtype, decoder.dtype, opened.backend.capabilities.dtypes, opened.backend.name)
     kv = plan_kv(config, dtype, decoder, opened, is_encoder=is_encoder)
     generation = source.generation()
     eos_token_ids = _eos_token_ids(decoder, generation)
-    builder = StepGraphs(network, runtime.operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype).build()
+    builder = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype).build()
     symbols = _greatest_symbols(config, kv.max_model_len, kv.spec, decoder.vocab_size, len(eos_token_ids))
     if is_encoder:
         symbols["R"] = symbols["T"]
     factory = runtime.input_processors.find(name)
     graph = builder.finish()
     stored = {} if config.load_format == "dummy" else source.weight_formats()
-    weight_formats = formats.of_parameters(graph, runtime.operators, stored)
+    if parallel is not None:
+        graph = parallel.divide(graph)
+        stored = parallel.formats(stored)
+    weight_formats = formats.of_parameters(graph, operators, stored)
     row_formats = formats.of_rows(weight_formats, stored)
-    compiled = _compile(graph, runtime.operators, opened, symbols, config, weight_formats, row_formats, fuse=True)
+    compiled = _compile(graph, operators, opened, symbols, config, weight_formats, row_formats, fuse=True)
     return PlannedModel(
         source,
         name,
@@ -197,7 +214,7 @@ def plan_model(
         network,
         config,
         opened,
-        runtime.operators,
+        operators,
         dtype,
         kv.spec,
         kv.num_blocks,
@@ -217,6 +234,7 @@ def plan_model(
         create_executor,
         create_proposer,
         _plan_draft(runtime, config, kv.num_blocks, opened),
+        parallel,
     )
 
 
@@ -232,18 +250,42 @@ def _plan_draft(runtime: Runtime, config: EngineConfig, num_blocks: int, opened:
         kv_store=None,
         speculative_method=None,
         draft_model=None,
+        executor="auto",
+        tensor_parallel_size=1,
     )
     return plan_model(runtime, config.draft_model, own, opened=opened)
 
 
 def open_weights(planned: PlannedModel) -> TensorSource:
-    """The checkpoint's tensors, checked against the model name by name; CheckpointError says what does not fit."""
+    """The checkpoint's tensors, and a rank's parts of them, checked against the model name by name.
+
+    CheckpointError says what does not fit.
+    """
+    parts = {} if planned.parallel is None else planned.parallel.parts
+    types = {name: type for name, type in planned.parameter_types.items() if name not in parts}
+    whole = _open_checkpoint(planned, types | {part.parameter: part.whole for part in parts.values()})
+    return PartialTensors(whole, parts) if parts else whole
+
+
+def open_constants(planned: PlannedModel) -> ConstantStore:
+    """Where the plans of a model get their weights from."""
+    source, computed = open_weights(planned), planned.computed
+    opened = planned.open_device
+    return ConstantStore(
+        opened.backend,
+        opened.device,
+        lambda name: computed[name] if name in computed else source.array(name),
+        planned.parameter_types,
+    )
+
+
+def _open_checkpoint(planned: PlannedModel, types: Mapping[str, TensorType]) -> TensorSource:
     from aethermind.checkpoint.dummy import DummyCheckpoint
     from aethermind.checkpoint.name_map import match_names
 
     shapes = {
         name: tuple(dim for dim in type.shape if isinstance(dim, int))
-        for name, type in planned.parameter_types.items()
+        for name, type in types.items()
         if name not in planned.computed
     }
     if planned.config.load_format == "dummy":

@@ -49,6 +49,8 @@ def describe_model(engine: Engine, load_s: float) -> ModelInfo:
     placement = f"{len(names)} steps on {opened.device}" + (
         f", NumPy reference for {', '.join(fallbacks)}" if fallbacks else ""
     )
+    if planned.parallel is not None:
+        placement += f", rank 0 of {planned.parallel.share.size}"
     return ModelInfo(
         model=str(planned.source.path),
         architecture=planned.architecture,

@@ -16,7 +16,7 @@ from aethermind.engine.decode_padding import DecodePadding
 from aethermind.engine.embedding_rows import EmbeddingRows, needs_embeddings
 from aethermind.engine.key_shift import turn_keys
 from aethermind.engine.kv_memory import KVMemory
-from aethermind.engine.loader import PlannedModel, open_weights
+from aethermind.engine.loader import PlannedModel, open_constants
 from aethermind.engine.logits_processors import process_logits
 from aethermind.engine.logprobs import TokenLogprobs, read_logprobs
 from aethermind.engine.model_graph import GraphKey, Part
@@ -24,7 +24,6 @@ from aethermind.engine.running_step import RunningStep, TokenReadback, fed_token
 from aethermind.engine.speculative.verification import SampledRow, request_of
 from aethermind.errors import ConfigError, DeviceError
 from aethermind.graph.compile import Compiled
-from aethermind.graph.constants import ConstantStore
 from aethermind.graph.executor import Executor, FedInput
 from aethermind.graph.hooks import HookRegistry
 from aethermind.model.rope import FREQUENCIES
@@ -98,16 +97,9 @@ class ModelRunner:
         self._backend = planned.open_device.backend
         self._device = planned.open_device.device
         self.kv_memory = kv_memory
-        source = open_weights(planned)
-        computed = planned.computed
-        self.constants = ConstantStore(
-            self._backend,
-            self._device,
-            lambda name: computed[name] if name in computed else source.array(name),
-            planned.parameter_types,
-        )
+        self.constants = open_constants(planned)
         self._on_progress = on_progress
-        self._plain = self._prepare(planned.compiled)
+        self._plain = self._prepare(planned.compiled, planned.key)
         self._variants = {(planned.key, True): self._plain}
         batch_sizes = self._backend.capabilities.batch_sizes
         self._padding = (
@@ -243,15 +235,18 @@ class ModelRunner:
         logits: np.ndarray[Any, Any] = self._plain.executor.output("logits", (0, 0, num_rows, 0, 0, 0, 0, 0))
         return logits
 
-    def _prepare(self, compiled: Compiled) -> _Variant:
+    def open_executor(self, compiled: Compiled, key: GraphKey) -> Executor:
+        """What runs the plan of a graph, whose constants are loaded."""
+        return Executor(compiled.plan, self._backend, self._device, self.constants, self.kv_memory.tensors)
+
+    def _prepare(self, compiled: Compiled, key: GraphKey) -> _Variant:
         self.constants.load(compiled.plan, self._on_progress)
-        executor = Executor(compiled.plan, self._backend, self._device, self.constants, self.kv_memory.tensors)
-        return _Variant(executor, self._cache)
+        return _Variant(self.open_executor(compiled, key), self._cache)
 
     def _variant(self, key: GraphKey, fuse: bool = True) -> _Variant:
         variant = self._variants.get((key, fuse))
         if variant is None:
-            variant = self._variants[key, fuse] = self._prepare(self.planned.compile(key, fuse=fuse))
+            variant = self._variants[key, fuse] = self._prepare(self.planned.compile(key, fuse=fuse), key)
         return variant
 
     def _fill_rows(self, variant: _Variant, key: GraphKey, sampled: list[SampledRow]) -> AdjustmentSizes:

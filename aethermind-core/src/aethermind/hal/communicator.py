@@ -27,3 +27,6 @@ class Communicator(Protocol):
 
     def broadcast(self, tensor: Tensor, root: int, stream: Stream) -> None:
         """Copy `tensor` of rank `root` to every rank."""
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""

@@ -12,7 +12,7 @@ __all__ = ["drop_mapped_pages"]
 
 
 def drop_mapped_pages(array: np.ndarray[Any, Any]) -> None:
-    """Let this process forget the whole pages of an array in a read-only mapped file; reading them again works.
+    """Let this process forget the whole pages that an array in a read-only mapped file spans; reading them again works.
 
     Without it a checkpoint that has been copied to a device would count as this process's memory until it ends. Does
     nothing for other arrays, and where the system has no `madvise`.
@@ -27,10 +27,13 @@ def drop_mapped_pages(array: np.ndarray[Any, Any]) -> None:
     if not isinstance(owner, mmap.mmap) or not hasattr(owner, "madvise"):
         return
     mapped = np.frombuffer(owner, np.uint8)
-    if mapped.flags.writeable:  # a private copy of a page would be lost
+    if mapped.flags.writeable or not array.size:  # a private copy of a page would be lost
         return
     first = array.ctypes.data - mapped.ctypes.data
     begin = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (first + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    spanned = array.itemsize + sum(
+        (length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)
+    )
+    end = (first + spanned) // mmap.PAGESIZE * mmap.PAGESIZE
     if end > begin:
         owner.madvise(mmap.MADV_DONTNEED, begin, end - begin)

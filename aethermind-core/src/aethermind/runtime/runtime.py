@@ -50,7 +50,7 @@ _KV_STORES = {
     "rediss": "redis_store:open_redis_store",
 }
 _PROPOSERS = {"prompt_lookup": "prompt_lookup:PromptLookup", "draft": "draft:DraftModel"}
-_EXECUTORS = {"inline": "inline:InlineExecutor"}
+_EXECUTORS = {"inline": "inline:InlineExecutor", "multiproc": "multiproc:MultiprocExecutor"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from aethermind.engine.executors import (
-    InlineExecutor,
-    KVCache,
-    ModelRunner,
-    PlannedModel,
-    SampledToken,
-    ScheduleDecision,
-)
+from aethermind.engine.executors import InlineExecutor, KVCache, ModelRunner, PlannedModel, ScheduleDecision
+from aethermind.graph import Executor
 from aethermind_blackbox.recorder import Recorder, path
 
 __all__ = ["BlackboxExecutor"]
@@ -26,9 +20,9 @@ class BlackboxExecutor(InlineExecutor):
         self._recorder = Recorder(path())
 
     def load(self, cache: KVCache, on_progress: Callable[[int, int], None] | None = None) -> ModelRunner:
-        """Read the weights; returns the runner that the recorder watches."""
-        runner = _WatchedRunner(self.planned, cache, self.kv_memory, on_progress)
-        runner.recorder = self._recorder
+        """Read the weights; returns the runner, whose steps go through the recorder."""
+        runner = super().load(cache, on_progress)
+        runner.observer = self._watch
         return runner
 
     def close(self) -> None:
@@ -36,15 +30,11 @@ class BlackboxExecutor(InlineExecutor):
         super().close()
         self._recorder.close()
 
-
-class _WatchedRunner(ModelRunner):
-    recorder: Recorder
-
-    def run(self, decision: ScheduleDecision) -> list[SampledToken]:
-        """Compute a step; one that never returns is in the file."""
+    def _watch(self, executor: Executor, symbols: tuple[int, ...], decision: ScheduleDecision) -> None:
+        """Compute a step; one that never ends is in the file."""
         ids = " ".join(entry.request.request_id for entry in decision.scheduled)
-        place = self.recorder.begin(decision.num_batched_tokens, len(decision.copies), ids)
+        place = self._recorder.begin(decision.num_batched_tokens, len(decision.copies), ids)
         started = time.perf_counter()
-        sampled = super().run(decision)
-        self.recorder.end(place, time.perf_counter() - started)
-        return sampled
+        executor.run(symbols)
+        executor.synchronize()
+        self._recorder.end(place, time.perf_counter() - started)

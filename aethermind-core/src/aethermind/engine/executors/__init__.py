@@ -5,7 +5,7 @@ from aethermind.engine.decision import ScheduleDecision
 from aethermind.engine.executors.executor import Executor, ExecutorFactory
 from aethermind.engine.executors.inline import InlineExecutor
 from aethermind.engine.loader import PlannedModel
-from aethermind.engine.model_runner import ModelRunner, SampledToken
+from aethermind.engine.model_runner import ModelRunner, StepObserver
 
 __all__ = [
     "Executor",
@@ -14,6 +14,6 @@ __all__ = [
     "KVCache",
     "ModelRunner",
     "PlannedModel",
-    "SampledToken",
     "ScheduleDecision",
+    "StepObserver",
 ]

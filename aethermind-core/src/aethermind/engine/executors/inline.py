@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from aethermind.engine.kv_memory import KVMemory
 from aethermind.engine.model_runner import ModelRunner
+from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
@@ -19,6 +20,12 @@ class InlineExecutor:
     """Steps run where they are asked for: nothing stands between the engine and its `ModelRunner`."""
 
     def __init__(self, planned: PlannedModel) -> None:
+        """InvalidArgumentError for one rank of several."""
+        if planned.parallel is not None:
+            raise InvalidArgumentError(
+                f"The executor {planned.config.executor} runs one rank, and tensor_parallel_size is "
+                f"{planned.config.tensor_parallel_size}. Leave the executor out, or pass multiproc."
+            )
         self.planned = planned
         self.kv_memory = KVMemory.of(planned)
 

@@ -1,0 +1,174 @@
+"""The executor of several ranks on one machine: tensor parallelism over processes (Shoeybi et al. 2019).
+
+Rank 0 is the engine's own process. The others are told of every run of a graph, with the inputs that their part of it
+reads, before rank 0 begins its own; between runs they are told of copies of blocks. So whatever the engine computes,
+steps, scores, embeddings or shifted keys, is computed by all ranks, and neither the engine nor the `ModelRunner` knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aethermind.engine.executors.ranks import Ranks
+from aethermind.engine.kv_memory import HostBlocks, KVMemory
+from aethermind.engine.model_graph import GraphKey, Part
+from aethermind.engine.model_runner import ModelRunner
+from aethermind.errors import InvalidArgumentError
+from aethermind.graph.compile import Compiled
+from aethermind.graph.executor import CaptureHook, Executor
+from aethermind.graph.tensor_parallel import without_results
+from aethermind.hal.layout import num_elements
+from aethermind.ops.dims import resolve
+
+if TYPE_CHECKING:
+    from aethermind.cache.kv_cache import KVCache
+    from aethermind.engine.loader import PlannedModel
+
+__all__ = ["MultiprocExecutor"]
+
+
+class MultiprocExecutor:
+    """`tensor_parallel_size` ranks. One of them that ends is an EngineDeadError of the next call."""
+
+    def __init__(self, planned: PlannedModel) -> None:
+        """Start the other ranks. InvalidArgumentError where there is only one."""
+        if planned.parallel is None:
+            raise InvalidArgumentError("The executor multiproc is for --tensor-parallel-size 2 or more; leave it out.")
+        self._planned = planned
+        self._ranks = Ranks(planned)
+        planned.parallel.kernels.connect(self._ranks.communicator)
+        self.kv_memory = _LedMemory.of(planned)
+        self.kv_memory.ranks = self._ranks
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of ranks 1 and up."""
+        return self._ranks.pids
+
+    def load(self, cache: KVCache, on_progress: Callable[[int, int], None] | None = None) -> ModelRunner:
+        """Read the weights, each rank its own."""
+        try:
+            runner = _LedRunner(self._ranks, self._planned, cache, self.kv_memory, on_progress)
+            self._ranks.meet()
+        except BaseException:
+            self._ranks.close()
+            raise
+        return runner
+
+    def close(self) -> None:
+        """End the other ranks and give the device back."""
+        self._ranks.close()
+        self._planned.open_device.backend.close()
+
+
+class _LedRunner(ModelRunner):
+    """Rank 0's runner: the graphs that other ranks have a part in run on all of them."""
+
+    def __init__(self, ranks: Ranks, *arguments: Any) -> None:
+        self._ranks = ranks
+        super().__init__(*arguments)
+
+    def open_executor(self, compiled: Compiled, key: GraphKey) -> Executor:
+        """What runs a plan; the sampler alone needs no other rank."""
+        if key.part is Part.SAMPLER:
+            return super().open_executor(compiled, key)
+        return _LedExecutor(
+            self._ranks, compiled, key, self._backend, self._device, self.constants, self.kv_memory.tensors
+        )
+
+
+class _LedExecutor(Executor):
+    """A plan that the other ranks run as well."""
+
+    def __init__(self, ranks: Ranks, compiled: Compiled, key: GraphKey, *rest: Any) -> None:
+        """Have the other ranks prepare their part; `rest` is what there is to an `Executor` besides its plan."""
+        super().__init__(compiled.plan, *rest)
+        self._ranks = ranks
+        self._key = (key.has_embeddings, key.part.value)
+        self._shared = {value.name: value.type.shape for value in without_results(compiled.graph).inputs}
+        ranks.tell("open", *self._key)
+
+    def run(self, symbols: tuple[int, ...], *more: Any) -> None:
+        """Enqueue one run, on all ranks."""
+        self._announce(symbols)
+        with self._ranks.together():
+            super().run(symbols, *more)
+
+    def run_capturing(self, symbols: tuple[int, ...], hook: CaptureHook, names: Container[str] | None = None) -> None:
+        """Run and hand rank 0's values over. What a hook raises is raised when the run is over."""
+        raised: list[BaseException] = []
+
+        def call(name: str, array: Any) -> None:
+            try:
+                if not raised:
+                    hook(name, array)
+            except BaseException as error:
+                raised.append(error)
+
+        self._announce(symbols)
+        with self._ranks.together():
+            super().run_capturing(symbols, call, names)
+        if raised:
+            raise raised[0]
+
+    def run_timed(self, symbols: tuple[int, ...]) -> list[float]:
+        """Run on all ranks; the times are rank 0's."""
+        self._announce(symbols)
+        with self._ranks.together():
+            return super().run_timed(symbols)
+
+    def _announce(self, symbols: tuple[int, ...]) -> None:
+        sizes = dict(zip(self.plan.symbols, symbols, strict=True))
+        inputs = {
+            name: self.host_inputs[name][: num_elements(resolve(shape, sizes))].tobytes()
+            for name, shape in self._shared.items()
+        }
+        self._ranks.tell("run", *self._key, list(symbols), inputs)
+
+
+class _LedMemory(KVMemory):
+    """Rank 0's blocks; what is done to them is done to the other ranks' parts of them."""
+
+    ranks: Ranks
+    _num_rooms = 0
+
+    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Copy blocks, (source, destination) each."""
+        pairs = list(copies)
+        if pairs:
+            self.ranks.tell("copy_blocks", [list(pair) for pair in pairs])
+            super().copy_blocks(pairs)
+
+    def host_blocks(self, num_blocks: int, *, has_own_stream: bool = False) -> HostBlocks:
+        """Room in host memory for all ranks' parts of so many blocks; it has no stream of its own."""
+        if has_own_stream:
+            raise InvalidArgumentError(_WHOLE_BLOCKS)
+        self.ranks.tell("host_blocks", num_blocks)
+        number, self._num_rooms = self._num_rooms, self._num_rooms + 1
+        return _LedHostBlocks(super().host_blocks(num_blocks), self.ranks, number)
+
+
+class _LedHostBlocks(HostBlocks):
+    def __init__(self, own: HostBlocks, ranks: Ranks, number: int) -> None:
+        self.tensors = own.tensors
+        self._own = own
+        self._ranks = ranks
+        self._number = number
+
+    def rows(self) -> dict[str, Any]:
+        """InvalidArgumentError: what this rank has of a block is not the block."""
+        raise InvalidArgumentError(_WHOLE_BLOCKS)
+
+    def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
+        """Copy device `blocks` to `host_blocks`, one by one; done here on return."""
+        self._ranks.tell("move_out", self._number, list(blocks), list(host_blocks))
+        self._own.move_out(blocks, host_blocks)
+
+    def move_in(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy `host_blocks` to device `blocks`, one by one; done here on return."""
+        self._ranks.tell("move_in", self._number, list(host_blocks), list(blocks))
+        self._own.move_in(host_blocks, blocks)
+
+
+_WHOLE_BLOCKS = "Keys and values cannot be saved or shared by several ranks: each has its own heads of them."

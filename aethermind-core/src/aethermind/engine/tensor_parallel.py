@@ -1,0 +1,122 @@
+"""What one rank of several needs to plan and to load its part of a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from aethermind import env
+from aethermind.errors import InvalidArgumentError
+from aethermind.graph.ir import Graph
+from aethermind.graph.tensor_parallel import CollectiveKernels, Share, WeightPart, split_graph, without_results
+from aethermind.ops.operator import OperatorRegistry
+from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
+from aethermind.runtime import OpenDevice
+
+if TYPE_CHECKING:
+    from aethermind.checkpoint.source import TensorInfo, TensorSource
+
+__all__ = ["PartialTensors", "TensorParallel", "num_threads_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallel:
+    """One rank: its share of every graph, and the kernels in which it meets the others.
+
+    `parts` are the parameters of the graphs that were divided so far, by the names that they have there.
+    """
+
+    share: Share
+    operators: OperatorRegistry
+    kernels: CollectiveKernels
+    parts: dict[str, WeightPart] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, share: Share, operators: OperatorRegistry) -> Self:
+        """A rank's, over `operators` that have the collectives."""
+        return cls(share, operators, CollectiveKernels(share))
+
+    def equip(self, opened: OpenDevice) -> OpenDevice:
+        """The device with the collectives' kernels, where the host may look into its memory."""
+        if not opened.backend.capabilities.is_host_accessible:
+            return opened
+        return replace(opened, dispatcher=opened.dispatcher.with_kernels(self.kernels.of(opened.backend.name)))
+
+    def divide(self, graph: Graph) -> Graph:
+        """This rank's graph. Results are asked of rank 0 alone, so others compute what it waits for."""
+        split = split_graph(graph, self.operators, self.share)
+        self.parts.update(split.parts)
+        return without_results(split.graph) if self.share.rank else split.graph
+
+    def formats(self, stored: Mapping[str, WeightFormat]) -> dict[str, WeightFormat]:
+        """The formats of a checkpoint's tensors, by the names of their parts as well."""
+        of_parts = {name: stored[part.parameter] for name, part in self.parts.items() if part.parameter in stored}
+        return {**stored, **of_parts}
+
+
+class PartialTensors:
+    """A checkpoint with the parts that a rank has among its tensors; implements `TensorSource`.
+
+    Of a mapped file a part is a view: nothing else of the tensor is read.
+    """
+
+    def __init__(self, source: TensorSource, parts: Mapping[str, WeightPart]) -> None:
+        self._source = source
+        self._parts = parts
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in the checkpoint."""
+        return self._source.names
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all values in the checkpoint."""
+        return self._source.total_bytes
+
+    def info(self, name: str) -> TensorInfo:
+        """Describe a tensor of the checkpoint. Raises CheckpointError for an unknown name."""
+        return self._source.info(name)
+
+    def array(self, name: str) -> Any:
+        """A tensor's values, or those of a part. InvalidArgumentError where a part ends within a block of values."""
+        part = self._parts.get(name)
+        return self._source.array(name) if part is None else _cut(self._source.array(part.parameter), part)
+
+
+def num_threads_of(num_threads: int | None, num_ranks: int) -> int | None:
+    """Worker threads of one of several ranks on this machine: they share its processors."""
+    if num_ranks == 1 or num_threads is not None or env.num_threads():
+        return num_threads
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return max(1, (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1) // num_ranks)
+
+
+def _cut(weight: Any, part: WeightPart) -> Any:
+    if not isinstance(weight, QuantizedWeight):
+        return _along(weight, part.axis, part.begin, part.end)
+    format, axis = weight.format, part.axis % 2
+    begin, end = part.begin, part.end
+    codes = _along(weight.codes, axis, begin, end)
+    if axis and format.block:
+        if begin % format.block or (end % format.block and end != weight.codes.shape[1]):
+            raise InvalidArgumentError(
+                f"{format.block} of its values share a scale, and a part of {end - begin} columns ends within such a "
+                "block. Choose another --tensor-parallel-size."
+            )
+        begin, end = begin // format.block, -(-end // format.block)
+    elif axis:
+        begin, end = 0, weight.scales.shape[1]
+
+    def of_blocks(values: Any) -> Any:
+        return None if values is None else _along(values, axis, begin, end)
+
+    return QuantizedWeight(format, codes, of_blocks(weight.scales), of_blocks(weight.zeros), of_blocks(weight.offsets))
+
+
+def _along(array: Any, axis: int, begin: int, end: int) -> Any:
+    index = [slice(None)] * array.ndim
+    index[axis] = slice(begin, end)
+    return array[tuple(index)]

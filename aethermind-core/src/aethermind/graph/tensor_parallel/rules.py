@@ -1,0 +1,80 @@
+"""How operators are computed in parts: Megatron-LM's scheme (Shoeybi et al. 2019, arXiv:1909.08053), as a table.
+
+A projection into heads or into the inner width is cut by its outputs (by columns, in the paper's notation), so each
+rank has whole heads and a part of the inner width; what follows works on these alone. The projection back is cut by its
+inputs, so each rank has a sum over a part of the terms, and an `all_reduce` makes them whole: two of them in a layer.
+The embedding table is cut by hidden size and the projection to the vocabulary by tokens; their parts are gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+__all__ = ["RULES", "Rule", "Whole"]
+
+
+class Whole(Enum):
+    """How an output that ranks have in parts becomes whole."""
+
+    SUMMED = "all_reduce"
+    GATHERED = "all_gather_last"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One way to compute an operator in parts.
+
+    `inputs` are cut along these axes, counted from the last, the others are whole; it applies where what was computed
+    before comes so. `outputs` are cut along an axis, or made whole at once; others are whole already. `divided` are
+    attributes that count what is cut. `once` are inputs that only rank 0 has, because every rank would add them.
+    `before` names the operator that alone reads the output.
+    """
+
+    inputs: Mapping[str, int]
+    outputs: Mapping[str, int | Whole]
+    divided: tuple[str, ...] = ()
+    once: tuple[str, ...] = ()
+    before: str | None = field(default=None)
+
+
+_HEADS = -2
+"""The axis of heads in activations [T, H, C]; in the cache [N, K, P, C] they are one further."""
+_CACHE = {"k_cache": -3, "v_cache": -3}
+_CODES = {**_CACHE, "k_scale": -2, "v_scale": -2}
+_CACHE_OUT: Mapping[str, int | Whole] = {"k_out": -3, "v_out": -3}
+_CODES_OUT: Mapping[str, int | Whole] = {**_CACHE_OUT, "k_scale_out": -2, "v_scale_out": -2}
+_ROWS, _COLUMNS, _WIDTH = -2, -1, -1
+"""Of weights [N, K], N the outputs of a projection and K its inputs; of activations and biases."""
+_QKV = {**dict.fromkeys(("w_q", "w_k", "w_v"), _ROWS), **dict.fromkeys(("b_q", "b_k", "b_v"), _WIDTH)}
+_NEW = {"k": _HEADS, "v": _HEADS}
+_COUNTS = ("num_heads", "num_kv_heads")
+_FEED_FORWARD = Rule({"w_in": _ROWS, "b_in": _WIDTH, "w_out": _COLUMNS}, {"out": Whole.SUMMED}, once=("b_out",))
+
+RULES: Mapping[str, tuple[Rule, ...]] = {
+    "embedding": (Rule({"table": _COLUMNS}, {"out": Whole.GATHERED}),),
+    "qkv_rope_cache_write": (Rule({**_QKV, **_CACHE}, {"q": _HEADS, **_CACHE_OUT}, _COUNTS),),
+    "qkv_rope_cache_write_quantized": (Rule({**_QKV, **_CODES}, {"q": _HEADS, **_CODES_OUT}, _COUNTS),),
+    "linear": (
+        Rule({"weight": _ROWS, "bias": _WIDTH}, {"out": _WIDTH}, before="split_heads"),
+        Rule({"x": _WIDTH, "weight": _COLUMNS}, {"out": Whole.SUMMED}, once=("bias",)),
+    ),
+    "split_heads": (Rule({"x": _WIDTH}, {"out": _HEADS}, ("num_heads",)),),
+    "rms_norm": (Rule({"x": _HEADS}, {"out": _HEADS}),),
+    "rope": (Rule({"x": _HEADS}, {"out": _HEADS}),),
+    "kv_cache_write": (Rule({**_NEW, **_CACHE}, _CACHE_OUT),),
+    "kv_cache_write_quantized": (Rule({**_NEW, **_CODES}, _CODES_OUT),),
+    "paged_attention": (Rule({"q": _HEADS, **_CACHE}, {"out": _HEADS}),),
+    "paged_attention_quantized": (Rule({"q": _HEADS, **_CODES}, {"out": _HEADS}),),
+    "attention": (Rule(dict.fromkeys("qkv", _HEADS), {"out": _HEADS}),),
+    "merge_heads": (Rule({"x": _HEADS}, {"out": _WIDTH}),),
+    "shift_keys": (Rule({"k_cache": -3}, {"k_out": -3}),),
+    "shift_keys_quantized": (Rule({"k_cache": -3, "k_scale": -2}, {"k_out": -3, "k_scale_out": -2}),),
+    "mlp_swiglu": (Rule({"w_gate": _ROWS, "w_up": _ROWS, "w_down": _COLUMNS}, {"out": Whole.SUMMED}),),
+    "gate_up_silu": (Rule({"w_gate": _ROWS, "w_up": _ROWS}, {"out": _WIDTH}, before="linear"),),
+    "ffn_gelu": (_FEED_FORWARD,),
+    "ffn_relu": (_FEED_FORWARD,),
+    "lm_head": (Rule({"weight": _ROWS}, {"logits": Whole.GATHERED}),),
+}
+"""By operator, the first that fits applies. What has none is computed whole by every rank."""

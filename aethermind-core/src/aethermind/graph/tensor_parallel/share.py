@@ -1,0 +1,40 @@
+"""Which part of a model one rank of several has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aethermind.ops.schema import TensorType
+
+__all__ = ["Share", "WeightPart"]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Rank `rank` of `size`, counted from 0."""
+
+    rank: int
+    size: int
+
+    def part(self, length: int) -> tuple[int, int]:
+        """Where this rank's part of a dim begins and ends; parts differ by one where they cannot be equal."""
+        return self.bounds(length, self.rank)
+
+    def bounds(self, length: int, rank: int) -> tuple[int, int]:
+        """The same for any rank."""
+        return length * rank // self.size, length * (rank + 1) // self.size
+
+    def longest(self, length: int) -> int:
+        """The length of the longest part."""
+        return -(-length // self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPart:
+    """The elements `begin` to `end` along `axis` of a parameter of the whole model, which has the type `whole`."""
+
+    parameter: str
+    whole: TensorType
+    axis: int
+    begin: int
+    end: int

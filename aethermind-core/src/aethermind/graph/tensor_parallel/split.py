@@ -1,0 +1,180 @@
+"""The graph of one rank: the same nodes over parts of weights, heads and caches, and collectives where ranks meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from aethermind.errors import ConfigError
+from aethermind.graph.ir import Graph, Node, Value, ValueKind
+from aethermind.graph.tensor_parallel.operators import COLLECTIVES
+from aethermind.graph.tensor_parallel.rules import RULES, Rule, Whole
+from aethermind.graph.tensor_parallel.share import Share, WeightPart
+from aethermind.ops.operator import OperatorRegistry
+from aethermind.ops.schema import TensorType
+
+__all__ = ["SplitGraph", "split_graph", "without_results"]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitGraph:
+    """A rank's graph; `parts` says which part of what those of its parameters are that are not whole."""
+
+    graph: Graph
+    parts: Mapping[str, WeightPart]
+
+
+def split_graph(graph: Graph, operators: OperatorRegistry, share: Share) -> SplitGraph:
+    """Cut a model's graph for one rank (see `rules`). Values keep their names; whole ones are equal on all ranks.
+
+    A weight is cut anew for each way in which it is read, so one that is table and head at once is two parameters.
+    ConfigError where heads cannot be divided, or an operator has no way to go on from a part.
+    """
+    return _Splitter(graph, operators, share).run()
+
+
+def without_results(graph: Graph) -> Graph:
+    """The nodes that other ranks wait for and those that write to states, with the inputs that they read: what a rank
+    computes whose results nobody asks for.
+    """
+    wanted = set(graph.states)
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node.operator in COLLECTIVES or not wanted.isdisjoint((*node.inputs, *node.outputs)):
+            kept.append(node)
+            wanted.update(value for value in node.inputs if value is not None)
+    inputs = tuple(value for value in graph.inputs if value in wanted)
+    return replace(graph, inputs=inputs, nodes=tuple(reversed(kept)), outputs={})
+
+
+class _Splitter:
+    def __init__(self, graph: Graph, operators: OperatorRegistry, share: Share) -> None:
+        self._graph = graph
+        self._operators = operators
+        self._share = share
+        self._new: dict[Value, Value] = {value: value for value in graph.inputs}
+        self._axes: dict[Value, int] = {}
+        """Of computed values that are cut."""
+        self._states: dict[Value, int | None] = {}
+        """Of those that were met."""
+        self._parameters: dict[str, Value] = {}
+        self._parts: dict[str, WeightPart] = {}
+        self._nodes: list[Node] = []
+        self._readers: dict[Value, set[str]] = {}
+        for node in graph.nodes:
+            for value in node.inputs:
+                if value is not None:
+                    self._readers.setdefault(value, set()).add(node.operator)
+
+    def run(self) -> SplitGraph:
+        for node in self._graph.nodes:
+            self._split(node, self._rule(node))
+        states = tuple(self._new.get(value, value) for value in self._graph.states)
+        outputs = {name: self._new[value] for name, value in self._graph.outputs.items()}
+        graph = replace(
+            self._graph,
+            parameters=tuple(self._parameters.values()),
+            states=states,
+            nodes=tuple(self._nodes),
+            outputs=outputs,
+        )
+        return SplitGraph(graph, self._parts)
+
+    def _rule(self, node: Node) -> Rule | None:
+        """The rule that fits what comes, None where all of it is whole and may stay so."""
+        names = [spec.name for spec in self._operators[node.operator].schema.inputs]
+        axes = {
+            name: self._axes.get(value)
+            for name, value in zip(names, node.inputs, strict=True)
+            if value is not None and value.kind is ValueKind.COMPUTED
+        }
+        for rule in RULES.get(node.operator, ()):
+            fits = all(rule.inputs.get(name) == axis for name, axis in axes.items())
+            if fits and (rule.before is None or self._readers.get(node.outputs[0]) == {rule.before}):
+                return rule
+        if any(axis is not None for axis in axes.values()):
+            raise ConfigError(
+                f"This model cannot be divided among several ranks: {node.operator} ({node.outputs[0].name}) cannot go "
+                "on from parts of its inputs. Leave --tensor-parallel-size out."
+            )
+        return None
+
+    def _split(self, node: Node, rule: Rule | None) -> None:
+        rule = rule or Rule({}, {})
+        schema = self._operators[node.operator].schema
+        inputs = tuple(
+            None
+            if value is None or (self._share.rank and spec.name in rule.once)
+            else self._input(value, rule.inputs.get(spec.name))
+            for spec, value in zip(schema.inputs, node.inputs, strict=True)
+        )
+        attributes = dict(node.attributes)
+        for name in rule.divided:
+            attributes[name] = self._divided(name, int(attributes[name]))
+        types = [None if value is None else value.type for value in inputs]
+        float_type = schema.float_type([None if value is None else value.type for value in node.inputs])
+        outputs, rest = [], []
+        for spec, old, type in zip(
+            schema.outputs, node.outputs, schema.infer(types, attributes, float_type), strict=True
+        ):
+            how = rule.outputs.get(spec.name)
+            new = Value(f"{old.name}/part" if isinstance(how, Whole) else old.name, type, old.kind)
+            outputs.append(new)
+            if isinstance(how, Whole):
+                rest.append(_made_whole(how, new, old))
+                new = old
+            elif how is not None:
+                self._axes[old] = how
+            self._new[old] = new
+        self._nodes += [Node(node.operator, inputs, tuple(outputs), attributes), *rest]
+
+    def _input(self, value: Value, axis: int | None) -> Value:
+        if value.kind is ValueKind.PARAMETER:
+            return self._parameter(value, axis)
+        if value.kind is ValueKind.STATE:
+            return self._state(value, axis)
+        return self._new[value]
+
+    def _parameter(self, whole: Value, axis: int | None) -> Value:
+        if axis is None:
+            return self._parameters.setdefault(whole.name, whole)
+        name = f"{whole.name}/{'columns' if len(whole.type.shape) == 2 and axis == -1 else 'rows'}"
+        if name not in self._parameters:
+            length = whole.type.shape[axis]
+            assert isinstance(length, int), "weights have no symbols in their shapes"
+            begin, end = self._share.part(length)
+            self._parts[name] = WeightPart(whole.name, whole.type, axis, begin, end)
+            self._parameters[name] = replace(whole, name=name, type=_with_dim(whole.type, axis, end - begin))
+        return self._parameters[name]
+
+    def _state(self, whole: Value, axis: int | None) -> Value:
+        if self._states.setdefault(whole, axis) != axis:
+            raise ConfigError(
+                f"This model cannot be divided among several ranks: it uses parts of {whole.name} and all of it. "
+                "Leave --tensor-parallel-size out."
+            )
+        if axis is None:
+            return self._new.setdefault(whole, whole)
+        heads = whole.type.shape[axis]
+        assert isinstance(heads, int), "states have no symbols in their shapes"
+        type = _with_dim(whole.type, axis, self._divided("num_kv_heads", heads))
+        return self._new.setdefault(whole, replace(whole, type=type))
+
+    def _divided(self, name: str, number: int) -> int:
+        if number % self._share.size:
+            raise ConfigError(
+                f"{name} is {number}, which {self._share.size} ranks cannot share evenly. Choose a "
+                f"--tensor-parallel-size that divides {number}."
+            )
+        return number // self._share.size
+
+
+def _made_whole(how: Whole, part: Value, whole: Value) -> Node:
+    attributes = {"width": whole.type.shape[-1]} if how is Whole.GATHERED else {}
+    return Node(how.value, (part,), (whole,), attributes)  # type: ignore[arg-type]
+
+
+def _with_dim(type: TensorType, axis: int, length: int) -> TensorType:
+    shape = list(type.shape)
+    shape[axis] = length
+    return TensorType(type.dtype, tuple(shape))

@@ -1,0 +1,181 @@
+"""A model on two ranks, each a process: the answers of one, and an end for all when one ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aethermind import LLM, Runtime, SamplingParams
+from aethermind.engine.executors.multiproc import MultiprocExecutor
+from aethermind.errors import ConfigError, EngineDeadError, InvalidArgumentError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+PROMPTS = ["Once upon a time", "The little fox", "Tom had a red ball. One day"]
+
+
+def open_demo(runtime: Runtime, size: int, **options: Any) -> LLM:
+    given = {"device": "cpu", "dtype": "float32", "max_model_len": 128, "num_threads": 1, "runtime": runtime}
+    return LLM(tensor_parallel_size=size, **{**given, **options})
+
+
+def pids(llm: LLM) -> list[int]:
+    executor = llm.engine.executor
+    assert isinstance(executor, MultiprocExecutor)
+    return executor.pids
+
+
+def await_end(pid: int) -> None:
+    """Wait until a process that need not be a child has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    with os.fdopen(descriptor) as ended:
+        assert select.select([ended], [], [], 20)[0], "the process goes on"
+
+
+@pytest.fixture(scope="module")
+def alone(runtime: Runtime) -> Iterator[LLM]:
+    with open_demo(runtime, 1) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def two(runtime: Runtime) -> Iterator[LLM]:
+    with open_demo(runtime, 2) as llm:
+        yield llm
+
+
+def answers(llm: LLM, params: SamplingParams) -> list[list[list[int]]]:
+    return [[one.token_ids for one in output.outputs] for output in llm.generate(PROMPTS, params)]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        GREEDY,
+        SamplingParams(temperature=0.8, seed=5, n=2, max_tokens=12),
+        SamplingParams(temperature=0.0, max_tokens=6, repetition_penalty=1.3, bad_words=["lived"]),
+        SamplingParams(temperature=0.0, max_tokens=3, allowed_token_ids=[11, 13, 17]),
+    ],
+    ids=["greedy", "two-answers", "adjusted", "masked"],
+)
+def test_answers_are_those_of_one_rank(alone: LLM, two: LLM, params: SamplingParams) -> None:
+    assert answers(two, params) == answers(alone, params)
+
+
+def test_scores_and_vectors_are_those_of_one_rank(alone: LLM, two: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=1, logprobs=2)
+    found, expected = (llm.generate(PROMPTS[2], params)[0] for llm in (two, alone))
+    assert found.prompt_logprobs is not None
+    assert expected.prompt_logprobs is not None
+    for ours, theirs in zip(found.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
+        assert [one.logprob for one in ours.values()] == pytest.approx(
+            [one.logprob for one in theirs.values()], abs=1e-4
+        )
+    np.testing.assert_allclose(two.embed(PROMPTS)[0], alone.embed(PROMPTS)[0], atol=1e-4)
+
+
+def test_each_rank_has_half_of_the_weights_and_of_the_cache(alone: LLM, two: LLM) -> None:
+    assert two.info.weight_bytes < 0.51 * alone.info.weight_bytes
+    assert two.info.kv_cache_bytes == alone.info.kv_cache_bytes // 2
+    assert "rank 0 of 2" in two.info.placement
+
+
+def test_a_hook_that_raises_breaks_nothing(two: LLM) -> None:
+    expected = answers(two, GREEDY)
+
+    def fail(*_: Any) -> None:
+        raise ValueError("as it is meant to")
+
+    with two.hooks.on("*", fail), pytest.raises(ValueError, match="as it is meant to"):
+        two.generate(PROMPTS[0], GREEDY)
+    for request in list(two.engine.running):
+        two.engine.abort(request.request_id)
+    assert answers(two, GREEDY) == expected
+
+
+def test_requests_that_give_way_come_back_with_their_keys(runtime: Runtime, alone: LLM) -> None:
+    with open_demo(runtime, 2, num_kv_blocks=5, swap_space=0.01, swap_threshold=0.0) as llm:
+        long = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+        assert answers(llm, long) == answers(alone, long)
+        assert llm.engine.num_preemptions > 0
+        assert llm.engine.swap_store is not None
+        assert llm.engine.swap_store.num_moved_in > 0
+
+
+def test_a_rank_that_is_killed_is_named_and_ends_all(runtime: Runtime) -> None:
+    llm = open_demo(runtime, 2)
+    (pid,) = pids(llm)
+    os.kill(pid, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(EngineDeadError, match=r"Rank 1 of 2 was killed by SIGKILL\."):
+            llm.generate(PROMPTS[0], GREEDY)
+    llm.close()
+
+
+def test_a_rank_that_fails_says_why(runtime: Runtime) -> None:
+    llm = open_demo(runtime, 2)
+    (pid,) = pids(llm)
+    executor: Any = llm.engine.executor
+    executor.kv_memory.ranks.tell("copy_blocks", "nonsense")
+    with pytest.raises(EngineDeadError, match="Rank 1 of 2 failed: "):
+        llm.generate(PROMPTS[0], GREEDY)
+    await_end(pid)
+    llm.close()
+
+
+def test_whoever_closes_an_engine_ends_its_ranks(runtime: Runtime) -> None:
+    with open_demo(runtime, 2) as llm:
+        (pid,) = pids(llm)
+    await_end(pid)
+
+
+_PROGRAM = """
+from aethermind import LLM, SamplingParams
+llm = LLM("demo", device="cpu", num_threads=1, tensor_parallel_size=2)
+print(*llm.engine.executor.pids, flush=True)
+llm.generate("Once", SamplingParams(max_tokens=2000, ignore_eos=True))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_ranks_end_with_their_parent(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", _PROGRAM]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        if number is signal.SIGINT:  # as a terminal sends it: to all of them
+            os.killpg(process.pid, number)
+        else:
+            process.kill()
+        _, said = process.communicate(timeout=20)
+    await_end(pid)
+    assert process.returncode == -number
+    assert said.count(b"Traceback") == (number is signal.SIGINT)
+
+
+def test_the_command_line_has_it_under_both_names() -> None:
+    base = [sys.executable, "-m", "aethermind", "generate", PROMPTS[0], "--temperature", "0", "--max-tokens", "8"]
+    texts = [
+        subprocess.run([*base, "--dtype", "float32", *more], capture_output=True, text=True, check=True).stdout
+        for more in ([], ["-tp", "2"])
+    ]
+    assert texts[0] == texts[1] != ""
+
+
+def test_what_does_not_fit_is_a_sentence(runtime: Runtime) -> None:
+    with pytest.raises(ConfigError, match="num_kv_heads is 2, which 4 ranks cannot share evenly"):
+        open_demo(runtime, 4)
+    with pytest.raises(InvalidArgumentError, match="The executor inline runs one rank"):
+        open_demo(runtime, 2, executor="inline")
+    with pytest.raises(InvalidArgumentError, match="multiproc is for --tensor-parallel-size 2 or more"):
+        open_demo(runtime, 1, executor="multiproc")
