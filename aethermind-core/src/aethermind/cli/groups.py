@@ -97,9 +97,7 @@ class StepOptions:
     ] = "auto"
     tensor_parallel_size: Annotated[
         int,
-        typer.Option(
-            "--tensor-parallel-size", "-tp", help="Ranks that share the model, each a part of every layer."
-        ),
+        typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share the model, each a part of every layer."),
     ] = 1
 
 
