@@ -65,7 +65,7 @@ def expected(runtime: Runtime, model: Path) -> Answers:
         watched = open_watched(runtime, model, patch)
         watched.engine.pipeline.runs_ahead = False
         answers = ask(watched, greedy())
-        assert watched.things() == one_by_one(len(watched.decisions))
+        assert watched.things() == one_by_one(watched.num_steps)
         return answers
 
 
@@ -74,7 +74,7 @@ def test_a_step_is_enqueued_before_the_last_one_is_waited_for(open_engine: Open,
     """The host waits once a step, for its tokens and nothing else, and computes no token that it knows to be none."""
     watched = open_engine(seed, enable_prefix_caching=False)
     assert ask(watched, greedy()) == expected
-    num_steps = len(watched.decisions)
+    num_steps = watched.num_steps
     things = watched.things()
     assert things[:3] == [("enqueue", 0), ("enqueue", 1), ("read", 0)]
     for number in range(num_steps - 1):
@@ -82,8 +82,7 @@ def test_a_step_is_enqueued_before_the_last_one_is_waited_for(open_engine: Open,
     waits = [what for kind, what in watched.log if kind == "wait"]
     assert set(waits) == {"event"}
     assert len(waits) <= num_steps
-    num_sampled = sum(entry.needs_logits for decision in watched.decisions for entry in decision.scheduled)
-    assert num_sampled == sum(map(len, expected.values()))
+    assert watched.num_sampled == sum(map(len, expected.values()))
     assert_idle(watched)
 
 
@@ -96,8 +95,7 @@ def test_who_ends_unforeseen_has_computed_one_token_in_vain(
     watched = open_engine(1, enable_prefix_caching=not is_watched)
     answers = ask(watched, *(greedy(stop_token_ids=[stop]) for stop in stops))
     assert answers == {name: ids[: ids.index(ids[4]) + 1] for name, ids in expected.items()}
-    num_sampled = sum(entry.needs_logits for decision in watched.decisions for entry in decision.scheduled)
-    assert num_sampled == sum(map(len, answers.values())) + len(PROMPTS)
+    assert watched.num_sampled == sum(map(len, answers.values())) + len(PROMPTS)
     assert_idle(watched)
 
 

@@ -50,7 +50,8 @@ class WatchedEngine:
 
     engine: Engine
     log: list[tuple[str, Any]] = field(default_factory=list)
-    decisions: list[ScheduleDecision] = field(default_factory=list)
+    num_steps: int = 0
+    num_sampled: int = 0
 
     def watch(self, patch: pytest.MonkeyPatch) -> None:
         """Begin. Waits are those for marks that are not reached yet, and for all that the engine's stream has to do."""
@@ -60,10 +61,10 @@ class WatchedEngine:
         synchronize, finish = SimEvent.synchronize, SimStream.synchronize
 
         def watched_launch(decision: ScheduleDecision, before: RunningStep | None = None) -> RunningStep:
-            number = len(self.decisions)
+            number, self.num_steps = self.num_steps, self.num_steps + 1
+            self.num_sampled += sum(entry.needs_logits for entry in decision.scheduled)
             blocks = self._written(decision)
             log.append(("enqueue", number))
-            self.decisions.append(decision)
             step = launch(decision, before)
             read = step.read
             if isinstance(pool, WatchedPool):

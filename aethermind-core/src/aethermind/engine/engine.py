@@ -233,9 +233,7 @@ class Engine:
         sampled, now = step.sampled, step.ended
         if self.speculator is not None:
             sampled = self.speculator.settle(step.decision, sampled)
-        for request, tokens in groupby(sampled, _REQUEST):
-            if not request.is_finished:
-                outputs.append(self._append(request, tokens, now))
+        outputs += [self._append(request, tokens, now) for request, tokens in groupby(sampled, _REQUEST)]
         for decision in step.decisions:
             self.num_preemptions += len(decision.preempted)
             if decision.rejected:

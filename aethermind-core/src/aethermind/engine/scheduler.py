@@ -122,22 +122,17 @@ class Scheduler:
         return first is None or self._giver(first, running, now) is None
 
     def advance(self, decision: ScheduleDecision) -> None:
-        """Record that a step has run and its KV is in the cache. Call it before appending sampled tokens.
-
-        Who has ended since it was scheduled is passed over.
-        """
+        """Record that a step has run and its KV is in the cache. Call it before appending sampled tokens."""
         commit = self._cache.commit
         for request, num_tokens, _ in decision.scheduled:
-            if request.state is not RequestState.FINISHED:
-                request.num_computed_tokens += num_tokens
-                commit(request.request_id, num_tokens)
+            request.num_computed_tokens += num_tokens
+            commit(request.request_id, num_tokens)
 
     def take_back(self, decision: ScheduleDecision) -> None:
         """Undo `advance`, for a step that went wrong: its tokens are to be computed again."""
         for request, num_tokens, _ in decision.scheduled:
-            if request.state is not RequestState.FINISHED:
-                request.num_computed_tokens -= num_tokens
-                self._cache.truncate(request.request_id, request.num_computed_tokens)
+            request.num_computed_tokens -= num_tokens
+            self._cache.truncate(request.request_id, request.num_computed_tokens)
 
     def finish(self, request: Request, reason: FinishReason, waiting: WaitingQueue, running: list[Request]) -> None:
         """End a request wherever it is, between steps, and release its blocks."""

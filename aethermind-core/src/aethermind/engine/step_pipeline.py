@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from aethermind.engine.request import RequestState
 from aethermind.engine.running_step import RunningStep
@@ -36,13 +36,11 @@ _UNKNOWN = -1
 """Stands for a token that the device has and the host has not."""
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedStep:
+class FinishedStep(NamedTuple):
     """What came of a step, and what was decided meanwhile."""
 
     decision: ScheduleDecision
     sampled: list[SampledToken]
-    """Of requests that ended before it was read, too."""
     decisions: list[ScheduleDecision]
     """Those that were made since the last step was finished."""
     ended: float
@@ -75,7 +73,7 @@ class StepPipeline:
         self._decisions: list[ScheduleDecision] = []
         backend = runner.planned.open_device.backend
         self.runs_ahead = backend.capabilities.is_asynchronous
-        """Set it to False between two steps to see each by itself, once none is under way."""
+        """Set it to False to have each step by itself; one that is under way is the last."""
 
     def step(self, budget: StepBudget, *, is_next_known: bool = True) -> FinishedStep:
         """Finish one step, with the next one on its way behind it where that is possible.
@@ -83,6 +81,8 @@ class StepPipeline:
         `is_next_known` says that between this step and the next the caller will change nothing that runs. Where
         something fails, requests are as they were before the step that was to be finished, and none is under way.
         """
+        if not self.runs_ahead and self._ahead is None:
+            return self._step_alone(budget)
         step, self._ahead = self._ahead, None
         is_assumed = False
         try:
@@ -97,7 +97,12 @@ class StepPipeline:
         except BaseException:
             self._give_up(step, is_assumed=is_assumed)
             raise
-        return self._finish(step, sampled, is_assumed=is_assumed)
+        self._release(step)
+        if not is_assumed:
+            self._advance(step)
+        sampled = [token for token in sampled if not token.request.is_finished]
+        decisions, self._decisions = self._decisions, []
+        return self._finished(step.decision, sampled, decisions, step.started)
 
     @property
     def is_deserted(self) -> bool:
@@ -139,19 +144,32 @@ class StepPipeline:
             and self._scheduler.needs_no_victim(self._clock(), self._waiting, self._running, budget)
         )
 
+    def _step_alone(self, budget: StepBudget) -> FinishedStep:
+        """What is left of it where the device computes in the caller's thread."""
+        started = self._clock()
+        decision = self._scheduler.schedule(started, self._waiting, self._running, budget)
+        sampled = self._runner.run(decision) if decision.scheduled else []
+        self._scheduler.advance(decision)
+        return self._finished(decision, sampled, [decision], started)
+
     def _launch(self, budget: StepBudget, before: RunningStep | None = None) -> RunningStep:
         started = self._clock()
         decision = self._scheduler.schedule(started, self._waiting, self._running, budget)
         self._decisions.append(decision)
         if not decision.scheduled:
             step = RunningStep(decision, (), list)
-        elif self.runs_ahead and not self._runner.is_watched:
-            step = self._runner.launch(decision, before)
-        else:
+        elif self._runner.is_watched:
             sampled = self._runner.run(decision)
             step = RunningStep(decision, (), lambda: sampled)
+        else:
+            step = self._runner.launch(decision, before)
         step.started = started
         return step
+
+    def _advance(self, step: RunningStep) -> None:
+        """Record that a step has run, for all who have not ended since it was enqueued."""
+        step.decision.scheduled = [entry for entry in step.decision.scheduled if not entry.request.is_finished]
+        self._scheduler.advance(step.decision)
 
     @contextmanager
     def _assumed(self, step: RunningStep) -> Iterator[None]:
@@ -159,9 +177,8 @@ class StepPipeline:
 
         Those that end with their token, because it is their last, do not run; who ends for another reason does.
         """
-        self._scheduler.advance(step.decision)
+        self._advance(step)
         growing = [entry.request for entry in step.decision.scheduled if entry.needs_logits]
-        growing = [request for request in growing if not request.is_finished]
         ending = {request for request in growing if request.append_token(_UNKNOWN) is not None}
         if ending:
             self._running[:] = [request for request in self._running if request not in ending]
@@ -173,15 +190,12 @@ class StepPipeline:
                 request.all_token_ids.pop()
                 request.output_token_ids.pop()
 
-    def _finish(self, step: RunningStep, sampled: list[SampledToken], *, is_assumed: bool) -> FinishedStep:
-        self._release(step)
-        decision = step.decision
-        if not is_assumed:
-            self._scheduler.advance(decision)
-        began, self._last_read = max(step.started, self._last_read), self._clock()
+    def _finished(
+        self, decision: ScheduleDecision, sampled: list[SampledToken], decisions: list[ScheduleDecision], started: float
+    ) -> FinishedStep:
+        began, self._last_read = max(started, self._last_read), self._clock()
         if decision.scheduled and decision.phase == "prefill":
             self._costs.observe_prefill(decision.num_batched_tokens, self._last_read - began)
-        decisions, self._decisions = self._decisions, []
         return FinishedStep(decision, sampled, decisions, self._last_read)
 
     def _release(self, step: RunningStep) -> None:
