@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from aethermind.cli.bench.latency import Phases, Run, split, summarize
+from aethermind.engine.decision import ScheduleDecision
+from aethermind.engine.model_runner import ModelRunner
 from aethermind.engine.output import CompletionOutput, RequestMetrics, RequestOutput
 from aethermind.engine.roofline import StepShape
+from aethermind.engine.running_step import RunningStep
 
 KEYS = {
     "prefill_tokens_per_s",
@@ -91,6 +94,22 @@ def test_json_of_a_real_run(invoke: Any) -> None:
     assert record["limits"] == {"memory_bytes_per_s": None, "flops_per_s": rates}
     assert record["decode_limit_fraction"] is None
     assert record["weight_formats"] == []
+
+
+def test_a_device_that_runs_ahead_is_timed_while_nobody_looks(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shapes of its steps come from a run before those that count."""
+    looks: list[bool] = []
+    launch = ModelRunner.launch
+
+    def noting(self: ModelRunner, decision: ScheduleDecision, before: RunningStep | None = None) -> RunningStep:
+        looks.append(self.observer is not None)
+        return launch(self, decision, before)
+
+    monkeypatch.setattr(ModelRunner, "launch", noting)
+    args = "--device sim --prompt-tokens 4 --output-tokens 3 --repeat 2 --json"
+    assert json.loads(invoke("bench", "latency", *args.split()).stdout)["decode_tokens_per_s"] > 0
+    assert looks == sorted(looks, reverse=True)
+    assert looks.count(False) == 2 * 3
 
 
 def test_weight_formats_are_told(invoke: Any) -> None:

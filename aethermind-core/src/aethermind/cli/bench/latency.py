@@ -80,13 +80,15 @@ def latency(
         backend = planned.open_device.backend
         _run(llm, prompt_tokens, min(output_tokens, WARM_UP_TOKENS), batch)
         peak_memory_bytes = _peak_memory_bytes()  # before the limits are measured: that takes memory of its own
+        # Steps that are looked at are neither padded nor run ahead: there nobody looks while the time is taken.
+        shapes = _run(llm, prompt_tokens, output_tokens, batch).shapes if llm.engine.pipeline.runs_ahead else []
         before = limits.measure_limits(backend, num_threads)
-        runs = [_run(llm, prompt_tokens, output_tokens, batch) for _ in range(repeat)]
+        runs = [_run(llm, prompt_tokens, output_tokens, batch, is_watched=not shapes) for _ in range(repeat)]
         measured = limits.average(before, limits.measure_limits(backend, num_threads))
         least_s = Phases(
             *(
                 least_seconds(planned.compiled.plan, planned.operators, shapes, measured)
-                for shapes in split(runs[0].shapes)
+                for shapes in split(shapes or runs[0].shapes)
             )
         )
         formats = [as_record(use) for use in format_uses(planned)]
@@ -168,7 +170,7 @@ class Run:
         return self.finished_s - max(self.first_tokens_s.values())
 
 
-def _run(llm: LLM, prompt_tokens: int, output_tokens: int, batch: int) -> Run:
+def _run(llm: LLM, prompt_tokens: int, output_tokens: int, batch: int, *, is_watched: bool = True) -> Run:
     import time
 
     from aethermind.engine.roofline import StepRecorder
@@ -181,7 +183,8 @@ def _run(llm: LLM, prompt_tokens: int, output_tokens: int, batch: int) -> Run:
     ]
     run = Run(batch, prompt_tokens)
     params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
-    llm.engine.runner.observer = recorder = StepRecorder()
+    recorder = StepRecorder()
+    llm.engine.runner.observer = recorder if is_watched else None
     llm.generate(prompts, params, on_output=lambda output: run.record(output, time.perf_counter()))
     run.shapes = recorder.shapes
     return run
