@@ -28,6 +28,7 @@ NUM_TOKENS = 9
 PROMPTS = [[(5 * index + 13 * token) % 900 + 5 for token in range(2 + 3 * index)] for index in range(4)]
 # The same beginning twice, of more than a block.
 PROMPTS.append([*PROMPTS[3][:9], 77, 78])
+LONG = 2
 KINDS: list[dict[str, Any]] = [
     *({"temperature": 0.0, "ignore_eos": True, "max_tokens": count} for count in (1, 2, NUM_TOKENS)),
     {"temperature": 1.0, "seed": 3},
@@ -76,10 +77,11 @@ class RunAheadMachine(RuleBasedStateMachine):
 
     @initialize(
         seed=st.integers(0, 99),
-        num_blocks=st.sampled_from([8, 11, 40]),
+        num_blocks=st.sampled_from([6, 7, 9, 40]),
+        crowd=st.lists(st.integers(0, 1), max_size=5),
         options=st.fixed_dictionaries(
             {
-                "max_num_seqs": st.sampled_from([2, 4]),
+                "max_num_seqs": st.sampled_from([2, 5]),
                 "max_num_batched_tokens": st.sampled_from([4, 7, 64]),
                 "enable_prefix_caching": st.booleans(),
                 "scheduling_policy": st.sampled_from(["fcfs", "fair", "priority"]),
@@ -87,13 +89,16 @@ class RunAheadMachine(RuleBasedStateMachine):
             }
         ),
     )
-    def open(self, seed: int, num_blocks: int, options: dict[str, Any]) -> None:
+    def open(self, seed: int, num_blocks: int, crowd: list[int], options: dict[str, Any]) -> None:
+        """A crowd is there from the beginning, of long answers, so that somebody has to give way."""
         runtime, model, _ = boot()
         self.patch = pytest.MonkeyPatch()
         self.watched = open_watched(runtime, model, self.patch, seed, num_kv_blocks=num_blocks, **options)
         self.engine = self.watched.engine
         self.engine.costs.seconds_per_byte = 0.0
         self.asked: dict[str, tuple[int, int]] = {}
+        for number, prompt in enumerate(crowd):
+            self.add(f"crowd {number}", prompt, LONG, "")
 
     @rule(
         name=st.sampled_from("abcdef"),
@@ -102,6 +107,7 @@ class RunAheadMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["", "x", "y"]),
     )
     def add(self, name: str, prompt: int, kind: int, tenant: str) -> None:
+        """Names are used again, as soon as they are free."""
         if name not in self.asked:
             self.asked[name] = prompt, kind
             options = RequestOptions(tenant=tenant)
@@ -116,7 +122,7 @@ class RunAheadMachine(RuleBasedStateMachine):
         whole = alone(*self.asked.pop(name))
         assert all(ids in [one[: len(ids)] for one in whole] for ids in answers_of(output))
 
-    @rule(count=st.integers(1, 6))
+    @rule(count=st.integers(1, 4))
     def step(self, count: int) -> None:
         for _ in range(count):
             if self.engine.has_unfinished:
