@@ -131,12 +131,12 @@ __device__ __forceinline__ void quantize_codes(const PackedWeight& weight) {
 
 }  // namespace aether
 
-#define AETHER_QUANTIZE(dtype, bits, shift, name)                                                                   \
+#define AETHER_QUANTIZE(dtype, bits, shift, name)                                                                      \
   extern "C" __global__ void __launch_bounds__(256, 4) quantize_scales_##name##_##dtype(aether::PackedWeight weight) { \
-    aether::quantize_scales<aether::dtype, bits, aether::Shift::shift>(weight);                                     \
-  }                                                                                                                 \
-  extern "C" __global__ void __launch_bounds__(256) quantize_codes_##name##_##dtype(aether::PackedWeight weight) {  \
-    aether::quantize_codes<aether::dtype, bits, aether::Shift::shift>(weight);                                      \
+    aether::quantize_scales<aether::dtype, bits, aether::Shift::shift>(weight);                                        \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(256) quantize_codes_##name##_##dtype(aether::PackedWeight weight) {     \
+    aether::quantize_codes<aether::dtype, bits, aether::Shift::shift>(weight);                                         \
   }
 #define AETHER_QUANTIZE_ALL(dtype)                 \
   AETHER_QUANTIZE(dtype, 8, kNone, int8)           \
