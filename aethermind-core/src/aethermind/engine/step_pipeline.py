@@ -71,8 +71,10 @@ class StepPipeline:
         self._ahead: RunningStep | None = None
         self._last_read = clock()
         self._decisions: list[ScheduleDecision] = []
-        backend = runner.planned.open_device.backend
-        self.runs_ahead = backend.capabilities.is_asynchronous
+        planned = runner.planned
+        # Other ranks are told the inputs of a step as the host has them, tokens included.
+        is_alone = planned.config.tensor_parallel_size == 1
+        self.runs_ahead = is_alone and planned.open_device.backend.capabilities.is_asynchronous
         """Set it to False to have each step by itself; one that is under way is the last."""
 
     def step(self, budget: StepBudget, *, is_next_known: bool = True) -> FinishedStep:
