@@ -34,15 +34,20 @@ class CannBackend(Backend):
             is_host_accessible=False,
             block_sizes=(1, 16, 32, 64, 128),
         )
+        self._communicator: HcclCommunicator | None = None
 
     def close(self) -> None:
         for index in range(self.devices.count()):
             self.devices.synchronize(index)
+        if self._communicator is not None:
+            self._communicator.close()
+            self._communicator = None
 
     def compile(self, plan: Any, memory: Any) -> CannExecutable:
         """Every plan runs as calls of torch on a stream."""
         return CannExecutable(plan, memory, self.allocator)
 
-    def communicator(self, rank: int, size: int) -> Communicator | None:
-        """Collectives by HCCL between `size` processes, which torch's environment variables bring together."""
-        return HcclCommunicator(rank, size)
+    def communicator(self, rank: int, size: int, address: str | None = None) -> Communicator | None:
+        """Collectives by HCCL between `size` processes, which meet at an address, or where torch's variables say."""
+        self._communicator = HcclCommunicator(rank, size, address)
+        return self._communicator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from aethermind.errors import InvalidArgumentError
+from aethermind.errors import DeviceError, InvalidArgumentError
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
 from aethermind_cann.dtypes import torch_dtype
@@ -16,16 +16,27 @@ __all__ = ["HcclCommunicator"]
 
 
 class HcclCommunicator:
-    """One process a rank; MASTER_ADDR and MASTER_PORT say where rank 0 is (see torch.distributed)."""
+    """One process a rank. `address` is where rank 0 listens; without it MASTER_ADDR and MASTER_PORT say so (see
+    torch.distributed).
+    """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, address: str | None = None) -> None:
         if not 0 <= rank < size:
             raise InvalidArgumentError(f"Rank {rank} of {size} does not exist: ranks are counted from 0.")
         self._rank = rank
         self._size = size
+        if address is not None and dist.is_initialized():
+            raise DeviceError(
+                "This process has ranks already, and torch.distributed has room for no others. Close them."
+            )
         if not dist.is_initialized():
-            dist.init_process_group("hccl", rank=rank, world_size=size)
+            method = "env://" if address is None else f"tcp://{address}"
+            dist.init_process_group("hccl", init_method=method, rank=rank, world_size=size)
         self._group = dist.new_group(list(range(size)), backend="hccl")
+
+    def close(self) -> None:
+        """Leave the others; afterwards other ranks can be met."""
+        dist.destroy_process_group()
 
     @property
     def rank(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aethermind.dispatch import Kernel
 from aethermind_cann.kernels import (
     attention,
+    collectives,
     elementwise,
     kv_cache,
     logits,
@@ -18,7 +19,7 @@ from aethermind_cann.kernels import (
 
 __all__ = ["load"]
 
-_ROOMS = (elementwise, norms, matrix, rotary, kv_cache, paged_attention, attention, rows, logits, sampling)
+_ROOMS = (elementwise, norms, matrix, rotary, kv_cache, paged_attention, attention, rows, logits, sampling, collectives)
 
 
 def load() -> list[Kernel]:

@@ -68,8 +68,12 @@ class Backend(ABC):
         """Optional: a better executable for a plan than the step loop, or None (see `aethermind.graph.executor`)."""
         return None
 
-    def communicator(self, rank: int, size: int) -> Communicator | None:
-        """Optional: collectives between `size` ranks, or None."""
+    def communicator(self, rank: int, size: int, address: str | None = None) -> Communicator | None:
+        """Optional: collectives between `size` processes, each on a device of its own, or None where it has none.
+
+        They meet at `address`, `HOST:PORT`, which rank 0 listens at; None leaves it to the backend where. Returns when
+        all are there. The backend's kernels of `all_reduce` and `all_gather_last` work with it from then on.
+        """
         return None
 
     def measure_limits(self, dtypes: Sequence[DType], num_threads: int | None = None) -> MeasuredLimits | None:

@@ -12,6 +12,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -29,6 +31,9 @@ from aethermind.runtime import Runtime
 
 __all__ = ["main"]
 
+_LOOK_S = 0.5
+"""Between two looks for the parent."""
+
 
 def main(fd: int, memory: int, parent: int, rank: int, size: int, version: str) -> int:
     """Follow whoever holds the other end of a socket; returns the exit code."""
@@ -38,16 +43,12 @@ def main(fd: int, memory: int, parent: int, rank: int, size: int, version: str) 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     faulthandler.enable()
     logging.getLogger("aethermind").setLevel(logging.ERROR)  # rank 0 has said what there is to warn of
-
-    def end_with_parent() -> None:
-        if os.getppid() != parent:
-            os._exit(0)
-
+    threading.Thread(target=_end_with, args=[parent], daemon=True).start()
     with socket.socket(fileno=fd) as sock:
         try:
             if version != __version__:
                 raise PluginError(f"AetherMind {version} became {__version__} while it ran; start it again.")
-            communicator = SharedMemoryCommunicator(rank, size, memory, end_with_parent)
+            communicator = SharedMemoryCommunicator(rank, size, memory)
             _follow(sock, communicator)
         except (BrokenPipeError, ConnectionResetError, EOFError):
             return 0  # nobody is there any more
@@ -55,6 +56,13 @@ def main(fd: int, memory: int, parent: int, rank: int, size: int, version: str) 
             sock.sendall(pack(["failed", error]))
             return 1
     return 0
+
+
+def _end_with(parent: int) -> None:
+    """In a thread of its own: wherever this process waits for others, it ends when its parent has."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(0)
 
 
 def _follow(sock: socket.socket, communicator: SharedMemoryCommunicator) -> None:
@@ -83,7 +91,9 @@ class _Follower:
     def __init__(self, model: str, config: EngineConfig, communicator: SharedMemoryCommunicator) -> None:
         self._planned = planned = plan_model(Runtime.boot(), model, config, rank=communicator.rank)
         assert planned.parallel is not None, "one of several ranks"
-        planned.parallel.kernels.connect(communicator)
+        self._parallel = planned.parallel
+        if planned.open_device.backend.capabilities.is_host_accessible:
+            planned.parallel.kernels.connect(communicator)
         self._memory = KVMemory.of(planned)
         self._constants = open_constants(planned)
         self._executors: dict[GraphKey, Executor] = {}
@@ -99,6 +109,11 @@ class _Follower:
         self._constants.load(plan)
         opened = planned.open_device
         self._executors[key] = Executor(plan, opened.backend, opened.device, self._constants, self._memory.tensors)
+
+    def join(self, address: str) -> None:
+        """Meet the other ranks by the device's own collectives."""
+        share, backend = self._parallel.share, self._planned.open_device.backend
+        backend.communicator(share.rank, share.size, address)
 
     def run(self, has_embeddings: bool, part: str, symbols: Sequence[int], inputs: Mapping[str, bytes]) -> None:
         """Run a graph on these inputs."""

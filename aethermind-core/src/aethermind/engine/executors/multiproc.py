@@ -7,6 +7,7 @@ steps, scores, embeddings or shifted keys, is computed by all ranks, and neither
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from aethermind.engine.executors.ranks import Ranks
 from aethermind.engine.kv_memory import HostBlocks, KVMemory
 from aethermind.engine.model_graph import GraphKey, Part
 from aethermind.engine.model_runner import ModelRunner
-from aethermind.errors import InvalidArgumentError
+from aethermind.errors import DeviceError, InvalidArgumentError
 from aethermind.graph.compile import Compiled
 from aethermind.graph.executor import CaptureHook, Executor
 from aethermind.graph.tensor_parallel import without_results
@@ -37,7 +38,9 @@ class MultiprocExecutor:
             raise InvalidArgumentError("The executor multiproc is for --tensor-parallel-size 2 or more; leave it out.")
         self._planned = planned
         self._ranks = Ranks(planned)
-        planned.parallel.kernels.connect(self._ranks.communicator)
+        self._is_on_host = planned.open_device.backend.capabilities.is_host_accessible
+        if self._is_on_host:
+            planned.parallel.kernels.connect(self._ranks.communicator)
         self.kv_memory = _LedMemory.of(planned)
         self.kv_memory.ranks = self._ranks
 
@@ -51,10 +54,21 @@ class MultiprocExecutor:
         try:
             runner = _LedRunner(self._ranks, self._planned, cache, self.kv_memory, on_progress)
             self._ranks.meet()
+            if not self._is_on_host:
+                self._join()
         except BaseException:
             self._ranks.close()
             raise
         return runner
+
+    def _join(self) -> None:
+        """Bring the ranks together on devices with memory of their own, all of which have loaded."""
+        backend, size = self._planned.open_device.backend, self._planned.config.tensor_parallel_size
+        address = _free_address()
+        self._ranks.tell("join", address)
+        if backend.communicator(0, size, address) is None:
+            raise DeviceError(f"Devices {backend.name} have no collectives. Leave --tensor-parallel-size out.")
+        self._ranks.meet()
 
     def close(self) -> None:
         """End the other ranks and give the device back."""
@@ -90,10 +104,16 @@ class _LedExecutor(Executor):
         ranks.tell("open", *self._key)
 
     def run(self, symbols: tuple[int, ...], *more: Any) -> None:
-        """Enqueue one run, on all ranks."""
+        """Enqueue one run, on all ranks, over what the host has written."""
+        assert not any(more), "other ranks have not what is fed from this one's memory"
         self._announce(symbols)
         with self._ranks.together():
             super().run(symbols, *more)
+
+    def run_filling(self, symbols: tuple[int, ...], name: str, fill: Callable[[], None], *more: Any) -> None:
+        """Run after `fill`: the other ranks are told of runs, not of parts of them."""
+        fill()
+        self.run(symbols, *more)
 
     def run_capturing(self, symbols: tuple[int, ...], hook: CaptureHook, names: Container[str] | None = None) -> None:
         """Run and hand rank 0's values over. What a hook raises is raised when the run is over."""
@@ -169,6 +189,12 @@ class _LedHostBlocks(HostBlocks):
         """Copy `host_blocks` to device `blocks`, one by one; done here on return."""
         self._ranks.tell("move_in", self._number, list(host_blocks), list(blocks))
         self._own.move_in(host_blocks, blocks)
+
+
+def _free_address() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
 
 
 _WHOLE_BLOCKS = "Keys and values cannot be saved or shared by several ranks: each has its own heads of them."

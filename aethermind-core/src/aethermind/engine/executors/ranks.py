@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from aethermind import __version__
 from aethermind.engine.process.wire import Unpacker, pack
 from aethermind.errors import AetherMindError, EngineDeadError
+from aethermind.hal.device import DeviceId
 from aethermind.hal.shared_memory import SharedMemoryCommunicator, shared_file
 
 if TYPE_CHECKING:
@@ -55,14 +56,18 @@ class Ranks:
             os.close(memory)
         config = replace(
             planned.config,
-            device=str(planned.open_device.device),
             dtype=planned.dtype.label,
             num_kv_blocks=planned.num_kv_blocks,
             draft_model=None,
             kv_store=None,
             swap_space=0.0,
         )
-        self.tell("load", str(planned.source.path), config)
+        opened = planned.open_device
+        is_on_host = opened.backend.capabilities.is_host_accessible
+        for other in self._others:  # a device each, where there are several
+            index = opened.device.index + (0 if is_on_host else other.rank)
+            own = replace(config, device=str(DeviceId(opened.device.type, index)))
+            other.socket.sendall(pack(["load", str(planned.source.path), own]))
 
     @property
     def pids(self) -> list[int]:

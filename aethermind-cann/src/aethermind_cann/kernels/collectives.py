@@ -1,0 +1,35 @@
+"""The operators in which ranks meet, by HCCL: over the process group that the backend's communicator has opened."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from aethermind.graph.tensor_parallel import Share
+from aethermind_cann.kernels._kernel import Attributes, Tensors, plain_kernel, put
+
+__all__ = ["KERNELS"]
+
+
+def _all_reduce(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    (x,), (out,) = inputs, outputs
+    if out.data_ptr() != x.data_ptr():
+        put(out, x)
+    dist.all_reduce(out)
+
+
+def _all_gather_last(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    """Parts of one width, the longest there is, because HCCL gathers no others."""
+    (x,), (out,) = inputs, outputs
+    num_rows, width = out.shape
+    share = Share(dist.get_rank(), dist.get_world_size())
+    part = x.new_zeros(num_rows, share.longest(width))
+    part[:, : x.shape[1]] = x
+    parts = [torch.empty_like(part) for _ in range(share.size)]
+    dist.all_gather(parts, part)
+    for rank, one in enumerate(parts):
+        begin, end = share.bounds(width, rank)
+        out[:, begin:end] = one[:, : end - begin]
+
+
+KERNELS = [plain_kernel("all_reduce", _all_reduce), plain_kernel("all_gather_last", _all_gather_last)]
