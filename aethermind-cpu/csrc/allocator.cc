@@ -89,6 +89,13 @@ MemoryStats Allocator::stats() const noexcept {
   return stats_;
 }
 
+// An atomic operation that changes nothing, rather than madvise: a fault keeps nobody else from mapping memory.
+void touch_pages(void* block, size_t nbytes) noexcept {
+  auto* bytes = static_cast<char*>(block);
+  for (size_t offset = 0; offset < nbytes; offset += page_bytes())
+    __atomic_fetch_or(bytes + offset, 0, __ATOMIC_RELAXED);
+}
+
 Block::~Block() {
   if (address_ != nullptr) give_back(address_, nbytes_);
 }

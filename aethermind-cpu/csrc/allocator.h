@@ -37,6 +37,9 @@ class Allocator {
   MemoryStats stats_;
 };
 
+// Touches every page of a block and leaves its contents as they are, even where others write to it meanwhile.
+void touch_pages(void* block, size_t nbytes) noexcept;
+
 // A block that frees itself; `address()` is nullptr only when nothing has been reserved.
 class Block {
  public:

@@ -10,7 +10,9 @@ import pytest
 from aethermind.errors import DeviceError, InvalidArgumentError, OutOfMemoryError
 from aethermind.hal import DType, MemoryKind, Tensor
 from aethermind.hal.device import DeviceId
+from aethermind_cpu import _native
 from aethermind_cpu.allocator import CpuAllocator
+from aethermind_cpu.devices import available_memory_bytes
 
 HUGE_PAGE = 2 << 20
 
@@ -49,6 +51,23 @@ def test_blocks_are_counted(allocator: CpuAllocator) -> None:
     after = allocator.stats()
     assert (after.allocated_bytes, after.reserved_bytes) == (0, 0)
     assert (after.peak_bytes, after.num_allocations) == (stats.allocated_bytes, 2)
+
+
+def test_memory_is_made_ready_ahead_and_keeps_what_is_written_meanwhile(allocator: CpuAllocator) -> None:
+    sizes = [3 * HUGE_PAGE + 77, 1000, 0, 8 * HUGE_PAGE]
+    buffers = allocator.alloc_ahead(sizes)
+    assert [buffer.nbytes for buffer in buffers] == sizes
+    arrays = [Tensor.of(buffer, DType.UINT8, (buffer.nbytes,)).numpy() for buffer in buffers]
+    for value, array in enumerate(arrays):
+        array[:] = value + 1
+    _native.touch_pages([(buffer.address, buffer.nbytes) for buffer in buffers])
+    assert all((array == value + 1).all() for value, array in enumerate(arrays))
+
+
+def test_without_room_for_all_nothing_is_set_aside(allocator: CpuAllocator) -> None:
+    half = available_memory_bytes() // 2
+    assert allocator.alloc_ahead([half, half, half]) == []
+    assert allocator.stats().num_allocations == 0
 
 
 def test_freeing_twice_is_an_error(allocator: CpuAllocator) -> None:

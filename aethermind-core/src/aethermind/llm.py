@@ -151,8 +151,8 @@ class LLM:
             tensor_parallel_size=tensor_parallel_size,
         )
         planned = plan_model(runtime or Runtime.boot(), model, config)
-        self.tokenizer = planned.source.tokenizer()
-        self.engine = Engine(planned, self.tokenizer, on_progress=on_progress)
+        self.engine = Engine.load(planned, on_progress)
+        self.tokenizer = self.engine.tokenizer
         self._prompts = PromptReader.of(planned, self.tokenizer)
         self.info = describe_model(self.engine, time.perf_counter() - started)
         self._num_requests = 0

@@ -1,5 +1,10 @@
 #include "allocator.h"
 
+#include <pybind11/stl.h>
+
+#include <utility>
+#include <vector>
+
 #include "allocation_count.h"
 #include "bindings/bindings.h"
 
@@ -9,6 +14,13 @@ namespace aether::cpu {
 
 void bind_allocator(py::module_& module) {
   module.def("allocation_count", &allocation_count);
+
+  module.def(
+      "touch_pages",
+      [](const std::vector<std::pair<uintptr_t, size_t>>& blocks) {
+        for (const auto& [address, nbytes] : blocks) touch_pages(reinterpret_cast<void*>(address), nbytes);
+      },
+      py::call_guard<py::gil_scoped_release>());
 
   py::class_<Allocator, std::shared_ptr<Allocator>>(module, "Allocator")
       .def(py::init<>())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -16,7 +16,8 @@ from aethermind.dispatch import Dispatcher, Kernel, Pack
 from aethermind.errors import CheckpointError
 from aethermind.graph import Executor, GraphBuilder, Plan, compile_graph
 from aethermind.graph.constants import ConstantStore, constant_bytes
-from aethermind.hal import DeviceId, DType
+from aethermind.hal import Buffer, DeviceId, DType
+from aethermind.hal.host_memory import HostAllocator
 from aethermind.hal.numpy_backend import NumpyBackend
 from aethermind.ops.dims import SymDim
 from aethermind.ops.schema import TensorType
@@ -146,6 +147,33 @@ def test_a_layout_is_packed_once_for_all_plans() -> None:
     assert (packed.dtype, packed.shape) == (DType.UINT8, (192,))
     np.testing.assert_array_equal(packed.numpy().view(np.float32).reshape(8, 6), numbers().T)
     assert store.address("w#transposed") % 64 == 0
+
+
+class AheadAllocator(HostAllocator):
+    """Sets memory aside, where it has room."""
+
+    def __init__(self, *, has_room: bool) -> None:
+        super().__init__(NUMPY)
+        self.has_room = has_room
+        self.ahead: list[Buffer] = []
+
+    def alloc_ahead(self, sizes: Sequence[int]) -> list[Buffer]:
+        self.ahead = [self.alloc(nbytes) for nbytes in sizes] if self.has_room else []
+        return self.ahead
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_weights_are_packed_into_memory_that_was_set_aside_for_them(has_room: bool) -> None:
+    backend = NumpyBackend()
+    backend.allocator = allocator = AheadAllocator(has_room=has_room)
+    plan = linear_plan(Dispatcher([PackingKernel().kernel]))
+    store = store_of(Source(numbers()), backend=backend)
+    store.set_aside(plan)
+    assert [buffer.nbytes for buffer in allocator.ahead] == [store_bytes := 48 * 4] * has_room
+    store.load(plan)
+    assert store.nbytes == store_bytes
+    assert allocator.stats().num_allocations == 1
+    np.testing.assert_array_equal(store.tensor("w#transposed").numpy().view(np.float32), numbers().T.reshape(-1))
 
 
 def test_a_weight_in_two_layouts_counts_twice() -> None:

@@ -115,7 +115,7 @@ def _run(
 
     memory = [(0, measure_memory("planned", planned))]
     with LoadProgress() as progress:
-        engine = Engine(planned, planned.source.tokenizer(), on_progress=progress)
+        engine = Engine.load(planned, progress)
     memory.append((0, measure_memory("loaded", planned, engine.runner)))
     vocab_size = planned.model.config.vocab_size
     prompt = [(7919 * position + 13) % vocab_size for position in range(prompt_tokens)]

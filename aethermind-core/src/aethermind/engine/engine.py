@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from aethermind.engine.executors import Executor
     from aethermind.model.input_processor import EmbeddingSpan
     from aethermind.sampling.params import SamplingParams
     from aethermind.text.tokenizer import Tokenizer
@@ -60,13 +61,14 @@ class Engine:
         *,
         clock: Callable[[], float] = time.perf_counter,
         on_progress: Callable[[int, int], None] | None = None,
+        executor: Executor | None = None,
     ) -> None:
-        """Load the model that `planned` describes."""
+        """Load the model that `planned` describes, to run in `executor` or one that is opened for it."""
         config = planned.config
         self.planned = planned
         self.tokenizer = tokenizer
         self.costs = MeasuredCosts(clock=clock)
-        self.executor = planned.create_executor(planned)
+        self.executor = executor or planned.create_executor(planned)
         memory = self.executor.kv_memory
         self.cache, prefix_cache, self.swap_store = open_cache(planned, memory, self.costs, clock)
         self.sessions = Sessions(prefix_cache, config.max_sessions, planned.num_kv_blocks // 2, config.session_ttl)
@@ -97,6 +99,12 @@ class Engine:
         self._num_added = 0
         self.num_preemptions = 0
         """Times that a request gave way to others."""
+
+    @classmethod
+    def load(cls, planned: PlannedModel, on_progress: Callable[[int, int], None] | None = None) -> Engine:
+        """Load a model and its tokenizer, which is read while the device makes memory for the weights ready."""
+        executor = planned.create_executor(planned)
+        return cls(planned, planned.source.tokenizer(), on_progress=on_progress, executor=executor)
 
     @property
     def has_unfinished(self) -> bool:

@@ -24,6 +24,7 @@ from aethermind.engine.running_step import RunningStep, TokenReadback, fed_token
 from aethermind.engine.speculative.verification import SampledRow, request_of
 from aethermind.errors import ConfigError, DeviceError
 from aethermind.graph.compile import Compiled
+from aethermind.graph.constants import ConstantStore
 from aethermind.graph.executor import Executor, FedInput
 from aethermind.graph.hooks import HookRegistry
 from aethermind.model.rope import FREQUENCIES
@@ -91,13 +92,14 @@ class ModelRunner:
         cache: KVCache,
         kv_memory: KVMemory,
         on_progress: Callable[[int, int], None] | None = None,
+        constants: ConstantStore | None = None,
     ) -> None:
         self.planned = planned
         self._cache = cache
         self._backend = planned.open_device.backend
         self._device = planned.open_device.device
         self.kv_memory = kv_memory
-        self.constants = open_constants(planned)
+        self.constants = constants or open_constants(planned)
         self._on_progress = on_progress
         self._plain = self._prepare(planned.compiled, planned.key)
         self._variants = {(planned.key, True): self._plain}

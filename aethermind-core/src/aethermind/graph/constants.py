@@ -9,7 +9,7 @@ from aethermind.dispatch.kernel import Pack
 from aethermind.errors import CheckpointError, InvalidArgumentError
 from aethermind.graph.plan import Constant, Plan
 from aethermind.hal.backend import Backend
-from aethermind.hal.buffer import MemoryKind
+from aethermind.hal.buffer import Buffer, MemoryKind
 from aethermind.hal.device import DeviceId
 from aethermind.hal.dtype import DType
 from aethermind.hal.mapped import drop_mapped_pages
@@ -40,6 +40,7 @@ class ConstantStore:
         self._types = types
         self._tensors: dict[str, Tensor] = {}
         self._packed: set[str] = set()
+        self._set_aside: dict[str, Buffer] = {}
 
     @property
     def nbytes(self) -> int:
@@ -51,14 +52,26 @@ class ConstantStore:
         """Bytes of the constants that were copied into a kernel's layout."""
         return sum(self._tensors[key].buffer.nbytes for key in self._packed)
 
+    def set_aside(self, plan: Plan) -> None:
+        """Take memory for a plan's packed constants, to be made ready while something else is done before `load`."""
+        packs = plan.packs()
+        sizes = {
+            key: packs[constant.pack].nbytes(resolve(type.shape, {}), type.dtype)
+            for key, constant in plan.constants.items()
+            if constant.pack is not None and (type := self._types[constant.parameter])
+        }
+        if buffers := self._backend.allocator.alloc_ahead([*sizes.values()]):
+            self._set_aside = dict(zip(sizes, buffers, strict=True))
+
     def load(self, plan: Plan, on_progress: Callable[[int, int], None] | None = None) -> None:
         """Make every constant of a plan available; `on_progress(done, total)` counts constants."""
         packs = plan.packs()
         missing = [key for key in plan.constants if key not in self._tensors]
         for done, key in enumerate(missing):
             constant = plan.constants[key]
+            pack = packs[constant.pack] if constant.pack else None
             try:
-                self._tensors[key] = self._load_one(constant, packs[constant.pack] if constant.pack else None)
+                self._tensors[key] = self._load_one(constant, pack, self._set_aside.pop(key, None))
             except InvalidArgumentError as error:
                 raise CheckpointError(f"Weight {constant.parameter!r} cannot be loaded. {error}") from error
             if constant.pack:
@@ -74,11 +87,11 @@ class ConstantStore:
         """A loaded constant; a packed one is a tensor of bytes."""
         return self._tensors[key]
 
-    def _load_one(self, constant: Constant, pack: Pack | None) -> Tensor:
+    def _load_one(self, constant: Constant, pack: Pack | None, buffer: Buffer | None) -> Tensor:
         type, format = self._types[constant.parameter], constant.weight_format
         original = self._read(constant.parameter)
         if pack is not None:
-            packed = self._packed_tensor(pack, _packable(original, type.dtype, format), type)
+            packed = self._packed_tensor(pack, _packable(original, type.dtype, format), type, buffer)
             _drop_pages(original)
             return packed
         array = _as_stored(original, type.dtype) if format is None else _rounded(original, format)
@@ -91,7 +104,9 @@ class ConstantStore:
         _drop_pages(original)
         return destination
 
-    def _packed_tensor(self, pack: Pack, source: Array | QuantizedWeight, type: TensorType) -> Tensor:
+    def _packed_tensor(
+        self, pack: Pack, source: Array | QuantizedWeight, type: TensorType, buffer: Buffer | None
+    ) -> Tensor:
         """A weight in a kernel's layout. The device packs it if it can, else the host, which copies it where it cannot
         write it in place.
         """
@@ -101,7 +116,8 @@ class ConstantStore:
             destination = Tensor.of(self._backend.allocator.alloc(nbytes), DType.UINT8, (nbytes,))
             pack.pack_on_device(self._backend, source, destination)
             return destination
-        buffer = self._backend.allocator.alloc(nbytes, MemoryKind.DEVICE if is_in_place else MemoryKind.HOST)
+        if buffer is None:
+            buffer = self._backend.allocator.alloc(nbytes, MemoryKind.DEVICE if is_in_place else MemoryKind.HOST)
         pack.pack(source, buffer.address)
         packed = Tensor.of(buffer, DType.UINT8, (nbytes,))
         return packed if is_in_place else self._moved(packed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aethermind.hal.buffer import Buffer, MemoryKind
@@ -33,6 +34,13 @@ class Allocator(ABC):
         OutOfMemoryError says how much was wanted, how much there is and what to lower; a negative size is an
         InvalidArgumentError.
         """
+
+    def alloc_ahead(self, sizes: Sequence[int]) -> list[Buffer]:
+        """Buffers of these sizes that will be written as a whole, made ready while the caller does something else.
+
+        None of them where there is nothing to make ready, or no room for all: who asked then allocates one by one.
+        """
+        return []
 
     @abstractmethod
     def stats(self) -> MemoryStats:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aethermind.engine.kv_memory import KVMemory
+from aethermind.engine.loader import open_constants
 from aethermind.engine.model_runner import ModelRunner
 from aethermind.errors import InvalidArgumentError
 
@@ -28,10 +29,12 @@ class InlineExecutor:
             )
         self.planned = planned
         self.kv_memory = KVMemory.of(planned)
+        self._constants = open_constants(planned)
+        self._constants.set_aside(planned.compiled.plan)
 
     def load(self, cache: KVCache, on_progress: Callable[[int, int], None] | None = None) -> ModelRunner:
         """Read the weights."""
-        return ModelRunner(self.planned, cache, self.kv_memory, on_progress)
+        return ModelRunner(self.planned, cache, self.kv_memory, on_progress, self._constants)
 
     def close(self) -> None:
         """Finish the device's work and give everything back."""

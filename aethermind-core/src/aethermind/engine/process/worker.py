@@ -101,7 +101,7 @@ def _load(setup: Setup, outbox: Outbox) -> Engine:
         outbox.flush()
 
     planned = plan_model(Runtime.boot(), setup.model, setup.config)
-    engine = Engine(planned, planned.source.tokenizer(), on_progress=show_progress)
+    engine = Engine.load(planned, show_progress)
     outbox.loaded = Loaded(
         describe_model(engine, time.perf_counter() - started),
         read_sampling_defaults(planned.generation),
