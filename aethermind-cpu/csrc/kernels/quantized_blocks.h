@@ -20,7 +20,7 @@ inline constexpr int64_t kMinClaimBytes = 64 * 1024;  // enough of the weight to
 
 // Rows whose tiles may lie in scratch at once.
 AETHER_INLINE int64_t most_rows(int64_t num_rows, int64_t num_units) {
-  const int64_t fitting = kTileBytes / larger(1, num_units * kRecordRowBytes) / kQuantizedRows * kQuantizedRows;
+  const int64_t fitting = kTileBytes / larger(1, num_units * kUnitRowBytes) / kQuantizedRows * kQuantizedRows;
   return smaller(num_rows, smaller(kMostRows, larger(kQuantizedRows, fitting)));
 }
 
@@ -98,19 +98,20 @@ class QuantizedWeight {
  private:
   static int64_t tile_bytes(int64_t num_rows, int64_t k) {
     const int64_t num_units = divide_up(k, kUnitK);
-    return round_up(most_rows(num_rows, num_units) * num_units * kRecordRowBytes, kStepBytes);
+    return round_up(most_rows(num_rows, num_units) * num_units * kUnitRowBytes, kStepBytes);
   }
 
   void bring(const T* x, int64_t rows, char* tiles) const {
     const auto bring_one =
         with_format(layout_, []<int Bits, bool HasZeroPoint, bool HasOffset = false>() -> BringFn<T> {
-          return bring_row<QuantizedEngine<Bits, HasZeroPoint, HasOffset>, T>;
+          return QuantizedEngine<Bits, HasZeroPoint, HasOffset>::template bring<T>;
         });
     const Tiles cut(rows, quantized_tile_rows(rows));
     for (int64_t tile = 0; tile < cut.count; ++tile) {
       const int64_t begin = cut.begin(tile), size = cut.size(tile);
       for (int64_t r = 0; r < size; ++r)
-        bring_one(x + (begin + r) * k_, k_, tiles + begin * shape_.num_units * kRecordRowBytes, r, size);
+        bring_one(x + (begin + r) * k_, k_, shape_.units_per_run * kUnitK,
+                  tiles + begin * shape_.num_units * kUnitRowBytes, r, size);
     }
   }
 
@@ -132,8 +133,8 @@ class QuantizedWeight {
       for (int64_t tile = 0; tile < cut.count; ++tile) {
         const int64_t begin = cut.begin(tile), size = cut.size(tile);
         const QuantizedTileFn multiply_tile = (is_single ? kernels->single : kernels->several)[size];
-        multiply_tile(tiles + begin * shape_.num_units * kRecordRowBytes, panels + p, shape_,
-                      {distance, tile, cut.count}, c + begin * row_stride + p * kPanelColumns, row_stride);
+        multiply_tile(tiles + begin * shape_.num_units * kUnitRowBytes, panels + p, shape_, {distance, tile, cut.count},
+                      c + begin * row_stride + p * kPanelColumns, row_stride);
       }
       p = end;
     }

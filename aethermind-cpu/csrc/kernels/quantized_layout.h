@@ -39,9 +39,11 @@ struct QuantizedLayout {
   int32_t has_offset = 0;  // not both
 };
 
+// Where activations are quantised as well, units_per_run · kUnitK neighbours share a scale (quantized_engines.h).
 struct PanelShape {
   int64_t num_units, units_per_block, num_blocks;
   int64_t block_bytes, panel_bytes;
+  int64_t units_per_run;
 };
 
 PanelShape panel_shape(const QuantizedLayout& layout, int64_t cols);

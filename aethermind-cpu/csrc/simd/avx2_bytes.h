@@ -33,6 +33,9 @@ AETHER_INLINE IntVec widen_to_words(const uint8_t* p, int32_t offset = 0) {
 AETHER_INLINE IntVec multiply_small(const IntVec& w, const IntVec& x) {
   return {_mm256_madd_epi16(w.low, x.low), _mm256_madd_epi16(w.high, x.high)};
 }
+AETHER_INLINE IntVec add_words(const IntVec& x, const IntVec& y) {
+  return {_mm256_add_epi32(x.low, y.low), _mm256_add_epi32(x.high, y.high)};
+}
 AETHER_INLINE Vec to_floats(const IntVec& v) { return {_mm256_cvtepi32_ps(v.low), _mm256_cvtepi32_ps(v.high)}; }
 
 // Field `Field` of `Bits` bits of every byte. A single bit is left as 0 or 2.
@@ -49,29 +52,34 @@ AETHER_INLINE IntVec fields_of(const IntVec& step) {
   return {fields_of<Bits, Field>(step.low), fields_of<Bits, Field>(step.high)};
 }
 
-AETHER_INLINE Vec magnitudes(const Vec& v) {
-  const __m256 sign = _mm256_set1_ps(-0.0f);
-  return {_mm256_andnot_ps(sign, v.low), _mm256_andnot_ps(sign, v.high)};
+// As integers, magnitudes are ordered alike, and a NaN is the largest.
+AETHER_INLINE __m256 larger_magnitude(__m256 largest, __m256 x) {
+  const __m256i magnitude = _mm256_castps_si256(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), x));
+  return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(largest), magnitude));
 }
+AETHER_INLINE Vec larger_magnitude(const Vec& largest, const Vec& x) {
+  return {larger_magnitude(largest.low, x.low), larger_magnitude(largest.high, x.high)};
+}
+AETHER_INLINE float reduce_magnitude(const Vec& largest) {
+  const __m256i eight = _mm256_castps_si256(larger_magnitude(largest.low, largest.high));
+  const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1))));
+}
+
 AETHER_INLINE __m256i rounded_to_shorts(const Vec& v) {
   return _mm256_packs_epi32(_mm256_cvtps_epi32(v.low), _mm256_cvtps_epi32(v.high));
 }
 
-// Thirty-two values as signed bytes.
-AETHER_INLINE ByteBlock quantize_values(const Vec& low, const Vec& high, char* codes) {
-  const float magnitude = reduce_max(max(magnitudes(low), magnitudes(high)));
-  const Vec steps = set1(steps_per_one(magnitude));
+AETHER_INLINE int32_t round_to_bytes(const Vec& low, const Vec& high, char* codes) {
   // Packing works within 128-bit halves, which leaves fours of values out of order.
-  const __m256i packed = _mm256_packs_epi16(rounded_to_shorts(low * steps), rounded_to_shorts(high * steps));
+  const __m256i packed = _mm256_packs_epi16(rounded_to_shorts(low), rounded_to_shorts(high));
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_permutevar8x32_epi32(packed, order));
   const __m256i eight = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), packed), _mm256_set1_epi16(1));
   const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
   const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-  const int32_t sum = _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
-  const __m256 is_nan =
-      _mm256_or_ps(_mm256_cmp_ps(low.low, low.high, _CMP_UNORD_Q), _mm256_cmp_ps(high.low, high.high, _CMP_UNORD_Q));
-  return byte_block(magnitude, _mm256_movemask_ps(is_nan) != 0, sum);
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
 }
 
 }  // namespace aether::cpu::AETHER_ISA

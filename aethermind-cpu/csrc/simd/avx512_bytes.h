@@ -22,6 +22,7 @@ AETHER_INLINE IntVec widen_to_words(const uint8_t* p, int32_t offset = 0) {
   return _mm512_sub_epi16(words, _mm512_set1_epi32(offset));
 }
 AETHER_INLINE IntVec multiply_small(IntVec w, IntVec x) { return _mm512_madd_epi16(w, x); }
+AETHER_INLINE IntVec add_words(IntVec x, IntVec y) { return _mm512_add_epi32(x, y); }
 AETHER_INLINE Vec to_floats(IntVec v) { return _mm512_cvtepi32_ps(v); }
 
 // Field `Field` of `Bits` bits of every byte. A single bit is left as 0 or 2.
@@ -34,24 +35,28 @@ AETHER_INLINE IntVec fields_of(IntVec step) {
   return _mm512_and_si512(kShift ? _mm512_srli_epi16(step, kShift) : step, mask);
 }
 
-// Thirty-two values as signed bytes.
-AETHER_INLINE ByteBlock quantize_values(Vec low, Vec high, char* codes) {
-  const Vec largest = max(_mm512_abs_ps(low), _mm512_abs_ps(high));
-  const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(largest), _mm512_extractf32x8_ps(largest, 1));
-  const __m128 quarter = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-  const __m128 pair = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
-  const float magnitude = _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
-  const Vec steps = set1(steps_per_one(magnitude));
-  const __m128i a = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(low * steps));
-  const __m128i b = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(high * steps));
+// As integers, magnitudes are ordered alike, and a NaN is the largest.
+AETHER_INLINE Vec larger_magnitude(Vec largest, Vec x) {
+  return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(largest), _mm512_castps_si512(_mm512_abs_ps(x))));
+}
+AETHER_INLINE float reduce_magnitude(Vec largest) {
+  const __m512i sixteen = _mm512_castps_si512(largest);
+  const __m256i eight = _mm256_max_epi32(_mm512_castsi512_si256(sixteen), _mm512_extracti32x8_epi32(sixteen, 1));
+  const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1))));
+}
+
+AETHER_INLINE int32_t round_to_bytes(Vec low, Vec high, char* codes) {
+  const __m128i a = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(low));
+  const __m128i b = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(high));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), a);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + 16), b);
   const __m128i ones = _mm_set1_epi8(1);
   const __m128i pairs = _mm_add_epi16(_mm_maddubs_epi16(ones, a), _mm_maddubs_epi16(ones, b));
   const __m128i four = _mm_madd_epi16(pairs, _mm_set1_epi16(1));
   const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-  const int32_t sum = _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
-  return byte_block(magnitude, _mm512_cmp_ps_mask(low, high, _CMP_UNORD_Q) != 0, sum);
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
 }
 
 }  // namespace aether::cpu::AETHER_ISA

@@ -5,6 +5,8 @@
 //   kByteTileRows     rows of one panel, the kernels' register blocking
 //   dot_bytes<Bits>   sum + Σ (w − kCodeOffset<Bits>) x over the four bytes of every word: w unsigned, x signed and not
 //                     −128. Exact. Where an instruction wants signed weights too, kCodeOffset<8> is 128.
+//   larger_magnitude  the larger of a magnitude and |x| in every lane, NaN where either is
+//   round_to_bytes    thirty-two values as signed bytes, and their sum
 #pragma once
 
 #include <cstdint>
@@ -15,17 +17,9 @@ namespace aether::cpu::AETHER_ISA {
 
 // Values as signed bytes: x ≈ scale · code with scale = largest |x| / 127. Where a value is not finite, neither is the
 // scale.
-struct ByteBlock {
-  float scale;
-  int32_t sum;  // of the codes
-};
-
 inline constexpr float kLeastMagnitude = 0x1p-100f;  // what is below is too small for a reciprocal
 
 inline float steps_per_one(float magnitude) { return magnitude < kLeastMagnitude ? 0.0f : 127.0f / magnitude; }
-inline ByteBlock byte_block(float magnitude, bool is_nan, int32_t sum) {
-  const float scale = magnitude < kLeastMagnitude ? 0.0f : magnitude * (1.0f / 127.0f);
-  return {is_nan ? __builtin_nanf("") : scale, sum};
-}
+inline float byte_scale(float magnitude) { return magnitude < kLeastMagnitude ? 0.0f : magnitude * (1.0f / 127.0f); }
 
 }  // namespace aether::cpu::AETHER_ISA

@@ -44,6 +44,9 @@ AETHER_INLINE IntVec widen_to_words(const uint8_t* p, int32_t offset = 0) {
 AETHER_INLINE IntVec multiply_small(const IntVec& w, const IntVec& x) {
   return {vmulq_s32(w.a, x.a), vmulq_s32(w.b, x.b), vmulq_s32(w.c, x.c), vmulq_s32(w.d, x.d)};
 }
+AETHER_INLINE IntVec add_words(const IntVec& x, const IntVec& y) {
+  return {vaddq_s32(x.a, y.a), vaddq_s32(x.b, y.b), vaddq_s32(x.c, y.c), vaddq_s32(x.d, y.d)};
+}
 AETHER_INLINE Vec to_floats(const IntVec& v) {
   return {vcvtq_f32_s32(v.a), vcvtq_f32_s32(v.b), vcvtq_f32_s32(v.c), vcvtq_f32_s32(v.d)};
 }
@@ -70,25 +73,26 @@ AETHER_INLINE IntVec fields_of(const IntVec& step) {
   return map(step, [](int32x4_t four) __attribute__((always_inline)) { return fields_of<Bits, Field>(four); });
 }
 
-AETHER_INLINE Vec magnitudes(const Vec& v) { return {vabsq_f32(v.a), vabsq_f32(v.b), vabsq_f32(v.c), vabsq_f32(v.d)}; }
+// A maximum is NaN where one of its operands is.
+AETHER_INLINE Vec larger_magnitude(const Vec& largest, const Vec& x) {
+  return {vmaxq_f32(largest.a, vabsq_f32(x.a)), vmaxq_f32(largest.b, vabsq_f32(x.b)),
+          vmaxq_f32(largest.c, vabsq_f32(x.c)), vmaxq_f32(largest.d, vabsq_f32(x.d))};
+}
+AETHER_INLINE float reduce_magnitude(const Vec& largest) {
+  return vmaxvq_f32(vmaxq_f32(vmaxq_f32(largest.a, largest.b), vmaxq_f32(largest.c, largest.d)));
+}
+
 AETHER_INLINE int8x16_t rounded_to_bytes(const Vec& v) {
   const int16x8_t low = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(v.a)), vmovn_s32(vcvtnq_s32_f32(v.b)));
   const int16x8_t high = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(v.c)), vmovn_s32(vcvtnq_s32_f32(v.d)));
   return vcombine_s8(vmovn_s16(low), vmovn_s16(high));
 }
 
-// Thirty-two values as signed bytes.
-AETHER_INLINE ByteBlock quantize_values(const Vec& low, const Vec& high, char* codes) {
-  const Vec x = magnitudes(low), y = magnitudes(high);
-  // These maxima are NaN where one of the values is.
-  const float32x4_t four = vmaxq_f32(vmaxq_f32(vmaxq_f32(x.a, x.b), vmaxq_f32(x.c, x.d)),
-                                     vmaxq_f32(vmaxq_f32(y.a, y.b), vmaxq_f32(y.c, y.d)));
-  const float magnitude = vmaxvq_f32(four);
-  const Vec steps = set1(steps_per_one(magnitude));
-  const int8x16_t a = rounded_to_bytes(low * steps), b = rounded_to_bytes(high * steps);
+AETHER_INLINE int32_t round_to_bytes(const Vec& low, const Vec& high, char* codes) {
+  const int8x16_t a = rounded_to_bytes(low), b = rounded_to_bytes(high);
   vst1q_s8(reinterpret_cast<int8_t*>(codes), a);
   vst1q_s8(reinterpret_cast<int8_t*>(codes) + 16, b);
-  return byte_block(magnitude, magnitude != magnitude, vaddlvq_s8(a) + vaddlvq_s8(b));
+  return vaddlvq_s8(a) + vaddlvq_s8(b);
 }
 
 }  // namespace aether::cpu::AETHER_ISA

@@ -11,9 +11,10 @@ using namespace aether::cpu::testing;
 
 namespace {
 
-const std::vector<QuantizedLayout> kLayouts = {
-    {8, 32, 0, 0}, {4, 32, 0, 0}, {4, 32, 1, 0}, {4, 64, 0, 0}, {4, 128, 1, 0}, {8, 0, 0, 0}, {8, 64, 1, 0},
-    {2, 32, 1, 0}, {1, 32, 0, 0}, {4, 96, 0, 0}, {4, 32, 0, 1}, {8, 64, 0, 1},  {4, 0, 0, 1}};
+const std::vector<QuantizedLayout> kLayouts = {{8, 32, 0, 0},  {4, 32, 0, 0},  {4, 32, 1, 0}, {4, 64, 0, 0},
+                                               {4, 128, 1, 0}, {8, 0, 0, 0},   {8, 64, 1, 0}, {2, 32, 1, 0},
+                                               {1, 32, 0, 0},  {4, 96, 0, 0},  {4, 32, 0, 1}, {8, 64, 0, 1},
+                                               {4, 0, 0, 1},   {8, 256, 0, 0}, {8, 96, 0, 0}};
 
 std::string name_of(const QuantizedLayout& layout) {
   const char* shift = layout.has_zero_point ? "_zp_g" : layout.has_offset ? "_offset_g" : "_g";
@@ -107,15 +108,23 @@ bool is_one_of(const KernelEntry& entry, std::initializer_list<const char*> vari
   return std::ranges::any_of(variants, [&](const char* each) { return std::strcmp(entry.variant, each) == 0; });
 }
 
+// Neighbours whose bytes share a scale: as many as bytes of the weight do, up to 128.
+int64_t run_length(const QuantizedLayout& layout) {
+  for (int64_t length : {128, 64}) {
+    if (layout.bits < 8 || layout.block % length == 0) return length;
+  }
+  return 32;
+}
+
 // The activations themselves; or, with dynamic int8 activations, what is left of them.
-Tensor computed_with(const KernelEntry& entry, const Tensor& x) {
-  const int64_t k = x.dim(1);
+Tensor computed_with(const QuantizedLayout& layout, const KernelEntry& entry, const Tensor& x) {
+  const int64_t k = x.dim(1), run = run_length(layout);
   const Tensor result(AM_FLOAT32, {x.dim(0), k});
   result.fill([&](int64_t i) { return x.get(i); });
   if (is_one_of(entry, {"portable", "neon"})) return result;
   for (int64_t row = 0; row < x.dim(0); ++row) {
-    for (int64_t begin = 0; begin < k; begin += kUnitK) {
-      const int64_t end = std::min(begin + kUnitK, k);
+    for (int64_t begin = 0; begin < k; begin += run) {
+      const int64_t end = std::min(begin + run, k);
       float largest = 0.0f;
       for (int64_t i = begin; i < end; ++i)
         largest = std::max(largest, static_cast<float>(std::fabs(result.get(row * k + i))));
@@ -133,7 +142,8 @@ Storage stored_as(const QuantizedLayout& layout) {
   return {[layout](const KernelEntry&, int, int64_t n, int64_t k, double scale) {
             return packed_weight(random_codes(layout, n, k, scale));
           },
-          computed_with, name_of(layout)};
+          [layout](const KernelEntry& entry, const Tensor& x) { return computed_with(layout, entry, x); },
+          name_of(layout)};
 }
 
 // The largest sums that codes and activations make, in instructions that add products in few bits.
@@ -145,7 +155,7 @@ void test_extremes(const KernelEntry& entry, const QuantizedLayout& layout) {
   const std::string what = name_of(layout) + " extremes";
   run_with_teams(entry, {x.abi(), w.packed.abi(), Tensor().abi()}, {out}, {}, what);
   if (!is_compared()) return;
-  const Matrix computed(computed_with(entry, x)), weight(w.values);
+  const Matrix computed(computed_with(layout, entry, x)), weight(w.values);
   for (int64_t i = 0; i < t * n; ++i) {
     const Sum sum = dot(computed, i / n, weight, i % n);
     check_close(out.get(i), sum.value, sum.magnitude, entry.dtype, entry, what);

@@ -1,0 +1,247 @@
+// How a tile of rows meets a few panels of quantised weights (quantized_layout.h): one engine for each arithmetic.
+//
+//   ExactEngine   codes become floats in registers, times the block's scale, and are multiplied in float32. It equals
+//                 the weights' definition within the rounding of float32 sums.
+//   ByteEngine    ("dynamic int8 activations") a run of a row's values (PanelShape) becomes signed bytes times a
+//                 float32 scale, largest magnitude / 127. Products are summed as exact integers over the units of a
+//                 run that share a scale of the weight. A zero point, or the offset that makes codes unsigned, times
+//                 the negated sum of a unit's bytes is what the integers start from. Runs of 8-bit weights lie within
+//                 a block: the integers times the product of the two scales are added to the row's float32 sum. Fewer
+//                 bits round so coarsely that longer runs cost nothing: the integers times the weight's scale are
+//                 added to the run's float32 sum, which times the run's scale is added to the row's.
+//
+// A tile is what the rows are brought into:
+//
+//   ExactEngine   [units][rows][32] floats
+//   ByteEngine    [runs]([units of the run]([rows][32] bytes, [rows] negated sums), [rows] scales)
+#pragma once
+
+#include <cstring>
+
+#include "kernels/gemm.h"
+#include "kernels/quantized_layout.h"
+#include "kernels/team.h"
+
+namespace aether::cpu::AETHER_ISA {
+
+// What a code of a format stands for: factor · (code − zero), the zero point being constant where a block has none. A
+// bit is a sign, −1 or 1.
+template <int Bits>
+inline constexpr float kZero = Bits == 1 ? 0.5f : static_cast<float>(1 << (Bits - 1));
+template <int Bits>
+inline constexpr float kFactor = Bits == 1 ? 2.0f : 1.0f;
+
+template <int Bits, bool HasZeroPoint, bool HasOffset = false>
+struct ExactEngine {
+  static constexpr int kRows = kTileRows;
+  static constexpr int64_t kRowBytes = kUnitK * static_cast<int64_t>(sizeof(float));  // of a unit
+  static constexpr bool kHasRunSums = false;
+  static constexpr int panels_at_once(int) { return 1; }
+  using Zero = Vec;
+
+  static Zero zero_points(const uint8_t* p) { return load_bytes(p); }
+  static Zero no_zero_points() { return set1(kZero<Bits>); }
+
+  // Brings row `row` of a tile of `num_rows`, which has `k` values.
+  template <class T>
+  static void bring(const T* x, int64_t k, int64_t, char* tile, int64_t row, int64_t num_rows) {
+    for (; k > 0; k -= kUnitK, x += kUnitK, tile += num_rows * kRowBytes) {
+      auto* floats = reinterpret_cast<float*>(tile) + row * kUnitK;
+      store(floats, load(x, smaller(k, kLanes)));
+      store(floats + kLanes, k > kLanes ? load(x + kLanes, smaller(k - kLanes, kLanes)) : zero());
+    }
+  }
+
+  // Adds the products of `num_units` units that share scales, and moves on behind them.
+  template <int R, int P, class FetchFn>
+  AETHER_INLINE static void add_units(Vec (&sums)[R][P], const char*& x, const char* (&codes)[P],
+                                      const Vec (&scales)[P], const Zero (&zeros)[P], int64_t num_units,
+                                      FetchFn fetch) {
+    for (int64_t unit = 0; unit < num_units; ++unit, x += R * kRowBytes) {
+      fetch();
+      const float* value = reinterpret_cast<const float*>(x);
+      for (int64_t step = 0; step < Bits; ++step) {
+        for (int field = 0; field < 8 / Bits; ++field) {
+          for (int byte = 0; byte < 4; ++byte, ++value) {
+#pragma GCC unroll 4
+            for (int p = 0; p < P; ++p) {
+              const Vec code = load_fields(codes[p] + step * kStepBytes, 8 * byte + Bits * field, (1u << Bits) - 1u);
+              const Vec column =
+                  HasOffset ? fma(code, scales[p], zeros[p]) : (code - zeros[p]) * (scales[p] * set1(kFactor<Bits>));
+#pragma GCC unroll 12
+              for (int r = 0; r < R; ++r) sums[r][p] = fma(set1(value[r * kUnitK]), column, sums[r][p]);
+            }
+          }
+        }
+      }
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) codes[p] += Bits * kStepBytes;
+    }
+  }
+};
+
+#ifdef AETHER_HAS_BYTE_DOT
+// What shifts codes: integers that are zero points, or floats that are offsets.
+template <bool HasOffset>
+struct ShiftOf {
+  using Type = IntVec;
+};
+template <>
+struct ShiftOf<true> {
+  using Type = Vec;
+};
+
+template <int Bits, bool HasZeroPoint, bool HasOffset = false>
+struct ByteEngine {
+  static constexpr int kRows = kByteTileRows;
+  static constexpr int64_t kUnitRowBytes = kUnitK + 4;
+  static constexpr int64_t kRowBytes = kUnitRowBytes + 4;  // of a unit, at most
+  static constexpr bool kHasRunSums = Bits < 8;
+  static constexpr int panels_at_once(int rows) { return kTilePanels > 1 && 2 * rows <= kRows ? 2 : 1; }
+  using Zero = typename ShiftOf<HasOffset>::Type;
+
+  static IntVec zero_points(const uint8_t* p) { return widen_to_words(p, kCodeOffset<Bits>); }
+  static IntVec no_zero_points() { return IntVec{}; }
+
+  // Brings row `row` of a tile of `num_rows`, which has `k` values, in runs of `run_k`.
+  template <class T>
+  static void bring(const T* x, int64_t k, int64_t run_k, char* tile, int64_t row, int64_t num_rows) {
+    for (; k >= run_k; k -= run_k, x += run_k) tile = bring_run(x, run_k, tile, row, num_rows);
+    if (k > 0) bring_run(x, k, tile, row, num_rows);
+  }
+
+  template <class T>
+  AETHER_INLINE static char* bring_run(const T* x, int64_t count, char* tile, int64_t row, int64_t num_rows) {
+    // Of a single bit, codes are 0 or 2 and their zero point is 1.
+    constexpr bool is_sum = HasZeroPoint || HasOffset || Bits == 1;
+    constexpr int32_t kOffset = is_sum ? 1 : (1 << (Bits - 1)) - kCodeOffset<Bits>;
+    const int64_t last = (count - 1) / kUnitK * kUnitK, left = count - last;
+    const Vec low = left >= kLanes ? load(x + last) : load(x + last, left);
+    const Vec high = left == kUnitK  ? load(x + last + kLanes)
+                     : left > kLanes ? load(x + last + kLanes, left - kLanes)
+                                     : zero();
+    Vec largest = larger_magnitude(larger_magnitude(zero(), low), high);
+    for (int64_t i = 0; i < last; i += kUnitK) {
+      largest = larger_magnitude(larger_magnitude(largest, load(x + i)), load(x + i + kLanes));
+    }
+    const float magnitude = reduce_magnitude(largest), scale = byte_scale(magnitude);
+    const Vec steps = set1(steps_per_one(magnitude));
+    const auto put = [&](const Vec& first, const Vec& second) __attribute__((always_inline)) {
+      const int32_t negated = -kOffset * round_to_bytes(first * steps, second * steps, tile + row * kUnitK);
+      std::memcpy(tile + num_rows * kUnitK + row * 4, &negated, 4);
+      tile += num_rows * kUnitRowBytes;
+    };
+    for (int64_t i = 0; i < last; i += kUnitK) put(load(x + i), load(x + i + kLanes));
+    put(low, high);
+    std::memcpy(tile + row * 4, &scale, 4);
+    return tile + num_rows * 4;
+  }
+
+  template <int R, int P, int Field>
+  AETHER_INLINE static void fields(IntVec (&dots)[R][P], const char* x, const IntVec (&steps)[P]) {
+    IntVec w[P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) w[p] = fields_of<Bits, Field>(steps[p]);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const IntVec four = broadcast_word(x + r * kUnitK + 4 * Field);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) dots[r][p] = dot_bytes<Bits>(dots[r][p], w[p], four);
+    }
+    if constexpr (Field + 1 < 8 / Bits) fields<R, P, Field + 1>(dots, x, steps);
+  }
+
+  // What the integers of row r of the unit at x start from.
+  template <int R>
+  AETHER_INLINE static IntVec start(const char* x, int r, const Zero& zero_point) {
+    if constexpr (HasOffset) {
+      return IntVec{};
+    } else {
+      const IntVec negated = broadcast_word(x + R * kUnitK + r * 4);
+      return HasZeroPoint ? multiply_small(zero_point, negated) : negated;
+    }
+  }
+
+  // Adds the products of `num_units` units that share scales, and moves on behind them.
+  template <int R, int P, class FetchFn>
+  AETHER_INLINE static void add_units(Vec (&sums)[R][P], const char*& x, const char* (&codes)[P],
+                                      const Vec (&scales)[P], const Zero (&zeros)[P], int64_t num_units,
+                                      FetchFn fetch) {
+    IntVec dots[R][P];
+    int32_t negated[R] = {};
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) dots[r][p] = start<R>(x, r, zeros[p]);
+    }
+    while (true) {
+      fetch();
+#pragma GCC unroll 8
+      for (int64_t step = 0; step < Bits; ++step) {
+        IntVec steps[P];
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) steps[p] = load_words(codes[p] + step * kStepBytes);
+        fields<R, P, 0>(dots, x + step * (kUnitK / Bits), steps);
+      }
+      if constexpr (HasOffset) {
+        for (int r = 0; r < R; ++r) negated[r] += load_word(x + R * kUnitK + r * 4);
+      }
+      x += R * kUnitRowBytes;
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) codes[p] += Bits * kStepBytes;
+      if (--num_units == 0) break;
+      if constexpr (HasOffset) continue;
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) dots[r][p] = add_words(dots[r][p], start<R>(x, r, zeros[p]));
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const float run_scale = kHasRunSums ? 1.0f : __builtin_bit_cast(float, load_word(x + r * 4));
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        const Vec scale = kHasRunSums ? scales[p] : scales[p] * set1(run_scale);
+        sums[r][p] = fma(to_floats(dots[r][p]), scale, sums[r][p]);
+        if constexpr (HasOffset) {
+          const Vec moved = fma(scales[p], set1(static_cast<float>(kCodeOffset<Bits>)), zeros[p]);
+          const Vec offset = kCodeOffset<Bits> == 0 ? zeros[p] : moved;
+          sums[r][p] = fma(set1(-run_scale * static_cast<float>(negated[r])), offset, sums[r][p]);
+        }
+      }
+    }
+    if constexpr (!kHasRunSums) x += R * 4;
+  }
+
+  // Takes the sums of a run to its rows, and moves on behind it.
+  template <int R, int P>
+  AETHER_INLINE static void end_run(Vec (&sums)[R][P], const char*& x, float* rows, int64_t row_stride, bool is_first) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Vec scale = set1(__builtin_bit_cast(float, load_word(x + r * 4)));
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        float* row = rows + r * row_stride + p * kPanelColumns;
+        store(row, is_first ? sums[r][p] * scale : fma(sums[r][p], scale, load(row)));
+        sums[r][p] = zero();
+      }
+    }
+    x += R * 4;
+  }
+
+ private:
+  static int32_t load_word(const char* p) {
+    int32_t word;
+    std::memcpy(&word, p, 4);
+    return word;
+  }
+};
+template <int Bits, bool HasZeroPoint, bool HasOffset = false>
+using QuantizedEngine = ByteEngine<Bits, HasZeroPoint, HasOffset>;
+#else
+template <int Bits, bool HasZeroPoint, bool HasOffset = false>
+using QuantizedEngine = ExactEngine<Bits, HasZeroPoint, HasOffset>;
+#endif
+
+}  // namespace aether::cpu::AETHER_ISA
