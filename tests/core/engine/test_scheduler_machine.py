@@ -152,11 +152,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         now: float,
     ) -> None:
         """Nobody is let in before one whose key is smaller, and so nobody is overtaken from too far behind."""
-        admitted = [request for request in scheduled if request not in running]
+        scheduled = [request for request in scheduled if request not in running]
+        # Whose blocks come back beside the step is let in, and computed in the next.
+        brought_back = [request for request in self.loop.running if request in waiting and request not in scheduled]
+        admitted = [*scheduled, *brought_back]
         if not isinstance(self.policy, FairShare):
             assert not (admitted and victims), "newcomers never take room from others"
+        for entered in (scheduled, brought_back):
+            order = [self.policy.order_key(request, now) for request in entered]
+            assert order == sorted(order)
         keys = [self.policy.order_key(request, now) for request in admitted]
-        assert keys == sorted(keys)
         left = [request for request in waiting if request not in admitted and not request.is_finished]
         for request in left:
             assert all(key < self.policy.order_key(request, now) for key in keys)

@@ -225,8 +225,8 @@ class Scheduler:
         """Reserve, preempting those behind `request` in rank, the last first.
 
         Where there is nobody to preempt, it keeps its blocks and sits the step out: those before it go on, and take
-        its room if they need it. Alone, it can never go on, and is rejected. Where the budget says that nobody gives
-        way, it sits the step out as well.
+        its room if they need it. Alone, or with more tokens than all blocks hold, it can never go on, and is rejected.
+        Where the budget says that nobody gives way, it sits the step out as well.
         """
         while True:
             result = self._cache.reserve(request.request_id, num_tokens)
@@ -235,9 +235,11 @@ class Scheduler:
                 return True
             if not step.budget.may_preempt:
                 return False
-            if result.outcome is not Outcome.NO_ROOM or len(step.running) == 1:
+            needed = request.num_computed_tokens + num_tokens
+            is_hopeless = result.outcome is not Outcome.NO_ROOM or needed > self._cache.capacity_tokens
+            if is_hopeless or len(step.running) == 1:
                 step.running.remove(request)
-                self._reject(step, request, request.num_computed_tokens + num_tokens)
+                self._reject(step, request, needed)
                 return False
             victim = self._victim(step, request, is_last_resort)
             if victim is None:
