@@ -93,7 +93,7 @@ def test_an_instruction_set_can_be_ruled_out(monkeypatch: pytest.MonkeyPatch) ->
     for isa in isa_levels():
         monkeypatch.setenv("AETHERMIND_CPU_ISA", isa.label)
         allowed.add(f"cpu/{isa.label}")
-        assert {kernel.name for kernel in kernels()} <= allowed
+        assert {kernel.name.partition(" ")[0] for kernel in kernels()} <= allowed
     monkeypatch.setenv("AETHERMIND_CPU_ISA", "altivec")
     with pytest.raises(InvalidArgumentError, match=r"'altivec'.*Known here: portable, "):
         isa_limit()

@@ -37,11 +37,12 @@ class WatchedPool(BlockPool):
         if self.ref_count(block) == 0:
             assert not any(block in blocks for blocks in self.written), f"a step under way writes to block {block}"
             self.num_freed += 1
-            backend = self.engine.planned.open_device.backend
-            for tensor in self.engine.runner.kv_memory.tensors.values():
+            backend, memory = self.engine.planned.open_device.backend, self.engine.runner.kv_memory
+            memory.wait_for_swaps(lambda: {block})  # it may be on its way to host memory, and is filled behind that
+            for tensor in memory.tensors.values():
                 nbytes = tensor.nbytes // tensor.shape[0]
                 row = Tensor.of(tensor.buffer, tensor.dtype, tensor.shape[1:], block * nbytes)
-                backend.transfer.fill(row, 0xFF)
+                backend.transfer.fill(row, 0xFF, backend.streams.default())
 
 
 @dataclass

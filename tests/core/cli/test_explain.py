@@ -112,7 +112,7 @@ def test_weight_formats_are_told(invoke: Any) -> None:
     ]
     steps = {step["operator"]: step for section in report["sections"] for step in section["steps"]}
     found = {name: steps[name]["weight_format"] for name in ("embedding", "linear", "lm_head", "rms_norm")}
-    assert found == {"embedding": "dense", "linear": "int4_zp", "lm_head": "int8", "rms_norm": "dense"}
+    assert found == {"embedding": "int8", "linear": "int4_zp", "lm_head": "int8", "rms_norm": "dense"}
     text = invoke(*args).stdout
     assert "28 matrices in int4_zp: 1.67 MB, 4.75 bits a weight, held as float32; 1 matrix in int8" in text
     assert "lm_head [int8]" in text

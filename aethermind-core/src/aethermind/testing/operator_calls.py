@@ -31,6 +31,8 @@ _ROUNDED_ACTIVATIONS = Tolerance(relative_to_terms=0.02)
 """Of kernels that quantise activations to 8 bits on the way: half a step is 1/254 of the largest of a block, and the
 largest of a block of normal numbers is about four times their mean.
 """
+_ROUNDED_VALUES = {DType.BFLOAT16: Tolerance(relative=2.0**-8), DType.FLOAT16: Tolerance(relative=2.0**-11)}
+"""Of kernels that hand values of a format on: these are float32, and rounded once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +123,11 @@ def check_kernel(case: KernelCase, operators: OperatorRegistry, opened: OpenDevi
         array if array is None or spec.name not in case.formatted else rounded(case.formatted[spec.name], array)
         for spec, array in zip(case.operator.schema.inputs, inputs, strict=True)
     ]
-    rounds_activations = case.weight_format is not None and case.kernel.arithmetic is DType.INT8
-    more = _ROUNDED_ACTIVATIONS if rounds_activations else Tolerance()
+    more = Tolerance()
+    if case.weight_format is not None and case.operator.gathered:
+        more = _ROUNDED_VALUES.get(case.float_type, more)
+    elif case.weight_format is not None and case.kernel.arithmetic is DType.INT8:
+        more = _ROUNDED_ACTIVATIONS
     assert_within_tolerance(operators, case.operator, case.float_type, meant, case.sample.attributes, outputs, more)
 
 
