@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from aethermind.errors import PluginError
+from aethermind.errors import ConfigError, PluginError
 
 __all__ = ["Claims", "import_object"]
 
@@ -49,6 +49,15 @@ class Claims:
         """Import what a name stands for, or return None."""
         entry = self._entries.get(name)
         return None if entry is None else import_object(entry.target)
+
+    def chosen_object(self, name: str, setting: str) -> Any:
+        """Import what a setting names; ConfigError lists the installed ones when it is unknown."""
+        if name not in self._entries:
+            raise ConfigError(
+                f"Unknown {setting} {name!r}. Installed: {', '.join(self.names())}. Choose one of them, or install the "
+                "package that provides it."
+            )
+        return self.find_object(name)
 
 
 def import_object(target: str) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aethermind.errors import ConfigError
 from aethermind.plugins.claims import Claims
 
 if TYPE_CHECKING:
@@ -20,11 +19,5 @@ class PolicyRegistry(Claims):
 
     def make(self, name: str) -> SchedulingPolicy:
         """A new policy of this name; ConfigError lists the installed ones when it is unknown."""
-        factory = self.find_object(name)
-        if factory is None:
-            raise ConfigError(
-                f"Unknown scheduling policy {name!r}. Installed: {', '.join(self.names())}. Choose one of them, or "
-                "install the package that provides it."
-            )
-        policy: SchedulingPolicy = factory()
+        policy: SchedulingPolicy = self.chosen_object(name, "scheduling policy")()
         return policy
