@@ -29,8 +29,8 @@ FLAGS = (
 async def fair(server: Server, num_rounds: int) -> list[Figure]:
     """The light user's first token with the machine to itself, and with the crowd there.
 
-    Of the crowd, who was given a seat after the light user asked has to finish after it: how fast the machine is and how
-    late this client reads change nothing about that.
+    Of the crowd, who was given a seat after the light user asked has to finish after it: how fast the machine is and
+    how late this client reads change nothing about that.
     """
     alone_s, beside_s, steps_s = [], [], []
     overtakers = 0
