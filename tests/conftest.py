@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tests.composition.environments import Environments
 from tests.redis_server import REDIS_SERVER, RedisServer
 
@@ -18,6 +19,15 @@ from aethermind import Runtime
 
 # A shell that runs this in the background has interrupts ignored, and some tests are about them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# What passed once passes again, at any speed. Other examples on every run: --hypothesis-profile=random, and
+# EXHAUSTIVE=1, with which state machines make 5,000 runs of 100 steps.
+for profile, is_same in (("same", True), ("random", False)):
+    settings.register_profile(
+        profile, derandomize=is_same, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    )
+settings.load_profile("random" if os.environ.get("EXHAUSTIVE") else "same")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
