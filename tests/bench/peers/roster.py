@@ -52,6 +52,7 @@ def roster(peers: Path, checkpoint: Path, model: str, threads: int) -> list[Cont
 OURS: list[tuple[str, str, dict[str, str]]] = [
     ("AetherMind bf16", "bf16", {}),
     ("AetherMind int8", "int8", {"quantization": "int8"}),
+    ("AetherMind int8_channel", "int8", {"quantization": "int8_channel"}),
     ("AetherMind int4, head int8", "int4", {"quantization": "int4", "lm_head": "int8"}),
     ("AetherMind int4, head int4", "int4", {"quantization": "int4", "lm_head": "int4"}),
 ]

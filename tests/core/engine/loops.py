@@ -84,8 +84,7 @@ class Loop:
         )
         self.budget = StepBudget(**limits)
         policy = policy or FirstComeFirstServed()
-        self.scheduler = Scheduler(self.cache, policy, costs)
-        self.scheduler.swaps_beside_steps = swaps_beside_steps
+        self.scheduler = Scheduler(self.cache, policy, costs, swaps_beside_steps=swaps_beside_steps)
         self.waiting = WaitingQueue(policy)
         self.running: list[Request] = []
         self.finished: list[Request] = []

@@ -9,9 +9,9 @@ from tests.core.engine.loops import Loop, SwapRoom, Swaps, shares
 
 from aethermind.cache import CacheState
 from aethermind.engine.decision import ScheduleDecision, StepBudget
+from aethermind.engine.giving_way import MAX_PREEMPTIONS
 from aethermind.engine.policies import PriorityWithAging
 from aethermind.engine.request import FinishReason, Request, RequestState
-from aethermind.engine.scheduler import MAX_PREEMPTIONS
 from aethermind.errors import InvalidArgumentError
 
 

@@ -15,6 +15,7 @@ from tests.core.engine.loops import Loop, SwapRoom, Swaps, next_token
 
 from aethermind.cache import CacheState
 from aethermind.engine.decision import StepBudget
+from aethermind.engine.giving_way import MAX_PREEMPTIONS
 from aethermind.engine.policies import (
     EarliestDeadline,
     FairShare,
@@ -23,7 +24,6 @@ from aethermind.engine.policies import (
     ShortestFirst,
 )
 from aethermind.engine.request import FinishReason, Request, RequestState
-from aethermind.engine.scheduler import MAX_PREEMPTIONS
 
 IS_EXHAUSTIVE = os.environ.get("EXHAUSTIVE", "") not in ("", "0")
 VIP = -3

@@ -79,8 +79,7 @@ class Engine:
         # Also where nobody says `close`, and at the end of the program: what was computed is to be found by others.
         self._end_offload = weakref.finalize(self, self.kv_offload.close) if self.kv_offload else None
         self.runner = self.executor.load(self.cache, on_progress)
-        self.scheduler = Scheduler(self.cache, planned.policy, self.costs)
-        self.scheduler.swaps_beside_steps = memory.swaps_beside_steps
+        self.scheduler = Scheduler(self.cache, planned.policy, self.costs, swaps_beside_steps=memory.swaps_beside_steps)
         self.speculator = open_speculator(planned, self.cache, clock)
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._planned_budget = self.budget = StepBudget(
