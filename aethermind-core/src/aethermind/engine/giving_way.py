@@ -10,7 +10,7 @@ from aethermind.engine.preemption import PreemptionCosts
 from aethermind.engine.request import Request, RequestState
 from aethermind.engine.scheduling_step import SchedulingStep
 
-__all__ = ["MAX_PREEMPTIONS", "GivingWay"]
+__all__ = ["GivingWay", "MAX_PREEMPTIONS"]
 
 MAX_PREEMPTIONS = 4
 """How often a request gives way. After that it is let in only where nobody will ever need its room."""
