@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -86,10 +87,15 @@ def directory(tmp_path_factory: pytest.TempPathFactory, demo: Path) -> Path:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what a process holds")
 @pytest.mark.parametrize("quantization", ["dense", "int8"])
-def test_loading_takes_what_is_loaded_and_little_more(directory: Path, demo: Path, quantization: str) -> None:
+def test_loading_takes_what_is_loaded_and_little_more(
+    directory: Path, demo: Path, quantization: str, tmp_path: Path
+) -> None:
+    """Though the packed weights are written to disk meanwhile."""
     command = [sys.executable, "-c", PROGRAM, str(directory), str(demo), quantization]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert result.returncode == 0, result.stderr
+    assert len([*(tmp_path / "aethermind" / "weights").iterdir()]) == 1
     (rss, anonymous, _), greatest, (kept, load_peak), use, peak, mapped = json.loads(result.stdout)
     packed = use["packed_weights"]
     assert packed > 60 * MIB

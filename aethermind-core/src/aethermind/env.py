@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from aethermind.errors import InvalidArgumentError
 
-__all__ = ["NAMES", "log_level", "model_path", "num_threads", "plugin_allow_list"]
+__all__ = ["NAMES", "cache_directory", "log_level", "model_path", "num_threads", "plugin_allow_list"]
 
 NAMES = frozenset(
     {"AETHERMIND_CONFIG", "AETHERMIND_LOG", "AETHERMIND_MODEL", "AETHERMIND_NUM_THREADS", "AETHERMIND_PLUGINS"}
 )
 """The variables with short names. All others are those of settings (`AETHERMIND_SECTION__KEY`) and of plugins."""
+
+
+def cache_directory() -> Path:
+    """Where files lie that can be made again: `aethermind` under `XDG_CACHE_HOME`, else under `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "aethermind"
 
 
 def plugin_allow_list() -> frozenset[str] | None:

@@ -66,6 +66,7 @@ class LLM:
         quantization: str | None = None,
         lm_head: str | None = None,
         load_format: str = "auto",
+        weight_cache: float = 16.0,
         max_model_len: int | None = None,
         num_kv_blocks: int | None = None,
         block_size: int = 16,
@@ -103,6 +104,8 @@ class LLM:
         `swap_space` is how many GiB of host memory keep the keys and values of requests that give way in a full cache.
         `kv_store` is the address of a place where engines share what they computed (`disk:/path?size=10GiB`,
         `redis://host:6379/0`, `host:2GiB`, or a plugin's); `close` lets it have the rest.
+        `weight_cache` is how many GiB in the user's cache folder keep packed weights, which later starts of the same
+        model map; 0 keeps none.
         `quantization` is the format to store the model's matrices in (`int8`, `int4`, …), `lm_head` that of the one
         that makes logits (by default int8, or that of the others if it has no fewer bits).
         `scheduling_policy` orders requests where not all can run: fair, fcfs, priority, shortest, deadline, or one of
@@ -125,6 +128,7 @@ class LLM:
             quantization=quantization,
             lm_head=lm_head,
             load_format=load_format,
+            weight_cache=weight_cache,
             max_model_len=max_model_len,
             num_kv_blocks=num_kv_blocks,
             block_size=block_size,

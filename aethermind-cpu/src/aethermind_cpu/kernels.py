@@ -15,7 +15,7 @@ from aethermind.ops.operator import Operator
 from aethermind.ops.weight_format import CHECKPOINT_FORMAT_NAMES, FORMAT_NAMES, WeightFormat, parse_format
 from aethermind_cpu import _native
 from aethermind_cpu.isa import Isa, isa_limit
-from aethermind_cpu.packing import pack_in_parts
+from aethermind_cpu.packing import build_of_packing, pack_in_parts
 from aethermind_cpu.quantized import quantized_pack
 
 __all__ = ["kernels"]
@@ -101,6 +101,7 @@ def _pack(entry: _native.PackEntry) -> Pack:
         entry.name,
         nbytes=lambda shape, _: entry.packed_bytes(*_rows_and_columns(shape)),
         pack=partial(_pack_dense, entry),
+        build=build_of_packing(),
     )
 
 

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from aethermind.hal.mapped import drop_mapped_pages
+from aethermind_cpu import _native
 from aethermind_cpu.devices import num_physical_cores
 
-__all__ = ["pack_in_parts"]
+__all__ = ["build_of_packing", "pack_in_parts"]
 
 _ROWS_PER_PART = 64
 """A packing is a sequence of panels of rows whose height divides this, so that parts can be packed in parallel."""
 _BYTES_PER_PART = 1 << 20
 _BYTES_PER_PIECE = 8 << 20
 """So much of a mapped file is in memory at a time, beside what it is packed into."""
+
+
+@cache
+def build_of_packing() -> str:
+    """The build of the code that lays weights out: the native module's file."""
+    status = os.stat(_native.__file__)
+    return f"{status.st_ino}-{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}"
 
 
 def pack_in_parts(source: Any, pack_part: Callable[[int, int], None]) -> None:

@@ -9,7 +9,7 @@ from aethermind.dispatch.kernel import Pack
 from aethermind.hal.dtype import DType
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 from aethermind_cpu import _native
-from aethermind_cpu.packing import pack_in_parts
+from aethermind_cpu.packing import build_of_packing, pack_in_parts
 
 __all__ = ["quantized_pack"]
 
@@ -22,6 +22,7 @@ def quantized_pack(format: WeightFormat) -> Pack:
         nbytes=lambda shape, _: layout.packed_bytes(*shape),
         pack=partial(_pack, format, layout),
         weight_format=format.name,
+        build=build_of_packing(),
     )
 
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
+from aethermind import env
 from aethermind.errors import CheckpointError
 
 __all__ = ["digest_files"]
@@ -31,7 +32,8 @@ def _digest(path: Path) -> str:
     try:
         status = path.stat()
         seen = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        remembered = _cache_directory() / _short(sha256(repr((str(path.resolve()), seen)).encode()).hexdigest())
+        name = _short(sha256(repr((str(path.resolve()), seen)).encode()).hexdigest())
+        remembered = env.cache_directory() / "digests" / name
         with suppress(OSError):
             known = remembered.read_text("ascii")
             if len(known) == _NUM_DIGITS:
@@ -65,10 +67,6 @@ def _read(path: Path, num_bytes: int) -> str:
     with ThreadPoolExecutor(thread_name_prefix="aethermind-digest") as pool:
         pieces = pool.map(digest, range(0, num_bytes, _PIECE_BYTES))
         return _short(sha256(b"".join(pieces)).hexdigest())
-
-
-def _cache_directory() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aethermind" / "digests"
 
 
 def _short(digest: str) -> str:

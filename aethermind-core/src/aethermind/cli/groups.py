@@ -53,6 +53,7 @@ class ModelOptions(NumberOptions):
     """The same, and what its weights are."""
 
     load_format: options.LoadFormat = "auto"
+    weight_cache: options.WeightCache = 16.0
 
 
 @dataclass(frozen=True, slots=True)

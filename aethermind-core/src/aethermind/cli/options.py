@@ -33,6 +33,7 @@ __all__ = [
     "NumThreads",
     "Quantization",
     "Regex",
+    "WeightCache",
     "chosen_model",
 ]
 
@@ -55,6 +56,9 @@ LmHead = Annotated[
     typer.Option("--lm-head", help="The same for the matrix that makes logits.", show_default="int8, or more bits"),
 ]
 LoadFormat = Annotated[str, typer.Option("--load-format", help="auto reads the weights, dummy makes random ones.")]
+WeightCache = Annotated[
+    float, typer.Option("--weight-cache", help="GiB on disk for packed weights, which later starts map; 0 for none.")
+]
 MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Longest context in tokens.")]
 NumKvBlocks = Annotated[int | None, typer.Option("--num-kv-blocks", help="Blocks of the KV cache.")]
 KvCacheDType = Annotated[

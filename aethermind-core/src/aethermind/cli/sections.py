@@ -45,9 +45,15 @@ class ModelSettings:
         None, "that of the matrix that makes logits", unset="int8, or quantization's if finer"
     )
     load_format: str = setting("auto", "auto reads the weights, dummy makes random ones")
+    weight_cache: float = setting(16.0, "GiB on disk for packed weights, which later starts map; 0 for none")
 
     def __post_init__(self) -> None:
-        EngineConfig(quantization=self.quantization, lm_head=self.lm_head, load_format=self.load_format)
+        EngineConfig(
+            quantization=self.quantization,
+            lm_head=self.lm_head,
+            load_format=self.load_format,
+            weight_cache=self.weight_cache,
+        )
 
 
 @dataclass(frozen=True, slots=True)

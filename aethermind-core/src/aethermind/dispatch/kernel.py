@@ -42,6 +42,10 @@ class Pack:
 
     Where a device with memory of its own does that better, `pack_on_device(backend, source, destination)` takes such an
     array, in host memory, and has the same bytes in the tensor `destination` on return.
+
+    `build` names the code that packs, another build by another name. Where it is given, packed weights may be kept on
+    disk and read in place by later processes (see `engine.weight_cache`), since their bytes depend on nothing but the
+    weight, the layout and this code. They lie then in memory that can only be read.
     """
 
     name: str
@@ -49,6 +53,7 @@ class Pack:
     pack: Callable[[Any, int], None]
     weight_format: str = DENSE
     pack_on_device: Callable[[Any, Any, Any], None] | None = None
+    build: str | None = None
 
 
 def _supports_everything(_: Signature) -> str | None:

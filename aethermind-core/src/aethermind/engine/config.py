@@ -30,7 +30,8 @@ class EngineConfig:
 
     `quantization` names the weight format of the model's matrices, `lm_head` that of the one that makes logits (None:
     int8 where the others have fewer bits, else the same). Names are checked where formats are known, when a model is
-    planned. `swap_space` is in GiB of host memory, `kv_store` the address of a store (see `cache.stores.address`).
+    planned. `weight_cache` is in GiB of files that keep packed weights for the next start (see `engine.weight_cache`).
+    `swap_space` is in GiB of host memory, `kv_store` the address of a store (see `cache.stores.address`).
     `max_new_tokens` is a quota: no answer gets longer, whatever its request asks for. The last turns of `max_sessions`
     sessions are kept for `session_ttl` seconds. Parked sequences go to the swap space once sequences hold more than the
     fraction `swap_threshold` of the blocks.
@@ -47,6 +48,7 @@ class EngineConfig:
     quantization: str | None = None
     lm_head: str | None = None
     load_format: str = "auto"
+    weight_cache: float = 16.0
     max_model_len: int | None = None
     num_kv_blocks: int | None = None
     block_size: int = 16
@@ -94,9 +96,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**40):
                 raise InvalidArgumentError(f"{name} should be a positive integer, got {value!r}.")
-        swap_space = self.swap_space
-        if isinstance(swap_space, bool) or not isinstance(swap_space, int | float) or not 0 <= swap_space < 2**20:
-            raise InvalidArgumentError(f"swap_space should be GiB of host memory, 0 for none, got {swap_space!r}.")
+        for name, place in (("swap_space", "host memory"), ("weight_cache", "disk space")):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**20:
+                raise InvalidArgumentError(f"{name} should be GiB of {place}, 0 for none, got {value!r}.")
         threshold = self.swap_threshold
         if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
             raise InvalidArgumentError(f"swap_threshold should be a fraction of the blocks, 0 to 1, got {threshold!r}.")

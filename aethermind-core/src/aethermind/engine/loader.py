@@ -14,6 +14,7 @@ from aethermind.engine.config import EngineConfig
 from aethermind.engine.kv_plan import for_whole_texts, plan_kv
 from aethermind.engine.model_graph import GraphKey, Part, StepGraphs
 from aethermind.engine.tensor_parallel import PartialTensors, TensorParallel, num_threads_of
+from aethermind.engine.weight_cache import WeightCache
 from aethermind.engine.weight_formats import WeightFormats
 from aethermind.errors import InvalidArgumentError
 from aethermind.graph.compile import Compiled, compile_graph
@@ -269,6 +270,7 @@ def open_weights(planned: PlannedModel) -> TensorSource:
 
 def open_constants(planned: PlannedModel) -> ConstantStore:
     """Where the plans of a model get their weights from."""
+    kept = WeightCache.of(planned)
     source, computed = open_weights(planned), planned.computed
     opened = planned.open_device
     return ConstantStore(
@@ -276,6 +278,7 @@ def open_constants(planned: PlannedModel) -> ConstantStore:
         opened.device,
         lambda name: computed[name] if name in computed else source.array(name),
         planned.parameter_types,
+        kept,
     )
 
 

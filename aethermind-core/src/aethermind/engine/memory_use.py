@@ -49,7 +49,7 @@ def measure_memory(moment: str, planned: PlannedModel, runner: ModelRunner | Non
     plain = runner.constants.nbytes - packed
     arena = sum(executor.arena_bytes for executor in runner.executors)
     inputs = sum(executor.input_bytes for executor in runner.executors)
-    from_allocator = packed + runner.kv_cache_bytes + arena + inputs
+    from_allocator = packed - runner.constants.found_bytes + runner.kv_cache_bytes + arena + inputs
     if not backend.capabilities.is_host_accessible:
         from_allocator += plain
     other = max(allocated - from_allocator, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from aethermind.dispatch.kernel import Pack
 from aethermind.errors import CheckpointError, InvalidArgumentError
@@ -18,9 +18,32 @@ from aethermind.ops.dims import resolve
 from aethermind.ops.schema import TensorType
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 
-__all__ = ["ConstantStore", "constant_bytes"]
+__all__ = ["ConstantStore", "KeptConstants", "PackedConstant", "constant_bytes"]
 
 Array = Any
+
+
+class PackedConstant(NamedTuple):
+    """A constant in a kernel's layout: `nbytes` bytes that `pack` makes of a parameter of this type."""
+
+    constant: Constant
+    pack: Pack
+    type: TensorType
+    nbytes: int
+
+
+class KeptConstants(Protocol):
+    """Where packed constants are found that an earlier process packed."""
+
+    def find(self, wanted: Mapping[str, PackedConstant]) -> Mapping[str, Array]:
+        """The bytes of wanted constants by their keys, uint8 [nbytes] at multiples of ALIGNMENT, in memory that stays
+        while the array does; empty where they are not there.
+        """
+        ...
+
+    def keep(self, wanted: Mapping[str, PackedConstant], packed: Mapping[str, Tensor]) -> None:
+        """Keep what was not found, by and by: the tensors stay as they are."""
+        ...
 
 
 class ConstantStore:
@@ -28,18 +51,25 @@ class ConstantStore:
 
     `read(name)` returns the checkpoint's array (perhaps of another floating dtype, perhaps a mapped file), or a
     QuantizedWeight where the checkpoint holds such. A parameter that the device can read in place, in the dtype and
-    layout it has, is not copied.
+    layout it has, is not copied, and neither is a packed one that `kept` finds.
     """
 
     def __init__(
-        self, backend: Backend, device: DeviceId, read: Callable[[str], Array], types: Mapping[str, TensorType]
+        self,
+        backend: Backend,
+        device: DeviceId,
+        read: Callable[[str], Array],
+        types: Mapping[str, TensorType],
+        kept: KeptConstants | None = None,
     ) -> None:
         self._backend = backend
         self._device = device
         self._read = read
         self._types = types
+        self._kept = kept
         self._tensors: dict[str, Tensor] = {}
         self._packed: set[str] = set()
+        self._found: set[str] = set()
         self._set_aside: dict[str, Buffer] = {}
 
     @property
@@ -49,22 +79,23 @@ class ConstantStore:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of the constants that were copied into a kernel's layout."""
+        """Bytes of the constants that are in a kernel's layout."""
         return sum(self._tensors[key].buffer.nbytes for key in self._packed)
+
+    @property
+    def found_bytes(self) -> int:
+        """Those of them that an earlier process packed: they take no memory of the device's allocator."""
+        return sum(self._tensors[key].buffer.nbytes for key in self._found)
 
     def set_aside(self, plan: Plan) -> None:
         """Take memory for a plan's packed constants, to be made ready while something else is done before `load`."""
-        packs = plan.packs()
-        sizes = {
-            key: packs[constant.pack].nbytes(resolve(type.shape, {}), type.dtype)
-            for key, constant in plan.constants.items()
-            if constant.pack is not None and (type := self._types[constant.parameter])
-        }
+        sizes = {key: one.nbytes for key, one in self._find(plan).items()}
         if buffers := self._backend.allocator.alloc_ahead([*sizes.values()]):
             self._set_aside = dict(zip(sizes, buffers, strict=True))
 
     def load(self, plan: Plan, on_progress: Callable[[int, int], None] | None = None) -> None:
         """Make every constant of a plan available; `on_progress(done, total)` counts constants."""
+        unkept = self._find(plan)
         packs = plan.packs()
         missing = [key for key in plan.constants if key not in self._tensors]
         for done, key in enumerate(missing):
@@ -78,6 +109,8 @@ class ConstantStore:
                 self._packed.add(key)
             if on_progress:
                 on_progress(done + 1, len(missing))
+        if self._kept is not None and unkept:
+            self._kept.keep(unkept, {key: self._tensors[key] for key in unkept})
 
     def address(self, key: str) -> int:
         """The device address of a loaded constant."""
@@ -86,6 +119,23 @@ class ConstantStore:
     def tensor(self, key: str) -> Tensor:
         """A loaded constant; a packed one is a tensor of bytes."""
         return self._tensors[key]
+
+    def _find(self, plan: Plan) -> dict[str, PackedConstant]:
+        """Take the packed constants of a plan that were kept; returns those that are still to be packed."""
+        packs = plan.packs()
+        missing = {
+            key: PackedConstant(constant, pack, type, pack.nbytes(resolve(type.shape, {}), type.dtype))
+            for key, constant in plan.constants.items()
+            if constant.pack is not None and key not in self._tensors
+            for pack, type in [(packs[constant.pack], self._types[constant.parameter])]
+        }
+        for key, array in (self._kept.find(missing) if self._kept is not None and missing else {}).items():
+            nbytes = missing.pop(key).nbytes
+            buffer = Buffer(self._device, array.ctypes.data, nbytes, is_host_accessible=True, owner=array)
+            self._tensors[key] = Tensor.of(buffer, DType.UINT8, (nbytes,))
+            self._packed.add(key)
+            self._found.add(key)
+        return missing
 
     def _load_one(self, constant: Constant, pack: Pack | None, buffer: Buffer | None) -> Tensor:
         type, format = self._types[constant.parameter], constant.weight_format

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["drop_mapped_pages"]
+__all__ = ["bring_mapped_pages", "drop_mapped_pages"]
+
+_MADV_POPULATE_READ = 22
+"""Of Linux 5.14; Python has no name for it. Older kernels refuse it, and pages come when they are touched."""
+_BYTES_AT_A_TIME = 32 << 20
+"""Between two such stretches others may map memory, for which they wait meanwhile."""
 
 
 def drop_mapped_pages(array: np.ndarray[Any, Any]) -> None:
@@ -19,12 +26,8 @@ def drop_mapped_pages(array: np.ndarray[Any, Any]) -> None:
     """
     import numpy as np
 
-    owner: Any = array
-    while isinstance(owner, np.ndarray):
-        owner = owner.base
-    if isinstance(owner, memoryview):
-        owner = owner.obj
-    if not isinstance(owner, mmap.mmap) or not hasattr(owner, "madvise"):
+    owner = _file_of(array)
+    if owner is None or not hasattr(owner, "madvise"):
         return
     mapped = np.frombuffer(owner, np.uint8)
     if mapped.flags.writeable or not array.size:  # a private copy of a page would be lost
@@ -37,3 +40,40 @@ def drop_mapped_pages(array: np.ndarray[Any, Any]) -> None:
     end = (first + spanned) // mmap.PAGESIZE * mmap.PAGESIZE
     if end > begin:
         owner.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
+def bring_mapped_pages(array: np.ndarray[Any, Any]) -> None:
+    """Have a thread bring in the whole mapped file that an array lies in, on huge pages where the system has them.
+
+    Returns at once. Does nothing for other arrays, and where the system has no `madvise`.
+    """
+    import numpy as np
+
+    owner = _file_of(array)
+    if owner is None or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    mapped = np.frombuffer(owner, np.uint8)
+    begin, nbytes = mapped.ctypes.data, mapped.nbytes
+    system = ctypes.CDLL(None)  # that of mmap.mmap keeps the interpreter to itself while it waits for a disk
+
+    def advise(address: int, length: int, what: int) -> bool:
+        return int(system.madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), what)) == 0
+
+    def bring() -> None:
+        for offset in range(0, mapped.nbytes, _BYTES_AT_A_TIME):  # `mapped` keeps the file mapped until it is done
+            if not advise(begin + offset, min(_BYTES_AT_A_TIME, nbytes - offset), _MADV_POPULATE_READ):
+                return
+
+    advise(begin, nbytes, mmap.MADV_HUGEPAGE)
+    threading.Thread(target=bring, name="aethermind-bring", daemon=True).start()
+
+
+def _file_of(array: np.ndarray[Any, Any]) -> mmap.mmap | None:
+    import numpy as np
+
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    return owner if isinstance(owner, mmap.mmap) else None

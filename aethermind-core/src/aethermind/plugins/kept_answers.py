@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from aethermind import env
 from aethermind.log import get_logger
 
 __all__ = ["KeptAnswers", "stamp_of"]
@@ -43,7 +44,7 @@ class KeptAnswers:
     @property
     def file(self) -> Path:
         """Where they are."""
-        return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "aethermind" / self._name
+        return env.cache_directory() / self._name
 
     def recall(self, key: str, stamp: str | None) -> dict[str, Any] | None:
         """The answer kept for `key`, if it was given under the same stamp."""

@@ -1,0 +1,115 @@
+"""Packed weights of one model, found in a folder, or written there beside what the process does."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from aethermind import env
+from aethermind.engine.weight_cache.folder import WeightFolder
+from aethermind.engine.weight_cache.key import cache_key, describe_files
+from aethermind.errors import CheckpointError
+from aethermind.hal.mapped import bring_mapped_pages
+from aethermind.log import get_logger
+
+if TYPE_CHECKING:
+    from aethermind.engine.loader import PlannedModel
+    from aethermind.graph.constants import PackedConstant
+    from aethermind.hal.tensor import Tensor
+
+__all__ = ["WeightCache"]
+
+logger = get_logger(__name__)
+
+_LOWEST_PRIORITY = 19
+
+
+class WeightCache:
+    """Implements `graph.constants.KeptConstants` for weights whose packs name their build."""
+
+    least_bytes = 64 << 20
+    """Fewer are packed as fast as they are found."""
+
+    def __init__(self, planned: PlannedModel, folder: WeightFolder) -> None:
+        """Made before the model's files are opened, so that these are what it knows of them, or newer.
+
+        OSError where one of the files has gone, CheckpointError where they are not a model's.
+        """
+        self._planned = planned
+        self._folder = folder
+        self._files = describe_files(planned)
+
+    @classmethod
+    def of(cls, planned: PlannedModel) -> WeightCache | None:
+        """That of a model in the user's cache folder; None where the configuration wants none, for random weights, and
+        for devices that do not compute on the host's memory.
+        """
+        config = planned.config
+        is_in_place = planned.open_device.backend.capabilities.is_host_accessible
+        if not config.weight_cache or config.load_format == "dummy" or not is_in_place:
+            return None
+        folder = WeightFolder(env.cache_directory() / "weights", int(config.weight_cache * 2**30))
+        try:
+            return cls(planned, folder)
+        except OSError:
+            return None  # who opens the files says it better
+
+    def find(self, wanted: Mapping[str, PackedConstant]) -> Mapping[str, Any]:
+        """See `KeptConstants`; the file's pages are brought in meanwhile. A broken file is a warning."""
+        lasting = self._lasting(wanted)
+        if not lasting:
+            return {}
+        key = cache_key(self._planned, self._files, lasting)
+        try:
+            found = self._folder.find(key, {key: one.nbytes for key, one in lasting.items()})
+        except CheckpointError as error:
+            logger.warning("Packed weights are made again, for those that were kept are damaged: %s", error)
+            return {}
+        if found:
+            bring_mapped_pages(next(iter(found.values())))
+        return found
+
+    def keep(self, wanted: Mapping[str, PackedConstant], packed: Mapping[str, Tensor]) -> None:
+        """See `KeptConstants`. A thread of the lowest priority writes; the end of the program waits for it, unless it
+        is interrupted.
+        """
+        lasting = self._lasting(wanted)
+        if not lasting:
+            return
+        is_over = threading.Event()
+
+        def write() -> None:
+            with suppress(OSError, AttributeError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+            try:
+                is_same = describe_files(self._planned) == self._files
+                key = cache_key(self._planned, self._files, lasting)
+                if is_same and not self._folder.has(key):
+                    self._folder.write(key, {name: packed[name].numpy() for name in lasting}, is_over.is_set)
+            except (OSError, CheckpointError) as error:
+                logger.info("packed weights are not kept for the next start: %s", error)
+
+        thread = threading.Thread(target=write, name="aethermind-keep-weights", daemon=True)
+        thread.start()
+        atexit.register(_finish, thread, is_over)
+
+    def _lasting(self, wanted: Mapping[str, PackedConstant]) -> dict[str, PackedConstant]:
+        """Those that another process would pack to the same bytes, if they are worth it."""
+        lasting = {
+            key: one
+            for key, one in wanted.items()
+            if one.pack.build is not None and one.constant.parameter not in self._planned.computed
+        }
+        return lasting if sum(one.nbytes for one in lasting.values()) >= self.least_bytes else {}
+
+
+def _finish(thread: threading.Thread, is_over: threading.Event) -> None:
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        is_over.set()
+        thread.join()
