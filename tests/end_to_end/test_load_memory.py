@@ -23,6 +23,7 @@ PROGRAM = """
 import json, re, sys
 from pathlib import Path
 from aethermind.engine.memory_use import measure_memory
+from aethermind.engine.weight_cache import WeightFolder
 from aethermind.llm import LLM
 from aethermind.sampling.params import SamplingParams
 
@@ -30,6 +31,7 @@ def status(*names):
     text = Path("/proc/self/status").read_text()
     return [int(re.search(rf"{name}:\\s+(\\d+) kB", text)[1]) << 10 for name in names]
 
+WeightFolder.needs_huge_pages = False
 LLM(sys.argv[2], device="cpu").close()  # what any model needs once
 before = status("VmRSS", "RssAnon", "RssFile")
 anonymous = []

@@ -5,13 +5,16 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+from itertools import dropwhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["bring_mapped_pages", "drop_mapped_pages"]
+__all__ = ["bring_mapped_pages", "drop_mapped_pages", "maps_huge_pages"]
 
+_SMAPS = Path("/proc/self/smaps")
 _MADV_POPULATE_READ = 22
 """Of Linux 5.14; Python has no name for it. Older kernels refuse it, and pages come when they are touched."""
 _BYTES_AT_A_TIME = 32 << 20
@@ -42,10 +45,30 @@ def drop_mapped_pages(array: np.ndarray[Any, Any]) -> None:
         owner.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
+def maps_huge_pages(path: Path) -> bool:
+    """Whether the system maps a file by huge pages, told from how some in its middle come.
+
+    That needs a file of 4 MiB, and a file system and a kernel that keep files in such pages. OSError as by `open`.
+    """
+    import numpy as np
+
+    if not hasattr(mmap, "MADV_HUGEPAGE") or not _SMAPS.exists():
+        return False
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as owner:
+        address = np.frombuffer(owner, np.uint8).ctypes.data
+        middle = address + len(owner) // 2
+        owner.madvise(mmap.MADV_HUGEPAGE)
+        _advise(middle - middle % mmap.PAGESIZE, mmap.PAGESIZE, _MADV_POPULATE_READ)
+        with open(_SMAPS, encoding="ascii", errors="replace") as lines:
+            rest = dropwhile(lambda line: not line.startswith(f"{address:x}-"), lines)
+            count = next((line for line in rest if line.startswith("FilePmdMapped:")), "FilePmdMapped: 0 kB")
+    return int(count.split()[1]) > 0
+
+
 def bring_mapped_pages(array: np.ndarray[Any, Any]) -> None:
     """Have a thread bring in the whole mapped file that an array lies in, on huge pages where the system has them.
 
-    Returns at once. Does nothing for other arrays, and where the system has no `madvise`.
+    Returns at once. Does nothing for other arrays, and where the system cannot be asked to.
     """
     import numpy as np
 
@@ -54,18 +77,19 @@ def bring_mapped_pages(array: np.ndarray[Any, Any]) -> None:
         return
     mapped = np.frombuffer(owner, np.uint8)
     begin, nbytes = mapped.ctypes.data, mapped.nbytes
-    system = ctypes.CDLL(None)  # that of mmap.mmap keeps the interpreter to itself while it waits for a disk
-
-    def advise(address: int, length: int, what: int) -> bool:
-        return int(system.madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), what)) == 0
 
     def bring() -> None:
         for offset in range(0, mapped.nbytes, _BYTES_AT_A_TIME):  # `mapped` keeps the file mapped until it is done
-            if not advise(begin + offset, min(_BYTES_AT_A_TIME, nbytes - offset), _MADV_POPULATE_READ):
+            if not _advise(begin + offset, min(_BYTES_AT_A_TIME, nbytes - offset), _MADV_POPULATE_READ):
                 return
 
-    advise(begin, nbytes, mmap.MADV_HUGEPAGE)
+    owner.madvise(mmap.MADV_HUGEPAGE)
     threading.Thread(target=bring, name="aethermind-bring", daemon=True).start()
+
+
+def _advise(address: int, nbytes: int, what: int) -> bool:
+    """What `mmap.madvise` does, but for keeping the interpreter to itself while it waits for a disk."""
+    return int(ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), what)) == 0
 
 
 def _file_of(array: np.ndarray[Any, Any]) -> mmap.mmap | None:

@@ -21,6 +21,7 @@ from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.errors import CheckpointError
 from aethermind.hal.allocator import ALIGNMENT
 from aethermind.hal.layout import align_up
+from aethermind.hal.mapped import maps_huge_pages
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,8 +35,10 @@ _SUFFIX = ".safetensors"
 _UNFINISHED = ".part"
 _LOST_AFTER_S = 3600.0
 _PAGE_BYTES = 4096
-_PIECE_BYTES = 8 << 20
-"""What is written at a time, at multiples of it: a system that has huge pages for files then uses them."""
+_PIECE_BYTES = 2 << 20
+"""What is written at a time, at multiples of it: that is how Linux comes to keep it in huge pages. Of larger pieces it
+makes larger pages, which it then maps as small ones.
+"""
 
 
 class WeightFolder:
@@ -44,6 +47,9 @@ class WeightFolder:
     A file is written beside its place and moved there, so nobody maps half of one; who has mapped a file that is given
     up keeps what it mapped.
     """
+
+    needs_huge_pages = True
+    """On small ones a decode step takes a tenth longer, and a server would pay that for as long as it runs."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self.path = path
@@ -54,12 +60,16 @@ class WeightFolder:
         return self._place(key).exists()
 
     def find(self, key: str, sizes: Mapping[str, int]) -> dict[str, Bytes]:
-        """Constants of these sizes in bytes, each an array on the mapped file; none where there is no such file.
+        """Constants of these sizes in bytes, each an array on the mapped file; none where there is no such file, or
+        the system maps it by small pages.
 
         CheckpointError where there is one and it is not what was written; it is deleted.
         """
         place = self._place(key)
         if not place.is_file():
+            return {}
+        is_large = place.stat().st_size > 2 * _PIECE_BYTES
+        if self.needs_huge_pages and is_large and not maps_huge_pages(place):
             return {}
         try:
             found = _read(place, key, sizes)
@@ -72,7 +82,8 @@ class WeightFolder:
         return found
 
     def write(self, key: str, constants: Mapping[str, Bytes], is_over: Callable[[], bool] = lambda: False) -> bool:
-        """Write a file; False where `is_over` said so before it was done, or it would be larger than the folder may be.
+        """Write a file; False where `is_over` said so before it was done, where it would be larger than the folder may
+        be, and where it would be mapped by small pages.
 
         OSError where that is impossible. Either way nothing is left behind.
         """
@@ -80,6 +91,8 @@ class WeightFolder:
         if nbytes > self.max_bytes:
             return False
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.needs_huge_pages and not self._has_huge_pages():
+            return False
         self._make_room(nbytes)
         if shutil.disk_usage(self.path).free < 2 * nbytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -100,6 +113,13 @@ class WeightFolder:
 
     def _place(self, key: str) -> Path:
         return self.path / (key + _SUFFIX)
+
+    def _has_huge_pages(self) -> bool:
+        """Whether files that are mapped from here come on huge pages, tried with a small one."""
+        with tempfile.NamedTemporaryFile(dir=self.path, suffix=_UNFINISHED, buffering=0) as file:
+            for _ in range(4):
+                file.write(bytes(_PIECE_BYTES))
+            return maps_huge_pages(Path(file.name))
 
     def _make_room(self, nbytes: int) -> None:
         """Give up what was used least recently until so much more fits, and what somebody began to write long ago."""
