@@ -196,6 +196,36 @@ def test_requests_are_as_they_were_where_the_device_fails(open_engine: Open, exp
     assert_idle(watched)
 
 
+def test_prompts_are_shared_once_the_step_that_read_them_has_run(open_engine: Open) -> None:
+    """Neither what is still being computed is reused, nor what a step that failed should have computed."""
+    prompts = [[*range(5, 25), 40 + index] for index in range(3)]
+    alone = [open_engine(8, enable_prefix_caching=False) for _ in prompts]
+    expected = {}
+    for index, (watched, prompt) in enumerate(zip(alone, prompts, strict=True)):
+        watched.engine.add_request(str(index), prompt, greedy())
+        expected.update(watched.run())
+    engine = (watched := open_engine(9, max_num_batched_tokens=8, max_num_seqs=4)).engine
+    backend = engine.planned.open_device.backend
+    assert isinstance(backend, SimBackend)
+    for index, prompt in enumerate(prompts):
+        engine.add_request(str(index), prompt, greedy())
+    engine.step()
+    assert engine.cache.query(prompts[0]) == 8, "of 16 that are on their way"
+    backend.faults.inject("copy", 1)
+    answers: Answers = {}
+    with pytest.raises(DeviceError, match="copy of the simulated device failed"):
+        watched.run(answers)
+    assert engine.cache.query(prompts[0]) == 8
+    cached = {}
+    while engine.has_unfinished:
+        for output in engine.step():
+            answers[output.request_id] = output.outputs[0].token_ids
+            cached[output.request_id] = output.num_cached_tokens
+    assert answers == expected
+    assert cached["2"] >= 16
+    assert_idle(watched)
+
+
 class TestPlantedBugs:
     """What each part is for: without it, the simulated device shows."""
 

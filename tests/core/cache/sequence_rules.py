@@ -147,6 +147,14 @@ class SequenceRules(RuleBasedStateMachine):
         self.held[name] = list(self.held[parent])
         return name
 
+    @rule(name=sequences)
+    def publish(self, name: str) -> None:
+        """Others may reuse what a sequence holds, which goes on."""
+        state, blocks = self.cache.state(name), list(self.cache.block_table(name))
+        outcome = self.cache.publish(name, self.tokens(name))
+        assert outcome is (Outcome.ILLEGAL_STATE if state is CacheState.SWAPPED else Outcome.OK)
+        assert (self.cache.state(name), self.cache.block_table(name)) == (state, blocks)
+
     @rule(name=consumes(sequences), is_published=st.booleans())
     def release(self, name: str, is_published: bool) -> None:
         if name in self.pinned:

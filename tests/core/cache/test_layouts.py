@@ -111,6 +111,22 @@ def test_what_was_released_is_found_again_as_query_says(rig: Rig) -> None:
     assert rig.tokens("b") == PROMPT
 
 
+def test_what_goes_on_is_found_too(rig: Rig) -> None:
+    rig.start("a", PROMPT)
+    num_free = rig.cache.num_available_blocks
+    assert rig.cache.publish("a", PROMPT) is Outcome.OK
+    assert rig.cache.num_available_blocks == num_free, "nothing more is held"
+    expected = {16: 0, 4: 8, 1: 11}[rig.block_size]
+    assert rig.start("b", PROMPT) == expected
+    rig.append("a", [1, 2])
+    rig.append("b", [3])
+    assert rig.cache.truncate("a", 3) is Outcome.OK
+    rig.append("a", [4, 5])
+    assert (rig.tokens("a"), rig.tokens("b")) == ([*PROMPT[:3], 4, 5], [*PROMPT, 3])
+    assert rig.cache.swap_out("a") is Outcome.OK
+    assert rig.cache.publish("a", PROMPT) is Outcome.ILLEGAL_STATE
+
+
 def test_the_end_is_dropped_anywhere(rig: Rig) -> None:
     rig.start("a", PROMPT)
     assert rig.cache.truncate("a", 11) is Outcome.OK

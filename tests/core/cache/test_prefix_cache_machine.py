@@ -1,7 +1,11 @@
-"""KVCache over HashedPrefixCache: whatever is reused and given up, every slot holds the token asked for."""
+"""KVCache over HashedPrefixCache: whatever is reused and given up, every slot holds the token asked for.
+
+200 runs of 50 steps; EXHAUSTIVE=1 makes it 5,000 of 100.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 from hypothesis import settings
@@ -11,6 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from aethermind.cache import BlockPool, HashedPrefixCache, KVCache, KVCacheSpec, Outcome
 from aethermind.cache.hashed_prefix_cache import chain_hash
 
+IS_EXHAUSTIVE = os.environ.get("EXHAUSTIVE", "") not in ("", "0")
 MAX_MODEL_LEN = 16
 EXTRA_KEYS = (b"", b"an image")
 
@@ -90,6 +95,13 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         assert self.cache.truncate(name, num_tokens) is Outcome.OK
         del self.tokens[name][num_tokens:]
 
+    @rule(name=sequences)
+    def publish(self, name: str) -> None:
+        assert self.cache.publish(name, self.tokens[name]) is Outcome.OK
+        if not self.is_poor:
+            known = self.prefixes.match(self.tokens[name], self.keys[name])
+            assert len(known) == len(self.tokens[name]) // self.block_size
+
     @rule(name=consumes(sequences), is_published=st.booleans())
     def release(self, name: str, is_published: bool) -> None:
         tokens, extra_key = self.tokens.pop(name), self.keys.pop(name)
@@ -142,5 +154,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             assert (self.pool.num_free, self.prefixes.num_blocks) == (self.pool.num_blocks, 0)
 
 
-PrefixCacheMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+PrefixCacheMachine.TestCase.settings = settings(
+    max_examples=5000 if IS_EXHAUSTIVE else 200, stateful_step_count=100 if IS_EXHAUSTIVE else 50, deadline=None
+)
 TestPrefixCacheMachine = PrefixCacheMachine.TestCase

@@ -8,6 +8,7 @@ from typing import Any
 from aethermind.cache import BlockPool, HashedPrefixCache, KVCache, KVCacheSpec
 from aethermind.engine.decision import ScheduleDecision, StepBudget
 from aethermind.engine.policies import FirstComeFirstServed, SharingPolicy
+from aethermind.engine.prompt_sharing import share_prompts
 from aethermind.engine.request import FinishReason, Request, RequestState
 from aethermind.engine.request_options import RequestOptions
 from aethermind.engine.scheduler import Scheduler
@@ -122,6 +123,7 @@ class Loop:
     def step(self) -> ScheduleDecision:
         decision = self.schedule()
         self.scheduler.advance(decision)
+        share_prompts(self.cache, decision)
         for request, _, needs_logits in decision.scheduled:
             assert needs_logits == (request.num_computed_tokens == request.num_tokens)
             if needs_logits and (reason := self.append(request)):

@@ -235,6 +235,19 @@ class KVCache:
         self._residency.touch(parent_id)
         return Outcome.OK
 
+    def publish(self, seq_id: str, token_ids: Sequence[int]) -> Outcome:
+        """Offer the full blocks of a sequence to the prefix cache, as `release` does, while it goes on.
+
+        `token_ids` are those it holds, or the first of them.
+        """
+        sequence = self._sequences.get(seq_id)
+        if sequence is None:
+            return Outcome.UNKNOWN_SEQUENCE
+        if sequence.state is CacheState.SWAPPED:
+            return Outcome.ILLEGAL_STATE
+        self._offer(sequence, token_ids)
+        return Outcome.OK
+
     def release(self, seq_id: str, token_ids: Sequence[int] = ()) -> Outcome:
         """End a sequence. Its full blocks are offered to the prefix cache when its `token_ids` are given.
 
@@ -245,14 +258,18 @@ class KVCache:
             return Outcome.UNKNOWN_SEQUENCE
         if not is_legal(sequence.state, CacheState.FREE, is_protected=sequence.is_pinned):
             return Outcome.ILLEGAL_STATE
-        num_known = min(sequence.num_tokens, sequence.num_original, len(token_ids))
-        if sequence.block_table and (num_full := num_known // self._block_size):
-            token_ids, blocks = token_ids[: num_full * self._block_size], sequence.block_table[:num_full]
-            self._supply.prefix_cache.publish(token_ids, blocks, sequence.extra_key)
+        if sequence.state is not CacheState.SWAPPED:
+            self._offer(sequence, token_ids)
         self._supply.trim(sequence, 0)
         self._residency.forget(seq_id, sequence)
         del self._sequences[seq_id]
         return Outcome.OK
+
+    def _offer(self, sequence: CachedSequence, token_ids: Sequence[int]) -> None:
+        num_known = min(sequence.num_tokens, sequence.num_original, len(token_ids))
+        if num_full := num_known // self._block_size:
+            token_ids, blocks = token_ids[: num_full * self._block_size], sequence.block_table[:num_full]
+            self._supply.prefix_cache.publish(token_ids, blocks, sequence.extra_key)
 
     # -- parts of a sequence ---------------------------------------------------------------------------------
 

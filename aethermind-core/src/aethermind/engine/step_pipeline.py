@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from aethermind.engine.prompt_sharing import share_prompts
 from aethermind.engine.request import RequestState
 from aethermind.engine.running_step import RunningStep
 
@@ -102,6 +103,7 @@ class StepPipeline:
         self._release(step)
         if not is_assumed:
             self._advance(step)
+        share_prompts(self._cache, step.decision)
         sampled = [token for token in sampled if not token.request.is_finished]
         decisions, self._decisions = self._decisions, []
         return self._finished(step.decision, sampled, decisions, step.started)
@@ -152,6 +154,7 @@ class StepPipeline:
         decision = self._scheduler.schedule(started, self._waiting, self._running, budget)
         sampled = self._runner.run(decision) if decision.scheduled else []
         self._scheduler.advance(decision)
+        share_prompts(self._cache, decision)
         return self._finished(decision, sampled, [decision], started)
 
     def _launch(self, budget: StepBudget, before: RunningStep | None = None) -> RunningStep:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from aethermind.cache import BlockPool, HashedPrefixCache, KVCache, KVCacheSpec
 from aethermind.engine.decision import StepBudget
 from aethermind.engine.policies import SchedulingPolicy, SharingPolicy
+from aethermind.engine.prompt_sharing import share_prompts
 from aethermind.engine.request import FinishReason, Request
 from aethermind.engine.request_options import RequestOptions
 from aethermind.engine.scheduler import Scheduler
@@ -101,6 +102,7 @@ def simulate(
         now += seconds
         _add_step(result, seconds, len(running), len(waiting), cache.usage, decision.num_batched_tokens)
         scheduler.advance(decision)
+        share_prompts(cache, decision)
         for request, _, needs_logits in decision.scheduled:
             if not needs_logits:
                 continue

@@ -1,0 +1,83 @@
+"""Requests whose prompts begin alike: what one has read others reuse at once, and answers stay what they are alone."""
+
+from __future__ import annotations
+
+import pytest
+from tests.core.engine.engines import answer, open_engine
+from tests.core.engine.loops import Loop
+
+from aethermind import Runtime, SamplingParams
+from aethermind.cache import Outcome
+
+SHARED = [(7 * index) % 900 + 5 for index in range(16)]
+PROMPTS = [[*SHARED, 11 + index, 300] for index in range(4)]
+OPTIONS = {"block_size": 4, "max_num_batched_tokens": 8, "max_num_seqs": 8}
+
+
+def test_who_comes_while_another_answers_reuses_its_prompt() -> None:
+    loop = Loop(is_reusing=True)
+    first = loop.add(13, max_tokens=30, family=1)
+    loop.step()
+    second = loop.add(15, max_tokens=30, family=1)
+    decision = loop.step()
+    assert [num_tokens for _, num_tokens, _ in decision.scheduled] == [1, 3]
+    assert second.num_cached_tokens == 12
+    assert loop.cache.block_table(first.request_id)[:3] == loop.cache.block_table(second.request_id)[:3]
+
+
+def test_what_was_read_of_a_prompt_under_way_is_reused() -> None:
+    loop = Loop(is_reusing=True, max_num_seqs=4, max_num_batched_tokens=8)
+    requests = [loop.add(22, family=1) for _ in range(4)]
+    loop.run()
+    # The second was let in when 16 tokens of the first had been read.
+    assert [request.num_cached_tokens for request in requests] == [0, 16, 20, 20]
+
+
+def test_an_answer_is_not_offered_before_its_end() -> None:
+    """A sequence that goes on would be hashed anew with each of its blocks."""
+    loop = Loop(is_reusing=True)
+    request = loop.add(5, max_tokens=30)
+    for _ in range(20):
+        loop.step()
+    assert request.num_computed_tokens > 16
+    assert loop.cache.query(request.all_token_ids) == 4
+    loop.run()
+    assert loop.cache.query(request.all_token_ids) >= 28
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_answers_are_those_without_company(runtime: Runtime, device: str, kv_cache_dtype: str) -> None:
+    alone = open_engine(runtime, device, enable_prefix_caching=False, kv_cache_dtype=kv_cache_dtype, **OPTIONS)
+    expected = [answer(alone, prompt, 8) for prompt in PROMPTS]
+    engine = open_engine(runtime, device, kv_cache_dtype=kv_cache_dtype, **OPTIONS)
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    found, num_cached = {}, {}
+    for index, prompt in enumerate(PROMPTS):
+        engine.add_request(str(index), prompt, params)
+    while engine.has_unfinished:
+        for output in engine.step():
+            found[output.request_id] = output.outputs[0].token_ids
+            num_cached[output.request_id] = output.num_cached_tokens
+    assert [found[str(index)] for index in range(4)] == expected
+    assert [num_cached[str(index)] for index in range(4)] == [0, 16, 16, 16]
+
+
+def test_a_step_that_fails_leaves_nothing_to_reuse(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = open_engine(runtime, **OPTIONS)
+    engine.add_request("0", PROMPTS[0], SamplingParams(max_tokens=2))
+
+    def fail(_: object) -> list[object]:
+        raise RuntimeError("the device is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "run", fail)
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            engine.step()
+    assert engine.cache.query(PROMPTS[0]) == 0
+    engine.step()
+    assert engine.cache.query(PROMPTS[0]) == 8
+
+
+def test_what_is_in_no_block_cannot_be_offered() -> None:
+    loop = Loop(is_reusing=True)
+    assert loop.cache.publish("nobody", [1, 2]) is Outcome.UNKNOWN_SEQUENCE
