@@ -171,8 +171,8 @@ def test_the_command_line_has_its_short_name(alone: LLM) -> None:
 
 
 def test_what_does_not_fit_is_a_sentence(runtime: Runtime) -> None:
-    with pytest.raises(ConfigError, match="num_kv_heads is 2, which 4 ranks cannot share evenly"):
-        open_demo(runtime, 4)
+    with pytest.raises(ConfigError, match="num_kv_heads is 2, which 3 ranks cannot share evenly"):
+        open_demo(runtime, 3)
     with pytest.raises(InvalidArgumentError, match="The executor inline runs one rank"):
         open_demo(runtime, 2, executor="inline")
     with pytest.raises(InvalidArgumentError, match="multiproc is for --tensor-parallel-size 2 or more"):

@@ -61,10 +61,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return written
 
 
-def assert_parity(model: Path, reference: Path, device: str) -> None:
+def assert_parity(model: Path, reference: Path, device: str, **more: int) -> None:
     """The five best log probabilities at every position are those of transformers in float64."""
     theirs = transformers.AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32).double()
-    options = {"max_num_seqs": 2, "max_num_batched_tokens": 12, "block_size": 4, "fallback": "error"}
+    options = {"max_num_seqs": 2, "max_num_batched_tokens": 12, "block_size": 4, "fallback": "error", **more}
     with LLM(model, device=device, dtype="float32", runtime=RUNTIME, **options) as llm:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], PARAMS)
     for prompt, output in zip(PROMPTS, outputs, strict=True):
@@ -84,6 +84,12 @@ def assert_parity(model: Path, reference: Path, device: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_it_says_what_transformers_says(checkpoint: Callable[[str], Path], shape: str, device: str) -> None:
     assert_parity(checkpoint(shape), checkpoint(shape), device)
+
+
+@pytest.mark.parametrize(("shape", "size"), [("grouped", 4), ("every_head_its_own", 2)])
+def test_ranks_say_what_transformers_says(checkpoint: Callable[[str], Path], shape: str, size: int) -> None:
+    """Queries and keys are normed over the heads of all ranks."""
+    assert_parity(checkpoint(shape), checkpoint(shape), "cpu", tensor_parallel_size=size, num_threads=1)
 
 
 def as_gguf(folder: Path, path: Path) -> Path:

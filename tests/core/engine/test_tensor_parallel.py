@@ -134,6 +134,21 @@ def test_families_without_a_change_in_them(write: Callable[..., Path], family: s
     assert_alike(write(FAMILIES[family]), size)
 
 
+@pytest.mark.parametrize(("family", "num_kv_heads", "size"), [("llama", 2, 4), ("qwen2", 1, 2), ("qwen3", 4, 8)])
+def test_more_ranks_than_heads_of_keys_have_them_in_common(
+    write: Callable[..., Path], family: str, num_kv_heads: int, size: int
+) -> None:
+    model = write(FAMILIES[family] | {"num_key_value_heads": num_kv_heads})
+    assert_alike(model, size, **({"kv_cache_dtype": "int8"} if family == "qwen2" else {}))
+    (alone,), together = plans(model, 1), plans(model, size)
+    assert [KVMemory.of(rank).nbytes for rank in together] == [KVMemory.of(alone).nbytes // num_kv_heads] * size
+
+
+def test_which_heads_of_keys_a_rank_has() -> None:
+    assert [Share(rank, 2).heads(4) for rank in range(2)] == [(0, 2), (2, 4)]
+    assert [Share(rank, 4).heads(2) for rank in range(4)] == [(0, 1), (0, 1), (1, 2), (1, 2)]
+
+
 @pytest.mark.parametrize(
     "options",
     [{"kv_cache_dtype": "fp8"}, {"quantization": "int8"}, {"quantization": "int4", "lm_head": "dense"}],
@@ -175,8 +190,10 @@ def test_ranks_meet_in_the_same_order(write: Callable[..., Path]) -> None:
 def test_heads_that_cannot_be_shared_are_a_sentence(write: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match=r"num_kv_heads is 4, which 3 ranks cannot share evenly\. Choose"):
         plans(write(LLAMA), 3)
-    with pytest.raises(ConfigError, match="num_kv_heads is 4, which 8 ranks cannot share"):
-        plans(write(LLAMA), 8)
+    with pytest.raises(ConfigError, match="num_heads is 8, which 16 ranks cannot share evenly"):
+        plans(write(LLAMA), 16)
+    with pytest.raises(ConfigError, match="num_heads is 8, which 16 ranks cannot share evenly"):
+        plans(write(QWEN3), 16)
 
 
 def test_what_cannot_go_together_is_a_sentence(write: Callable[..., Path]) -> None:

@@ -1,4 +1,6 @@
-"""The operators in which ranks meet, by HCCL: over the process group that the backend's communicator has opened."""
+"""What only ranks compute: operators in which they meet by HCCL, over the process group that the backend's communicator
+has opened, and a rank's own heads.
+"""
 
 from __future__ import annotations
 
@@ -32,4 +34,12 @@ def _all_gather_last(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
         out[:, begin:end] = one[:, : end - begin]
 
 
-KERNELS = [plain_kernel("all_reduce", _all_reduce), plain_kernel("all_gather_last", _all_gather_last)]
+def _own_heads(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+    put(outputs[0], inputs[0].narrow(1, attributes["begin"], attributes["count"]))
+
+
+KERNELS = [
+    plain_kernel("all_reduce", _all_reduce),
+    plain_kernel("all_gather_last", _all_gather_last),
+    plain_kernel("own_heads", _own_heads),
+]

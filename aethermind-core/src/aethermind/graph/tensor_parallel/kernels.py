@@ -1,4 +1,4 @@
-"""The collectives' kernels for devices in host memory, over a communicator that is there once ranks have met."""
+"""Kernels of what only ranks have, for devices in host memory: over a communicator that is there once they have met."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from aethermind.dispatch.kernel import Kernel
-from aethermind.graph.tensor_parallel.operators import ALL_GATHER_LAST, ALL_REDUCE
+from aethermind.graph.tensor_parallel.operators import ALL_GATHER_LAST, ALL_REDUCE, OWN_HEADS
 from aethermind.graph.tensor_parallel.share import Share
 from aethermind.hal.dtype import DType
 from aethermind.ops.schema import Attribute
@@ -43,7 +43,11 @@ class CollectiveKernels:
         """They stand behind a device's own."""
         return [
             Kernel(operator.name, device_type, f"host.{operator.name}", _DTYPES, priority=-1, function=function)
-            for operator, function in ((ALL_REDUCE, self._reduce), (ALL_GATHER_LAST, self._gather_last))
+            for operator, function in (
+                (ALL_REDUCE, self._reduce),
+                (ALL_GATHER_LAST, self._gather_last),
+                (OWN_HEADS, _own_heads),
+            )
         ]
 
     @property
@@ -69,3 +73,10 @@ class CollectiveKernels:
         for rank in range(share.size):
             begin, end = share.bounds(width, rank)
             out[:, begin:end] = gathered[rank, :, : end - begin]
+
+
+def _own_heads(inputs: Sequence[Array], outputs: Sequence[Array], attributes: Mapping[str, Attribute]) -> None:
+    begin, count = attributes["begin"], attributes["count"]
+    assert isinstance(begin, int)
+    assert isinstance(count, int)
+    outputs[0][...] = inputs[0][:, begin : begin + count]

@@ -4,6 +4,8 @@ A projection into heads or into the inner width is cut by its outputs (by column
 rank has whole heads and a part of the inner width; what follows works on these alone. The projection back is cut by its
 inputs, so each rank has a sum over a part of the terms, and an `all_reduce` makes them whole: two of them in a layer.
 The embedding table is cut by hidden size and the projection to the vocabulary by tokens; their parts are gathered.
+So are those of a projection that is normed as a whole: then every rank goes on with its own heads of the result. Where
+ranks are more than heads of keys and values, neighbours have the same one.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
-__all__ = ["RULES", "Rule", "Whole"]
+__all__ = ["HEADS", "RULES", "Rule", "Whole"]
 
 
 class Whole(Enum):
@@ -28,18 +31,23 @@ class Rule:
 
     `inputs` are cut along these axes, counted from the last, the others are whole; it applies where what was computed
     before comes so. `outputs` are cut along an axis, or made whole at once; others are whole already. `divided` are
-    attributes that count what is cut. `once` are inputs that only rank 0 has, because every rank would add them.
-    `before` names the operator that alone reads the output.
+    attributes that count what is cut, `shared` those that count heads which several ranks may have in common. `heads`
+    names for a weight of whole heads the attribute that counts them. `even` are inputs whose heads no two ranks share.
+    `once` are inputs that only rank 0 has, because every rank would add them. `before` names the operator that alone
+    reads the output, whose attributes are looked up where the operator itself does not have them.
     """
 
     inputs: Mapping[str, int]
     outputs: Mapping[str, int | Whole]
     divided: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    heads: Mapping[str, str] = field(default_factory=dict)
+    even: tuple[str, ...] = ()
     once: tuple[str, ...] = ()
     before: str | None = field(default=None)
 
 
-_HEADS = -2
+HEADS = -2
 """The axis of heads in activations [T, H, C]; in the cache [N, K, P, C] they are one further."""
 _CACHE = {"k_cache": -3, "v_cache": -3}
 _CODES = {**_CACHE, "k_scale": -2, "v_scale": -2}
@@ -48,27 +56,33 @@ _CODES_OUT: Mapping[str, int | Whole] = {**_CACHE_OUT, "k_scale_out": -2, "v_sca
 _ROWS, _COLUMNS, _WIDTH = -2, -1, -1
 """Of weights [N, K], N the outputs of a projection and K its inputs; of activations and biases."""
 _QKV = {**dict.fromkeys(("w_q", "w_k", "w_v"), _ROWS), **dict.fromkeys(("b_q", "b_k", "b_v"), _WIDTH)}
-_NEW = {"k": _HEADS, "v": _HEADS}
-_COUNTS = ("num_heads", "num_kv_heads")
+_PROJECTION = {"weight": _ROWS, "bias": _WIDTH}
+_NEW = {"k": HEADS, "v": HEADS}
+_COUNTS: dict[str, Any] = {
+    "divided": ("num_heads",),
+    "shared": ("num_kv_heads",),
+    "heads": {name: "num_heads" if name.endswith("q") else "num_kv_heads" for name in _QKV},
+}
 _FEED_FORWARD = Rule({"w_in": _ROWS, "b_in": _WIDTH, "w_out": _COLUMNS}, {"out": Whole.SUMMED}, once=("b_out",))
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "embedding": (Rule({"table": _COLUMNS}, {"out": Whole.GATHERED}),),
-    "qkv_rope_cache_write": (Rule({**_QKV, **_CACHE}, {"q": _HEADS, **_CACHE_OUT}, _COUNTS),),
-    "qkv_rope_cache_write_quantized": (Rule({**_QKV, **_CODES}, {"q": _HEADS, **_CODES_OUT}, _COUNTS),),
+    "qkv_rope_cache_write": (Rule({**_QKV, **_CACHE}, {"q": HEADS, **_CACHE_OUT}, **_COUNTS),),
+    "qkv_rope_cache_write_quantized": (Rule({**_QKV, **_CODES}, {"q": HEADS, **_CODES_OUT}, **_COUNTS),),
     "linear": (
-        Rule({"weight": _ROWS, "bias": _WIDTH}, {"out": _WIDTH}, before="split_heads"),
+        Rule(_PROJECTION, {"out": _WIDTH}, heads=dict.fromkeys(_PROJECTION, "num_heads"), before="split_heads"),
+        Rule(_PROJECTION, {"out": Whole.GATHERED}, before="rms_norm"),
         Rule({"x": _WIDTH, "weight": _COLUMNS}, {"out": Whole.SUMMED}, once=("bias",)),
     ),
-    "split_heads": (Rule({"x": _WIDTH}, {"out": _HEADS}, ("num_heads",)),),
-    "rms_norm": (Rule({"x": _HEADS}, {"out": _HEADS}),),
-    "rope": (Rule({"x": _HEADS}, {"out": _HEADS}),),
+    "split_heads": (Rule({"x": _WIDTH}, {"out": HEADS}, shared=("num_heads",)),),
+    "rms_norm": (Rule({"x": HEADS}, {"out": HEADS}),),
+    "rope": (Rule({"x": HEADS}, {"out": HEADS}),),
     "kv_cache_write": (Rule({**_NEW, **_CACHE}, _CACHE_OUT),),
     "kv_cache_write_quantized": (Rule({**_NEW, **_CODES}, _CODES_OUT),),
-    "paged_attention": (Rule({"q": _HEADS, **_CACHE}, {"out": _HEADS}),),
-    "paged_attention_quantized": (Rule({"q": _HEADS, **_CODES}, {"out": _HEADS}),),
-    "attention": (Rule(dict.fromkeys("qkv", _HEADS), {"out": _HEADS}),),
-    "merge_heads": (Rule({"x": _HEADS}, {"out": _WIDTH}),),
+    "paged_attention": (Rule({"q": HEADS, **_CACHE}, {"out": HEADS}, even=("q",)),),
+    "paged_attention_quantized": (Rule({"q": HEADS, **_CODES}, {"out": HEADS}, even=("q",)),),
+    "attention": (Rule(dict.fromkeys("qkv", HEADS), {"out": HEADS}, even=("q",)),),
+    "merge_heads": (Rule({"x": HEADS}, {"out": _WIDTH}),),
     "shift_keys": (Rule({"k_cache": -3}, {"k_out": -3}),),
     "shift_keys_quantized": (Rule({"k_cache": -3, "k_scale": -2}, {"k_out": -3, "k_scale_out": -2}),),
     "mlp_swiglu": (Rule({"w_gate": _ROWS, "w_up": _ROWS, "w_down": _COLUMNS}, {"out": Whole.SUMMED}),),

@@ -24,6 +24,14 @@ class Share:
         """The same for any rank."""
         return length * rank // self.size, length * (rank + 1) // self.size
 
+    def heads(self, count: int) -> tuple[int, int]:
+        """Which of `count` heads: an equal part of them, or the one that neighbours have too where ranks are more.
+
+        One of the two numbers divides the other.
+        """
+        begin = self.rank * count // self.size
+        return begin, begin + max(1, count // self.size)
+
     def longest(self, length: int) -> int:
         """The length of the longest part."""
         return -(-length // self.size)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from aethermind.errors import ConfigError
 from aethermind.graph.ir import Graph, Node, Value, ValueKind
-from aethermind.graph.tensor_parallel.operators import COLLECTIVES
-from aethermind.graph.tensor_parallel.rules import RULES, Rule, Whole
+from aethermind.graph.tensor_parallel.operators import COLLECTIVES, OWN_HEADS
+from aethermind.graph.tensor_parallel.rules import HEADS, RULES, Rule, Whole
 from aethermind.graph.tensor_parallel.share import Share, WeightPart
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.schema import TensorType
@@ -60,11 +60,13 @@ class _Splitter:
         self._parameters: dict[str, Value] = {}
         self._parts: dict[str, WeightPart] = {}
         self._nodes: list[Node] = []
-        self._readers: dict[Value, set[str]] = {}
+        self._own: dict[Value, Value] = {}
+        """Of values that all ranks have whole: this rank's heads."""
+        self._readers: dict[Value, list[Node]] = {}
         for node in graph.nodes:
             for value in node.inputs:
                 if value is not None:
-                    self._readers.setdefault(value, set()).add(node.operator)
+                    self._readers.setdefault(value, []).append(node)
 
     def run(self) -> SplitGraph:
         for node in self._graph.nodes:
@@ -88,11 +90,14 @@ class _Splitter:
             for name, value in zip(names, node.inputs, strict=True)
             if value is not None and value.kind is ValueKind.COMPUTED
         }
-        for rule in RULES.get(node.operator, ()):
-            fits = all(rule.inputs.get(name) == axis for name, axis in axes.items())
-            if fits and (rule.before is None or self._readers.get(node.outputs[0]) == {rule.before}):
-                return rule
-        if any(axis is not None for axis in axes.values()):
+        is_any_cut = any(axis is not None for axis in axes.values())
+        for may_cut in (False, True) if is_any_cut else (False,):
+            for rule in RULES.get(node.operator, ()):
+                fits = all(_fits(rule.inputs.get(name), axis, may_cut) for name, axis in axes.items())
+                readers = {reader.operator for reader in self._readers.get(node.outputs[0], ())}
+                if fits and (rule.before is None or readers == {rule.before}):
+                    return rule
+        if is_any_cut:
             raise ConfigError(
                 f"This model cannot be divided among several ranks: {node.operator} ({node.outputs[0].name}) cannot go "
                 "on from parts of its inputs. Leave --tensor-parallel-size out."
@@ -102,15 +107,21 @@ class _Splitter:
     def _split(self, node: Node, rule: Rule | None) -> None:
         rule = rule or Rule({}, {})
         schema = self._operators[node.operator].schema
+        attributes = dict(node.attributes)
+        for name in rule.shared:
+            begin, end = self._shared(name, int(attributes[name]))
+            attributes[name] = end - begin
+        for name in rule.divided:
+            attributes[name] = self._divided(name, int(attributes[name]))
+        for spec, value in zip(schema.inputs, node.inputs, strict=True):
+            if value is not None and spec.name in rule.even:
+                self._divided("num_heads", _length(value, HEADS))
         inputs = tuple(
             None
             if value is None or (self._share.rank and spec.name in rule.once)
-            else self._input(value, rule.inputs.get(spec.name))
+            else self._input(value, rule.inputs.get(spec.name), self._num_heads(node, rule.heads.get(spec.name)))
             for spec, value in zip(schema.inputs, node.inputs, strict=True)
         )
-        attributes = dict(node.attributes)
-        for name in rule.divided:
-            attributes[name] = self._divided(name, int(attributes[name]))
         types = [None if value is None else value.type for value in inputs]
         float_type = schema.float_type([None if value is None else value.type for value in node.inputs])
         outputs, rest = [], []
@@ -128,21 +139,42 @@ class _Splitter:
             self._new[old] = new
         self._nodes += [Node(node.operator, inputs, tuple(outputs), attributes), *rest]
 
-    def _input(self, value: Value, axis: int | None) -> Value:
+    def _num_heads(self, node: Node, name: str | None) -> int | None:
+        """How many heads a weight has: the attribute `name` of its operator, or of the one that reads the result."""
+        if name is None:
+            return None
+        return int(
+            next(one for one in (node, *self._readers[node.outputs[0]]) if name in one.attributes).attributes[name]
+        )
+
+    def _input(self, value: Value, axis: int | None, num_heads: int | None) -> Value:
         if value.kind is ValueKind.PARAMETER:
-            return self._parameter(value, axis)
+            return self._parameter(value, axis, num_heads)
         if value.kind is ValueKind.STATE:
             return self._state(value, axis)
+        if axis is not None and value.kind is ValueKind.COMPUTED and value not in self._axes:
+            return self._own_heads(value)
         return self._new[value]
 
-    def _parameter(self, whole: Value, axis: int | None) -> Value:
+    def _own_heads(self, whole: Value) -> Value:
+        if whole not in self._own:
+            begin, end = self._shared("num_heads", _length(whole, HEADS))
+            own = Value(f"{whole.name}/own", _with_dim(whole.type, HEADS, end - begin), whole.kind)
+            self._nodes.append(
+                Node(OWN_HEADS.name, (self._new[whole],), (own,), {"begin": begin, "count": end - begin})
+            )
+            self._own[whole] = own
+        return self._own[whole]
+
+    def _parameter(self, whole: Value, axis: int | None, num_heads: int | None) -> Value:
         if axis is None:
             return self._parameters.setdefault(whole.name, whole)
         name = f"{whole.name}/{'columns' if len(whole.type.shape) == 2 and axis == -1 else 'rows'}"
         if name not in self._parameters:
-            length = whole.type.shape[axis]
-            assert isinstance(length, int), "weights have no symbols in their shapes"
-            begin, end = self._share.part(length)
+            begin, end = self._share.part(_length(whole, axis))
+            if num_heads is not None:
+                head_dim = _length(whole, axis) // num_heads
+                begin, end = (head_dim * bound for bound in self._shared("num_heads", num_heads))
             self._parts[name] = WeightPart(whole.name, whole.type, axis, begin, end)
             self._parameters[name] = replace(whole, name=name, type=_with_dim(whole.type, axis, end - begin))
         return self._parameters[name]
@@ -155,10 +187,17 @@ class _Splitter:
             )
         if axis is None:
             return self._new.setdefault(whole, whole)
-        heads = whole.type.shape[axis]
-        assert isinstance(heads, int), "states have no symbols in their shapes"
-        type = _with_dim(whole.type, axis, self._divided("num_kv_heads", heads))
-        return self._new.setdefault(whole, replace(whole, type=type))
+        begin, end = self._shared("num_kv_heads", _length(whole, axis))
+        return self._new.setdefault(whole, replace(whole, type=_with_dim(whole.type, axis, end - begin)))
+
+    def _shared(self, name: str, number: int) -> tuple[int, int]:
+        """Which heads this rank has, perhaps one that others have as well; ConfigError where they would be uneven."""
+        if number % self._share.size and self._share.size % number:
+            raise ConfigError(
+                f"{name} is {number}, which {self._share.size} ranks cannot share evenly. Choose a "
+                f"--tensor-parallel-size that divides {number} or is a multiple of it."
+            )
+        return self._share.heads(number)
 
     def _divided(self, name: str, number: int) -> int:
         if number % self._share.size:
@@ -172,6 +211,17 @@ class _Splitter:
 def _made_whole(how: Whole, part: Value, whole: Value) -> Node:
     attributes = {"width": whole.type.shape[-1]} if how is Whole.GATHERED else {}
     return Node(how.value, (part,), (whole,), attributes)  # type: ignore[arg-type]
+
+
+def _fits(wanted: int | None, axis: int | None, may_cut: bool) -> bool:
+    """Whether a rule takes an input as it comes, or once a rank has taken its own heads of a whole one."""
+    return wanted == axis or (may_cut and axis is None and wanted == HEADS)
+
+
+def _length(value: Value, axis: int) -> int:
+    length = value.type.shape[axis]
+    assert isinstance(length, int), "what is cut has no symbol for its length"
+    return length
 
 
 def _with_dim(type: TensorType, axis: int, length: int) -> TensorType:
