@@ -5,7 +5,8 @@
 
 Three kinds of lines: `version`, the wheel's; `aten NAME`, an operator of torch that torch_npu computes on the device
 (others go to the host); `npu SCHEMA`, an operator of its own that the backend calls; and `py NAME(PARAMETERS)`, a
-function or class of `torch.npu` that the backend calls, with the parameters' names and defaults.
+function or class of `torch.npu` that the backend calls, with the parameters' names and defaults, and those methods of
+such a class that are called by the same name somewhere in the backend.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import yaml
 
-__all__ = ["used_names"]
+__all__ = ["called_methods", "used_names"]
 
 BACKEND = Path(__file__).parents[2] / "aethermind-cann/src/aethermind_cann"
 _FUNCTIONS = "torch_npu/csrc/aten/"
@@ -38,10 +39,17 @@ def used_names() -> set[str]:
     return found
 
 
+def called_methods() -> set[str]:
+    """The last names of all calls in the backend."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in BACKEND.rglob("*.py")]
+    calls = [node.func for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {call.attr for call in calls if isinstance(call, ast.Attribute)}
+
+
 def _lines(wheel: zipfile.ZipFile) -> Iterator[str]:
     metadata = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     yield "version " + re.findall(r"^Version: (.*)$", wheel.read(metadata).decode(), re.MULTILINE)[0]
-    used = used_names()
+    used, methods = used_names(), called_methods()
     schemas: dict[str, str] = {}
     for file in ("npu_native_functions.yaml", "npu_native_functions_by_codegen.yaml"):
         content = yaml.safe_load(wheel.read(_FUNCTIONS + file))
@@ -58,13 +66,20 @@ def _lines(wheel: zipfile.ZipFile) -> Iterator[str]:
         for node in ast.parse(wheel.read(f"torch_npu/npu/{path}.py")).body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and f"npu.{node.name}" in used:
                 yield f"py npu.{node.name}({_parameters(node)})"
+                for one in node.body if isinstance(node, ast.ClassDef) else ():
+                    if isinstance(one, ast.FunctionDef) and one.name in methods - {"__init__"}:
+                        yield f"py npu.{node.name}.{one.name}({_without_self(one)})"
 
 
 def _parameters(node: ast.FunctionDef | ast.ClassDef) -> str:
     if isinstance(node, ast.FunctionDef):
         return ast.unparse(_without_annotations(node.args))
     makers = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name in ("__new__", "__init__")]
-    arguments = _without_annotations(makers[0].args)
+    return _without_self(makers[0])
+
+
+def _without_self(method: ast.FunctionDef) -> str:
+    arguments = _without_annotations(method.args)
     arguments.args = arguments.args[1:]
     return ast.unparse(arguments)
 

@@ -6,12 +6,14 @@ from typing import Any
 
 import torch_npu  # noqa: F401  # makes torch know the device type `npu`
 
+from aethermind.graph.repeated_runs import BATCH_SIZES
 from aethermind.hal.backend import Backend, Capabilities
 from aethermind.hal.communicator import Communicator
 from aethermind.hal.dtype import DType
 from aethermind_cann.communicator import HcclCommunicator
 from aethermind_cann.devices import CannDevices
 from aethermind_cann.executable import CannExecutable
+from aethermind_cann.graph_capture import can_capture
 from aethermind_cann.memory import CannAllocator
 from aethermind_cann.streams import CannEvents, CannStreams
 from aethermind_cann.transfer import CannTransfer
@@ -33,6 +35,8 @@ class CannBackend(Backend):
             (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32),
             is_host_accessible=False,
             block_sizes=(1, 16, 32, 64, 128),
+            supports_graph_capture=can_capture(),
+            batch_sizes=BATCH_SIZES if can_capture() else (),
         )
         self._communicator: HcclCommunicator | None = None
 
@@ -44,8 +48,8 @@ class CannBackend(Backend):
             self._communicator = None
 
     def compile(self, plan: Any, memory: Any) -> CannExecutable:
-        """Every plan runs as calls of torch on a stream."""
-        return CannExecutable(plan, memory, self.allocator)
+        """Every plan runs as calls of torch on a stream, on the device that is current now."""
+        return CannExecutable(plan, memory, self.allocator, self.devices.current())
 
     def communicator(self, rank: int, size: int, address: str | None = None) -> Communicator | None:
         """Collectives by HCCL between `size` processes, which meet at an address, or where torch's variables say."""

@@ -1,4 +1,4 @@
-"""Plans on an NPU: each step is a few calls of torch, which submit work to a stream and return."""
+"""Plans on an NPU: each step is a few calls of torch, which submit work to a stream and return; decodes are graphs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import torch
 from aethermind.errors import DeviceError
 from aethermind.graph.executor import MemoryMap
 from aethermind.graph.plan import Operand, Place, Plan
+from aethermind.graph.repeated_runs import is_decode_size
+from aethermind.graph.tensor_parallel.operators import COLLECTIVES
 from aethermind.hal.stream import Stream
 from aethermind.ops.dims import resolve
 from aethermind_cann.dtypes import torch_dtype
+from aethermind_cann.graph_capture import CapturedSteps, can_capture
 from aethermind_cann.memory import CannAllocator
-from aethermind_cann.run_memo import remembering
+from aethermind_cann.run_memo import Questions, remembering
 from aethermind_cann.streams import CannStream
 
 __all__ = ["CannExecutable"]
@@ -41,16 +44,26 @@ class _Call(NamedTuple):
     source: str
 
 
+class _Bound(NamedTuple):
+    """All steps with the tensors of a run of some sizes, and what these steps ask about their values."""
+
+    calls: list[_Call]
+    questions: Questions
+
+
 class CannExecutable:
     """Runs a plan's kernels, which are functions over tensors."""
 
-    def __init__(self, plan: Plan, memory: MemoryMap, allocator: CannAllocator) -> None:
+    def __init__(self, plan: Plan, memory: MemoryMap, allocator: CannAllocator, device: int) -> None:
         self._names = tuple(plan.symbols)
         self._steps = plan.steps
         self._values = _values_of(plan)
         used = {(operand.place, operand.name) for operand in plan.operands()}
         self._storages = {key: allocator.storage_at(memory[key]) for key in used}
-        self._bound: OrderedDict[tuple[int, ...], list[_Call]] = OrderedDict()
+        self._bound: OrderedDict[tuple[int, ...], _Bound] = OrderedDict()
+        self._most = plan.symbols
+        meets_others = any(step.kernel.operator in COLLECTIVES for step in plan.steps)
+        self._captured = CapturedSteps(device) if can_capture() and not meets_others else None
 
     @property
     def num_native_breaks(self) -> int:
@@ -58,27 +71,32 @@ class CannExecutable:
         return len(self._steps)
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
-        """Enqueue all steps."""
-        self.run_steps(symbols, 0, len(self._steps), stream)
+        """Enqueue all steps: as one graph where their sizes are those of padded decodes."""
+        if self._captured is None or not is_decode_size(self._sizes(symbols), self._most):
+            self.run_steps(symbols, 0, len(self._steps), stream)
+            return
+        assert isinstance(stream, CannStream), "the stream is of another backend"
+        bound = self._bind_once(symbols)
+        with torch.npu.stream(stream.handle), torch.no_grad():
+            self._captured.run(symbols, bound.questions, lambda: _call_all(bound.calls, stream.index))
 
     def run_steps(self, symbols: tuple[int, ...], begin: int, end: int, stream: Stream) -> None:
         """Enqueue `steps[begin:end]`; DeviceError names the one that torch refuses."""
         assert isinstance(stream, CannStream), "the stream is of another backend"
         with torch.npu.stream(stream.handle), torch.no_grad(), remembering():
-            for call in self._calls(symbols)[begin:end]:
-                try:
-                    call.function(call.inputs, call.outputs, call.attributes)
-                except RuntimeError as error:
-                    raise DeviceError(f"Step {call.source} failed on NPU {stream.index}: {error}") from error
+            _call_all(self._bind_once(symbols).calls[begin:end], stream.index)
 
-    def _calls(self, symbols: tuple[int, ...]) -> list[_Call]:
-        calls = self._bound.get(symbols)
-        if calls is None:
-            calls = self._bound[symbols] = self._bind(dict(zip(self._names, symbols, strict=True)))
+    def _bind_once(self, symbols: tuple[int, ...]) -> _Bound:
+        bound = self._bound.get(symbols)
+        if bound is None:
+            bound = self._bound[symbols] = _Bound(self._bind(self._sizes(symbols)), Questions())
             if len(self._bound) > _MAX_BOUND:
                 self._bound.popitem(last=False)
         self._bound.move_to_end(symbols)
-        return calls
+        return bound
+
+    def _sizes(self, symbols: tuple[int, ...]) -> dict[str, int]:
+        return dict(zip(self._names, symbols, strict=True))
 
     def _bind(self, sizes: Mapping[str, int]) -> list[_Call]:
         tensors: dict[_Value, torch.Tensor] = {}
@@ -101,6 +119,15 @@ class CannExecutable:
         begin += operand.offset_bytes
         flat = storage[begin : begin + operand.type.nbytes(sizes)]
         return flat.view(torch_dtype(operand.dtype)).view(resolve(operand.shape, sizes))
+
+
+def _call_all(calls: list[_Call], index: int) -> None:
+    """DeviceError names the one that torch refuses."""
+    for call in calls:
+        try:
+            call.function(call.inputs, call.outputs, call.attributes)
+        except RuntimeError as error:
+            raise DeviceError(f"Step {call.source} failed on NPU {index}: {error}") from error
 
 
 def _values_of(plan: Plan) -> list[tuple[list[_Value | None], list[_Value]]]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from aethermind.graph.repeated_runs import BATCH_SIZES
 from aethermind.hal.backend import Backend, Capabilities, MeasuredLimits
 from aethermind.hal.dtype import DType
 from aethermind.hal.stream import Stream
 from aethermind_cuda.devices import CudaDevices
 from aethermind_cuda.driver import Driver
 from aethermind_cuda.executable import CudaExecutable
-from aethermind_cuda.graph_capture import BATCH_SIZES, CapturedSteps
+from aethermind_cuda.graph_capture import CapturedSteps
 from aethermind_cuda.launch import Work
 from aethermind_cuda.library import Cubins, KernelLibrary
 from aethermind_cuda.limits import measure_limits

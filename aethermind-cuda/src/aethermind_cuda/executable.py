@@ -10,10 +10,11 @@ from typing import Any
 from aethermind.errors import DeviceError
 from aethermind.graph.executor import MemoryMap, addresses_in_run
 from aethermind.graph.plan import Operand, Plan, Step
+from aethermind.graph.repeated_runs import is_decode_size
 from aethermind.hal.buffer import Buffer
 from aethermind.hal.stream import Stream
 from aethermind.ops.dims import resolve
-from aethermind_cuda.graph_capture import CapturedSteps, is_decode_size
+from aethermind_cuda.graph_capture import CapturedSteps
 from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, KernelFunction
 from aethermind_cuda.library import KernelLibrary
 from aethermind_cuda.nvtx_ranges import find_annotate

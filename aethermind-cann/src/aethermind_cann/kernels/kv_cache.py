@@ -12,7 +12,7 @@ import torch_npu
 from aethermind_cann.kernels._codes import quantized, values_of
 from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, plain_kernel
 from aethermind_cann.kernels.rotary import rotated
-from aethermind_cann.run_memo import host_list, once
+from aethermind_cann.run_memo import decided, once
 
 __all__ = ["KERNELS"]
 
@@ -65,19 +65,32 @@ def _shift_keys_quantized(inputs: Tensors, outputs: Tensors, attributes: Attribu
 
 
 def _rows_of(slots: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Which tokens are kept (None: all), and the row of the cache seen as [N·K·P, C] for each of their heads."""
+    """Which tokens are written (None: all), and the row of the cache seen as [N·K·P, C] for each of their heads."""
     _, num_heads, block_size, _ = cache.shape
     return once(("rows", num_heads, block_size), slots, lambda: _find_rows(slots, num_heads, block_size))
 
 
 def _find_rows(slots: torch.Tensor, num_heads: int, block_size: int) -> tuple[torch.Tensor | None, torch.Tensor]:
-    kept = [token for token, slot in enumerate(host_list(slots)) if slot >= 0]
-    tokens = None if len(kept) == len(slots) else torch.tensor(kept, dtype=torch.int64, device=slots.device)
+    first = decided(slots, _first_kept)
+    tokens = None if first is None else _with_copies(slots, first)
     used = slots if tokens is None else slots.index_select(0, tokens)
     blocks = torch.div(used, block_size, rounding_mode="floor")
     heads = torch.arange(num_heads, device=slots.device)
     block_heads = blocks[:, None] * num_heads + heads
     return tokens, (block_heads * block_size + (used - blocks * block_size)[:, None]).reshape(-1)
+
+
+def _first_kept(slots: list[int]) -> int | None:
+    """The first token that has a slot, None where all have, -1 where none has."""
+    if all(slot >= 0 for slot in slots):
+        return None
+    return next((token for token, slot in enumerate(slots) if slot >= 0), -1)
+
+
+def _with_copies(slots: torch.Tensor, first: int) -> torch.Tensor:
+    """Every token that has a slot, and for one that has none the first of them again: the same to the same place."""
+    tokens = torch.arange(len(slots), device=slots.device)
+    return tokens[:0] if first < 0 else torch.where(slots >= 0, tokens, first)
 
 
 def _scatter(cache: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:

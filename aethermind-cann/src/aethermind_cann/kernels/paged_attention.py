@@ -1,7 +1,7 @@
 """Attention over the blocks of a paged cache: by the fused operator of torch_npu, and by gathering keys.
 
 The fused operator takes lengths as Python integers, so they are read back once a run; a run begins when the device has
-nothing to do, because the engine waits for tokens before it decides on the next step.
+nothing to do, because the engine waits for tokens before it decides on the next step. A graph is told them anew.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aethermind.hal.dtype import DType
 from aethermind_cann.kernels._codes import values_of
 from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, plain_kernel, put
 from aethermind_cann.kernels.attention import attend
-from aethermind_cann.run_memo import host_list, once
+from aethermind_cann.run_memo import decided, host_list, once, renewed
 
 __all__ = ["KERNELS"]
 
@@ -97,17 +97,20 @@ def _over_blocks(
 
 def _npu_fused_attention(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     q, k_cache, v_cache, cuts, num_keys, block_tables = inputs
-    ends, lengths = host_list(cuts)[1:], host_list(num_keys)
+    if len(q) == len(num_keys) and decided(cuts, _is_one_query_each):
+        lengths = renewed((cuts, num_keys), _lengths_of_decodes)
+    else:
+        lengths = {"actual_seq_lengths": host_list(cuts)[1:], "actual_seq_lengths_kv": host_list(num_keys)}
+    end = lengths["actual_seq_lengths"][-1]
     window = attributes["window"]
     band = {"sparse_mode": _BAND, "pre_tokens": window - 1, "next_tokens": 0}
     attended, _ = torch_npu.npu_fused_infer_attention_score(
-        q[: ends[-1]],
+        q[:end],
         k_cache,
         v_cache,
         atten_mask=_mask(q.device),
         block_table=block_tables,
-        actual_seq_lengths=ends,
-        actual_seq_lengths_kv=lengths,
+        **lengths,
         num_heads=q.shape[1],
         num_key_value_heads=k_cache.shape[1],
         input_layout="TND",
@@ -115,7 +118,20 @@ def _npu_fused_attention(inputs: Tensors, outputs: Tensors, attributes: Attribut
         scale=attributes["scale"],
         **(band if window > 0 else {"sparse_mode": _CAUSAL}),
     )
-    put(outputs[0][: ends[-1]], attended)
+    put(outputs[0][:end], attended)
+
+
+def _is_one_query_each(cuts: list[int]) -> bool:
+    """Whether sequences have a query each, up to those without any behind the last."""
+    return all(end == min(number, cuts[-1]) for number, end in enumerate(cuts))
+
+
+def _lengths_of_decodes(cuts: list[int], num_keys: list[int]) -> dict[str, list[int]]:
+    """As if padding were a sequence that sees one key, so that the work depends on nobody's absence."""
+    return {
+        "actual_seq_lengths": list(range(1, len(cuts))),
+        "actual_seq_lengths_kv": [max(length, 1) for length in num_keys],
+    }
 
 
 @cache

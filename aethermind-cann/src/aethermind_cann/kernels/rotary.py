@@ -7,7 +7,7 @@ import torch_npu
 
 from aethermind.dispatch import Signature
 from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, plain_kernel, put
-from aethermind_cann.run_memo import host_list, once
+from aethermind_cann.run_memo import decided, once
 
 __all__ = ["KERNELS", "rotated"]
 
@@ -19,7 +19,7 @@ _MAX_HEADS, _MAX_HEAD_DIM = 999, 894
 def _rope_table(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     positions, frequencies = inputs
     # Positions that float32 does not have are rare, and float64 is slow here: the vector units have none.
-    is_far = max(map(abs, host_list(positions)), default=0) > _LAST_IN_FLOAT32
+    is_far = decided(positions, _is_any_far)
     if is_far:
         frequencies = frequencies.double()
     angle = positions.to(frequencies.dtype)[:, None] * frequencies
@@ -28,6 +28,10 @@ def _rope_table(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> No
         angle = torch.where(positions.abs()[:, None] <= _LAST_IN_FLOAT32, near, angle)
     table = torch.cat([angle.cos(), angle.sin()], -1)
     put(outputs[0], table * attributes["scale"])
+
+
+def _is_any_far(positions: list[int]) -> bool:
+    return max(map(abs, positions), default=0) > _LAST_IN_FLOAT32
 
 
 def rotated(x: torch.Tensor, table: torch.Tensor, interleaved: bool) -> torch.Tensor:

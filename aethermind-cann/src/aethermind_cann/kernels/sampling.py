@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from aethermind_cann.kernels._kernel import Attributes, Tensors, plain_kernel, put
-from aethermind_cann.run_memo import host_list
+from aethermind_cann.run_memo import decided
 
 __all__ = ["KERNELS"]
 
@@ -14,7 +14,7 @@ def _sample_tokens(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     logits, temperature, top_k, top_p, min_p, uniform = inputs
     best = logits.argmax(-1)
     is_greedy = temperature == 0
-    if all(one == 0 for one in host_list(temperature)):
+    if decided(temperature, _are_all_zero):
         put(outputs[0], best)
         return
     # A running sum over a large vocabulary loses the tail in float32. The device has float64, if slowly.
@@ -23,10 +23,22 @@ def _sample_tokens(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     weights = _weights(logits.double(), divisor)
     chosen = _first_beyond(weights, share)
     is_cut = (top_k > 0) | (top_p < 1) | (min_p > 0)
-    if any(map(bool, is_cut.tolist())):
+    if decided(top_k, _is_any_positive) or decided(top_p, _is_any_below_1) or decided(min_p, _is_any_positive):
         of_cut = _sample_cut(logits, divisor, top_k[:, None], top_p.double()[:, None], min_p.double()[:, None], share)
         chosen = torch.where(is_cut, of_cut, chosen)
     put(outputs[0], torch.where(is_greedy, best, chosen))
+
+
+def _are_all_zero(values: list[float]) -> bool:
+    return not any(values)
+
+
+def _is_any_positive(values: list[float]) -> bool:
+    return any(value > 0 for value in values)
+
+
+def _is_any_below_1(values: list[float]) -> bool:
+    return any(value < 1 for value in values)
 
 
 def _weights(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,10 @@ from aethermind.graph.compile import Compiled, compile_graph
 from aethermind.graph.executor import Executable, Executor, StepLoop
 from aethermind.graph.ir import Graph, Node, Value
 from aethermind.graph.plan import Operand, Place, Plan, Step
+from aethermind.graph.repeated_runs import BATCH_SIZES, is_decode_size
 
 __all__ = [
+    "BATCH_SIZES",
     "Compiled",
     "Executable",
     "Executor",
@@ -20,4 +22,5 @@ __all__ = [
     "StepLoop",
     "Value",
     "compile_graph",
+    "is_decode_size",
 ]

@@ -105,7 +105,7 @@ def _copy(op: Any, args: Any, kwargs: Any) -> torch.Tensor:
     non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
     device = destination.device if destination.device.type == "npu" else source.device
     stream = current_stream(device)
-    stream.submit(_Work(op, (destination, source), {}, [destination], []))
+    stream.submit(_Work(op.name(), op, (destination, source), {}, [destination], []))
     host = [one for one in (destination, source) if one.device.type == "cpu"]
     if host and not (non_blocking and all(map(memory.is_pinned, host))):
         stream.synchronize()
@@ -146,7 +146,8 @@ def compute(
     written = _written(op, args, kwargs)
     aliased = {spec.alias_info.before_set.pop(): tensor for spec, tensor in written if spec.alias_info.before_set}
     made = [_new(one, device) for one in made_by()]
-    current_stream(device).submit(_Work(by, args, kwargs, [tensor for _, tensor in written], made))
+    name = op.name().rpartition("::")[2]
+    current_stream(device).submit(_Work(name, by, args, kwargs, [tensor for _, tensor in written], made))
     rest = iter(made)
     results = []
     for spec in op._schema.returns:
@@ -158,20 +159,30 @@ def compute(
 
 
 class _Work:
-    """A call over memory that its caller may have dropped meanwhile, which is an error of the device."""
+    """A call over memory that its caller may have dropped meanwhile, which is an error of the device.
+
+    It may be called again, with other values for arguments that are no tensors.
+    """
 
     def __init__(
-        self, by: Callable[..., Any], args: Any, kwargs: Any, written: list[torch.Tensor], made: list[torch.Tensor]
+        self,
+        name: str,
+        by: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        written: list[torch.Tensor],
+        made: list[torch.Tensor],
     ) -> None:
+        self.name = name
         given = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
         self._spans = list(_spans(given, [*written, *made]))
         self._call = by, tree_map(_on_cpu, args), tree_map(_on_cpu, kwargs)
         self._made = list(map(_on_cpu, made))
 
-    def __call__(self) -> None:
+    def __call__(self, **renewed: Any) -> None:
         by, args, kwargs = self._call
         with opened(self._spans), torch.no_grad():
-            results = by(*args, **kwargs)
+            results = by(*args, **{**kwargs, **renewed})
             if self._made:
                 results = results if isinstance(results, (tuple, list)) else (results,)
                 for output, result in zip(self._made, results, strict=True):
@@ -250,4 +261,4 @@ def _device_of(values: Any) -> torch.device:
 def _new(made: Made, device: Any) -> torch.Tensor:
     index = torch.device(device or "npu").index
     index = current_device() if index is None else index
-    return memory.empty(made.shape, made.strides, made.dtype, index, current_stream(index).submit)
+    return memory.empty(made.shape, made.strides, made.dtype, index, current_stream(index).give_back())

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch_npu import memory
+from torch_npu.graphs import NPUGraph, graph, graph_pool_handle
 from torch_npu.streams import (
     Event,
     Stream,
@@ -21,6 +22,7 @@ from torch_npu.streams import (
 
 __all__ = [
     "Event",
+    "NPUGraph",
     "Stream",
     "StreamContext",
     "current_device",
@@ -28,6 +30,8 @@ __all__ = [
     "default_stream",
     "device_count",
     "get_device_properties",
+    "graph",
+    "graph_pool_handle",
     "is_available",
     "is_initialized",
     "manual_seed_all",

@@ -19,9 +19,12 @@ __all__ = [
     "Event",
     "Stream",
     "StreamContext",
+    "begin_capture",
     "current_device",
     "current_stream",
     "default_stream",
+    "end_capture",
+    "is_capturing",
     "set_device",
     "set_stream",
     "stream",
@@ -39,17 +42,28 @@ class Stream:
         self.device = torch.device("npu", _index(device))
         self.priority = priority
         self.queue = SimStream(timeline, self.device.index)
+        self.captured_by: Any = None
 
     def submit(self, work: Callable[[], None]) -> None:
-        self.queue.submit(work)
+        if self.captured_by is None:
+            self.queue.submit(work)
+        else:
+            self.captured_by.record(work)
+
+    def give_back(self) -> Callable[[Callable[[], None]], None]:
+        """What takes the release of memory that is allocated now."""
+        return self.queue.submit if self.captured_by is None else self.captured_by.keep
 
     def query(self) -> bool:
+        _check_capture(self)
         return self.queue.query()
 
     def synchronize(self) -> None:
+        _check_capture(self)
         _as_torch_says(self.queue.synchronize)
 
     def wait_event(self, event: Event) -> None:
+        _check_capture(self)
         event.wait(self)
 
     def wait_stream(self, stream: Stream) -> None:
@@ -68,6 +82,7 @@ class Event:
         self._event = SimEvent(timeline, timing=enable_timing)
 
     def record(self, stream: Stream | None = None) -> None:
+        _check_capture(stream or current_stream())
         self._event.record((stream or current_stream()).queue)
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -77,6 +92,7 @@ class Event:
         return self._event.query()
 
     def synchronize(self) -> None:
+        _check_capture()
         _as_torch_says(self._event.synchronize)
 
     def elapsed_time(self, end_event: Event) -> float:
@@ -134,7 +150,32 @@ def set_device(device: Any) -> None:
 
 
 def synchronize(device: Any = None) -> None:
+    _check_capture()
     _as_torch_says(lambda: timeline.finish_device(_index(device)))
+
+
+_capturing: list[tuple[int, bool]] = []
+
+
+def begin_capture(thread: int, *, anywhere: bool) -> None:
+    """From here on this thread may wait for nothing, or no thread may."""
+    _capturing.append((thread, anywhere))
+
+
+def end_capture() -> None:
+    _capturing.clear()
+
+
+def is_capturing() -> bool:
+    return bool(_capturing)
+
+
+def _check_capture(stream: Stream | None = None) -> None:
+    """Of what waits, or asks how far things are, which a thread that captures may not do, nor anybody of its stream."""
+    if any(anywhere or thread == threading.get_ident() for thread, anywhere in _capturing):
+        raise RuntimeError("Not allow to synchronize captured-stream (error code is 107027)")
+    if stream is not None and stream.captured_by is not None:
+        raise RuntimeError("stream is captured (error code is 107027)")
 
 
 def _currents() -> dict[int, Stream]:
