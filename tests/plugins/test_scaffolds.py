@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import tomllib
 from collections.abc import Callable
 from functools import cache
 from glob import iglob
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -21,7 +23,8 @@ from tests.plugins.scaffolded import Scaffolded
 
 import aethermind
 from aethermind.cli.app import app
-from aethermind.cli.plugin_new.kinds import Kind
+from aethermind.cli.plugin_new.kinds import KINDS, Kind
+from aethermind.cli.plugin_new.names import Names
 
 NAMES = {
     Kind.BACKEND: "my-chip",
@@ -57,6 +60,25 @@ def test_it_is_formatted_and_has_no_lint(scaffolded: Callable[[Kind], Scaffolded
     for command in (("format", "--check"), ("check", "--select", "B,E,F,I,N8,UP,W,RUF100")):
         result = scaffolded(kind).run("ruff", *command, *options, ".")
         assert result.returncode == 0, result.stdout + result.stderr
+
+
+@by_kind
+def test_the_command_line_knows_what_comes_next(scaffolded: Callable[[Kind], Scaffolded], kind: Kind) -> None:
+    names = Names.parse(NAMES[kind])
+    of_readme = re.findall(r"^\$ (aethermind .*)$", (scaffolded(kind).folder / "README.md").read_text(), re.MULTILINE)
+    assert of_readme
+    spellings = {"name": names.name, "identifier": names.identifier, "class_name": names.class_name}
+    for command in [line.format(**spellings) for line in KINDS[kind].commands] + of_readme:
+        parse(shlex.split(command, comments=True)[1:])
+
+
+def parse(arguments: list[str]) -> None:
+    """Read a command's options without running it; one that it does not have raises."""
+    group: Any = typer.main.get_command(app)
+    context = group.make_context("aethermind", [], resilient_parsing=True)
+    while hasattr(group, "resolve_command"):
+        name, group, arguments = group.resolve_command(context, arguments)
+    group.make_context(name, arguments, parent=context)
 
 
 @by_kind

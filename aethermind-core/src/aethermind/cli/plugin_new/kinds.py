@@ -77,7 +77,10 @@ KINDS: dict[Kind, KindOfPackage] = {
     Kind.POLICY: KindOfPackage(
         "scheduling policy",
         _DEMO,
-        ('aethermind generate "Once upon a time" --scheduling-policy {name}',),
+        (
+            "aethermind simulate TRACE --policy fcfs,{name}  # README.md writes a small trace",
+            "aethermind serve --scheduling-policy {name}",
+        ),
         lambda names: names.name,
         lambda runtime: runtime.policies.names(),
     ),
