@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import count
 from typing import Any
 
@@ -20,6 +21,7 @@ class FakeGpus:
         self.num_devices = num_devices
         self.total = total
         self.handles: dict[int, Any] = {}
+        self.retained: Counter[int] = Counter()
         self._numbers = count(0x1000)
 
     def version(self) -> tuple[int, int]:
@@ -41,10 +43,13 @@ class FakeGpus:
 
     def retain_context(self, index: int) -> int:
         self._check(index)
+        self.retained[index] += 1
         return self._new(("context", index))
 
     def release_context(self, index: int) -> None:
         self._check(index)
+        assert self.retained[index] > 0, f"context {index} is released more often than it was retained"
+        self.retained[index] -= 1
 
     def can_access_peer(self, index: int, other: int) -> bool:
         return index != other
@@ -56,13 +61,18 @@ class FakeGpus:
         return 0, -5
 
     def module_unload(self, module: int) -> None:
-        del self.handles[module]
+        self._forget(module)
 
     def event_destroy(self, event: int) -> None:
-        del self.handles[event]
+        self._forget(event)
 
     def graph_destroy(self, executable: int) -> None:
-        del self.handles[executable]
+        self._forget(executable)
+
+    def _forget(self, handle: int) -> None:
+        """What is in a context can be given back as long as that is there."""
+        assert self.retained.total() > 0, f"{self.handles[handle]} is given back behind its context"
+        del self.handles[handle]
 
     def _new(self, thing: Any) -> int:
         number = next(self._numbers)

@@ -70,6 +70,7 @@ class HostDriver(FakeGpus):
         return self._allocate(nbytes)
 
     def mem_free(self, address: int) -> None:
+        assert self.retained.total() > 0, "memory is given back behind its context"
         self.used -= len(self.memory[address]) - 512
         del self.memory[address]
 
@@ -106,7 +107,7 @@ class HostDriver(FakeGpus):
         return self._new("stream")
 
     def stream_destroy(self, stream: int) -> None:
-        del self.handles[stream]
+        self._forget(stream)
 
     def stream_query(self, stream: int) -> bool:
         return self.handles[stream] == "stream"

@@ -28,6 +28,7 @@ class FakeCublasLt:
         self.things: list[Any] = [None]
         self.num_algorithms = num_algorithms
         self.streams: list[int] = []
+        self.preferences: dict[int, int] = {}
 
     def _new(self, reference: Any, thing: Any) -> int:
         self.things.append(thing)
@@ -61,8 +62,9 @@ class FakeCublasLt:
         return self._new(preference, "preference")
 
     def cublasLtMatmulPreferenceSetAttribute(self, preference: Any, attribute: int, value: Any, size: Any) -> int:  # noqa: N802
-        assert (self.things[preference.value], attribute, size.value) == ("preference", 1, 8)
-        assert contents(value, ctypes.c_uint64) == WORKSPACE_BYTES
+        assert self.things[preference.value] == "preference"
+        kind = {4: ctypes.c_uint32, 8: ctypes.c_uint64}[size.value]
+        self.preferences[attribute] = contents(value, kind)
         return 0
 
     def cublasLtMatmulAlgoGetHeuristic(self, *arguments: Any) -> int:  # noqa: N802
@@ -114,6 +116,9 @@ def test_a_product_is_the_one_of_the_operators_page(dtype: DType, has_bias: bool
     exact = x.astype(np.float32) @ weight.astype(np.float32).T + (bias.astype(np.float32)[:, 0] if has_bias else 0)
     np.testing.assert_allclose(out.astype(np.float32), exact, rtol=1e-2, atol=1e-2)
     assert library.streams == [77]
+    assert library.preferences.pop(1) == WORKSPACE_BYTES
+    aligned = [array.ctypes.data & -array.ctypes.data for array in (weight, x, out, out)]
+    assert library.preferences == {5 + place: min(256, most) for place, most in enumerate(aligned)}
     del enqueue
     cublas.close()
     assert set(library.things) == {None}

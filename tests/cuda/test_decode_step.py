@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,27 @@ def test_graphs_are_launched_before_the_tokens_that_they_go_on_from_are_waited_f
     calls = driver.calls - before
     assert log == ["launch", "wait"] * 4
     assert (calls["copy"], calls["launch_kernel"], calls["stream_synchronize"]) == (3 * 4, 0, 0)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_what_outlives_its_engine_is_given_back_while_its_context_is_there(driver: HostDriver, is_closed: bool) -> None:
+    """Memory, streams, events and graphs of an engine that is closed, or dropped with a step on its way."""
+    llm = LLM("demo", device="cuda", max_model_len=64, max_num_seqs=8, swap_space=0.01, runtime=Runtime.boot())
+    for index, prompt in enumerate(PROMPTS):
+        params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+        llm.engine.add_request(str(index), prompt, params)
+    for _ in range(NUM_TOKENS // 2):
+        llm.engine.step()
+    if is_closed:
+        llm.close()
+    assert driver.retained.total() > 0
+    del llm
+    gc.collect()
+    assert driver.memory == {}
+    assert driver.retained.total() == 0
+    for what in ("stream", "event"):
+        assert driver.calls[f"{what}_create"] == driver.calls[f"{what}_destroy"] > 0
+    assert driver.calls["begin_capture"] == driver.calls["graph_destroy"] > 0
 
 
 def test_decodes_are_launched_as_graphs_which_hold_the_whole_step(llm: LLM, driver: HostDriver) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -54,6 +55,14 @@ class NotingDriver(HostDriver):
         self.noted.append(("host waits", event))
         super().event_synchronize(event)
 
+    def mem_free(self, address: int) -> None:
+        self.noted.append(("free", address))
+        super().mem_free(address)
+
+    def host_free(self, address: int) -> None:
+        self.noted.append(("free", address))
+        super().host_free(address)
+
 
 def swapping(backend: CudaBackend) -> tuple[KVMemory, SwapStream]:
     """A cache, and what swaps its blocks."""
@@ -78,6 +87,22 @@ def test_moves_have_a_stream_of_their_own_and_the_host_waits_for_none() -> None:
     assert driver.noted == []
     memory.wait_for_swaps(lambda: {BLOCKS[0], BLOCKS[-1], 0})
     assert driver.noted == [("wait", steps), ("wait", steps)]
+
+
+def test_blocks_arrive_before_their_memory_is_given_back_where_nobody_closes() -> None:
+    """Everything is dropped at once, in whatever order a garbage collection takes it."""
+    driver = NotingDriver()
+    memory, swaps = swapping(CudaBackend(driver))
+    swaps.move_out(BLOCKS, range(len(BLOCKS)))
+    (moves,) = {stream for what, stream in driver.noted if what == "copy"}
+    cycle: list[Any] = [memory, swaps]
+    cycle.append(cycle)
+    driver.noted.clear()
+    del memory, swaps, cycle
+    gc.collect()
+    assert driver.noted.index(("host waits", moves)) < [what for what, _ in driver.noted].index("free")
+    assert driver.memory == {}
+    assert driver.retained.total() == 0
 
 
 @pytest.mark.parametrize("seed", range(4))

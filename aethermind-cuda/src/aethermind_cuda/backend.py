@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -45,21 +46,17 @@ class CudaBackend(Backend):
             packs_inputs=True,
             is_asynchronous=True,
         )
+        self._end = weakref.finalize(self, _end, self._libraries, self.streams, self.allocator, self.devices)
+        self._end.atexit = False
 
     def close(self) -> None:
-        for index, library in self._libraries.items():
-            self.devices.synchronize(index)
-            library.close()
-        self._libraries.clear()
-        self.streams.close()
-        self.allocator.close()
-        self.devices.close()
+        self._end()
 
     def compile(self, plan: Any, memory: Any) -> CudaExecutable:
         """Every plan runs by its own executable, on the device that is current now."""
         index = self.devices.current()
         facts = self.devices.facts(index)
-        captured = CapturedSteps(self._driver)
+        captured = CapturedSteps(self._driver, self.devices.context(index))
         return CudaExecutable(plan, memory, index, facts, self._library(index), captured, self.allocator.alloc)
 
     def measure_limits(self, dtypes: Sequence[DType], num_threads: int | None = None) -> MeasuredLimits:
@@ -83,3 +80,16 @@ class CudaBackend(Backend):
         if index not in self._libraries:
             self._libraries[index] = KernelLibrary(self._driver, self.devices.facts(index), self._cubins)
         return self._libraries[index]
+
+
+def _end(
+    libraries: dict[int, KernelLibrary], streams: CudaStreams, allocator: CudaAllocator, devices: CudaDevices
+) -> None:
+    """What a backend ends with, closed or dropped."""
+    for index, library in libraries.items():
+        devices.synchronize(index)
+        library.close()
+    libraries.clear()
+    streams.close()
+    allocator.close()
+    devices.close()

@@ -26,6 +26,9 @@ _COMPUTE_32F, _REAL_32F = 68, 0
 _DESC_TRANSA, _DESC_EPILOGUE, _DESC_BIAS_POINTER, _DESC_BIAS_DATA_TYPE = 3, 7, 8, 26
 _TRANSPOSED, _EPILOGUE_BIAS = 1, 4
 _PREFERENCE_MAX_WORKSPACE = 1
+_PREFERENCE_ALIGNMENTS = 5, 6, 7, 8
+"""Of A, B, C and D."""
+_MOST_ALIGNED = 256
 _STATUS = {
     1: "not initialised",
     3: "out of memory",
@@ -99,7 +102,7 @@ class CublasLt:
         x = self._layout(product.x.dtype, num_inputs, num_tokens)
         out = self._layout(product.out.dtype, num_outputs, num_tokens)
         operation = self._operation(product)
-        chosen = self._choose(operation, weight, x, out)
+        chosen = self._choose(operation, product, (weight, x, out))
         one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
         call, handle = self._call, self._handle
         addresses = [ctypes.c_void_p(array.address) for array in (product.weight, product.x, product.out)]
@@ -150,13 +153,18 @@ class CublasLt:
         size = ctypes.c_size_t(ctypes.sizeof(value))
         self._call("cublasLtMatmulDescSetAttribute", operation, attribute, ctypes.byref(value), size)
 
-    def _choose(self, operation: _Owned, weight: _Owned, x: _Owned, out: _Owned) -> _Heuristic:
+    def _choose(self, operation: _Owned, product: DenseProduct, layouts: tuple[_Owned, _Owned, _Owned]) -> _Heuristic:
+        """The heuristics take operands to begin at multiples of 256 bytes, unless they are told how these lie."""
         preference, found, count = ctypes.c_void_p(), _Heuristic(), ctypes.c_int()
         self._call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
         owned = _Owned(preference, self._library.cublasLtMatmulPreferenceDestroy)
-        most = ctypes.c_uint64(WORKSPACE_BYTES)
-        limit = preference, _PREFERENCE_MAX_WORKSPACE, ctypes.byref(most), ctypes.c_size_t(ctypes.sizeof(most))
-        self._call("cublasLtMatmulPreferenceSetAttribute", *limit)
+        weight, x, out = layouts
+        arrays = product.weight, product.x, product.out, product.out
+        aligned = (ctypes.c_uint32(_alignment(array.address)) for array in arrays)
+        limits = dict(zip(_PREFERENCE_ALIGNMENTS, aligned, strict=True))
+        for attribute, limit in {_PREFERENCE_MAX_WORKSPACE: ctypes.c_uint64(WORKSPACE_BYTES), **limits}.items():
+            value = ctypes.byref(limit), ctypes.c_size_t(ctypes.sizeof(limit))
+            self._call("cublasLtMatmulPreferenceSetAttribute", preference, attribute, *value)
         operands = self._handle, operation, weight, x, out, out, owned
         self._call("cublasLtMatmulAlgoGetHeuristic", *operands, 1, ctypes.byref(found), ctypes.byref(count))
         if not count.value:
@@ -178,6 +186,11 @@ class _Owned:
 
     def __del__(self) -> None:
         self._destroy(self.handle)
+
+
+def _alignment(address: int) -> int:
+    """The greatest power of two, up to 256, that an address is a multiple of."""
+    return min(_MOST_ALIGNED, address & -address) or _MOST_ALIGNED
 
 
 def _plain(argument: Any) -> Any:

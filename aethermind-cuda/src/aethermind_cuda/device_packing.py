@@ -74,23 +74,25 @@ def quantize_on_device(backend: CudaBackend, format: WeightFormat, source: Any, 
     values = alloc(rows_at_once * row_bytes)
     largest = Tensor.of(alloc(4), DType.FLOAT32, (1,))
     backend.transfer.fill(largest, 0, stream)
-    for first_row in range(0, num_outputs, rows_at_once):
-        rows = source[first_row : first_row + rows_at_once]
-        staged.reverse()
-        buffer, copied = staged[0]
-        copied.synchronize()
-        on_host = Tensor.of(buffer, dtype, rows.shape)
-        np.copyto(on_host.numpy(), rows)
-        drop_mapped_pages(rows)
-        copy_async(Tensor.of(values, dtype, rows.shape), on_host, stream)
-        copied.record(stream)
-        sizes = (first_row, len(rows), num_outputs, num_inputs, format.num_blocks(num_inputs))
-        addresses = destination.address, values.address, largest.address
-        weight = _PackedWeight(*addresses, *sizes, format.block or num_inputs)
-        backend.enqueue(_launches(weight, _family(format), dtype), stream)
     found = Tensor.of(alloc(4, MemoryKind.PINNED), DType.FLOAT32, (1,))
-    copy_async(found, largest, stream)
-    stream.destroy()
+    try:
+        for first_row in range(0, num_outputs, rows_at_once):
+            rows = source[first_row : first_row + rows_at_once]
+            staged.reverse()
+            buffer, copied = staged[0]
+            copied.synchronize()
+            on_host = Tensor.of(buffer, dtype, rows.shape)
+            np.copyto(on_host.numpy(), rows)
+            drop_mapped_pages(rows)
+            copy_async(Tensor.of(values, dtype, rows.shape), on_host, stream)
+            copied.record(stream)
+            sizes = (first_row, len(rows), num_outputs, num_inputs, format.num_blocks(num_inputs))
+            addresses = destination.address, values.address, largest.address
+            weight = _PackedWeight(*addresses, *sizes, format.block or num_inputs)
+            backend.enqueue(_launches(weight, _family(format), dtype), stream)
+        copy_async(found, largest, stream)
+    finally:
+        stream.destroy()  # waits: whatever happened, the memory here is handed out again behind it
     check_magnitude(float(found.numpy()[0]), format)
 
 

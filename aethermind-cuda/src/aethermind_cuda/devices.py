@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from functools import cache
-from threading import RLock
+from threading import RLock, local
 
 from aethermind.hal.device import CountedDevices, DeviceProperties
 from aethermind_cuda.driver import Driver
 from aethermind_cuda.launch import DeviceFacts
 
-__all__ = ["CudaDevices"]
+__all__ = ["Context", "CudaDevices"]
 
 # Of `CUdevice_attribute`.
 _NUM_MULTIPROCESSORS = 16
@@ -17,14 +18,69 @@ _L2_CACHE_BYTES = 38
 _MAJOR, _MINOR = 75, 76
 _SHARED_BYTES_OPTIN = 97
 
+_THE_BACKEND = "backend", 0
+_thread = local()
+"""`context` is the one that was entered last."""
+
+
+class Context:
+    """The primary context of a device, which torch and others share, as one backend retains it.
+
+    Memory, streams, events and graphs may be dropped after their backend was closed, and are the driver's to take back
+    only while their context is there. So each is told to it as a `thing`, and the context is released when the backend
+    has left it and the last of them is gone.
+    """
+
+    def __init__(self, driver: Driver, index: int) -> None:
+        self.handle = driver.retain_context(index)
+        self._driver = driver
+        self._index = index
+        self._things: set[tuple[Hashable, int]] = {_THE_BACKEND}
+        self._lock = RLock()  # a garbage collection inside may drop another thing
+
+    def enter(self) -> None:
+        """Make it the calling thread's."""
+        self._driver.set_context(self.handle)
+        _thread.context = self
+
+    def made(self, kind: Hashable, handle: int) -> int:
+        """Stay for this thing until it is given back; returns the handle."""
+        self._things.add((kind, handle))
+        return handle
+
+    def give_back(self, kind: Hashable, handle: int, give_back: Callable[[int], None]) -> None:
+        """Call `give_back(handle)` in this context; then the thing is gone, whatever came of it.
+
+        A garbage collection may call it between any two calls of a thread, whose context is the same afterwards.
+        """
+        before: Context = getattr(_thread, "context", self)
+        try:
+            self.enter()
+            give_back(handle)
+        finally:
+            self._gone((kind, handle))
+            if before is not self and before._things:
+                before.enter()
+
+    def leave(self) -> None:
+        """The backend is closed."""
+        self._gone(_THE_BACKEND)
+
+    def _gone(self, thing: tuple[Hashable, int]) -> None:
+        with self._lock:
+            if thing in self._things:
+                self._things.remove(thing)
+                if not self._things:
+                    self._driver.release_context(self._index)
+
 
 class CudaDevices(CountedDevices):
-    """Contexts are the devices' primary ones, which torch and others share, retained when a device is first entered."""
+    """The GPUs that the driver sees. A context is retained when its device is first entered."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver.device_count(), "GPU")
         self._driver = driver
-        self._contexts: dict[int, int] = {}
+        self._contexts: dict[int, Context] = {}
         self._lock = RLock()
         self.facts = cache(self._facts)
 
@@ -51,14 +107,17 @@ class CudaDevices(CountedDevices):
 
     def enter(self, index: int) -> None:
         """Make the device's context the calling thread's."""
-        context = self._contexts.get(index)
-        self._driver.set_context(self._retain(index) if context is None else context)
+        self.context(index).enter()
+
+    def context(self, index: int) -> Context:
+        """The context of a device."""
+        return self._contexts.get(index) or self._retain(index)
 
     def close(self) -> None:
-        """Give the contexts back."""
+        """Give the contexts back, as soon as nothing is left of what was made in them."""
         with self._lock:
-            for index in self._contexts:
-                self._driver.release_context(index)
+            for context in self._contexts.values():
+                context.leave()
             self._contexts.clear()
 
     def _facts(self, index: int) -> DeviceFacts:
@@ -70,19 +129,19 @@ class CudaDevices(CountedDevices):
             ask(index, _SHARED_BYTES_OPTIN),
         )
 
-    def _retain(self, index: int) -> int:
+    def _retain(self, index: int) -> Context:
         """The context of a device, which from now on reaches the memory of all others that can be reached."""
         self.check(index)
         with self._lock:
             if index not in self._contexts:
-                context = self._driver.retain_context(index)
+                context = Context(self._driver, index)
                 for other, other_context in self._contexts.items():
                     self._connect(index, context, other, other_context)
                     self._connect(other, other_context, index, context)
                 self._contexts[index] = context
             return self._contexts[index]
 
-    def _connect(self, index: int, context: int, other: int, other_context: int) -> None:
+    def _connect(self, index: int, context: Context, other: int, other_context: Context) -> None:
         if self._driver.can_access_peer(index, other):
-            self._driver.set_context(context)
-            self._driver.enable_peer_access(other_context)
+            context.enter()
+            self._driver.enable_peer_access(other_context.handle)

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 
+from aethermind_cuda.devices import Context
 from aethermind_cuda.driver import CudaError, Driver
 
 __all__ = ["CapturedSteps"]
@@ -20,13 +21,15 @@ class CapturedSteps:
     and many a size never comes again.
     """
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, context: Context) -> None:
         self._driver = driver
+        self._context = context
         self._graphs: OrderedDict[tuple[int, ...], int] = OrderedDict()
         self._seen: set[tuple[int, ...]] = set()
 
     def __del__(self) -> None:
-        self.close()
+        with suppress(CudaError):  # of a device that is lost
+            self.close()
 
     def __contains__(self, symbols: tuple[int, ...]) -> bool:
         """Whether these sizes came up before."""
@@ -42,14 +45,14 @@ class CapturedSteps:
         if graph is None:
             graph = self._graphs[symbols] = self._capture(stream, enqueue)
             if len(self._graphs) > _MOST_GRAPHS:
-                self._driver.graph_destroy(self._graphs.popitem(last=False)[1])
+                self._give_back(self._graphs.popitem(last=False)[1])
         self._graphs.move_to_end(symbols)
         self._driver.graph_launch(graph, stream)
 
     def close(self) -> None:
         """Give all graphs back."""
         while self._graphs:
-            self._driver.graph_destroy(self._graphs.popitem()[1])
+            self._give_back(self._graphs.popitem()[1])
 
     def _capture(self, stream: int, enqueue: Callable[[int], None]) -> int:
         self._driver.begin_capture(stream)
@@ -58,7 +61,11 @@ class CapturedSteps:
         except BaseException:
             self._abandon(stream)
             raise
-        return self._driver.graph_instantiate(self._driver.end_capture(stream))
+        graph = self._driver.graph_instantiate(self._driver.end_capture(stream))
+        return self._context.made("graph", graph)
+
+    def _give_back(self, graph: int) -> None:
+        self._context.give_back("graph", graph, self._driver.graph_destroy)
 
     def _abandon(self, stream: int) -> None:
         """End a capture that went wrong, so that the stream can be used again."""

@@ -104,7 +104,8 @@ class CudaAllocator(Allocator):
         if kind is MemoryKind.HOST:
             return HostAllocator(device).alloc(nbytes, kind)
         with self._lock:
-            self._devices.enter(index)
+            context = self._devices.context(index)
+            context.enter()
             pool = self._pool(index, kind)
             try:
                 address = pool.alloc(nbytes)
@@ -112,12 +113,16 @@ class CudaAllocator(Allocator):
                 if error.code != OUT_OF_MEMORY:
                     raise
                 raise self._out_of_memory(nbytes, kind, device, pool) from error
+            context.made(kind, address)
+
+        def free(address: int) -> None:
+            pool.free(address, nbytes)
+            if self._is_closed:
+                pool.trim()
 
         def release() -> None:
             with self._lock:
-                if not self._is_closed:
-                    self._devices.enter(index)
-                    pool.free(address, nbytes)
+                context.give_back(kind, address, free)
 
         is_host = kind is MemoryKind.PINNED
         return Buffer(device, address, nbytes, kind=kind, is_host_accessible=is_host, release=release)
@@ -143,7 +148,7 @@ class CudaAllocator(Allocator):
                 pool.trim()
 
     def close(self) -> None:
-        """Give back what is kept; buffers that are still in use end with the process's context."""
+        """Give back what is kept; buffers that are still in use are given back when they are freed."""
         self.trim()
         self._is_closed = True
 

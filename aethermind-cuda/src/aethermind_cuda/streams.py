@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from threading import Lock
 
 from aethermind.errors import DeviceError
 from aethermind.hal.event import Event, EventManager
 from aethermind.hal.stream import Stream, StreamManager
-from aethermind_cuda.devices import CudaDevices
-from aethermind_cuda.driver import Driver
+from aethermind_cuda.devices import Context, CudaDevices
+from aethermind_cuda.driver import CudaError, Driver
 
 __all__ = ["CudaEvent", "CudaEvents", "CudaStream", "CudaStreams"]
 
@@ -18,18 +19,24 @@ class CudaStream(Stream):
 
     def __init__(self, driver: Driver, devices: CudaDevices, index: int, priority: int) -> None:
         self.device = index
+        self.context = devices.context(index)
         self._driver = driver
-        self._devices = devices
-        devices.enter(index)
+        self._handle: int | None = None
+        self.context.enter()
         least, greatest = driver.stream_priority_range()
-        self._handle: int | None = driver.stream_create(min(max(priority, greatest), least))
+        self._handle = self.context.made("stream", driver.stream_create(min(max(priority, greatest), least)))
+
+    def __del__(self) -> None:
+        """What it still has to do, it does."""
+        with suppress(CudaError):  # of a device that is lost
+            self._give_back()
 
     @property
     def handle(self) -> int:
         """The driver's handle, with its context made current; DeviceError when the stream was destroyed."""
         if self._handle is None:
             raise DeviceError("The stream was destroyed; create another one.")
-        self._devices.enter(self.device)
+        self.context.enter()
         return self._handle
 
     def query(self) -> bool:
@@ -49,8 +56,12 @@ class CudaStream(Stream):
         try:
             self._driver.stream_synchronize(handle)
         finally:
-            self._handle = None
-            self._driver.stream_destroy(handle)
+            self._give_back()
+
+    def _give_back(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self.context.give_back("stream", handle, self._driver.stream_destroy)
 
 
 class CudaStreams(StreamManager):
@@ -84,32 +95,44 @@ class CudaEvent(Event):
 
     def __init__(self, driver: Driver, *, timing: bool) -> None:
         self.handle: int | None = None
+        self._context: Context | None = None
         self._driver = driver
         self._has_timing = timing
 
     def __del__(self) -> None:
-        if self.handle is not None:
-            self._driver.event_destroy(self.handle)
+        if self._context is not None and self.handle is not None:
+            with suppress(CudaError):  # of a device that is lost
+                self._context.give_back("event", self.handle, self._driver.event_destroy)
 
     def record(self, stream: Stream) -> None:
         assert isinstance(stream, CudaStream), "the stream is of another backend"
         stream_handle = stream.handle
         if self.handle is None:
-            self.handle = self._driver.event_create(self._has_timing)
+            self._context = stream.context
+            self.handle = stream.context.made("event", self._driver.event_create(self._has_timing))
         self._driver.event_record(self.handle, stream_handle)
 
     def query(self) -> bool:
-        return self.handle is None or self._driver.event_query(self.handle)
+        handle = self._entered()
+        return handle is None or self._driver.event_query(handle)
 
     def synchronize(self) -> None:
-        if self.handle is not None:
-            self._driver.event_synchronize(self.handle)
+        handle = self._entered()
+        if handle is not None:
+            self._driver.event_synchronize(handle)
 
     def elapsed_ms(self, end: Event) -> float:
         assert isinstance(end, CudaEvent), "events of different backends cannot be compared"
         if not (self._has_timing and end._has_timing) or self.handle is None or end.handle is None:
             raise DeviceError("Elapsed time needs two events with timing=True that were recorded and reached.")
+        self._entered()
         return self._driver.event_elapsed(self.handle, end.handle)
+
+    def _entered(self) -> int | None:
+        """The handle, with its context made current: any thread may ask. None before the first recording."""
+        if self._context is not None:
+            self._context.enter()
+        return self.handle
 
 
 class CudaEvents(EventManager):

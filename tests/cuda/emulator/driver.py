@@ -76,6 +76,7 @@ class EmulatedDriver(FakeGpus):
 
     def mem_free(self, address: int) -> None:
         """Waits for the device first, as cuMemFree does."""
+        assert self.retained.total() > 0, "memory is given back behind its context"
         _, device = self._device_memory[address]
         self._timeline.finish_device(device)
         del self._device_memory[address]
@@ -118,7 +119,7 @@ class EmulatedDriver(FakeGpus):
 
     def stream_destroy(self, stream: int) -> None:
         self._timeline.finish(self._queue(stream))
-        del self.handles[stream]
+        self._forget(stream)
 
     def stream_query(self, stream: int) -> bool:
         self._refuse_in_capture("cuStreamQuery", stream)
@@ -139,6 +140,7 @@ class EmulatedDriver(FakeGpus):
             self._timeline.submit(self._queue(stream), mark)
 
     def event_create(self, timing: bool) -> int:
+        assert self._device() >= 0
         return self._new(_Event(timing))
 
     def event_record(self, event: int, stream: int) -> None:
@@ -148,16 +150,19 @@ class EmulatedDriver(FakeGpus):
             self._timeline.submit(queue, mark)
 
     def event_query(self, event: int) -> bool:
+        assert self._device() >= 0
         self._timeline.glance()
         mark = self._event(event).known_mark()
         return mark is None or mark.is_reached
 
     def event_synchronize(self, event: int) -> None:
+        assert self._device() >= 0
         mark = self._event(event).known_mark()
         if mark is not None:
             self._timeline.reach(mark)
 
     def event_elapsed(self, begin: int, end: int) -> float:
+        assert self._device() >= 0
         times = [self._event(event).reached_at() for event in (begin, end)]
         return (times[1] - times[0]) * 1e3
 

@@ -7,12 +7,15 @@ move, and the host waits for nothing.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from typing import NamedTuple
 
 from aethermind.engine.block_copies import copy_blocks
 from aethermind.engine.stretches import stretches
+from aethermind.errors import DeviceError
 from aethermind.hal.event import Event
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
@@ -53,6 +56,9 @@ class SwapStream:
         self._stream = opened.backend.streams.create(opened.device.index)
         self._steps = opened.backend.streams.default(opened.device.index)
         self._moves: deque[_Move] = deque()
+        # An engine may be dropped while blocks are on their way, and nobody says `close`: what they are copied from and
+        # to stays until they have arrived. At the end of the program it stays anyway.
+        weakref.finalize(self, _await_moves, self._stream, on_device, on_host).atexit = False
 
     def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         """Copy device `blocks` to `host_blocks`, one by one."""
@@ -99,3 +105,10 @@ class SwapStream:
             copy_blocks(self._backend.transfer, sources, destinations, runs, stream)
             done.record(stream)
             self._moves.append(_Move(frozenset(blocks[begin:end]), begun, done))
+
+
+def _await_moves(stream: Stream, *memory: Mapping[str, Tensor]) -> None:
+    """Wait for what is on its way, before its `memory` is given back."""
+    with suppress(DeviceError):
+        stream.synchronize()
+    del memory

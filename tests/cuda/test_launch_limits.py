@@ -1,0 +1,101 @@
+"""What steps of a large model would launch, held against what each target's GPUs have: nothing is run.
+
+Sizes are those at which 32-bit numbers and the directions of grids end: long contexts, large batches, long prompts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.architecture.sources import ROOT
+from tests.cuda.check.qwen2_7b import CONFIG, write_model
+from tests.cuda.host_driver import HostDriver, fake_cubins
+
+from aethermind import Runtime
+from aethermind.engine.loader import PlannedModel, plan_model
+from aethermind.engine.model_graph import GraphKey, Part
+from aethermind.graph.plan import Operand, Plan
+from aethermind.hal import Probe
+from aethermind.ops.dims import resolve
+from aethermind_cuda.backend import CudaBackend
+from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, Launch, Parameters
+from aethermind_cuda.library import Cubins
+
+SHARED_BYTES = {"80": 163 << 10, "86": 99 << 10, "89": 99 << 10, "90a": 227 << 10, "100f": 227 << 10, "120": 99 << 10}
+"""What a block can have at most (CUDA C++ Programming Guide, 20.2); 1 KiB more is the driver's."""
+REGISTERS = 65536
+CONTEXT = 131_072
+FAR = 1 << 46
+"""Where arrays lie, as far as anybody looks."""
+KEYS = (GraphKey(), GraphKey(True), GraphKey(False, True), GraphKey(part=Part.SCORES), GraphKey(part=Part.KEY_SHIFT))
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "deterministic": {"dtype": "float16", "deterministic": True},
+    "float32": {"dtype": "float32"},
+    "int4, int8 cache": {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
+}
+
+
+@pytest.fixture(params=list(OPTIONS))
+def planned(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlannedModel:
+    """A layer of Qwen2-7B with room for 128k tokens and 512 sequences."""
+    folder = write_model(tmp_path / "model")
+    config = {**CONFIG, "num_hidden_layers": 1, "max_position_embeddings": CONTEXT}
+    (folder / "config.json").write_text(json.dumps(config))
+    cubins = fake_cubins(tmp_path, [source.stem for source in (ROOT / "aethermind-cuda" / "csrc").glob("*.cu")])
+    monkeypatch.setattr("aethermind_cuda.probe.probe", lambda: Probe(1, "a GPU that computes nothing."))
+    monkeypatch.setattr("aethermind_cuda.probe.open_backend", lambda: CudaBackend(HostDriver(memory=1 << 40), cubins))
+    monkeypatch.setattr("aethermind_cuda.kernels.linear.find_cublaslt", lambda: None)
+    options = {"load_format": "dummy", "max_num_batched_tokens": 65536, "max_num_seqs": 512, "num_kv_blocks": 100_000}
+    return plan_model(Runtime.boot(), str(folder), device="cuda", **options, **OPTIONS[request.param])
+
+
+def launches(plan: Plan, sizes: Mapping[str, int], facts: DeviceFacts) -> Iterator[Launch]:
+    """Of all steps."""
+
+    def array(operand: Operand) -> DeviceArray:
+        return DeviceArray(FAR, operand.dtype, resolve(operand.shape, sizes))
+
+    for step in plan.steps:
+        inputs = tuple(None if operand is None else array(operand) for operand in step.inputs)
+        function: Any = step.kernel.function
+        for work in function(Call(inputs, tuple(map(array, step.outputs)), step.attributes, facts, FAR)):
+            assert isinstance(work, Launch)
+            yield work
+
+
+def assert_fits(launch: Launch, manifest: Mapping[str, Any]) -> None:
+    """By the limits of grids and blocks, and by what the compiled kernel takes in every target."""
+    (x, y, z), threads = launch.grid, launch.block[0] * launch.block[1] * launch.block[2]
+    assert x < 1 << 31, launch
+    assert max(y, z) < 1 << 16, launch
+    assert 0 < threads <= 1024, launch
+    assert threads % 32 == 0, launch
+    for target, built in manifest[launch.source]["targets"].items():
+        usage = built["kernels"][launch.kernel]
+        of_a_warp = -(-usage["registers"] * 32 // 256) * 256
+        assert threads // 32 * of_a_warp <= REGISTERS, (launch, target, usage)
+        assert usage["shared_bytes"] + launch.shared_bytes <= SHARED_BYTES[target], (launch, target, usage)
+    Parameters(launch.arguments)  # none of the numbers is too large for its parameter
+
+
+def test_every_launch_fits_every_gpu(planned: PlannedModel) -> None:
+    manifest = Cubins().operators
+    assert manifest, "There are no compiled kernels: run `make cuda-kernels`."
+    facts = DeviceFacts((9, 0), 132, min(SHARED_BYTES.values()))
+    names = set()
+    for key in KEYS:
+        plan = planned.compile(key).plan
+        most = dict(plan.symbols)
+        batch = {name: min(512, size) for name, size in most.items() if name in ("T", "S", "R")}
+        for sizes in (most, {**dict.fromkeys(most, 0), **batch, "B": most.get("B", 0)}, {**most, "S": 1, "R": 1}):
+            for launch in launches(plan, {name: sizes[name] for name in most}, facts):
+                names.add(launch.source)
+                if all(launch.grid):
+                    assert_fits(launch, manifest)
+    assert {"embedding", "sample_tokens", "adjust_logits", "token_logprobs"} <= names
+    assert any(name.startswith("paged_attention") for name in names)
