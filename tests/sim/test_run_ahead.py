@@ -137,11 +137,52 @@ def test_aborting_all_leaves_nothing_under_way(open_engine: Open) -> None:
     assert_idle(watched)
 
 
-NEEDS_THE_HOST: dict[str, dict[str, Any]] = {
+NEEDS_NO_HOST: dict[str, dict[str, Any]] = {
     "log probabilities": {"logprobs": 2},
-    "penalties": {"repetition_penalty": 1.3},
-    "a shortest answer": {"min_tokens": NUM_TOKENS},
+    "a bias": {"logit_bias": {700: 3.0, 5: -100.0}},
+    "a shortest answer": {"min_tokens": NUM_TOKENS - 2, "ignore_eos": False, "stop_token_ids": range(500, 560)},
     "allowed tokens": {"allowed_token_ids": range(100, 900)},
+    "all of it": {"logprobs": 1, "logit_bias": {700: 3.0}, "allowed_token_ids": range(300, 800), "stop": ["e"]},
+}
+
+
+@pytest.mark.parametrize("wish", list(NEEDS_NO_HOST))
+def test_what_the_sampler_is_told_in_advance_is_no_reason_to_wait(open_engine: Open, wish: str) -> None:
+    """Every other request has the wish; answers, texts and log probabilities are those of single steps."""
+    answers = []
+    for seed, runs_ahead in ((8, False), (9, True)):
+        watched = open_engine(seed, enable_prefix_caching=False)
+        engine = watched.engine
+        engine.pipeline.runs_ahead = runs_ahead
+        for index, prompt in enumerate(PROMPTS):
+            engine.add_request(str(index), prompt, greedy(**NEEDS_NO_HOST[wish] if index % 2 else {}))
+        finished = {}
+        while engine.has_unfinished:
+            finished.update({output.request_id: output.outputs for output in engine.step() if output.finished})
+        answers.append(finished)
+        things = watched.things()
+        order = [things.index(("enqueue", step + 1)) < things.index(("read", step)) for step in range(NUM_TOKENS - 1)]
+        assert order == [runs_ahead] * (NUM_TOKENS - 1)
+        assert_idle(watched)
+    assert answers[0] == answers[1]
+
+
+def test_a_row_without_an_allowed_token_fails_alone(open_engine: Open, expected: Answers) -> None:
+    """Its only token is held back, which is found out one step later."""
+    engine = open_engine(10).engine
+    engine.add_request("special", PROMPTS[2], greedy(allowed_token_ids=[7], stop_token_ids=[7], min_tokens=5))
+    engine.add_request("0", PROMPTS[0], greedy())
+    finished = {}
+    while engine.has_unfinished:
+        finished.update({output.request_id: output for output in engine.step() if output.finished})
+    assert "leaves none of them" in str(finished["special"].error)
+    assert finished["0"].outputs[0].token_ids == expected["0"]
+
+
+NEEDS_THE_HOST: dict[str, dict[str, Any]] = {
+    "penalties": {"repetition_penalty": 1.3, "logprobs": 2},
+    "counts": {"frequency_penalty": 0.7},
+    "bad words": {"bad_words": ["e", "the"]},
     "structured output": {"structured_outputs": StructuredOutputs(regex="[a-f]{3,9}"), "ignore_eos": False},
     "several answers": {"n": 3, "temperature": 0.9, "seed": 4},
     "scores of the prompt": {"prompt_logprobs": 1},
@@ -245,6 +286,14 @@ class TestPlantedBugs:
     def test_feeding_no_tokens(self, open_engine: Open, expected: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("aethermind.engine.model_runner.fed_tokens", lambda decision, before: ())
         assert self.wrong_answers(open_engine, expected) > 0
+
+    def test_looking_back_at_tokens_that_are_not_there(self, open_engine: Open) -> None:
+        answers = []
+        for looks_back in (True, False):
+            params = greedy(frequency_penalty=2.0, logit_bias={700: 6.0})
+            object.__setattr__(params, "looks_back", looks_back)
+            answers.append(ask(open_engine(0), params))
+        assert answers[0] != answers[1]
 
     def test_freeing_blocks_at_once(
         self, open_engine: Open, expected: Answers, monkeypatch: pytest.MonkeyPatch

@@ -35,7 +35,10 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.8, "top_p": 0.9, "seed": 4, "stop_token_ids": [*range(0, 2000, 7)]},
     {"temperature": 1.0, "seed": 5, "stop": ["e", "th"]},
     {"temperature": 1.0, "seed": 6, "min_tokens": 4, "stop_token_ids": [*range(0, 2000, 3)]},
-    {"temperature": 0.0, "logprobs": 1},
+    {"temperature": 0.0, "logprobs": 1, "logit_bias": {700: 2.0, 6: -100.0}},
+    {"temperature": 0.9, "seed": 8, "logprobs": 0, "allowed_token_ids": range(40, 700), "min_tokens": 3},
+    {"temperature": 0.0, "repetition_penalty": 1.4, "logprobs": 2},
+    {"temperature": 0.8, "seed": 9, "bad_words": ["e", "th"]},
     {"temperature": 0.7, "seed": 7, "n": 2},
     {"temperature": 0.0, "prompt_logprobs": 0},
 ]
@@ -62,14 +65,28 @@ def reference() -> LLM:
 
 
 @cache
-def alone(prompt: int, kind: int) -> list[list[int]]:
-    """The answers to a prompt by itself, on a device that computes in the caller's thread."""
+def output_alone(prompt: int, kind: int) -> RequestOutput:
+    """What a prompt leads to by itself, on a device that computes in the caller's thread."""
     (output,) = reference().generate([{"prompt_token_ids": PROMPTS[prompt]}], params_of(kind))
-    return answers_of(output)
+    return output
+
+
+def alone(prompt: int, kind: int) -> list[list[int]]:
+    """The answers of that."""
+    return answers_of(output_alone(prompt, kind))
 
 
 def answers_of(output: RequestOutput) -> list[list[int]]:
     return [one.token_ids for one in output.outputs]
+
+
+def logprobs_of(output: RequestOutput) -> list[float]:
+    """Those of all tokens of all answers that have some."""
+    return [
+        named[token_id].logprob
+        for one in output.outputs
+        for token_id, named in zip(one.token_ids, one.logprobs or (), strict=one.logprobs is not None)
+    ]
 
 
 class RunAheadMachine(RuleBasedStateMachine):
@@ -132,7 +149,9 @@ class RunAheadMachine(RuleBasedStateMachine):
         for output in outputs:
             assert output.error is None
             if output.finished:
-                assert answers_of(output) == alone(*self.asked.pop(output.request_id)), output.request_id
+                asked = self.asked.pop(output.request_id)
+                assert answers_of(output) == alone(*asked), output.request_id
+                assert logprobs_of(output) == pytest.approx(logprobs_of(output_alone(*asked)), abs=1e-4)
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):

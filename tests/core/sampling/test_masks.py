@@ -58,12 +58,21 @@ def test_threads_write_what_one_writes(tokenizer: Tokenizer, monkeypatch: pytest
             failures = rows.fill(requests)
         assert set(failures) == {3}
         assert len(threads) == num_lanes
-        assert rows.allows(0, tokenizer.encode("a")[0])
-        assert not rows.allows(0, 7)
+        assert rows.allows(0, requests[0], tokenizer.encode("a")[0])
+        assert not rows.allows(0, requests[0], 7)
         found.append(np.delete(flat.reshape(6, WIDTH), 3, axis=0))
     assert np.array_equal(*found)
     assert np.all(found[0][3] == -1)
     assert np.all(found[0][4] == 0)
+
+
+def test_what_is_allowed_is_known_without_the_mask_where_no_guide_has_a_say() -> None:
+    """The mask may be that of a later step already."""
+    rows = MaskRows(np.zeros(2 * WIDTH, np.int32), 2)
+    request: Any = SimpleNamespace(controls=TokenControls(allowed=pack_mask([7, 40], VOCAB_SIZE)), output_token_ids=[])
+    free: Any = SimpleNamespace(controls=None, output_token_ids=[])
+    assert [rows.allows(0, request, token) for token in (7, 8, 40)] == [True, False, True]
+    assert rows.allows(1, free, 8)
 
 
 def test_masks_that_take_no_time_are_written_by_one_thread(tokenizer: Tokenizer) -> None:

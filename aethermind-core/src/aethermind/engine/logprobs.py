@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from aethermind.engine.model_graph import LOGPROB_OUTPUTS
-from aethermind.graph.executor import Executor
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["TokenLogprobs", "read_logprobs"]
 
@@ -22,13 +23,13 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-def read_logprobs(
-    executor: Executor, symbols: tuple[int, ...], wanted: Sequence[int | None]
-) -> list[TokenLogprobs | None]:
-    """Those of a finished run, with as many of the most likely tokens as each row wants; None where it is None."""
-    columns = [executor.output(name, symbols).tolist() for name in LOGPROB_OUTPUTS]
+def read_logprobs(columns: Sequence[np.ndarray[Any, Any]], wanted: Sequence[int | None]) -> list[TokenLogprobs | None]:
+    """Those of a finished run out of its LOGPROB_OUTPUTS, with as many of the most likely tokens as each row wants;
+    None where it is None.
+    """
     found: list[TokenLogprobs | None] = []
-    for num_top, logprob, rank, ids, values in zip(wanted, *columns, strict=True):
+    lists = (column.tolist() for column in columns)
+    for num_top, logprob, rank, ids, values in zip(wanted, *lists, strict=True):
         if num_top is None:
             found.append(None)
             continue

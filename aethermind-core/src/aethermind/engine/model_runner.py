@@ -19,7 +19,7 @@ from aethermind.engine.kv_memory import KVMemory
 from aethermind.engine.loader import PlannedModel, open_constants
 from aethermind.engine.logits_processors import process_logits
 from aethermind.engine.logprobs import TokenLogprobs, read_logprobs
-from aethermind.engine.model_graph import GraphKey, Part
+from aethermind.engine.model_graph import LOGPROB_OUTPUTS, GraphKey, Part
 from aethermind.engine.running_step import RunningStep, TokenReadback, fed_tokens, rows_of
 from aethermind.engine.speculative.verification import SampledRow, request_of
 from aethermind.errors import ConfigError, DeviceError
@@ -152,7 +152,6 @@ class ModelRunner:
             if entry.needs_logits and not entry.request.params.is_plain:
                 wanted, has_processors = _needs(decision)
                 break
-        is_sampler_plain = wanted == _PLAIN and not has_processors
         if needs_embeddings(decision):
             wanted = wanted._replace(has_embeddings=True)
         model = GraphKey(has_embeddings=wanted.has_embeddings) if has_processors else wanted
@@ -170,10 +169,17 @@ class ModelRunner:
             sampled, symbols = self._write(variant, model, decision)
         fed = fed_tokens(decision, before) if before is not None else ()
         failures = self._run(variant, model, symbols, sampled, decision, fed)
-        if is_sampler_plain and self._readback is not None:
-            token_ids = rows_of(variant.executor.output_tensor("token_ids", symbols), 0, len(sampled))
-            ids = self._readback.enqueue(token_ids)
-            return RunningStep(decision, sampled, lambda: _sampled_tokens(sampled, ids()), token_ids)
+        if self._readback is not None and not has_processors:
+            found = [variant.executor.output_tensor(name, symbols) for name in _read_of(sampled)]
+            rows = [rows_of(output, 0, len(sampled)) for output in found]
+            arrived = self._readback.enqueue(rows)
+            looks_back = any(one.params.looks_back for one in sampled)
+            return RunningStep(
+                decision,
+                sampled,
+                lambda: self._tokens(variant, model, sampled, arrived(), failures),
+                None if looks_back else rows[0],
+            )
 
         def read() -> list[SampledToken]:
             variant.executor.synchronize()
@@ -182,7 +188,8 @@ class ModelRunner:
             if has_processors:
                 logits = variant.executor.output("logits", symbols)[: len(sampled)]
                 return self._sample_processed(wanted, sampled, logits)
-            return self._tokens(variant, model, symbols, sampled, failures)
+            outputs = [variant.executor.output(name, symbols)[: len(sampled)] for name in _read_of(sampled)]
+            return self._tokens(variant, model, sampled, outputs, failures)
 
         return RunningStep(decision, sampled, read)
 
@@ -298,23 +305,26 @@ class ModelRunner:
             failures |= variant.rows.masks.fill(sampled)
         variant.executor.run(symbols)
         variant.executor.synchronize()
-        return self._tokens(variant, key, symbols, sampled, failures)
+        outputs = [variant.executor.output(name, symbols) for name in _read_of(sampled)]
+        return self._tokens(variant, key, sampled, outputs, failures)
 
     def _tokens(
         self,
         variant: _Variant,
         key: GraphKey,
-        symbols: tuple[int, ...],
         sampled: list[SampledRow],
+        outputs: list[np.ndarray[Any, Any]],
         failures: dict[int, str],
     ) -> list[SampledToken]:
-        token_ids = variant.executor.output("token_ids", symbols)[: len(sampled)].tolist()
+        """Out of the outputs that `_read_of` names, a row for each of `sampled`."""
+        token_ids = outputs[0].tolist()
         if key == _PLAIN:
-            return _sampled_tokens(sampled, token_ids)
-        logprobs = self._logprobs(variant, symbols, sampled) if key.is_adjusted else [None] * len(sampled)
+            return [SampledToken(request_of(one), token_id) for one, token_id in zip(sampled, token_ids, strict=True)]
+        wanted = [one.params.logprobs for one in sampled]
+        logprobs = read_logprobs(outputs[1:], wanted) if outputs[1:] else [None] * len(sampled)
         if key.has_mask:
-            for row, token_id in enumerate(token_ids):
-                if not variant.rows.masks.allows(row, token_id):
+            for row, (one, token_id) in enumerate(zip(sampled, token_ids, strict=True)):
+                if not variant.rows.masks.allows(row, one, token_id):
                     failures.setdefault(row, "what is asked of its tokens leaves none of them")
         return [
             SampledToken(request_of(one), token_id, its_logprobs, failures.get(row))
@@ -326,17 +336,11 @@ class ModelRunner:
         plans = [self.planned.compile(key, fuse=fuse).plan for key in (_PLAIN, GraphKey(True), GraphKey(False, True))]
         return list(dict.fromkeys(name for plan in plans for step in plan.steps for name in step.names))
 
-    def _logprobs(
-        self, variant: _Variant, symbols: tuple[int, ...], sampled: list[SampledRow]
-    ) -> list[TokenLogprobs | None]:
-        wanted = [request.params.logprobs for request in sampled]
-        if all(one is None for one in wanted):
-            return [None] * len(sampled)
-        return read_logprobs(variant.executor, symbols, wanted)
 
-
-def _sampled_tokens(sampled: Sequence[SampledRow], token_ids: Sequence[int]) -> list[SampledToken]:
-    return [SampledToken(request_of(row), token_id) for row, token_id in zip(sampled, token_ids, strict=True)]
+def _read_of(sampled: Sequence[SampledRow]) -> tuple[str, ...]:
+    """The outputs of a step that the host looks at."""
+    has_logprobs = any(one.params.logprobs is not None for one in sampled)
+    return ("token_ids", *LOGPROB_OUTPUTS) if has_logprobs else ("token_ids",)
 
 
 def _needs(decision: ScheduleDecision) -> tuple[GraphKey, bool]:

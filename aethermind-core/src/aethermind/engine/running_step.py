@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.stretches import stretches
 from aethermind.graph.executor import FedInput
+from aethermind.hal.allocator import ALIGNMENT
 from aethermind.hal.buffer import MemoryKind
-from aethermind.hal.dtype import DType
+from aethermind.hal.layout import align_up
 from aethermind.hal.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from aethermind.engine.model_runner import SampledToken
     from aethermind.engine.speculative.verification import SampledRow
     from aethermind.runtime import OpenDevice
+
+Array = Any
 
 __all__ = ["RunningStep", "TokenReadback", "fed_tokens", "rows_of"]
 
@@ -31,7 +36,7 @@ class RunningStep:
     read: Callable[[], list[SampledToken]]
     """Wait for the tokens and return them; once."""
     token_ids: Tensor | None = None
-    """The tokens as the device has them, i32[R], until its next step."""
+    """The tokens as the device has them, i32[R], until its next step; None where that has to wait for `read`."""
     started: float = 0.0
     """When it was scheduled, in seconds of the engine's clock."""
     blocks: list[int] = field(default_factory=list)
@@ -39,31 +44,39 @@ class RunningStep:
 
 
 class TokenReadback:
-    """Brings sampled tokens to page-locked memory behind the step that samples them, and the host waits for no more.
+    """Brings sampled tokens, and what is known of them, to page-locked memory behind the step that samples them, and
+    the host waits for no more.
 
     There is room for two steps, in turn: the first has to be read before the third is enqueued.
     """
 
     def __init__(self, opened: OpenDevice, num_rows: int) -> None:
         backend = opened.backend
+        self._allocator = backend.allocator
         self._transfer = backend.transfer
         self._stream = backend.streams.default(opened.device.index)
-        buffer, other = (backend.allocator.alloc(4 * num_rows, MemoryKind.PINNED) for _ in range(2))
+        buffer, other = (self._allocator.alloc(4 * num_rows, MemoryKind.PINNED) for _ in range(2))
         event, other_event = (backend.events.create() for _ in range(2))
         self._turns = ((buffer, event), (other, other_event))
 
-    def enqueue(self, token_ids: Tensor) -> Callable[[], list[int]]:
-        """Copy tokens, i32[R], behind what is enqueued; returns what waits for them and reads them."""
-        buffer, copied = self._turns[0]
-        self._turns = self._turns[::-1]
-        host = Tensor.of(buffer, DType.INT32, token_ids.shape)
-        self._transfer.copy_async(host, token_ids, self._stream)
+    def enqueue(self, outputs: Sequence[Tensor]) -> Callable[[], list[Array]]:
+        """Copy outputs of a step behind what is enqueued; returns what waits for them, and then gives views of them."""
+        starts = list(accumulate((align_up(output.nbytes, ALIGNMENT) for output in outputs), initial=0))
+        (buffer, copied), other = self._turns
+        if starts[-1] > align_up(buffer.nbytes, ALIGNMENT):  # the last step that it was for has been read
+            buffer = self._allocator.alloc(starts[-1], MemoryKind.PINNED)
+        self._turns = other, (buffer, copied)
+        arrived = [
+            Tensor.of(buffer, output.dtype, output.shape, start)
+            for output, start in zip(outputs, starts[:-1], strict=True)
+        ]
+        for host, output in zip(arrived, outputs, strict=True):
+            self._transfer.copy_async(host, output, self._stream)
         copied.record(self._stream)
 
-        def read() -> list[int]:
+        def read() -> list[Array]:
             copied.synchronize()
-            ids: list[int] = host.numpy().tolist()
-            return ids
+            return [host.numpy() for host in arrived]
 
         return read
 
@@ -81,7 +94,8 @@ def fed_tokens(decision: ScheduleDecision, before: RunningStep) -> list[FedInput
     ]
 
 
-def rows_of(token_ids: Tensor, first: int, count: int) -> Tensor:
-    """Some of sampled tokens, i32[R]."""
-    offset_bytes = token_ids.offset_bytes + first * token_ids.dtype.itemsize
-    return Tensor.of(token_ids.buffer, token_ids.dtype, (count,), offset_bytes)
+def rows_of(output: Tensor, first: int, count: int) -> Tensor:
+    """Some rows of an output [R, …]."""
+    _, *width = output.shape
+    offset_bytes = output.offset_bytes + first * prod(width) * output.dtype.itemsize
+    return Tensor.of(output.buffer, output.dtype, (count, *width), offset_bytes)

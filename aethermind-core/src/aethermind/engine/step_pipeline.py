@@ -135,8 +135,8 @@ class StepPipeline:
     def _may_run_ahead(self, step: RunningStep, budget: StepBudget) -> bool:
         """Whether the next step can be enqueued before the tokens of this one are read.
 
-        Not where somebody looks at steps; where the next token of a request is chosen in a way that depends on the last
-        one (its logits are adjusted, masked or processed, or its log probabilities are read); or where blocks or keys
+        Not where somebody looks at steps; where what is asked of a request's next token depends on the last one, as
+        penalties, bad words, grammars and logits processors do (`SamplingParams.looks_back`); or where blocks or keys
         have to move, because somebody gives way, comes back or was shifted.
         """
         return (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aethermind.engine.logprobs import TokenLogprobs, read_logprobs
-from aethermind.engine.model_graph import Part
+from aethermind.engine.model_graph import LOGPROB_OUTPUTS, Part
 from aethermind.engine.text_pass import run_text
 
 if TYPE_CHECKING:
@@ -34,5 +34,6 @@ def score_prompt(
     found: list[TokenLogprobs | None] = [None]
     pieces = run_text(executor, runner.kv_memory, cache, token_ids, fill, is_published=True, extra_key=extra_key)
     for _, count, symbols in pieces:
-        found.extend(read_logprobs(executor, symbols, [num_top] * count))
+        columns = [executor.output(name, symbols) for name in LOGPROB_OUTPUTS]
+        found.extend(read_logprobs(columns, [num_top] * count))
     return found[: len(token_ids)]

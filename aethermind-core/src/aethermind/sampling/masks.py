@@ -66,9 +66,13 @@ class MaskRows:
                 mask &= request.controls.allowed
         return {one.row: one.failure for lane in lanes.values() for one in lane if one.failure is not None}
 
-    def allows(self, row: int, token_id: int) -> bool:
-        """Whether the mask of a row, as last written, has a token."""
-        return bool(int(self._mask[row * self._width + token_id // 32]) >> (token_id % 32) & 1)
+    def allows(self, row: int, request: SampledRequest, token_id: int) -> bool:
+        """Whether the request of a row may have a token. What a guide says of that is in the mask as last written."""
+        controls = request.controls
+        if controls is None:
+            return True
+        mask = controls.allowed if controls.guide is None else self._row(row)
+        return mask is None or bool(int(mask[token_id // 32]) >> (token_id % 32) & 1)
 
     def _row(self, row: int) -> npt.NDArray[np.int32]:
         return self._mask[row * self._width : (row + 1) * self._width]

@@ -106,6 +106,8 @@ class SamplingParams:
     """Derived: whether every token needs a mask of allowed ones."""
     is_plain: bool = field(init=False, repr=False, compare=False)
     """Derived: whether no token needs more than the plain sampler."""
+    looks_back: bool = field(init=False, repr=False, compare=False)
+    """Derived: whether what is asked of a token depends on the last ones, so that the host has to know them first."""
 
     def __init__(
         self,
@@ -192,6 +194,15 @@ class SamplingParams:
         )
         is_masked = self.allowed_token_ids is not None or self.structured_outputs is not None
         is_plain = not (is_adjusted or is_masked or self.min_tokens or self.logits_processors)
+        looks_back = (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or bool(self.bad_words)
+            or self.structured_outputs is not None
+            or bool(self.logits_processors)
+        )
+        object.__setattr__(self, "looks_back", looks_back)
         object.__setattr__(self, "is_adjusted", is_adjusted)
         object.__setattr__(self, "is_masked", is_masked)
         object.__setattr__(self, "is_plain", is_plain)
