@@ -77,6 +77,35 @@ def test_they_take_fewer_steps_than_tokens(engine: Engine) -> None:
     assert engine.cache.num_available_blocks == engine.planned.num_kv_blocks
 
 
+def test_what_an_answer_begins_with_is_computed_with_its_prompt(engine: Engine) -> None:
+    engine.add_request("one", PROMPTS[3], params(1))
+    (request,) = engine.waiting
+    beginning = list(request.output_token_ids)
+    assert engine.tokenizer.decode(beginning).startswith('{"animal": "')
+    (output,) = engine.step()
+    assert request.num_computed_tokens == len(PROMPTS[3]) + len(beginning)
+    assert output.outputs[0].token_ids[: len(beginning)] == beginning
+    assert len(output.outputs[0].token_ids) > len(beginning)
+    assert output.metrics.first_token_s is not None
+    assert output.metrics.first_token_s > output.metrics.arrival_s
+    whole = finish(engine)["one"]
+    engine.add_request("again", PROMPTS[3], params(1))
+    again = finish(engine)["again"]
+    assert again.outputs == whole.outputs
+    assert again.num_cached_tokens <= len(PROMPTS[3]), "of the prompt, whatever else is known"
+
+
+@pytest.mark.parametrize("more", [{}, {"max_tokens": 1}, {"max_tokens": 3}, {"n": 2}], ids=str)
+def test_an_answer_without_any_choice(engine: Engine, more: dict[str, Any]) -> None:
+    """Its end is left to a step, as the engine tells of ends behind steps only."""
+    wanted = {"structured_outputs": StructuredOutputs(regex="one and only"), **more}
+    engine.add_request("single", PROMPTS[1], params(1, **wanted, logprobs=0))
+    single = finish(engine)["single"].outputs
+    engine.add_request("one", PROMPTS[1], params(1, **wanted))
+    assert told({"": finish(engine)["one"].outputs}) == told({"": single})
+    assert engine.cache.num_available_blocks == engine.planned.num_kv_blocks
+
+
 @pytest.mark.parametrize(
     "options",
     [{"num_kv_blocks": 30}, {"max_num_batched_tokens": 7, "max_num_seqs": 6}, {"max_num_seqs": 1}],

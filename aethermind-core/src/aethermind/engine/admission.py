@@ -122,5 +122,5 @@ class Admission:
             return 0
         request.num_computed_tokens = opened.num_cached_tokens
         if request.num_preemptions == 0:
-            request.num_cached_tokens = opened.num_cached_tokens
+            request.num_cached_tokens = min(opened.num_cached_tokens, request.num_prompt_tokens)
         return chunk

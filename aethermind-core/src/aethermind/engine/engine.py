@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.cache.stores.address import StoreAddress
 from aethermind.engine.decision import ScheduleDecision, StepBudget
-from aethermind.engine.forced_tokens import forced_tokens
+from aethermind.engine.forced_tokens import forced_beginning, forced_tokens
 from aethermind.engine.kv_offload import KVOffload
 from aethermind.engine.loader import PlannedModel
 from aethermind.engine.model_runner import SampledToken
@@ -158,7 +158,9 @@ class Engine:
             if isinstance(self.scheduler.policy, SharingPolicy):
                 request.place = self.scheduler.policy.place(request, self.waiting, self.running)
             requests.append(request)
-            self._outputs[request.request_id] = OutputBuilder(request, prompt, self.tokenizer)
+            self._outputs[request.request_id] = builder = OutputBuilder(request, prompt, self.tokenizer)
+            for token_id in forced_beginning(request):
+                builder.begin(token_id)
         if params.n > 1:
             self._groups[request_id] = group = SampleGroup(request_id, requests)
             self._group_of.update((request.request_id, group) for request in requests)

@@ -48,6 +48,11 @@ class OutputBuilder:
         self._stop_reason: str | int | None = None
         self._first_token_s: float | None = None
 
+    def begin(self, token_id: int) -> None:
+        """Give the request a token before it runs, which ends nothing. The first token's time is that of the next."""
+        self.request.append_token(token_id)
+        self._emit(self._detokenizer.push(token_id))
+
     def add(
         self, token_id: int, logprobs: TokenLogprobs | None, reason: FinishReason | None, now: float
     ) -> FinishReason | None:

@@ -17,5 +17,5 @@ def share_prompts(cache: KVCache, decision: ScheduleDecision) -> None:
     Answers are offered for reuse when they end.
     """
     for request, num_tokens, _ in decision.scheduled:
-        if num_tokens > 1 and not request.output_token_ids:
+        if num_tokens > 1 and request.num_computed_tokens - num_tokens < request.num_prompt_tokens:
             cache.publish(request.request_id, request.all_token_ids)
