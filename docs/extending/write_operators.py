@@ -1,9 +1,18 @@
-"""Writes `operators.md`, the reference of operators, from the catalog: run it when a page or a CPU kernel changed."""
+"""Writes `operators.md`, the reference of operators, from the catalog: run it when a page or a kernel changed.
+
+No device is needed: kernels of `cpu` and `cuda` say what they are without one, and those of `cann`, which are calls of
+torch_npu, are asked in a process where the stand-in of the tests is that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,20 +42,38 @@ A kernel has to be within the **tolerance** of the float64 reference: a factor o
 that are added up, one of the result, and an absolute part. `aethermind conform NAME --suite operators` tries every
 kernel on all **samples** of its operator, in every dtype and weight format that it claims. An operator for which a
 device has no kernel is taken apart into its **parts**, or computed by the reference where the host reaches the device's
-memory; `aethermind ops NAME` tells for the devices of a machine, this page for the CPU.
+memory. This page says what kernels `cpu`, `cuda` and `cann` have; `numpy` and `sim` compute by the references what has no
+parts. `aethermind ops NAME` tells it for the devices that are installed. No kernel of [cuda](../cuda.md) or of
+[cann](../cann.md) has been seen on its hardware yet.
 """
+
+_STANDIN = Path(__file__).parents[2] / "tests" / "cann" / "standin"
+_OF_CANN = """
+import json, torch_npu
+from aethermind_cann.kernels import load
+print(json.dumps([[one.operator, sorted(map(str, one.dtypes)), one.name, []] for one in load()]))
+"""
+
+
+class _Kernel(NamedTuple):
+    """What the page says of a kernel; `name` where it tells more than that there is one."""
+
+    operator: str
+    dtypes: Sequence[str]
+    name: str
+    weight_formats: Sequence[str]
 
 
 def text() -> str:
     """The page, as it should be."""
     runtime = Runtime.boot()
-    kernels = runtime.kernels.kernels("cpu")
+    kernels = {**{name: _of_device(runtime.kernels.kernels(name)) for name in ("cpu", "cuda")}, "cann": _of_cann()}
     pages = sorted(runtime.operators, key=lambda operator: operator.name)
     from_core = set(runtime.built_in["operators"])
     return "\n".join([_HEAD, *("\n".join(_page(one, runtime, kernels)) for one in pages if one.name in from_core)])
 
 
-def _page(operator: Operator, runtime: Runtime, kernels: Sequence[Kernel]) -> Iterator[str]:
+def _page(operator: Operator, runtime: Runtime, kernels: Mapping[str, Sequence[_Kernel]]) -> Iterator[str]:
     yield f"## {operator.name}\n\n```\n{operator.schema.text}\n```\n\n{operator.summary}\n"
     facts = {
         "memory": "; ".join(_sharing(output) for output in operator.schema.outputs if output.alias or output.inplace),
@@ -54,7 +81,7 @@ def _page(operator: Operator, runtime: Runtime, kernels: Sequence[Kernel]) -> It
         "weight formats": f"of {', '.join(operator.weight_inputs)}" if operator.weight_inputs else "",
         "parts": ", ".join(parts(operator, runtime.operators)),
         "samples": ", ".join(sample.label for sample in operator.samples(np.random.default_rng(0))),
-        "on the CPU": _coverage(operator, kernels),
+        **{device: _coverage(operator, of_device) for device, of_device in kernels.items()},
     }
     yield "\n".join(f"- *{name}*: {fact}" for name, fact in facts.items() if fact)
     yield ""
@@ -73,14 +100,31 @@ def _in_words(tolerance: Tolerance) -> str:
     return " + ".join(f"{amount:.2g}{of}" for amount, of in amounts if amount) or "exact"
 
 
-def _coverage(operator: Operator, kernels: Sequence[Kernel]) -> str:
+def _of_device(kernels: Iterable[Kernel]) -> list[_Kernel]:
+    return [
+        _Kernel(one.operator, sorted(map(str, one.dtypes)), "", sorted({*(one.weight_formats or ())} - {"dense"}))
+        for one in kernels
+    ]
+
+
+def _of_cann() -> list[_Kernel]:
+    """Named, because which are chosen depends on the torch_npu that is installed."""
+    paths = os.pathsep.join([str(_STANDIN), *sys.path])
+    asked = subprocess.run(
+        [sys.executable, "-c", _OF_CANN], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, check=True
+    )
+    return [_Kernel(*one) for one in json.loads(asked.stdout)]
+
+
+def _coverage(operator: Operator, kernels: Sequence[_Kernel]) -> str:
     own = [kernel for kernel in kernels if kernel.operator == operator.name]
     if not own:
-        return "" if operator.schema.is_view else "by its parts" if operator.decompose else "the reference"
-    formats = sorted({name for kernel in own for name in kernel.weight_formats or ()} - {"dense"})
-    dtypes = ", ".join(sorted({str(dtype) for kernel in own for dtype in kernel.dtypes}))
+        return "" if operator.schema.is_view else "by its parts" if operator.decompose else "no kernel"
+    names = dict.fromkeys(kernel.name for kernel in own if kernel.name)
+    dtypes = ", ".join(sorted({dtype for kernel in own for dtype in kernel.dtypes}))
+    formats = sorted({name for kernel in own for name in kernel.weight_formats})
     of_formats = f"; weights in {', '.join(formats)}" if operator.weight_inputs and formats else ""
-    return f"a kernel in {dtypes}{of_formats}"
+    return f"{', '.join(names)}{' in ' if names else ''}{dtypes}{of_formats}"
 
 
 if __name__ == "__main__":
