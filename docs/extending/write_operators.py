@@ -42,8 +42,8 @@ A kernel has to be within the **tolerance** of the float64 reference: a factor o
 that are added up, one of the result, and an absolute part. `aethermind conform NAME --suite operators` tries every
 kernel on all **samples** of its operator, in every dtype and weight format that it claims. An operator for which a
 device has no kernel is taken apart into its **parts**, or computed by the reference where the host reaches the device's
-memory. This page says what kernels `cpu`, `cuda` and `cann` have; `numpy` and `sim` compute by the references what has no
-parts. `aethermind ops NAME` tells it for the devices that are installed. No kernel of [cuda](../cuda.md) or of
+memory. This page says what kernels `cpu`, `cuda` and `cann` have; `numpy` and `sim` compute by the references what has
+no parts. `aethermind ops NAME` tells it for the devices that are installed. No kernel of [cuda](../cuda.md) or of
 [cann](../cann.md) has been seen on its hardware yet.
 """
 

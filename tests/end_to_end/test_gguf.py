@@ -12,6 +12,7 @@ from tests.end_to_end.gguf_files import write_gguf
 from tests.end_to_end.models import DEMO
 
 from aethermind import LLM, Runtime, SamplingParams
+from aethermind.engine.process.model_face import ModelFace
 from aethermind.errors import AetherMindError, CheckpointError, ConfigError, TokenizerError
 from aethermind.text import Tokenizer, render_chat
 
@@ -56,6 +57,26 @@ def with_pre(name: str) -> Callable[[gguf.GGUFWriter], None]:
         writer.add_tokenizer_pre(name)
 
     return change
+
+
+def test_a_tokenizer_from_elsewhere(open_demo: Callable[..., LLM], runtime: Runtime, tmp_path: Path) -> None:
+    """Where a file has one that is not read: by a model's name, its directory, or the file in it; by servers too."""
+    path = write_gguf(DEMO, tmp_path / "bad.gguf", more=with_pre("llama-bpe"))
+    with pytest.raises(TokenizerError, match=r"Pass --tokenizer with the model's Hugging Face directory\."):
+        open_demo(model=path)
+    for tokenizer in ("demo", DEMO, DEMO / "tokenizer.json"):
+        source = runtime.open_source(path, tokenizer)
+        assert source.path == path
+        assert source.tokenizer().encode("Once upon a time") == Tokenizer.from_directory(DEMO).encode(
+            "Once upon a time"
+        )
+    with open_demo(model=path, tokenizer=DEMO) as llm, open_demo() as own:
+        params = SamplingParams(temperature=0, max_tokens=8)
+        texts = [one.generate("Once upon a time", params)[0].outputs[0].text for one in (llm, own)]
+    assert texts[0] == texts[1]
+    assert ModelFace.open(runtime, path, "demo").tokenizer.chat_template
+    with pytest.raises(ConfigError, match="nowhere"):
+        open_demo(model=path, tokenizer="./nowhere")
 
 
 @pytest.mark.parametrize(

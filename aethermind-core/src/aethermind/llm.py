@@ -67,6 +67,7 @@ class LLM:
         lm_head: str | None = None,
         load_format: str = "auto",
         weight_cache: float = 16.0,
+        tokenizer: str | Path | None = None,
         max_model_len: int | None = None,
         num_kv_blocks: int | None = None,
         block_size: int = 16,
@@ -95,6 +96,8 @@ class LLM:
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Load `model`: a Hugging Face directory, a .gguf file, or the name of an installed model.
+
+        `tokenizer` is one of these, or a tokenizer.json, whose tokenizer is used instead of the model's own.
 
         `num_kv_blocks` blocks of `block_size` tokens bound what all requests together can keep; the context is at
         most that long. With `enable_prefix_caching`, what is left of them keeps the prompts and answers last computed,
@@ -129,6 +132,7 @@ class LLM:
             lm_head=lm_head,
             load_format=load_format,
             weight_cache=weight_cache,
+            tokenizer=None if tokenizer is None else str(tokenizer),
             max_model_len=max_model_len,
             num_kv_blocks=num_kv_blocks,
             block_size=block_size,

@@ -55,3 +55,9 @@ def test_an_engine_that_is_none(invoke: Any) -> None:
     refused = invoke("serve", "--engine", "thread")
     assert refused.exit_code == 2
     assert "process, inprocess" in refused.stderr
+
+
+def test_a_tokenizer_is_that_of_one_model(invoke: Any) -> None:
+    result = invoke("serve", "--model", "a=demo", "--model", "b=demo", "--tokenizer", "demo")
+    assert result.exit_code == 2
+    assert "--tokenizer is that of one model, and several are given" in result.stderr

@@ -50,10 +50,11 @@ class NumberOptions:
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions(NumberOptions):
-    """The same, and what its weights are."""
+    """The same, what its weights are, and who splits its text."""
 
     load_format: options.LoadFormat = "auto"
     weight_cache: options.WeightCache = 16.0
+    tokenizer: options.Tokenizer = None
 
 
 @dataclass(frozen=True, slots=True)

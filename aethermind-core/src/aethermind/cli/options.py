@@ -33,6 +33,7 @@ __all__ = [
     "NumThreads",
     "Quantization",
     "Regex",
+    "Tokenizer",
     "WeightCache",
     "chosen_model",
 ]
@@ -58,6 +59,15 @@ LmHead = Annotated[
 LoadFormat = Annotated[str, typer.Option("--load-format", help="auto reads the weights, dummy makes random ones.")]
 WeightCache = Annotated[
     float, typer.Option("--weight-cache", help="GiB on disk for packed weights, which later starts map; 0 for none.")
+]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="PATH|MODEL",
+        help="Another tokenizer: a directory, tokenizer.json, .gguf, or a model's name.",
+        show_default="the model's",
+    ),
 ]
 MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Longest context in tokens.")]
 NumKvBlocks = Annotated[int | None, typer.Option("--num-kv-blocks", help="Blocks of the KV cache.")]

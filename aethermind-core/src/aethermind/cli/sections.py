@@ -46,6 +46,9 @@ class ModelSettings:
     )
     load_format: str = setting("auto", "auto reads the weights, dummy makes random ones")
     weight_cache: float = setting(16.0, "GiB on disk for packed weights, which later starts map; 0 for none")
+    tokenizer: str | None = setting(
+        None, "another tokenizer: a directory, tokenizer.json, .gguf, or a model's name", unset="the model's"
+    )
 
     def __post_init__(self) -> None:
         EngineConfig(
@@ -53,6 +56,7 @@ class ModelSettings:
             lm_head=self.lm_head,
             load_format=self.load_format,
             weight_cache=self.weight_cache,
+            tokenizer=self.tokenizer,
         )
 
 

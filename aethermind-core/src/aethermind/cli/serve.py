@@ -77,6 +77,8 @@ def serve(
     log.set_format(logging.log_format)
     tenants = access.tenants(limits.quota())
     paths = named_models(model, served_model_name)
+    if numbers.tokenizer is not None and len(paths) > 1:
+        raise InvalidArgumentError("--tokenizer is that of one model, and several are given; serve them one by one.")
     groups = (numbers, served, steps)
     with ExitStack() as stack:
         listening = stack.enter_context(server.bind(access.host, access.port))

@@ -17,6 +17,7 @@ _NAMES = {
     "lm_head": "weight format",
     "speculative_method": "proposer, such as prompt_lookup",
     "draft_model": "model or its directory",
+    "tokenizer": "model, or the path of a tokenizer",
 }
 
 _DEFAULT_NAMES = (("device", "auto"), ("dtype", "auto"), ("scheduling_policy", "fair"), ("executor", "auto"))
@@ -31,7 +32,8 @@ class EngineConfig:
     `quantization` names the weight format of the model's matrices, `lm_head` that of the one that makes logits (None:
     int8 where the others have fewer bits, else the same). Names are checked where formats are known, when a model is
     planned. `weight_cache` is in GiB of files that keep packed weights for the next start (see `engine.weight_cache`).
-    `swap_space` is in GiB of host memory, `kv_store` the address of a store (see `cache.stores.address`).
+    `tokenizer` is where another tokenizer than the model's own is. `swap_space` is in GiB of host memory, `kv_store`
+    the address of a store (see `cache.stores.address`).
     `max_new_tokens` is a quota: no answer gets longer, whatever its request asks for. The last turns of `max_sessions`
     sessions are kept for `session_ttl` seconds. Parked sequences go to the swap space once sequences hold more than the
     fraction `swap_threshold` of the blocks.
@@ -49,6 +51,7 @@ class EngineConfig:
     lm_head: str | None = None
     load_format: str = "auto"
     weight_cache: float = 16.0
+    tokenizer: str | None = None
     max_model_len: int | None = None
     num_kv_blocks: int | None = None
     block_size: int = 16

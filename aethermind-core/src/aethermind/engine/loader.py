@@ -170,7 +170,7 @@ def plan_model(
     method = config.speculative_method
     create_proposer = None if method is None else runtime.proposers.get(method)
     create_executor = runtime.executors.get(config.executor_name)
-    source = runtime.open_source(model)
+    source = runtime.open_source(model, config.tokenizer)
     raw = source.config()
     name = architecture_name(raw, source.path)
     architecture = runtime.architectures.get(name)

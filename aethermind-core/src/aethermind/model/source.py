@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aethermind.ops.weight_format import WeightFormat
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["DirectorySource", "ModelSource", "open_source"]
+__all__ = ["DirectorySource", "ModelSource", "RetokenizedSource", "open_source"]
 
 _POOLING_MODES = {
     "pooling_mode_mean_tokens": "mean",
@@ -113,3 +113,33 @@ class DirectorySource:
         if described is None:
             described = read_optional_json(self.path / "quantize_config.json") or None
         return None if described is None else read_packing(described, str(self.path))
+
+
+@dataclass(frozen=True, slots=True)
+class RetokenizedSource:
+    """A model with the tokenizer of another one; implements `ModelSource`."""
+
+    model: ModelSource
+    of_tokenizer: ModelSource
+
+    @property
+    def path(self) -> Path:
+        return self.model.path
+
+    def config(self) -> dict[str, Any]:
+        return self.model.config()
+
+    def generation(self) -> dict[str, Any]:
+        return self.model.generation()
+
+    def tokenizer(self) -> Tokenizer:
+        return self.of_tokenizer.tokenizer()
+
+    def pooling(self) -> str | None:
+        return self.model.pooling()
+
+    def weight_formats(self) -> dict[str, WeightFormat]:
+        return self.model.weight_formats()
+
+    def weights(self) -> StoredTensors:
+        return self.model.weights()

@@ -18,7 +18,7 @@ from aethermind.model.registry import (
     InputProcessorRegistry,
     ModelRegistry,
 )
-from aethermind.model.source import ModelSource, open_source
+from aethermind.model.source import ModelSource, RetokenizedSource, open_source
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.weight_format import FORMAT_NAMES, WeightFormatRegistry, parse_format
 from aethermind.plugins.discovery import PluginRecord, call_each
@@ -131,9 +131,17 @@ class Runtime:
         ]
         return ["aethermind-core"] * (name in self.built_in.get(kind, ())) + of_plugins
 
-    def open_source(self, model: str | Path) -> ModelSource:
-        """The files of an installed model, or of the one at a path; ConfigError when it is neither."""
-        return open_source(self.models.locate(str(model)), self.gguf_families)
+    def open_source(self, model: str | Path, tokenizer: str | Path | None = None) -> ModelSource:
+        """The files of an installed model, or of the one at a path; ConfigError when it is neither.
+
+        `tokenizer` is where its tokenizer is instead: a directory, its tokenizer.json, a .gguf file, or a model's name.
+        """
+        source = open_source(self.models.locate(str(model)), self.gguf_families)
+        if tokenizer is None:
+            return source
+        path = self.models.locate(str(tokenizer))
+        is_vocabulary = path.name == "tokenizer.json" and path.is_file()
+        return RetokenizedSource(source, open_source(path.parent if is_vocabulary else path, self.gguf_families))
 
     def open_device(
         self,

@@ -51,7 +51,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule],
     if kind not in ("gpt2", "llama"):
         raise TokenizerError(
             f"{path} has a tokenizer of the kind {kind!r}; byte-level BPE and SentencePiece's, which GGUF calls 'gpt2' "
-            "and 'llama', are read. Use the model's Hugging Face directory."
+            "and 'llama', are read. Pass --tokenizer with the model's Hugging Face directory."
         )
     tokens, types = (_listed(metadata, name, kind, path) for name, kind in (("tokens", str), ("token_type", int)))
     if len(types) != len(tokens):
@@ -82,7 +82,7 @@ def _split_rule(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule], pa
     if rule is None:
         raise TokenizerError(
             f"{path} splits text by the rule {pre!r}, which the model's package does not know; it knows "
-            f"{', '.join(map(repr, splits)) or 'none'}. Use the model's Hugging Face directory."
+            f"{', '.join(map(repr, splits)) or 'none'}. Pass --tokenizer with the model's Hugging Face directory."
         )
     return rule
 

@@ -211,7 +211,8 @@ def _read_vocabulary(directory: Path) -> tuple[FastTokenizer, dict[str, str]]:
         if find_vocabulary_files(directory):
             return read_with_transformers(directory)
         raise TokenizerError(
-            f"{path} does not exist, nor other files to make a tokenizer from. Put the model's tokenizer.json there."
+            f"{path} does not exist, nor other files to make a tokenizer from. Put the model's tokenizer.json there, "
+            "or pass --tokenizer."
         )
     from tokenizers import Tokenizer as FastTokenizer
 

@@ -56,7 +56,7 @@ class EngineProcess:
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """`runtime` is what is installed, for the side of the model that stays in this process."""
-        self._model = str(model)
+        self._model, self._tokenizer = str(model), config.tokenizer
         self._runtime = runtime
         self._face: ModelFace | None = None
         self._requests = OpenRequests(EngineDeadError("The engine was not started; use `async with`."))
@@ -192,7 +192,7 @@ class EngineProcess:
         self._end_all(self._requests.failure or closed)
 
     def _open_face(self) -> ModelFace:
-        return ModelFace.open(self._runtime or Runtime.boot(), self._model)
+        return ModelFace.open(self._runtime or Runtime.boot(), self._model, self._tokenizer)
 
     async def _ask(self, what: str, **arguments: Any) -> Any:
         """Have one of `calls.CALLS` done between two steps; returns or raises what it does."""

@@ -27,18 +27,18 @@ class ModelFace:
     answer_format: AnswerFormat
 
     @classmethod
-    def open(cls, runtime: Runtime, model: str | Path) -> ModelFace:
-        """Read configuration and tokenizer; weights stay where they are. ConfigError and TokenizerError say what is
-        wrong with them.
+    def open(cls, runtime: Runtime, model: str | Path, tokenizer: str | None = None) -> ModelFace:
+        """Read configuration and tokenizer, perhaps one from elsewhere; weights stay where they are. ConfigError and
+        TokenizerError say what is wrong with them.
         """
-        source = runtime.open_source(model)
+        source = runtime.open_source(model, tokenizer)
         raw = source.config()
         architecture = architecture_name(raw, source.path)
-        tokenizer = source.tokenizer()
+        found = source.tokenizer()
         factory = runtime.input_processors.find(architecture)
 
         def open_processor() -> InputProcessor | None:
             return None if factory is None else factory.create(raw, source.weights())
 
-        prompts = PromptReader(tokenizer, architecture, open_processor)
-        return cls(tokenizer, prompts, runtime.answer_formats.find(architecture))
+        prompts = PromptReader(found, architecture, open_processor)
+        return cls(found, prompts, runtime.answer_formats.find(architecture))
