@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +17,8 @@ import pytest
 from aethermind import LLM, Runtime
 from aethermind.server.limits import Limits
 from aethermind.server.run import bind, running
+
+NUM_UNREAD = 4
 
 
 @contextmanager
@@ -83,6 +87,40 @@ def open_server(runtime: Runtime) -> Iterator[Callable[..., httpx.Client]]:
             return stack.enter_context(httpx.Client(base_url=address, timeout=30))
 
         yield start
+
+
+@contextmanager
+def unread(http: httpx.Client, headers: dict[str, str] | None = None) -> Iterator[httpx.Response]:
+    """`NUM_UNREAD` answers that stay open until they are read or the context is left, however fast the engine is.
+
+    They are longer than what all buffers on the way hold.
+    """
+    body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    body |= {"n": NUM_UNREAD, "logprobs": 20}
+    transport = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)])
+    with (
+        httpx.Client(base_url=http.base_url, headers=headers, timeout=30, transport=transport) as own,
+        own.stream("POST", "/v1/completions", json=body) as answer,
+    ):
+        yield answer
+
+
+@contextmanager
+def standing_still(llm: LLM, after: int = 4) -> Iterator[threading.Event]:
+    """Have an engine take so many steps, and the others once the event is set: answers are under way meanwhile."""
+    step, goes_on, numbers = llm.engine.step, threading.Event(), itertools.count()
+
+    def held_step() -> Any:
+        if next(numbers) >= after:
+            goes_on.wait()
+        return step()
+
+    llm.engine.step = held_step  # type: ignore[method-assign]
+    try:
+        yield goes_on
+    finally:
+        goes_on.set()
+        del llm.engine.step  # type: ignore[method-assign]
 
 
 def await_idle(http: httpx.Client) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
+from tests.server.conftest import NUM_UNREAD, unread
 
 from aethermind.server.limits import Limits
 from aethermind.server.tenants import Tenants
@@ -26,6 +27,8 @@ HOSTILE = {
     "huge integer": b'{"model":"demo","prompt":"x","max_tokens":' + b"9" * 400 + b"}",
     "more digits than Python reads": b'{"model":"demo","prompt":"x","max_tokens":' + b"9" * 5000 + b"}",
     "lone surrogate": b'{"model":"demo","prompt":"\\ud800"}',
+    "lone surrogate in a name": b'{"model":"demo","prompt":"x","cache_salt":"\\uDFFF"}',
+    "lone surrogate far inside": b'{"model":"demo","prompt":"x","structured_outputs":{"json":{"const":"\\ud83e!"}}}',
     "no UTF-8": b'{"model":"demo","prompt":"\xff"}',
     "deep list": b'{"model":"demo","prompt":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "deep object": b'{"model":' * 100_000 + b"1" + b"}" * 100_000,
@@ -74,6 +77,11 @@ def test_errors_name_the_field(http: httpx.Client, body: dict[str, object], para
     assert answer.json()["error"]["param"] == param
 
 
+def test_a_pair_of_surrogates_is_a_character(http: httpx.Client) -> None:
+    body = b'{"model":"demo","prompt":"\\ud83e\\udd8a and","max_tokens":2,"echo":true}'
+    assert http.post(COMPLETIONS, content=body).json()["choices"][0]["text"].startswith("🦊 and")
+
+
 def test_unknown_urls_and_methods_have_the_same_shape(http: httpx.Client) -> None:
     for answer, status in ((http.get("/v1/nothing"), 404), (http.get(COMPLETIONS), 405)):
         assert answer.status_code == status
@@ -97,16 +105,13 @@ def test_a_client_that_leaves_frees_its_blocks(http: httpx.Client) -> None:
         with http.stream("POST", COMPLETIONS, json={**ENDLESS, "stream": True}) as answer:
             next(answer.iter_lines())
     with pytest.raises(httpx.ReadTimeout):
-        http.post(COMPLETIONS, json=ENDLESS, timeout=0.01)
+        http.post(COMPLETIONS, json=ENDLESS, timeout=httpx.Timeout(30, read=0.001))
     assert http.post(COMPLETIONS, json=GOOD).status_code == 200
 
 
 def test_a_full_server_says_when_to_come_again(open_server: Callable[..., httpx.Client]) -> None:
-    http = open_server(limits=Limits(max_open_requests=2))
-    with (
-        http.stream("POST", COMPLETIONS, json={**ENDLESS, "stream": True}) as one,
-        http.stream("POST", COMPLETIONS, json={**ENDLESS, "stream": True}) as two,
-    ):
+    http = open_server(limits=Limits(max_open_requests=2 * NUM_UNREAD))
+    with unread(http) as one, unread(http) as two:
         assert one.status_code == two.status_code == 200
         refused = http.post(COMPLETIONS, json=GOOD)
         assert refused.status_code == 429
@@ -118,8 +123,8 @@ def test_a_full_server_says_when_to_come_again(open_server: Callable[..., httpx.
 
 
 def test_a_full_server_reads_no_body_to_say_so(open_server: Callable[..., httpx.Client]) -> None:
-    http = open_server(limits=Limits(max_open_requests=1))
-    with http.stream("POST", COMPLETIONS, json={**ENDLESS, "stream": True}) as held:
+    http = open_server(limits=Limits(max_open_requests=NUM_UNREAD))
+    with unread(http) as held:
         assert held.status_code == 200
         with socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=10) as plug:
             plug.sendall(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n".encode())
@@ -152,9 +157,9 @@ def test_every_answer_has_an_id_of_the_server(http: httpx.Client) -> None:
 
 
 def test_a_strange_host_name_is_turned_away(http: httpx.Client) -> None:
-    for host in ("evil.example", "evil.example:80", "", "localhost.evil.example"):
+    for host in ("evil.example", "evil.example:80", "", "localhost.evil.example", "127.0.0.1.evil.example"):
         assert http.get("/v1/models", headers={"Host": host}).status_code == 403
-    for host in ("localhost", "localhost:80", "127.0.0.1", "[::1]:8000"):
+    for host in ("localhost", "LocalHost:80", "127.0.0.1", "127.0.0.2:80", "[::1]:8000"):
         assert http.get("/v1/models", headers={"Host": host}).status_code == 200
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
+from tests.server.conftest import standing_still, unread
 
+from aethermind import LLM
 from aethermind.server.tenants import Tenants
 
 ENDLESS = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True}
@@ -20,20 +22,22 @@ def events(lines: Iterator[str]) -> Iterator[dict[str, object]]:
 
 
 @pytest.mark.parametrize("extra", [{}, {"n": 3}, {"prompt": ["The old fox", "A small hen"]}])
-def test_a_stream_ends_with_what_there_is(http: httpx.Client, extra: dict[str, object]) -> None:
-    with http.stream("POST", "/v1/completions", json={**ENDLESS, **extra}) as answer:
+def test_a_stream_ends_with_what_there_is(llm: LLM, http: httpx.Client, extra: dict[str, object]) -> None:
+    with standing_still(llm) as goes_on, http.stream("POST", "/v1/completions", json={**ENDLESS, **extra}) as answer:
         lines = answer.iter_lines()
         first = next(events(lines))
         cancelled = http.delete(f"/v1/requests/{first['id']}")
         assert cancelled.json() == {"id": first["id"], "object": "request", "cancelled": True}
+        goes_on.set()
         *_, last = (event["choices"][0]["finish_reason"] for event in events(lines))
         assert last == "abort"
     assert http.delete(f"/v1/requests/{first['id']}").status_code == 404
 
 
-def test_the_id_of_the_header_works_too(http: httpx.Client) -> None:
-    with http.stream("POST", "/v1/completions", json=ENDLESS) as answer:
+def test_the_id_of_the_header_works_too(llm: LLM, http: httpx.Client) -> None:
+    with standing_still(llm) as goes_on, http.stream("POST", "/v1/completions", json=ENDLESS) as answer:
         assert http.delete(f"/v1/requests/{answer.headers['X-Request-Id']}").status_code == 200
+        goes_on.set()
         assert list(answer.iter_lines())[-2] == "data: [DONE]"
     assert http.delete("/v1/requests/req_00").json()["error"]["code"] == "request_not_found"
 
@@ -41,7 +45,7 @@ def test_the_id_of_the_header_works_too(http: httpx.Client) -> None:
 def test_nobody_ends_what_another_tenant_asked(open_server: Callable[..., httpx.Client]) -> None:
     http = open_server(tenants=Tenants.of_keys(["first", "second"]))
     first, second = ({"Authorization": f"Bearer {key}"} for key in ("first", "second"))
-    with http.stream("POST", "/v1/completions", json=ENDLESS, headers=first) as answer:
+    with unread(http, headers=first) as answer:
         url = f"/v1/requests/{answer.headers['X-Request-Id']}"
         assert http.delete(url, headers=second).status_code == 404
         assert http.delete(url).status_code == 401

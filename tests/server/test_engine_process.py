@@ -10,13 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from tests.server.conftest import await_idle, serving
+from tests.server.conftest import await_idle, serving, unread
 
 from aethermind import Runtime
 from aethermind.engine.config import EngineConfig
@@ -87,9 +88,10 @@ def test_who_hangs_up_holds_no_blocks(process_address: str) -> None:
 
 
 def test_a_killed_engine_is_an_error_event_then_503_then_it_serves_again(runtime: Runtime) -> None:
-    engine = EngineProcess("demo", CONFIG, runtime=runtime, policy=RestartPolicy(first_delay_s=1.0))
+    policy = RestartPolicy(first_delay_s=1.0)
+    engine = EngineProcess("demo", replace(CONFIG, max_model_len=2048), runtime=runtime, policy=policy)
     with serving(engine) as address, httpx.Client(base_url=address, timeout=30) as http:
-        with http.stream("POST", "/v1/completions", json={**ENDLESS, "stream": True}) as response:
+        with http.stream("POST", "/v1/completions", json={**ENDLESS, "max_tokens": 2000, "stream": True}) as response:
             lines = response.iter_lines()
             next(lines)
             assert engine.pid is not None
@@ -131,13 +133,12 @@ def test_ctrl_c_lets_answers_finish_and_weights_are_in_the_engine_s_process_only
         (pid,) = children(server.pid)
         assert "aethermind_cpu/_native" in Path(f"/proc/{pid}/maps").read_text()
         assert "aethermind_cpu/_native" not in Path(f"/proc/{server.pid}/maps").read_text()
-        with http.stream("POST", "/v1/completions", json={**ENDLESS, "stream": True}) as response:
-            lines = response.iter_lines()
-            next(lines)
+        with unread(http) as response:
             os.killpg(server.pid, signal.SIGINT)  # as a terminal does
             while http.get("/ready").status_code == 200:
                 pass
-            *_, last, done = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+            said = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+        *_, last, done = said
         assert done == "[DONE]"
         assert json.loads(last)["choices"][0]["finish_reason"] == "length"
         assert server.wait(30) == 0
@@ -160,9 +161,9 @@ def serve(*options: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert server.stderr is not None
     try:
-        announced = server.stderr.readline()
-        address = re.search(r"at (http://\S+)/v1", announced)
-        assert address, announced
+        said = iter(server.stderr.readline, "")
+        address = next(filter(None, (re.search(r"at (http://\S+)/v1", line) for line in said)), None)
+        assert address, "the server ended before it served"
         with httpx.Client(base_url=address[1], timeout=30) as http:
             yield server, http
     finally:

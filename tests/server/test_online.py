@@ -20,7 +20,7 @@ from aethermind.server.tenants import Tenants
 
 NUM_USERS = 16
 KEYS = [f"key-of-{user}" for user in range(NUM_USERS)]
-SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 512}
+SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 2048}
 
 
 @pytest.fixture(scope="module", params=["process", "inprocess"])
@@ -66,7 +66,7 @@ class User:
             forced = {"structured_outputs": {"choice": [self.secret]}}
             return self.client.chat.completions.create(messages=said, **common, max_tokens=200, extra_body=forced)
         by_chance = {"temperature": 1.0, "seed": self.index, "n": 2} if self.index % 4 == 2 else {"temperature": 0.0}
-        wanted = {"max_tokens": 400} if is_endless else {"max_tokens": 32, **by_chance}
+        wanted = {"max_tokens": 2000} if is_endless else {"max_tokens": 32, **by_chance}
         prompt = f"User {self.index} asked the fox"
         return self.client.completions.create(prompt=prompt, **common, **wanted, extra_body={"ignore_eos": True})
 

@@ -15,6 +15,8 @@ from aethermind.server.observation import Metrics
 
 
 def test_probes(http: httpx.Client) -> None:
+    for path in ("/health", "/ready"):  # load balancers ask either way
+        assert (http.head(path).status_code, http.head(path).content) == (200, b"")
     assert http.get("/health").json() == {"status": "ok"}
     assert http.get("/ready").status_code == 200
     assert http.get("/version").json() == {"version": __version__}
@@ -54,7 +56,7 @@ def test_metrics_tell_what_is_kept_where() -> None:
     )
     info = SimpleNamespace(architecture="A", device="cpu:0", dtype="float32", max_model_len=64, block_size=16,
                            weight_bytes=1, kv_cache_bytes=2, arena_bytes=3)  # fmt: skip
-    models: Any = [SimpleNamespace(name="demo", engine=SimpleNamespace(stats=stats), info=info)]
+    models: Any = [SimpleNamespace(name="demo", engine=SimpleNamespace(stats=stats, pid=None), info=info)]
     admission: Any = SimpleNamespace(num_open=3, num_queued=2, num_queued_tokens=70)
     samples = read_samples(Metrics(models, admission).render().decode())
     assert samples["aethermind_kv_cache_usage_ratio"] == 6 / 8

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from tests.server.conftest import standing_still
+
+from aethermind import LLM
 
 ASK = {"model": "demo", "input": "Who are you?", "max_output_tokens": 32, "temperature": 0.0}
 TOOL = {
@@ -72,9 +76,14 @@ def test_every_form_of_input_is_the_same_conversation(client: openai.OpenAI, htt
     assert again.usage.input_tokens == tokens
 
 
-def streamed(client: openai.OpenAI, **ask: Any) -> tuple[list[Any], Any]:
+def streamed(
+    client: openai.OpenAI, on_event: Callable[[Any], object] = lambda event: None, **ask: Any
+) -> tuple[list[Any], Any]:
     """The events, and the response in the last; the order and the numbers are checked on the way."""
-    events = list(client.responses.create(**ask, stream=True))
+    events = []
+    for event in client.responses.create(**ask, stream=True):
+        on_event(event)
+        events.append(event)
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
     assert events[-1].type in ("response.completed", "response.incomplete")
@@ -89,9 +98,15 @@ def streamed(client: openai.OpenAI, **ask: Any) -> tuple[list[Any], Any]:
     return events, events[-1].response
 
 
-def test_events_build_the_whole(client: openai.OpenAI) -> None:
+def test_events_build_the_whole(llm: LLM, client: openai.OpenAI) -> None:
     whole = client.responses.create(**ASK)
-    events, response = streamed(client, **ASK)
+    with standing_still(llm) as goes_on:  # or all of it may be told at once
+
+        def go_on(event: Any) -> None:
+            if event.type == "response.output_text.delta":
+                goes_on.set()
+
+        events, response = streamed(client, go_on, **ASK)
     kinds = [event.type.removeprefix("response.") for event in events[2:-1]]
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert kinds == [

@@ -55,7 +55,7 @@ def test_headers_of_any_length_are_not_kept(http: httpx.Client) -> None:
 
 
 def test_a_request_that_does_not_come_is_not_waited_for(open_server: Callable[..., httpx.Client]) -> None:
-    http = open_server(limits=Limits(idle_timeout_s=0.05))
+    http = open_server(limits=Limits(idle_timeout_s=0.3))
     for beginning in (
         b"",
         b"GET /health HTTP/1.1\r\nHost: loc",

@@ -77,7 +77,8 @@ def started(flags: Sequence[str]) -> Iterator[Server]:
                 raise RuntimeError(f"the server did not start: {' '.join(command)}")
             if " at http://" in line:
                 address = urlsplit(line.split(" at ")[1].split(" ")[0])
-        listed = httpx.get(f"{address.scheme}://{address.netloc}/v1/models", headers=_HEADERS, trust_env=False)
+        models = f"{address.scheme}://{address.netloc}/v1/models"
+        listed = httpx.get(models, headers=_HEADERS, timeout=60, trust_env=False)
         model = listed.json()["data"][0]["id"]
         yield Server(str(address.hostname), int(address.port or 0), process.pid, model)
     finally:

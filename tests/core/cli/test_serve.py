@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from aethermind.cli.serve import named_models
+from aethermind.cli.server_options import AccessOptions
 from aethermind.errors import InvalidArgumentError
+from aethermind.server import Quota
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,26 @@ def test_a_file_may_list_models_which_other_verbs_do_not_take(invoke: Any, tmp_p
     refused = invoke("generate", "Once", "--config", str(file))
     assert refused.exit_code == 2
     assert "takes one of the models x=demo, y=demo" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--request-timeout", "0"), "--request-timeout is 0.0 but must be a number of seconds above 0."),
+        (("--drain-timeout", "nan"), "--drain-timeout is nan but must be a number of seconds above 0."),
+    ],
+)
+def test_no_time_at_all(invoke: Any, args: tuple[str, ...], words: str) -> None:
+    refused = invoke("serve", *args)
+    assert (refused.exit_code, words in refused.stderr) == (2, True), refused.stderr
+
+
+def test_who_needs_a_key() -> None:
+    for host in ("127.0.0.1", "127.0.0.2", "::1", "localhost"):
+        assert not AccessOptions(host=host).tenants(Quota())
+    for host in ("0.0.0.0", "::", "example.org", "192.0.2.1", ""):
+        with pytest.raises(InvalidArgumentError, match="--allow-no-key"):
+            AccessOptions(host=host).tenants(Quota())
 
 
 def test_an_engine_that_is_none(invoke: Any) -> None:

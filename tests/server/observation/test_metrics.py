@@ -11,12 +11,24 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.server.conftest import await_idle
+from tests.server.conftest import await_idle, serving, standing_still
+
+from aethermind import LLM, Runtime
+from aethermind.engine.config import EngineConfig
+from aethermind.engine.process import EngineProcess
 
 COMPLETIONS = "/v1/completions"
 ASK = {"model": "demo", "prompt": "The old fox", "max_tokens": 6, "ignore_eos": True}
 DASHBOARD = Path(__file__).parents[3] / "docs" / "using" / "grafana" / "aethermind.json"
 NAME = re.compile(r"\b(?:aethermind|process)_\w+")
+
+
+@pytest.fixture(scope="module")
+def apart(runtime: Runtime) -> Iterator[httpx.Client]:
+    """A client of a server whose engine has a process of its own."""
+    engine = EngineProcess("demo", EngineConfig(device="cpu", max_model_len=512), runtime=runtime)
+    with serving(engine) as address, httpx.Client(base_url=address, timeout=30) as http:
+        yield http
 
 
 def samples(http: httpx.Client) -> dict[tuple[str, str], float]:
@@ -61,10 +73,13 @@ def test_several_answers_are_counted_each(http: httpx.Client) -> None:
     assert gained(http, before, "request_prompt_tokens_count") == 1
 
 
-def test_a_client_that_leaves_is_an_abort(http: httpx.Client) -> None:
+def test_a_client_that_leaves_is_an_abort(llm: LLM, http: httpx.Client) -> None:
     before = samples(http)
-    with http.stream("POST", COMPLETIONS, json={**ASK, "max_tokens": 400, "stream": True}) as answer:
-        next(answer.iter_lines())
+    with standing_still(llm):
+        with http.stream("POST", COMPLETIONS, json={**ASK, "max_tokens": 400, "stream": True}) as answer:
+            next(answer.iter_lines())
+        while not gained(http, before, "request_success_total", "abort"):
+            pass
     await_idle(http)
     assert gained(http, before, "request_success_total", "abort") == 1
     assert gained(http, before, "request_success_total", "length") == 0
@@ -76,6 +91,13 @@ def test_what_the_engine_refuses_is_an_error(http: httpx.Client) -> None:
     assert http.post(COMPLETIONS, json={**ASK, "prompt": [99_999_999]}).status_code == 400
     assert gained(http, before, "request_success_total", "error") == 1
     assert gained(http, before, "request_prompt_tokens_count") == 0
+
+
+def test_an_engines_own_process_is_measured(apart: httpx.Client, http: httpx.Client) -> None:
+    taken = samples(apart)
+    assert taken["aethermind_engine_cpu_seconds_total", ""] > 0
+    assert taken["aethermind_engine_resident_memory_bytes", ""] > 1 << 20
+    assert ("aethermind_engine_resident_memory_bytes", "") not in samples(http), "that engine is in the server's"
 
 
 def test_a_prompt_asked_again_is_a_hit(http: httpx.Client) -> None:
@@ -98,9 +120,9 @@ def queries() -> Iterator[str]:
     yield from (one["definition"] for one in dashboard["templating"]["list"] if one["type"] == "query")
 
 
-def test_the_dashboard_asks_for_metrics_that_there_are(http: httpx.Client) -> None:
-    http.post(COMPLETIONS, json=ASK)
-    known = {name for name, _ in samples(http)}
+def test_the_dashboard_asks_for_metrics_that_there_are(apart: httpx.Client) -> None:
+    apart.post(COMPLETIONS, json=ASK)
+    known = {name for name, _ in samples(apart)}
     asked = {name for query in queries() for name in NAME.findall(query)}
     assert len(asked) > 30
     assert asked <= known

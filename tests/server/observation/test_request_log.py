@@ -8,8 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.conftest import await_idle
+from tests.server.conftest import await_idle, standing_still
 
+from aethermind import LLM
 from aethermind.server.tenants import Tenants
 
 COMPLETIONS = "/v1/completions"
@@ -67,13 +68,14 @@ def test_a_line_says_what_a_request_took(http: httpx.Client, records: Records) -
     }
 
 
-def test_a_line_says_how_it_ended(http: httpx.Client, records: Records) -> None:
+def test_a_line_says_how_it_ended(llm: LLM, http: httpx.Client, records: Records) -> None:
     http.post(COMPLETIONS, json={**ASK, "model": "gpt-9"})
     http.post(COMPLETIONS, json={**ASK, "prompt": "word " * 2000})
-    with http.stream("POST", COMPLETIONS, json={**ASK, "max_tokens": 400, "stream": True}) as answer:
-        next(answer.iter_lines())
-    while len(records.fields) < 3:
-        await_idle(http)
+    with standing_still(llm):
+        with http.stream("POST", COMPLETIONS, json={**ASK, "max_tokens": 400, "stream": True}) as answer:
+            next(answer.iter_lines())
+        while len(records.fields) < 3:
+            http.get("/health")
     unknown, too_long, left = records.fields
     assert (unknown["status"], unknown["error"]) == (404, "model_not_found")
     assert (too_long["status"], too_long["error"]) == (400, "context_length_exceeded")

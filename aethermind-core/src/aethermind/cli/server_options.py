@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["AccessOptions", "LimitOptions", "LogOptions", "ProcessOptions", "ServedEngineOptions"]
 
 ENGINES = ("process", "inprocess")
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,19 @@ class AccessOptions:
         tenants = server.read_tenants(
             self.api_key or (), None if self.api_keys_file is None else Path(self.api_keys_file), quota
         )
-        if self.host not in LOOPBACK and not tenants and not self.allow_no_key:
+        if not (_is_loopback(self.host) or tenants or self.allow_no_key):
             raise InvalidArgumentError(
                 f"Everyone who reaches {self.host} could use this server. Set AETHERMIND_API_KEY, or say "
                 "--allow-no-key."
             )
         return tenants
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +139,13 @@ class LimitOptions:
         float, typer.Option(help="Seconds that a client may take to read what its stream holds.")
     ] = 30.0
     drain_timeout: Annotated[float, typer.Option(help="Seconds for open answers when told to stop.")] = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("request_timeout", "idle_timeout", "slow_reader_timeout", "drain_timeout"):
+            if not (value := getattr(self, name)) > 0:
+                raise InvalidArgumentError(
+                    f"--{name.replace('_', '-')} is {value} but must be a number of seconds above 0."
+                )
 
     def quota(self) -> Quota:
         """What each key may have that says nothing else."""

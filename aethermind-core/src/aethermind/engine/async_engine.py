@@ -70,6 +70,11 @@ class AsyncEngine:
         return self._requests.failure is None
 
     @property
+    def pid(self) -> int | None:
+        """None: the engine is in this process."""
+        return None
+
+    @property
     def num_open(self) -> int:
         """Requests that somebody waits for."""
         return len(self._requests)

@@ -35,6 +35,10 @@ class EngineClient(Protocol):
         """Whether requests are served."""
 
     @property
+    def pid(self) -> int | None:
+        """The id of the engine's process; None where it has none of its own, or there is none at the moment."""
+
+    @property
     def num_open(self) -> int:
         """Requests that somebody waits for."""
 

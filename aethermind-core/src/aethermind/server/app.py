@@ -75,11 +75,13 @@ def _paths_posted_to(routes: APIRouter) -> frozenset[str]:
 
 
 def _add_probes(app: FastAPI) -> None:
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> dict[str, str]:
         """The process answers."""
         return {"status": "ok"}
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Response:
         """Requests would be served."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
@@ -59,7 +60,7 @@ class Door:
         await refusal.response()(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
-        if self._only_local and (name := _host_name(scope)) not in _LOCAL_NAMES:
+        if self._only_local and not _is_local(name := _host_name(scope)):
             return ApiError(403, f"This server is for its own machine, which is not called {name!r:.100}.", code="host")
         if self._only_local and not _is_own_page(scope):
             return ApiError(403, "This server is for its own machine, and no web page but its own.", code="origin")
@@ -81,6 +82,16 @@ class Door:
             except ApiError as refusal:
                 return refusal
         return None
+
+
+def _is_local(name: str) -> bool:
+    """Whether a name can only mean this machine: an address that loops back, or what everyone calls it."""
+    if name in _LOCAL_NAMES:
+        return True
+    try:
+        return ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return name.lower() == "localhost"
 
 
 def _host_name(scope: Scope) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -40,10 +41,15 @@ def bind(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one. InvalidArgumentError where the address cannot be had."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError):
+        raise InvalidArgumentError(f"There is no address {host!r:.100}. Correct --host.") from None
+    try:
         listening = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except OSError as error:
+        is_elsewhere = error.errno == errno.EADDRNOTAVAIL
         raise InvalidArgumentError(
-            f"Port {port} of {host} cannot be listened on: {error.strerror or error}. Choose another with --port."
+            f"Port {port} of {host} cannot be listened on: {error.strerror or error}. "
+            + ("Correct --host." if is_elsewhere else "Choose another with --port.")
         ) from None
     # Connections inherit it. Without, what is small waits up to 40 ms for the acknowledgement of what came before.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -96,6 +102,7 @@ async def running(
             log_config=None,
             log_level="warning",
             access_log=False,
+            timeout_keep_alive=limits.idle_timeout_s,  # type: ignore[arg-type]
             timeout_graceful_shutdown=1,
         )
         server = _Server(config)

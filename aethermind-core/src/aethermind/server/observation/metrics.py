@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from aethermind.server.observation.engine_metrics import EngineCollector
+from aethermind.server.observation.process_metrics import EngineProcessCollector
 from aethermind.server.observation.token_metrics import TokenCollector
 from aethermind.server.openai.errors import LIMIT_CODES
 
@@ -40,6 +41,7 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         registry.register(EngineCollector(models))
+        registry.register(EngineProcessCollector(models))
         labels = ["model_name"]
 
         def counter(name: str, help: str, extra: str | None = None) -> Counter:

@@ -105,7 +105,7 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
 async def _answer_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     url = request.url.path
-    messages = {404: f"There is no {url} here.", 405: f"{request.method} does not go with {url}."}
+    messages = {404: f"There is no {url:.100} here.", 405: f"{request.method:.20} does not go with {url:.100}."}
     body = error_body(error.status_code, messages.get(error.status_code, str(error.detail)))
     return JSONResponse(body, error.status_code, error.headers)
 

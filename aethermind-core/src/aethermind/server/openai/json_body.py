@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -51,7 +52,7 @@ def documented(model: type[BaseModel]) -> dict[str, Any]:
 def parse(data: bytes, max_depth: int) -> Any:
     """JSON as RFC 8259 has it, at most `max_depth` lists and objects deep.
 
-    ApiError for what is none or too deep, for names given twice and numbers without a value.
+    ApiError for what is none or too deep, for names given twice, numbers without a value and halves of characters.
     """
     try:
         value = json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
@@ -63,7 +64,20 @@ def parse(data: bytes, max_depth: int) -> Any:
         raise ApiError(400, f"The request body is not JSON: {error}.") from None
     if data.count(b"[") + data.count(b"{") > max_depth:
         _check_depth(value, max_depth)
+    if _SURROGATE.search(data):
+        _check_characters(value)
     return value
+
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Half of a character outside the basic plane, by its number: fine where the other half follows."""
+
+
+def _check_characters(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ApiError(400, "The request body has half a character: \\ud800 to \\udfff go in pairs.") from None
 
 
 def _check_depth(value: Any, max_depth: int) -> None:
