@@ -86,6 +86,7 @@ def test_unknown_urls_and_methods_have_the_same_shape(http: httpx.Client) -> Non
     for answer, status in ((http.get("/v1/nothing"), 404), (http.get(COMPLETIONS), 405)):
         assert answer.status_code == status
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert answer.json()["error"]["message"] == f"GET does not go with {COMPLETIONS}; use POST."
 
 
 def test_a_body_too_large_is_refused_before_it_is_read(open_server: Callable[..., httpx.Client]) -> None:

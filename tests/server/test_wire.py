@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,6 +53,25 @@ def test_headers_of_any_length_are_not_kept(http: httpx.Client) -> None:
     assert http.get("/health", headers={"X-Long": "x" * 70_000}).status_code == 431
     assert refusals(http, "headers_too_large") == before + 2
     assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("nonsense", [b"HELLO\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"])
+def test_what_is_no_http_is_told_so(http: httpx.Client, nonsense: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with wire(http) as connection:
+        connection.sendall(nonsense)
+        head, _, body = everything(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request")
+    assert json.loads(body)["error"]["message"].startswith("This is no HTTP request.")
+    assert not caplog.records
+
+
+def test_nonsense_behind_a_request_ends_its_answer(http: httpx.Client) -> None:
+    with wire(http, SO_RCVBUF=4096) as connection:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+        connection.sendall(head % len(CHATTY) + CHATTY)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        connection.sendall(b"HELLO\r\n\r\n")
+        assert b"HTTP/1.1 400" not in everything(connection)
 
 
 def test_a_request_that_does_not_come_is_not_waited_for(open_server: Callable[..., httpx.Client]) -> None:

@@ -36,7 +36,12 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "served_name", "words"),
-    [(["x=a", "x=b"], None, "same name"), (["demo", "demo"], None, "same name"), (["a", "b"], "c", "names one model")],
+    [
+        (["a"], " ", "is empty"),
+        (["x=a", "x=b"], None, "same name"),
+        (["demo", "demo"], None, "same name"),
+        (["a", "b"], "c", "names one model"),
+    ],
 )
 def test_what_has_no_name_of_its_own(given: list[str], served_name: str | None, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):

@@ -15,7 +15,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from tests.server.conftest import await_idle
 
-from aethermind.server.observation.tracing import Tracing
+from aethermind.errors import SettingsError
+from aethermind.server.observation.tracing import Tracing, open_tracing
 
 COMPLETIONS = "/v1/completions"
 ASK = {
@@ -122,10 +123,12 @@ def test_a_server_without_tracing_does_not_import_it() -> None:
     assert result.stdout == "[]\n"
 
 
-def test_where_the_extra_is_missing_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from aethermind.errors import SettingsError
-    from aethermind.server.observation.tracing import open_tracing
+def test_an_endpoint_that_is_no_address() -> None:
+    with pytest.raises(SettingsError, match="--otlp-endpoint is 'collector:4318'"):
+        open_tracing("collector:4318")
 
+
+def test_where_the_extra_is_missing_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(SettingsError, match=r"aethermind\[otel\]"):
         open_tracing("http://127.0.0.1:4318/v1/traces")

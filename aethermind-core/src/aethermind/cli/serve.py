@@ -131,6 +131,8 @@ def named_models(given: list[str] | None, served_model_name: str | None) -> dict
     given = given or [options.chosen_model(None)]
     named = [_split_name(one) for one in given]
     if served_model_name is not None:
+        if not served_model_name.strip():
+            raise InvalidArgumentError("--served-model-name is empty; say what clients call the model.")
         if len(named) > 1:
             raise InvalidArgumentError(
                 "--served-model-name names one model, and several are given; write --model NAME=MODEL for each."

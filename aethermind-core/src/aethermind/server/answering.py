@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Answering", "told"]
 
-_STREAM_HOLD_S = 0.002
-"""How long tokens of a stream may wait for each other: nobody sees it, and an event costs as much as a short step."""
+_STREAM_HOLD_S = 0.016
+"""How long tokens of a stream may wait for each other: less than a frame of a screen, which nobody sees. Models whose
+steps take longer are told token by token; for faster ones, events would cost more than the tokens.
+"""
 
 _WHOLE_HOLD_S = 0.25
 """The same where only the whole is sent: tokens are counted so often."""

@@ -33,7 +33,7 @@ def bound_sending(listening: socket.socket) -> None:
 
 
 def bounded_protocol(limits: Limits, on_refusal: Callable[[str], None]) -> type[HttpToolsProtocol]:
-    """uvicorn's protocol, held to `limits`; `on_refusal` is told the code of each connection that is cut."""
+    """uvicorn's protocol, held to `limits`; `on_refusal` is told the code of each limit that ends a connection."""
 
     class BoundedProtocol(HttpToolsProtocol):
         """One connection. Mutable."""
@@ -90,12 +90,19 @@ def bounded_protocol(limits: Limits, on_refusal: Callable[[str], None]) -> type[
             seconds = limits.idle_timeout_s
             self._refuse(408, "idle", f"No request came in {seconds:g} s.")
 
-        def _refuse(self, status: int, code: str, message: str) -> None:
+        def send_400_response(self, msg: str) -> None:
+            self._refuse(400, None, "This is no HTTP request. The server speaks plain HTTP/1.1, without TLS.")
+
+        def _refuse(self, status: int, code: str | None, message: str) -> None:
             if self._is_refused or self.transport.is_closing():
                 return
             self._is_refused = True
-            on_refusal(code)
-            reasons = {408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+            if code is not None:
+                on_refusal(code)
+            if self.cycle is not None and not self.cycle.response_complete:  # another answer is being sent
+                self.transport.abort()
+                return
+            reasons = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
             body = json.dumps(error_body(status, message, code=code)).encode()
             head = (
                 b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"

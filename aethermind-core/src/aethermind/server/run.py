@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -48,7 +49,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         is_elsewhere = error.errno == errno.EADDRNOTAVAIL
         raise InvalidArgumentError(
-            f"Port {port} of {host} cannot be listened on: {error.strerror or error}. "
+            f"Port {port} of {host} cannot be listened on: {os.strerror(error.errno or 0)}. "
             + ("Correct --host." if is_elsewhere else "Choose another with --port.")
         ) from None
     # Connections inherit it. Without, what is small waits up to 40 ms for the acknowledgement of what came before.
@@ -100,7 +101,7 @@ async def running(
             app,
             http=bounded_protocol(limits, app.state.metrics.count_refusal),
             log_config=None,
-            log_level="warning",
+            log_level="error",  # nonsense of clients is answered, and no news
             access_log=False,
             timeout_keep_alive=limits.idle_timeout_s,  # type: ignore[arg-type]
             timeout_graceful_shutdown=1,

@@ -34,8 +34,13 @@ _OPERATIONS = {
 def open_tracing(endpoint: str) -> Tracing:
     """Send spans to an OTLP endpoint over HTTP, such as http://127.0.0.1:4318/v1/traces.
 
-    OTEL_SERVICE_NAME and the other variables of the SDK apply. SettingsError where the extra is not installed.
+    OTEL_SERVICE_NAME and the other variables of the SDK apply. SettingsError for what is no URL, and where the extra is
+    not installed.
     """
+    if not endpoint.startswith(("http://", "https://")):
+        raise SettingsError(
+            f"--otlp-endpoint is {endpoint!r} but should be an address such as http://127.0.0.1:4318/v1/traces."
+        )
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource

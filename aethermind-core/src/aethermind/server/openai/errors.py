@@ -105,7 +105,11 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
 async def _answer_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     url = request.url.path
-    messages = {404: f"There is no {url:.100} here.", 405: f"{request.method:.20} does not go with {url:.100}."}
+    allowed = (error.headers or {}).get("Allow", "another method")
+    messages = {
+        404: f"There is no {url:.100} here.",
+        405: f"{request.method:.20} does not go with {url:.100}; use {allowed}.",
+    }
     body = error_body(error.status_code, messages.get(error.status_code, str(error.detail)))
     return JSONResponse(body, error.status_code, error.headers)
 
