@@ -145,6 +145,15 @@ def test_ctrl_c_lets_answers_finish_and_weights_are_in_the_engine_s_process_only
         assert not Path(f"/proc/{pid}").exists()
 
 
+def test_who_does_not_read_keeps_nobody_from_stopping() -> None:
+    with serve("--drain-timeout", "0.1") as (server, http), unread(http):
+        server.send_signal(signal.SIGTERM)
+        assert server.stderr is not None
+        said = server.stderr.read().splitlines()
+        assert server.wait(30) == 0
+    assert len(said) == 3, said  # where to chat, how many answers are open, that they end with an error
+
+
 def test_a_model_that_does_not_load_is_one_sentence_and_exit_code_2() -> None:
     options = ["--port", "0", "--dtype", "float16", "--kv-cache-dtype", "bfloat16"]
     result = subprocess.run(

@@ -45,12 +45,17 @@ class Client:
         async with self.heard:
             self.heard.notify_all()
 
+    async def read_all(self) -> None:
+        if not self.is_reading:
+            await asyncio.Event().wait()
+
     async def serve(self, events: AsyncIterator[list[Event]], timeout_s: float = 60.0) -> None:
         resources = AsyncExitStack()
         resources.callback(setattr, self, "is_closed", True)
         stream = EventStream(events, resources, framing=PLAIN, slow_reader_timeout_s=timeout_s)
         cut = partial(setattr, self, "is_cut", True)
-        scope: Any = {"state": {"record": self.record, "cut": cut, "send_part": self.send}}
+        state = {"record": self.record, "cut": cut, "send_part": self.send, "all_sent": self.read_all}
+        scope: Any = {"state": state}
         await asyncio.wait_for(stream(scope, self.receive, self.send), 30)
         assert self.is_closed
         assert len(asyncio.all_tasks()) == 1, "a stream leaves no task behind"
@@ -113,6 +118,22 @@ def test_who_leaves_ends_the_events() -> None:
     assert client.got == [b"{'n': 0}"]
     assert ended == ["cancelled"]
     assert not client.is_complete
+
+
+def test_who_does_not_read_the_end_is_cut_off() -> None:
+    async def talk() -> Client:
+        client = Client()
+
+        async def events() -> AsyncIterator[list[Event]]:
+            yield [{"n": 0}]
+            client.is_reading = False
+
+        await client.serve(events(), timeout_s=0.01)
+        return client
+
+    client = asyncio.run(talk())
+    assert client.is_cut
+    assert client.got == [b"{'n': 0}"]
 
 
 @pytest.mark.parametrize("is_silent", [False, True])

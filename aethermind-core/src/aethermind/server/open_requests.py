@@ -19,13 +19,15 @@ class OpenRequests:
     """The open requests of a server by their ids. Mutable."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[str, Callable[[], bool]]] = {}
+        self._open: dict[str, tuple[str, Callable[[], bool], Callable[[], None]]] = {}
 
     @contextmanager
-    def holding(self, request_id: str, tenant_id: str, cancel: Callable[[], bool]) -> Iterator[None]:
-        """Let its tenant cancel a request as long as the context is open."""
+    def holding(
+        self, request_id: str, tenant_id: str, cancel: Callable[[], bool], cut: Callable[[], None]
+    ) -> Iterator[None]:
+        """Let its tenant cancel a request as long as the context is open, or the server cut its connection."""
         key = _key(request_id)
-        self._open[key] = (tenant_id, cancel)
+        self._open[key] = (tenant_id, cancel, cut)
         try:
             yield
         finally:
@@ -33,8 +35,13 @@ class OpenRequests:
 
     def cancel(self, request_id: str, tenant_id: str) -> bool:
         """End a request; False where the tenant has none of this id that still runs."""
-        owner, cancel = self._open.get(_key(request_id), (None, None))
+        owner, cancel, _ = self._open.get(_key(request_id), (None, None, None))
         return owner == tenant_id and cancel is not None and cancel()
+
+    def cut(self) -> None:
+        """Cut the connections of all: nobody reads there."""
+        for _, _, cut in list(self._open.values()):
+            cut()
 
 
 def _key(request_id: str) -> str:

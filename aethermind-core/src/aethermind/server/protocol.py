@@ -75,6 +75,15 @@ def bounded_protocol(limits: Limits, on_refusal: Callable[[str], None]) -> type[
             # Closing waits until everything is sent, which a reader that does not read puts off for ever.
             self.scope["state"]["cut"] = self.transport.abort
             self.scope["state"]["send_part"] = self.cycle.send
+            self.scope["state"]["all_sent"] = self._all_sent
+
+        async def _all_sent(self) -> None:
+            """Wait until the system has taken everything that was written."""
+            self.transport.set_write_buffer_limits(high=0)
+            try:
+                await self.flow.drain()
+            finally:
+                self.transport.set_write_buffer_limits()
 
         def _await_request(self) -> None:
             self._stop_waiting()

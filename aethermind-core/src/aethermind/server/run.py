@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
@@ -30,10 +30,15 @@ if TYPE_CHECKING:
     from aethermind.server.observation.tracing import Tracing
     from aethermind.server.tenants import Tenants
 
-__all__ = ["bind", "running", "serve"]
+__all__ = ["bind", "dismiss", "running", "serve"]
 
 _BACKLOG = 2048
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_FAREWELL_S = 1.0
+"""Seconds in which clients may hear that their answers end."""
+
+_LAST_BYTES_S = 5
+"""Seconds in which connections may take what was sent on them."""
 
 _log = get_logger(__name__)
 
@@ -77,6 +82,7 @@ async def serve(
         with _stop_signals() as stops:
             on_ready()
             await _drain(stops, app.state.admission, limits.drain_timeout_s)
+        await dismiss(app)
 
 
 @asynccontextmanager
@@ -104,7 +110,7 @@ async def running(
             log_level="error",  # nonsense of clients is answered, and no news
             access_log=False,
             timeout_keep_alive=limits.idle_timeout_s,  # type: ignore[arg-type]
-            timeout_graceful_shutdown=1,
+            timeout_graceful_shutdown=_LAST_BYTES_S,
         )
         server = _Server(config)
         async with asyncio.TaskGroup() as group:
@@ -154,3 +160,16 @@ async def _drain(stops: asyncio.Queue[int], admission: Admission, timeout_s: flo
     await asyncio.wait({left, again}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     left.cancel()
     again.cancel()
+
+
+async def dismiss(app: FastAPI) -> None:
+    """End the answers that are still open: with an error for who listens, by cutting the connection of who does not."""
+    state = app.state
+    if not state.admission.num_open:
+        return
+    _log.warning("%d answers are not finished and end with an error", state.admission.num_open)
+    await asyncio.gather(*(model.engine.close() for model in state.models))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_FAREWELL_S):
+            await state.admission.wait_until_empty()
+    state.open_requests.cut()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -49,7 +49,8 @@ class EventStream(Response):
         self._slow_reader_timeout_s = slow_reader_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = _Writer(send, scope["state"]["send_part"], self._slow_reader_timeout_s)
+        state = scope["state"]
+        writer = _Writer(send, state["send_part"], state["all_sent"], self._slow_reader_timeout_s)
         async with self._resources:
             # One task for all events of a stream: one for each of them would cost as much as the event itself.
             sending = asyncio.create_task(self._send(scope, writer))
@@ -57,8 +58,8 @@ class EventStream(Response):
             try:
                 done, _ = await asyncio.wait({sending, *others}, return_when=asyncio.FIRST_COMPLETED)
                 if any(isinstance(task.exception(), _SlowReaderError) for task in done):
-                    scope["state"]["record"].error_code = "slow_reader"
-                    scope["state"]["cut"]()
+                    state["record"].error_code = "slow_reader"
+                    state["cut"]()
                 elif sending in done:
                     sending.result()
             finally:
@@ -76,6 +77,7 @@ class EventStream(Response):
             failure = as_api_error(error)
             scope["state"]["record"].error_code = failure.code
             await writer.write(self._framing.encode(self._framing.failure(failure)))
+        await writer.await_reader()
         await writer.write(self._framing.last_word, is_last=True)
 
 
@@ -85,9 +87,10 @@ class _Writer:
     Its start passes the middlewares, which have a say in headers; its parts go by the connection's own `send_part`.
     """
 
-    def __init__(self, send: Send, send_part: Send, timeout_s: float) -> None:
+    def __init__(self, send: Send, send_part: Send, all_sent: Callable[[], Awaitable[None]], timeout_s: float) -> None:
         self._send = send
         self._send_part = send_part
+        self._all_sent = all_sent
         self._timeout_s = timeout_s
         self._now = asyncio.get_running_loop().time
         self._last_s = self._now()
@@ -101,9 +104,16 @@ class _Writer:
         """Send a part, however long it takes: `watch` knows when that is too long."""
         await self._tell(self._send_part, {"type": "http.response.body", "body": data, "more_body": not is_last})
 
+    async def await_reader(self) -> None:
+        """Wait until hardly anything is left to be read: who is slower than the end of a server would miss it."""
+        await self._watched(self._all_sent())
+
     async def _tell(self, send: Send, message: Any) -> None:
+        await self._watched(send(message))
+
+    async def _watched(self, work: Awaitable[None]) -> None:
         self._waits_since_s = self._now()
-        await send(message)
+        await work
         self._last_s, self._waits_since_s = self._waits_since_s, None
 
     async def watch(self) -> NoReturn:

@@ -77,7 +77,9 @@ async def answer_request(
         answering = Answering(
             model, record, params, options, stay, timeout_s=state.limits.request_timeout_s, metrics=state.metrics
         )
-        resources.enter_context(state.open_requests.holding(record.request_id, tenant.id, answering.cancel))
+        resources.enter_context(
+            state.open_requests.holding(record.request_id, tenant.id, answering.cancel, request.state.cut)
+        )
         if not body.is_stream:
             outputs = await unless_gone(request, answering.whole(read))
             return Response(status_code=GONE) if outputs is None else JSONResponse(answer.whole(outputs))
