@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -22,6 +24,7 @@ from tests.server.conftest import await_idle, serving, unread
 from aethermind import Runtime
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.process import EngineProcess, RestartPolicy
+from aethermind.engine.process.child import Child
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", max_model_len=512)
 ASK: dict[str, Any] = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 16, "temperature": 0.0}
@@ -87,8 +90,18 @@ def test_who_hangs_up_holds_no_blocks(process_address: str) -> None:
         await_idle(http)
 
 
-def test_a_killed_engine_is_an_error_event_then_503_then_it_serves_again(runtime: Runtime) -> None:
-    policy = RestartPolicy(first_delay_s=1.0)
+def test_a_killed_engine_is_an_error_event_then_503_then_it_serves_again(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch, is_first, may_restart = Child.launch, iter([True]), threading.Event()
+
+    async def launch_when_told(*args: Any) -> Child:
+        if not next(is_first, False):
+            await asyncio.to_thread(may_restart.wait)
+        return await launch(*args)
+
+    monkeypatch.setattr(Child, "launch", launch_when_told)
+    policy = RestartPolicy(first_delay_s=0.01)
     engine = EngineProcess("demo", replace(CONFIG, max_model_len=2048), runtime=runtime, policy=policy)
     with serving(engine) as address, httpx.Client(base_url=address, timeout=30) as http:
         with http.stream("POST", "/v1/completions", json={**ENDLESS, "max_tokens": 2000, "stream": True}) as response:
@@ -107,6 +120,7 @@ def test_a_killed_engine_is_an_error_event_then_503_then_it_serves_again(runtime
         ready = http.get("/ready")
         assert ready.status_code == 503
         assert "started again" in ready.json()["error"]["message"]
+        may_restart.set()
         while http.get("/ready").status_code != 200:
             pass
         assert http.post("/v1/completions", json=ASK).status_code == 200
