@@ -103,7 +103,8 @@ def test_a_killed_engine_is_an_error_event_then_503_then_it_serves_again(
     monkeypatch.setattr(Child, "launch", launch_when_told)
     policy = RestartPolicy(first_delay_s=0.01)
     engine = EngineProcess("demo", replace(CONFIG, max_model_len=2048), runtime=runtime, policy=policy)
-    with serving(engine) as address, httpx.Client(base_url=address, timeout=30) as http:
+    with serving(engine) as address, httpx.Client(base_url=address, timeout=30) as http, ExitStack() as stack:
+        stack.callback(may_restart.set)
         with http.stream("POST", "/v1/completions", json={**ENDLESS, "max_tokens": 2000, "stream": True}) as response:
             lines = response.iter_lines()
             next(lines)
