@@ -8,15 +8,25 @@ from textwrap import dedent
 
 import pytest
 
-from aethermind.plugins import trial
+from aethermind.hal import isolated_probe
+from aethermind.plugins import checks, trial
 
 __all__ = ["FakeDistributions", "write_distribution"]
+
+
+_LIMITS = (
+    *((isolated_probe, name) for name in ("START_LIMIT_S", "PROBE_LIMIT_S")),
+    *((trial, name) for name in ("START_LIMIT_S", "TRIAL_LIMIT_S")),
+    *((checks, name) for name in ("START_LIMIT_S", "CHECK_LIMIT_S")),
+)
+_PATIENCE_S = 120.0
 
 
 class FakeDistributions:
     """Writes modules and `*.dist-info` folders into a folder that is first on sys.path.
 
-    They are loaded without the trial that strangers have, which costs a process each, unless they `are_tried`.
+    They are loaded without the trial that strangers have, which costs a process each, unless they `are_tried`. Their
+    processes have all the time that a busy machine takes; a test about hanging ones sets a limit of its own.
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, are_tried: bool = False) -> None:
@@ -24,6 +34,8 @@ class FakeDistributions:
         self._monkeypatch = monkeypatch
         monkeypatch.syspath_prepend(folder)
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        for module, name in _LIMITS:
+            monkeypatch.setattr(module, name, _PATIENCE_S)
         if not are_tried:
             monkeypatch.setattr(trial, "try_strangers", lambda _: None)
 
