@@ -57,6 +57,15 @@ def test_greedy_tokens_of_a_ragged_batch(driver: EmulatedDriver, answer: Answer)
     assert driver.launched["sample_tokens"] > 0
 
 
+def test_steps_run_ahead_of_what_is_known_of_their_tokens(driver: EmulatedDriver, answer: Answer) -> None:
+    """Log probabilities come down behind steps with biases and masks, which go on from tokens that only the GPU has."""
+    params = SamplingParams(
+        temperature=0.0, max_tokens=4, logprobs=2, logit_bias={700: 3.0}, allowed_token_ids=range(300, 900)
+    )
+    assert answer("cuda", params) == answer("numpy", params)
+    assert driver.launched["token_logprobs"] == driver.launched["adjust_logits_mask_tokens"] > 0
+
+
 def test_sequences_that_give_way_are_swapped_out_and_back(driver: EmulatedDriver, answer: Answer) -> None:
     options = {"num_kv_blocks": 12, "block_size": 2, "enable_prefix_caching": False, "swap_space": 0.1}
     assert answer("cuda", GREEDY, **options) == answer("numpy", GREEDY)
