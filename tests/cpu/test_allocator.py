@@ -60,6 +60,7 @@ def test_memory_is_made_ready_ahead_and_keeps_what_is_written_meanwhile(allocato
     arrays = [Tensor.of(buffer, DType.UINT8, (buffer.nbytes,)).numpy() for buffer in buffers]
     for value, array in enumerate(arrays):
         array[:] = value + 1
+    allocator.make_ready(buffers, 2 * HUGE_PAGE)
     _native.touch_pages([(buffer.address, buffer.nbytes) for buffer in buffers])
     assert all((array == value + 1).all() for value, array in enumerate(arrays))
 

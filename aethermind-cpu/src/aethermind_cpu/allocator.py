@@ -49,12 +49,16 @@ class CpuAllocator(Allocator):
         if sum(sizes) > available_memory_bytes():
             return []
         buffers = [self.alloc(nbytes) for nbytes in sizes]
+        self.make_ready(buffers, max(sizes, default=0))
+        return buffers
+
+    def make_ready(self, buffers: Sequence[Buffer], nbytes: int) -> None:
+        """See `Allocator`; the pages are touched."""
 
         def touch() -> None:
-            _native.touch_pages([(buffer.address, buffer.nbytes) for buffer in buffers])
+            _native.touch_pages([(buffer.address, min(buffer.nbytes, nbytes)) for buffer in buffers])
 
         threading.Thread(target=touch, name="aethermind-touch", daemon=True).start()
-        return buffers
 
     def stats(self) -> MemoryStats:
         return MemoryStats(*self._native.stats())

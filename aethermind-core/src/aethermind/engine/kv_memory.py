@@ -37,6 +37,9 @@ class KVMemory:
             name: Tensor.of(allocator.alloc(type.nbytes({})), type.dtype, resolve(type.shape, {}))
             for name, type in types.items()
         }
+        # What comes first is written first, by a step that somebody waits for.
+        first_block = max((tensor.nbytes // max(1, tensor.shape[0]) for tensor in self.tensors.values()), default=0)
+        allocator.make_ready([tensor.buffer for tensor in self.tensors.values()], first_block)
         self._opened = opened
         self._swaps: SwapStream | None = None
 

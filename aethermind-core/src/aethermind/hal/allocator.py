@@ -42,6 +42,12 @@ class Allocator(ABC):
         """
         return []
 
+    def make_ready(self, buffers: Sequence[Buffer], nbytes: int) -> None:
+        """Have the first `nbytes` of buffers made ready to be used, while the caller does something else. Optional:
+        does nothing where there is nothing to make ready; changes no byte where there is.
+        """
+        return None
+
     @abstractmethod
     def stats(self) -> MemoryStats:
         """What this allocator has handed out so far."""
