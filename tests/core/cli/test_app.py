@@ -145,6 +145,29 @@ def test_a_verb_imports_no_other() -> None:
     ] * 2
 
 
+@pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("sys.exit('no')", 1), ("1 / 0", 1), ("pass", 0)])
+def test_the_end_of_the_process_leaves_nothing_out(end: str, code: int) -> None:
+    """Threads, what was registered for the end, output that was not flushed, and the exit code."""
+    program = f"""
+import atexit, sys, threading
+import aethermind.cli.app
+from aethermind.cli import main
+def late():
+    threading.main_thread().join()
+    print("thread")
+def run():
+    atexit.register(print, "registered")
+    print("ran")
+    threading.Thread(target=late).start()
+    {end}
+aethermind.cli.app.run = run
+main()
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (result.returncode, result.stdout.split()) == (code, ["ran", "thread", "registered"])
+    assert ("ZeroDivisionError" in result.stderr) == (end == "1 / 0")
+
+
 def test_module_runs_as_the_command() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "aethermind", "generate", "hi", "--temperature", "-1"], capture_output=True, text=True

@@ -41,6 +41,16 @@ def memory(opened: OpenDevice) -> KVMemory:
     return KVMemory(TYPES, opened)
 
 
+def test_the_first_block_is_made_ready(opened: OpenDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[int], int]] = []
+    allocator = opened.backend.allocator
+    monkeypatch.setattr(
+        allocator, "make_ready", lambda buffers, nbytes: asked.append(([one.address for one in buffers], nbytes))
+    )
+    memory = KVMemory(TYPES, opened)
+    assert asked == [([tensor.address for tensor in memory.tensors.values()], 2 * 4 * 4)]
+
+
 def test_a_copy_within_the_cache(memory: KVMemory, opened: OpenDevice) -> None:
     before = fill(memory)
     memory.copy_blocks([(0, 3), (1, 5)])
