@@ -15,7 +15,8 @@ namespace aether::cpu::AETHER_ISA {
 
 inline constexpr int64_t kPartBlocks = 2;
 inline constexpr int64_t kPartKeys = kPartBlocks * kKeyBlock;
-inline constexpr int64_t kQueryRows = 96;
+inline constexpr int64_t kQueryRows = 192;
+inline constexpr int64_t kFewestQueryRows = 96;
 inline constexpr float kLog2E = 1.44269504f;
 
 // How queries of type T and stored elements of type S are computed with.
@@ -42,16 +43,23 @@ struct AttentionLayout {
         queries(larger(1, kQueryRows / group)),
         rows(queries * group) {}
 
-  int64_t query_bytes() const { return rows * divide_up(head_dim, kLineK<E>) * kLineBytes; }
-  int64_t weight_bytes() const { return rows * kKeyBlock / kLineK<E> * kLineBytes; }
+  // Shorter runs, no longer than `most` where that leaves them long enough to share a packed block.
+  void limit_queries(int64_t most) {
+    queries = smaller(queries, larger(most, larger(1, kFewestQueryRows / group)));
+    rows = queries * group;
+  }
+
+  int64_t query_row_bytes() const { return divide_up(head_dim, kLineK<E>) * kLineBytes; }
+  int64_t query_bytes() const { return rows * query_row_bytes(); }
+  static constexpr int64_t weight_bytes() { return kTileRows * kKeyBlock / kLineK<E> * kLineBytes; }
   int64_t key_panel_bytes() const { return divide_up(head_dim, E::kStepK) * kStepBytes; }
   int64_t key_bytes() const { return kKeyBlock / kPanelColumns * key_panel_bytes(); }
   // A line more than needed: panels a multiple of 4 KiB apart would compete for the same sets of a cache.
   static constexpr int64_t value_panel_bytes() { return (kKeyBlock / E::kStepK + 1) * kStepBytes; }
   int64_t value_bytes() const { return padded_dim / kPanelColumns * value_panel_bytes(); }
   int64_t room_bytes() const { return Types::kIsExpanded ? 16 * padded_dim * 4 : 0; }
-  int64_t pointer_bytes() const { return padded_dim / kPanelColumns * 8; }
-  int64_t num_floats() const { return 2 * kKeyBlock + rows * (kKeyBlock + 2 * padded_dim); }
+  int64_t pointer_bytes() const { return ((kKeyBlock + padded_dim) / kPanelColumns + rows) * 8; }
+  int64_t num_floats() const { return 2 * kKeyBlock + kTileRows * kKeyBlock + rows * 2 * padded_dim; }
   size_t bytes() const {
     const int64_t panels =
         query_bytes() + weight_bytes() + key_bytes() + value_bytes() + room_bytes() + pointer_bytes();
@@ -65,12 +73,14 @@ template <class T, class S>
 struct AttentionScratch {
   using Compute = typename AttentionTypes<T, S>::Compute;
   char *queries, *weights, *keys, *values;
-  const char** value_panels;
+  const char **key_panels, **value_panels;
+  int64_t* row_offsets;  // row r is head r % group of query r / group
   Compute* room;
   float *key_factors, *value_factors, *scores, *part_sums, *sums;
   Softened *part, *all;
 
-  AttentionScratch(const AttentionLayout<T, S>& layout, void* scratch) {
+  // Queries are `row_stride` elements apart, and their heads head_dim.
+  AttentionScratch(const AttentionLayout<T, S>& layout, int64_t row_stride, void* scratch) {
     queries = static_cast<char*>(scratch);
     weights = queries + layout.query_bytes();
     keys = weights + layout.weight_bytes();
@@ -79,13 +89,21 @@ struct AttentionScratch {
     key_factors = reinterpret_cast<float*>(reinterpret_cast<char*>(room) + layout.room_bytes());
     value_factors = key_factors + kKeyBlock;
     scores = value_factors + kKeyBlock;
-    part_sums = scores + layout.rows * kKeyBlock;
+    part_sums = scores + kTileRows * kKeyBlock;
     sums = part_sums + layout.rows * layout.padded_dim;
     part = reinterpret_cast<Softened*>(sums + layout.rows * layout.padded_dim);
     all = part + layout.rows;
-    value_panels = reinterpret_cast<const char**>(all + layout.rows);
+    key_panels = reinterpret_cast<const char**>(all + layout.rows);
+    value_panels = key_panels + kKeyBlock / kPanelColumns;
+    for (int64_t p = 0; p < kKeyBlock / kPanelColumns; ++p) key_panels[p] = keys + p * layout.key_panel_bytes();
     for (int64_t p = 0; p < layout.padded_dim / kPanelColumns; ++p) {
       value_panels[p] = values + p * layout.value_panel_bytes();
+    }
+    row_offsets = reinterpret_cast<int64_t*>(value_panels + layout.padded_dim / kPanelColumns);
+    for (int64_t r = 0; r < layout.rows; r += layout.group) {
+      for (int64_t i = 0; i < layout.group; ++i) {
+        row_offsets[r + i] = r / layout.group * row_stride + i * layout.head_dim;
+      }
     }
   }
 };
@@ -157,77 +175,67 @@ class Prefetcher {
   int64_t done_ = 0;
 };
 
-// One block's keys into panels and scores.
+// One block's keys and values into panels.
 template <class T, class S>
-AETHER_INLINE void score_block(const BlockRows& block, const KeysAndValues<S>& stored, int64_t num_rows,
-                               const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& at,
-                               Prefetcher<S>& prefetcher) {
-  const char* panels[kKeyBlock / kPanelColumns];
-  for (int64_t p = 0; p < block.num_panels; ++p) {
-    prefetcher.step();
-    const typename AttentionTypes<T, S>::Compute* rows[16];
-    meet(stored.keys, stored.dtype, block.rows + p * kPanelColumns, layout.head_dim, at.room, layout.padded_dim, rows);
-    char* panel = at.keys + p * layout.key_panel_bytes();
-    pack_keys(rows, layout.head_dim, panel);
-    panels[p] = panel;
-  }
-  multiply_tiles<typename AttentionTypes<T, S>::E>(at.queries, num_rows, layout.head_dim, panels, block.num_panels, 0,
-                                                   true, at.scores);
-}
-
-// Scores into weights, rescaling the sums of the part's earlier blocks.
-template <class T, class S>
-AETHER_INLINE void soften_block(const QueryRun& run, int64_t begin, const BlockRows& block, bool is_first,
-                                const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& at,
-                                Prefetcher<S>& prefetcher) {
-  using Types = AttentionTypes<T, S>;
-  using E = typename Types::E;
-  const int64_t num_lines = divide_up(block.num_panels * kPanelColumns, kLineK<E>);
-  const Tiles cut(run.count * layout.group);
-  for (int64_t tile = 0; tile < cut.count; ++tile) {
-    const int64_t size = cut.size(tile);
-    char* lines = at.weights + cut.begin(tile) * num_lines * kLineBytes;
-    for (int64_t i = 0; i < size; ++i) {
-      const int64_t r = cut.begin(tile) + i, last = run.position + r / layout.group - begin;
-      const int64_t seen = run.window > 0 ? larger(last - run.window + 1, block.low) : block.low;
-      prefetcher.step();
-      const float factor =
-          soften_row<E>(at.scores + r * block.num_panels * kPanelColumns, block.num_panels, seen,
-                        smaller(last + 1, block.high), at.key_factors, Types::kHasFactors ? at.value_factors : nullptr,
-                        at.part[r], lines + i * kLineBytes, size * kLineBytes);
-      if (factor == 1.0f || is_first) continue;
-      float* sums = at.part_sums + r * layout.padded_dim;
-      for (int64_t c = 0; c < layout.padded_dim; c += kLanes) store(sums + c, load(sums + c) * set1(factor));
-    }
-  }
-}
-
-// Weights times values.
-template <class T, class S>
-AETHER_INLINE void add_values(const BlockRows& block, bool is_first, const KeysAndValues<S>& stored, int64_t num_rows,
+AETHER_INLINE void pack_block(const BlockRows& block, const KeysAndValues<S>& stored,
                               const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& at,
                               Prefetcher<S>& prefetcher) {
   using E = typename AttentionTypes<T, S>::E;
+  const typename AttentionTypes<T, S>::Compute* rows[16];
   for (int64_t p = 0; p < block.num_panels; ++p) {
     prefetcher.step();
-    const typename AttentionTypes<T, S>::Compute* rows[16];
-    meet(stored.values, stored.dtype, block.rows + p * kPanelColumns, layout.head_dim, at.room, layout.padded_dim,
-         rows);
+    const int64_t* numbers = block.rows + p * kPanelColumns;
+    meet(stored.keys, stored.dtype, numbers, layout.head_dim, at.room, layout.padded_dim, rows);
+    pack_keys(rows, layout.head_dim, at.keys + p * layout.key_panel_bytes());
+    prefetcher.step();
+    meet(stored.values, stored.dtype, numbers, layout.head_dim, at.room, layout.padded_dim, rows);
     pack_values(rows, layout.head_dim, at.values + p * kPanelColumns / E::kStepK * kStepBytes,
                 layout.value_panel_bytes());
   }
-  multiply_tiles<E>(at.weights, num_rows, block.num_panels * kPanelColumns, at.value_panels,
-                    layout.padded_dim / kPanelColumns, 0, is_first, at.part_sums);
+}
+
+// Rows [first_row, first_row + num_rows) of a run, a tile of gemm.h, against a packed block whose first key is
+// `begin`: scores, weights, and the values that they add to the part's sums. Scores and weights of a tile stay in the
+// first-level cache; panels of which its last row sees no key are left out.
+template <class T, class S>
+AETHER_INLINE void attend_tile(const QueryRun& run, int64_t begin, const BlockRows& block, int64_t first_row,
+                               int64_t num_rows, bool is_first, const AttentionLayout<T, S>& layout,
+                               const AttentionScratch<T, S>& at) {
+  using Types = AttentionTypes<T, S>;
+  using E = typename Types::E;
+  const int64_t first_query = first_row / layout.group;
+  const int64_t end = run.position + (first_row + num_rows - 1) / layout.group + 1 - begin;
+  const int64_t num_panels = smaller(larger(1, divide_up(end, kPanelColumns)), block.num_panels);
+  multiply_tiles<E>(at.queries + first_row * layout.query_row_bytes(), num_rows, layout.head_dim, at.key_panels,
+                    num_panels, 0, true, at.scores);
+  int64_t last = run.position + first_query - begin, left = (first_query + 1) * layout.group - first_row;
+  const auto next_seen = [&] {
+    const int64_t first = run.window > 0 ? larger(last - run.window + 1, block.low) : block.low;
+    const SeenKeys seen = {first, smaller(last + 1, block.high)};
+    if (--left == 0) ++last, left = layout.group;
+    return seen;
+  };
+  float factors[kLanes];
+  soften_tile<E>(at.scores, num_rows, num_panels, next_seen, at.key_factors,
+                 Types::kHasFactors ? at.value_factors : nullptr, at.part + first_row, factors, at.weights);
+  float* sums = at.part_sums + first_row * layout.padded_dim;
+  for (int64_t i = 0; !is_first && i < num_rows; ++i) {
+    float* row = sums + i * layout.padded_dim;
+    for (int64_t c = 0; c < layout.padded_dim; c += kLanes) store(row + c, load(row + c) * set1(factors[i]));
+  }
+  multiply_tiles<E>(at.weights, num_rows, num_panels * kPanelColumns, at.value_panels,
+                    layout.padded_dim / kPanelColumns, 0, is_first, sums);
 }
 
 // The packed queries against the keys of parts [part_begin, part_end). `find_rows(key, count, rows)` tells the rows of
-// neighbouring keys. `finish(part)` takes each part's sums and Softened out of scratch.
+// neighbouring keys. `finish(part, begin, end)` takes the sums and Softened of a part's rows out of scratch.
 template <class T, class S, class FindFn, class FinishFn>
 AETHER_INLINE void attend_parts(const QueryRun& run, int64_t part_begin, int64_t part_end,
                                 const KeysAndValues<S>& stored, FindFn find_rows, float scale,
                                 const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& at,
                                 FinishFn finish) {
   const int64_t num_rows = run.count * layout.group;
+  const Tiles cut(num_rows);
   const int64_t begin = larger(run.begin(), part_begin * kPartKeys), end = smaller(run.end(), part_end * kPartKeys);
   for (int64_t j = 0; j < kKeyBlock; ++j) at.key_factors[j] = scale * kLog2E;
 
@@ -239,6 +247,7 @@ AETHER_INLINE void attend_parts(const QueryRun& run, int64_t part_begin, int64_t
     BlockRows& next = blocks[(b + 1) % 2];
     next.find(run, (b + 1) * kKeyBlock, end, find_rows);
     const bool is_first = b == first || b % kPartBlocks == 0;
+    const bool is_last = next.num_panels == 0 || (b + 1) % kPartBlocks == 0;
     if (is_first) {
       for (int64_t r = 0; r < num_rows; ++r) at.part[r] = {kHidden, 0.0f};
     }
@@ -248,44 +257,40 @@ AETHER_INLINE void attend_parts(const QueryRun& run, int64_t part_begin, int64_t
         at.value_factors[j] = stored.value_factors[block.rows[j]];
       }
     }
-    Prefetcher<S> prefetcher(stored, next, layout.head_dim, 2 * block.num_panels + num_rows);
-    score_block(block, stored, num_rows, layout, at, prefetcher);
-    soften_block(run, b * kKeyBlock, block, is_first, layout, at, prefetcher);
-    add_values(block, is_first, stored, num_rows, layout, at, prefetcher);
-    if (next.num_panels == 0 || (b + 1) % kPartBlocks == 0) finish(b / kPartBlocks);
+    Prefetcher<S> prefetcher(stored, next, layout.head_dim, 2 * block.num_panels + cut.count);
+    pack_block(block, stored, layout, at, prefetcher);
+    for (int64_t tile = 0; tile < cut.count; ++tile) {
+      prefetcher.step();
+      attend_tile(run, b * kKeyBlock, block, cut.begin(tile), cut.size(tile), is_first, layout, at);
+      if (is_last) finish(b / kPartBlocks, cut.begin(tile), cut.begin(tile + 1));
+    }
   }
-}
-
-// Row r is head r % group of query r / group; queries are `row_stride` apart, and their heads head_dim.
-template <class T, class S>
-AETHER_INLINE int64_t offset_of_row(const AttentionLayout<T, S>& layout, int64_t row_stride, int64_t r) {
-  return r / layout.group * row_stride + r % layout.group * layout.head_dim;
 }
 
 // Queries as tiles.
 template <class T, class S>
-AETHER_INLINE void pack_queries(const T* q, int64_t row_stride, const QueryRun& run,
-                                const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& at) {
-  pack_tiles<typename AttentionTypes<T, S>::E>([&](int64_t r) { return q + offset_of_row(layout, row_stride, r); },
+AETHER_INLINE void pack_queries(const T* q, const QueryRun& run, const AttentionLayout<T, S>& layout,
+                                const AttentionScratch<T, S>& at) {
+  pack_tiles<typename AttentionTypes<T, S>::E>([&](int64_t r) { return q + at.row_offsets[r]; },
                                                run.count * layout.group, 0, layout.head_dim, at.queries);
 }
 
 // All parts of a run, from queries to outputs.
 template <class T, class S, class FindFn>
-AETHER_INLINE void attend(const T* q, T* out, int64_t row_stride, const QueryRun& run, const KeysAndValues<S>& stored,
-                          FindFn find_rows, float scale, const AttentionLayout<T, S>& layout,
-                          const AttentionScratch<T, S>& at) {
+AETHER_INLINE void attend(const T* q, T* out, const QueryRun& run, const KeysAndValues<S>& stored, FindFn find_rows,
+                          float scale, const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& at) {
   const int64_t num_rows = run.count * layout.group;
-  pack_queries(q, row_stride, run, layout, at);
+  pack_queries(q, run, layout, at);
   for (int64_t r = 0; r < num_rows; ++r) at.all[r] = {kHidden, 0.0f};
-  attend_parts(run, run.first_part(), run.end_part(), stored, find_rows, scale, layout, at, [&](int64_t) {
-    for (int64_t r = 0; r < num_rows; ++r) {
-      const int64_t at_row = r * layout.padded_dim;
-      join_part(at.all[r], at.sums + at_row, at.part[r], at.part_sums + at_row, layout.padded_dim);
-    }
-  });
+  attend_parts(run, run.first_part(), run.end_part(), stored, find_rows, scale, layout, at,
+               [&](int64_t, int64_t row_begin, int64_t row_end) {
+                 for (int64_t r = row_begin; r < row_end; ++r) {
+                   const int64_t at_row = r * layout.padded_dim;
+                   join_part(at.all[r], at.sums + at_row, at.part[r], at.part_sums + at_row, layout.padded_dim);
+                 }
+               });
   for (int64_t r = 0; r < num_rows; ++r) {
-    write_row(at.all[r], at.sums + r * layout.padded_dim, layout.head_dim, out + offset_of_row(layout, row_stride, r));
+    write_row(at.all[r], at.sums + r * layout.padded_dim, layout.head_dim, out + at.row_offsets[r]);
   }
 }
 

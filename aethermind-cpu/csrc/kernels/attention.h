@@ -12,9 +12,9 @@ void attention(const am_tensor* in, const am_tensor* out, const am_attr* attrs, 
   const int64_t num_keys = in[1].shape[ndim - 3], num_kv_heads = in[1].shape[ndim - 2];
   if (num_elements(out[0]) == 0) return;
   const AttentionLayout<T, T> layout(num_heads, num_kv_heads, last_dim(in[0]));
-  const AttentionScratch<T, T> scratch(layout, team->scratch);
   const KeysAndValues<T> stored = {data<const T>(in[1]), data<const T>(in[2]), nullptr, nullptr};
   const int64_t row_stride = num_heads * layout.head_dim;
+  const AttentionScratch<T, T> scratch(layout, row_stride, team->scratch);
   const int64_t num_batches = num_elements(in[0]) / (num_queries * row_stride);
   const int64_t num_runs = divide_up(num_queries, layout.queries);
   const float scale = static_cast<float>(attrs[0].f);
@@ -30,8 +30,7 @@ void attention(const am_tensor* in, const am_tensor* out, const am_attr* attrs, 
     const auto find_rows = [&](int64_t key, int64_t count, int64_t* rows) {
       for (int64_t i = 0; i < count; ++i) rows[i] = (batch * num_keys + key + i) * num_kv_heads + head;
     };
-    attend(data<const T>(in[0]) + offset, data<T>(out[0]) + offset, row_stride, run, stored, find_rows, scale, layout,
-           scratch);
+    attend(data<const T>(in[0]) + offset, data<T>(out[0]) + offset, run, stored, find_rows, scale, layout, scratch);
   });
 }
 

@@ -10,17 +10,29 @@ inline constexpr int64_t kKeyBlock = 128;
 inline constexpr float kHidden = -__builtin_inff();
 
 // 2^x for x ≤ 0, relative error 1.5e-7; zero below -150, NaN for NaN. The polynomial is a minimax fit of (2^r - 1) / r
-// on |r| ≤ 1/2.
+// on |r| ≤ 1/2. Several vectors at once keep the units busy that one chain of multiply-adds would leave waiting.
+template <int N>
+AETHER_INLINE void exp2_of_nonpositive(Vec (&x)[N]) {
+  constexpr float kCoefficients[] = {0x1.3cea88p-7f, 0x1.c6b752p-5f, 0x1.ebf9bcp-3f, 0x1.62e42ap-1f, 1.0f};
+  Vec n[N], p[N];
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i) x[i] = max(set1(-150.0f), x[i]);
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i) n[i] = round_to_integer(x[i]);
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i) x[i] = x[i] - n[i], p[i] = set1(0x1.5bba14p-10f);
+#pragma GCC unroll 5
+  for (float coefficient : kCoefficients) {
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) p[i] = fma(p[i], x[i], set1(coefficient));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i) x[i] = scale_by_power_of_two(p[i], n[i]);
+}
 AETHER_INLINE Vec exp2_of_nonpositive(const Vec& x) {
-  const Vec clamped = max(set1(-150.0f), x);
-  const Vec n = round_to_integer(clamped);
-  const Vec r = clamped - n;
-  Vec p = set1(0x1.5bba14p-10f);
-  p = fma(p, r, set1(0x1.3cea88p-7f));
-  p = fma(p, r, set1(0x1.c6b752p-5f));
-  p = fma(p, r, set1(0x1.ebf9bcp-3f));
-  p = fma(p, r, set1(0x1.62e42ap-1f));
-  return scale_by_power_of_two(fma(p, r, set1(1.0f)), n);
+  Vec result[1] = {x};
+  exp2_of_nonpositive(result);
+  return result[0];
 }
 AETHER_INLINE float exp2_of_nonpositive(float x) { return first_lane(exp2_of_nonpositive(set1(x))); }
 
@@ -38,61 +50,131 @@ AETHER_INLINE void store_weights(Lane* lanes, const Vec& weights) {
 AETHER_INLINE void store_weights(BFloat16* lanes, const Vec& weights) { store_finite(lanes, weights); }
 #endif
 
-// One row of `num_vectors` · 16 scores turned into weights, in lines of a tile `line_stride` bytes apart. The row sees
-// keys [begin, end) of the block. `key_factors` make scores binary logarithms, `value_factors` (or null) belong to the
-// values. Returns what the sums so far are to be multiplied with.
-template <class E>
-AETHER_INLINE float soften_row(float* scores, int64_t num_vectors, int64_t begin, int64_t end, const float* key_factors,
-                               const float* value_factors, Softened& row, char* line, int64_t line_stride) {
+// The keys [begin, end) of a block that a row sees.
+struct SeenKeys {
+  int64_t begin, end;
+
+  bool is_none() const { return begin >= end; }
+  bool is_all(int64_t size) const { return begin == 0 && end >= size; }
+};
+
+// What scores are limited to: at 16 - n are sixteen lanes of which the first n are seen, at 32 - n sixteen of which the
+// first n are not.
+struct Edges {
+  float values[48];
+
+  constexpr Edges() : values() {
+    for (int i = 0; i < 48; ++i) values[i] = i / 16 == 1 ? kHidden : -kHidden;
+  }
+};
+inline constexpr Edges kEdges;
+
+// Scales a row's `size` scores; those of keys that the row does not see become -∞, even of a NaN (as `min` returns its
+// second operand). Returns the greatest. What becomes of a score does not depend on how many others there are.
+AETHER_INLINE float scale_scores(float* scores, int64_t size, const SeenKeys& seen, const float* key_factors) {
+  Vec best = set1(kHidden);
+  if (seen.is_all(size)) {
+    for (int64_t j = 0; j < size; j += kLanes) {
+      const Vec scaled = load(scores + j) * load(key_factors + j);
+      store(scores + j, scaled);
+      best = max(best, scaled);
+    }
+    return reduce_max(best);
+  }
+  for (int64_t j = 0; j < size; j += kLanes) {
+    const int64_t end = larger(0, smaller(seen.end - j, kLanes)), begin = larger(0, smaller(seen.begin - j, kLanes));
+    const Vec scaled = load(scores + j) * load(key_factors + j);
+    const Vec limited = min(min(scaled, load(kEdges.values + 16 - end)), load(kEdges.values + 32 - begin));
+    store(scores + j, limited);
+    best = max(best, limited);
+  }
+  return reduce_max(best);
+}
+
+// Vectors of weights computed at once, as registers allow.
+inline constexpr int kWeightVectors = kTilePanels > 1 ? 4 : 1;
+
+// The weights 2^(score - base) of N · 16 keys, from vector `first` of a row on, into its lines of a tile,
+// which are `line_stride` bytes apart. Times `value_factors`, if they are not null; `sum` gets them without.
+template <class E, int N>
+AETHER_INLINE void weigh_scores(const float* scores, int64_t first, float base, const float* value_factors, Vec& sum,
+                                char* line, int64_t line_stride) {
   using Lane = typename E::Lane;
   constexpr int64_t kVectorsOfLine = kLineK<E> / kLanes;
-  const int64_t num_lines = divide_up(num_vectors, kVectorsOfLine);
-  if (begin >= end) {
-    for (int64_t i = 0; i < num_lines; ++i) std::memset(line + i * line_stride, 0, kLineBytes);
-    return 1.0f;
+  Vec weights[N];
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i) weights[i] = load(scores + (first + i) * kLanes) - set1(base);
+  exp2_of_nonpositive(weights);
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i) {
+    sum = sum + weights[i];
+    if (value_factors) weights[i] = weights[i] * load(value_factors + (first + i) * kLanes);
+    char* target = line + (first + i) / kVectorsOfLine * line_stride;
+    store_weights(reinterpret_cast<Lane*>(target) + (first + i) % kVectorsOfLine * kLanes, weights[i]);
   }
-  Vec best = set1(kHidden);
-  for (int64_t i = 0; i < num_vectors; ++i) {
-    const Vec scaled = load(scores + i * kLanes) * load(key_factors + i * kLanes);
-    store(scores + i * kLanes, scaled);
-    if (begin == 0 && (i + 1) * kLanes <= end) best = max(best, scaled);
-  }
-  if (begin != 0 || num_vectors * kLanes > end) {
-    for (int64_t j = 0; j < begin; ++j) scores[j] = kHidden;
-    for (int64_t j = end; j < num_vectors * kLanes; ++j) scores[j] = kHidden;
-    for (int64_t i = 0; i < num_vectors; ++i) best = max(best, load(scores + i * kLanes));
-  }
-  const float block_maximum = reduce_max(best);
-  const float maximum = block_maximum > row.maximum ? block_maximum : row.maximum;
-  const float factor = maximum == row.maximum ? 1.0f : exp2_of_nonpositive(row.maximum - maximum);
+}
+
+// The same of a whole row of `num_vectors`, and zeros to the end of its last line. Returns their sum without factors.
+template <class E>
+AETHER_INLINE float weigh_row(const float* scores, int64_t num_vectors, float base, const float* value_factors,
+                              char* line, int64_t line_stride) {
+  using Lane = typename E::Lane;
   Vec sum = zero();
-  for (int64_t i = 0; i < num_lines * kVectorsOfLine; ++i) {
-    Vec weights = zero();
-    if (i < num_vectors) {
-      weights = exp2_of_nonpositive(load(scores + i * kLanes) - set1(maximum));
-      sum = sum + weights;
-      if (value_factors) weights = weights * load(value_factors + i * kLanes);
-    }
-    char* target = line + i / kVectorsOfLine * line_stride;
-    store_weights(reinterpret_cast<Lane*>(target) + i % kVectorsOfLine * kLanes, weights);
+  int64_t i = 0;
+  for (; i + kWeightVectors <= num_vectors; i += kWeightVectors) {
+    weigh_scores<E, kWeightVectors>(scores, i, base, value_factors, sum, line, line_stride);
   }
-  row.total = row.total * factor + reduce_add(sum);
-  row.maximum = maximum;
-  return factor;
+  for (; i < num_vectors; ++i) weigh_scores<E, 1>(scores, i, base, value_factors, sum, line, line_stride);
+  if (kLineK<E> > kLanes && i % 2 != 0) {
+    store_weights(reinterpret_cast<Lane*>(line + i / 2 * line_stride) + kLanes, zero());
+  }
+  return reduce_add(sum);
+}
+
+// Turns a tile's scores, rows of `num_vectors` · 16, into weights in lines of a tile of gemm.h. `next_seen()` tells row
+// by row what it sees of the block, `key_factors` make scores binary logarithms, `value_factors` (or null) belong to
+// the values. The sums so far of row i are to be multiplied with `factors[i]`.
+//
+// Nothing here branches on values: whether a block has a row's new maximum cannot be predicted.
+template <class E, class SeenFn>
+AETHER_INLINE void soften_tile(float* scores, int64_t num_rows, int64_t num_vectors, SeenFn next_seen,
+                               const float* key_factors, const float* value_factors, Softened* rows, float* factors,
+                               char* lines) {
+  static_assert(kTileRows <= kLanes);
+  const int64_t size = num_vectors * kLanes;
+  float bases[kLanes], steps[kLanes] = {};
+  for (int64_t i = 0; i < num_rows; ++i) {
+    const SeenKeys keys = next_seen();
+    const float best = scale_scores(scores + i * size, size, keys, key_factors);
+    const float maximum = best > rows[i].maximum ? best : rows[i].maximum;
+    bases[i] = keys.is_none() ? -kHidden : maximum;
+    steps[i] = keys.is_none() ? 0.0f : rows[i].maximum - maximum;
+    rows[i].maximum = maximum;
+  }
+  store(factors, exp2_of_nonpositive(load(steps)));
+  for (int64_t i = 0; i < num_rows; ++i) {
+    const float total = weigh_row<E>(scores + i * size, num_vectors, bases[i], value_factors, lines + i * kLineBytes,
+                                     num_rows * kLineBytes);
+    rows[i].total = rows[i].total * factors[i] + total;
+  }
 }
 
 // Joins the next part of a row's keys to those before it. The order of parts is fixed, so the result is the same
 // wherever they were computed.
 AETHER_INLINE void join_part(Softened& row, float* sums, const Softened& part, const float* part_sums, int64_t size) {
   if (part.total == 0.0f) return;  // the row sees none of these keys
-  const float maximum = part.maximum > row.maximum ? part.maximum : row.maximum;
-  const float before = row.total == 0.0f ? 0.0f : exp2_of_nonpositive(row.maximum - maximum);
-  const float now = exp2_of_nonpositive(part.maximum - maximum);
-  for (int64_t i = 0; i < size; i += kLanes) {
-    const Vec added = load(part_sums + i) * set1(now);
-    store(sums + i, row.total == 0.0f ? added : fma(load(sums + i), set1(before), added));
+  if (row.total == 0.0f) {         // nor any before
+    row = part;
+    std::memcpy(sums, part_sums, static_cast<size_t>(size) * sizeof(float));
+    return;
   }
-  row.total = row.total * before + part.total * now;
+  const float maximum = part.maximum > row.maximum ? part.maximum : row.maximum;
+  const Vec before = exp2_of_nonpositive(set1(row.maximum - maximum));
+  const Vec now = exp2_of_nonpositive(set1(part.maximum - maximum));
+  for (int64_t i = 0; i < size; i += kLanes) {
+    store(sums + i, fma(load(sums + i), before, load(part_sums + i) * now));
+  }
+  row.total = row.total * first_lane(before) + part.total * first_lane(now);
   row.maximum = maximum;
 }
 

@@ -42,7 +42,7 @@ struct SequenceCut {
 // The ragged batch of a call.
 template <class T, class S>
 struct PagedBatch {
-  const AttentionLayout<T, S> layout;
+  AttentionLayout<T, S> layout;
   const int32_t *cu_seqlens_q, *seqlens_k, *block_tables;
   int64_t num_sequences, table_width, num_heads, window, num_workers;
   int64_t num_parts = 0;
@@ -57,6 +57,7 @@ struct PagedBatch {
         num_heads(in[1].shape[1]),
         window(window),
         num_workers(team->num_workers) {
+    layout.limit_queries(num_heads * cu_seqlens_q[num_sequences] / (kUnitsOfWorker * num_workers));
     for (int64_t s = 0; s < num_sequences; ++s) {
       const SequenceCut whole = cut(s, 0);
       num_parts += whole.num_runs * whole.num_parts * num_heads;
@@ -134,9 +135,9 @@ AETHER_INLINE void attend_pages(const am_tensor* in, const am_tensor* out, const
   const CacheLayout cache(in[1]);
   const PagedBatch<T, S> batch(in, attrs[1].i, team);
   const AttentionLayout<T, S>& layout = batch.layout;
-  const AttentionScratch<T, S> scratch(layout, team->scratch);
-  const PartialRows partial = {team, layout.bytes(), layout.padded_dim};
   const int64_t row_stride = in[0].shape[1] * cache.head_dim;
+  const AttentionScratch<T, S> scratch(layout, row_stride, team->scratch);
+  const PartialRows partial = {team, layout.bytes(), layout.padded_dim};
   const float scale = static_cast<float>(attrs[0].f);
 
   int64_t num_units = 0, num_partial_rows = 0;
@@ -169,20 +170,21 @@ AETHER_INLINE void attend_pages(const am_tensor* in, const am_tensor* out, const
     const int64_t offset = first_query * row_stride + head * layout.group * cache.head_dim;
     const T* q = data<const T>(in[0]) + offset;
     if (!cut.is_split()) {
-      attend(q, data<T>(out[0]) + offset, row_stride, run, stored, find_rows, scale, layout, scratch);
+      attend(q, data<T>(out[0]) + offset, run, stored, find_rows, scale, layout, scratch);
       return;
     }
     const int64_t part_begin = run.first_part() + index * cut.chunk;
     const int64_t part_end = smaller(part_begin + cut.chunk, run.end_part());
-    pack_queries(q, row_stride, run, layout, scratch);
-    attend_parts(run, part_begin, part_end, stored, find_rows, scale, layout, scratch, [&](int64_t part) {
-      for (int64_t r = 0; r < run.count * layout.group; ++r) {
-        float* sums = partial.sums(partial_row(batch, cut, head, part, r));
-        std::memcpy(sums, scratch.part_sums + r * layout.padded_dim,
-                    static_cast<size_t>(layout.padded_dim) * sizeof(float));
-        *partial.softened(sums) = scratch.part[r];
-      }
-    });
+    pack_queries(q, run, layout, scratch);
+    attend_parts(run, part_begin, part_end, stored, find_rows, scale, layout, scratch,
+                 [&](int64_t part, int64_t row_begin, int64_t row_end) {
+                   for (int64_t r = row_begin; r < row_end; ++r) {
+                     float* sums = partial.sums(partial_row(batch, cut, head, part, r));
+                     std::memcpy(sums, scratch.part_sums + r * layout.padded_dim,
+                                 static_cast<size_t>(layout.padded_dim) * sizeof(float));
+                     *partial.softened(sums) = scratch.part[r];
+                   }
+                 });
   });
   if (num_partial_rows == 0) return;
   team->barrier(team);
