@@ -23,11 +23,6 @@ AETHER_INLINE uint8_t to_e4m3(float value) {
   return static_cast<uint8_t>((magnitude < (121u << 23) ? subnormal : normal) | (word >> 24 & 0x80u));
 }
 
-// The float16 of 2^-8 times a code: one shift, which holds for subnormals too.
-AETHER_INLINE uint16_t half_of_e4m3(uint8_t code) {
-  return static_cast<uint16_t>((code & 0x80u) << 8 | (code & 0x7fu) << 7);
-}
-
 // One row as codes; returns their scale. That of a row with a value that is not finite is NaN.
 template <class V>
 AETHER_INLINE float encode_row(int32_t dtype, const V* values, int64_t count, Code* codes) {
@@ -62,22 +57,31 @@ AETHER_INLINE float encode_row(int32_t dtype, const V* values, int64_t count, Co
   return magnitude / largest_code;
 }
 
-// Codes as numbers, of which every type that is computed with holds each exactly. Whole vectors are written: `row` has
-// room for them.
+// Codes as numbers, of which every type that is computed with holds each exactly.
+struct IntegerCodes {
+  AETHER_INLINE static Vec load(const void* codes) { return load_integer_codes(codes); }
+};
+struct E4m3Codes {
+  AETHER_INLINE static Vec load(const void* codes) { return load_e4m3_codes(codes) * set1(256.0f); }
+};
+AETHER_INLINE void store_exact(float* row, const Vec& numbers) { store(row, numbers); }
+
+// A row of them. Whole vectors are written: `row` has room for them.
+template <class Codes, class T>
+AETHER_INLINE void decode_row(const Code* codes, int64_t count, T* row) {
+  const int64_t whole = count - count % kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes) store_exact(row + i, Codes::load(codes + i));
+  if (whole == count) return;
+  Code last[kLanes] = {};
+  std::memcpy(last, codes + whole, static_cast<size_t>(count - whole));
+  store_exact(row + whole, Codes::load(last));
+}
 template <class T>
 AETHER_INLINE void decode_row(int32_t dtype, const Code* codes, int64_t count, T* row) {
-  for (int64_t i = 0; i < count; i += kLanes) {
-    uint8_t block[kLanes] = {};
-    std::memcpy(block, codes + i, static_cast<size_t>(smaller(count - i, kLanes)));
-    if (dtype == AM_INT8) {
-      float lanes[kLanes];
-      for (int j = 0; j < kLanes; ++j) lanes[j] = static_cast<float>(static_cast<int8_t>(block[j]));
-      store(row + i, load(lanes));
-    } else {
-      Float16 halves[kLanes];
-      for (int j = 0; j < kLanes; ++j) halves[j].bits = half_of_e4m3(block[j]);
-      store(row + i, load(halves) * set1(256.0f));
-    }
+  if (dtype == AM_INT8) {
+    decode_row<IntegerCodes>(codes, count, row);
+  } else {
+    decode_row<E4m3Codes>(codes, count, row);
   }
 }
 

@@ -116,6 +116,27 @@ AETHER_INLINE Vec load_odd(const BFloat16* p) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
 }
 
+// Sixteen codes of one byte each (kernels/code_rows.h): signed integers; and E4M3 numbers times 2^-8, which as halves
+// are the same bits further left: extending the sign sets one bit too many.
+AETHER_INLINE __m128i sixteen_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+AETHER_INLINE Vec load_integer_codes(const void* p) {
+  const __m128i bytes = sixteen_bytes(p);
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+AETHER_INLINE Vec load_e4m3_codes(const void* p) {
+  const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(sixteen_bytes(p)), 7);
+  const __m256i halves = _mm256_andnot_si256(_mm256_set1_epi16(0x4000), shifted);
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+}
+
+// Of numbers that a bfloat16 holds exactly.
+AETHER_INLINE __m256i high_halves(__m256 v) { return _mm256_srli_epi32(_mm256_castps_si256(v), 16); }
+AETHER_INLINE void store_exact(BFloat16* p, const Vec& v) {
+  const __m256i quarters = _mm256_packus_epi32(high_halves(v.low), high_halves(v.high));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(quarters, 0xd8));
+}
+
 // Sixteen unsigned bytes, and the field of each of sixteen words that is left by a shift and a mask (below 2^24).
 AETHER_INLINE Vec load_bytes(const uint8_t* p) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

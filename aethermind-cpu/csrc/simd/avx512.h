@@ -72,6 +72,23 @@ AETHER_INLINE Vec load_odd(const BFloat16* p) {
   return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask));
 }
 
+// Sixteen codes of one byte each (kernels/code_rows.h): signed integers; and E4M3 numbers times 2^-8, which as halves
+// are the same bits further left: extending the sign sets one bit too many.
+AETHER_INLINE __m128i sixteen_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+AETHER_INLINE Vec load_integer_codes(const void* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteen_bytes(p)));
+}
+AETHER_INLINE Vec load_e4m3_codes(const void* p) {
+  const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(sixteen_bytes(p)), 7);
+  return _mm512_cvtph_ps(_mm256_andnot_si256(_mm256_set1_epi16(0x4000), shifted));
+}
+
+// Of numbers that a bfloat16 holds exactly.
+AETHER_INLINE void store_exact(BFloat16* p, Vec v) {
+  const __m512i words = _mm512_srli_epi32(_mm512_castps_si512(v), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(words));
+}
+
 // Sixteen unsigned bytes, and the field of each of sixteen words that is left by a shift and a mask (below 2^24).
 AETHER_INLINE Vec load_bytes(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));

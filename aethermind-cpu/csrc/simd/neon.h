@@ -126,6 +126,34 @@ AETHER_INLINE Vec load_odd(const BFloat16* p) {
   return {odd_of(bits), odd_of(bits + 8), odd_of(bits + 16), odd_of(bits + 24)};
 }
 
+// Sixteen codes of one byte each (kernels/code_rows.h): signed integers; and E4M3 numbers times 2^-8, which as halves
+// are the same bits further left: extending the sign sets one bit too many.
+AETHER_INLINE float32x4_t integers_low(int16x8_t v) { return vcvtq_f32_s32(vmovl_s16(vget_low_s16(v))); }
+AETHER_INLINE float32x4_t integers_high(int16x8_t v) { return vcvtq_f32_s32(vmovl_high_s16(v)); }
+AETHER_INLINE Vec load_integer_codes(const void* p) {
+  const int8x16_t bytes = vld1q_s8(static_cast<const int8_t*>(p));
+  const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
+  return {integers_low(low), integers_high(low), integers_low(high), integers_high(high)};
+}
+AETHER_INLINE float16x8_t halves_of_e4m3(int16x8_t codes) {
+  return vreinterpretq_f16_s16(vbicq_s16(vshlq_n_s16(codes, 7), vdupq_n_s16(0x4000)));
+}
+AETHER_INLINE Vec load_e4m3_codes(const void* p) {
+  const int8x16_t bytes = vld1q_s8(static_cast<const int8_t*>(p));
+  const float16x8_t low = halves_of_e4m3(vmovl_s8(vget_low_s8(bytes))), high = halves_of_e4m3(vmovl_high_s8(bytes));
+  return {vcvt_f32_f16(vget_low_f16(low)), vcvt_high_f32_f16(low), vcvt_f32_f16(vget_low_f16(high)),
+          vcvt_high_f32_f16(high)};
+}
+
+// Of numbers that a bfloat16 holds exactly.
+AETHER_INLINE uint16x8_t high_halves(float32x4_t low, float32x4_t high) {
+  return vuzp2q_u16(vreinterpretq_u16_f32(low), vreinterpretq_u16_f32(high));
+}
+AETHER_INLINE void store_exact(BFloat16* p, const Vec& v) {
+  vst1q_u16(&p->bits, high_halves(v.a, v.b));
+  vst1q_u16(&p->bits + 8, high_halves(v.c, v.d));
+}
+
 // Sixteen unsigned bytes, and the field of each of sixteen words that is left by a shift and a mask (below 2^24).
 AETHER_INLINE Vec load_bytes(const uint8_t* p) {
   const uint8x16_t bytes = vld1q_u8(p);

@@ -164,6 +164,41 @@ AETHER_INLINE Vec load_odd(const BFloat16* p) {
           reinterpret_cast<Float4>(w[2] & high), reinterpret_cast<Float4>(w[3] & high)};
 }
 
+// Sixteen codes of one byte each (kernels/code_rows.h): signed integers; and E4M3 numbers times 2^-8, which as halves
+// are the same bits further left: extending the sign sets one bit too many.
+using Char16 [[gnu::vector_size(16)]] = int8_t;
+using UShort16 [[gnu::vector_size(32)]] = uint16_t;
+using Float16Lanes [[gnu::vector_size(64)]] = float;
+AETHER_INLINE Vec load_integer_codes(const void* p) {
+  Char16 codes;
+  std::memcpy(&codes, p, sizeof codes);
+  const Float16Lanes lanes = __builtin_convertvector(codes, Float16Lanes);
+  Vec v;
+  std::memcpy(&v, &lanes, sizeof v);
+  return v;
+}
+AETHER_INLINE Vec load_e4m3_codes(const void* p) {
+  Char16 codes;
+  std::memcpy(&codes, p, sizeof codes);
+  const UShort16 halves = (__builtin_convertvector(codes, UShort16) << 7) & 0xbfffu;
+  Float16 lanes[kLanes];
+  std::memcpy(lanes, &halves, sizeof lanes);
+  return load(lanes);
+}
+
+// Of numbers that a bfloat16 holds exactly.
+AETHER_INLINE void store_exact(uint16_t* p, Float4 x) {
+  const UShort4 h = __builtin_convertvector(reinterpret_cast<UInt4>(x) >> 16, UShort4);
+  std::memcpy(p, &h, sizeof h);
+}
+AETHER_INLINE void store_exact(BFloat16* p, const Vec& v) {
+  uint16_t* bits = &p->bits;
+  store_exact(bits, v.a);
+  store_exact(bits + 4, v.b);
+  store_exact(bits + 8, v.c);
+  store_exact(bits + 12, v.d);
+}
+
 // Sixteen unsigned bytes, and the field of each of sixteen words that is left by a shift and a mask (below 2^24).
 using UChar4 [[gnu::vector_size(4)]] = uint8_t;
 AETHER_INLINE Float4 widen_bytes(const uint8_t* p) {

@@ -158,6 +158,29 @@ void test_quantized(const KernelEntry& entry) {
   test_over(entry, AM_FLOAT8_E4M3FN);
 }
 
+// Every code is the number that it stands for, exactly: the only key that a token sees has a weight of one.
+void test_codes(const KernelEntry& entry) {
+  constexpr int64_t kNumCodes = 256;
+  for (const am_dtype stored : {AM_INT8, AM_FLOAT8_E4M3FN}) {
+    const Cache k_cache(stored, {1, 1, 1, kNumCodes}), v_cache(stored, {1, 1, 1, kNumCodes});
+    for (const Cache* cache : {&k_cache, &v_cache}) cache->scales.set(0, 1.0);
+    for (int64_t i = 0; i < kNumCodes; ++i) {
+      const bool is_nan = stored == AM_FLOAT8_E4M3FN && (i & 0x7f) == 0x7f;
+      v_cache.values.bytes()[i] = static_cast<char>(is_nan ? 0 : i);
+    }
+    const Tensor q = random(entry.dtype, {1, 1, kNumCodes}), out(entry.dtype, {1, 1, kNumCodes});
+    const Tensor cu_seqlens = of(AM_INT32, {0.0, 1.0}), seqlens = of(AM_INT32, {1.0});
+    const Tensor table(AM_INT32, {1, 1});
+    run_with_teams(entry,
+                   {q.abi(), k_cache.values.abi(), v_cache.values.abi(), cu_seqlens.abi(), seqlens.abi(), table.abi(),
+                    k_cache.scales.abi(), v_cache.scales.abi()},
+                   {out}, {attr(1.0), attr(0)}, "codes");
+    for (int64_t i = 0; i < kNumCodes; ++i) {
+      check(out.get(i) == v_cache.values.get(i), entry, "code " + std::to_string(i));
+    }
+  }
+}
+
 // A token's attention has the same bits alone, where its context is split, and as the last of many.
 void test_batch(const KernelEntry& entry) {
   const int64_t num_queries = 60, num_keys = 1100, num_heads = 7, head_dim = 64, width = (num_keys + 15) / 16;
@@ -185,6 +208,7 @@ void test_batch(const KernelEntry& entry) {
 int main() {
   for_each_kernel("paged_attention", test);
   for_each_kernel("paged_attention_quantized", test_quantized);
+  for_each_kernel("paged_attention_quantized", test_codes);
   for_each_kernel("paged_attention", test_batch);
   return report();
 }
