@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,11 @@ import torch
 from tests.qwen2.checkpoints import CASES, reference_model
 from transformers import DynamicCache
 
-from aethermind import LLM, Runtime
+from aethermind import LLM, Runtime, SamplingParams
+from aethermind.cli.bench.quality import diverge
+from aethermind.engine.kv_distillation import distill
 from aethermind.engine.kv_reuse import KVReuse, kv_similarity
+from aethermind.engine.text_logits import text_logits
 from aethermind.errors import InvalidArgumentError
 from aethermind.testing.families import ModelCase
 from aethermind.testing.families.parity import assert_close_to, random_prompts
@@ -91,3 +96,37 @@ def test_codes_are_not_compared(runtime: Runtime) -> None:
     llm = LLM("demo", device="numpy", kv_cache_dtype="int8", max_model_len=32, runtime=runtime)
     with pytest.raises(InvalidArgumentError, match="auto as --kv-cache-dtype"):
         kv_similarity(llm.engine, [1, 2, 3])
+
+
+@pytest.mark.parametrize("sources", [{1: 0}, {1: 0, 2: 0}], ids=str)
+def test_distilled_parameters_are_those_of_a_model_that_shares(llm: LLM, model: Any, sources: dict[int, int]) -> None:
+    found = distill(llm.engine, sources, random_prompts(19, 23))
+    assert {name.split(".")[2] for name in found} == {str(reader) for reader in sources}
+    logits = list(KVReuse(llm.engine, sources, found).logits(TEXT))
+    taught = deepcopy(model)
+    taught.load_state_dict({name: torch.from_numpy(value) for name, value in found.items()}, strict=False)
+    assert_close_to(run(taught, SharingCache(sources)), logits)
+    plain = KVReuse(llm.engine, sources).logits(TEXT)
+    assert np.abs(plain - np.stack(logits)).max() > 0.1, "the parameters should show"
+
+
+def test_distilling_mends_what_sharing_costs(runtime: Runtime) -> None:
+    llm = LLM("demo", device="cpu", dtype="float32", max_num_seqs=128, max_num_batched_tokens=128, runtime=runtime)
+    prompt = llm.tokenizer.encode("Once upon a time")
+    sampled = SamplingParams(max_tokens=120, ignore_eos=True)
+    answers = [
+        llm.generate({"prompt_token_ids": prompt}, replace(sampled, seed=seed))[0].outputs[0].token_ids
+        for seed in range(7)
+    ]
+    text, *lessons = [[*prompt, *answer] for answer in answers]
+    expected = text_logits(llm.engine, text)
+    parameters = distill(llm.engine, {1: 0}, lessons)
+    shared, mended = (KVReuse(llm.engine, {1: 0}, given).logits(text) for given in (None, parameters))
+    assert diverge(expected, mended).kl_mean < 0.8 * diverge(expected, shared).kl_mean
+
+
+def test_queries_behind_a_norm_are_not_distilled(runtime: Runtime, checkpoint: Callable[[ModelCase], Path]) -> None:
+    normed = next(family for family in CASES if "qwen3" in family.name)
+    llm = LLM(checkpoint(normed), device="numpy", dtype="float32", max_model_len=32, runtime=runtime)
+    with pytest.raises(InvalidArgumentError, match="Layer 1 cannot be distilled"):
+        distill(llm.engine, {1: 0}, random_prompts(5))

@@ -20,7 +20,7 @@ OF_ONE_CALL = {
     *("json_schema", "regex", "choice", "grammar"),
     *("cost_model", "calibrate", "limit", "rate_scale", "urgent_share", "slack", "plot"),
     *("url", "endpoint", "num_prompts", "concurrency", "request_rate", "slo_ttft_ms", "slo_tpot_ms"),
-    *("diff", "tokens", "no_fuse", "rtol", "atol", "trace", "formats", "first_formats", "reuse"),
+    *("diff", "tokens", "no_fuse", "rtol", "atol", "trace", "formats", "first_formats", "reuse", "distill"),
 }
 MANUAL = Path(__file__).parents[3] / "docs" / "using" / "configuration.md"
 

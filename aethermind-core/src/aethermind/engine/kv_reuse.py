@@ -1,7 +1,7 @@
 """Keys and values across layers: how alike they are on a text, and what a model loses when layers share them.
 
 Opt-in analysis after SwiftKV (Qiao et al. 2024, arXiv:2410.03960), whose models let later layers read what an earlier
-one computed. Nothing is trained here: the figures say where a distillation would have little to mend.
+one computed. `kv_distillation` mends what that costs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aethermind.engine.text_logits import text_logits
+from aethermind.engine.loader import open_constants
+from aethermind.engine.text_logits import run_whole_text, text_logits
 from aethermind.errors import InvalidArgumentError
 from aethermind.graph.executor import Executor
 from aethermind.graph.ir import Graph, Value
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from aethermind.engine.engine import Engine
     from aethermind.ops.operator import OperatorRegistry
 
-__all__ = ["KVReuse", "kv_similarity", "reuse_layers"]
+__all__ = ["KVReuse", "cached_rows", "kv_similarity", "reuse_layers"]
 
 _CACHES = ("k_cache", "v_cache", "k_scale", "v_scale")
 
@@ -62,17 +63,21 @@ def reuse_layers(graph: Graph, operators: OperatorRegistry, sources: Mapping[int
 class KVReuse:
     """A model whose layers share keys and values, beside the engine whose weights and cache it uses.
 
-    `sources` says for a layer which earlier one's it reads.
+    `sources` says for a layer which earlier one's it reads, `distilled` which parameters it has instead of the
+    checkpoint's; then the model has weights of its own.
     """
 
-    def __init__(self, engine: Engine, sources: Mapping[int, int]) -> None:
+    def __init__(
+        self, engine: Engine, sources: Mapping[int, int], distilled: Mapping[str, np.ndarray[Any, Any]] | None = None
+    ) -> None:
         planned, runner = engine.planned, engine.runner
         rewrite = partial(reuse_layers, operators=planned.operators, sources=sources)
         plan = planned.compile(rewrite=rewrite).plan
-        runner.constants.load(plan)
+        constants = open_constants(planned, distilled) if distilled else runner.constants
+        constants.load(plan)
         opened = planned.open_device
         self._engine = engine
-        self._executor = Executor(plan, opened.backend, opened.device, runner.constants, runner.kv_memory.tensors)
+        self._executor = Executor(plan, opened.backend, opened.device, constants, runner.kv_memory.tensors)
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray[Any, Any]:
         """Logits behind every token, float32 [len(token_ids), V]; see `text_logits`."""
@@ -82,8 +87,28 @@ class KVReuse:
 def kv_similarity(engine: Engine, token_ids: Sequence[int]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Mean cosines between the keys of any two layers on a text, and between their values: float64 [L, L] each.
 
-    Of every token and head; keys are compared as they are cached, which their common rotation does not change. The
-    cache holds values as they are computed, in memory that the host can reach, else an InvalidArgumentError.
+    Of every token and head; keys are compared as they are cached, which their common rotation does not change.
+    InvalidArgumentError as by `cached_rows`.
+    """
+    import numpy as np
+
+    num_layers, executor = engine.planned.cache_spec.num_layers, engine.runner.executor
+    run_whole_text(engine, token_ids, executor)
+
+    def cosines(cache: str) -> np.ndarray[Any, Any]:
+        layers = [cached_rows(engine, executor, len(token_ids), f"{cache}.{layer}") for layer in range(num_layers)]
+        rows = np.stack([layer.reshape(-1, layer.shape[-1]) for layer in layers])
+        rows /= np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), np.finfo(np.float64).tiny)
+        result: np.ndarray[Any, Any] = np.einsum("arc,brc->ab", rows, rows) / rows.shape[1]
+        return result
+
+    return cosines("k_cache"), cosines("v_cache")
+
+
+def cached_rows(engine: Engine, executor: Executor, count: int, name: str) -> np.ndarray[Any, Any]:
+    """What the text of `count` tokens that was just run left in a layer's cache (`k_cache.0`): float64 [count, K, C].
+
+    The cache holds values as they are computed, in memory that the host can reach, else an InvalidArgumentError.
     """
     import numpy as np
 
@@ -93,17 +118,6 @@ def kv_similarity(engine: Engine, token_ids: Sequence[int]) -> tuple[np.ndarray[
             "Keys and values are compared in host memory, as they are computed: "
             "pass a device such as cpu, and auto as --kv-cache-dtype."
         )
-    text_logits(engine, token_ids)
-    slots = engine.runner.executor.host_inputs["slot_mapping"][: len(token_ids)]
-    blocks, offsets = np.divmod(slots, planned.cache_spec.block_size)
-
-    def cosines(cache: str) -> np.ndarray[Any, Any]:
-        layers = [
-            tensors[f"{cache}.{layer}"].numpy()[blocks, :, offsets] for layer in range(planned.cache_spec.num_layers)
-        ]
-        rows = np.stack([layer.astype(np.float64).reshape(-1, planned.cache_spec.head_dim) for layer in layers])
-        rows /= np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), np.finfo(np.float64).tiny)
-        result: np.ndarray[Any, Any] = np.einsum("arc,brc->ab", rows, rows) / rows.shape[1]
-        return result
-
-    return cosines("k_cache"), cosines("v_cache")
+    blocks, offsets = np.divmod(executor.host_inputs["slot_mapping"][:count], planned.cache_spec.block_size)
+    rows: np.ndarray[Any, Any] = tensors[name].numpy()[blocks, :, offsets].astype(np.float64)
+    return rows

@@ -268,10 +268,10 @@ def open_weights(planned: PlannedModel) -> TensorSource:
     return PartialTensors(whole, parts) if parts else whole
 
 
-def open_constants(planned: PlannedModel) -> ConstantStore:
-    """Where the plans of a model get their weights from."""
-    kept = WeightCache.of(planned)
-    source, computed = open_weights(planned), planned.computed
+def open_constants(planned: PlannedModel, changed: Mapping[str, Any] | None = None) -> ConstantStore:
+    """Where the plans of a model get their weights from; `changed` are parameters that differ from the checkpoint's."""
+    kept = None if changed else WeightCache.of(planned)
+    source, computed = open_weights(planned), {**planned.computed, **(changed or {})}
     opened = planned.open_device
     return ConstantStore(
         opened.backend,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from aethermind.engine.engine import Engine
     from aethermind.graph.executor import Executor
 
-__all__ = ["text_logits"]
+__all__ = ["run_whole_text", "text_logits"]
 
 
 def text_logits(engine: Engine, token_ids: Sequence[int], executor: Executor | None = None) -> np.ndarray[Any, Any]:
@@ -25,8 +25,15 @@ def text_logits(engine: Engine, token_ids: Sequence[int], executor: Executor | N
     InvalidArgumentError for ids that the model does not have, of a tokenizer with more tokens than it, say: kernels do
     not look whether the embedding has such a row. OutOfMemoryError where the KV cache has no room for the text.
     """
-    check_token_ids(engine.planned, token_ids)
     executor = executor or engine.runner.executor
+    symbols = run_whole_text(engine, token_ids, executor)
+    logits: np.ndarray[Any, Any] = executor.output("logits", symbols).copy()
+    return logits
+
+
+def run_whole_text(engine: Engine, token_ids: Sequence[int], executor: Executor) -> tuple[int, ...]:
+    """The same for whatever the executor's outputs are; returns the symbols to read them with."""
+    check_token_ids(engine.planned, token_ids)
     count = len(token_ids)
     most = min(executor.plan.symbols[name] for name in ("T", "R"))
     assert 0 < count <= most, f"a text of {count} tokens does not fit a step of {most}"
@@ -34,5 +41,4 @@ def text_logits(engine: Engine, token_ids: Sequence[int], executor: Executor | N
         executor.host_inputs[name][:count] = 0
     executor.host_inputs["top_p"][:count] = 1
     ((_, _, symbols),) = run_text(executor, engine.runner.kv_memory, engine.cache, token_ids)
-    logits: np.ndarray[Any, Any] = executor.output("logits", symbols).copy()
-    return logits
+    return symbols

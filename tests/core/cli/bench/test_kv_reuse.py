@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,3 +25,21 @@ def test_what_is_no_pair(invoke: Any, reuse: str, words: str) -> None:
     result = invoke("bench", "kv-reuse", "--device", "numpy", "--tokens", "8", "--reuse", reuse)
     assert result.exit_code == 2
     assert words in result.stderr
+
+
+def test_a_report_of_what_was_distilled(invoke: Any) -> None:
+    args = ("--device", "numpy", "--tokens", "40", "--distill", "60", "--reuse", "3:2")
+    report = json.loads(invoke("bench", "kv-reuse", *args, "--json").stdout)
+    assert report["num_tokens"] == 40
+    assert 0 < report["num_distilled_tokens"] <= 60
+    assert report["reuse"][0]["distilled"].keys() == report["reuse"][0].keys() - {"sources", "distilled"}
+    assert "distilled" in invoke("bench", "kv-reuse", *args).stdout
+
+
+def test_a_text_with_nothing_to_distill_from(invoke: Any, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("Once upon a time", encoding="utf-8")
+    args = ("--device", "numpy", "--tokens", "40", "--distill", "60", "--text", str(text))
+    result = invoke("bench", "kv-reuse", *args)
+    assert result.exit_code == 2
+    assert "Lower --tokens" in result.stderr

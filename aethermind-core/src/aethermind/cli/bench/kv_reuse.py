@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ __all__ = ["EXAMPLES", "kv_reuse"]
 EXAMPLES = console.examples(
     "aethermind bench kv-reuse --tokens 64",
     "aethermind bench kv-reuse --reuse 3:2 --reuse 2:1,3:1 --tokens 64 --json",
+    "aethermind bench kv-reuse --reuse 3:2 --tokens 64 --distill 128",
 )
 
 
@@ -31,6 +33,7 @@ def kv_reuse(
         Path | None, typer.Option(help="A UTF-8 text to read.", show_default="what the model itself writes")
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of the text.", min=2)] = 512,
+    distill: Annotated[int, typer.Option(help="Tokens behind these to fit readers to; 0 for none.", min=0)] = 0,
     device: options.Device = "auto",
     num_threads: options.NumThreads = None,
     as_json: options.AsJson = False,
@@ -41,11 +44,15 @@ def kv_reuse(
     every token and head of the text; --json has those of all pairs. For every --reuse, in which the
     named readers attend to what their sources cached, the Kullback-Leibler divergence from the model
     as it is and how often both hold the same token for the likeliest. Without any, every layer reads
-    the one before, each by itself. All is computed in float32; nothing is trained.
+    the one before, each by itself. All is computed in float32.
+
+    With --distill the queries and outputs of the readers are fitted, by least squares, to what they
+    computed of a text that follows the one measured, and it is told what that leaves of the loss.
     """
     import numpy as np
 
     from aethermind.cli.load import open_llm
+    from aethermind.engine import kv_distillation
     from aethermind.engine.kv_reuse import KVReuse, kv_similarity
     from aethermind.engine.text_logits import text_logits
 
@@ -54,18 +61,28 @@ def kv_reuse(
         engine = llm.engine
         num_layers = engine.planned.cache_spec.num_layers
         windows = windows_of_text(llm, text, tokens, window)
+        lessons = windows_of_text(llm, text, tokens + distill, window)[len(windows) :] if distill else []
+        if distill and not lessons:
+            raise InvalidArgumentError("The text ends before there is anything to --distill from. Lower --tokens.")
         pairs = [kv_similarity(engine, ids) for ids in windows]
         keys, values = np.average(np.array(pairs), axis=0, weights=[len(ids) for ids in windows])
         expected = np.concatenate([text_logits(engine, ids) for ids in windows])
+
+        def lost(shared: KVReuse) -> dict[str, Any]:
+            return asdict(diverge(expected, np.concatenate([shared.logits(ids) for ids in windows])))
+
         wanted = [_sources(one) for one in reuse or ()] or [{layer: layer - 1} for layer in range(1, num_layers)]
         costs = []
         for sources in wanted:
-            shared = KVReuse(engine, sources)
-            actual = np.concatenate([shared.logits(ids) for ids in windows])
-            costs.append({"sources": sources, **asdict(diverge(expected, actual))})
+            cost: dict[str, Any] = {"sources": sources, **lost(KVReuse(engine, sources))}
+            if lessons:
+                parameters = kv_distillation.distill(engine, sources, lessons)
+                cost["distilled"] = lost(KVReuse(engine, sources, parameters))
+            costs.append(cost)
     report = {
         "model": llm.info.model,
         "num_tokens": len(expected),
+        "num_distilled_tokens": sum(map(len, lessons)),
         "key_cosines": keys.tolist(),
         "value_cosines": values.tolist(),
         "reuse": costs,
@@ -94,13 +111,14 @@ def _print_report(report: dict[str, Any]) -> None:
         for layer in range(1, len(keys))
     ]
     print(console.columns([("layers", "cosine of keys", "of values"), *neighbours]))
-    rows = [
-        (
-            ", ".join(f"{reader} reads {source}" for reader, source in one["sources"].items()),
-            f"{one['kl_mean']:.3g}",
-            f"{one['kl_p99']:.3g}",
-            f"{one['top1_agreement']:.1%}",
-        )
-        for one in report["reuse"]
-    ]
+    rows = []
+    for one in report["reuse"]:
+        readers = ", ".join(f"{reader} reads {source}" for reader, source in one["sources"].items())
+        rows.append((readers, *_figures(one)))
+        if "distilled" in one:
+            rows.append(("  distilled", *_figures(one["distilled"])))
     print(console.columns([("layers that share", "KL mean", "KL p99", "same top token"), *rows]))
+
+
+def _figures(cost: Mapping[str, Any]) -> tuple[str, str, str]:
+    return f"{cost['kl_mean']:.3g}", f"{cost['kl_p99']:.3g}", f"{cost['top1_agreement']:.1%}"
