@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from tests.core.engine.engines import answer, open_engine
 from tests.core.engine.loops import Loop
@@ -31,6 +33,24 @@ def test_what_was_read_of_a_prompt_under_way_is_reused() -> None:
     loop.run()
     # The second was let in when 16 tokens of the first had been read.
     assert [request.num_cached_tokens for request in requests] == [0, 16, 20, 20]
+
+
+@pytest.mark.parametrize("num_prompt", [9, 16, 17, 32, 33])
+def test_a_prompt_is_hashed_a_few_times_however_many_steps_it_takes(
+    num_prompt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop(is_reusing=True, max_num_seqs=1, max_num_batched_tokens=4)
+    offered, publish = [], loop.cache.publish
+
+    def count(seq_id: str, token_ids: Sequence[int]) -> Outcome:
+        offered.append(loop.running[0].num_computed_tokens)
+        return publish(seq_id, token_ids)
+
+    monkeypatch.setattr(type(loop.cache), "publish", lambda _, *given: count(*given))
+    loop.add(num_prompt, max_tokens=2)
+    loop.run()
+    assert offered[-1] == num_prompt
+    assert len(offered) <= num_prompt.bit_length()
 
 
 def test_an_answer_is_not_offered_before_its_end() -> None:

@@ -14,8 +14,13 @@ __all__ = ["share_prompts"]
 def share_prompts(cache: KVCache, decision: ScheduleDecision) -> None:
     """Let whoever comes next reuse what a step, which has run, read of prompts: their requests may go on for long.
 
-    Answers are offered for reuse when they end.
+    A prompt that takes several steps is offered when it is whole, and whenever twice as much of it was read as the last
+    time: to offer it is to hash it from its beginning. Answers are offered when they end.
     """
     for request, num_tokens, _ in decision.scheduled:
-        if num_tokens > 1 and request.num_computed_tokens - num_tokens < request.num_prompt_tokens:
+        after = request.num_computed_tokens
+        before = after - num_tokens
+        is_whole = before < request.num_prompt_tokens <= after
+        has_doubled = after < request.num_prompt_tokens and after.bit_length() > before.bit_length()
+        if is_whole or has_doubled:
             cache.publish(request.request_id, request.all_token_ids)
