@@ -148,7 +148,8 @@ def test_the_command_writes_a_package_and_says_what_to_type_next(tmp_path: Path)
         f"cd {folder}",
         "pip install -e '.[test]'",
         "pytest",
-        'aethermind generate "Once upon a time" --scheduling-policy round-robin',
+        "aethermind simulate TRACE --policy fcfs,round-robin  # README.md writes a small trace",
+        "aethermind serve --scheduling-policy round-robin",
     ]
 
 
