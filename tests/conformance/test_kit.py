@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from aethermind.errors import ConfigError, InvalidArgumentError
-from aethermind.testing import CaseResult, Outcome, Report, read_expectations
+from aethermind.testing import CaseResult, Outcome, Report, read_expectations, run
 from aethermind.testing.run import run_suites
 
 
@@ -87,3 +88,21 @@ def test_levels_of_a_report() -> None:
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="Unknown device 'nochip'"):
         run_suites("nochip", suites=["hal"])
+
+
+def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.touch()
+    pieces = ['{"problem": "o', "ne", '"}\n{"running', '": "hal"}\n{"prob']
+
+    class Writer:
+        def wait(self, timeout: float) -> int:
+            if not pieces:
+                return 0
+            with path.open("a", encoding="utf-8") as file:
+                file.write(pieces.pop(0))
+            raise subprocess.TimeoutExpired("a suite", timeout)
+
+    report = Report("a-chip", "0")
+    assert run._follow(Writer(), path, report, lambda case: None) == "hal"  # type: ignore[arg-type]
+    assert report.problems == ["one"]

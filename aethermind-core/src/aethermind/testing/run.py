@@ -86,11 +86,16 @@ def _follow(
 ) -> str | None:
     """Read lines until the process has ended; returns the case that it was in then."""
     running: str | None = None
+    line = ""
     with path.open(encoding="utf-8") as lines:
         has_ended = False
         while True:
-            while (line := lines.readline()).endswith("\n"):
+            while part := lines.readline():
+                line += part
+                if not line.endswith("\n"):  # the rest of it is being written
+                    break
                 ((kind, value),) = json.loads(line).items()
+                line = ""
                 if kind == "running":
                     running = value
                 elif kind == "problem":
