@@ -19,11 +19,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.attention_fit import SeenAttention, fit_outputs, fit_queries
-from aethermind.engine.kv_reuse import cached_rows
+from aethermind.engine.kv_reuse import cached_rows, inputs_of, open_rewritten
 from aethermind.engine.loader import open_weights
 from aethermind.engine.text_logits import run_whole_text
 from aethermind.errors import InvalidArgumentError
-from aethermind.graph.executor import Executor
 from aethermind.graph.ir import Graph, Node, Value
 from aethermind.ops.weight_format import QuantizedWeight
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from aethermind.checkpoint.source import TensorSource
     from aethermind.engine.engine import Engine
+    from aethermind.graph.executor import Executor
     from aethermind.ops.operator import OperatorRegistry
 
     Array = np.ndarray[Any, Any]
@@ -93,38 +93,31 @@ def _fit(layer: _Layer, texts: Sequence[SeenAttention], weights: TensorSource) -
 
 def _open(engine: Engine, sources: Mapping[int, int]) -> tuple[list[_Layer], Executor]:
     """The layers, and the model with their queries among its outputs."""
-    planned, runner = engine.planned, engine.runner
     layers: list[_Layer] = []
 
     def rewrite(graph: Graph) -> Graph:
-        layers.extend(_find(graph, planned.operators, index) for index in sources)
+        layers.extend(_find(graph, engine.planned.operators, index) for index in sources)
         queries = {f"queries.{layer.index}": layer.queries for layer in layers}
         return replace(graph, outputs={**graph.outputs, **queries, "rope_table": layers[0].rope_table})
 
-    plan = planned.compile(rewrite=rewrite).plan
-    runner.constants.load(plan)
-    opened = planned.open_device
-    return layers, Executor(plan, opened.backend, opened.device, runner.constants, runner.kv_memory.tensors)
+    executor = open_rewritten(engine, rewrite)  # which finds the layers
+    return layers, executor
 
 
 def _find(graph: Graph, operators: OperatorRegistry, index: int) -> _Layer:
-    def given(node: Node) -> dict[str, Value | None]:
-        return {
-            spec.name: value for spec, value in zip(operators[node.operator].schema.inputs, node.inputs, strict=True)
-        }
-
     def reader(value: Value, operator: str) -> Node | None:
         return next((node for node in graph.nodes if node.operator == operator and node.inputs[0] == value), None)
 
     for node in graph.nodes:
-        inputs = given(node) if node.operator == "qkv_rope_cache_write" else {}
+        inputs = inputs_of(node, operators) if node.operator == "qkv_rope_cache_write" else {}
         cache = inputs.get("k_cache")
         if cache is None or cache.name != f"k_cache.{index}" or inputs["q_norm"] is not None:
             continue
         attention = reader(node.outputs[0], "paged_attention")
         merged = attention and reader(attention.outputs[0], "merge_heads")
         output = merged and reader(merged.outputs[0], "linear")
-        table, q_weight, o_weight = inputs["rope_table"], inputs["w_q"], output and given(output)["weight"]
+        table, q_weight = inputs["rope_table"], inputs["w_q"]
+        o_weight = output and inputs_of(output, operators)["weight"]
         if attention and table and q_weight and o_weight:
             scale, window = attention.attributes["scale"], attention.attributes["window"]
             assert isinstance(scale, float), "so the schema says"

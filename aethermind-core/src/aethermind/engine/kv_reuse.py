@@ -6,7 +6,7 @@ one computed. `kv_distillation` mends what that costs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,15 +15,16 @@ from aethermind.engine.loader import open_constants
 from aethermind.engine.text_logits import run_whole_text, text_logits
 from aethermind.errors import InvalidArgumentError
 from aethermind.graph.executor import Executor
-from aethermind.graph.ir import Graph, Value
+from aethermind.graph.ir import Graph, Node, Value
 
 if TYPE_CHECKING:
     import numpy as np
 
     from aethermind.engine.engine import Engine
+    from aethermind.graph.constants import ConstantStore
     from aethermind.ops.operator import OperatorRegistry
 
-__all__ = ["KVReuse", "cached_rows", "kv_similarity", "reuse_layers"]
+__all__ = ["KVReuse", "cached_rows", "inputs_of", "kv_similarity", "open_rewritten", "reuse_layers"]
 
 _CACHES = ("k_cache", "v_cache", "k_scale", "v_scale")
 
@@ -36,9 +37,8 @@ def reuse_layers(graph: Graph, operators: OperatorRegistry, sources: Mapping[int
     """
     written: dict[str, Value] = {}
     for node in graph.nodes:
-        schema = operators[node.operator].schema
-        given = {spec.name: value for spec, value in zip(schema.inputs, node.inputs, strict=True)}
-        for spec, output in zip(schema.outputs, node.outputs, strict=True):
+        given = inputs_of(node, operators)
+        for spec, output in zip(operators[node.operator].schema.outputs, node.outputs, strict=True):
             state = given.get(spec.alias) if spec.alias in _CACHES else None
             if state is not None and state in graph.states:
                 written[state.name] = output
@@ -60,6 +60,24 @@ def reuse_layers(graph: Graph, operators: OperatorRegistry, sources: Mapping[int
     return replace(graph, nodes=nodes)
 
 
+def inputs_of(node: Node, operators: OperatorRegistry) -> dict[str, Value | None]:
+    """A node's inputs by the names that its operator gives them."""
+    schema = operators[node.operator].schema
+    return {spec.name: value for spec, value in zip(schema.inputs, node.inputs, strict=True)}
+
+
+def open_rewritten(
+    engine: Engine, rewrite: Callable[[Graph], Graph], constants: ConstantStore | None = None
+) -> Executor:
+    """A step whose graph `rewrite` has changed, over the engine's cache, and its weights where no others are given."""
+    planned, runner = engine.planned, engine.runner
+    constants = constants or runner.constants
+    plan = planned.compile(rewrite=rewrite).plan
+    constants.load(plan)
+    opened = planned.open_device
+    return Executor(plan, opened.backend, opened.device, constants, runner.kv_memory.tensors)
+
+
 class KVReuse:
     """A model whose layers share keys and values, beside the engine whose weights and cache it uses.
 
@@ -70,14 +88,10 @@ class KVReuse:
     def __init__(
         self, engine: Engine, sources: Mapping[int, int], distilled: Mapping[str, np.ndarray[Any, Any]] | None = None
     ) -> None:
-        planned, runner = engine.planned, engine.runner
-        rewrite = partial(reuse_layers, operators=planned.operators, sources=sources)
-        plan = planned.compile(rewrite=rewrite).plan
-        constants = open_constants(planned, distilled) if distilled else runner.constants
-        constants.load(plan)
-        opened = planned.open_device
+        rewrite = partial(reuse_layers, operators=engine.planned.operators, sources=sources)
+        constants = open_constants(engine.planned, distilled) if distilled else None
         self._engine = engine
-        self._executor = Executor(plan, opened.backend, opened.device, constants, runner.kv_memory.tensors)
+        self._executor = open_rewritten(engine, rewrite, constants)
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray[Any, Any]:
         """Logits behind every token, float32 [len(token_ids), V]; see `text_logits`."""

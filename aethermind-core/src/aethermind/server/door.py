@@ -22,8 +22,6 @@ __all__ = ["Door"]
 _OPEN_TO_ALL = frozenset({"/", "/health", "/ready", "/version"})
 """The page is open, so that it can ask for the key; what it does then needs the key."""
 
-_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
-
 
 class Door:
     """ASGI middleware. `state.tenant` of a request is the one whose key it has; with none of `tenants` it is a 401.
@@ -86,8 +84,6 @@ class Door:
 
 def _is_local(name: str) -> bool:
     """Whether a name can only mean this machine: an address that loops back, or what everyone calls it."""
-    if name in _LOCAL_NAMES:
-        return True
     try:
         return ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
     except ValueError:
