@@ -73,7 +73,7 @@ def test_no_time_at_all(invoke: Any, args: tuple[str, ...], words: str) -> None:
 def test_who_needs_a_key() -> None:
     for host in ("127.0.0.1", "127.0.0.2", "::1", "localhost"):
         assert not AccessOptions(host=host).tenants(Quota())
-    for host in ("0.0.0.0", "::", "example.org", "192.0.2.1", ""):
+    for host in ("0.0.0.0", "::", "example.org", "192.0.2.1", "", "[::1]", "LOCALHOST", "localhost.example.org"):
         with pytest.raises(InvalidArgumentError, match="--allow-no-key"):
             AccessOptions(host=host).tenants(Quota())
 

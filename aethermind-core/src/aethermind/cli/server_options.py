@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,23 +45,17 @@ class AccessOptions:
     def tenants(self, quota: Quota) -> Any:
         """Who may come in; InvalidArgumentError where that is everyone, from beyond this machine, unasked."""
         from aethermind import server
+        from aethermind.server.loopback import is_loopback
 
         tenants = server.read_tenants(
             self.api_key or (), None if self.api_keys_file is None else Path(self.api_keys_file), quota
         )
-        if not (_is_loopback(self.host) or tenants or self.allow_no_key):
+        if not (is_loopback(self.host) or tenants or self.allow_no_key):
             raise InvalidArgumentError(
                 f"Everyone who reaches {self.host} could use this server. Set AETHERMIND_API_KEY, or say "
                 "--allow-no-key."
             )
         return tenants
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 
+from aethermind.server.loopback import is_loopback
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.web_ui import ASSETS
 
@@ -58,7 +58,7 @@ class Door:
         await refusal.response()(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
-        if self._only_local and not _is_local(name := _host_name(scope)):
+        if self._only_local and not is_loopback(_bare(name := _host_name(scope))):
             return ApiError(403, f"This server is for its own machine, which is not called {name!r:.100}.", code="host")
         if self._only_local and not _is_own_page(scope):
             return ApiError(403, "This server is for its own machine, and no web page but its own.", code="origin")
@@ -82,19 +82,16 @@ class Door:
         return None
 
 
-def _is_local(name: str) -> bool:
-    """Whether a name can only mean this machine: an address that loops back, or what everyone calls it."""
-    try:
-        return ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
-    except ValueError:
-        return name.lower() == "localhost"
-
-
 def _host_name(scope: Scope) -> str:
     """The host of the request's Host header, without its port."""
     host = Headers(scope=scope).get("host", "")
     name, _, port = host.rpartition(":")
     return name if name and port.isdecimal() else host
+
+
+def _bare(name: str) -> str:
+    """A name as `is_loopback` takes it: clients write it in any case, and an IPv6 address in brackets."""
+    return name.removeprefix("[").removesuffix("]").lower()
 
 
 def _is_own_page(scope: Scope) -> bool:

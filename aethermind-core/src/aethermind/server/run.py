@@ -9,7 +9,6 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -19,6 +18,7 @@ from aethermind.engine.process import EngineProcess
 from aethermind.errors import InvalidArgumentError
 from aethermind.log import get_logger
 from aethermind.server.app import create_app
+from aethermind.server.loopback import is_loopback
 from aethermind.server.protocol import bound_sending, bounded_protocol
 from aethermind.server.served_model import ServedModel
 
@@ -98,7 +98,7 @@ async def running(
     """Serve the models as long as the context is open; yields the application."""
     async with AsyncExitStack() as stack:
         served = [await _started(name, model, stack) for name, model in models.items()]
-        only_local = ip_address(listening.getsockname()[0]).is_loopback
+        only_local = is_loopback(listening.getsockname()[0])
         app = create_app(
             served, limits=limits, tenants=tenants, only_local=only_local, log_prompts=log_prompts, tracing=tracing
         )
