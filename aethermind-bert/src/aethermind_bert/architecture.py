@@ -10,11 +10,10 @@ from aethermind.checkpoint import AdaptedTensors, Part, StoredTensors
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
 from aethermind.model import DecoderConfig, StepInputs, read_decoder_config
-from aethermind.model.blocks import gelu_mlp, layer_norm, linear
+from aethermind.model.blocks import gelu_mlp, is_gelu_approximate, layer_norm, linear
 
 __all__ = ["BERT"]
 
-_GELUS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}
 _DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 30522,
     "hidden_size": 768,
@@ -94,11 +93,9 @@ class BertArchitecture:
         kind = fields.get("position_embedding_type", "absolute")
         if kind != "absolute":
             raise ConfigError(f"position_embedding_type {kind!r} in config.json is not supported, only 'absolute'.")
-        gelu = fields.pop("hidden_act", "gelu")
-        if gelu not in _GELUS:
-            raise ConfigError(f"hidden_act {gelu!r} in config.json is none of {', '.join(_GELUS)}.")
+        is_approximate = is_gelu_approximate("hidden_act", fields.pop("hidden_act", "gelu"))
         fields["rms_norm_eps"] = fields["layer_norm_eps"]
-        return Bert(read_decoder_config(fields, defaults={}), _GELUS[gelu])
+        return Bert(read_decoder_config(fields, defaults={}), is_approximate)
 
 
 BERT = BertArchitecture()

@@ -10,7 +10,15 @@ from aethermind.checkpoint import AdaptedTensors, Part, StoredTensors
 from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
 from aethermind.model import DecoderConfig, StepInputs, read_decoder_config
-from aethermind.model.blocks import cached_attention, embedding, gelu_mlp, layer_norm, linear, lm_head
+from aethermind.model.blocks import (
+    cached_attention,
+    embedding,
+    gelu_mlp,
+    is_gelu_approximate,
+    layer_norm,
+    linear,
+    lm_head,
+)
 
 __all__ = ["GPT2"]
 
@@ -31,7 +39,6 @@ _DEFAULTS: Mapping[str, Any] = {
     "layer_norm_epsilon": 1e-5,
     "activation_function": "gelu_new",
 }
-_GELUS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}
 _UNUSUAL = ("scale_attn_by_inverse_layer_idx", "add_cross_attention")
 
 
@@ -105,14 +112,12 @@ class Gpt2Architecture:
         for name in _UNUSUAL:
             if fields.get(name, False):
                 raise ConfigError(f"{name} is true in config.json; this package computes GPT-2 without it.")
-        gelu = fields["activation_function"]
-        if gelu not in _GELUS:
-            raise ConfigError(f"activation_function {gelu!r} in config.json is none of {', '.join(_GELUS)}.")
+        is_approximate = is_gelu_approximate("activation_function", fields["activation_function"])
         common = {ours: fields[theirs] for ours, theirs in _FIELDS.items()}
         same = {name: fields[name] for name in _SAME if name in fields}
         inner = fields.get("n_inner", 4 * common["hidden_size"])
         config = {**common, **same, "intermediate_size": inner, "tie_word_embeddings": True}
-        return Gpt2(read_decoder_config(config, defaults={}), _GELUS[gelu])
+        return Gpt2(read_decoder_config(config, defaults={}), is_approximate)
 
 
 GPT2 = Gpt2Architecture()

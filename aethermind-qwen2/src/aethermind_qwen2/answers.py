@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aethermind.text.answer_parser import AnswerFormat
+from aethermind.text import AnswerFormat
 
 QWEN2 = AnswerFormat(tool_call=("<tool_call>", "</tool_call>"))
 QWEN3 = AnswerFormat(reasoning=("<think>", "</think>"), tool_call=("<tool_call>", "</tool_call>"))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from aethermind.model.gguf_family import GgufFamily
-from aethermind.text.gguf_tokenizer import SplitRule
+from aethermind.model.gguf_family import GgufFamily, SplitRule
 
 __all__ = ["QWEN2", "QWEN3"]
 

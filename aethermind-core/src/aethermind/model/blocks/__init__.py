@@ -1,7 +1,7 @@
 """The parts that decoders are made of, as functions that write to a GraphBuilder."""
 
 from aethermind.model.blocks.attention import attention
-from aethermind.model.blocks.biased import gelu_mlp, layer_norm, linear
+from aethermind.model.blocks.biased import gelu_mlp, is_gelu_approximate, layer_norm, linear
 from aethermind.model.blocks.cached_attention import cached_attention
 from aethermind.model.blocks.decoder import decoder
 from aethermind.model.blocks.embedding import embedding, lm_head
@@ -14,6 +14,7 @@ __all__ = [
     "decoder",
     "embedding",
     "gelu_mlp",
+    "is_gelu_approximate",
     "layer_norm",
     "linear",
     "lm_head",

@@ -5,10 +5,14 @@ Shapes: T tokens, D the width in, N the width out, I the inner width.
 
 from __future__ import annotations
 
+from aethermind.errors import ConfigError
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
 
-__all__ = ["gelu_mlp", "layer_norm", "linear"]
+__all__ = ["gelu_mlp", "is_gelu_approximate", "layer_norm", "linear"]
+
+_GELUS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}
+"""By the names of config.json: whether it is the tanh form."""
 
 
 def linear(builder: GraphBuilder, x_TD: Value, name: str, out_width: int, in_width: int) -> Value:
@@ -50,3 +54,10 @@ def gelu_mlp(
         approximate=is_approximate,
     )
     return out_TD
+
+
+def is_gelu_approximate(field: str, name: str) -> bool:
+    """Whether the gelu that `field` of config.json names is the tanh form; ConfigError where it names none."""
+    if name not in _GELUS:
+        raise ConfigError(f"{field} {name!r} in config.json is none of {', '.join(_GELUS)}.")
+    return _GELUS[name]
