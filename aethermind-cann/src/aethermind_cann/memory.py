@@ -9,7 +9,7 @@ from bisect import bisect_right
 import torch
 
 from aethermind.errors import InvalidArgumentError, OutOfMemoryError
-from aethermind.hal.allocator import Allocator, MemoryStats
+from aethermind.hal.allocator import Allocator, MemoryCounter, MemoryStats
 from aethermind.hal.buffer import Buffer, MemoryKind
 from aethermind.hal.device import DeviceId
 from aethermind.hal.tensor import Tensor
@@ -28,7 +28,7 @@ class CannAllocator(Allocator):
         self._devices = devices
         self._lock = threading.RLock()  # a garbage collection inside `alloc` may release another buffer
         self._storages: dict[int, torch.Tensor] = {}
-        self._stats = [MemoryStats(0, 0, 0, 0)] * devices.count()
+        self._counters = [MemoryCounter() for _ in range(devices.count())]
 
     def alloc(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
         device = DeviceId(self._name, self._devices.current())
@@ -39,15 +39,16 @@ class CannAllocator(Allocator):
         except (MemoryError, RuntimeError) as error:  # torch's own error for this is a RuntimeError
             raise self._out_of_memory(nbytes, kind, device, error) from None
         address = storage.data_ptr()
+        counter = self._counters[device.index]
         with self._lock:
             if kind is MemoryKind.DEVICE:
                 self._storages[address] = storage
-            self._count(device.index, nbytes, is_new=True)
+            counter.add(nbytes)
 
         def release() -> None:
             with self._lock:
                 self._storages.pop(address, None)
-                self._count(device.index, -nbytes)
+                counter.remove(nbytes)
 
         is_host_accessible = kind is not MemoryKind.DEVICE
         return Buffer(
@@ -57,7 +58,7 @@ class CannAllocator(Allocator):
     def stats(self) -> MemoryStats:
         with self._lock:
             index = self._devices.current()
-            stats = self._stats[index]
+            stats = self._counters[index].stats()
         reserved = max(stats.reserved_bytes, torch.npu.memory_reserved(index))
         return MemoryStats(stats.allocated_bytes, reserved, stats.peak_bytes, stats.num_allocations)
 
@@ -68,15 +69,10 @@ class CannAllocator(Allocator):
             start = starts[bisect_right(starts, address) - 1]
             return self._storages[start], address - start
 
-    def _count(self, device: int, nbytes: int, *, is_new: bool = False) -> None:
-        old = self._stats[device]
-        now = old.allocated_bytes + nbytes
-        self._stats[device] = MemoryStats(now, now, max(old.peak_bytes, now), old.num_allocations + is_new)
-
     def _out_of_memory(self, nbytes: int, kind: MemoryKind, device: DeviceId, error: Exception) -> OutOfMemoryError:
         where = f"{kind.value} memory for {device}" if kind is not MemoryKind.DEVICE else f"{device}"
         free, total = torch.npu.mem_get_info(device.index)
-        in_use = self._stats[device.index].allocated_bytes
+        in_use = self._counters[device.index].stats().allocated_bytes
         reason = (str(error) or type(error).__name__).splitlines()[0]
         return OutOfMemoryError(
             f"Could not allocate {nbytes} bytes on {where}: it has {total} bytes, {free} are free, {in_use} are in use "

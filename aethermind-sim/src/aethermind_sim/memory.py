@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from aethermind.errors import DeviceError, InvalidArgumentError, OutOfMemoryError
-from aethermind.hal.allocator import ALIGNMENT, Allocator, MemoryStats
+from aethermind.hal.allocator import ALIGNMENT, Allocator, MemoryCounter, MemoryStats
 from aethermind.hal.buffer import Buffer, MemoryKind
 from aethermind.hal.device import DeviceId
 from aethermind.hal.layout import align_up
@@ -118,7 +118,7 @@ class SimAllocator(Allocator):
         self._faults = faults
         self._lock = threading.RLock()  # a garbage collection inside `alloc` may release another buffer
         self._regions: dict[int, Region] = {}
-        self._stats = [MemoryStats(0, 0, 0, 0)] * devices.count()
+        self._counters = [MemoryCounter() for _ in range(devices.count())]
 
     def alloc(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
         device = DeviceId(self._name, self._devices.current())
@@ -126,8 +126,9 @@ class SimAllocator(Allocator):
             raise InvalidArgumentError(f"Cannot allocate {nbytes} bytes on {device}: the size is negative.")
         self._faults.check_present()
         total = self._devices.properties(device.index).total_memory_bytes
+        counter = self._counters[device.index]
         with self._lock:
-            in_use = self._stats[device.index].allocated_bytes
+            in_use = counter.stats().allocated_bytes
             is_fault = self._faults.is_due("allocation")
             try:
                 if is_fault or nbytes > total - in_use:
@@ -140,13 +141,13 @@ class SimAllocator(Allocator):
                     "Lower --max-model-len or the number of KV blocks, or choose a smaller model."
                 ) from None
             self._regions[id(region)] = region
-            self._count(device.index, nbytes, is_new=True)
+            counter.add(nbytes)
 
         def release() -> None:
             with self._lock:
                 del self._regions[id(region)]
                 region.release()
-                self._count(device.index, -nbytes)
+                counter.remove(nbytes)
 
         is_host_accessible = region.device is None
         return Buffer(
@@ -161,14 +162,9 @@ class SimAllocator(Allocator):
 
     def stats(self) -> MemoryStats:
         with self._lock:
-            return self._stats[self._devices.current()]
+            return self._counters[self._devices.current()].stats()
 
     def regions(self) -> list[Region]:
         """Those in use, by address."""
         with self._lock:
             return sorted(self._regions.values(), key=lambda region: region.address)
-
-    def _count(self, device: int, nbytes: int, *, is_new: bool = False) -> None:
-        old = self._stats[device]
-        now = old.allocated_bytes + nbytes
-        self._stats[device] = MemoryStats(now, now, max(old.peak_bytes, now), old.num_allocations + is_new)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from aethermind.hal.buffer import Buffer, MemoryKind
 
-__all__ = ["ALIGNMENT", "Allocator", "MemoryStats"]
+__all__ = ["ALIGNMENT", "Allocator", "MemoryCounter", "MemoryStats"]
 
 ALIGNMENT = 64
 """Bytes that every allocation is aligned to: a cache line, and the widest vector register in use."""
@@ -22,6 +22,33 @@ class MemoryStats:
     reserved_bytes: int
     peak_bytes: int
     num_allocations: int
+
+
+class MemoryCounter:
+    """What one device's part of an allocator handed out, if that holds no more from the system; the caller locks.
+
+    Counts are plain numbers: an object made to replace them could set off a garbage collection that frees a buffer, and
+    would then undo what that counted.
+    """
+
+    __slots__ = ("_allocated", "_num_allocations", "_peak")
+
+    def __init__(self) -> None:
+        self._allocated = self._peak = self._num_allocations = 0
+
+    def add(self, nbytes: int) -> None:
+        """One more allocation."""
+        self._allocated += nbytes
+        self._peak = max(self._peak, self._allocated)
+        self._num_allocations += 1
+
+    def remove(self, nbytes: int) -> None:
+        """It was freed."""
+        self._allocated -= nbytes
+
+    def stats(self) -> MemoryStats:
+        """What was counted so far."""
+        return MemoryStats(self._allocated, self._allocated, self._peak, self._num_allocations)
 
 
 class Allocator(ABC):

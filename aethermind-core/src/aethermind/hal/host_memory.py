@@ -11,7 +11,7 @@ import threading
 import time
 
 from aethermind.errors import DeviceError, InvalidArgumentError, OutOfMemoryError
-from aethermind.hal.allocator import ALIGNMENT, Allocator, MemoryStats
+from aethermind.hal.allocator import ALIGNMENT, Allocator, MemoryCounter, MemoryStats
 from aethermind.hal.buffer import Buffer, MemoryKind
 from aethermind.hal.device import DeviceId, DeviceManager, DeviceProperties
 from aethermind.hal.event import Event, EventManager
@@ -77,7 +77,7 @@ class HostAllocator(Allocator):
     def __init__(self, device: DeviceId) -> None:
         self._device = device
         self._lock = threading.RLock()  # a garbage collection inside `alloc` may release another buffer
-        self._allocated = self._peak = self._count = 0
+        self._counter = MemoryCounter()
 
     def alloc(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
         import numpy as np
@@ -89,24 +89,22 @@ class HostAllocator(Allocator):
         except (MemoryError, ValueError):
             raise OutOfMemoryError(
                 f"Could not allocate {nbytes} bytes on {self._device}: the host has {host_memory_bytes()} bytes, "
-                f"{self._allocated} are in use by this process's tensors. "
+                f"{self.stats().allocated_bytes} are in use by this process's tensors. "
                 "Lower --max-model-len or the number of KV blocks, or choose a smaller model."
             ) from None
         with self._lock:
-            self._allocated += nbytes
-            self._peak = max(self._peak, self._allocated)
-            self._count += 1
+            self._counter.add(nbytes)
 
         def release() -> None:
             with self._lock:
-                self._allocated -= nbytes
+                self._counter.remove(nbytes)
 
         address = align_up(memory.ctypes.data, ALIGNMENT)
         return Buffer(self._device, address, nbytes, kind=kind, is_host_accessible=True, release=release, owner=memory)
 
     def stats(self) -> MemoryStats:
         with self._lock:
-            return MemoryStats(self._allocated, self._allocated, self._peak, self._count)
+            return self._counter.stats()
 
 
 class HostStream(Stream):
