@@ -3,8 +3,8 @@
     python aethermind-cuda/build_kernels.py [--targets 80,90a] [--jobs 2] [--only rms_norm]
 
 A cubin is made again when its source, a header that it includes, the flags or the compiler changed; comments and
-spaces do not count. The compiler is
-that of CUDA_HOME, of the `nvidia-cuda-nvcc` wheel, or of PATH; a host compiler (g++) has to be there too.
+spaces do not count. The compiler is that of CUDA_HOME, of the `nvidia-cuda-nvcc` wheel, or of PATH; a host compiler
+(g++) has to be there too.
 """
 
 from __future__ import annotations

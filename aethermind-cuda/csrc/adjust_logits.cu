@@ -1,6 +1,6 @@
 // Changes of logits before sampling, [rows, size]: repetition_penalty, bias_tokens and suppress_tokens at listed
 // tokens, mask_tokens at all whose bit is 0. A block takes a stretch of one row and whatever of its list lies there;
-// out may be logits.
+// out may be logits. Rows go along x, the one direction of a grid that has room for more than 65,535 of them.
 
 #include "common/reduce.cuh"
 #include "common/types.cuh"
@@ -12,8 +12,8 @@ constexpr int kStretch = 8192;
 template <class Change>
 __device__ __forceinline__ void change_listed(float* out, const float* logits, const int* tokens, const int* cuts,
                                               int size, const Change& change) {
-  const int row = static_cast<int>(blockIdx.y);
-  const int begin = static_cast<int>(blockIdx.x) * kStretch;
+  const int row = static_cast<int>(blockIdx.x);
+  const int begin = static_cast<int>(blockIdx.y) * kStretch;
   const int end = min(begin + kStretch, size);
   out += static_cast<int64_t>(row) * size;
   logits += static_cast<int64_t>(row) * size;
@@ -52,8 +52,8 @@ extern "C" __global__ void adjust_logits_suppress_tokens(float* out, const float
 
 extern "C" __global__ void adjust_logits_mask_tokens(float* out, const float* logits, const int* mask, int size,
                                                      int num_words) {
-  const int64_t row = blockIdx.y;
-  const int begin = static_cast<int>(blockIdx.x) * aether::kStretch;
+  const int64_t row = blockIdx.x;
+  const int begin = static_cast<int>(blockIdx.y) * aether::kStretch;
   const int end = min(begin + aether::kStretch, size);
   for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x)) {
     const bool is_allowed = mask[row * num_words + i / 32] >> (i % 32) & 1;

@@ -9,9 +9,11 @@ import pytest
 from tests.cuda.emulated_launches import launch_all
 
 from aethermind.dispatch import Kernel
+from aethermind.hal.dtype import DType
 from aethermind.ops.catalog.sample_tokens import SAMPLE_TOKENS
 from aethermind.ops.catalog.token_logprobs import TOKEN_LOGPROBS
 from aethermind_cuda.kernels import sampling
+from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts
 
 VOCABULARY = 5000
 
@@ -82,3 +84,24 @@ def test_favourites(kind: str) -> None:
     expected = TOKEN_LOGPROBS.reference(logits.astype(np.float64), token_ids, k=k)
     for output, reference in zip(outputs, expected, strict=True):
         np.testing.assert_allclose(output, reference, rtol=1e-5)
+
+
+def test_masks_of_rows_that_several_blocks_share() -> None:
+    rng = np.random.default_rng(8)
+    logits = rng.standard_normal((3, 8200)).astype(np.float32)
+    mask = rng.integers(-(2**31), 2**31, (3, 257)).astype(np.int32)
+    out = np.zeros_like(logits)
+    launch_all(kernel("mask_tokens"), [logits, mask], [out])
+    is_allowed = np.unpackbits(mask.view(np.uint8), axis=1, bitorder="little")[:, :8200] == 1
+    np.testing.assert_array_equal(out, np.where(is_allowed, logits, -np.inf))
+
+
+@pytest.mark.parametrize("operator", ["bias_tokens", "mask_tokens", "repetition_penalty", "suppress_tokens"])
+def test_a_grid_has_room_for_any_number_of_rows(operator: str) -> None:
+    num_rows = 70_000
+    rows = DeviceArray(0, DType.FLOAT32, (num_rows, VOCABULARY))
+    call = Call((rows, *[DeviceArray(0, DType.INT32, (num_rows, 157))] * 3), (rows,), {}, DeviceFacts((8, 0), 108, 1))
+    function: Any = kernel(operator).function
+    (launch,) = function(call)
+    assert launch.grid[0] == num_rows
+    assert max(launch.grid[1:]) < 1 << 16

@@ -22,7 +22,7 @@ def _adjusting(entry: str) -> Callable[[Call], Iterator[Launch]]:
         (out,) = call.outputs
         num_rows, size = out.shape
         sizes = (size, _width(call)) if entry == "mask_tokens" else (size,)
-        grid = (div_up(size, _STRETCH), num_rows, 1)
+        grid = (num_rows, div_up(size, _STRETCH), 1)
         threads = threads_for(size, most=512)
         arguments = (out, *call.inputs, *sizes)
         yield Launch("adjust_logits", f"adjust_logits_{entry}", grid, (threads, 1, 1), arguments)
