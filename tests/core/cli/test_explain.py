@@ -9,7 +9,8 @@ import pytest
 
 from aethermind import Runtime
 from aethermind.cli.explain import sections
-from aethermind.engine.loader import PlannedModel, plan_model
+from aethermind.engine.loader import plan_model
+from aethermind.engine.planned_model import PlannedModel
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from aethermind import Runtime
-from aethermind.engine.loader import PlannedModel, plan_model
+from aethermind.engine.loader import plan_model
+from aethermind.engine.planned_model import PlannedModel
 from aethermind.engine.roofline import StepShape, Work, calls_of, least_seconds, work_of
 from aethermind.hal.backend import MeasuredLimits
 

@@ -14,8 +14,10 @@ import pytest
 
 from aethermind import Runtime
 from aethermind.engine.kv_memory import KVMemory
-from aethermind.engine.loader import PlannedModel, open_constants, plan_model
+from aethermind.engine.loader import plan_model
 from aethermind.engine.model_graph import GraphKey, Part
+from aethermind.engine.model_weights import open_constants
+from aethermind.engine.planned_model import PlannedModel
 from aethermind.engine.tensor_parallel import PartialTensors
 from aethermind.errors import AetherMindError, ConfigError, InvalidArgumentError
 from aethermind.graph.executor import Executor

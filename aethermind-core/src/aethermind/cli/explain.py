@@ -21,7 +21,7 @@ from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from aethermind.dispatch import Resolution
-    from aethermind.engine.loader import PlannedModel
+    from aethermind.engine.planned_model import PlannedModel
     from aethermind.graph.compile import Compiled
     from aethermind.runtime import Runtime
 

@@ -15,8 +15,8 @@ from aethermind.cli.groups import NumberOptions, as_arguments, with_groups
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from aethermind.engine.loader import PlannedModel
     from aethermind.engine.memory_use import MemoryUse
+    from aethermind.engine.planned_model import PlannedModel
     from aethermind.engine.profiler import StepProfile, Total
     from aethermind.hal.backend import MeasuredLimits
 

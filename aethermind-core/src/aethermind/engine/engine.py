@@ -14,11 +14,11 @@ from aethermind.cache.stores.address import StoreAddress
 from aethermind.engine.decision import ScheduleDecision, StepBudget
 from aethermind.engine.forced_tokens import forced_beginning, forced_tokens
 from aethermind.engine.kv_offload import KVOffload
-from aethermind.engine.loader import PlannedModel
 from aethermind.engine.model_runner import SampledToken
 from aethermind.engine.open_cache import open_cache
 from aethermind.engine.output import RequestOutput
 from aethermind.engine.output_builder import OutputBuilder, named_logprobs
+from aethermind.engine.planned_model import PlannedModel
 from aethermind.engine.policies import SharingPolicy
 from aethermind.engine.preemption import MeasuredCosts
 from aethermind.engine.prompt_reader import check_embeddings

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.attention_fit import SeenAttention, fit_outputs, fit_queries
 from aethermind.engine.kv_reuse import cached_rows, inputs_of, open_rewritten
-from aethermind.engine.loader import open_weights
+from aethermind.engine.model_weights import open_weights
 from aethermind.engine.text_logits import run_whole_text
 from aethermind.errors import InvalidArgumentError
 from aethermind.graph.ir import Graph, Node, Value

@@ -20,7 +20,7 @@ from aethermind.ops.schema import TensorType
 from aethermind.runtime import OpenDevice
 
 if TYPE_CHECKING:
-    from aethermind.engine.loader import PlannedModel
+    from aethermind.engine.planned_model import PlannedModel
 
 __all__ = ["HostBlocks", "KVMemory"]
 

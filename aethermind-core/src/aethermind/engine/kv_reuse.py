@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aethermind.engine.loader import open_constants
+from aethermind.engine.model_weights import open_constants
 from aethermind.engine.text_logits import run_whole_text, text_logits
 from aethermind.errors import InvalidArgumentError
 from aethermind.graph.executor import Executor

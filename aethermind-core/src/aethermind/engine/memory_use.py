@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aethermind.engine.loader import PlannedModel
+from aethermind.engine.planned_model import PlannedModel
 from aethermind.hal.host_memory import resident_bytes
 
 if TYPE_CHECKING:

@@ -16,10 +16,11 @@ from aethermind.engine.decode_padding import DecodePadding
 from aethermind.engine.embedding_rows import EmbeddingRows, needs_embeddings
 from aethermind.engine.key_shift import turn_keys
 from aethermind.engine.kv_memory import KVMemory
-from aethermind.engine.loader import PlannedModel, open_constants
 from aethermind.engine.logits_processors import process_logits
 from aethermind.engine.logprobs import TokenLogprobs, read_logprobs
 from aethermind.engine.model_graph import LOGPROB_OUTPUTS, GraphKey, Part
+from aethermind.engine.model_weights import open_constants
+from aethermind.engine.planned_model import PlannedModel
 from aethermind.engine.running_step import RunningStep, TokenReadback, fed_tokens, rows_of
 from aethermind.engine.speculative.verification import SampledRow, request_of
 from aethermind.errors import ConfigError, DeviceError

@@ -14,7 +14,7 @@ from aethermind.engine.preemption import MeasuredCosts, TimedSwapStore
 
 if TYPE_CHECKING:
     from aethermind.engine.kv_memory import KVMemory
-    from aethermind.engine.loader import PlannedModel
+    from aethermind.engine.planned_model import PlannedModel
 
 __all__ = ["open_cache"]
 

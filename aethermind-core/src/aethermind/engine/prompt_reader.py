@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from aethermind.engine.loader import PlannedModel, open_input_processor
+from aethermind.engine.model_weights import open_input_processor
+from aethermind.engine.planned_model import PlannedModel
 from aethermind.errors import InvalidArgumentError
 from aethermind.model.input_processor import EmbeddingSpan
 

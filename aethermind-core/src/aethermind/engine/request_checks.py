@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from aethermind.errors import ContextLengthError, InvalidArgumentError
 
 if TYPE_CHECKING:
-    from aethermind.engine.loader import PlannedModel
+    from aethermind.engine.planned_model import PlannedModel
     from aethermind.engine.request_options import RequestOptions
     from aethermind.sampling.params import SamplingParams
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from aethermind.engine.loader import PlannedModel
+from aethermind.engine.planned_model import PlannedModel
 from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.controls import TokenControls, pack_mask
 from aethermind.sampling.guidance import Grammars

@@ -14,7 +14,7 @@ from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.weight_format import WeightFormat, WeightFormatRegistry
 
 if TYPE_CHECKING:
-    from aethermind.engine.loader import PlannedModel
+    from aethermind.engine.planned_model import PlannedModel
 
 __all__ = ["FormatUse", "WeightFormats", "format_uses"]
 

@@ -4,8 +4,8 @@ from aethermind.cache.kv_cache import KVCache
 from aethermind.engine.decision import ScheduleDecision
 from aethermind.engine.executors.executor import Executor, ExecutorFactory
 from aethermind.engine.executors.inline import InlineExecutor
-from aethermind.engine.loader import PlannedModel
 from aethermind.engine.model_runner import ModelRunner, StepObserver
+from aethermind.engine.planned_model import PlannedModel
 
 __all__ = [
     "Executor",

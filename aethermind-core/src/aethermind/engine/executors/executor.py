@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
     from aethermind.engine.kv_memory import KVMemory
-    from aethermind.engine.loader import PlannedModel
     from aethermind.engine.model_runner import ModelRunner
+    from aethermind.engine.planned_model import PlannedModel
 
 __all__ = ["Executor", "ExecutorFactory"]
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aethermind.engine.kv_memory import KVMemory
-from aethermind.engine.loader import open_constants
 from aethermind.engine.model_runner import ModelRunner
+from aethermind.engine.model_weights import open_constants
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
-    from aethermind.engine.loader import PlannedModel
+    from aethermind.engine.planned_model import PlannedModel
 
 __all__ = ["InlineExecutor"]
 

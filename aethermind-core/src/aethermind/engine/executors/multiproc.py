@@ -24,7 +24,7 @@ from aethermind.ops.dims import resolve
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
-    from aethermind.engine.loader import PlannedModel
+    from aethermind.engine.planned_model import PlannedModel
 
 __all__ = ["MultiprocExecutor"]
 

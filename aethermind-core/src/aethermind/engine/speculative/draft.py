@@ -24,7 +24,7 @@ from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from aethermind.engine.loader import PlannedModel
+    from aethermind.engine.planned_model import PlannedModel
 
 __all__ = ["DraftModel"]
 

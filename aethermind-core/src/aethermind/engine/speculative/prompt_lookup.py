@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aethermind.engine.loader import PlannedModel
+    from aethermind.engine.planned_model import PlannedModel
     from aethermind.engine.request import Request
 
 __all__ = ["NgramIndex", "PromptLookup"]

@@ -11,8 +11,8 @@ from aethermind.engine.speculative.verification import count_accepted
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
     from aethermind.engine.decision import ScheduleDecision
-    from aethermind.engine.loader import PlannedModel
     from aethermind.engine.model_runner import SampledToken
+    from aethermind.engine.planned_model import PlannedModel
     from aethermind.engine.request import Request
     from aethermind.engine.speculative.proposer import Proposer
 

@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from aethermind.engine.config import EngineConfig
-from aethermind.engine.loader import PlannedModel, plan_model
+from aethermind.engine.loader import plan_model
+from aethermind.engine.planned_model import PlannedModel
 from aethermind.engine.text_logits import text_logits
 from aethermind.errors import CheckpointError
 from aethermind.llm import SamplingParams
