@@ -17,7 +17,7 @@ from aethermind.engine.kv_offload import KVOffload
 from aethermind.engine.model_runner import SampledToken
 from aethermind.engine.open_cache import open_cache
 from aethermind.engine.output import RequestOutput
-from aethermind.engine.output_builder import OutputBuilder, named_logprobs
+from aethermind.engine.output_builder import OutputBuilder
 from aethermind.engine.planned_model import PlannedModel
 from aethermind.engine.policies import SharingPolicy
 from aethermind.engine.preemption import MeasuredCosts
@@ -26,6 +26,7 @@ from aethermind.engine.request import FinishReason, Request
 from aethermind.engine.request_checks import check_prompt, check_token_ids
 from aethermind.engine.request_options import RequestOptions
 from aethermind.engine.sample_group import SampleGroup
+from aethermind.engine.sample_groups import SampleGroups, answer_ids
 from aethermind.engine.scheduler import Scheduler
 from aethermind.engine.sessions import Sessions
 from aethermind.engine.speculative import open_speculator
@@ -90,8 +91,7 @@ class Engine:
         queues = (self.waiting, self.running)
         self.pipeline = StepPipeline(self.runner, self.scheduler, self.cache, self.costs, queues, clock)
         self._outputs: dict[str, OutputBuilder] = {}
-        self._groups: dict[str, SampleGroup] = {}
-        self._group_of: dict[str, SampleGroup] = {}
+        self._groups = SampleGroups()
         self._unscored: list[Request] = []
         self._controls = ControlsReader(planned, tokenizer)
         self._clock = clock
@@ -138,11 +138,11 @@ class Engine:
         self._num_added += 1
         seed = engine_seed if params.seed is None else params.seed
         requests = []
-        for index in range(params.n):
+        for index, answer_id in enumerate(answer_ids(request_id, params.n)):
             if index and controls is not None:
                 controls = controls.fork(self._controls.processors(params))
             request = Request(
-                _id_of_sibling(request_id, index) if index else request_id,
+                answer_id,
                 prompt_token_ids,
                 params,
                 self._clock(),
@@ -158,12 +158,11 @@ class Engine:
             if isinstance(self.scheduler.policy, SharingPolicy):
                 request.place = self.scheduler.policy.place(request, self.waiting, self.running)
             requests.append(request)
-            self._outputs[request.request_id] = builder = OutputBuilder(request, prompt, self.tokenizer)
+            self._outputs[answer_id] = builder = OutputBuilder(request, prompt, self.tokenizer)
             for token_id in forced_beginning(request):
                 builder.begin(token_id)
         if params.n > 1:
-            self._groups[request_id] = group = SampleGroup(request_id, requests)
-            self._group_of.update((request.request_id, group) for request in requests)
+            self._groups.open(request_id, requests)
         if params.prompt_logprobs is not None:
             self._unscored.append(requests[0])
         elif self.kv_offload is None or not self.kv_offload.fetch(requests[0]):
@@ -233,11 +232,11 @@ class Engine:
                 self.waiting.add(request, request.arrival)
         outputs = self._score_prompts() if self._unscored else []
         if self._groups:
-            self._start_siblings()
+            self._groups.start(self.cache, self.budget.max_num_seqs, self.waiting, self.running, self._clock())
         if self.speculator is not None:
             most = self.budget.max_draft_tokens
             self.speculator.propose(self.running, most, is_alone=not self.waiting)
-        is_next_known = self.speculator is None and not any(group.pending for group in self._groups.values())
+        is_next_known = self.speculator is None and not self._groups.has_pending
         step = self.pipeline.step(self.budget, is_next_known=is_next_known)
         sampled, now = step.sampled, step.ended
         if self.speculator is not None:
@@ -319,31 +318,18 @@ class Engine:
             except OutOfMemoryError as error:
                 refused.append(self._give_up(builder, str(error), self._clock()))
                 continue
-            builder.prompt_logprobs = [
-                None if score is None else named_logprobs(self.tokenizer, token_id, score)
-                for token_id, score in zip(request.prompt_token_ids, scores, strict=True)
-            ]
+            builder.add_prompt(scores)
             self._unscored.remove(request)
             self.waiting.add(request, request.arrival)
         return refused
 
-    def _start_siblings(self) -> None:
-        for group in self._groups.values():
-            num_seats = self.budget.max_num_seqs - len(self.running)
-            group.start(self.cache, num_seats, self.waiting, self.running, self._clock())
-
     def _merge_groups(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         """One output a group in place of those of its answers."""
-        merged = [output for output in outputs if output.request_id not in self._group_of]
-        parts: dict[str, list[RequestOutput]] = {}
-        for output in outputs:
-            if (group := self._group_of.get(output.request_id)) is not None:
-                parts.setdefault(group.request_id, []).append(output)
-        for request_id, of_group in parts.items():
-            group = self._groups[request_id]
-            if any(output.error is not None for output in of_group):
+        merged, of_groups = self._groups.sort_out(outputs)
+        for group, parts in of_groups:
+            if any(output.error is not None for output in parts):
                 self._end_group(group)
-            output = group.merge(of_group)
+            output = group.merge(parts)
             if output.finished:
                 self._end_group(group)
             merged.append(output)
@@ -351,9 +337,8 @@ class Engine:
 
     def _end_group(self, group: SampleGroup) -> None:
         """End what is left of a group and forget it."""
-        self._groups.pop(group.request_id, None)
+        self._groups.forget(group)
         for request in group.requests:
-            self._group_of.pop(request.request_id, None)
             self._outputs.pop(request.request_id, None)
             if request.is_finished:
                 continue
@@ -370,10 +355,6 @@ class Engine:
         return replace(options, max_new_tokens=most)
 
     def _check_id(self, request_id: str, num_answers: int) -> None:
-        ids = (request_id, *(_id_of_sibling(request_id, index) for index in range(1, num_answers)))
-        if request_id in self._groups or not self._outputs.keys().isdisjoint(ids):
+        is_open = self._groups.get(request_id) is not None
+        if is_open or not self._outputs.keys().isdisjoint(answer_ids(request_id, num_answers)):
             raise InvalidArgumentError(f"Request id {request_id!r} is in use; give each request an id of its own.")
-
-
-def _id_of_sibling(request_id: str, index: int) -> str:
-    return f"{request_id}/{index}"

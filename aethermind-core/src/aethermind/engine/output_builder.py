@@ -10,10 +10,12 @@ from aethermind.text.detokenizer import Detokenizer
 from aethermind.text.stop import StopChecker
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aethermind.engine.logprobs import TokenLogprobs
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["OutputBuilder", "named_logprobs"]
+__all__ = ["OutputBuilder"]
 
 
 class OutputBuilder:
@@ -26,20 +28,20 @@ class OutputBuilder:
         "_first_token_s",
         "_logprobs",
         "_prompt",
+        "_prompt_logprobs",
         "_stop",
         "_stop_reason",
         "_text",
         "_tokenizer",
         "error",
-        "prompt_logprobs",
         "request",
     )
 
     def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer) -> None:
         self.request = request
         self.error: str | None = None
-        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._prompt = prompt
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
         self._stop = StopChecker(request.params.stop) if request.params.stop else None
@@ -47,6 +49,13 @@ class OutputBuilder:
         self._logprobs: list[dict[int, Logprob]] = []
         self._stop_reason: str | int | None = None
         self._first_token_s: float | None = None
+
+    def add_prompt(self, scores: Sequence[TokenLogprobs | None]) -> None:
+        """Take what the model thought of each token of the prompt; None where it thought nothing."""
+        self._prompt_logprobs = [
+            None if score is None else _named_logprobs(self._tokenizer, token_id, score)
+            for token_id, score in zip(self.request.prompt_token_ids, scores, strict=True)
+        ]
 
     def begin(self, token_id: int) -> None:
         """Give the request a token before it runs, which ends nothing. The first token's time is that of the next."""
@@ -60,7 +69,7 @@ class OutputBuilder:
         if self._first_token_s is None:
             self._first_token_s = now
         if logprobs is not None:
-            self._logprobs.append(named_logprobs(self._tokenizer, token_id, logprobs))
+            self._logprobs.append(_named_logprobs(self._tokenizer, token_id, logprobs))
         if reason is FinishReason.STOP:
             self._stop_reason = None if token_id in self.request.eos_token_ids else token_id
             return self._end(reason)
@@ -99,7 +108,7 @@ class OutputBuilder:
             metrics,
             self.error,
             request.num_cached_tokens,
-            self.prompt_logprobs,
+            self._prompt_logprobs,
         )
 
     def _emit(self, delta: str) -> bool:
@@ -123,7 +132,7 @@ class OutputBuilder:
         return reason
 
 
-def named_logprobs(tokenizer: Tokenizer, token_id: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:
+def _named_logprobs(tokenizer: Tokenizer, token_id: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:
     """By token id, with the texts of tokens: the most likely ones in order, and the token itself."""
     text = tokenizer.token_text
     named = {token: Logprob(value, rank, text(token)) for rank, (token, value) in enumerate(logprobs.top, start=1)}
