@@ -7,16 +7,13 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from aethermind.engine.engine_client import EngineClient
 from aethermind.engine.engine_stats import EngineStats
-from aethermind.engine.open_requests import OpenRequests
 from aethermind.engine.prompt_reader import EnginePrompt, PromptReader
 from aethermind.errors import EngineDeadError
 from aethermind.log import get_logger
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from aethermind.engine.engine import Engine
     from aethermind.engine.output import RequestOutput
     from aethermind.engine.prompt_reader import Prompt
@@ -29,7 +26,7 @@ _log = get_logger(__name__)
 _Result = TypeVar("_Result")
 
 
-class AsyncEngine:
+class AsyncEngine(EngineClient):
     """Requests from the tasks of one event loop, batched together by an engine that nobody else may use meanwhile.
 
     async with AsyncEngine(llm.engine) as engine:
@@ -41,9 +38,9 @@ class AsyncEngine:
     """
 
     def __init__(self, engine: Engine) -> None:
+        super().__init__()
         self._engine = engine
         self._prompts = PromptReader.of(engine.planned, engine.tokenizer)
-        self._requests = OpenRequests(EngineDeadError("The engine was not started; use `async with`."))
         self._calls: set[asyncio.Future[Any]] = set()
         self._commands: list[Callable[[], object]] = []
         self._wake = threading.Condition()
@@ -56,28 +53,10 @@ class AsyncEngine:
         self._thread.start()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    @property
-    def failure(self) -> EngineDeadError | None:
-        """Why requests are not served; None while they are."""
-        return self._requests.failure
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether requests are served."""
-        return self._requests.failure is None
-
     @property
     def pid(self) -> int | None:
         """None: the engine is in this process."""
         return None
-
-    @property
-    def num_open(self) -> int:
-        """Requests that somebody waits for."""
-        return len(self._requests)
 
     @property
     def stats(self) -> EngineStats:
@@ -119,27 +98,6 @@ class AsyncEngine:
         self._submit(lambda: self._post(self._engine.abort(request_id)))
         return True
 
-    async def embed(self, prompt: EnginePrompt, pooling: str | None, *, is_normalized: bool) -> npt.NDArray[np.float32]:
-        """The vector of a text, float32 [hidden_size] (see `Engine.embed`), computed between two steps."""
-        token_ids = prompt.tokens_to_embed()
-        return await self.call(lambda engine: engine.embed(token_ids, pooling, is_normalized=is_normalized))
-
-    async def adjust(
-        self,
-        *,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        max_prefill_chunk: int | None = None,
-    ) -> None:
-        """Change the limits of the steps to come (see `Engine.adjust`)."""
-        await self.call(
-            lambda engine: engine.adjust(
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                max_prefill_chunk=max_prefill_chunk,
-            )
-        )
-
     async def call(self, function: Callable[[Engine], _Result]) -> _Result:
         """Run `function` on the engine between two steps, and return what it returns or raise what it raises.
 
@@ -162,9 +120,8 @@ class AsyncEngine:
         self._submit(run)
         return await result
 
-    async def drain(self) -> None:
-        """Wait until no request is open. New ones are still taken: whoever drains turns them away at the door."""
-        await self._requests.drained()
+    async def _ask(self, what: str, **arguments: Any) -> Any:
+        return await self.call(lambda engine: getattr(engine, what)(**arguments))
 
     async def close(self) -> None:
         """Stop after the step under way; requests that are open end with EngineDeadError."""

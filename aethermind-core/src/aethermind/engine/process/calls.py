@@ -1,6 +1,6 @@
 """What can be asked of an engine in another process besides answers: functions of the engine, by name.
 
-Arguments and results are values that `wire` knows. A new one stands here and in `EngineProcess`, which asks for it.
+Arguments and results are values that `wire` knows. A new one stands here and in `EngineClient`, which asks for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An engine in a process of its own, with the methods of `AsyncEngine`."""
+"""An engine in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aethermind.engine.open_requests import OpenRequests
+from aethermind.engine.engine_client import EngineClient
 from aethermind.engine.process.growth import GrowingOutput
 from aethermind.engine.process.messages import Abort, Add, Ask, Forget, Loaded, News, Setup
 from aethermind.engine.process.model_face import ModelFace
@@ -20,9 +20,6 @@ from aethermind.errors import EngineDeadError
 from aethermind.runtime import Runtime
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from aethermind.engine.config import EngineConfig
     from aethermind.engine.engine_stats import EngineStats
     from aethermind.engine.output import RequestOutput
@@ -35,7 +32,7 @@ __all__ = ["EngineProcess"]
 _DEFAULT_POLICY = RestartPolicy()
 
 
-class EngineProcess:
+class EngineProcess(EngineClient):
     """Requests from the tasks of one event loop, answered by an engine that may crash without harm to anything else.
 
     async with EngineProcess("demo", EngineConfig(num_threads=2)) as engine:
@@ -56,10 +53,10 @@ class EngineProcess:
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """`runtime` is what is installed, for the side of the model that stays in this process."""
+        super().__init__()
         self._model, self._tokenizer = str(model), config.tokenizer
         self._runtime = runtime
         self._face: ModelFace | None = None
-        self._requests = OpenRequests(EngineDeadError("The engine was not started; use `async with`."))
         self._handles: dict[str, int] = {}
         self._growing: dict[int, tuple[str, GrowingOutput]] = {}
         self._numbers = itertools.count()
@@ -84,9 +81,6 @@ class EngineProcess:
             raise
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     @property
     def face(self) -> ModelFace:
         """What this process knows of the model; only once the engine was started."""
@@ -103,21 +97,6 @@ class EngineProcess:
     def pid(self) -> int | None:
         """The id of the engine's process, None while there is none."""
         return self._supervisor.pid
-
-    @property
-    def failure(self) -> EngineDeadError | None:
-        """Why requests are not served, and whether that will change; None while they are."""
-        return self._requests.failure
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether requests are served."""
-        return self._requests.failure is None
-
-    @property
-    def num_open(self) -> int:
-        """Requests that somebody waits for."""
-        return len(self._requests)
 
     @property
     def stats(self) -> EngineStats:
@@ -158,32 +137,6 @@ class EngineProcess:
             return False
         self._supervisor.send(Abort(handle))
         return True
-
-    async def embed(self, prompt: EnginePrompt, pooling: str | None, *, is_normalized: bool) -> npt.NDArray[np.float32]:
-        """The vector of a text, float32 [hidden_size] (see `Engine.embed`), computed between two steps."""
-        vector: npt.NDArray[np.float32] = await self._ask(
-            "embed", token_ids=list(prompt.tokens_to_embed()), pooling=pooling, is_normalized=is_normalized
-        )
-        return vector
-
-    async def adjust(
-        self,
-        *,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        max_prefill_chunk: int | None = None,
-    ) -> None:
-        """Change the limits of the steps to come (see `Engine.adjust`), until the process is started again."""
-        await self._ask(
-            "adjust",
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_prefill_chunk=max_prefill_chunk,
-        )
-
-    async def drain(self) -> None:
-        """Wait until no request is open. New ones are still taken: whoever drains turns them away at the door."""
-        await self._requests.drained()
 
     async def close(self) -> None:
         """End the process after the step under way; requests that are open end with EngineDeadError."""
