@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -15,7 +15,7 @@ from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel, refusal_of
 from aethermind.server.openai.response_input import InputItem, chat_messages
-from aethermind.server.openai.sampling import StructuredOutputsFields
+from aethermind.server.openai.sampling import CommonFields
 
 if TYPE_CHECKING:
     from aethermind.engine.prompt_reader import Prompt
@@ -38,11 +38,7 @@ _NAMES = {
 }
 """Fields of a chat by what they are called here."""
 
-_SAME_NAMES = (
-    *("model", "stream", "temperature", "top_p", "top_logprobs", "user", "parallel_tool_calls"),
-    *("seed", "stop", "top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "structured_outputs"),
-    *("priority", "deadline_ms", "session_id", "cache_salt", "chat_template_kwargs"),
-)
+_SAME_NAMES = (*CommonFields.model_fields, "top_logprobs", "parallel_tool_calls", "chat_template_kwargs")
 
 
 class FunctionTool(StrictModel):
@@ -78,10 +74,9 @@ class TextOptions(StrictModel):
     format: TextFormat | None = None
 
 
-class ResponseRequest(StrictModel):
-    """The body of a request. Those after `stream` are ours, as in chats."""
+class ResponseRequest(CommonFields):
+    """The body of a request."""
 
-    model: str
     input: str | list[InputItem]
     instructions: str | None = None
     tools: list[FunctionTool] | None = None
@@ -89,27 +84,11 @@ class ResponseRequest(StrictModel):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     max_output_tokens: int | None = None
-    temperature: int | float | None = None
-    top_p: int | float | None = None
     top_logprobs: int | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
     metadata: dict[str, str] | None = None
-    user: str | None = None
     store: bool | None = None
     truncation: Literal["disabled"] | None = None
-    stream: bool | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    top_k: int | None = None
-    min_p: int | float | None = None
-    repetition_penalty: int | float | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    structured_outputs: StructuredOutputsFields | None = None
-    priority: int | None = None
-    deadline_ms: int | float | None = None
-    session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def chat(self) -> ChatRequest:

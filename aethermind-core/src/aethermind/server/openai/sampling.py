@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aethermind.server.served_model import ServedModel
     from aethermind.server.tenants import Tenant
 
-__all__ = ["SamplingFields", "StreamOptions", "named_fields", "sampling_params"]
+__all__ = ["CommonFields", "SamplingFields", "StreamOptions", "named_fields", "sampling_params"]
 
 MAX_ANSWERS = 16
 """The most answers to one prompt."""
@@ -75,24 +75,34 @@ class StructuredOutputsFields(StrictModel):
     json_object: bool | None = None
 
 
-class SamplingFields(StrictModel):
-    """What completions and chats have in common. None everywhere means: as the model's own settings say."""
+class CommonFields(StrictModel):
+    """What every request for an answer may have. None everywhere means: as the model's own settings say."""
 
     model: str
-    max_tokens: int | None = None
     temperature: int | float | None = None
     top_p: int | float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     user: str | None = None
     top_k: int | None = None
     min_p: int | float | None = None
     repetition_penalty: int | float | None = None
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    structured_outputs: StructuredOutputsFields | None = None
+    priority: int | None = None
+    deadline_ms: int | float | None = None
+    session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+
+class SamplingFields(CommonFields):
+    """What completions and chats have in common."""
+
+    max_tokens: int | None = None
+    stream_options: StreamOptions | None = None
+    stop_token_ids: list[int] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
     presence_penalty: int | float | None = None
     frequency_penalty: int | float | None = None
@@ -100,11 +110,6 @@ class SamplingFields(StrictModel):
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputsFields | None = None
-    priority: int | None = None
-    deadline_ms: int | float | None = None
-    session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
     @property
     def num_answers(self) -> int:
