@@ -160,9 +160,14 @@ class Request:
         return len(self.output_token_ids)
 
     @property
+    def num_missing_tokens(self) -> int:
+        """Tokens whose KV is still to be computed, the newest among them."""
+        return len(self.all_token_ids) - self.num_computed_tokens
+
+    @property
     def is_prefilling(self) -> bool:
         """Whether more than the newest token is still to be computed: a prompt, or all after a preemption."""
-        return len(self.all_token_ids) - self.num_computed_tokens > 1
+        return self.num_missing_tokens > 1
 
     @property
     def is_just_resumed(self) -> bool:

@@ -63,7 +63,7 @@ class Scheduler:
         extended: list[Request] = []
         starved: list[Request] = []
         for request in running:
-            num_missing = len(request.all_token_ids) - request.num_computed_tokens
+            num_missing = len(request.all_token_ids) - request.num_computed_tokens  # a call for each would tell
             if num_missing > 1:
                 is_decode = request.num_computed_tokens >= request.num_prompt_tokens and num_missing <= _MOST_EXTENDED
                 (extended if is_decode else prefills).append(request)
@@ -100,8 +100,8 @@ class Scheduler:
         most, block_size = budget.max_num_batched_tokens, self._cache.spec.block_size
         num_blocks = 0
         for request in running:
-            remaining = len(request.all_token_ids) - request.num_computed_tokens
-            num_blocks += 1 if remaining <= 1 else 2 + min(remaining, most) // block_size
+            num_missing = len(request.all_token_ids) - request.num_computed_tokens
+            num_blocks += 1 if num_missing <= 1 else 2 + min(num_missing, most) // block_size
         if num_blocks > self._cache.num_available_blocks:
             return False
         first = waiting.first(now) if self._is_sharing and waiting else None
@@ -138,7 +138,7 @@ class Scheduler:
         """
         if not any(entry.request.draft_token_ids for entry in decision.scheduled):
             return
-        num_wanted = sum(len(request.all_token_ids) - request.num_computed_tokens for request in prefills)
+        num_wanted = sum(request.num_missing_tokens for request in prefills)
         room = budget.max_num_batched_tokens - decision.num_batched_tokens - num_wanted
         room = min(room, budget.max_draft_tokens)
         decodes, verifications = [], []
@@ -161,7 +161,7 @@ class Scheduler:
         left = []
         room = budget.max_num_batched_tokens - decision.num_batched_tokens
         for index, request in enumerate(extended):
-            num_missing = len(request.all_token_ids) - request.num_computed_tokens
+            num_missing = request.num_missing_tokens
             count = min(num_missing, room // (len(extended) - index), budget.max_prefill_chunk or num_missing)
             result = self._cache.reserve(request.request_id, count) if count > 0 else None
             if result is None or result.outcome is not Outcome.OK:
@@ -184,12 +184,12 @@ class Scheduler:
                 decision.num_decodes += 1
                 decision.num_batched_tokens += 1
         for request in prefills:
-            remaining = len(request.all_token_ids) - request.num_computed_tokens
-            chunk = step.chunk(remaining)
+            num_missing = request.num_missing_tokens
+            chunk = step.chunk(num_missing)
             if request.state is not RequestState.RUNNING or chunk == 0:
                 continue
             if self._giving_way.make_room(step, request, chunk):
-                decision.scheduled.append(ScheduledRequest(request, chunk, chunk == remaining))
+                decision.scheduled.append(ScheduledRequest(request, chunk, chunk == num_missing))
                 decision.num_batched_tokens += chunk
             else:
                 is_short = True
@@ -198,9 +198,9 @@ class Scheduler:
     def _let_one_on(self, step: SchedulingStep) -> None:
         """Where everybody waits for room, the first in rank takes it, also from those who were just resumed."""
         request = min(step.running, key=lambda candidate: self._giving_way.rank(candidate, step.now))
-        remaining = len(request.all_token_ids) - request.num_computed_tokens
-        chunk = step.chunk(remaining)
+        num_missing = request.num_missing_tokens
+        chunk = step.chunk(num_missing)
         if self._giving_way.make_room(step, request, chunk, is_last_resort=True):
-            step.decision.scheduled.append(ScheduledRequest(request, chunk, chunk == remaining))
+            step.decision.scheduled.append(ScheduledRequest(request, chunk, chunk == num_missing))
             step.decision.num_batched_tokens = chunk
-            step.decision.num_decodes = int(remaining == 1)
+            step.decision.num_decodes = int(num_missing == 1)
