@@ -147,14 +147,7 @@ class ModelRunner:
 
     def launch(self, decision: ScheduleDecision, before: RunningStep | None = None) -> RunningStep:
         """Enqueue a step. Where `before` is given, which has not been read, it goes on from the tokens of that one."""
-        wanted = _PLAIN
-        has_processors = False
-        for entry in decision.scheduled:
-            if entry.needs_logits and not entry.request.params.is_plain:
-                wanted, has_processors = _needs(decision)
-                break
-        if needs_embeddings(decision):
-            wanted = wanted._replace(has_embeddings=True)
+        wanted, has_processors = _needs(decision)
         model = GraphKey(has_embeddings=wanted.has_embeddings) if has_processors else wanted
         hooks = self.hooks
         is_plain = model == _PLAIN and not hooks.is_active
@@ -345,7 +338,12 @@ def _read_of(sampled: Sequence[SampledRow]) -> tuple[str, ...]:
 
 
 def _needs(decision: ScheduleDecision) -> tuple[GraphKey, bool]:
-    """Which graph a step needs, embeddings aside, and whether the host changes logits."""
-    requests = [entry.request for entry in decision.scheduled if entry.needs_logits]
-    key = GraphKey(any(map(needs_adjusted_logits, requests)), any(request.params.is_masked for request in requests))
-    return key, any(request.params.logits_processors for request in requests)
+    """Which graph a step needs, and whether the host changes logits."""
+    key, has_processors = _PLAIN, False
+    # Mostly all are plain: that is one look at each.
+    if any(entry.needs_logits and not entry.request.params.is_plain for entry in decision.scheduled):
+        requests = [entry.request for entry in decision.scheduled if entry.needs_logits]
+        is_masked = any(request.params.is_masked for request in requests)
+        key = GraphKey(any(map(needs_adjusted_logits, requests)), is_masked)
+        has_processors = any(request.params.logits_processors for request in requests)
+    return (key._replace(has_embeddings=True) if needs_embeddings(decision) else key), has_processors
