@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from aethermind.cache.stores.address import StoreAddress
@@ -21,6 +22,30 @@ _NAMES = {
 }
 
 _DEFAULT_NAMES = (("device", "auto"), ("dtype", "auto"), ("scheduling_policy", "fair"), ("executor", "auto"))
+
+_COUNTS = (
+    "max_model_len",
+    "num_kv_blocks",
+    "block_size",
+    "num_threads",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_new_tokens",
+    "max_sessions",
+    "num_speculative_tokens",
+    "prompt_lookup_max",
+    "prompt_lookup_min",
+    "tensor_parallel_size",
+)
+
+_NUMBERS: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    "swap_space": (lambda value: 0 <= value < 2**20, "GiB of host memory, 0 for none"),
+    "weight_cache": (lambda value: 0 <= value < 2**20, "GiB of disk space, 0 for none"),
+    "swap_threshold": (lambda value: 0 <= value <= 1, "a fraction of the blocks, 0 to 1"),
+    "session_ttl": (lambda value: 0 < value < 2**40, "seconds, more than 0"),
+}
+
+_FLAGS = ("enable_prefix_caching", "deterministic")
 
 _KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3")
 
@@ -82,36 +107,17 @@ class EngineConfig:
         for name, default in _DEFAULT_NAMES:
             if not isinstance(getattr(self, name), str):
                 raise InvalidArgumentError(f"{name} should be a name, such as {default}, got {getattr(self, name)!r}.")
-        for name in (
-            "max_model_len",
-            "num_kv_blocks",
-            "block_size",
-            "num_threads",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "max_new_tokens",
-            "max_sessions",
-            "num_speculative_tokens",
-            "prompt_lookup_max",
-            "prompt_lookup_min",
-            "tensor_parallel_size",
-        ):
+        for name in _COUNTS:
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**40):
+            if value is not None and not (_is_number(value, int) and 0 < value < 2**40):
                 raise InvalidArgumentError(f"{name} should be a positive integer, got {value!r}.")
-        for name, place in (("swap_space", "host memory"), ("weight_cache", "disk space")):
+        for name, (fits, words) in _NUMBERS.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**20:
-                raise InvalidArgumentError(f"{name} should be GiB of {place}, 0 for none, got {value!r}.")
-        threshold = self.swap_threshold
-        if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
-            raise InvalidArgumentError(f"swap_threshold should be a fraction of the blocks, 0 to 1, got {threshold!r}.")
-        ttl = self.session_ttl
-        if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl < 2**40:
-            raise InvalidArgumentError(f"session_ttl should be seconds, more than 0, got {ttl!r}.")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            if not (_is_number(value, int, float) and fits(value)):
+                raise InvalidArgumentError(f"{name} should be {words}, got {value!r}.")
+        if not _is_number(self.seed, int):
             raise InvalidArgumentError(f"seed should be an integer, got {self.seed!r}.")
-        for name in ("enable_prefix_caching", "deterministic"):
+        for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgumentError(f"{name} should be True or False, got {getattr(self, name)!r}.")
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, _KV_CACHE_DTYPES)
@@ -151,6 +157,11 @@ class EngineConfig:
             raise InvalidArgumentError(
                 "draft_model is given and speculative_method is not; set that to draft, or leave both out."
             )
+
+
+def _is_number(value: object, *kinds: type) -> bool:
+    """Whether a value is of one of these kinds; True and False, which are integers to Python, are none here."""
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def _check_store(address: object, enable_prefix_caching: bool) -> None:
