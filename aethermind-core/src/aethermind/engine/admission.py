@@ -109,7 +109,7 @@ class Admission:
             if cache.spec.num_blocks_for(request.num_tokens) > cache.num_available_blocks:
                 return 0
             cache.swap_in(request_id)
-            chunk = step.chunk(request.num_tokens - request.num_computed_tokens)
+            chunk = step.chunk(request.num_missing_tokens)
             result = cache.reserve(request_id, chunk)
             assert result.outcome is Outcome.OK, f"request {request_id} has no room for what it was let in with"
             step.decision.prepare(result)

@@ -73,9 +73,29 @@ class ServerAnswerer:
         return {"model": self.model, "messages": conversation.prompt(), **made, **asked}
 
 
+class _GrowingText:
+    """An answer as a model would have written it: reasoning, which servers tell apart, between its marks. Mutable."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._is_thinking = False
+
+    def add(self, delta: dict[str, Any]) -> bool:
+        """Take what a choice brings; whether that was any text."""
+        thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        said = delta.get("content") or ""
+        if thought:
+            self.text += thought if self._is_thinking else _THOUGHT_BEGINS + thought
+            self._is_thinking = True
+        if said:
+            self.text += _THOUGHT_ENDS + said if self._is_thinking else said
+            self._is_thinking = False
+        return bool(thought or said)
+
+
 def _replies(response: httpx.Response, seed: int | None) -> Iterator[Reply]:
     sent_s, first_s, last_s = time.perf_counter(), None, 0.0
-    text, is_thinking, num_pieces = "", False, 0
+    growing, num_pieces = _GrowingText(), 0
     reason: str | None = None
     usage: dict[str, Any] = {}
     for event in _events(response):
@@ -85,25 +105,15 @@ def _replies(response: httpx.Response, seed: int | None) -> Iterator[Reply]:
         usage = event.get("usage") or usage
         for choice in event.get("choices") or ():
             reason = choice.get("finish_reason") or reason
-            delta = choice.get("delta") or {}
-            thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
-            said = delta.get("content") or ""
-            if not thought and not said:
-                continue
-            last_s = time.perf_counter()
-            first_s = last_s if first_s is None else first_s
-            num_pieces += 1
-            if thought:
-                text += thought if is_thinking else _THOUGHT_BEGINS + thought
-                is_thinking = True
-            if said:
-                text += _THOUGHT_ENDS + said if is_thinking else said
-                is_thinking = False
-            yield Reply(text)
+            if growing.add(choice.get("delta") or {}):
+                last_s = time.perf_counter()
+                first_s = last_s if first_s is None else first_s
+                num_pieces += 1
+                yield Reply(growing.text)
     if reason is None:
         raise EngineDeadError("The server ended the answer in the middle; /regen asks again.")
     yield Reply(
-        text,
+        growing.text,
         reason,
         usage.get("prompt_tokens") or 0,
         (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
