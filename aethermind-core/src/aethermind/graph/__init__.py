@@ -2,7 +2,7 @@
 
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.compile import Compiled, compile_graph
-from aethermind.graph.executor import Executable, Executor, StepLoop
+from aethermind.graph.executor import Executable, Executor, MemoryMap, StepLoop, addresses_in_run, array_at
 from aethermind.graph.ir import Graph, Node, Value
 from aethermind.graph.plan import Operand, Place, Plan, Step
 from aethermind.graph.repeated_runs import BATCH_SIZES, is_decode_size
@@ -14,6 +14,7 @@ __all__ = [
     "Executor",
     "Graph",
     "GraphBuilder",
+    "MemoryMap",
     "Node",
     "Operand",
     "Place",
@@ -21,6 +22,8 @@ __all__ = [
     "Step",
     "StepLoop",
     "Value",
+    "addresses_in_run",
+    "array_at",
     "compile_graph",
     "is_decode_size",
 ]
