@@ -41,6 +41,7 @@ class ServedModel:
     @classmethod
     def of(cls, name: str, llm: LLM, engine: EngineClient) -> ServedModel:
         """A loaded model, run by `engine` from now on."""
+        llm.tokenizer.read_whole()
         planned = llm.engine.planned
         vocab_size = planned.model.config.vocab_size
         return cls(name, engine, llm.tokenizer, llm.info, llm.sampling_defaults, vocab_size, planned.answer_format)

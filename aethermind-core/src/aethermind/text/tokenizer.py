@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
+from aethermind.text.byte_alphabet import BYTE_OF_CHAR
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
+
+    from aethermind.text.mapped_bpe import MappedBpe
 
 __all__ = ["Tokenizer"]
 
@@ -30,7 +32,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        fast: FastTokenizer,
+        fast: FastTokenizer | MappedBpe,
         *,
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
@@ -38,7 +40,7 @@ class Tokenizer:
         """Wrap a loaded `tokenizers.Tokenizer`; use `from_directory` to read one from disk.
 
         Args:
-            fast: the library's tokenizer. Its truncation and padding are switched off.
+            fast: the library's tokenizer, or what stands in for it. Its truncation and padding are switched off.
             special_tokens: texts by role (`bos_token`, `eos_token`, `pad_token`, `unk_token`).
             chat_template: Jinja source for `render_chat`, if the model has one.
 
@@ -133,7 +135,7 @@ class Tokenizer:
         """
         try:
             return self._fast.encode(text, add_special_tokens=add_special_tokens).ids
-        except TypeError as error:
+        except (TypeError, UnicodeEncodeError) as error:
             raise InvalidArgumentError(_why_not_text(text)) from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -149,6 +151,13 @@ class Tokenizer:
             raise InvalidArgumentError(
                 f"Token id {wrong} is not in the vocabulary of {self.vocab_size} tokens."
             ) from error
+
+    def read_whole(self) -> None:
+        """Read now what is read when much text has come (see `text.mapped_bpe`): then no request waits for it."""
+        from aethermind.text.mapped_bpe import MappedBpe
+
+        if isinstance(self._fast, MappedBpe):
+            self._fast = self._fast.whole
 
     def as_json(self) -> str:
         """Return the tokenizer in the form of tokenizer.json, for libraries that read that."""
@@ -174,27 +183,15 @@ class Tokenizer:
         if not self.is_byte_level:
             return None
         token = self.id_to_token(token_id) or ""
-        byte_of_char = _byte_of_char()
         try:
-            value = bytes([byte_of_char[char] for char in token])
+            value = bytes([BYTE_OF_CHAR[char] for char in token])
         except KeyError:  # an added token is spelled as itself, unless every char happens to stand for a byte
             value = token.encode()
         self._token_bytes[token_id] = value
         return value
 
 
-@cache
-def _byte_of_char() -> dict[str, int]:
-    """The byte behind each char of a byte-level vocabulary.
-
-    Bytes that print in Latin-1 stand for themselves; the others take the code points from U+0100 on, in order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-def _decoder_kinds(fast: FastTokenizer) -> tuple[str, ...]:
+def _decoder_kinds(fast: FastTokenizer | MappedBpe) -> tuple[str, ...]:
     if fast.decoder is None:
         return ()
     state = json.loads(fast.decoder.__getstate__())
@@ -202,8 +199,10 @@ def _decoder_kinds(fast: FastTokenizer) -> tuple[str, ...]:
     return tuple(step["type"] for step in steps)
 
 
-def _read_vocabulary(directory: Path) -> tuple[FastTokenizer, dict[str, str]]:
-    """The library's tokenizer, and special tokens by role that its files name without tokenizer_config.json."""
+def _read_vocabulary(directory: Path) -> tuple[FastTokenizer | MappedBpe, dict[str, str]]:
+    """The library's tokenizer or what stands in for it, and special tokens by role that its files name without
+    tokenizer_config.json.
+    """
     path = directory / "tokenizer.json"
     if not path.is_file():
         from aethermind.text.transformers_tokenizer import find_vocabulary_files, read_with_transformers
@@ -214,10 +213,10 @@ def _read_vocabulary(directory: Path) -> tuple[FastTokenizer, dict[str, str]]:
             f"{path} does not exist, nor other files to make a tokenizer from. Put the model's tokenizer.json there, "
             "or pass --tokenizer."
         )
-    from tokenizers import Tokenizer as FastTokenizer
+    from aethermind.text.kept_tables import open_tokenizer
 
     try:
-        return FastTokenizer.from_file(str(path)), {}
+        return open_tokenizer(path), {}
     except Exception as error:  # the library raises bare Exception for every kind of corrupt file
         raise TokenizerError(
             f"{path} ({path.stat().st_size} bytes) is not a readable tokenizer: {_flat(error)}. Fetch the file again."

@@ -35,6 +35,7 @@ class ModelFace:
         raw = source.config()
         architecture = architecture_name(raw, source.path)
         found = source.tokenizer()
+        found.read_whole()
         factory = runtime.input_processors.find(architecture)
 
         def open_processor() -> InputProcessor | None:

@@ -1,0 +1,127 @@
+"""Tables of large tokenizers in the user's cache folder: the next process that wants one maps what this one read."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import aethermind
+from aethermind import env
+from aethermind.log import get_logger
+from aethermind.text import bpe_tables
+from aethermind.text.bpe_tables import BpeTables, has_tables, write_tables
+from aethermind.text.mapped_bpe import MappedBpe
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as FastTokenizer
+
+__all__ = ["LEAST_BYTES", "open_tokenizer"]
+
+logger = get_logger(__name__)
+
+LEAST_BYTES = 1 << 20
+"""A smaller tokenizer.json is read as fast as its tables are found."""
+
+_MAX_FILES = 16
+_SUFFIX = ".bpe"
+_UNFINISHED = ".part"
+_LOST_AFTER_S = 3600.0
+
+
+def open_tokenizer(path: Path) -> FastTokenizer | MappedBpe:
+    """The tokenizer of a tokenizer.json: over its tables where there are any, else the library's, whose tables are kept
+    beside what the process does.
+
+    Whatever the library raises is raised for a file that it cannot read.
+    """
+    if path.stat().st_size < LEAST_BYTES:
+        return _read(path)
+    key = _key(path)
+    place = env.cache_directory() / "tokenizers" / (key + _SUFFIX)
+    try:
+        tables = BpeTables(place, key)
+    except OSError:
+        pass
+    except (ValueError, KeyError, TypeError) as error:
+        logger.warning("Tables of %s are made again, for those that were kept are damaged: %s", path, error)
+    else:
+        with suppress(OSError):
+            os.utime(place)
+        return MappedBpe(tables, lambda: _read(path))
+    fast = _read(path)
+    if has_tables(fast):
+        thread = threading.Thread(target=_keep, args=(fast, key, place), name="aethermind-keep-tokenizer", daemon=True)
+        thread.start()
+        atexit.register(_finish, thread)
+    return fast
+
+
+def _read(path: Path) -> FastTokenizer:
+    from tokenizers import Tokenizer as FastTokenizer
+
+    fast = FastTokenizer.from_file(str(path))
+    fast.no_truncation()
+    fast.no_padding()
+    return fast
+
+
+def _key(path: Path) -> str:
+    """32 hexadecimal digits over a tokenizer's file and what makes tables of it, by what the system says of them."""
+    import tokenizers
+
+    files = [os.stat(path), os.stat(bpe_tables.__file__)]
+    described = [
+        [aethermind.__version__, tokenizers.__version__],
+        [[one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns] for one in files],
+    ]
+    return sha256(json.dumps(described).encode()).hexdigest()[:32]
+
+
+def _keep(fast: FastTokenizer, key: str, place: Path) -> None:
+    try:
+        _write(place, write_tables(fast, key))
+    except (OSError, ValueError) as error:
+        logger.info("tables of a tokenizer are not kept for the next start: %s", error)
+
+
+def _write(place: Path, parts: Iterable[bytes]) -> None:
+    """Write a file beside its place and move it there, so that nobody maps half of one."""
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_room(place.parent)
+    descriptor, name = tempfile.mkstemp(_UNFINISHED, place.name[:8], place.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            file.writelines(parts)
+        os.replace(name, place)
+    finally:
+        with suppress(OSError):
+            os.unlink(name)
+
+
+def _make_room(folder: Path) -> None:
+    """Give up what was used least recently, so that one more may be kept, and what was begun long ago."""
+    kept = []
+    for path in folder.iterdir():
+        with suppress(OSError):
+            written = path.stat().st_mtime
+            if path.suffix == _SUFFIX:
+                kept.append((written, path))
+            elif path.suffix == _UNFINISHED and time.time() - written > _LOST_AFTER_S:
+                path.unlink()
+    for _, path in sorted(kept, reverse=True)[_MAX_FILES - 1 :]:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _finish(thread: threading.Thread) -> None:
+    with suppress(KeyboardInterrupt):
+        thread.join()

@@ -1,0 +1,160 @@
+"""Byte-level BPE over mapped tables: the library's tokenizer without reading its vocabulary.
+
+Text is normalised, cut into pieces and put together again by the library, which takes no vocabulary; pieces become
+tokens here. That is slower than the library, which is therefore read when much text has come.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aethermind.text.byte_alphabet import BYTE_OF_CHAR
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as FastTokenizer
+
+    from aethermind.text.bpe_tables import BpeTables
+
+__all__ = ["MappedBpe"]
+
+_MUCH_TEXT = 1 << 16
+"""Characters whose tokens take about as long to find here as the whole tokenizer takes to be read."""
+
+_LONG_PIECE = 256
+"""Characters from which the time that a piece takes, which grows with the square of its length, is felt."""
+
+
+class Encoded(NamedTuple):
+    """What is asked of the library's `Encoding`."""
+
+    ids: list[int]
+
+
+class MappedBpe:
+    """Implements what `Tokenizer` asks of the library's tokenizer, with the same results."""
+
+    def __init__(self, tables: BpeTables, read_whole: Callable[[], FastTokenizer]) -> None:
+        """A tokenizer over these tables; `read_whole` reads the one that they were made of."""
+        from tokenizers import Tokenizer as FastTokenizer
+
+        self._tables = tables
+        self._read_whole = read_whole
+        self._shell = FastTokenizer.from_str(tables.shell)
+        self._added = {text: token_id for token_id, text, _ in tables.added}
+        self._added_names = {token_id: text for token_id, text, _ in tables.added}
+        self._special = frozenset(text for _, text, is_special in tables.added if is_special)
+        longest_first = sorted(self._added, key=len, reverse=True)
+        self._added_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+        self._num_chars_left = _MUCH_TEXT
+        self._pieces: dict[str, list[int]] = {}
+        self._whole: FastTokenizer | None = None
+
+    @property
+    def whole(self) -> FastTokenizer:
+        """The library's tokenizer, which finds all tokens once it is there."""
+        if self._whole is None:
+            self._whole = self._read_whole()
+        return self._whole
+
+    @cached_property
+    def _id_of_char(self) -> dict[str, int]:
+        return {char: self._tables.find(char) or 0 for char in BYTE_OF_CHAR}
+
+    def no_truncation(self) -> None:
+        """Nothing is ever cut off."""
+
+    def no_padding(self) -> None:
+        """Nothing is ever filled up."""
+
+    @property
+    def decoder(self) -> Any:
+        """The library's decoder."""
+        return self._shell.decoder
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> Encoded:
+        """Token ids of a text; TypeError for what is not text."""
+        ids = self._encode_here(text)
+        if ids is None:
+            return Encoded(self.whole.encode(text, add_special_tokens=add_special_tokens).ids)
+        return Encoded([*self._tables.before, *ids, *self._tables.after] if add_special_tokens else ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids, without those that are none; OverflowError for one that does not fit in 32 bits."""
+        names = (self.id_to_token(token_id) for token_id in token_ids)
+        kept = [name for name in names if name is not None and not (skip_special_tokens and name in self._special)]
+        return " ".join(kept) if self._shell.decoder is None else self._shell.decoder.decode(kept)
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token, added or of the vocabulary."""
+        added = self._added.get(token)
+        return self._tables.find(token) if added is None else added
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token with an id; OverflowError for one that does not fit in 32 bits."""
+        if not 0 <= token_id < 1 << 32:
+            raise OverflowError(f"{token_id} is no 32-bit number")
+        return self._added_names.get(token_id) or self._tables.name(token_id)
+
+    def get_vocab_size(self, *, with_added_tokens: bool) -> int:
+        """Number of tokens; here, always with those added."""
+        return self._tables.vocab_size
+
+    def get_added_tokens_decoder(self) -> dict[int, AddedToken]:
+        """Added tokens by id."""
+        from tokenizers import AddedToken
+
+        return {token_id: AddedToken(text, special=is_special) for token_id, text, is_special in self._tables.added}
+
+    def to_str(self) -> str:
+        """The whole tokenizer in the form of tokenizer.json."""
+        return self.whole.to_str()
+
+    def _encode_here(self, text: str) -> list[int] | None:
+        """Token ids of a text; None where the library should find them."""
+        self._num_chars_left -= len(text)
+        if self._num_chars_left < 0 or self._whole is not None:
+            return None
+        ids: list[int] = []
+        for part in self._parts(text):
+            if isinstance(part, int):
+                ids.append(part)
+            elif len(part) <= _LONG_PIECE:
+                ids += self._pieces.get(part) or self._encode_piece(part)
+            else:
+                return None
+        return ids
+
+    def _parts(self, text: str) -> Iterator[int | str]:
+        """Ids of the added tokens in a text, and pieces of what is between them, in the alphabet of bytes."""
+        stretches = [text] if self._added_pattern is None else self._added_pattern.split(text)
+        for index, stretch in enumerate(stretches):
+            if index % 2:
+                yield self._added[stretch]
+            elif stretch:
+                normal = stretch if self._shell.normalizer is None else self._shell.normalizer.normalize_str(stretch)
+                for piece, _ in self._shell.pre_tokenizer.pre_tokenize_str(normal):
+                    yield piece
+
+    def _encode_piece(self, piece: str) -> list[int]:
+        """The tokens of a piece: of all pairs that may be merged the first in rank, the leftmost of its like, and again
+        until none is left.
+        """
+        tables = self._tables
+        token_id = tables.find(piece) if tables.keeps_whole_words else None
+        ids = [self._id_of_char[char] for char in piece] if token_id is None else [token_id]
+        ranks = [tables.rank(left, right) for left, right in pairwise(ids)]
+        while ranks and (rank := min(ranks)) < tables.num_merges:
+            place = ranks.index(rank)
+            ids[place : place + 2] = [tables.merged(rank)]
+            del ranks[place]
+            if place > 0:
+                ranks[place - 1] = tables.rank(ids[place - 1], ids[place])
+            if place < len(ranks):
+                ranks[place] = tables.rank(ids[place], ids[place + 1])
+        self._pieces[piece] = ids
+        return ids
