@@ -59,6 +59,8 @@ OURS: list[tuple[str, str, dict[str, str]]] = [
 LLAMA = [("bf16", "bf16"), ("f16", "bf16"), ("Q8_0", "int8"), ("Q4_0", "int4"), ("Q4_K_M", "int4")]
 OPENVINO = [("fp16", "bf16"), ("int8", "int8"), ("int4", "int4")]
 ONNXRUNTIME = [("int8", "int8"), ("int4", "int4")]
+_AS_INSTALLED = {"PYTHONDONTWRITEBYTECODE": ""}
+"""pip compiles modules when it installs them; those of a source tree are compiled by the first start, if it may."""
 
 
 def _aethermind(checkpoint: Path, threads: int, name: str, precision: str, options: dict[str, str]) -> Contestant:
@@ -71,6 +73,7 @@ def _aethermind(checkpoint: Path, threads: int, name: str, precision: str, optio
         (checkpoint,),
         (*start, "--threads", str(threads), *flags),
         is_ours=True,
+        environment=_AS_INSTALLED,
     )
 
 

@@ -7,8 +7,8 @@ changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -119,6 +119,8 @@ class _Lowering:
     weight_formats: Mapping[str, WeightFormat]
     row_formats: Mapping[str, WeightFormat]
     packed: Mapping[str, str]
+    resolved: dict[Hashable, Resolution] = field(default_factory=dict)
+    """What the dispatcher said of signatures: those of one layer are those of the next."""
 
     def lower(self, node: Node) -> Sequence[tuple[Node, Resolution | None]]:
         """The nodes that compute what `node` does, each with its kernel."""
@@ -126,7 +128,7 @@ class _Lowering:
         if operator.schema.is_view:
             return [(node, None)]
         signature = self._signature(node, operator)
-        resolution = self._sharing(node, operator, signature) or self.dispatcher.resolve(signature)
+        resolution = self._sharing(node, operator, signature) or self._resolve(signature)
         if operator.decompose is None:
             return [(node, resolution if resolution.chosen else self._fall_back(signature, resolution))]
         if resolution.chosen and self.fuse:
@@ -137,6 +139,13 @@ class _Lowering:
             if resolution.chosen is None:
                 raise
             return [(node, resolution)]
+
+    def _resolve(self, signature: Signature) -> Resolution:
+        attributes, packed = tuple(signature.attributes.items()), tuple(signature.packed.items())
+        key = (signature.operator, signature.dtype, signature.inputs, attributes, signature.weight_format, packed)
+        if key not in self.resolved:
+            self.resolved[key] = self.dispatcher.resolve(signature)
+        return self.resolved[key]
 
     def _signature(self, node: Node, operator: Operator) -> Signature:
         types = tuple(value.type if value else None for value in node.inputs)
@@ -158,7 +167,7 @@ class _Lowering:
         if not formats and not layouts:
             return None
         weight_format = "+".join(sorted(formats)) or DENSE
-        resolution = self.dispatcher.resolve(replace(signature, weight_format=weight_format, packed=layouts))
+        resolution = self._resolve(replace(signature, weight_format=weight_format, packed=layouts))
         return resolution if resolution.chosen else None
 
     def _fall_back(self, signature: Signature, own: Resolution) -> Resolution:
