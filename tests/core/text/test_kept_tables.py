@@ -261,6 +261,19 @@ def test_a_changed_file_is_read_anew(directory: Path, texts: tuple[str, ...]) ->
         opened(directory)
 
 
+@pytest.mark.usefixtures("cache")
+def test_a_file_that_changes_meanwhile_is_not_mixed_up_with_the_old(directory: Path, texts: tuple[str, ...]) -> None:
+    opened(directory)
+    changed, gone = opened(directory), opened(directory)
+    like_gpt2(texts).save(str(directory / "tokenizer.json"))
+    with pytest.raises(TokenizerError, match="Open it again"):
+        changed.read_whole()
+    (directory / "tokenizer.json").unlink()
+    with pytest.raises(TokenizerError, match="Open it again"):
+        gone.as_json()
+    assert gone.decode(gone.encode("Once upon a time")) == "Once upon a time"
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aethermind
 from aethermind import env
+from aethermind.errors import TokenizerError
 from aethermind.log import get_logger
 from aethermind.text import bpe_tables
 from aethermind.text.bpe_tables import BpeTables, has_tables, write_tables
@@ -56,7 +58,7 @@ def open_tokenizer(path: Path) -> FastTokenizer | MappedBpe:
     else:
         with suppress(OSError):
             os.utime(place)
-        return MappedBpe(tables, lambda: _read(path))
+        return MappedBpe(tables, partial(_read_again, path, key))
     fast = _read(path)
     if has_tables(fast):
         thread = threading.Thread(target=_keep, args=(fast, key, place), name="aethermind-keep-tokenizer", daemon=True)
@@ -72,6 +74,16 @@ def _read(path: Path) -> FastTokenizer:
     fast.no_truncation()
     fast.no_padding()
     return fast
+
+
+def _read_again(path: Path, key: str) -> FastTokenizer:
+    try:
+        is_same = _key(path) == key
+    except OSError:
+        is_same = False
+    if not is_same:
+        raise TokenizerError(f"{path} is not the file any more that it was when the model was opened. Open it again.")
+    return _read(path)
 
 
 def _key(path: Path) -> str:
