@@ -79,6 +79,7 @@ def write_tables(fast: FastTokenizer, key: str) -> Iterator[bytes]:
         "sizes": {name: len(table) for name, table in tables.items()},
         "vocab_size": fast.get_vocab_size(with_added_tokens=True),
         "keeps_whole_words": state["model"].get("ignore_merges", False),
+        "alphabet": {char: vocabulary[char] for char in BYTE_OF_CHAR},
         "added": [[token_id, one.content, one.special] for token_id, one in added.items()],
         "surroundings": _surroundings(fast),
         "shell": json.dumps(_without_vocabulary(state)),
@@ -118,6 +119,8 @@ class BpeTables:
         self.vocab_size: int = header["vocab_size"]
         self.keeps_whole_words: bool = header["keeps_whole_words"]
         """Whether a piece that is a token itself is not merged."""
+        self.alphabet: dict[str, int] = header["alphabet"]
+        """Ids of the tokens that are single bytes, by their characters."""
         self.added: list[tuple[int, str, bool]] = [(number, text, special) for number, text, special in header["added"]]
         """Id and text of every added token, and whether it is special."""
         self.before, self.after = header["surroundings"]

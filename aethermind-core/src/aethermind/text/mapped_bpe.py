@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from aethermind.text.byte_alphabet import BYTE_OF_CHAR
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -60,10 +57,6 @@ class MappedBpe:
         if self._whole is None:
             self._whole = self._read_whole()
         return self._whole
-
-    @cached_property
-    def _id_of_char(self) -> dict[str, int]:
-        return {char: self._tables.find(char) or 0 for char in BYTE_OF_CHAR}
 
     def no_truncation(self) -> None:
         """Nothing is ever cut off."""
@@ -146,7 +139,7 @@ class MappedBpe:
         """
         tables = self._tables
         token_id = tables.find(piece) if tables.keeps_whole_words else None
-        ids = [self._id_of_char[char] for char in piece] if token_id is None else [token_id]
+        ids = [tables.alphabet[char] for char in piece] if token_id is None else [token_id]
         ranks = [tables.rank(left, right) for left, right in pairwise(ids)]
         while ranks and (rank := min(ranks)) < tables.num_merges:
             place = ranks.index(rank)
