@@ -71,6 +71,7 @@ def _read(path: Path) -> FastTokenizer:
     from tokenizers import Tokenizer as FastTokenizer
 
     fast = FastTokenizer.from_file(str(path))
+    # Here, before anybody else sees it: nothing may change it while a thread makes tables of it.
     fast.no_truncation()
     fast.no_padding()
     return fast

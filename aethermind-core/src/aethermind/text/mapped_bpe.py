@@ -35,6 +35,9 @@ class Encoded(NamedTuple):
 class MappedBpe:
     """Implements what `Tokenizer` asks of the library's tokenizer, with the same results."""
 
+    truncation = padding = None
+    """Nothing is cut off, nothing is filled up."""
+
     def __init__(self, tables: BpeTables, read_whole: Callable[[], FastTokenizer]) -> None:
         """A tokenizer over these tables; `read_whole` reads the one that they were made of."""
         from tokenizers import Tokenizer as FastTokenizer
@@ -57,12 +60,6 @@ class MappedBpe:
         if self._whole is None:
             self._whole = self._read_whole()
         return self._whole
-
-    def no_truncation(self) -> None:
-        """Nothing is ever cut off."""
-
-    def no_padding(self) -> None:
-        """Nothing is ever filled up."""
 
     @property
     def decoder(self) -> Any:

@@ -47,8 +47,10 @@ class Tokenizer:
         Raises:
             TokenizerError: the `eos_token` is not in the vocabulary.
         """
-        fast.no_truncation()
-        fast.no_padding()
+        if fast.truncation is not None:
+            fast.no_truncation()
+        if fast.padding is not None:
+            fast.no_padding()
         self._fast = fast
         self._special_tokens = MappingProxyType(dict(special_tokens or {}))
         self._chat_template = chat_template
