@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
-from aethermind.text import Tokenizer, kept_tables, mapped_bpe
+from aethermind.text import Tokenizer, kept_tables, mapped_bpe, tokenizer
 from aethermind.text.bpe_tables import has_tables
 from aethermind.text.mapped_bpe import MappedBpe
 
@@ -76,7 +76,7 @@ FAMILIES = {"gpt2": like_gpt2, "qwen2": like_qwen2, "llama3": like_llama3}
 
 @pytest.fixture(autouse=True)
 def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_tables, "LEAST_BYTES", 0)
+    monkeypatch.setattr(tokenizer, "LARGE_FILE_BYTES", 0)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def pair(
     """A tokenizer over tables that never gives way to the library's, and the library's."""
     directory = saved(FAMILIES[request.param](texts), tmp_path_factory.mktemp("family") / "model")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_tables, "LEAST_BYTES", 0)
+        patch.setattr(tokenizer, "LARGE_FILE_BYTES", 0)
         patch.setattr(mapped_bpe, "_MUCH_TEXT", 1 << 40)
         patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
         theirs, ours = opened(directory), opened(directory)

@@ -8,9 +8,8 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,12 +25,9 @@ from aethermind.text.mapped_bpe import MappedBpe
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
 
-__all__ = ["LEAST_BYTES", "open_tokenizer"]
+__all__ = ["open_tokenizer"]
 
 logger = get_logger(__name__)
-
-LEAST_BYTES = 1 << 20
-"""A smaller tokenizer.json is read as fast as its tables are found."""
 
 _MAX_FILES = 16
 _SUFFIX = ".bpe"
@@ -39,15 +35,13 @@ _UNFINISHED = ".part"
 _LOST_AFTER_S = 3600.0
 
 
-def open_tokenizer(path: Path) -> FastTokenizer | MappedBpe:
-    """The tokenizer of a tokenizer.json: over its tables where there are any, else the library's, whose tables are kept
-    beside what the process does.
+def open_tokenizer(path: Path, read: Callable[[], FastTokenizer], *made_with: str) -> FastTokenizer | MappedBpe:
+    """The tokenizer of a file: over its tables where there are any, else what `read` makes of it, whose tables are
+    kept beside what the process does.
 
-    Whatever the library raises is raised for a file that it cannot read.
+    `made_with` is what it depends on otherwise. Whatever `read` raises is raised.
     """
-    if path.stat().st_size < LEAST_BYTES:
-        return _read(path)
-    key = _key(path)
+    key = _key(path, made_with)
     place = env.cache_directory() / "tokenizers" / (key + _SUFFIX)
     try:
         tables = BpeTables(place, key)
@@ -58,8 +52,14 @@ def open_tokenizer(path: Path) -> FastTokenizer | MappedBpe:
     else:
         with suppress(OSError):
             os.utime(place)
-        return MappedBpe(tables, partial(_read_again, path, key))
-    fast = _read(path)
+
+        def read_again() -> FastTokenizer:
+            if not _is_still(path, made_with, key):
+                raise TokenizerError(f"{path} is not the file any more that was opened as a model. Open it again.")
+            return _unbounded(read())
+
+        return MappedBpe(tables, read_again)
+    fast = _unbounded(read())
     if has_tables(fast):
         thread = threading.Thread(target=_keep, args=(fast, key, place), name="aethermind-keep-tokenizer", daemon=True)
         thread.start()
@@ -67,33 +67,27 @@ def open_tokenizer(path: Path) -> FastTokenizer | MappedBpe:
     return fast
 
 
-def _read(path: Path) -> FastTokenizer:
-    from tokenizers import Tokenizer as FastTokenizer
-
-    fast = FastTokenizer.from_file(str(path))
-    # Here, before anybody else sees it: nothing may change it while a thread makes tables of it.
+def _unbounded(fast: FastTokenizer) -> FastTokenizer:
+    """Before anybody else sees it: nothing may change it while a thread makes tables of it."""
     fast.no_truncation()
     fast.no_padding()
     return fast
 
 
-def _read_again(path: Path, key: str) -> FastTokenizer:
+def _is_still(path: Path, made_with: Sequence[str], key: str) -> bool:
     try:
-        is_same = _key(path) == key
+        return _key(path, made_with) == key
     except OSError:
-        is_same = False
-    if not is_same:
-        raise TokenizerError(f"{path} is not the file any more that it was when the model was opened. Open it again.")
-    return _read(path)
+        return False
 
 
-def _key(path: Path) -> str:
+def _key(path: Path, made_with: Sequence[str]) -> str:
     """32 hexadecimal digits over a tokenizer's file and what makes tables of it, by what the system says of them."""
     import tokenizers
 
     files = [os.stat(path), os.stat(bpe_tables.__file__)]
     described = [
-        [aethermind.__version__, tokenizers.__version__],
+        [aethermind.__version__, tokenizers.__version__, *made_with],
         [[one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns] for one in files],
     ]
     return sha256(json.dumps(described).encode()).hexdigest()[:32]

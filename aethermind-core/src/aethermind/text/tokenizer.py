@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Tokenizer"]
 
+LARGE_FILE_BYTES = 1 << 20
+"""A smaller tokenizer.json is read as fast as tables of it are found (see `text.kept_tables`)."""
+
 _NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -215,10 +218,18 @@ def _read_vocabulary(directory: Path) -> tuple[FastTokenizer | MappedBpe, dict[s
             f"{path} does not exist, nor other files to make a tokenizer from. Put the model's tokenizer.json there, "
             "or pass --tokenizer."
         )
-    from aethermind.text.kept_tables import open_tokenizer
+
+    def read() -> FastTokenizer:
+        from tokenizers import Tokenizer as FastTokenizer
+
+        return FastTokenizer.from_file(str(path))
 
     try:
-        return open_tokenizer(path), {}
+        if path.stat().st_size < LARGE_FILE_BYTES:
+            return read(), {}
+        from aethermind.text.kept_tables import open_tokenizer
+
+        return open_tokenizer(path, read), {}
     except Exception as error:  # the library raises bare Exception for every kind of corrupt file
         raise TokenizerError(
             f"{path} ({path.stat().st_size} bytes) is not a readable tokenizer: {_flat(error)}. Fetch the file again."
