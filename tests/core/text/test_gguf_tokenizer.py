@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,9 @@ from tokenizers import AddedToken, Regex, pre_tokenizers
 
 from aethermind.errors import TokenizerError
 from aethermind.text import Tokenizer
+from aethermind.text import gguf_tokenizer as gguf_module
 from aethermind.text.gguf_tokenizer import SplitRule, gguf_tokenizer
+from aethermind.text.mapped_bpe import MappedBpe
 
 PATTERN = r"\p{N}| ?\p{L}+|\s+|[^\s\p{L}\p{N}]+"
 PATH = Path("model.gguf")
@@ -93,6 +96,30 @@ def test_tokens_are_the_same(pair: tuple[Tokenizer, Tokenizer], text: str) -> No
     token_ids = theirs.encode(text)
     assert ours.encode(text) == token_ids
     assert ours.decode(token_ids) == theirs.decode(token_ids)
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_tables_of_it_are_kept(
+    metadata: dict[str, Any], texts: tuple[str, ...], adds_bos: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_module, "MANY_TOKENS", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"")
+    content = {**metadata, "tokenizer.ggml.add_bos_token": adds_bos}
+    first = gguf_tokenizer(content, {"mine": SplitRule(PATTERN)}, path)
+    for thread in threading.enumerate():
+        if thread.name == "aethermind-keep-tokenizer":
+            thread.join()
+    second = gguf_tokenizer(content, {"mine": SplitRule(PATTERN)}, path)
+    other_rule = gguf_tokenizer(content, {"mine": SplitRule(r"\p{L}+")}, path)
+    assert [isinstance(one._fast, MappedBpe) for one in (first, second, other_rule)] == [False, True, False]
+    for text in (*texts, "<think>two words<|im_end|>"):
+        token_ids = first.encode(text, add_special_tokens=True)
+        assert second.encode(text, add_special_tokens=True) == token_ids
+        assert second.decode(token_ids) == first.decode(token_ids)
+    for face in ("vocab_size", "special_tokens", "special_token_ids", "eos_token_id", "chat_template", "is_byte_level"):
+        assert getattr(second, face) == getattr(first, face)
 
 
 def test_a_chat_template_is_text(metadata: dict[str, Any]) -> None:

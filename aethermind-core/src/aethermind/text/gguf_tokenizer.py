@@ -6,8 +6,9 @@ what the name stands for comes from the model's package. Of SentencePiece's BPE 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from aethermind.text.sentencepiece_bpe import sentencepiece_bpe
 from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["SplitRule", "gguf_tokenizer"]
+
+MANY_TOKENS = 1 << 15
+"""Fewer are read as fast as tables of them are found (see `text.kept_tables`)."""
 
 _KEY = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
@@ -53,27 +57,42 @@ def gguf_tokenizer(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule],
             f"{path} has a tokenizer of the kind {kind!r}; byte-level BPE and SentencePiece's, which GGUF calls 'gpt2' "
             "and 'llama', are read. Pass --tokenizer with the model's Hugging Face directory."
         )
-    tokens, types = (_listed(metadata, name, kind, path) for name, kind in (("tokens", str), ("token_type", int)))
-    if len(types) != len(tokens):
-        raise TokenizerError(f"{path} has {len(tokens)} tokens but {len(types)} token types. Fetch the file again.")
-    vocabulary = {token: i for i, (token, type) in enumerate(zip(tokens, types, strict=True)) if type != _UNUSED}
-    if kind == "llama":
-        fast, adds_bos = _pieces(metadata, vocabulary, types, path), True
+    rule = _split_rule(metadata, splits, path) if kind == "gpt2" else None
+    read = partial(_read, metadata, rule, path)
+    tokens = metadata.get(_KEY + "tokens")
+    num_tokens = len(tokens) if isinstance(tokens, Sized) else 0
+    if num_tokens < MANY_TOKENS:
+        fast = read()
     else:
-        rule = _split_rule(metadata, splits, path)
-        fast, adds_bos = _byte_level(vocabulary, _listed(metadata, "merges", str, path), rule, path), rule.adds_bos
-    _add_tokens(fast, zip(tokens, types, strict=True))
+        from aethermind.text.kept_tables import open_tokenizer
+
+        fast = open_tokenizer(path, read, repr(rule))
     special_tokens = {
-        role: tokens[token_id]
+        role: fast.id_to_token(token_id) or _listed(metadata, "tokens", str, path)[token_id]
         for name, role in _ROLES.items()
-        if (token_id := _token_id(metadata, f"{name}_token_id", len(tokens), path)) is not None
+        if (token_id := _token_id(metadata, f"{name}_token_id", num_tokens, path)) is not None
     }
-    if metadata.get(_KEY + "add_bos_token", adds_bos) and "bos_token" in special_tokens:
-        _add_bos(fast, special_tokens["bos_token"])
     template = metadata.get("tokenizer.chat_template")
     if not isinstance(template, str | None):
         raise TokenizerError(f"{path} has a tokenizer.chat_template that is not text. Convert the model again.")
     return Tokenizer(fast, special_tokens=special_tokens, chat_template=template)
+
+
+def _read(metadata: Mapping[str, Any], rule: SplitRule | None, path: Path) -> Any:
+    """The library's tokenizer: byte-level BPE where there is a rule, else SentencePiece's."""
+    tokens, types = (_listed(metadata, name, type, path) for name, type in (("tokens", str), ("token_type", int)))
+    if len(types) != len(tokens):
+        raise TokenizerError(f"{path} has {len(tokens)} tokens but {len(types)} token types. Fetch the file again.")
+    vocabulary = {token: i for i, (token, type) in enumerate(zip(tokens, types, strict=True)) if type != _UNUSED}
+    if rule is None:
+        fast, adds_bos = _pieces(metadata, vocabulary, types, path), True
+    else:
+        fast, adds_bos = _byte_level(vocabulary, _listed(metadata, "merges", str, path), rule, path), rule.adds_bos
+    _add_tokens(fast, zip(tokens, types, strict=True))
+    bos_token_id = _token_id(metadata, "bos_token_id", len(tokens), path)
+    if metadata.get(_KEY + "add_bos_token", adds_bos) and bos_token_id is not None:
+        _add_bos(fast, tokens[bos_token_id])
+    return fast
 
 
 def _split_rule(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule], path: Path) -> SplitRule:

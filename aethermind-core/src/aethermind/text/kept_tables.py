@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aethermind
-from aethermind import env
+from aethermind import env, text
 from aethermind.errors import TokenizerError
 from aethermind.log import get_logger
-from aethermind.text import bpe_tables
 from aethermind.text.bpe_tables import BpeTables, has_tables, write_tables
 from aethermind.text.mapped_bpe import MappedBpe
 
@@ -85,7 +84,8 @@ def _key(path: Path, made_with: Sequence[str]) -> str:
     """32 hexadecimal digits over a tokenizer's file and what makes tables of it, by what the system says of them."""
     import tokenizers
 
-    files = [os.stat(path), os.stat(bpe_tables.__file__)]
+    code = sorted(Path(text.__path__[0]).glob("*.py"))
+    files = [os.stat(one) for one in (path, *code)]
     described = [
         [aethermind.__version__, tokenizers.__version__, *made_with],
         [[one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns] for one in files],
