@@ -108,6 +108,8 @@ def _write(place: Path, parts: Iterable[bytes]) -> None:
     try:
         with open(descriptor, "wb") as file:
             file.writelines(parts)
+            file.flush()
+            os.fsync(descriptor)
         os.replace(name, place)
     finally:
         with suppress(OSError):
