@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from aethermind import LLM, Runtime, SamplingParams, StructuredOutputs
-from aethermind.text import tokenizer
+from aethermind.text import kept_tables, tokenizer
 from aethermind.text.mapped_bpe import MappedBpe
 
 PROMPTS = ["Once upon a time", "<|im_start|>user\nWas the fox kind?<|im_end|>", "Überall 漢字 👍🏽"]
@@ -24,9 +24,6 @@ def answers(runtime: Runtime) -> tuple[bool, list[object]]:
             "Was the fox kind?",
             SamplingParams(temperature=0.0, max_tokens=8, structured_outputs=StructuredOutputs(choice=["yes", "no"])),
         )
-    for thread in threading.enumerate():
-        if thread.name == "aethermind-keep-tokenizer":
-            thread.join()
     outputs = [*free, *talk, *bound]
     return is_mapped, [(one.prompt_token_ids, one.outputs[0].token_ids, one.outputs[0].text) for one in outputs]
 
@@ -34,6 +31,7 @@ def answers(runtime: Runtime) -> tuple[bool, list[object]]:
 def test_answers_are_the_same(runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tokenizer, "LARGE_FILE_BYTES", 0)
+    monkeypatch.setattr(kept_tables, "atexit", SimpleNamespace(register=lambda keep, *arguments: keep(*arguments)))
     was_mapped, before = answers(runtime)
     is_mapped, after = answers(runtime)
     assert not was_mapped

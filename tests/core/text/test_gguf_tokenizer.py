@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, pre_tokenizers
 
 from aethermind.errors import TokenizerError
-from aethermind.text import Tokenizer
+from aethermind.text import Tokenizer, kept_tables
 from aethermind.text import gguf_tokenizer as gguf_module
 from aethermind.text.gguf_tokenizer import SplitRule, gguf_tokenizer
 from aethermind.text.mapped_bpe import MappedBpe
@@ -104,13 +104,11 @@ def test_tables_of_it_are_kept(
 ) -> None:
     monkeypatch.setattr(gguf_module, "MANY_TOKENS", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept_tables, "atexit", SimpleNamespace(register=lambda keep, *arguments: keep(*arguments)))
     path = tmp_path / "model.gguf"
     path.write_bytes(b"")
     content = {**metadata, "tokenizer.ggml.add_bos_token": adds_bos}
     first = gguf_tokenizer(content, {"mine": SplitRule(PATTERN)}, path)
-    for thread in threading.enumerate():
-        if thread.name == "aethermind-keep-tokenizer":
-            thread.join()
     second = gguf_tokenizer(content, {"mine": SplitRule(PATTERN)}, path)
     other_rule = gguf_tokenizer(content, {"mine": SplitRule(r"\p{L}+")}, path)
     assert [isinstance(one._fast, MappedBpe) for one in (first, second, other_rule)] == [False, True, False]

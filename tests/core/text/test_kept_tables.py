@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import threading
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,12 +102,10 @@ def saved(fast: tokenizers.Tokenizer, directory: Path) -> Path:
 
 
 def opened(directory: Path) -> Tokenizer:
-    """A tokenizer, when its tables have been kept."""
-    tokenizer = Tokenizer.from_directory(directory)
-    for thread in threading.enumerate():
-        if thread.name == "aethermind-keep-tokenizer":
-            thread.join()
-    return tokenizer
+    """A tokenizer, its tables kept at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_tables, "atexit", SimpleNamespace(register=lambda keep, *arguments: keep(*arguments)))
+        return Tokenizer.from_directory(directory)
 
 
 def is_mapped(tokenizer: Tokenizer) -> bool:
@@ -293,6 +293,21 @@ def test_damaged_tables_are_made_again(directory: Path, cache: Path, damage: Cal
     assert again.encode("Once upon") == whole.encode("Once upon")
     assert file.read_bytes() == before
     assert is_mapped(opened(directory))
+
+
+def test_tables_are_made_at_the_end_of_a_process(directory: Path, cache: Path) -> None:
+    program = f"""
+from pathlib import Path
+from aethermind.text import tokenizer
+tokenizer.LARGE_FILE_BYTES = 0
+one = tokenizer.Tokenizer.from_directory(Path({str(directory)!r}))
+assert not Path({str(cache)!r}).exists()
+print(one.encode("Once upon a time"))
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert len(list(cache.iterdir())) == 1
+    assert is_mapped(ours := opened(directory))
+    assert (said.stdout, said.stderr) == (f"{ours.encode('Once upon a time')}\n", "")
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(

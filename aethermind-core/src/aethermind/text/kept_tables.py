@@ -6,7 +6,6 @@ import atexit
 import json
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -35,8 +34,8 @@ _LOST_AFTER_S = 3600.0
 
 
 def open_tokenizer(path: Path, read: Callable[[], FastTokenizer], *made_with: str) -> FastTokenizer | MappedBpe:
-    """The tokenizer of a file: over its tables where there are any, else what `read` makes of it, whose tables are
-    kept beside what the process does.
+    """The tokenizer of a file: over its tables where there are any, else what `read` makes of it, whose tables are then
+    made at the end of the process, since no other thread could run meanwhile.
 
     `made_with` is what it depends on otherwise. Whatever `read` raises is raised.
     """
@@ -48,6 +47,8 @@ def open_tokenizer(path: Path, read: Callable[[], FastTokenizer], *made_with: st
         pass
     except (ValueError, KeyError, TypeError) as error:
         logger.warning("Tables of %s are made again, for those that were kept are damaged: %s", path, error)
+        with suppress(OSError):
+            place.unlink()
     else:
         with suppress(OSError):
             os.utime(place)
@@ -60,14 +61,12 @@ def open_tokenizer(path: Path, read: Callable[[], FastTokenizer], *made_with: st
         return MappedBpe(tables, read_again)
     fast = _unbounded(read())
     if has_tables(fast):
-        thread = threading.Thread(target=_keep, args=(fast, key, place), name="aethermind-keep-tokenizer", daemon=True)
-        thread.start()
-        atexit.register(_finish, thread)
+        atexit.register(_keep, fast, key, place)
     return fast
 
 
 def _unbounded(fast: FastTokenizer) -> FastTokenizer:
-    """Before anybody else sees it: nothing may change it while a thread makes tables of it."""
+    """Without truncation and padding: tables know of neither."""
     fast.no_truncation()
     fast.no_padding()
     return fast
@@ -94,8 +93,12 @@ def _key(path: Path, made_with: Sequence[str]) -> str:
 
 
 def _keep(fast: FastTokenizer, key: str, place: Path) -> None:
+    """Write tables, unless that is impossible or interrupted."""
     try:
-        _write(place, write_tables(fast, key))
+        if not place.exists():
+            _write(place, write_tables(fast, key))
+    except KeyboardInterrupt:
+        pass
     except (OSError, ValueError) as error:
         logger.info("tables of a tokenizer are not kept for the next start: %s", error)
 
@@ -129,8 +132,3 @@ def _make_room(folder: Path) -> None:
     for _, path in sorted(kept, reverse=True)[_MAX_FILES - 1 :]:
         with suppress(OSError):
             path.unlink()
-
-
-def _finish(thread: threading.Thread) -> None:
-    with suppress(KeyboardInterrupt):
-        thread.join()

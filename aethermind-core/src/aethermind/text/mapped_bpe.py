@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["MappedBpe"]
 
 _MUCH_TEXT = 1 << 16
-"""Characters whose tokens take about as long to find here as the whole tokenizer takes to be read."""
+"""Characters whose tokens take a quarter of the time to find here that the whole tokenizer takes to be read."""
 
 _LONG_PIECE = 256
 """Characters from which the time that a piece takes, which grows with the square of its length, is felt."""
