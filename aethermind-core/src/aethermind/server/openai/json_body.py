@@ -9,23 +9,36 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from starlette.requests import ClientDisconnect
 
 from aethermind.server.openai.errors import ApiError
+from aethermind.server.openai.refusal import refusal_of
 
 if TYPE_CHECKING:
     from aethermind.server.limits import Limits
 
-__all__ = ["StrictModel", "body_of", "documented", "refusal_of"]
+__all__ = ["StrictModel", "body_of", "documented"]
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 class StrictModel(BaseModel):
-    """No coercion, no unknown fields, no infinities."""
+    """No coercion, no unknown fields, no infinities.
+
+    A null in an unknown field says nothing, and is what many clients write for all that they leave out: those of typed
+    languages, and OpenAI's own, which sends an answer's message back with `"refusal": null`.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unknown_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or None not in given.values():
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {name: value for name, value in given.items() if value is not None or name in known}
 
 
 def body_of(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:
@@ -54,6 +67,8 @@ def parse(data: bytes, max_depth: int) -> Any:
 
     ApiError for what is none or too deep, for names given twice, numbers without a value and halves of characters.
     """
+    if not data.strip():
+        raise ApiError(400, "The request body is empty; send a JSON object.")
     try:
         value = json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
     except UnicodeDecodeError:
@@ -140,23 +155,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(constant: str) -> NoReturn:
     raise ApiError(400, f"The request body has {constant}, which is no JSON number.")
-
-
-def refusal_of(error: ValidationError) -> ApiError:
-    """A 400 that names the field that is wrong; of several the deepest, which says most where a field has branches."""
-    errors = error.errors(include_url=False, include_input=False, include_context=False)
-    first = max(errors, key=lambda one: len(one["loc"]))
-    path = ".".join(str(part) for part in first["loc"] if not _is_branch(part)) or None
-    if first["type"] == "extra_forbidden":
-        return ApiError(400, f"{path} is not supported; leave it out.", param=path, code="unsupported_parameter")
-    if first["type"] == "missing":
-        return ApiError(400, f"{path} is missing.", param=path, code="missing_required_parameter")
-    return ApiError(400, f"{path or 'The request body'}: {first['msg']}.", param=path, code="invalid_value")
-
-
-def _is_branch(part: object) -> bool:
-    """Whether a part of an error's location names a branch of a union, which no client has written."""
-    return isinstance(part, str) and ("[" in part or part in ("str", "int", "float", "bool"))
 
 
 def _inlined(model: type[BaseModel]) -> dict[str, Any]:

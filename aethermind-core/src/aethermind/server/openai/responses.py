@@ -13,7 +13,8 @@ from pydantic import Field, ValidationError
 
 from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.errors import ApiError
-from aethermind.server.openai.json_body import StrictModel, refusal_of
+from aethermind.server.openai.json_body import StrictModel
+from aethermind.server.openai.refusal import refusal_of
 from aethermind.server.openai.response_input import InputItem, chat_messages
 from aethermind.server.openai.sampling import CommonFields
 

@@ -1,0 +1,82 @@
+"""What is said of a body that does not fit: the field as clients write it, and what it takes in the words of JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from aethermind.server.openai.chat import ChatRequest
+from aethermind.server.openai.completions import CompletionRequest
+from aethermind.server.openai.embeddings import EmbeddingRequest
+from aethermind.server.openai.refusal import refusal_of
+from aethermind.server.openai.responses import ResponseRequest
+
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION = {"model": "demo", "prompt": "Hi"}
+RESPONSE = {"model": "demo", "input": "Hi"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "says"),
+    [
+        (ChatRequest, [], "The request body: Input should be an object."),
+        (ChatRequest, {**CHAT, "temperature": "1"}, "temperature: Input should be a valid integer or a valid number."),
+        (ChatRequest, {**CHAT, "stop": 5}, "stop: Input should be a valid string or a valid list."),
+        (ChatRequest, {**CHAT, "messages": ["Hi"]}, "messages.0: Input should be an object."),
+        (ChatRequest, {**CHAT, "response_format": "json"}, "response_format: Input should be an object."),
+        (ChatRequest, {**CHAT, "tool_choice": {"type": "function"}}, "tool_choice.function is missing."),
+        (
+            ChatRequest,
+            {**CHAT, "tool_choice": "any"},
+            "tool_choice: Input should be 'none', 'auto' or 'required' or an object.",
+        ),
+        (ChatRequest, {**CHAT, "Tools": []}, "Tools is not supported; leave it out."),
+        (CompletionRequest, {**COMPLETION, "prompt": ["x", [1]]}, "prompt.1: Input should be a valid string or"),
+        (EmbeddingRequest, {"model": "demo", "input": None}, "input: Input should be a valid string or a valid list."),
+        (ResponseRequest, {**RESPONSE, "tool_choice": {"type": "function"}}, "tool_choice.name is missing."),
+        (
+            ResponseRequest,
+            {**RESPONSE, "input": [{"type": "item_reference"}]},
+            "input.0: type should be one of 'message', 'function_call', 'function_call_output', 'reasoning'.",
+        ),
+    ],
+)
+def test_the_field_and_what_it_takes(kind: type[BaseModel], body: Any, says: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert refusal_of(caught.value).message.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "path"),
+    [
+        (ChatRequest, CHAT, ()),
+        (ChatRequest, CHAT, ("messages", 0)),
+        (CompletionRequest, COMPLETION, ()),
+        (ResponseRequest, RESPONSE, ()),
+        (EmbeddingRequest, {"model": "demo", "input": "Hi"}, ()),
+    ],
+)
+def test_a_null_says_nothing_and_all_else_is_refused(kind: type[BaseModel], body: Any, path: tuple[Any, ...]) -> None:
+    """Clients of typed languages write one for each field that they leave out."""
+
+    def with_field(value: Any) -> Any:
+        whole = {**body, "messages": [dict(one) for one in body["messages"]]} if "messages" in body else {**body}
+        part = whole
+        for step in path:
+            part = part[step]
+        part["a_field_of_next_year"] = value
+        return whole
+
+    assert kind.model_validate(with_field(None)) == kind.model_validate(body)
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(with_field(False))
+    assert refusal_of(caught.value).code == "unsupported_parameter"
+
+
+def test_a_null_where_a_value_has_to_be_is_refused() -> None:
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate({**CHAT, "messages": None})
+    assert refusal_of(caught.value).param == "messages"
