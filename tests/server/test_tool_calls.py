@@ -80,6 +80,22 @@ def test_a_conversation_recalls_calls(client: openai.OpenAI) -> None:
     assert client.chat.completions.create(**{**ASK, "messages": messages, "max_tokens": 4}).choices
 
 
+def test_an_answer_s_message_goes_back_as_it_is(client: openai.OpenAI) -> None:
+    """As OpenAI's guide to function calling writes it: with all the nulls that the message came with."""
+    for forced in (WRITES_A_CALL, {"choice": ["Sunny."]}):
+        message = client.chat.completions.create(**ASK, extra_body={"structured_outputs": forced}).choices[0].message
+        results = [
+            {"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in message.tool_calls or ()
+        ] or MESSAGES
+        messages = [*MESSAGES, message, *results]
+        assert client.chat.completions.create(**{**ASK, "messages": messages, "max_tokens": 4}).choices
+
+
+def recalling(arguments: str) -> list[dict[str, Any]]:
+    call = {"id": "1", "function": {"name": "x", "arguments": arguments}}
+    return [{"role": "assistant", "tool_calls": [call]}]
+
+
 @pytest.mark.parametrize(
     "extra",
     [
@@ -89,7 +105,9 @@ def test_a_conversation_recalls_calls(client: openai.OpenAI) -> None:
         {"tools": [{"type": "browser"}]},
         {"tools": [{"type": "function", "function": {"name": "no spaces"}}]},
         {"tool_choice": "required", "response_format": {"type": "json_object"}},
-        {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "x", "arguments": "{"}}]}]},
+        {"messages": recalling("{")},
+        {"messages": recalling("[" * 100_000)},
+        {"chat_template_kwargs": {"messages": []}},
     ],
 )
 def test_what_cannot_be_asked(http: httpx.Client, extra: dict[str, Any]) -> None:

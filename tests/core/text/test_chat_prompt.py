@@ -32,6 +32,7 @@ class Speaker:
         ({"add_generation_prompt": False}, "^<user>Hello"),
         ({"tools": [{"name": "add"}], "chat_template_kwargs": {"mood": "!"}}, "^<user>Hello[add]!<me>"),
         ({"chat_template": "{{ messages | length }}"}, "1"),
+        ({"chat_template": "{{ template }}", "chat_template_kwargs": {"template": "any name"}}, "any name"),
     ],
 )
 def test_options_reach_the_template(options: Any, prompt: str) -> None:

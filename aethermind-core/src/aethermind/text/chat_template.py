@@ -50,6 +50,7 @@ _deadline: ContextVar[float] = ContextVar("deadline")
 def render_chat(
     template: str,
     messages: Sequence[Mapping[str, Any]],
+    /,
     *,
     add_generation_prompt: bool = True,
     **extra: Any,

@@ -69,7 +69,7 @@ class RecalledCall(StrictModel):
         """The call as chat templates take it: with the arguments as an object."""
         try:
             arguments = json.loads(self.function.arguments or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ApiError(400, "A tool call's arguments are no JSON.", param="messages") from None
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": self.id, "type": self.type, "function": function}
