@@ -114,6 +114,17 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
         assert bytes(token.bytes).decode() == token.token
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_token_that_is_part_of_a_character_is_told_by_its_bytes(client: openai.OpenAI, is_stream: bool) -> None:
+    demand = {"structured_outputs": {"choice": ["🦊 é"]}}
+    ask = {"model": "demo", "messages": MESSAGES, "max_tokens": 16, "logprobs": True, "top_logprobs": 1}
+    answer = client.chat.completions.create(**ask, stream=is_stream, extra_body=demand)
+    parts = answer if is_stream else [answer]
+    told = [token for part in parts for token in (part.choices[0].logprobs.content if part.choices[0].logprobs else ())]
+    assert b"".join(bytes(token.bytes) for token in told).startswith("🦊 é".encode())
+    assert any(len(token.bytes) != len(token.token.encode()) for token in told), "some are parts"
+
+
 def test_content_in_parts_and_max_completion_tokens(client: openai.OpenAI) -> None:
     parts = [{"type": "text", "text": "Who are "}, {"type": "text", "text": "you?"}]
     ask = {"model": "demo", "max_completion_tokens": 16, **GREEDY}

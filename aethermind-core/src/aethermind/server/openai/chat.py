@@ -116,6 +116,7 @@ class ChatAnswer(Answer):
     """Objects for the answer to one request, whole or in parts."""
 
     def __init__(self, request: ChatRequest, model: ServedModel, request_id: str) -> None:
+        self._tokenizer = model.tokenizer
         self._num_top = request.top_logprobs or 0
         self._has_usage = request.has_stream_usage
         self._head = {"id": own_id(request_id, "chatcmpl-"), "created": int(time.time()), "model": model.name}
@@ -181,5 +182,5 @@ class ChatAnswer(Answer):
     def _logprobs(
         self, token_ids: Sequence[int], logprobs: Sequence[dict[int, Logprob]] | None
     ) -> dict[str, Any] | None:
-        content = token_logprobs(token_ids, logprobs, self._num_top)
+        content = token_logprobs(self._tokenizer, token_ids, logprobs, self._num_top)
         return None if content is None else {"content": content, "refusal": None}

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from aethermind.engine.output import Logprob
     from aethermind.server.openai.chat import ChatRequest
     from aethermind.text.answer_parser import AnswerFormat
+    from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["AnswerReader", "Piece", "token_logprobs"]
 
@@ -46,17 +47,20 @@ class AnswerReader:
 
 
 def token_logprobs(
-    token_ids: Sequence[int], logprobs: Sequence[dict[int, Logprob]] | None, num_top: int
+    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[dict[int, Logprob]] | None, num_top: int
 ) -> list[dict[str, Any]] | None:
     """Each token with its log probability and the `num_top` likeliest in its place; None where none were asked for."""
     if logprobs is None:
         return None
     told = []
     for token_id, alternatives in zip(token_ids, logprobs, strict=True):
-        top = [_token(other) for other in alternatives.values() if other.rank <= num_top]
-        told.append({**_token(alternatives[token_id]), "top_logprobs": top})
+        top = [_token(tokenizer, other, one) for other, one in alternatives.items() if one.rank <= num_top]
+        told.append({**_token(tokenizer, token_id, alternatives[token_id]), "top_logprobs": top})
     return told
 
 
-def _token(one: Logprob) -> dict[str, Any]:
-    return {"token": one.decoded_token, "logprob": one.logprob, "bytes": list(one.decoded_token.encode())}
+def _token(tokenizer: Tokenizer, token_id: int, one: Logprob) -> dict[str, Any]:
+    """A token may be a part of a character, which only its bytes can tell: those of some tokens are put together."""
+    raw = tokenizer.token_bytes(token_id)
+    told = one.decoded_token.encode() if raw is None else raw
+    return {"token": one.decoded_token, "logprob": one.logprob, "bytes": list(told)}

@@ -72,7 +72,7 @@ class ResponseAnswer(Answer):
         yield self._event("response.in_progress", response=self._response)
 
     def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[Event]:
-        logprobs = token_logprobs(part.token_ids, part.logprobs, self._num_top) or []
+        logprobs = token_logprobs(self._tokenizer, part.token_ids, part.logprobs, self._num_top) or []
         is_last = part.finish_reason is not None
         for piece in self._reader.read(part.text, is_last=is_last) or ([Content("")] if logprobs else []):
             yield from self._add(piece, logprobs)
