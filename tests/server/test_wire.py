@@ -74,6 +74,34 @@ def test_nonsense_behind_a_request_ends_its_answer(http: httpx.Client) -> None:
         assert b"HTTP/1.1 400" not in everything(connection)
 
 
+@pytest.mark.parametrize("size", [1 << 16, 1, 7])
+@pytest.mark.parametrize("other", [b"h2c", b"websocket"])
+def test_who_would_rather_speak_another_protocol_is_answered_in_this_one(
+    http: httpx.Client, other: bytes, size: int
+) -> None:
+    """Java's HttpClient asks for HTTP/2 with the first request of a connection, body and all."""
+    body = json.dumps(GOOD).encode()
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nContent-Length: %d\r\n"
+        b"Host: localhost\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\nUpgrade: %s\r\n\r\n"
+    )
+    next_request = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    sent = head % (len(body), other) + body + next_request
+    with wire(http) as connection:
+        for start in range(0, len(sent), size):
+            connection.sendall(sent[start : start + size])
+        answers = everything(connection)
+    assert answers.startswith(b"HTTP/1.1 200 OK")
+    assert b'"text_completion"' in answers
+    assert answers.endswith(b'{"status":"ok"}')
+
+
+def test_this_is_no_proxy(http: httpx.Client) -> None:
+    with wire(http) as connection:
+        connection.sendall(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n")
+        assert everything(connection).startswith(b"HTTP/1.1 400 ")
+
+
 def test_a_request_that_does_not_come_is_not_waited_for(open_server: Callable[..., httpx.Client]) -> None:
     http = open_server(limits=Limits(idle_timeout_s=0.3))
     for beginning in (

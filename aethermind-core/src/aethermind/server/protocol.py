@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from aethermind.server.openai.errors import error_body
@@ -59,16 +60,48 @@ def bounded_protocol(limits: Limits, on_refusal: Callable[[str], None]) -> type[
             was_awaiting = self._is_awaiting
             if was_awaiting:
                 self._num_header_bytes += len(data)
-            super().data_received(data)
+            self._feed(data)
             # Headers that came whole in one piece are measured at the door, where there is a request to answer.
             if was_awaiting and self._is_awaiting and self._num_header_bytes > limits.max_header_bytes:
                 self._refuse(431, "headers_too_large", f"Headers are longer than {limits.max_header_bytes} bytes.")
+
+        def _feed(self, data: bytes) -> None:
+            self._unset_keepalive_if_required()
+            try:
+                self.parser.feed_data(data)
+            except HttpParserUpgrade as upgrade:
+                self._go_on_without_upgrade(data[upgrade.args[0] :])
+            except HttpParserError:
+                self.send_400_response("")
+
+        def _go_on_without_upgrade(self, rest: bytes) -> None:
+            """Read a request again that would rather speak another protocol, as HTTP/1.1 (RFC 9110, 7.8).
+
+            Java's HttpClient asks for HTTP/2 in each first request. The parser takes what follows such headers for the
+            other protocol, although it is the request's body.
+            """
+            kept = [b"%s: %s\r\n" % one for one in self.headers if one[0] != b"upgrade"]
+            if len(kept) == len(self.headers):  # it is CONNECT, after which anything may come
+                self.send_400_response("")
+                return
+            head = b"%s %s HTTP/1.1\r\n%s\r\n" % (self.parser.get_method(), self.url, b"".join(kept))
+            self._feed(head + rest)
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
             self._await_request()
 
+        def on_body(self, body: bytes) -> None:
+            if not self.parser.should_upgrade():
+                super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            if not self.parser.should_upgrade():
+                super().on_message_complete()
+
         def on_headers_complete(self) -> None:
+            if self.parser.should_upgrade():
+                return
             self._is_awaiting = False
             self._stop_waiting()
             super().on_headers_complete()
