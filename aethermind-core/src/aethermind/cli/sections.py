@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 
 from aethermind import log
@@ -143,6 +144,7 @@ class OutputSettings:
     stats: bool | None = setting(None, "print speed and seed on stderr", unset="on a terminal")
 
 
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 _MORE_THAN_0 = (
     *("max_open_requests", "max_queued_requests", "max_queued_tokens"),
     *("max_concurrency_per_key", "requests_per_minute", "tokens_per_minute"),
@@ -167,6 +169,9 @@ class ServerSettings:
     )
     api_keys_file: str | None = setting(None, "a file of keys with names and quotas", unset="none")
     allow_no_key: bool = setting(False, "listen beyond this machine without a key")
+    allowed_origins: tuple[str, ...] | None = setting(
+        None, "web pages that may ask besides its own, such as https://chat.example, or * for all", unset="none"
+    )
     engine: str = setting("process", "where models run: each in a process of its own, or inprocess, in the server's")
     max_restarts: int = setting(5, "how often in a row an engine's process that ended is started again")
     stall_timeout: float = setting(600.0, "seconds that a step may take before the engine's process is ended; 0 is any")
@@ -189,12 +194,18 @@ class ServerSettings:
             raise InvalidArgumentError(f"port should be from 0 to 65535, got {self.port}.")
         if self.engine not in ("process", "inprocess"):
             raise InvalidArgumentError(f"engine should be process or inprocess, got {self.engine!r}.")
+        for origin in self.allowed_origins or ():
+            if not _ORIGIN.fullmatch(origin):
+                raise InvalidArgumentError(
+                    f"allowed_origins has {origin!r} but takes a web page's scheme, host and port, such as "
+                    "https://chat.example, or *."
+                )
         for name in ("max_restarts", "stall_timeout"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:  # nan is neither
                 raise InvalidArgumentError(f"{name} should be 0 or more, got {getattr(self, name)}.")
         for name in _MORE_THAN_0:
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 raise InvalidArgumentError(f"{name} should be more than 0, got {value}.")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -97,8 +97,9 @@ def serve(
             _keep_pauses_short()
             shown = f"[{bound_host}]" if ":" in bound_host else bound_host
             address = f"http://{shown}:{bound_port}"
-            print(f"Serving {', '.join(models)} at {address}/v1 (Ctrl-C stops)", file=sys.stderr)
-            print(f"To chat, open {address} in a browser", file=sys.stderr, flush=True)
+            with suppress(OSError):  # whoever cannot be told is served all the same
+                print(f"Serving {', '.join(models)} at {address}/v1 (Ctrl-C stops)", file=sys.stderr)
+                print(f"To chat, open {address} in a browser", file=sys.stderr, flush=True)
 
         tracing = None
         if logging.otlp_endpoint is not None:
@@ -109,6 +110,7 @@ def serve(
                 listening,
                 limits=limits.limits(),
                 tenants=tenants,
+                origins=access.allowed_origins or (),
                 log_prompts=logging.log_prompts,
                 tracing=tracing,
                 on_ready=announce,

@@ -10,7 +10,7 @@ import typer
 
 from aethermind.cli import options
 from aethermind.cli.groups import KvCacheOptions
-from aethermind.cli.sections import LogSettings
+from aethermind.cli.sections import LogSettings, ServerSettings
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -41,6 +41,13 @@ class AccessOptions:
     allow_no_key: Annotated[bool, typer.Option("--allow-no-key", help="Listen beyond this machine without a key.")] = (
         False
     )
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option(help="Web pages that may ask besides its own, such as https://chat.example, or * for all."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        ServerSettings(allowed_origins=tuple(self.allowed_origins or ()))
 
     def tenants(self, quota: Quota) -> Any:
         """Who may come in; InvalidArgumentError where that is everyone, from beyond this machine, unasked."""

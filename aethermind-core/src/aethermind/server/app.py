@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.routing import APIRoute
+from starlette.middleware.cors import CORSMiddleware
 
 from aethermind import __version__
 from aethermind.server.door import Door
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["create_app"]
 
+_PROBES = ("/health", "/ready", "/version", "/metrics")
+
 
 def create_app(
     models: Sequence[ServedModel],
@@ -35,13 +38,15 @@ def create_app(
     limits: Limits | None = None,
     tenants: Tenants | None = None,
     only_local: bool = False,
+    origins: Sequence[str] = (),
     log_prompts: bool = False,
     tracing: Tracing | None = None,
 ) -> FastAPI:
     """An application that serves `models`, whose engines run already.
 
     With `tenants` clients have to have the key of one; with `only_local` they have to call the server by a name of
-    this machine. Prompts come into the log only with `log_prompts`; requests are spans of `tracing`.
+    this machine. Web pages that come from `origins` may ask as its own page does; `*` is all. Prompts come into the
+    log only with `log_prompts`; requests are spans of `tracing`.
     """
     app = FastAPI(title="AetherMind", version=__version__, docs_url=None, redoc_url=None)
     state = app.state
@@ -58,13 +63,21 @@ def create_app(
         admitted=_paths_posted_to(openai_routes),
         max_header_bytes=state.limits.max_header_bytes,
         only_local=only_local,
+        origins=frozenset(origins),
     )
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
     app.add_middleware(Observer, metrics=state.metrics, has_prompts=log_prompts, tracing=tracing)
     _add_probes(app)
-    app.include_router(openai_routes)
-    app.include_router(token_routes)
-    app.include_router(request_routes)
-    app.include_router(web_ui_routes)
+    for routes in (openai_routes, token_routes, request_routes, web_ui_routes):
+        app.include_router(routes)
+    state.addresses = [*_PROBES, *_paths(openai_routes), *_paths(token_routes)]
     return app
 
 
@@ -72,6 +85,12 @@ def _paths_posted_to(routes: APIRouter) -> frozenset[str]:
     return frozenset(
         one.path for one in routes.routes if isinstance(one, APIRoute) and one.methods and "POST" in one.methods
     )
+
+
+def _paths(routes: APIRouter) -> list[str]:
+    """The addresses, of those that are documented and have no names in them."""
+    found = (one for one in routes.routes if isinstance(one, APIRoute) and one.include_in_schema)
+    return [one.path for one in found if "{" not in one.path]
 
 
 def _add_probes(app: FastAPI) -> None:

@@ -26,10 +26,11 @@ _OPEN_TO_ALL = frozenset({"/", "/health", "/ready", "/version"})
 class Door:
     """ASGI middleware. `state.tenant` of a request is the one whose key it has; with none of `tenants` it is a 401.
 
-    With `only_local` the server must be called by a name of this machine, and by no web page but its own: one whose
-    name was made to lead here ("DNS rebinding"), and one that posts to strangers, are turned away. What would be
-    answered by the engine, at one of the paths `admitted`, is refused before its body is read where `admission` has no
-    room for one more answer: a server that has too much to do spends as little as it can on saying so.
+    With `only_local` the server must be called by a name of this machine, and by no web page but its own and those of
+    `origins`: one whose name was made to lead here ("DNS rebinding"), and one that posts to strangers, are turned
+    away. What would be answered by the engine, at one of the paths `admitted`, is refused before its body is read where
+    `admission` has no room for one more answer: a server that has too much to do spends as little as it can on saying
+    so.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Door:
         admitted: Set[str],
         max_header_bytes: int,
         only_local: bool,
+        origins: Set[str],
     ) -> None:
         self._app = app
         self._tenants = tenants
@@ -48,6 +50,7 @@ class Door:
         self._admitted = admitted
         self._max_header_bytes = max_header_bytes
         self._only_local = only_local
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope) if scope["type"] == "http" else None
@@ -60,7 +63,7 @@ class Door:
     def _refusal(self, scope: Scope) -> ApiError | None:
         if self._only_local and not is_loopback(_bare(name := _host_name(scope))):
             return ApiError(403, f"This server is for its own machine, which is not called {name!r:.100}.", code="host")
-        if self._only_local and not _is_own_page(scope):
+        if self._only_local and not ("*" in self._origins or _is_own_page(scope, self._origins)):
             return ApiError(403, "This server is for its own machine, and no web page but its own.", code="origin")
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._max_header_bytes:
             return ApiError(431, f"Headers are longer than {self._max_header_bytes} bytes.", code="headers_too_large")
@@ -94,13 +97,15 @@ def _bare(name: str) -> str:
     return name.removeprefix("[").removesuffix("]").lower()
 
 
-def _is_own_page(scope: Scope) -> bool:
-    """Whether a request comes from the server's own page, or from no page: browsers say which in Origin."""
+def _is_own_page(scope: Scope, others: Set[str]) -> bool:
+    """Whether a request comes from the server's own page, one of `others` or no page: browsers say which in Origin."""
     headers = Headers(scope=scope)
     origin = headers.get("origin")
-    return origin is None or origin.partition("://")[2] == headers.get("host")
+    return origin is None or origin.partition("://")[2] == headers.get("host") or origin in others
 
 
 def _tenant(scope: Scope, tenants: Tenants) -> Tenant | None:
-    """Whose key the request has; None for a wrong one."""
-    return tenants.find(Headers(scope=scope).get("authorization", "").removeprefix("Bearer "))
+    """Whose key the request has; None for a wrong one. The scheme before it is in any case (RFC 9110, 11.1)."""
+    given = Headers(scope=scope).get("authorization", "")
+    scheme, _, key = given.partition(" ")
+    return tenants.find(key.strip() if scheme.lower() == "bearer" else given)

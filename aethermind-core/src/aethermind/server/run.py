@@ -7,9 +7,9 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -68,6 +68,7 @@ async def serve(
     *,
     limits: Limits,
     tenants: Tenants | None = None,
+    origins: Sequence[str] = (),
     log_prompts: bool = False,
     tracing: Tracing | None = None,
     on_ready: Callable[[], None] = lambda: None,
@@ -76,9 +77,8 @@ async def serve(
 
     Open answers are finished, unless it comes twice. Raises what keeps a model from being loaded.
     """
-    async with running(
-        models, listening, limits=limits, tenants=tenants, log_prompts=log_prompts, tracing=tracing
-    ) as app:
+    options: dict[str, Any] = {"origins": origins, "log_prompts": log_prompts, "tracing": tracing}
+    async with running(models, listening, limits=limits, tenants=tenants, **options) as app:
         with _stop_signals() as stops:
             on_ready()
             await _drain(stops, app.state.admission, limits.drain_timeout_s)
@@ -92,6 +92,7 @@ async def running(
     *,
     limits: Limits,
     tenants: Tenants | None = None,
+    origins: Sequence[str] = (),
     log_prompts: bool = False,
     tracing: Tracing | None = None,
 ) -> AsyncIterator[FastAPI]:
@@ -100,7 +101,13 @@ async def running(
         served = [await _started(name, model, stack) for name, model in models.items()]
         only_local = is_loopback(listening.getsockname()[0])
         app = create_app(
-            served, limits=limits, tenants=tenants, only_local=only_local, log_prompts=log_prompts, tracing=tracing
+            served,
+            limits=limits,
+            tenants=tenants,
+            only_local=only_local,
+            origins=origins,
+            log_prompts=log_prompts,
+            tracing=tracing,
         )
         bound_sending(listening)
         config = uvicorn.Config(

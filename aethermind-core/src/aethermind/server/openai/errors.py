@@ -8,6 +8,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from aethermind.config.suggest import did_you_mean
 from aethermind.errors import (
     AetherMindError,
     ContextLengthError,
@@ -18,6 +19,9 @@ from aethermind.errors import (
 from aethermind.log import get_logger
 
 __all__ = ["ApiError", "LIMIT_CODES", "as_api_error", "error_body", "install_error_handlers"]
+
+_LONGEST_ADDRESS = 100
+"""Characters of an unknown address that are looked at."""
 
 ENGINE_DEAD_RETRY_S = 5
 """When to ask again after an engine died: an engine process takes about that long to be back."""
@@ -107,11 +111,19 @@ async def _answer_http(request: Request, error: Exception) -> JSONResponse:
     url = request.url.path
     allowed = (error.headers or {}).get("Allow", "another method")
     messages = {
-        404: f"There is no {url:.100} here.",
+        404: f"There is no {url:.100} here{_place_meant(request)}",
         405: f"{request.method:.20} does not go with {url:.100}; use {allowed}.",
     }
     body = error_body(error.status_code, messages.get(error.status_code, str(error.detail)))
     return JSONResponse(body, error.status_code, error.headers)
+
+
+def _place_meant(request: Request) -> str:
+    """The end of a sentence about an address that is none; the commonest lacks the /v1 of a client's base URL."""
+    asked = request.url.path[:_LONGEST_ADDRESS]
+    known = request.app.state.addresses
+    same = (path for path in known if path.endswith(asked) or asked.endswith(path))
+    return did_you_mean(next(same, asked), known)
 
 
 def install_error_handlers(app: Any) -> None:

@@ -60,6 +60,7 @@ async def embeddings(
     return await embed(request, body, request.app.state.models.get(body.model))
 
 
+@router.get("/v1/models/", include_in_schema=False)
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
     """The models there are."""

@@ -1,0 +1,64 @@
+"""Addresses as people write them, and who may ask from where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from aethermind.server.tenants import Tenants
+
+SAY = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+PAGE = "https://chat.example"
+
+
+@pytest.mark.parametrize(
+    ("address", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),  # a base URL without /v1
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/openai/v1/models", "/v1/models"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/v1/tokenize", "/tokenize"),
+    ],
+)
+def test_an_address_that_is_nearly_one_is_told_which(http: httpx.Client, address: str, meant: str) -> None:
+    answer = http.post(address, json=SAY)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == f"There is no {address} here; did you mean {meant}?"
+
+
+def test_one_that_is_far_from_all_is_not(http: httpx.Client) -> None:
+    assert http.get("/wp-login.php").json()["error"]["message"] == "There is no /wp-login.php here."
+
+
+def test_a_slash_at_the_end_of_a_list_is_the_list(http: httpx.Client) -> None:
+    assert http.get("/v1/models/").json() == http.get("/v1/models").json()
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER "])
+def test_the_scheme_of_a_key_is_in_any_case(open_server: Callable[..., httpx.Client], scheme: str) -> None:
+    http = open_server(tenants=Tenants.of_keys(["open sesame"]))
+    assert http.get("/v1/models", headers={"Authorization": f"{scheme} open sesame"}).status_code == 200
+    assert http.get("/v1/models", headers={"Authorization": f"{scheme} open"}).status_code == 401
+
+
+@pytest.mark.parametrize("origins", [(PAGE,), ("*",)])
+def test_pages_that_may_ask(open_server: Callable[..., httpx.Client], origins: tuple[str, ...]) -> None:
+    """A browser asks before it sends JSON or a key, and shows a page only what is meant for it (Fetch, CORS)."""
+    http = open_server(origins=origins, tenants=Tenants.of_keys(["k"]))
+    before = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    answer = http.options("/v1/chat/completions", headers={"Origin": PAGE, **before})
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] in (PAGE, "*")
+    assert "authorization" in answer.headers["access-control-allow-headers"]
+    for stream in (False, True):
+        own = {"Origin": PAGE, "Authorization": "Bearer k"}
+        answer = http.post("/v1/chat/completions", json={**SAY, "stream": stream}, headers=own)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["access-control-allow-origin"] in (PAGE, "*")
+    assert http.get("/v1/models", headers={"Origin": PAGE}).status_code == 401
+    is_open = "*" in origins
+    stranger = {"Origin": "https://evil.example", "Authorization": "Bearer k"}
+    assert http.get("/v1/models", headers=stranger).status_code == (200 if is_open else 403)
