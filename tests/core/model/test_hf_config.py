@@ -35,6 +35,12 @@ def test_a_directory_without_config_says_what_is_there(tmp_path: Path) -> None:
         read_hf_config(tmp_path)
 
 
+def test_a_model_in_the_cache_of_the_hub_is_below(tmp_path: Path) -> None:
+    (tmp_path / "snapshots").mkdir()
+    with pytest.raises(ConfigError, match=r"Pass one of the directories in its snapshots\."):
+        read_hf_config(tmp_path)
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b'"text"', b"[" * 100_000])
 def test_broken_json(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)

@@ -76,9 +76,19 @@ def test_models_by_name_and_by_path(tmp_path: Path) -> None:
     registry.register("tiny", lambda: tmp_path, provider="me")
     assert registry.locate("tiny") == tmp_path
     assert registry.locate(str(tmp_path)) == tmp_path
-    assert registry.locate("missing/model") == Path("missing/model")
+    assert registry.locate("./missing/model") == Path("missing/model")
     assert registry.names() == ["tiny"]
     with pytest.raises(ConfigError, match=r"'huge'.*\(tiny\)"):
         registry.locate("huge")
     with pytest.raises(PluginError, match="'tiny'"):
         registry.register("tiny", lambda: tmp_path, provider="you")
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen2-0.5B", "meta-llama/Llama-3.2-1B"])
+def test_a_name_of_the_hub_is_told_how_to_get_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"`hf download {name} --local-dir"):
+        ModelRegistry().locate(name)
+    (tmp_path / name).parent.mkdir()
+    assert ModelRegistry().locate(name) == Path(name), "a place next to others is a path"
+    assert ModelRegistry().locate(f"./{name}") == Path(name)

@@ -18,10 +18,10 @@ def read_hf_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
         found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:5]) or "nothing"
-        raise ConfigError(
-            f"{str(directory)!r} holds no config.json (found {found}). "
-            "Pass the directory of a Hugging Face model, or a .gguf file."
-        )
+        wanted = "the directory of a Hugging Face model, or a .gguf file"
+        if (directory / "snapshots").is_dir():  # a model in the cache of huggingface_hub
+            wanted = "one of the directories in its snapshots"
+        raise ConfigError(f"{str(directory)!r} holds no config.json (found {found}). Pass {wanted}.")
     return _read_object(path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from aethermind.model.input_processor import InputProcessorFactory
 
 __all__ = ["ArchitectureRegistry", "GgufFamilyRegistry", "InputProcessorRegistry", "ModelRegistry"]
+
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 class ArchitectureRegistry(Claims):
@@ -109,6 +113,12 @@ class ModelRegistry:
         if entry is not None:
             return entry()
         path = Path(model).expanduser()
+        if _HUB_ID.fullmatch(model) and not path.parent.exists():
+            name = path.name
+            raise ConfigError(
+                f"There is no {model!r} here. If it is a model of the Hugging Face Hub, download it with "
+                f"`hf download {model} --local-dir {name}`, and pass --model ./{name}."
+            )
         if not path.exists() and "/" not in model:
             known = ", ".join(self.names()) or "none"
             raise ConfigError(
