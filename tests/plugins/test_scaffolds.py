@@ -153,6 +153,12 @@ def test_the_command_writes_a_package_and_says_what_to_type_next(tmp_path: Path)
     ]
 
 
+def test_what_to_type_next_can_be_typed(tmp_path: Path) -> None:
+    result = plugin_new("policy", "mine", "--directory", tmp_path / "my 'packages'")
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("  cd ")]
+    assert shlex.split(line) == ["cd", str(tmp_path / "my 'packages'" / "aethermind-mine")]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -164,6 +170,7 @@ def test_the_command_writes_a_package_and_says_what_to_type_next(tmp_path: Path)
         (("backend", "cpu"), "a plugin called 'cpu', is installed already"),
         (("model", "core"), "a plugin called 'core', is installed already"),
         (("backend", "null"), "'null' names an installed backend already"),
+        (("backend", "auto"), "'auto' names an installed backend already"),
         (("policy", "fcfs"), "'fcfs' names an installed scheduling policy already"),
         (("kv-store", "disk"), "'disk' names an installed KV store already"),
         (("operator", "rms-norm"), "'rms_norm' names an installed operator already"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shlex
 import subprocess
@@ -99,6 +100,23 @@ def test_unknown_words_are_usage_errors(invoke: Any, args: tuple[str, ...]) -> N
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (("serve", "demo"), "Name a model with --model."),
+        (("chat", "./model"), "Name a model with --model."),
+        (("bench", "latency", "demo"), "Name a model with --model."),
+        (("generate", "Once", "upon"), "Put a text of several words in quotes."),
+        (("tokenize", "Once", "upon", "a"), "Put a text of several words in quotes."),
+        (("bench", "limits", "x"), "Got unexpected extra arguments (x)."),
+    ],
+)
+def test_words_too_many_are_told_where_they_belong(invoke: Any, args: tuple[str, ...], hint: str) -> None:
+    result = invoke(*args)
+    assert result.exit_code == 2
+    assert hint in " ".join(result.stderr.split())
+
+
 def test_our_errors_are_sentences(invoke: Any, fake_llm: Any) -> None:
     fake_llm(DeviceError("The device caught fire. Put it out."))
     result = invoke("generate", "hi")
@@ -184,11 +202,20 @@ def test_closed_streams_are_no_bugs(closed: str) -> None:
     assert (result.returncode, "rror" in result.stderr) == (0, False)
 
 
-def test_what_the_system_refuses_is_a_sentence(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.ENOSPC, "Standard output cannot be written: No space left on device."),
+        (errno.ENOMEM, "The system refuses to go on: Cannot allocate memory."),
+    ],
+)
+def test_what_the_system_refuses_is_a_sentence(
+    invoke: Any, monkeypatch: pytest.MonkeyPatch, number: int, says: str
+) -> None:
     def fail(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("aethermind.cli.console.print_json", fail)
     result = invoke("plugins", "list", "--json")
     assert result.exit_code == 2
-    assert "Standard output cannot be written: No space left on device." in result.stderr
+    assert says in result.stderr

@@ -123,3 +123,13 @@ def test_a_level_that_is_none_is_an_error(invoke: Any, monkeypatch: pytest.Monke
     assert result.exit_code == 2
     assert "AETHERMIND_LOG" in result.stderr
     assert "'loud'" in result.stderr
+
+
+def test_a_device_of_the_file_is_no_flag(invoke: Any) -> None:
+    """What a verb refuses beside other flags is fine in a file, which is for other verbs too."""
+    Path("aethermind.toml").write_text("[model]\ndevice = 'cpu'\n")
+    trace = "TIMESTAMP,ContextTokens,GeneratedTokens\n0,9,2\n"
+    Path("trace.csv").write_text(trace)
+    assert invoke("simulate", "trace.csv", "--policy", "fcfs").exit_code == 0
+    result = invoke("explain", "--diff", "numpy", "abacus")
+    assert "abacus" in result.stderr, "the second device is what is wrong"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 
@@ -37,3 +38,11 @@ def test_style_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "dumb")
     assert console.style("x", "red", Terminal()) == "x"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8", "utf-16"])
+def test_json_loses_no_character_in_any_encoding(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding=encoding, errors="replace", write_through=True))
+    console.print_json({"text": "né → 🦊"})
+    assert json.loads(raw.getvalue().decode(encoding)) == {"text": "né → 🦊"}

@@ -13,7 +13,15 @@ from aethermind.errors import InvalidArgumentError
 
 
 @pytest.mark.parametrize(
-    ("raw", "text"), [(b"a\n", "a"), (b"a\r\n", "a"), (b"a\n\n", "a\n"), (b"", ""), ("ü".encode(), "ü")]
+    ("raw", "text"),
+    [
+        (b"a\n", "a"),
+        (b"a\r\n", "a"),
+        (b"a\n\n", "a\n"),
+        (b"", ""),
+        ("ü".encode(), "ü"),
+        ("\ufeffü\n".encode(), "ü"),
+    ],
 )
 def test_files_and_stdin_lose_one_newline(
     raw: bytes, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -62,15 +63,20 @@ class Commands(TyperGroup):
         except OSError as error:
             if log.get_logger("aethermind").isEnabledFor(logging.DEBUG):
                 raise
-            about = (
-                "Standard output cannot be written" if error.filename is None else f"{error.filename} cannot be used"
-            )
-            _fail(f"{about}: {error.strerror or error}. Check paths, permissions and free space.", 2)
+            _fail(f"{_place_of(error)}: {error.strerror or error}. Check paths, permissions and free space.", 2)
         except Exception as error:
             if env.log_level() == "DEBUG" or log.get_logger("aethermind").isEnabledFor(logging.DEBUG):
                 raise
             title = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             _fail(f"{title}\nThis is a bug. Set AETHERMIND_LOG=debug to see the traceback, and please report it.", 1)
+
+
+def _place_of(error: OSError) -> str:
+    """What could not be used: a file, else the output, which is the one thing that is written to without a name."""
+    if error.filename is not None:
+        return f"{error.filename} cannot be used"
+    is_writing = error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT, errno.EPIPE)
+    return "Standard output cannot be written" if is_writing else "The system refuses to go on"
 
 
 def _fail(message: str, exit_code: int) -> None:

@@ -15,7 +15,7 @@ from aethermind import env, log
 from aethermind.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from aethermind.config import Configuration, Setting, Value
 
@@ -41,6 +41,13 @@ class ConfiguredCommand(TyperCommand):
                 help="Print every setting and where it comes from, and exit.",
             ),
         ]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.allow_extra_args = True  # so that more can be said than that they are too many
+        rest: list[str] = super().parse_args(ctx, args)
+        if ctx.args and not ctx.resilient_parsing:
+            ctx.fail(f"Got unexpected extra arguments ({' '.join(ctx.args)}).{_what_was_meant(self.params)}")
+        return rest
 
     def invoke(self, ctx: Any) -> Any:
         named = ctx.params.pop("config_file") or ctx.find_root().params.get("config_file")
@@ -69,6 +76,13 @@ class ConfiguredCommand(TyperCommand):
             if origin != "default" and name not in flags and one.parameter in ctx.params:
                 ctx.params[one.parameter] = _as_parameter(value, is_list=one.parameter in lists)
         log.set_level(configuration.values["log.level"].value)
+
+
+def _what_was_meant(parameters: Sequence[Any]) -> str:
+    """A sentence about words that stand where none belong: the rest of a text, or a model."""
+    if any(parameter.param_type_name == "argument" for parameter in parameters):
+        return " Put a text of several words in quotes."
+    return " Name a model with --model." if any("--model" in parameter.opts for parameter in parameters) else ""
 
 
 def _as_parameter(value: Any, *, is_list: bool) -> Any:

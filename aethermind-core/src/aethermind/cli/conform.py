@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aethermind.cli import console, options
+from aethermind.cli.given import is_flag
+from aethermind.cli.writable import check_writable
+from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from aethermind.testing.report import CaseResult, Report
@@ -24,8 +27,16 @@ EXAMPLES = console.examples(
 
 _MAX_SHOWN = 20
 
+_OF_DEVICES = {
+    "suite": "a model package has one suite.",
+    "model": "the models of a model package are its own.",
+    "compare": "a model package is compared with transformers.",
+}
+_OF_FAMILIES = {"device": "it is a device itself."}
+
 
 def conform(
+    ctx: typer.Context,
     name: Annotated[
         str,
         typer.Argument(
@@ -65,6 +76,9 @@ def conform(
     progress = _Progress(not as_json)
     expected = None if expectations is None else str(expectations)
     is_family = _is_family(name)
+    _check_flags(ctx, name, _OF_DEVICES if is_family else _OF_FAMILIES)
+    if badge is not None:
+        check_writable(badge, "Badge")
     try:
         if is_family:
             report = run_family(name, device=device, expectations=expected, keyword=keyword, on_case=progress)
@@ -76,7 +90,7 @@ def conform(
     finally:
         progress.clear()
     if badge is not None:
-        badge.write_text(report.badge())
+        badge.write_text(report.badge(), encoding="utf-8")
     if as_json:
         console.print_json(report.record())
     else:
@@ -96,9 +110,14 @@ def _is_family(name: str) -> bool:
     return not is_device and bool(architectures_of(runtime, name))
 
 
-def _known(suites: Sequence[str], known: Sequence[str]) -> Sequence[str]:
-    from aethermind.errors import InvalidArgumentError
+def _check_flags(ctx: typer.Context, name: str, others: Mapping[str, str]) -> None:
+    """InvalidArgumentError for a flag that is about devices where a model package is tried, or the other way round."""
+    for parameter, reason in others.items():
+        if is_flag(ctx, parameter):
+            raise InvalidArgumentError(f"--{parameter} has no effect on {name}: {reason} Leave it out.")
 
+
+def _known(suites: Sequence[str], known: Sequence[str]) -> Sequence[str]:
     for name in suites:
         if name not in known:
             raise InvalidArgumentError(f"There is no suite {name!r}; pass --suite {', '.join(known)}.")

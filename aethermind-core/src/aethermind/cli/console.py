@@ -48,10 +48,15 @@ def examples(*lines: str) -> str:
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on standard output; what JSON has no type for (a path, say) is written as text."""
+    """One JSON object on standard output; what JSON has no type for (a path, say) is written as text.
+
+    Where the output's encoding has not every character, those outside of ASCII are written by their numbers.
+    """
     import json
 
-    print(json.dumps(value, indent=2 if is_terminal(sys.stdout) else None, default=str, ensure_ascii=False))
+    is_unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    indent = 2 if is_terminal(sys.stdout) else None
+    print(json.dumps(value, indent=indent, default=str, ensure_ascii=not is_unicode))
 
 
 def version() -> str:

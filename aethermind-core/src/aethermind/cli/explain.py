@@ -15,6 +15,7 @@ import typer
 from aethermind.cli import console, options
 from aethermind.cli.diff import DEFAULT_PROMPT, print_diff
 from aethermind.cli.diff import diff as compare_devices
+from aethermind.cli.given import is_flag
 from aethermind.cli.groups import KvCacheOptions, NumberOptions, as_arguments, with_groups
 from aethermind.cli.weight_formats import as_record, describe
 from aethermind.errors import InvalidArgumentError
@@ -38,6 +39,7 @@ EXAMPLES = console.examples(
 
 @with_groups
 def explain(
+    ctx: typer.Context,
     model: options.Model = None,
     *,
     numbers: NumberOptions,
@@ -75,7 +77,7 @@ def explain(
     }
     device = settings.pop("device")
     if diff is not None:
-        if device != "auto":
+        if is_flag(ctx, "device"):
             raise InvalidArgumentError("--diff names both devices itself; leave --device out.")
         report = compare_devices(
             options.chosen_model(model),

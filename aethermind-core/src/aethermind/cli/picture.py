@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from aethermind.cli.writable import check_writable
 from aethermind.errors import InvalidArgumentError
 
 __all__ = ["COLORS", "check_plot", "picture"]
@@ -26,6 +27,7 @@ def check_plot(path: Path) -> None:
         raise InvalidArgumentError(
             "--plot needs matplotlib. Install it with: pip install 'aethermind-core[plot]'"
         ) from None
+    check_writable(path, "Picture")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import typer
 
 from aethermind.cli import console, options
 from aethermind.cli.groups import NumberOptions, as_arguments, with_groups
+from aethermind.cli.writable import check_writable
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def profile(
     from aethermind.runtime import Runtime
 
     if trace is not None:
-        _check_writable(trace)
+        check_writable(trace, "Trace file")
     planned = plan_model(
         Runtime.boot(),
         options.chosen_model(model),
@@ -177,16 +178,6 @@ def _record(one: Total, seconds: float, limits: MeasuredLimits | None) -> dict[s
 
 def _ratio(value: float | None, whole: float | None) -> float | None:
     return value / whole if value is not None and whole else None
-
-
-def _check_writable(path: Path) -> None:
-    """Before the work: opening for appending changes nothing that is there."""
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise InvalidArgumentError(
-            f"Trace file {path} cannot be written: {error.strerror}. Pass another one."
-        ) from None
 
 
 def _write_trace(path: Path, steps: list[StepProfile], memory: list[tuple[int, MemoryUse]], device: str) -> None:

@@ -9,6 +9,9 @@ from aethermind.errors import InvalidArgumentError
 
 __all__ = ["read_text"]
 
+_BYTE_ORDER_MARK = "\ufeff"
+"""With which some programs begin files to say that they are UTF-8; it is no part of the text."""
+
 
 def read_text(text: str | None, file: Path | None, *, noun: str, option: str) -> str:
     """The text, without the newline that ends a file; `-` is standard input. There must be exactly one source.
@@ -22,7 +25,7 @@ def read_text(text: str | None, file: Path | None, *, noun: str, option: str) ->
         return text
     try:
         raw = sys.stdin.buffer.read() if file is None else file.read_bytes()
-        return raw.decode().removesuffix("\n").removesuffix("\r")
+        return raw.decode().removeprefix(_BYTE_ORDER_MARK).removesuffix("\n").removesuffix("\r")
     except OSError as error:
         raise InvalidArgumentError(
             f"{noun.capitalize()} file {file} cannot be read: {error.strerror}. Pass another one."

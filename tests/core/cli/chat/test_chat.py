@@ -13,7 +13,7 @@ from aethermind.cli.chat.answerers import LocalAnswerer
 from aethermind.cli.chat.conversation import Conversation
 from aethermind.cli.chat.repl import Interrupt, Repl
 from aethermind.cli.chat.slash import COMMANDS
-from aethermind.errors import ContextLengthError
+from aethermind.errors import ContextLengthError, EngineDeadError
 
 
 class Person:
@@ -244,3 +244,21 @@ def test_help_lists_every_command(fake_llm: Any, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().err
     assert all(f"  /{name}" in shown for name in COMMANDS)
     assert '"""' in shown
+
+
+def test_what_is_said_of_an_error_begins_a_line(fake_llm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    repl = chat(fake_llm("half", EngineDeadError("The server hung up.")), "a", "/regen")
+    captured = capsys.readouterr()
+    assert captured.out == "half\nhalf\n"
+    assert captured.err.count("Error: The server hung up.") == 2
+    assert said(repl) == [("u", "a")]
+
+
+def test_settings_are_those_that_do_something_here(fake_llm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    others = {"n", "prompt_logprobs", "structured_outputs", "is_plain", "looks_back"}
+    chat(fake_llm("answer"), "/set")
+    shown = {line.split()[0] for line in capsys.readouterr().err.splitlines()}
+    assert "temperature" in shown
+    assert not shown & others
+    chat(fake_llm("answer"), *(f"/set {name} 2" for name in others))
+    assert capsys.readouterr().err.count("There is no setting") == len(others)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aethermind.cli import console, options
+from aethermind.cli.given import is_flag
 from aethermind.cli.groups import (
     SAMPLING_DEFAULTS,
     EngineOptions,
@@ -70,7 +71,7 @@ def chat(
     with ExitStack() as stack:
         if url is not None:
             _check_flags(ctx)
-            server = stack.enter_context(closing(_server(url, model if _is_flag(ctx, "model") else None, api_key)))
+            server = stack.enter_context(closing(_server(url, model if is_flag(ctx, "model") else None, api_key)))
             _talk(server, server.model, f"at {url}", system, given, has_stats=stats)
             return
         template = None if chat_template is None else _read_template(chat_template)
@@ -96,6 +97,8 @@ def _talk(
     repl = Repl(answerer, Conversation(name, system, sampling), reader, has_stats=has_stats)
     if is_interactive:
         repl.say(f"{name} {place} · /help shows commands, Ctrl-D leaves")
+    elif console.is_terminal(sys.stdin):
+        repl.say(f"{name} {place} · each line is a message, Ctrl-D leaves")
     repl.run()
 
 
@@ -112,15 +115,10 @@ def _check_flags(ctx: typer.Context) -> None:
     from aethermind.cli.chat.conversation import SETTINGS
 
     for parameter in ctx.command.params:
-        if parameter.name not in _OF_A_SERVER.union(SETTINGS) and _is_flag(ctx, parameter.name):
+        if parameter.name not in _OF_A_SERVER.union(SETTINGS) and is_flag(ctx, parameter.name):
             raise InvalidArgumentError(
                 f"{parameter.opts[0]} is about a model that is loaded here, and --url names a server's; leave one out."
             )
-
-
-def _is_flag(ctx: typer.Context, name: str | None) -> bool:
-    source = None if name is None else ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _read_template(path: Path) -> str:

@@ -14,7 +14,10 @@ from aethermind.sampling.params import SamplingParams
 
 __all__ = ["Conversation", "Message", "SETTINGS", "parse_setting"]
 
-SETTINGS = tuple(field.name for field in fields(SamplingParams) if field.name != "logprobs")
+_NOT_HERE = ("n", "logprobs", "prompt_logprobs", "structured_outputs")
+"""Parameters of sampling whose effect a chat would not show, or that cannot be written in it."""
+
+SETTINGS = tuple(field.name for field in fields(SamplingParams) if field.init and field.name not in _NOT_HERE)
 """Names of what can be set: the parameters of sampling."""
 
 

@@ -88,6 +88,10 @@ class Repl:
             except KeyboardInterrupt:
                 if not self.reader.is_interactive:
                     raise
+            except AetherMindError:
+                if reply is not None and reply.text:
+                    writer.finish(reply.text)  # what is said of the error begins a line
+                raise
         text = "" if reply is None else reply.text
         writer.finish(text)
         self.conversation.answer(text, is_interrupted=reply is None or reply.finish_reason is None)

@@ -48,7 +48,7 @@ KINDS: dict[Kind, KindOfPackage] = {
             "aethermind conform {name}",
         ),
         lambda names: names.name,
-        lambda runtime: [entry.name for entry in runtime.devices],
+        lambda runtime: ["auto", *(entry.name for entry in runtime.devices)],
     ),
     Kind.MODEL: KindOfPackage(
         "model family",

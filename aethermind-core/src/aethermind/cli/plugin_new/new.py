@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -41,7 +42,7 @@ def new(
     files = write(kind, names, folder, console.version())
     print(f"Wrote {folder} ({KINDS[kind].title}, {len(files)} files):")
     print("\n".join(f"  {path.relative_to(folder)}" for path in files))
-    steps = (f"cd {folder}", "pip install -e '.[test]'", "pytest", *KINDS[kind].commands)
+    steps = (f"cd {shlex.quote(str(folder))}", "pip install -e '.[test]'", "pytest", *KINDS[kind].commands)
     spellings = {"name": names.name, "identifier": names.identifier, "class_name": names.class_name}
     print("\nNext:\n" + "\n".join(f"  {step.format(**spellings)}" for step in steps))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aethermind.cli import console, options
+from aethermind.cli.given import is_flag
 from aethermind.cli.picture import check_plot
 from aethermind.cli.simulate.plot import draw
 from aethermind.cli.simulate.table import print_table
@@ -35,6 +36,7 @@ _CACHE_TOKENS = 800_000
 
 
 def simulate(
+    ctx: typer.Context,
     trace: Annotated[Path, typer.Argument(help="CSV of an Azure trace, or JSON lines of a Mooncake trace.")],
     scheduling_policy: Annotated[
         str, typer.Option("--policy", "--scheduling-policy", help="Policies to compare, separated by commas.")
@@ -77,11 +79,17 @@ def simulate(
     from aethermind.runtime import Runtime
 
     _check_numbers(rate_scale=rate_scale, slack=slack)
+    if not 0 <= urgent_share <= 1:  # nan, which is beyond no bound
+        raise InvalidArgumentError(f"--urgent-share is {urgent_share} but must be a number from 0 to 1.")
     _check_sizes(block_size=block_size, num_kv_blocks=num_kv_blocks)
     if plot is not None:
         check_plot(plot)
     if cost_model is not None and calibrate is not None:
         raise InvalidArgumentError("Both --cost-model and --calibrate say what a step costs; pass one of them.")
+    if calibrate is None and (idle := [name for name in ("device", "load_format") if is_flag(ctx, name)]):
+        raise InvalidArgumentError(
+            f"--{idle[0].replace('_', '-')} is about the model that --calibrate measures; add that, or leave it out."
+        )
     runtime = Runtime.boot()
     names = list(dict.fromkeys(name.strip() for name in scheduling_policy.split(",")))
     for name in names:
@@ -114,12 +122,12 @@ def simulate(
         "costs": asdict(costs),
         "policies": {name: _record(run, costs, budget) for name, run in runs.items()},
     }
-    if plot is not None:
-        draw(runs, plot)
     if as_json:
         console.print_json(report)
     else:
         print_table(report)
+    if plot is not None:
+        draw(runs, plot)
 
 
 def _run(

@@ -1,0 +1,25 @@
+"""Files that a command writes at its end, tried before its work begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aethermind.errors import InvalidArgumentError
+
+__all__ = ["check_writable"]
+
+
+def check_writable(path: Path, noun: str) -> None:
+    """InvalidArgumentError unless the file, called `noun`, can be written; what is in it stays as it is.
+
+    Pipes and devices are not tried: opening one may be all that its reader waits for.
+    """
+    try:
+        is_there = path.exists()
+        if is_there and not (path.is_file() or path.is_dir()):
+            return
+        path.open("a").close()
+        if not is_there:
+            path.unlink()
+    except OSError as error:
+        raise InvalidArgumentError(f"{noun} {path} cannot be written: {error.strerror}. Pass another one.") from None

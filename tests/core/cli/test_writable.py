@@ -1,0 +1,44 @@
+"""Files are tried before the work whose end they are for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aethermind.cli.writable import check_writable
+from aethermind.errors import InvalidArgumentError
+
+TRACE = str(Path(__file__).parents[1] / "engine" / "simulation" / "small.csv")
+
+
+def test_nothing_changes_by_trying(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("text")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("old", "new", "pipe"):
+        check_writable(tmp_path / name, "File")
+    assert {path.name for path in tmp_path.iterdir()} == {"old", "pipe"}
+    assert (tmp_path / "old").read_text() == "text"
+
+
+@pytest.mark.parametrize("name", ["nowhere/x", ".", "x" * 300])
+def test_what_cannot_be_written_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^Picture .* cannot be written: .*\. Pass another one\.$"):
+        check_writable(tmp_path / name, "Picture")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("simulate", TRACE, "--plot", "{}.svg"),
+        ("bench", "serve", "--url", "http://127.0.0.1:1", "--plot", "{}.svg"),
+        ("conform", "numpy", "--suite", "hal", "--badge", "{}.svg"),
+        ("profile", "--trace", "{}.json"),
+    ],
+)
+def test_a_command_says_so_at_once(invoke: Any, tmp_path: Path, words: tuple[str, ...]) -> None:
+    result = invoke(*(word.format(tmp_path / "nowhere" / "run") for word in words))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "cannot be written: No such file or directory. Pass another one." in result.stderr
