@@ -14,7 +14,7 @@ PAGE = "https://chat.example"
 
 
 @pytest.mark.parametrize(
-    ("address", "meant"),
+    ("asked", "meant"),
     [
         ("/chat/completions", "/v1/chat/completions"),  # a base URL without /v1
         ("/v1/v1/chat/completions", "/v1/chat/completions"),
@@ -23,10 +23,10 @@ PAGE = "https://chat.example"
         ("/v1/tokenize", "/tokenize"),
     ],
 )
-def test_an_address_that_is_nearly_one_is_told_which(http: httpx.Client, address: str, meant: str) -> None:
-    answer = http.post(address, json=SAY)
+def test_an_address_that_is_nearly_one_is_told_which(http: httpx.Client, asked: str, meant: str) -> None:
+    answer = http.post(asked, json=SAY)
     assert answer.status_code == 404
-    assert answer.json()["error"]["message"] == f"There is no {address} here; did you mean {meant}?"
+    assert answer.json()["error"]["message"] == f"There is no {asked} here; did you mean {meant}?"
 
 
 def test_one_that_is_far_from_all_is_not(http: httpx.Client) -> None:
