@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aethermind.cache.stores import StoreAddress
+from aethermind.cache.stores import StoreAddress, disk_index
 from aethermind.cache.stores.disk_store import DiskStore, open_disk_store
 from aethermind.errors import ConfigError, InvalidArgumentError
 
@@ -71,7 +71,7 @@ def test_several_processes_share_one_directory(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROCESS, str(tmp_path)]
     processes = [subprocess.Popen([*command, str(seed)], stderr=subprocess.PIPE) for seed in range(3)]
     for process in processes:
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=600)
         assert process.returncode == 0, said.decode()
     store = DiskStore(tmp_path, 20 * PAGE)
     found = files(tmp_path)
@@ -79,6 +79,16 @@ def test_several_processes_share_one_directory(tmp_path: Path) -> None:
     assert store.num_bytes >= len(found) * PAGE
     assert store.num_bytes <= 20 * PAGE
     assert parts(tmp_path) == []
+
+
+def test_who_makes_the_index_waits_for_another_who_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DiskStore(tmp_path, 10 * PAGE)
+    other = sqlite3.connect(tmp_path / "v1" / "index.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    monkeypatch.setattr(disk_index.time, "sleep", lambda _: other.execute("ROLLBACK"))
+    store.put([(KEYS[0], VALUE)])
+    assert not other.in_transaction
+    assert (store.get(KEYS[:1]), store.num_bytes) == ([VALUE], PAGE)
 
 
 def test_a_deleted_directory_is_made_again(tmp_path: Path) -> None:

@@ -52,10 +52,12 @@ def test_one_thread_reads_while_another_writes(store: KVStore) -> None:
     is_over = threading.Event()
 
     def write() -> None:
-        for _ in range(30):
-            store.put([(key, value) for key in KEYS])
-            store.remove(KEYS[::2])
-        is_over.set()
+        try:
+            for _ in range(30):
+                store.put([(key, value) for key in KEYS])
+                store.remove(KEYS[::2])
+        finally:
+            is_over.set()
 
     writer = threading.Thread(target=write)
     writer.start()

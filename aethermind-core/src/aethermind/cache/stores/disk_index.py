@@ -17,6 +17,7 @@ from pathlib import Path
 __all__ = ["DiskIndex"]
 
 _BUSY_S = 5.0
+_LOOK_AGAIN_S = 0.005
 _TABLES = """
 CREATE TABLE blocks (key BLOB PRIMARY KEY, num_bytes INTEGER NOT NULL, used INTEGER NOT NULL) WITHOUT ROWID;
 CREATE INDEX by_use ON blocks (used);
@@ -107,7 +108,7 @@ class DiskIndex:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
+            _write_ahead(connection)
             connection.execute("PRAGMA synchronous = NORMAL")
             if not _has_tables(connection):
                 with _transaction(connection):
@@ -135,6 +136,19 @@ class DiskIndex:
     def _throw_away(self) -> None:
         for suffix in ("", "-wal", "-shm"):
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Change the mode of a new file. SQLite refuses one of two that do so at once, and does not wait before."""
+    until = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(_LOOK_AGAIN_S)
 
 
 @contextmanager
