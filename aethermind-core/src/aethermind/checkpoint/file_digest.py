@@ -8,6 +8,7 @@ it is computed again.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +22,10 @@ __all__ = ["digest_files"]
 
 _PIECE_BYTES = 64 * 2**20
 _NUM_DIGITS = 32
+_TICK_NS = 100_000_000
+"""Longer than the clock stands still by which file systems tell times: what changed so recently may change once more
+without another time, so its digest is not remembered.
+"""
 
 
 def digest_files(paths: Sequence[Path]) -> str:
@@ -38,11 +43,14 @@ def _digest(path: Path) -> str:
             known = remembered.read_text("ascii")
             if len(known) == _NUM_DIGITS:
                 return known
+        is_settled = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _TICK_NS
         found = _read(path, status.st_size)
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read: {error.strerror}. Check the path and its permissions."
         ) from error
+    if not is_settled:
+        return found
     with suppress(OSError):
         remembered.parent.mkdir(parents=True, exist_ok=True)
         beside = remembered.with_name(f"{remembered.name}.{os.getpid()}")
