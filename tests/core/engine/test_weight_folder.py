@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from aethermind.engine.weight_cache import WeightFolder
+from aethermind.engine.weight_cache import folder as folder_module
 from aethermind.errors import CheckpointError
 
 KIB = 1 << 10
@@ -87,6 +88,20 @@ def test_a_truncated_file_is_noticed(folder: WeightFolder, length: int) -> None:
     with pytest.raises(CheckpointError):
         folder.find("key", sizes_of(constants))
     assert files_in(folder) == set()
+
+
+def test_a_file_that_another_process_gives_up_meanwhile_is_not_there(
+    folder: WeightFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants, read = some_bytes(100), folder_module._read
+    folder.write("key", constants)
+
+    def read_too_late(place: Path, *rest: Any) -> Any:
+        place.unlink()
+        return read(place, *rest)
+
+    monkeypatch.setattr(folder_module, "_read", read_too_late)
+    assert folder.find("key", sizes_of(constants)) == {}
 
 
 def test_constants_of_another_size_or_name_are_not_those_that_are_wanted(folder: WeightFolder) -> None:

@@ -66,14 +66,17 @@ class WeightFolder:
         CheckpointError where there is one and it is not what was written; it is deleted.
         """
         place = self._place(key)
-        if not place.is_file():
-            return {}
-        is_large = place.stat().st_size > 2 * _PIECE_BYTES
-        if self.needs_huge_pages and is_large and not maps_huge_pages(place):
+        try:
+            is_large = place.stat().st_size > 2 * _PIECE_BYTES
+            if self.needs_huge_pages and is_large and not maps_huge_pages(place):
+                return {}
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         try:
             found = _read(place, key, sizes)
         except CheckpointError:
+            if not place.exists():  # another process gave it up just now
+                return {}
             with suppress(OSError):
                 place.unlink()
             raise
