@@ -8,6 +8,7 @@ compiled objects are those that `make native-test` and the installation in `.ven
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -26,6 +27,7 @@ __all__ = ["BuildError", "WHEELHOUSE", "build_all"]
 
 WHEELHOUSE = ROOT / "build/wheelhouse"
 _LEDGER = "built-from.json"
+_LOCK = "lock"
 
 
 class BuildError(Exception):
@@ -35,8 +37,17 @@ class BuildError(Exception):
 def build_all(
     wheelhouse: Path = WHEELHOUSE, *, kinds: Iterable[str] = ("wheel",), say: Callable[[str], None] = print
 ) -> dict[str, Path]:
-    """Build what has changed, with a line for each, and return the wheels by the names of their distributions."""
+    """Build what has changed, with a line for each, and return the wheels by the names of their distributions.
+
+    Of two processes that fill one wheelhouse the second waits, and finds what the first has built.
+    """
     wheelhouse.mkdir(parents=True, exist_ok=True)
+    with open(wheelhouse / _LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build_all(wheelhouse, tuple(kinds), say)
+
+
+def _build_all(wheelhouse: Path, kinds: Sequence[str], say: Callable[[str], None]) -> dict[str, Path]:
     ledger = _Ledger(wheelhouse)
 
     def build(distribution: Distribution) -> Path:

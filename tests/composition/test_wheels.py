@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
+from threading import Semaphore
 from zipfile import ZipFile
 
 import pytest
+from release import wheels
 from release.distributions import ROOT, Distribution, distributions, files_of
 from release.version import VersionError, change, current
 
@@ -61,6 +65,21 @@ def test_every_package_is_an_extra(wheelhouse: Path) -> None:
     assert siblings | {"serve", "all"} <= extras
     table = re.findall(r"^\| (`.*?`) \| ", (ROOT / "docs/using/install.md").read_text(), re.MULTILINE)
     assert {name.strip("`") for row in table[: len(extras)] for name in row.split(", ")} >= extras
+
+
+def test_one_wheelhouse_is_filled_by_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_it, most = Semaphore(1), []
+
+    def build(*_: object) -> dict[str, Path]:
+        most.append(at_it.acquire(blocking=False))
+        os.sched_yield()
+        at_it.release()
+        return {}
+
+    monkeypatch.setattr(wheels, "_build_all", build)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: wheels.build_all(tmp_path), range(40)))
+    assert most == [True] * 40
 
 
 def test_all_stand_under_one_license() -> None:
