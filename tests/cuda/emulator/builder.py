@@ -81,7 +81,9 @@ def build_kernels(source: Path, defines: Sequence[str] = ()) -> tuple[Path, dict
         finally:
             unit.unlink()
             compiled.unlink(missing_ok=True)
-        listing.write_text("".join(f"{one['name']} {' '.join(_parameters(one))}\n" for one in kernels))
+        draft = listing.with_name(f"{listing.name}.{os.getpid()}")
+        draft.write_text("".join(f"{one['name']} {' '.join(_parameters(one))}\n" for one in kernels))
+        draft.replace(listing)
     lines = (line.split() for line in listing.read_text().splitlines())
     return target, {name: parameters for name, *parameters in lines}
 
