@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -22,6 +23,19 @@ async def open_engine(llm: LLM) -> AsyncIterator[AsyncEngine]:
         yield engine
         await engine.drain()
         await engine.call(lambda _: None)  # the last aborts were taken before this
+
+
+def hold(llm: LLM, patch: pytest.MonkeyPatch) -> None:
+    """Steps compute only while somebody waits for a first token: however late a test looks, no answer is finished."""
+    engine, step = llm.engine, llm.engine.step
+
+    def compute_or_wait() -> list[RequestOutput]:
+        if engine.waiting:
+            return step()
+        time.sleep(0.001)  # so that whoever has something to tell the engine's thread finds its lock open
+        return []
+
+    patch.setattr(engine, "step", compute_or_wait)
 
 
 def run(llm: LLM, scenario: Callable[[AsyncEngine], Awaitable[None]]) -> None:
@@ -90,7 +104,9 @@ def test_a_cancelled_task_ends_its_request_and_no_other(demo: LLM) -> None:
     run(demo, scenario)
 
 
-def test_an_aborted_request_finishes_with_what_there_is(demo: LLM) -> None:
+def test_an_aborted_request_finishes_with_what_there_is(demo: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(demo, monkeypatch)
+
     async def scenario(engine: AsyncEngine) -> None:
         outputs = engine.generate("Once", ENDLESS, request_id="mine")
         first = await anext(outputs)
@@ -133,6 +149,7 @@ def test_a_failing_step_ends_every_request_and_every_later_one(
     open_demo: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = open_demo()
+    hold(llm, monkeypatch)
 
     async def scenario() -> None:
         async with AsyncEngine(llm.engine) as engine:
@@ -152,12 +169,12 @@ def test_a_failing_step_ends_every_request_and_every_later_one(
 
 def test_closing_ends_what_is_open(open_demo: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
     llm = open_demo()
+    hold(llm, monkeypatch)
 
     async def scenario() -> None:
         async with AsyncEngine(llm.engine) as engine:
             outputs = engine.generate("Once", ENDLESS)
             await anext(outputs)
-            monkeypatch.setattr(llm.engine, "step", list)  # goes on for ever and computes nothing
         with pytest.raises(EngineDeadError, match="closed"):
             await exhaust(outputs)
         with pytest.raises(EngineDeadError):
@@ -192,7 +209,9 @@ def test_limits_change_while_it_runs(open_demo: Callable[..., LLM]) -> None:
     run(open_demo(), scenario)
 
 
-def test_stats_count_what_is_held(demo: LLM) -> None:
+def test_stats_count_what_is_held(demo: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(demo, monkeypatch)
+
     async def scenario(engine: AsyncEngine) -> None:
         outputs = engine.generate("Once upon a time", ENDLESS)
         await anext(outputs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.processes import await_end
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.engine.executors.multiproc import MultiprocExecutor
@@ -30,16 +30,6 @@ def pids(llm: LLM) -> list[int]:
     executor = llm.engine.executor
     assert isinstance(executor, MultiprocExecutor)
     return executor.pids
-
-
-def await_end(pid: int) -> None:
-    """Wait until a process that need not be a child has ended."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    with os.fdopen(descriptor) as ended:
-        assert select.select([ended], [], [], 20)[0], "the process goes on"
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +147,7 @@ def test_ranks_end_with_their_parent(number: signal.Signals) -> None:
             os.killpg(process.pid, number)
         else:
             process.kill()
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=120)
     await_end(pid)
     assert process.returncode == -number
     assert said.count(b"Traceback") == (number is signal.SIGINT)
