@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 
 import redis
+from tests.ports import free_port
 
 __all__ = ["REDIS_SERVER", "RedisServer"]
 
 REDIS_SERVER = next(filter(None, map(shutil.which, ("redis-server", "valkey-server"))), None)
+_PATIENCE_S = 120
 
 
 class RedisServer:
     """Runs until `stop`; `start` runs it again, empty, on the same port."""
 
     def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.client = redis.Redis(port=self.port)
         self._process: subprocess.Popen[bytes] | None = None
@@ -30,7 +29,7 @@ class RedisServer:
         assert REDIS_SERVER is not None
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         self._process = subprocess.Popen([REDIS_SERVER, *options], stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + _PATIENCE_S
         while True:
             try:
                 self.client.ping()
@@ -43,5 +42,5 @@ class RedisServer:
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(20)
+            self._process.wait(_PATIENCE_S)
             self._process = None

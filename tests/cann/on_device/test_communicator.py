@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
 import torch
 import torch_npu  # noqa: F401
+from tests.ports import free_port
 
 RANK = """
 import sys
@@ -48,13 +48,10 @@ assert on_host(joined) == [[1.0], [1.0], [2.0], [2.0]], on_host(joined)
 
 @pytest.mark.skipif(torch.npu.device_count() < 2, reason="a rank each needs two NPUs")
 def test_two_ranks() -> None:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen([sys.executable, "-c", RANK, str(rank)], env=environment, stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    said = [rank.communicate(timeout=600)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
