@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import typer.testing
+from tests.core.plugins.fake_distributions import FakeDistributions
 
 from aethermind.cli.app import app
 from aethermind.llm import CompletionOutput, ModelInfo, RequestOutput, SamplingParams
@@ -113,18 +113,10 @@ def fake_llm(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeLLM]:
 @pytest.fixture
 def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """`install_plugin("name", source)` puts a distribution `fake-name 9.9` with one entry point on sys.path."""
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("aethermind.plugins.trial.try_strangers", lambda _: None)
+    fakes = FakeDistributions(tmp_path, monkeypatch)
 
-    def install(name: str, source: str, contract: str = "1") -> None:
-        module = f"fake_plugin_{name}"
-        monkeypatch.delitem(sys.modules, module, raising=False)
-        (tmp_path / f"{module}.py").write_text(source)
-        metadata = tmp_path / f"fake_{name}-9.9.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: fake-{name}\nVersion: 9.9\n")
-        (metadata / "entry_points.txt").write_text(f"[aethermind.plugins.v{contract}]\n{name} = {module}\n")
+    def install(name: str, source: str, contract: int = 1) -> None:
+        fakes.install(name, source, contracts=(contract,))
 
     return install
 
@@ -136,7 +128,7 @@ def broken_plugins(install_plugin: Callable[..., None]) -> dict[str, str]:
     claim = "registry.register('numpy', probe=None, open=None, provider='fake-thief')"
     install_plugin("raises", "raise RuntimeError('no such luck')")
     install_plugin("exits", "import sys\nsys.exit(3)")
-    install_plugin("future", "", contract="99")
+    install_plugin("future", "", contract=99)
     install_plugin("thief", f"{hook}def register_devices(registry):\n    {claim}\n")
     install_plugin("mute", hook + "def register_commands(app):\n    raise KeyError('verb')\n")
     return {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.core.engine.engines import answer, open_engine
+from tests.core.plugins.fake_distributions import FakeDistributions
 
 from aethermind import LLM, RequestOptions, Runtime, SamplingParams
 from aethermind.engine.engine import Engine
@@ -118,20 +120,17 @@ def test_a_plugin_brings_a_policy() -> None:
 
 
 @pytest.fixture
-def install_policy(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def install_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A distribution with one plugin that registers the policy `lifo`."""
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "lifo_plugin.py").write_text(
-        "from aethermind.engine.policies import FirstComeFirstServed\n"
-        "from aethermind.plugins import hookimpl\n"
-        "class LastComeFirstServed(FirstComeFirstServed):\n"
-        "    def order_key(self, request, now):\n"
-        "        return (-request.arrival, 0.0, request.request_id)\n"
-        "@hookimpl\n"
-        "def register_policies(registry):\n"
-        "    registry.register('lifo', 'lifo_plugin:LastComeFirstServed', provider='fake-lifo')\n"
-    )
-    metadata = tmp_path / "fake_lifo-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-lifo\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[aethermind.plugins.v1]\nlifo = lifo_plugin\n")
+    source = """
+        from aethermind.engine.policies import FirstComeFirstServed
+
+        class LastComeFirstServed(FirstComeFirstServed):
+            def order_key(self, request, now):
+                return (-request.arrival, 0.0, request.request_id)
+
+        @hookimpl
+        def register_policies(registry):
+            registry.register("lifo", __name__ + ":LastComeFirstServed", provider="fake-lifo")
+    """
+    FakeDistributions(tmp_path, monkeypatch).install("lifo", source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -78,6 +79,7 @@ def write_distribution(folder: Path, distribution: str, entry_points: str, *, ve
     metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
     (info / "METADATA").write_text(metadata + (f"Requires-Dist: {requires}\n" if requires else ""))
     (info / "entry_points.txt").write_text(entry_points)
+    importlib.invalidate_caches()  # which hold what is in a folder until its time changes, and that may stand still
 
 
 PREAMBLE = """\

@@ -36,15 +36,18 @@ def results(records: list[PluginRecord]) -> dict[str, str]:
 
 
 def test_whatever_becomes_of_a_check_is_its_result(fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "CHECK_LIMIT_S", 1.0)
     fakes.install("rogue", SOURCE)
-    found = results(discover())
+    for limit_s in (1.0, 10.0, 60.0):  # on a busy machine all of them may take a while
+        monkeypatch.setattr(checks, "CHECK_LIMIT_S", limit_s)
+        found = results(discover())
+        if sum("did not answer" in result for result in found.values()) == 1:
+            break
     assert int(found.pop("process")) != os.getpid()
     assert found == {
         "fine": "72 a minute\nor so",
         "crash": "crashed with signal 11 (SIGSEGV), in a process of its own",
         "error": "ZeroDivisionError: division by zero",
-        "hang": "did not answer within 1 s, in a process of its own",
+        "hang": f"did not answer within {limit_s:g} s, in a process of its own",
         "exit": "ended its process with exit code 3, in a process of its own",
     }
 

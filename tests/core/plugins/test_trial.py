@@ -71,16 +71,22 @@ def test_what_would_end_this_process_ends_a_child(strangers: FakeDistributions, 
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("signal.pause()", "its import did not answer within 0.3 s"),
-        (HOOK.format("register_kernels", "registry", "signal.pause()"), "its hook register_kernels did not answer"),
+        ("signal.pause()", "its import"),
+        (HOOK.format("register_kernels", "registry", "signal.pause()"), "its hook register_kernels"),
     ],
 )
 def test_what_hangs_is_left_alone_after_its_time(
     strangers: FakeDistributions, monkeypatch: pytest.MonkeyPatch, source: str, reason: str
 ) -> None:
-    monkeypatch.setattr(trial, "TRIAL_LIMIT_S", 0.3)
     install(strangers, source)
-    assert (tried().error or "").startswith(reason)
+    for limit_s in (0.3, 3.0, 30.0):  # which on a busy machine its import may take
+        monkeypatch.setattr(trial, "TRIAL_LIMIT_S", limit_s)
+        error = tried().error or ""
+        assert f" did not answer within {limit_s:g} s, " in error
+        if error.startswith(reason):
+            return
+        trial.forget_failures()
+    pytest.fail(error)
 
 
 @pytest.mark.parametrize("source", ["sys.exit(3)", HOOK.format("register_models", "registry", "sys.exit(3)")])
@@ -115,7 +121,7 @@ def test_a_real_command_line_with_a_plugin_that_aborts(strangers: FakeDistributi
     install(strangers, "os.abort()")
     command = [sys.executable, "-m", "aethermind", "plugins", "list"]
     environment = {**os.environ, "PYTHONPATH": str(strangers.folder)}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr
     assert "fake-rogue 9.9" in result.stdout
     assert "its import crashed with signal 6 (SIGABRT)" in result.stdout
