@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -33,6 +34,19 @@ settings.load_profile("random" if os.environ.get("EXHAUSTIVE") else "same")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest file first: where files are shared out to processes, none should begin with it last."""
     items.sort(key=lambda item: "tests/documentation" not in item.nodeid)
+
+
+@pytest.fixture(autouse=True)
+def _log() -> Iterator[None]:
+    """A command that runs in this process sets the log's level and handlers; the next test finds them as they were."""
+    loggers = [logging.getLogger(name) for name in ("aethermind", "uvicorn", "asyncio")]
+    before = [(logger, logger.level, logger.handlers[:], logger.propagate) for logger in loggers]
+    yield
+    for logger, level, handlers, propagate in before:
+        if logger.level != level:
+            logger.setLevel(level)
+        logger.handlers[:] = handlers
+        logger.propagate = propagate
 
 
 @pytest.fixture(scope="session", params=["numpy", "cpu"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -25,11 +26,13 @@ def count_lines(call: Callable[[], Any]) -> int:
         return trace
 
     previous = sys.gettrace()
+    gc.disable()  # it runs whatever others wanted to be called when something of theirs goes
     sys.settrace(trace)
     try:
         call()
     finally:
         sys.settrace(previous)
+        gc.enable()
     return count
 
 

@@ -231,7 +231,7 @@ def test_unreadable_paths(path: Path, make: Any) -> None:
         SafetensorsFile(path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_damage_is_refused_or_harmless(path: Path, data: st.DataObject) -> None:
     """Any byte changed or any end cut off: an error, or a file that the library reads to the same values."""

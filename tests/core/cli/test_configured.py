@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,11 @@ FILE = "[model]\npath = 'of-file'\n[sampling]\ntop_k = 3\nstop = ['x']\ntemperat
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty working directory and home; the level of the log is put back."""
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory and home."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
-    root = logging.getLogger("aethermind")
-    level = root.level
-    yield tmp_path
-    root.setLevel(level)
+    return tmp_path
 
 
 def test_a_verb_gets_the_highest_layer(invoke: Any, fake_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,9 @@ WANTED = {
 }
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60, deadline=None
+)
 @given(chosen=st.fixed_dictionaries({layer: st.sets(st.sampled_from(NAMES)) for layer in GIVEN}))
 def test_any_layers_for_any_settings_the_highest_wins(tmp_path: Path, chosen: dict[str, set[str]]) -> None:
     file = tmp_path / "a.toml"
