@@ -18,7 +18,7 @@ from tests.architecture.sources import ROOT
 
 __all__ = ["Environment", "Environments"]
 
-_LONGEST_S = 300
+_LONGEST_S = 1200
 
 
 class Environment:

@@ -57,7 +57,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         input="Hello there\n",
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 
@@ -78,7 +78,7 @@ def served(command: str, folder: Path) -> Iterator[None]:
             yield
         finally:
             process.terminate()
-            assert process.wait(30) == 0, f"{command}\n{said}{process.stderr.read()}"
+            assert process.wait(300) == 0, f"{command}\n{said}{process.stderr.read()}"
 
 
 def assert_works(command: str, folder: Path, servers: ExitStack) -> None:

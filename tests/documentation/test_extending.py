@@ -64,7 +64,7 @@ class Reader:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                timeout=120,
+                timeout=600,
                 check=False,
             )
             assert result.returncode == 0, f"{command}\n{result.stdout}"

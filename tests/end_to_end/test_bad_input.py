@@ -216,7 +216,7 @@ def test_from_a_process_of_its_own(tmp_path: Path) -> None:
         "--device",
         "numpy",
     ]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("Error: ")
     assert_is_a_sentence(result.stderr.removesuffix("\n"), ("gone", "does not exist"))

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0
 PROMPT = r"\n> "
 STATS = r"\[(\d+) prompt tokens, (\d+) reused · (\d+) answer"
 

@@ -36,7 +36,7 @@ class Environment:
         self._folder = folder
         self.python = folder / "bin" / "python"
 
-    def run(self, *arguments: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: object, timeout: float = 600) -> subprocess.CompletedProcess[str]:
         """Run its interpreter with these arguments."""
         command = [str(self.python), *map(str, arguments)]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(self._folder / "cache")}

@@ -30,7 +30,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[ElementT
     (nothing := folder / "pytest.ini").touch()
     options = ("-c", nothing, "--import-mode=importlib", "-p", "no:cacheprovider", "--junitxml", report)
     tests = [ROOT / "examples" / name / "tests" for name in WITH_TESTS]
-    said = installed.run("-m", "pytest", *options, "--rootdir", ROOT / "examples", *tests, timeout=300)
+    said = installed.run("-m", "pytest", *options, "--rootdir", ROOT / "examples", *tests, timeout=1800)
     assert report.is_file(), said.stdout + said.stderr
     found: dict[str, list[ElementTree.Element]] = {name: [] for name in WITH_TESTS}
     for case in ElementTree.parse(report).iter("testcase"):

@@ -50,6 +50,6 @@ class Scaffolded:
             env=environment(self.folder, self._metadata),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=False,
         )

@@ -148,7 +148,7 @@ def test_a_server_tells_thoughts_from_answers() -> None:
     with LLM(TINY, device="cpu", runtime=RUNTIME) as llm, served(llm) as address:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "one"}], "temperature": 0}
         body |= {"structured_outputs": {"regex": "<think>(one|two)</think>three"}}
-        (choice,) = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60).json()["choices"]
+        (choice,) = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=300).json()["choices"]
     assert choice["message"]["reasoning_content"] in ("one", "two")
     assert choice["message"]["content"] == "three"
 
@@ -168,7 +168,7 @@ def served(llm: LLM) -> Iterator[str]:
         thread = threading.Thread(target=asyncio.run, args=(serve(),))
         thread.start()
         try:
-            assert is_up.wait(30)
+            assert is_up.wait(300)
             yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         finally:
             loops[0].call_soon_threadsafe(stop.set)

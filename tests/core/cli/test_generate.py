@@ -226,7 +226,7 @@ def test_ctrl_c_ends_cleanly() -> None:
         assert process.stdout is not None
         process.stdout.read(5)
         process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate(timeout=60)
+        rest, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert errors == b""
     assert rest.endswith(b"\n")
@@ -239,4 +239,4 @@ def test_closed_pipe_is_quiet() -> None:
         process.stdout.read(5)
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(timeout=60) != 0
+        assert process.wait(timeout=300) != 0

@@ -116,7 +116,7 @@ def results(planned: list[PlannedModel], key: GraphKey = GraphKey()) -> Iterator
     for tokens, start in (([5, 3, 100, 7, 9, 11, 2], 0), ([42], 7)):
         with ThreadPoolExecutor(len(ranks)) as pool:
             runs = [pool.submit(rank.run, tokens, start) for rank in ranks]
-            found = [run.result(60) for run in runs]
+            found = [run.result(300) for run in runs]
         assert all(not others for others in found[1:])
         yield found[0]
 

@@ -24,7 +24,7 @@ def together(size: int, call: Callable[[SharedMemoryCommunicator], Any]) -> list
     ranks = [SharedMemoryCommunicator(rank, size, descriptor) for rank in range(size)]
     os.close(descriptor)
     with ThreadPoolExecutor(size) as pool:
-        return [one.result(30) for one in [pool.submit(call, rank) for rank in ranks]]
+        return [one.result(300) for one in [pool.submit(call, rank) for rank in ranks]]
 
 
 @settings(max_examples=10, deadline=None)
