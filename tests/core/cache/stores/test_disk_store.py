@@ -81,6 +81,23 @@ def test_several_processes_share_one_directory(tmp_path: Path) -> None:
     assert parts(tmp_path) == []
 
 
+def test_what_others_made_room_of_before_it_was_in_place_is_not_left_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = (DiskStore(tmp_path, 2 * PAGE) for _ in range(2))
+    replace = os.replace
+
+    def replace_late(beside: Path, place: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        other.put([(KEYS[1], VALUE), (KEYS[2], VALUE)])
+        replace(beside, place)
+
+    monkeypatch.setattr(os, "replace", replace_late)
+    store.put([(KEYS[0], VALUE)])
+    assert files(tmp_path) == {KEYS[1], KEYS[2]}
+    assert store.num_bytes == 2 * PAGE
+
+
 def test_who_makes_the_index_waits_for_another_who_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DiskStore(tmp_path, 10 * PAGE)
     other = sqlite3.connect(tmp_path / "v1" / "index.sqlite", isolation_level=None)

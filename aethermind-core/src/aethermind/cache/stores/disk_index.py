@@ -2,7 +2,8 @@
 
 SQLite keeps it, in its write-ahead mode: readers and the one writer at a time do not wait for each other. A row may be
 there without its file (who wrote it ended in between), never the other way round for long: files are named in the
-table before they get their names, and lose them before their rows go. That is why nobody has to look at the directory.
+table before they get their names, looked up there once they have them, and lose them before their rows go. That is why
+nobody has to look at the directory.
 """
 
 from __future__ import annotations
@@ -71,6 +72,13 @@ class DiskIndex:
             for key in gone:
                 give_up(key)
             _delete(connection, gone)
+
+    def settle(self, keys: Sequence[bytes], give_up: Callable[[bytes], None]) -> None:
+        """The files of keys are in their places: `give_up` those that others made room of before there was a file."""
+        with self._connected() as connection, _transaction(connection):
+            for key in keys:
+                if connection.execute("SELECT 1 FROM blocks WHERE key = ?", (key,)).fetchone() is None:
+                    give_up(key)
 
     def touch(self, used: Mapping[bytes, int]) -> None:
         """Keys were used at times in nanoseconds."""

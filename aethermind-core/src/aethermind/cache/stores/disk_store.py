@@ -78,6 +78,7 @@ class DiskStore:
             self._index.add(sizes, self._max_bytes, self._unlink)
             for beside, place in written:
                 os.replace(beside, place)
+            self._index.settle([key for key, _ in fitting], self._unlink)
         except BaseException:
             for beside, _ in written:
                 with suppress(OSError):
