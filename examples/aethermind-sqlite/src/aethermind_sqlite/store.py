@@ -60,6 +60,7 @@ class SqliteStore:
         """A connection for one call: two threads call, and connections of SQLite belong to one."""
         database = sqlite3.connect(self._path, timeout=_PATIENCE_S)
         try:
+            database.execute("PRAGMA synchronous = OFF")  # what a power cut takes is computed again: no need to wait
             with database:  # commits, or takes back what a failing call has done
                 database.execute(_TABLE)
                 yield database
