@@ -237,7 +237,7 @@ async def _killed(engine: EngineProcess) -> None:
     os.kill(engine.pid, signal.SIGSTOP)
     num_given = len(engine._growing) + 3
     opened = [asyncio.create_task(exhaust(engine.generate("Once", ENDLESS))) for _ in range(3)]
-    while len(engine._growing) < num_given:
+    while len(engine._growing) < num_given and not any(one.done() for one in opened):
         await asyncio.sleep(0)
     os.kill(engine.pid, signal.SIGKILL)
     for one in opened:
