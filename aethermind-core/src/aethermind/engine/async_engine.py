@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aethermind.engine.engine_client import EngineClient
 from aethermind.engine.engine_stats import EngineStats
+from aethermind.engine.held_news import HeldNews
 from aethermind.engine.prompt_reader import EnginePrompt, PromptReader
 from aethermind.errors import EngineDeadError
 from aethermind.log import get_logger
@@ -43,6 +44,7 @@ class AsyncEngine(EngineClient):
         self._prompts = PromptReader.of(engine.planned, engine.tokenizer)
         self._calls: set[asyncio.Future[Any]] = set()
         self._commands: list[Callable[[], object]] = []
+        self._news: HeldNews[str] = HeldNews()
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="aethermind-engine", daemon=True)
         self._is_stopping = False
@@ -76,14 +78,14 @@ class AsyncEngine(EngineClient):
         """Yield the answer so far whenever it has grown, the finished one last. `options` are for the scheduler.
 
         Leaving the loop, cancelling the task or closing the generator ends the request and frees its blocks.
-        `hold_s` allows engines of other processes to tell more at once; nothing is held back here.
+        What is new of a growing answer may be held back for `hold_s` seconds; its first token and its end never are.
         Raises InvalidArgumentError and ContextLengthError for what cannot be served, RequestTimeoutError when the
         answer is not finished after `timeout_s` seconds, EngineDeadError when the engine failed or was closed.
         """
 
         async def add(name: str) -> None:
             read = prompt if isinstance(prompt, EnginePrompt) else await self.read(prompt)
-            await self.call(lambda engine: _add(engine, name, read, params, options))
+            await self.call(lambda engine: self._add(engine, name, read, params, options, hold_s))
 
         return self._requests.follow(request_id, add, self._forget, timeout_s=timeout_s)
 
@@ -95,7 +97,7 @@ class AsyncEngine(EngineClient):
         """End an open request; whoever waits for it gets what there is, finished with `abort`. False if none is."""
         if request_id not in self._requests:
             return False
-        self._submit(lambda: self._post(self._engine.abort(request_id)))
+        self._submit(lambda: self._put(self._engine.abort(request_id)))
         return True
 
     async def call(self, function: Callable[[Engine], _Result]) -> _Result:
@@ -133,7 +135,11 @@ class AsyncEngine(EngineClient):
         self._fail(EngineDeadError("The engine was closed before the request was finished."))
 
     def _forget(self, name: str) -> None:
-        self._submit(lambda: self._engine.abort(name))  # nothing where it has finished
+        def forget() -> None:
+            self._engine.abort(name)  # nothing where it has finished
+            self._news.drop(name)
+
+        self._submit(forget)
 
     # Between the two threads: commands go one way, outputs the other.
 
@@ -160,33 +166,42 @@ class AsyncEngine(EngineClient):
                     command()
                 if self._is_stopping:
                     return
-                if engine.has_unfinished and (outputs := engine.step()):
-                    self._tell(self._deliver, outputs)
+                if engine.has_unfinished:
+                    for output in engine.step():
+                        self._put(output)
+                if news := self._news.take():
+                    self._tell(self._deliver, news)
         except Exception as error:
             _log.exception("the engine failed")
             self._tell(self._fail, EngineDeadError(f"The engine failed: {type(error).__name__}: {error}"))
 
-    def _post(self, output: RequestOutput | None) -> None:
-        if output is not None:
-            self._tell(self._deliver, [output])
+    def _add(
+        self,
+        engine: Engine,
+        name: str,
+        prompt: EnginePrompt,
+        params: SamplingParams,
+        options: RequestOptions | None,
+        hold_s: float,
+    ) -> None:
+        engine.add_request(
+            name, prompt.token_ids, params, prompt=prompt.text, embeddings=prompt.embeddings, options=options
+        )
+        self._news.open(name, hold_s)
 
-    def _deliver(self, outputs: list[RequestOutput]) -> None:
-        for output in outputs:
-            self._requests.deliver(output.request_id, output)
+    def _put(self, output: RequestOutput | None) -> None:
+        if output is not None:
+            self._news.put(output.request_id, output)
+
+    def _deliver(self, news: list[tuple[str, RequestOutput]]) -> None:
+        for name, output in news:
+            self._requests.deliver(name, output)
 
     def _fail(self, failure: EngineDeadError) -> None:
         failure = self._requests.failure or failure  # the first one says what went wrong
         for result in list(self._calls):
             _settle(result, None, failure)
         self._requests.fail(failure)
-
-
-def _add(
-    engine: Engine, name: str, prompt: EnginePrompt, params: SamplingParams, options: RequestOptions | None
-) -> None:
-    engine.add_request(
-        name, prompt.token_ids, params, prompt=prompt.text, embeddings=prompt.embeddings, options=options
-    )
 
 
 def _settle(result: asyncio.Future[Any], value: Any, error: Exception | None) -> None:

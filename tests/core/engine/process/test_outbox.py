@@ -66,13 +66,10 @@ def test_states_that_nobody_read_are_merged(ends: tuple[socket.socket, socket.so
     assert outbox.is_empty
 
 
-def test_news_may_be_held_back_but_for_the_first_and_the_last(
-    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_news_may_be_held_back_but_for_the_first_and_the_last(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     now_s = 5.0
-    monkeypatch.setattr("aethermind.engine.process.outbox.time.monotonic", lambda: now_s)
-    outbox, growing = Outbox(theirs), GrowingOutput("name", PROMPT)
+    outbox, growing = Outbox(theirs, lambda: now_s), GrowingOutput("name", PROMPT)
     outbox.open(1, 0.5)
     outbox.open(2)
 

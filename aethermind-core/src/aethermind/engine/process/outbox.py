@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from aethermind.engine.held_news import HeldNews
 from aethermind.engine.process.growth import SentOutput
 from aethermind.engine.process.messages import Loaded, LogLine, News, Reply
 from aethermind.engine.process.wire import pack
@@ -23,16 +24,14 @@ _MOST_LOG_LINES = 1000
 
 
 class Outbox:
-    """Mutable. At most one state of each open request is kept, the newest. It is told at once where it is the first or
-    the last, else when the request's time to hold news back is over.
-    """
+    """Mutable. At most one state of each open request is kept, the newest, until it is due (see `HeldNews`)."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, clock: Callable[[], float] = time.monotonic) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._unsent = memoryview(b"")
-        self._states: dict[int, RequestOutput] = {}
-        self._open: dict[int, _Open] = {}
+        self._states: HeldNews[int] = HeldNews(clock)
+        self._sent: dict[int, SentOutput] = {}
         self._refused: list[tuple[int, Exception]] = []
         self._replies: list[Reply] = []
         self._logs: deque[LogLine] = deque(maxlen=_MOST_LOG_LINES)
@@ -44,25 +43,22 @@ class Outbox:
     @property
     def is_empty(self) -> bool:
         """Whether everything was said."""
-        return not (self._unsent or self._has_news)
+        return not (self._unsent or self.has_news)
 
     @property
-    def _has_news(self) -> bool:
+    def has_news(self) -> bool:
+        """Whether there is something to say that is not on its way."""
         once = (self.progress, self.loaded, self.failure, self.stats)
-        return bool(self._refused or self._replies or self._logs or self._due()) or once != (None,) * 4
-
-    def _due(self) -> list[int]:
-        """The requests whose states are to be told now."""
-        now = time.monotonic()
-        return [handle for handle, state in self._states.items() if state.finished or self._open[handle].due_s <= now]
+        return bool(self._refused or self._replies or self._logs or self._states.is_due) or once != (None,) * 4
 
     def open(self, handle: int, hold_s: float = 0.0) -> None:
         """Expect states of a request, whose news may be held back so long."""
-        self._open[handle] = _Open(hold_s)
+        self._states.open(handle, hold_s)
+        self._sent[handle] = SentOutput()
 
     def put(self, handle: int, state: RequestOutput) -> None:
-        """The newest state of a request that was opened and has not been dropped."""
-        self._states[handle] = state
+        """The newest state of a request."""
+        self._states.put(handle, state)
 
     def refuse(self, handle: int, error: Exception) -> None:
         """A request was not taken."""
@@ -70,8 +66,8 @@ class Outbox:
 
     def drop(self, handle: int) -> None:
         """Nobody wants to know of a request any more."""
-        self._open.pop(handle, None)
-        self._states.pop(handle, None)
+        self._states.drop(handle)
+        self._sent.pop(handle, None)
 
     def reply(self, reply: Reply) -> None:
         """The outcome of an `Ask`."""
@@ -83,7 +79,7 @@ class Outbox:
 
     def flush(self) -> bool:
         """Say what can be said without waiting; returns whether that was all. OSError if nobody will ever read it."""
-        while not self.is_empty:
+        while self._unsent or self.has_news:
             if not self._unsent:
                 self._unsent = memoryview(self._next())
             try:
@@ -95,13 +91,10 @@ class Outbox:
     def _next(self) -> bytes:
         """All there is to be said now, as one message."""
         states = []
-        now = time.monotonic()
-        for handle in self._due():
-            output, request = self._states.pop(handle), self._open[handle]
-            states.append([handle, *request.sent.cut(output)])
-            request.due_s = now + request.hold_s
+        for handle, output in self._states.take():
+            states.append([handle, *self._sent[handle].cut(output)])
             if output.finished:
-                del self._open[handle]
+                del self._sent[handle]
         news = News(
             [self._logs.popleft() for _ in range(len(self._logs))],
             self.progress,
@@ -115,12 +108,3 @@ class Outbox:
         self._refused, self._replies = [], []
         self.progress = self.loaded = self.failure = self.stats = None
         return pack(news)
-
-
-@dataclass(slots=True)
-class _Open:
-    """An open request: how long its news may be held back, until when the next are, and what was sent of it."""
-
-    hold_s: float
-    due_s: float = 0.0
-    sent: SentOutput = field(default_factory=SentOutput)

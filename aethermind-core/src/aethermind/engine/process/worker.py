@@ -39,6 +39,11 @@ _IDLE_S = 1.0
 
 _LAST_WORDS_S = 2.0
 _STATS_EVERY_S = 0.01
+"""How old what is told of the engine with other news may be."""
+
+_SILENCE_S = 0.1
+"""How long nothing is told where there is no news: each message wakes the reader, who takes a core from the step."""
+
 _RECEIVE_BYTES = 1 << 18
 _PR_SET_PDEATHSIG = 1
 
@@ -145,7 +150,7 @@ class _Worker:
         self._outbox = outbox
         self._names: dict[int, str] = {}
         self._handles: dict[str, int] = {}
-        self._next_stats_s = 0.0
+        self._told_stats_s = 0.0
 
     def run(self) -> None:
         """Return when told to close."""
@@ -164,11 +169,13 @@ class _Worker:
                     self._put(output.request_id, output)
 
     def _tell_stats(self) -> None:
-        """Now and then, also while no answer grows: silence would be taken for a step that never ends."""
+        """With other news, and now and then without: silence would be taken for a step that never ends."""
         now = time.monotonic()
-        if now >= self._next_stats_s or not self._engine.has_unfinished:
+        age_s = now - self._told_stats_s
+        is_wanted = age_s >= _SILENCE_S or (age_s >= _STATS_EVERY_S and self._outbox.has_news)
+        if is_wanted or not self._engine.has_unfinished:
             self._outbox.stats = EngineStats.of(self._engine)
-            self._next_stats_s = now + _STATS_EVERY_S
+            self._told_stats_s = now
 
     def _obey(self, message: Add | Abort | Forget | Ask) -> None:
         match message:
