@@ -15,6 +15,7 @@ from aethermind.server.observation import Metrics, Observer
 from aethermind.server.open_requests import OpenRequests
 from aethermind.server.open_requests import router as request_routes
 from aethermind.server.openai.errors import ApiError, install_error_handlers
+from aethermind.server.openai.routes import model_router as model_routes
 from aethermind.server.openai.routes import router as openai_routes
 from aethermind.server.openai.tokens import router as token_routes
 from aethermind.server.served_model import ServedModels
@@ -74,10 +75,11 @@ def create_app(
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     app.add_middleware(Observer, metrics=state.metrics, has_prompts=log_prompts, tracing=tracing)
+    app.include_router(openai_routes)
     _add_probes(app)
-    for routes in (openai_routes, token_routes, request_routes, web_ui_routes):
+    for routes in (model_routes, token_routes, request_routes, web_ui_routes):
         app.include_router(routes)
-    state.addresses = [*_PROBES, *_paths(openai_routes), *_paths(token_routes)]
+    state.addresses = [*_PROBES, *_paths(openai_routes), *_paths(model_routes), *_paths(token_routes)]
     return app
 
 

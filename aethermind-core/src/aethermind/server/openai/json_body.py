@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from starlette.requests import ClientDisconnect
 
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.refusal import refusal_of
@@ -118,22 +117,22 @@ async def _read(request: Request, limits: Limits) -> bytes:
     if announced.isdecimal() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
     parts: list[bytes] = []
-    size, stream = 0, request.stream()
+    size = 0
     while True:
         try:
             async with asyncio.timeout(limits.idle_timeout_s):
-                part = await anext(stream)
-        except StopAsyncIteration:
-            return b"".join(parts)
+                message = await request.receive()
         except TimeoutError:
             seconds = limits.idle_timeout_s
             raise ApiError(408, f"Nothing came of the request body in {seconds:g} s.", code="idle") from None
-        except ClientDisconnect:
-            raise ApiError(400, "The request body ended early.") from None
-        size += len(part)
+        if message["type"] == "http.disconnect":
+            raise ApiError(400, "The request body ended early.")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
         if size > max_bytes:
             raise _too_large(max_bytes)
-        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
 
 
 def _too_large(max_bytes: int) -> ApiError:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from aethermind.server.openai.chat import ChatAnswer, ChatRequest
 from aethermind.server.openai.completions import CompletionAnswer, CompletionRequest
+from aethermind.server.openai.direct_route import DirectRoute
 from aethermind.server.openai.embeddings import EmbeddingRequest, embed
 from aethermind.server.openai.json_body import body_of, documented
 from aethermind.server.openai.response_answer import ResponseAnswer
@@ -18,9 +19,13 @@ from aethermind.server.openai.serving import answer_request
 if TYPE_CHECKING:
     from aethermind.server.served_model import ServedModel
 
-__all__ = ["router"]
+__all__ = ["model_router", "router"]
 
-router = APIRouter()
+router = APIRouter(route_class=DirectRoute)
+"""What engines answer."""
+
+model_router = APIRouter()
+"""Which models there are."""
 
 
 @router.post("/v1/completions", openapi_extra=documented(CompletionRequest), response_model=None)
@@ -60,14 +65,14 @@ async def embeddings(
     return await embed(request, body, request.app.state.models.get(body.model))
 
 
-@router.get("/v1/models/", include_in_schema=False)
-@router.get("/v1/models")
+@model_router.get("/v1/models/", include_in_schema=False)
+@model_router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
     """The models there are."""
     return {"object": "list", "data": [_described(model) for model in request.app.state.models]}
 
 
-@router.get("/v1/models/{name:path}")
+@model_router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> dict[str, Any]:
     """One of them."""
     return _described(request.app.state.models.get(name))
