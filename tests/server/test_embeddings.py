@@ -59,3 +59,11 @@ def test_what_cannot_be_asked(http: httpx.Client, extra: dict[str, object], para
     answer = http.post("/v1/embeddings", json={"model": "demo", "input": "x", **extra})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+def test_an_empty_text_is_not_too_long(http: httpx.Client) -> None:
+    for texts in ("", ["a fox", ""], [[]]):
+        answer = http.post("/v1/embeddings", json={"model": "demo", "input": texts})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == "The text is empty; give it at least one token."
+        assert answer.json()["error"]["code"] is None

@@ -84,6 +84,7 @@ def test_an_empty_text_has_no_tokens(invoke: Any) -> None:
         (("tokenize", "--file", "missing.txt"), ["missing.txt", "No such file"]),
         (("tokenize", "a", "--model", "nothing-like-it"), ["nothing-like-it", "demo"]),
         (("tokenize", "a", "--model", "/nowhere"), ["/nowhere", "does not exist"]),
+        (("tokenize", "a", "--model", ""), ["--model is empty"]),
         (("detokenize",), ["no token ids"]),
         (("detokenize", "12", "x"), ["'x'", "not a token id"]),
         (("detokenize", "12", "2.5"), ["'2.5'"]),

@@ -134,6 +134,8 @@ def test_what_has_failed_forces_nothing(grammars: Grammars, tokenizer: Tokenizer
         ({"json": {"type": "string", "pattern": "(?=a)b"}}, "look-ahead"),
         ({"regex": "(a"}, "unclosed group"),
         ({"grammar": "start: foo"}, "unknown name"),
+        ({"grammar": "start: /a*/ start"}, "the rule start never ends"),
+        ({"grammar": 'root ::= "" root'}, "never ends"),
         ({"grammar": 'root ::= "a'}, "."),
     ],
     ids=str,

@@ -117,4 +117,6 @@ def chosen_model(model: str | None) -> str:
     """The model that `--model`, else AETHERMIND_MODEL, else the installation names."""
     if isinstance(model, list):  # from a file that is for `serve`
         raise InvalidArgumentError(f"This command takes one of the models {', '.join(model)}; choose it with --model.")
+    if model == "":
+        raise InvalidArgumentError("--model is empty; name a model directory, a .gguf file or an installed model.")
     return model or env.model_path() or "demo"

@@ -216,10 +216,11 @@ class Engine:
         """The vector of a text, float32 [hidden_size] (see `text_embedding`), pooled as the model says where `pooling`
         is None; between steps.
         """
-        if not 0 < len(token_ids) <= self.planned.max_model_len:
+        if not token_ids:
+            raise InvalidArgumentError("The text is empty; give it at least one token.")
+        if len(token_ids) > self.planned.max_model_len:
             raise ContextLengthError(
-                f"The text has {len(token_ids)} tokens; it needs one, and the context holds "
-                f"{self.planned.max_model_len}."
+                f"The text has {len(token_ids)} tokens, and the context holds {self.planned.max_model_len}. Shorten it."
             )
         check_token_ids(self.planned, token_ids)
         pooling = self.planned.pooling if pooling is None else pooling

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from aethermind.errors import InvalidArgumentError
+from aethermind.sampling.endless_rules import endless_rules
 
 if TYPE_CHECKING:
     import numpy as np
@@ -212,9 +213,12 @@ def _grammar(matcher: Any, wanted: StructuredOutputs) -> str:
         return str(matcher.grammar_from_lark(f"start: {alternatives}"))
     gbnf = import_module("llguidance.gbnf_to_lark")
     try:
-        return str(matcher.grammar_from_lark(gbnf.any_to_lark(wanted.grammar)))
+        lark = gbnf.any_to_lark(wanted.grammar)
     except gbnf.GbnfToLarkError as error:
         raise ValueError(str(error)) from None
+    if endless := endless_rules(lark):
+        raise ValueError(f"the rule {endless[0]} never ends")
+    return str(matcher.grammar_from_lark(lark))
 
 
 def _refused(error: object) -> InvalidArgumentError:
