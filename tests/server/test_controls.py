@@ -43,6 +43,16 @@ def test_several_answers_to_several_prompts(client: openai.OpenAI) -> None:
     assert texts == [choice.text for choice in whole.choices]
 
 
+def test_each_of_several_answers_ends_once(client: openai.OpenAI) -> None:
+    """Also those that others outlast; a call that is told again at each end would be taken for a longer one."""
+    texts = ["a", "b" * 40]
+    demand = {"structured_outputs": {"choice": texts}}
+    ends: list[int] = []
+    for part in client.completions.create(**{**ASK, "max_tokens": 60}, n=8, stream=True, logprobs=0, extra_body=demand):
+        ends += [choice.index for choice in part.choices if choice.finish_reason is not None]
+    assert sorted(ends) == list(range(8))
+
+
 def test_a_bias_decides_and_a_ban_forbids(client: openai.OpenAI, http: httpx.Client) -> None:
     token = http.post("/tokenize", json={"model": "demo", "prompt": " fox"}).json()["tokens"][0]
     ask = {**ASK, "max_tokens": 3, "temperature": 0.0}

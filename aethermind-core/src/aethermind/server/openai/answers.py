@@ -43,9 +43,15 @@ class PartCutter:
         self._num_chars = 0
         self._num_tokens = 0
         self._is_first = True
+        self._is_over = False
 
     def cut(self, output: CompletionOutput) -> TextPart | None:
-        """What is new since the last part, or None where nothing can be seen of it yet."""
+        """What is new since the last part, or None where nothing can be seen of it yet.
+
+        An answer ends once, however often it comes again with others to the same prompt.
+        """
+        if self._is_over:
+            return None
         has_news = len(output.text) > self._num_chars or output.finish_reason is not None
         if not has_news and (output.logprobs is None or len(output.token_ids) == self._num_tokens):
             return None
@@ -61,6 +67,7 @@ class PartCutter:
         self._num_chars = len(output.text)
         self._num_tokens = len(output.token_ids)
         self._is_first = False
+        self._is_over = output.finish_reason is not None
         return part
 
 
