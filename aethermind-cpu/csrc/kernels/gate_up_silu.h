@@ -29,8 +29,8 @@ void gate_up_silu(const am_tensor* in, const am_tensor* out, const am_attr*, con
 }
 
 template <class T, class W = DenseWeight<T>>
-size_t gate_up_silu_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t) {
-  return W::scratch_bytes(num_rows(in[0]), in[1].shape[1], 2);
+size_t gate_up_silu_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t num_workers) {
+  return W::scratch_bytes(num_rows(in[0]), in[1].shape[1], 2, num_workers);
 }
 
 }  // namespace aether::cpu::AETHER_ISA

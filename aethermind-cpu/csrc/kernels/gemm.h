@@ -128,6 +128,7 @@ inline constexpr int64_t kLineSteps = kLineK<E> / E::kStepK;
 // long as arithmetic is.
 struct Fetch {
   int64_t distance, first, stride;
+  const char* rows = nullptr;  // the next tile, where it is far: a line of it for every line of this one
 };
 
 // With few rows the hardware's prefetcher keeps up by itself; with more, arithmetic takes so long that the window of
@@ -151,7 +152,13 @@ __attribute__((noinline)) void multiply_tile(const char* x, const char* const* p
     for (int p = 0; p < P; ++p) totals[r][p] = is_first ? zero() : load(sums + r * row_stride + p * column_stride);
   }
   int64_t step = 0, until_fetch = fetch.first;
+  const char* next_rows = fetch.rows;
   for (; step + kLineSteps<E> <= num_steps; step += kLineSteps<E>) {
+    if (R >= kFewestRowsToFetch && next_rows) {
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) __builtin_prefetch(next_rows + r * kLineBytes, 0, 2);
+      next_rows += R * kLineBytes;
+    }
 #pragma GCC unroll 4
     for (int64_t i = 0; i < kLineSteps<E>; ++i) {
       if (R >= kFewestRowsToFetch && until_fetch-- == 0) {
@@ -222,36 +229,41 @@ AETHER_INLINE void copy_full_line(const T* x, float* line) {
 }
 AETHER_INLINE void copy_full_line(const BFloat16* x, BFloat16* line) { std::memcpy(line, x, kLineBytes); }
 
-// Copies columns [k_begin, k_begin + k_count) of the rows `row(0) … row(num_rows - 1)` into tiles, one after another.
+// Copies columns [k_begin, k_begin + k_count) of the rows `row(0) … row(num_rows - 1)` into one tile.
 template <class E, class RowFn>
-AETHER_INLINE void pack_tiles(RowFn row, int64_t num_rows, int64_t k_begin, int64_t k_count, char* tiles) {
+AETHER_INLINE void pack_tile(RowFn row, int64_t num_rows, int64_t k_begin, int64_t k_count, char* tile) {
   using Lane = typename E::Lane;
-  const int64_t num_lines = divide_up(k_count, kLineK<E>);
-  const Tiles cut(num_rows);
-  for (int64_t tile = 0; tile < cut.count; ++tile) {
-    const int64_t size = cut.size(tile);
-    char* base = tiles + cut.begin(tile) * num_lines * kLineBytes;
-    for (int64_t r = 0; r < size; ++r) {
-      const auto* x = row(cut.begin(tile) + r) + k_begin;
-      char* target = base + r * kLineBytes;
-      int64_t k = 0;
-      for (; k + kLineK<E> <= k_count; k += kLineK<E>, target += size * kLineBytes) {
-        copy_full_line(x + k, reinterpret_cast<Lane*>(target));
-      }
-      if (k < k_count) copy_line(x + k, k_count - k, reinterpret_cast<Lane*>(target));
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const auto* x = row(r) + k_begin;
+    char* target = tile + r * kLineBytes;
+    int64_t k = 0;
+    for (; k + kLineK<E> <= k_count; k += kLineK<E>, target += num_rows * kLineBytes) {
+      copy_full_line(x + k, reinterpret_cast<Lane*>(target));
     }
+    if (k < k_count) copy_line(x + k, k_count - k, reinterpret_cast<Lane*>(target));
   }
 }
 
-// The tiles by `num_panels` panels, each starting `offset` bytes into its panel; C has rows of `num_panels * 16`
-// floats. A tile kernel takes its panels from as many equal parts of the list, so that each part is one long stream
-// where panels lie one after another in memory. `next` is what will be wanted after these.
-template <class E>
-AETHER_INLINE void multiply_tiles(const char* tiles, int64_t num_rows, int64_t k_count, const char* const* panels,
-                                  int64_t num_panels, int64_t offset, bool is_first, float* c,
-                                  const char* next = nullptr) {
+// The same for any number of rows: into tiles, one after another.
+template <class E, class RowFn>
+AETHER_INLINE void pack_tiles(RowFn row, int64_t num_rows, int64_t k_begin, int64_t k_count, char* tiles) {
+  const int64_t num_lines = divide_up(k_count, kLineK<E>);
+  const Tiles cut(num_rows);
+  for (int64_t tile = 0; tile < cut.count; ++tile) {
+    pack_tile<E>([&](int64_t r) { return row(cut.begin(tile) + r); }, cut.size(tile), k_begin, k_count,
+                 tiles + cut.begin(tile) * num_lines * kLineBytes);
+  }
+}
+
+// Tiles by `num_panels` panels, each starting `offset` bytes into its panel; C has rows of `num_panels * 16` floats.
+// `tile_at(i)` is where tile i of Tiles(num_rows) lies. A tile kernel takes its panels from as many equal parts of the
+// list, so that each part is one long stream where panels lie one after another in memory. `next` is what will be
+// wanted after these. Tiles that `are_far` from this core are fetched ahead of the first panels that meet them.
+template <class E, class TileAtFn>
+AETHER_INLINE void multiply_each_tile(TileAtFn tile_at, int64_t num_rows, int64_t k_count, const char* const* panels,
+                                      int64_t num_panels, int64_t offset, bool is_first, float* c, const char* next,
+                                      bool are_far = false) {
   const int64_t num_steps = divide_up(k_count, E::kStepK);
-  const int64_t tile_row_bytes = divide_up(k_count, kLineK<E>) * kLineBytes;
   const int64_t row_stride = num_panels * kPanelColumns;
   const Tiles cut(num_rows);
   const int64_t together = cut.count == 1 ? tile_panels(num_rows) : kTilePanels;
@@ -268,10 +280,22 @@ AETHER_INLINE void multiply_tiles(const char* tiles, int64_t num_rows, int64_t k
     for (int64_t tile = 0; tile < cut.count; ++tile) {
       const int64_t begin = cut.begin(tile), size = cut.size(tile);
       const TileFn multiply = is_single ? kTileKernels<E>.single[size] : kTileKernels<E>.several[size];
-      multiply(tiles + begin * tile_row_bytes, w, num_steps, {distance, tile, cut.count},
+      const char* rows = are_far && p == 0 && tile + 1 < cut.count ? tile_at(tile + 1) : nullptr;
+      multiply(tile_at(tile), w, num_steps, {distance, tile, cut.count, rows},
                c + begin * row_stride + first * kPanelColumns, row_stride, part * kPanelColumns, is_first);
     }
   }
+}
+
+// The same with tiles that lie one after another.
+template <class E>
+AETHER_INLINE void multiply_tiles(const char* tiles, int64_t num_rows, int64_t k_count, const char* const* panels,
+                                  int64_t num_panels, int64_t offset, bool is_first, float* c,
+                                  const char* next = nullptr) {
+  const int64_t tile_row_bytes = divide_up(k_count, kLineK<E>) * kLineBytes;
+  const Tiles cut(num_rows);
+  multiply_each_tile<E>([&](int64_t tile) { return tiles + cut.begin(tile) * tile_row_bytes; }, num_rows, k_count,
+                        panels, num_panels, offset, is_first, c, next);
 }
 
 }  // namespace aether::cpu::AETHER_ISA

@@ -36,8 +36,8 @@ void linear(const am_tensor* in, const am_tensor* out, const am_attr*, const am_
 }
 
 template <class T, class W = DenseWeight<T>>
-size_t linear_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t) {
-  return W::scratch_bytes(num_rows(in[0]), in[1].shape[1], 1);
+size_t linear_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t num_workers) {
+  return W::scratch_bytes(num_rows(in[0]), in[1].shape[1], 1, num_workers);
 }
 
 }  // namespace aether::cpu::AETHER_ISA

@@ -104,8 +104,8 @@ void qkv_rope_cache_write_quantized(const am_tensor* in, const am_tensor* out, c
 }
 
 template <class T, class W = DenseWeight<T>>
-size_t qkv_rope_cache_write_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t) {
-  return W::scratch_bytes(in[0].shape[0], in[0].shape[1], panels_per_head(in[9].shape[1]));
+size_t qkv_rope_cache_write_scratch(const am_tensor* in, const am_tensor*, const am_attr*, int32_t num_workers) {
+  return W::scratch_bytes(in[0].shape[0], in[0].shape[1], panels_per_head(in[9].shape[1]), num_workers);
 }
 
 }  // namespace aether::cpu::AETHER_ISA

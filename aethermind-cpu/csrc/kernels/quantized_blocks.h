@@ -89,7 +89,7 @@ class QuantizedWeight {
     });
   }
 
-  static size_t scratch_bytes(int64_t num_rows, int64_t k, int64_t panels_per_item) {
+  static size_t scratch_bytes(int64_t num_rows, int64_t k, int64_t panels_per_item, int32_t) {
     const int64_t rows = most_rows(num_rows, divide_up(k, kUnitK));
     const int64_t sums = rows * panels_together(panels_per_item) * kPanelColumns;
     return static_cast<size_t>(tile_bytes(num_rows, k) + sums * static_cast<int64_t>(sizeof(float)));

@@ -4,6 +4,24 @@
 using namespace aether::cpu;
 using namespace aether::cpu::testing;
 
+// More rows than are in tiles at once come in several runs; whichever run a row is in, it is what it is among a few.
+static void test_runs_of_rows(const KernelEntry& entry, const Storage& storage) {
+  const int64_t rows = 740, few = 40, n = 20, k = 4401;
+  const Tensor x = random(entry.dtype, {rows, k});
+  const Packed packed = storage.weight(entry, 1, n, k, 1.0).packed;
+  const Tensor all(entry.dtype, {rows, n}), part(entry.dtype, {few, n});
+  run_with_teams(entry, {x.abi(), packed.abi(), Tensor().abi()}, {all}, {}, sizes(rows, n, k));
+  for (int64_t first : {int64_t{0}, int64_t{290}, rows - few}) {
+    am_tensor some = x.abi();
+    some.shape[0] = few;
+    some.data = x.bytes() + first * k * static_cast<int64_t>(element_size(entry.dtype));
+    run(*entry.kernel, {some, packed.abi(), Tensor().abi()}, {part.abi()}, {}, 1);
+    const char* expected = all.bytes() + first * n * static_cast<int64_t>(element_size(entry.dtype));
+    check(std::memcmp(part.bytes(), expected, part.num_bytes()) == 0, entry,
+          "rows from " + std::to_string(first) + " on differ among 740");
+  }
+}
+
 int main() {
   const Storage dense = {[](const KernelEntry& entry, int input, int64_t n, int64_t k, double scale) {
                            const Tensor values = random(entry.dtype, {n, k}, 0, scale);
@@ -15,6 +33,7 @@ int main() {
   };
   for_each_kernel("linear", with(test_linear));
   for_each_kernel("linear", with(test_rows_are_independent));
+  for_each_kernel("linear", with(test_runs_of_rows));
   for_each_kernel("lm_head", with(test_linear));
   for_each_kernel("gate_up_silu", with(test_gate_up_silu));
   for_each_kernel("qkv_rope_cache_write", with(test_qkv));
