@@ -107,3 +107,9 @@ def test_tells_how_to_live_with_a_failure(invoke: Any, install_plugin: Any, monk
 def test_allow_list_hides_the_others(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AETHERMIND_PLUGINS", "")
     assert "No plugins are installed" in invoke("plugins", "list").stdout
+
+
+def test_an_allow_list_that_lets_nothing_load_is_what_is_told(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AETHERMIND_PLUGINS", "cpuu")
+    said = invoke("plugins", "list").stdout
+    assert said == "No plugins are installed that AETHERMIND_PLUGINS lets load: cpuu.\n"

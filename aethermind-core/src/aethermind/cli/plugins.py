@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from aethermind import env
 from aethermind.cli import console, options
 from aethermind.plugins.contracts import negotiate
 
@@ -52,6 +53,8 @@ def list_plugins(as_json: options.AsJson = False) -> None:
         print(console.columns(plugin_rows(records), indent=""))
         for line in how_to_leave_out(records):
             print(line)
+    elif (allowed := env.plugin_allow_list()) is not None:
+        print(f"No plugins are installed that AETHERMIND_PLUGINS lets load: {', '.join(sorted(allowed)) or 'none'}.")
     else:
         print("No plugins are installed. Install aethermind[cpu,qwen2].")
 
