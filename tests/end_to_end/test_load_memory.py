@@ -20,7 +20,7 @@ MIB = 1 << 20
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, VOCAB = 512, 2304, 8, 8, 64000
 
 PROGRAM = """
-import json, re, sys
+import ctypes, json, re, sys
 from pathlib import Path
 from aethermind.engine.memory_use import measure_memory
 from aethermind.engine.weight_cache import WeightFolder
@@ -42,6 +42,8 @@ def mapped():
             found += int(line.split()[1]) << 10
     return found
 
+PR_SET_THP_DISABLE = 41  # whether the system has a huge page at hand is not asked, and one is a lot here
+ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
 WeightFolder.needs_huge_pages = False
 LLM(sys.argv[2], device="cpu").close()  # what any model needs once
 before = status("VmRSS", "RssAnon")
