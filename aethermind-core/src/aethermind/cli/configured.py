@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from aethermind import env, log
+from aethermind.cli.given import is_flag
 from aethermind.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -119,8 +120,7 @@ def _flags(ctx: Any, settings: Mapping[str, Setting]) -> dict[str, Value]:
 
     flags = {}
     for parameter in ctx.command.params:
-        source = ctx.get_parameter_source(parameter.name)
-        if parameter.name in settings and source is not None and source.name == "COMMANDLINE":
+        if parameter.name in settings and is_flag(ctx, parameter.name):
             flags[settings[parameter.name].name] = Value(ctx.params[parameter.name], f"flag {parameter.opts[0]}")
     return flags
 

@@ -15,6 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aethermind.hal.layout import align_up
 from aethermind.text.byte_alphabet import BYTE_OF_CHAR
 
 if TYPE_CHECKING:
@@ -108,10 +109,10 @@ class BpeTables:
         if not isinstance(header, dict) or header.get("key") != key:
             raise ValueError("it holds another tokenizer than its name says")
         tables = {}
-        begin = _aligned(end)
+        begin = align_up(end, _ALIGNMENT)
         for name, size in header["sizes"].items():
             tables[name] = mapped[begin : begin + size]
-            begin = _aligned(begin + size)
+            begin = align_up(begin + size, _ALIGNMENT)
         if begin != len(mapped):
             raise ValueError(f"it has {len(mapped)} bytes, and {begin} were written")
         self.shell: str = header["shell"]
@@ -189,9 +190,5 @@ def _without_vocabulary(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**state, "model": empty, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
 
 
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
 def _filled(part: bytes) -> bytes:
-    return part.ljust(_aligned(len(part)), b"\0")
+    return part.ljust(align_up(len(part), _ALIGNMENT), b"\0")

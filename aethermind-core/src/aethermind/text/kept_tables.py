@@ -5,9 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING
 import aethermind
 from aethermind import env, text
 from aethermind.errors import TokenizerError
+from aethermind.kept_files import by_use, write_whole
 from aethermind.log import get_logger
 from aethermind.text.bpe_tables import BpeTables, has_tables, write_tables
 from aethermind.text.mapped_bpe import MappedBpe
@@ -29,8 +28,6 @@ logger = get_logger(__name__)
 
 _MAX_FILES = 16
 _SUFFIX = ".bpe"
-_UNFINISHED = ".part"
-_LOST_AFTER_S = 3600.0
 
 
 def open_tokenizer(path: Path, read: Callable[[], FastTokenizer], *made_with: str) -> FastTokenizer | MappedBpe:
@@ -96,39 +93,12 @@ def _keep(fast: FastTokenizer, key: str, place: Path) -> None:
     """Write tables, unless that is impossible or interrupted."""
     try:
         if not place.exists():
-            _write(place, write_tables(fast, key))
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path, _ in by_use(place.parent, _SUFFIX)[: 1 - _MAX_FILES]:
+                with suppress(OSError):
+                    path.unlink()
+            write_whole(place, write_tables(fast, key))
     except KeyboardInterrupt:
         pass
     except (OSError, ValueError) as error:
         logger.info("tables of a tokenizer are not kept for the next start: %s", error)
-
-
-def _write(place: Path, parts: Iterable[bytes]) -> None:
-    """Write a file beside its place and move it there, so that nobody maps half of one."""
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _make_room(place.parent)
-    descriptor, name = tempfile.mkstemp(_UNFINISHED, place.name[:8], place.parent)
-    try:
-        with open(descriptor, "wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(name, place)
-    finally:
-        with suppress(OSError):
-            os.unlink(name)
-
-
-def _make_room(folder: Path) -> None:
-    """Give up what was used least recently, so that one more may be kept, and what was begun long ago."""
-    kept = []
-    for path in folder.iterdir():
-        with suppress(OSError):
-            written = path.stat().st_mtime
-            if path.suffix == _SUFFIX:
-                kept.append((written, path))
-            elif path.suffix == _UNFINISHED and time.time() - written > _LOST_AFTER_S:
-                path.unlink()
-    for _, path in sorted(kept, reverse=True)[_MAX_FILES - 1 :]:
-        with suppress(OSError):
-            path.unlink()

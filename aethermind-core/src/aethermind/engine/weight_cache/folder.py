@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from aethermind.errors import CheckpointError
 from aethermind.hal.allocator import ALIGNMENT
 from aethermind.hal.layout import align_up
 from aethermind.hal.mapped import maps_huge_pages
+from aethermind.kept_files import UNFINISHED, by_use, write_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["WeightFolder"]
 
 _SUFFIX = ".safetensors"
-_UNFINISHED = ".part"
-_LOST_AFTER_S = 3600.0
 _PAGE_BYTES = 4096
 _PIECE_BYTES = 2 << 20
 """What is written at a time, at multiples of it: that is how Linux comes to keep it in huge pages. Of larger pieces it
@@ -44,8 +42,7 @@ makes larger pages, which it then maps as small ones.
 class WeightFolder:
     """Up to `max_bytes` of files, the least recently used given up first.
 
-    A file is written beside its place and moved there, so nobody maps half of one; who has mapped a file that is given
-    up keeps what it mapped.
+    Who has mapped a file that is given up keeps what it mapped.
     """
 
     needs_huge_pages = True
@@ -99,43 +96,23 @@ class WeightFolder:
         self._make_room(nbytes)
         if shutil.disk_usage(self.path).free < 2 * nbytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        descriptor, name = tempfile.mkstemp(_UNFINISHED, key[:8], self.path)
-        try:
-            with open(descriptor, "wb", buffering=0) as file:
-                for piece in _pieces(_contents(key, constants)):
-                    if is_over():
-                        return False
-                    while piece:
-                        piece = piece[file.write(piece) :]
-                os.fsync(descriptor)
-            os.replace(name, self._place(key))
-        finally:
-            with suppress(OSError):
-                os.unlink(name)
-        return True
+        return write_whole(self._place(key), _pieces(_contents(key, constants)), is_over)
 
     def _place(self, key: str) -> Path:
         return self.path / (key + _SUFFIX)
 
     def _has_huge_pages(self) -> bool:
         """Whether files that are mapped from here come on huge pages, tried with a small one."""
-        with tempfile.NamedTemporaryFile(dir=self.path, suffix=_UNFINISHED, buffering=0) as file:
+        with tempfile.NamedTemporaryFile(dir=self.path, suffix=UNFINISHED, buffering=0) as file:
             for _ in range(4):
                 file.write(bytes(_PIECE_BYTES))
             return maps_huge_pages(Path(file.name))
 
     def _make_room(self, nbytes: int) -> None:
-        """Give up what was used least recently until so much more fits, and what somebody began to write long ago."""
-        files = []
-        for path in self.path.iterdir():
-            with suppress(OSError):
-                status = path.stat()
-                if path.suffix == _SUFFIX:
-                    files.append((status.st_mtime_ns, status.st_size, path))
-                elif path.suffix == _UNFINISHED and time.time() - status.st_mtime > _LOST_AFTER_S:
-                    path.unlink()
-        total = sum(size for _, size, _ in files)
-        for _, size, path in sorted(files):
+        """Give up what was used least recently until so much more fits."""
+        files = by_use(self.path, _SUFFIX)
+        total = sum(size for _, size in files)
+        for path, size in files:
             if total + nbytes <= self.max_bytes:
                 break
             with suppress(OSError):
