@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 
 from aethermind import LLM, RequestOutput, Runtime, SamplingParams
 from aethermind.checkpoint.dummy import DummyCheckpoint
-from aethermind.engine.loader import plan_model
+from aethermind.engine.loading.loader import plan_model
 
 NUM_TOKENS = 128
 KINDS = ("repeats", "random", "misleading")

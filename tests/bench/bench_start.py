@@ -25,7 +25,7 @@ import aethermind.llm
 mark("engine's modules")
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.engine import Engine
-from aethermind.engine.loader import plan_model
+from aethermind.engine.loading.loader import plan_model
 from aethermind.runtime import Runtime
 runtime = Runtime.boot()
 mark("plugins")

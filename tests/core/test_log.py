@@ -32,7 +32,7 @@ def root() -> Iterator[logging.Logger]:
     ("name", "logger"),
     [
         ("aethermind", "aethermind"),
-        ("aethermind.engine.loader", "aethermind.engine.loader"),
+        ("aethermind.engine.loading.loader", "aethermind.engine.loading.loader"),
         ("aethermind_cpu.plugin", "aethermind.aethermind_cpu.plugin"),
         ("somewhere", "aethermind.somewhere"),
     ],

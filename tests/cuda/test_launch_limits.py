@@ -16,9 +16,9 @@ from tests.cuda.check.qwen2_7b import CONFIG, write_model
 from tests.cuda.host_driver import HostDriver, fake_cubins
 
 from aethermind import Runtime
-from aethermind.engine.loader import plan_model
-from aethermind.engine.model_graph import GraphKey, Part
-from aethermind.engine.planned_model import PlannedModel
+from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.loading.model_graph import GraphKey, Part
+from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.graph.plan import Operand, Plan
 from aethermind.hal import Probe
 from aethermind.ops.dims import resolve

@@ -12,8 +12,8 @@ import pytest
 from tests.cuda.emulator.opening import emulated_cuda
 from tests.cuda.host_driver import HostDriver
 
-from aethermind.engine.kv_memory import KVMemory
-from aethermind.engine.swap_stream import SwapStream
+from aethermind.engine.kv_memory.memory import KVMemory
+from aethermind.engine.kv_memory.swap_stream import SwapStream
 from aethermind.hal import DeviceId, DType, Tensor
 from aethermind.ops.schema import TensorType
 from aethermind.runtime import OpenDevice

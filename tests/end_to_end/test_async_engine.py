@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from aethermind import LLM, RequestOutput, SamplingParams
-from aethermind.engine.async_engine import AsyncEngine
+from aethermind.engine.serving.async_engine import AsyncEngine
 from aethermind.errors import ContextLengthError, EngineDeadError, InvalidArgumentError, RequestTimeoutError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)

@@ -9,8 +9,8 @@ import pytest
 from tests.end_to_end.conftest import assert_idle
 
 from aethermind import LLM, RequestOutput, SamplingParams
-from aethermind.engine.decision import ScheduleDecision
-from aethermind.engine.engine_stats import EngineStats
+from aethermind.engine.observation.engine_stats import EngineStats
+from aethermind.engine.scheduling.decision import ScheduleDecision
 from aethermind.errors import InvalidArgumentError
 
 PROMPTS = [

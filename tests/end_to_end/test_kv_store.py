@@ -16,8 +16,8 @@ from tests.core.plugins.fake_distributions import FakeDistributions
 from tests.redis_server import RedisServer
 
 from aethermind import LLM, Runtime, SamplingParams
-from aethermind.engine.engine_stats import EngineStats
 from aethermind.engine.kv_offload import KVStoreStats
+from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.errors import ConfigError
 
 PROMPT = {"prompt_token_ids": [7 + (i * 31) % 500 for i in range(1000)]}

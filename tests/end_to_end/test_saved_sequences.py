@@ -6,7 +6,7 @@ import pytest
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.cache.outcome import Outcome
-from aethermind.engine.block_contents import MemoryContents
+from aethermind.engine.kv_memory.block_contents import MemoryContents
 from aethermind.engine.kv_offload import fingerprint
 from aethermind.errors import CacheContentError
 

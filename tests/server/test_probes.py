@@ -9,8 +9,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from aethermind import __version__
-from aethermind.engine.engine_stats import EngineStats
 from aethermind.engine.kv_offload import KVStoreStats
+from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.server.observation import Metrics
 
 

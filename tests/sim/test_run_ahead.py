@@ -11,9 +11,9 @@ from tests.sim.small_model import write_small_model
 from tests.sim.watched_engine import WatchedEngine, open_watched
 
 from aethermind import Runtime, SamplingParams
-from aethermind.engine import step_pipeline
-from aethermind.engine.engine_stats import EngineStats
-from aethermind.engine.request import FinishReason
+from aethermind.engine.observation.engine_stats import EngineStats
+from aethermind.engine.requests.request import FinishReason
+from aethermind.engine.steps import step_pipeline
 from aethermind.errors import DeviceError
 from aethermind.sampling.structured import StructuredOutputs
 from aethermind_sim.backend import SimBackend
@@ -284,7 +284,7 @@ class TestPlantedBugs:
         assert self.wrong_answers(open_and_forget_to_wait, expected) > 0
 
     def test_feeding_no_tokens(self, open_engine: Open, expected: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("aethermind.engine.model_runner.fed_tokens", lambda decision, before: ())
+        monkeypatch.setattr("aethermind.engine.steps.model_runner.fed_tokens", lambda decision, before: ())
         assert self.wrong_answers(open_engine, expected) > 0
 
     def test_looking_back_at_tokens_that_are_not_there(self, open_engine: Open) -> None:

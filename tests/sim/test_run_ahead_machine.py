@@ -19,9 +19,9 @@ from tests.sim.small_model import write_small_model
 from tests.sim.watched_engine import open_watched
 
 from aethermind import LLM, Runtime, SamplingParams
-from aethermind.engine.engine_stats import EngineStats
-from aethermind.engine.output import RequestOutput
-from aethermind.engine.request_options import RequestOptions
+from aethermind.engine.observation.engine_stats import EngineStats
+from aethermind.engine.requests.output import RequestOutput
+from aethermind.engine.requests.request_options import RequestOptions
 
 IS_EXHAUSTIVE = bool(os.environ.get("EXHAUSTIVE"))
 NUM_TOKENS = 9

@@ -10,8 +10,8 @@ from tests.sim.small_model import write_small_model
 
 from aethermind import Runtime, SamplingParams
 from aethermind.engine.engine import Engine
-from aethermind.engine.kv_memory import KVMemory
-from aethermind.engine.loader import plan_model
+from aethermind.engine.kv_memory.memory import KVMemory
+from aethermind.engine.loading.loader import plan_model
 
 PROMPTS = [[(7 * index + 11 * token) % 900 + 5 for token in range(4 + index)] for index in range(5)]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)

@@ -10,11 +10,11 @@ import pytest
 
 from aethermind import Runtime
 from aethermind.cache import BlockPool
-from aethermind.engine.decision import ScheduleDecision
 from aethermind.engine.engine import Engine
-from aethermind.engine.loader import plan_model
-from aethermind.engine.model_runner import SampledToken
-from aethermind.engine.running_step import RunningStep
+from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.scheduling.decision import ScheduleDecision
+from aethermind.engine.steps.model_runner import SampledToken
+from aethermind.engine.steps.running_step import RunningStep
 from aethermind.hal import Tensor
 from aethermind_sim.streams import SimEvent, SimStream
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aethermind.engine.output import CompletionOutput, Logprob, RequestOutput
+    from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
     from aethermind.errors import AetherMindError
     from aethermind.llm import LLM
     from aethermind.runtime import Runtime
@@ -32,11 +32,11 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AetherMindError": "aethermind.errors",
-    "CompletionOutput": "aethermind.engine.output",
+    "CompletionOutput": "aethermind.engine.requests.output",
     "LLM": "aethermind.llm",
-    "Logprob": "aethermind.engine.output",
-    "RequestOptions": "aethermind.engine.request_options",
-    "RequestOutput": "aethermind.engine.output",
+    "Logprob": "aethermind.engine.requests.output",
+    "RequestOptions": "aethermind.engine.requests.request_options",
+    "RequestOutput": "aethermind.engine.requests.output",
     "Runtime": "aethermind.runtime",
     "SamplingParams": "aethermind.sampling.params",
     "StructuredOutputs": "aethermind.sampling.structured",

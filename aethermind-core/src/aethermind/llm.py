@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.engine import Engine
-from aethermind.engine.loader import plan_model
-from aethermind.engine.model_info import ModelInfo, describe_model
-from aethermind.engine.output import CompletionOutput, Logprob, RequestOutput
+from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.observation.model_info import ModelInfo, describe_model
 from aethermind.engine.progress_bar import ProgressBar
-from aethermind.engine.prompt_reader import EnginePrompt, Prompt, PromptReader
-from aethermind.engine.request_options import RequestOptions
+from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
+from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt, PromptReader
+from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults

@@ -48,7 +48,7 @@ def request_output(
     text: str, token_ids: list[int], *, finish_reason: str | None = None, request_id: str = "0", now: float = 0.0
 ) -> RequestOutput:
     """An answer to a prompt of two tokens that came at 10 s; its first token came at 10.5 s, the last `now` later."""
-    from aethermind.engine.output import RequestMetrics
+    from aethermind.engine.requests.output import RequestMetrics
 
     completion = CompletionOutput(0, text, token_ids, None, finish_reason, None)
     metrics = RequestMetrics(10.0, 10.5, 10.5 + now if finish_reason else None)

@@ -9,8 +9,8 @@ import pytest
 
 from aethermind import Runtime
 from aethermind.cli.explain import sections
-from aethermind.engine.loader import plan_model
-from aethermind.engine.planned_model import PlannedModel
+from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.loading.planned_model import PlannedModel
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from aethermind.cli.profile import summarize
-from aethermind.engine.profiler import CallProfile, StepProfile
-from aethermind.engine.roofline import Work
+from aethermind.engine.observation.profiler import CallProfile, StepProfile
+from aethermind.engine.observation.roofline import Work
 from aethermind.hal.backend import MeasuredLimits
 from aethermind.hal.dtype import DType
 from aethermind.ops.cost import Cost

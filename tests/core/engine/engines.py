@@ -6,7 +6,7 @@ from typing import Any
 
 from aethermind import Runtime
 from aethermind.engine.engine import Engine
-from aethermind.engine.loader import plan_model
+from aethermind.engine.loading.loader import plan_model
 from aethermind.sampling.params import SamplingParams
 
 __all__ = ["answer", "open_engine"]

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from aethermind.cache import BlockPool, HashedPrefixCache, KVCache, KVCacheSpec
-from aethermind.engine.decision import ScheduleDecision, StepBudget
 from aethermind.engine.policies import FirstComeFirstServed, SharingPolicy
-from aethermind.engine.prompt_sharing import share_prompts
-from aethermind.engine.request import FinishReason, Request, RequestState
-from aethermind.engine.request_options import RequestOptions
-from aethermind.engine.scheduler import Scheduler
-from aethermind.engine.waiting_queue import WaitingQueue
+from aethermind.engine.requests.request import FinishReason, Request, RequestState
+from aethermind.engine.requests.request_options import RequestOptions
+from aethermind.engine.scheduling.decision import ScheduleDecision, StepBudget
+from aethermind.engine.scheduling.prompt_sharing import share_prompts
+from aethermind.engine.scheduling.scheduler import Scheduler
+from aethermind.engine.scheduling.waiting_queue import WaitingQueue
 from aethermind.sampling.params import SamplingParams
 
 __all__ = ["MAX_MODEL_LEN", "Loop", "SwapRoom", "Swaps", "next_token", "shares"]

@@ -11,9 +11,9 @@ from tests.core.engine.engines import answer, open_engine
 from aethermind import Runtime, SamplingParams
 from aethermind.cache import BlockPool, CacheState, Outcome
 from aethermind.engine.engine import Engine
-from aethermind.engine.engine_stats import EngineStats
-from aethermind.engine.loader import plan_model
-from aethermind.engine.request import Request
+from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.observation.engine_stats import EngineStats
+from aethermind.engine.requests.request import Request
 from aethermind.errors import InvalidArgumentError, OutOfMemoryError
 
 PROMPTS = [[(7 * index + 11 * token) % 900 + 5 for token in range(4 + index)] for index in range(6)]

@@ -18,9 +18,9 @@ from tests.core.engine.loops import MAX_MODEL_LEN, Loop, Swaps
 from tests.core.engine.test_scheduler_machine import IS_EXHAUSTIVE, POLICIES, SchedulerMachine
 
 from aethermind.cache import BlockPool, CacheState, HashedPrefixCache, HostSwapStore, KVCache, KVCacheSpec, Outcome
-from aethermind.engine.decision import ScheduleDecision
-from aethermind.engine.request import RequestState
-from aethermind.engine.scheduler import Scheduler
+from aethermind.engine.requests.request import RequestState
+from aethermind.engine.scheduling.decision import ScheduleDecision
+from aethermind.engine.scheduling.scheduler import Scheduler
 
 
 class MemoryLoop(Loop):

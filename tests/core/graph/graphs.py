@@ -12,7 +12,7 @@ from aethermind import Runtime
 from aethermind.cache.spec import KVCacheSpec
 from aethermind.dispatch import Dispatcher, Kernel
 from aethermind.dispatch.reference import ReferenceRunner, reference_kernels
-from aethermind.engine.model_graph import GraphKey, StepGraphs
+from aethermind.engine.loading.model_graph import GraphKey, StepGraphs
 from aethermind.graph import Graph, GraphBuilder, Value
 from aethermind.hal import DType
 from aethermind.ops import catalog

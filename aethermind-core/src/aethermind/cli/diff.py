@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aethermind.cli import console
 
 if TYPE_CHECKING:
-    from aethermind.engine.comparison import Comparison, Difference
+    from aethermind.engine.observation.comparison import Comparison, Difference
     from aethermind.llm import LLM
 
 __all__ = ["DEFAULT_PROMPT", "diff", "print_diff"]
@@ -36,7 +36,7 @@ def diff(
     The first device is the reference. InvalidArgumentError when the second does not compute in that dtype.
     """
     from aethermind.cli.load import open_llm
-    from aethermind.engine.comparison import Tolerance, compare
+    from aethermind.engine.observation.comparison import Tolerance, compare
 
     with (
         closing(open_llm(model, device=devices[0], dtype=dtype, **options)) as reference,

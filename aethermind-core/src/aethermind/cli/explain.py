@@ -22,7 +22,7 @@ from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from aethermind.dispatch import Resolution
-    from aethermind.engine.planned_model import PlannedModel
+    from aethermind.engine.loading.planned_model import PlannedModel
     from aethermind.graph.compile import Compiled
     from aethermind.runtime import Runtime
 
@@ -98,7 +98,7 @@ def explain(
         raise InvalidArgumentError(
             "--prompt, --tokens, --no-fuse, --rtol and --atol say how --diff A B compares; add it."
         )
-    from aethermind.engine.loader import plan_model
+    from aethermind.engine.loading.loader import plan_model
     from aethermind.runtime import Runtime
 
     runtime = Runtime.boot()
@@ -196,7 +196,7 @@ def _line(source: str, resolution: Resolution, operators: Container[str]) -> Ste
 def examine(planned: PlannedModel) -> dict[str, Any]:
     """Everything `explain` tells, as JSON would have it."""
     compiled = planned.compiled
-    from aethermind.engine.weight_formats import format_uses
+    from aethermind.engine.loading.weight_formats import format_uses
 
     operators = {operator.name for operator in planned.operators}
     return {

@@ -24,7 +24,7 @@ from aethermind.cli.prompt_text import read_text
 from aethermind.cli.structured import read_structured_outputs
 
 if TYPE_CHECKING:
-    from aethermind.engine.output import RequestOutput
+    from aethermind.engine.requests.output import RequestOutput
     from aethermind.llm import LLM, ModelInfo
     from aethermind.sampling.params import SamplingParams
 

@@ -94,8 +94,8 @@ def estimate_memory(runtime: Runtime, path: Path, config: EngineConfig) -> dict[
 
     `available_bytes` is all the memory that the device has, None where it does not tell.
     """
-    from aethermind.engine.loader import plan_model
-    from aethermind.engine.weight_formats import format_uses
+    from aethermind.engine.loading.loader import plan_model
+    from aethermind.engine.loading.weight_formats import format_uses
     from aethermind.graph.constants import constant_bytes
 
     planned = plan_model(runtime, path, config)

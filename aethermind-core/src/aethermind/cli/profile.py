@@ -16,9 +16,9 @@ from aethermind.cli.writable import check_writable
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from aethermind.engine.memory_use import MemoryUse
-    from aethermind.engine.planned_model import PlannedModel
-    from aethermind.engine.profiler import StepProfile, Total
+    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.observation.memory_use import MemoryUse
+    from aethermind.engine.observation.profiler import StepProfile, Total
     from aethermind.hal.backend import MeasuredLimits
 
 __all__ = ["EXAMPLES", "profile", "summarize"]
@@ -56,7 +56,7 @@ def profile(
     between.
     """
     from aethermind.cli.bench.limits import as_record, average, measure_limits
-    from aethermind.engine.loader import plan_model
+    from aethermind.engine.loading.loader import plan_model
     from aethermind.runtime import Runtime
 
     if trace is not None:
@@ -110,8 +110,8 @@ def _run(
     """The profile of one request, and the memory after so many of its steps."""
     from aethermind.cli.load import LoadProgress
     from aethermind.engine.engine import Engine
-    from aethermind.engine.memory_use import measure_memory
-    from aethermind.engine.profiler import Profiler
+    from aethermind.engine.observation.memory_use import measure_memory
+    from aethermind.engine.observation.profiler import Profiler
     from aethermind.sampling.params import SamplingParams
 
     memory = [(0, measure_memory("planned", planned))]
@@ -137,7 +137,7 @@ def _run(
 
 def summarize(steps: Sequence[StepProfile], limits: MeasuredLimits | None) -> dict[str, Any]:
     """The tables of one phase, as JSON would have them."""
-    from aethermind.engine.profiler import total
+    from aethermind.engine.observation.profiler import total
 
     seconds = sum(step.seconds for step in steps)
     marked, unmarked = sum(step.marked_s for step in steps), sum(step.unmarked_s for step in steps)
@@ -183,7 +183,7 @@ def _ratio(value: float | None, whole: float | None) -> float | None:
 def _write_trace(path: Path, steps: list[StepProfile], memory: list[tuple[int, MemoryUse]], device: str) -> None:
     import json
 
-    from aethermind.engine.chrome_trace import chrome_trace
+    from aethermind.engine.observation.chrome_trace import chrome_trace
 
     try:
         path.write_text(json.dumps(chrome_trace(steps, memory, device)))

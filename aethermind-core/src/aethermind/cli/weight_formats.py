@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aethermind.cli import console
 
 if TYPE_CHECKING:
-    from aethermind.engine.weight_formats import FormatUse
+    from aethermind.engine.loading.weight_formats import FormatUse
 
 __all__ = ["as_record", "describe"]
 

@@ -9,8 +9,8 @@ __all__ = ["Engine", "EngineConfig", "RequestOutput", "plan_model"]
 _HOMES = {
     "Engine": "aethermind.engine.engine",
     "EngineConfig": "aethermind.engine.config",
-    "RequestOutput": "aethermind.engine.output",
-    "plan_model": "aethermind.engine.loader",
+    "RequestOutput": "aethermind.engine.requests.output",
+    "plan_model": "aethermind.engine.loading.loader",
 }
 
 

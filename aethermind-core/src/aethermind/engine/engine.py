@@ -11,30 +11,30 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from aethermind.cache.stores.address import StoreAddress
-from aethermind.engine.decision import ScheduleDecision, StepBudget
-from aethermind.engine.forced_tokens import forced_beginning, forced_tokens
 from aethermind.engine.kv_offload import KVOffload
-from aethermind.engine.model_runner import SampledToken
+from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.engine.open_cache import open_cache
-from aethermind.engine.output import RequestOutput
-from aethermind.engine.output_builder import OutputBuilder
-from aethermind.engine.planned_model import PlannedModel
 from aethermind.engine.policies import SharingPolicy
-from aethermind.engine.preemption import MeasuredCosts
-from aethermind.engine.prompt_reader import check_embeddings
-from aethermind.engine.request import FinishReason, Request
-from aethermind.engine.request_checks import check_prompt, check_token_ids
-from aethermind.engine.request_options import RequestOptions
-from aethermind.engine.sample_group import SampleGroup
-from aethermind.engine.sample_groups import SampleGroups, answer_ids
-from aethermind.engine.scheduler import Scheduler
-from aethermind.engine.sessions import Sessions
+from aethermind.engine.requests.output import RequestOutput
+from aethermind.engine.requests.output_builder import OutputBuilder
+from aethermind.engine.requests.prompt_reader import check_embeddings
+from aethermind.engine.requests.request import FinishReason, Request
+from aethermind.engine.requests.request_checks import check_prompt, check_token_ids
+from aethermind.engine.requests.request_options import RequestOptions
+from aethermind.engine.requests.sample_group import SampleGroup
+from aethermind.engine.requests.sample_groups import SampleGroups, answer_ids
+from aethermind.engine.requests.sessions import Sessions
+from aethermind.engine.requests.token_controls import ControlsReader
+from aethermind.engine.scheduling.decision import ScheduleDecision, StepBudget
+from aethermind.engine.scheduling.preemption import MeasuredCosts
+from aethermind.engine.scheduling.scheduler import Scheduler
+from aethermind.engine.scheduling.waiting_queue import WaitingQueue
 from aethermind.engine.speculative import open_speculator
-from aethermind.engine.step_pipeline import StepPipeline
-from aethermind.engine.text_embedding import embed_text
-from aethermind.engine.text_scores import score_prompt
-from aethermind.engine.token_controls import ControlsReader
-from aethermind.engine.waiting_queue import WaitingQueue
+from aethermind.engine.steps.forced_tokens import forced_beginning, forced_tokens
+from aethermind.engine.steps.model_runner import SampledToken
+from aethermind.engine.steps.step_pipeline import StepPipeline
+from aethermind.engine.text_passes.text_embedding import embed_text
+from aethermind.engine.text_passes.text_scores import score_prompt
 from aethermind.errors import ContextLengthError, InvalidArgumentError, OutOfMemoryError
 from aethermind.sampling.random import derive_seed
 

@@ -10,11 +10,11 @@ from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
 from aethermind.cache.host_swap_store import HostSwapStore
 from aethermind.cache.kv_cache import KVCache
 from aethermind.engine.kv_offload import fingerprint
-from aethermind.engine.preemption import MeasuredCosts, TimedSwapStore
+from aethermind.engine.scheduling.preemption import MeasuredCosts, TimedSwapStore
 
 if TYPE_CHECKING:
-    from aethermind.engine.kv_memory import KVMemory
-    from aethermind.engine.planned_model import PlannedModel
+    from aethermind.engine.kv_memory.memory import KVMemory
+    from aethermind.engine.loading.planned_model import PlannedModel
 
 __all__ = ["open_cache"]
 

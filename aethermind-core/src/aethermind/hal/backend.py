@@ -28,7 +28,7 @@ class Capabilities:
     and then repeats it (a captured graph): steps of others are padded to the next of them. `packs_inputs` means that
     its executables find the inputs of a run by `graph.executor.addresses_in_run`: then they go up in one copy.
     `is_asynchronous` means that enqueued work runs while the host does something else: then the engine enqueues a step
-    before it reads the tokens of the one before (see `engine.step_pipeline`).
+    before it reads the tokens of the one before (see `engine.steps.step_pipeline`).
     """
 
     dtypes: tuple[DType, ...]

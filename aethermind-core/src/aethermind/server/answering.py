@@ -11,9 +11,9 @@ from aethermind.server.observation.records import GenerationRecord
 from aethermind.server.openai.answers import Answer, PartCutter
 
 if TYPE_CHECKING:
-    from aethermind.engine.output import RequestOutput
-    from aethermind.engine.prompt_reader import EnginePrompt
-    from aethermind.engine.request_options import RequestOptions
+    from aethermind.engine.requests.output import RequestOutput
+    from aethermind.engine.requests.prompt_reader import EnginePrompt
+    from aethermind.engine.requests.request_options import RequestOptions
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.framing import Event
     from aethermind.server.limits import Stay

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from aethermind.engine.async_engine import AsyncEngine
 from aethermind.engine.process import EngineProcess
+from aethermind.engine.serving.async_engine import AsyncEngine
 from aethermind.errors import InvalidArgumentError
 from aethermind.log import get_logger
 from aethermind.server.app import create_app

@@ -11,10 +11,10 @@ from aethermind.errors import ContextLengthError
 from aethermind.server.openai.errors import ApiError
 
 if TYPE_CHECKING:
-    from aethermind.engine.engine_client import EngineClient
-    from aethermind.engine.model_info import ModelInfo
+    from aethermind.engine.observation.model_info import ModelInfo
     from aethermind.engine.process import EngineProcess
-    from aethermind.engine.prompt_reader import EnginePrompt, Prompt
+    from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt
+    from aethermind.engine.serving.engine_client import EngineClient
     from aethermind.llm import LLM
     from aethermind.text.answer_parser import AnswerFormat
     from aethermind.text.tokenizer import Tokenizer

@@ -46,7 +46,7 @@ class AetherMind:
 
     def least(self, job: Mapping[str, Any], memory_bytes_per_s: float, flops_per_s: Mapping[str, float]) -> float:
         """Seconds that a job which was done before takes at least, under these limits."""
-        from aethermind.engine.roofline import least_seconds
+        from aethermind.engine.observation.roofline import least_seconds
         from aethermind.hal.backend import MeasuredLimits
 
         if job["measure"] == "prefill":
@@ -95,7 +95,7 @@ class AetherMind:
 def _recorder() -> Any:
     """Something that keeps the shapes of steps; None for an engine that does not count its work."""
     try:
-        from aethermind.engine.roofline import StepRecorder
+        from aethermind.engine.observation.roofline import StepRecorder
     except ImportError:
         return None
     return StepRecorder()

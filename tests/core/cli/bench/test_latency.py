@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from aethermind.cli.bench.latency import Phases, Run, split, summarize
-from aethermind.engine.decision import ScheduleDecision
-from aethermind.engine.model_runner import ModelRunner
-from aethermind.engine.output import CompletionOutput, RequestMetrics, RequestOutput
-from aethermind.engine.roofline import StepShape
-from aethermind.engine.running_step import RunningStep
+from aethermind.engine.observation.roofline import StepShape
+from aethermind.engine.requests.output import CompletionOutput, RequestMetrics, RequestOutput
+from aethermind.engine.scheduling.decision import ScheduleDecision
+from aethermind.engine.steps.model_runner import ModelRunner
+from aethermind.engine.steps.running_step import RunningStep
 
 KEYS = {
     "prefill_tokens_per_s",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aethermind.engine.kv_offload.costs import FetchCosts
-from aethermind.engine.preemption import MeasuredCosts
+from aethermind.engine.scheduling.preemption import MeasuredCosts
 
 
 def test_what_is_known_decides_and_is_believed_for_a_while() -> None:

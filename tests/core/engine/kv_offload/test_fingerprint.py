@@ -12,7 +12,7 @@ from tests.end_to_end.models import DEMO, copy_demo
 
 from aethermind import Runtime
 from aethermind.engine.kv_offload import fingerprint
-from aethermind.engine.loader import plan_model
+from aethermind.engine.loading.loader import plan_model
 
 
 @pytest.fixture(autouse=True)

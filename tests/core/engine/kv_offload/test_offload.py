@@ -15,9 +15,9 @@ from tests.core.engine.kv_offload.stores import Store
 
 from aethermind import RequestOptions, RequestOutput, Runtime, SamplingParams
 from aethermind.engine.engine import Engine
-from aethermind.engine.engine_stats import EngineStats
 from aethermind.engine.kv_offload import KVOffload, KVStoreStats
-from aethermind.engine.loader import plan_model
+from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.errors import InvalidArgumentError
 
 PROMPT = [(7 * i) % 900 + 5 for i in range(50)]

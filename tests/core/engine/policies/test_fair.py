@@ -8,7 +8,7 @@ from tests.core.engine.engines import open_engine
 from aethermind import RequestOptions, Runtime, SamplingParams
 from aethermind.engine.engine import Engine
 from aethermind.engine.policies import FairShare
-from aethermind.engine.request import Request
+from aethermind.engine.requests.request import Request
 from aethermind.errors import InvalidArgumentError
 
 POLICY = FairShare(spacing_s=10.0)

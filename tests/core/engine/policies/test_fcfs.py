@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aethermind.engine.policies import FirstComeFirstServed
-from aethermind.engine.request import Request
-from aethermind.engine.request_options import RequestOptions
+from aethermind.engine.requests.request import Request
+from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.sampling.params import SamplingParams
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aethermind.engine.policies import ShortestFirst
-from aethermind.engine.request import Request
+from aethermind.engine.requests.request import Request
 from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.params import SamplingParams
 

@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aethermind.engine.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from aethermind.engine.process.growth import GrowingOutput, SentOutput
 from aethermind.engine.process.wire import Unpacker, pack
-from aethermind.engine.prompt_reader import EnginePrompt
+from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from aethermind.engine.requests.prompt_reader import EnginePrompt
 
 TEXT = st.text("añ🦊", max_size=3)
 PROMPT = EnginePrompt("Once", [3, 1])

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from aethermind.engine.output import CompletionOutput, RequestMetrics, RequestOutput
 from aethermind.engine.process.growth import GrowingOutput
 from aethermind.engine.process.messages import LogLine, News, Reply
 from aethermind.engine.process.outbox import Outbox
 from aethermind.engine.process.wire import Unpacker
-from aethermind.engine.prompt_reader import EnginePrompt
+from aethermind.engine.requests.output import CompletionOutput, RequestMetrics, RequestOutput
+from aethermind.engine.requests.prompt_reader import EnginePrompt
 from aethermind.errors import ContextLengthError
 
 PROMPT = EnginePrompt("Once", [3])

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from aethermind import SamplingParams, StructuredOutputs, errors
 from aethermind.engine.config import EngineConfig
-from aethermind.engine.engine_stats import EngineStats
 from aethermind.engine.kv_offload import KVStoreStats
-from aethermind.engine.model_info import ModelInfo
+from aethermind.engine.observation.engine_stats import EngineStats
+from aethermind.engine.observation.model_info import ModelInfo
 from aethermind.engine.process.messages import (
     Abort,
     Add,
@@ -29,8 +29,8 @@ from aethermind.engine.process.messages import (
     Setup,
 )
 from aethermind.engine.process.wire import RECORDS, RemoteError, Unpacker, pack
-from aethermind.engine.prompt_reader import EnginePrompt
-from aethermind.engine.request_options import RequestOptions
+from aethermind.engine.requests.prompt_reader import EnginePrompt
+from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.errors import AetherMindError, ContextLengthError, InvalidArgumentError
 from aethermind.model.input_processor import EmbeddingSpan
 

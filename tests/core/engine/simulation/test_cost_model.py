@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from aethermind.engine.decision import ScheduleDecision, ScheduledRequest
-from aethermind.engine.request import Request
+from aethermind.engine.requests.request import Request
+from aethermind.engine.scheduling.decision import ScheduleDecision, ScheduledRequest
 from aethermind.engine.simulation import StepCosts, read_costs
 from aethermind.errors import ConfigError, InvalidArgumentError
 from aethermind.sampling.params import SamplingParams

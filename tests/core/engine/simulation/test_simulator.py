@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from aethermind.engine.decision import StepBudget
 from aethermind.engine.policies import FirstComeFirstServed, PriorityWithAging, ShortestFirst
+from aethermind.engine.scheduling.decision import StepBudget
 from aethermind.engine.simulation import Simulation, StepCosts, TraceRequest, read_trace, simulate
 
 FOLDER = Path(__file__).parent

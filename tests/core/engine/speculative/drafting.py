@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aethermind.engine.engine import Engine
-from aethermind.engine.request import Request
+from aethermind.engine.requests.request import Request
 from aethermind.engine.speculative.controller import Candidate, SpeculationController
 from aethermind.engine.speculative.speculator import Speculator
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tests.core.engine.loops import Loop, SwapRoom, Swaps, next_token
 from tests.core.engine.speculative.drafting import AlwaysMost, Scripted
 
-from aethermind.engine.decision import ScheduleDecision
-from aethermind.engine.model_runner import SampledToken
-from aethermind.engine.request import FinishReason, Request
+from aethermind.engine.requests.request import FinishReason, Request
+from aethermind.engine.scheduling.decision import ScheduleDecision
 from aethermind.engine.speculative.speculator import Speculator
-from aethermind.engine.speculative.verification import DraftRow, count_accepted
+from aethermind.engine.steps.model_runner import SampledToken
+from aethermind.engine.steps.verification import DraftRow, count_accepted
 
 
 class DraftingLoop(Loop):

@@ -12,8 +12,8 @@ import pytest
 from tests.core.sampling.test_sampling import LEAST_P_VALUE, p_value
 
 from aethermind.eager import Eager
-from aethermind.engine.request import Request
-from aethermind.engine.speculative.verification import DraftRow, count_accepted
+from aethermind.engine.requests.request import Request
+from aethermind.engine.steps.verification import DraftRow, count_accepted
 from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.rows import SamplingRows
 

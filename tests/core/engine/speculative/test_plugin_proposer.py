@@ -14,7 +14,7 @@ from tests.core.plugins.fake_distributions import FakeDistributions
 
 from aethermind import Runtime, SamplingParams
 from aethermind.engine.engine import Engine
-from aethermind.engine.engine_stats import EngineStats
+from aethermind.engine.observation.engine_stats import EngineStats
 
 __all__ = ["fakes"]
 

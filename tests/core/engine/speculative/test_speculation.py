@@ -9,11 +9,11 @@ from tests.core.engine.engines import open_engine
 from tests.core.engine.speculative.drafting import Scripted, finish, speculate_with
 
 from aethermind import Runtime, SamplingParams, StructuredOutputs
-from aethermind.engine.decision import ScheduleDecision
 from aethermind.engine.engine import Engine
-from aethermind.engine.engine_stats import EngineStats
-from aethermind.engine.model_runner import SampledToken
-from aethermind.engine.request import Request
+from aethermind.engine.observation.engine_stats import EngineStats
+from aethermind.engine.requests.request import Request
+from aethermind.engine.scheduling.decision import ScheduleDecision
+from aethermind.engine.steps.model_runner import SampledToken
 from aethermind.errors import ConfigError, InvalidArgumentError
 
 PROMPTS = [[(7 * index + 11 * token) % 900 + 5 for token in range(4 + 3 * index)] for index in range(4)]

@@ -52,9 +52,9 @@ def kv_reuse(
     import numpy as np
 
     from aethermind.cli.load import open_llm
-    from aethermind.engine import kv_distillation
-    from aethermind.engine.kv_reuse import KVReuse, kv_similarity
-    from aethermind.engine.text_logits import text_logits
+    from aethermind.engine.kv_reuse import distillation
+    from aethermind.engine.kv_reuse.sharing import KVReuse, kv_similarity
+    from aethermind.engine.text_passes.text_logits import text_logits
 
     window, settings = dense_settings(device, load_format, num_threads, tokens)
     with open_llm(options.chosen_model(model), dtype="float32", **settings) as llm:
@@ -76,7 +76,7 @@ def kv_reuse(
         for sources in wanted:
             cost: dict[str, Any] = {"sources": sources, **lost(KVReuse(engine, sources))}
             if lessons:
-                parameters = kv_distillation.distill(engine, sources, lessons)
+                parameters = distillation.distill(engine, sources, lessons)
                 cost["distilled"] = lost(KVReuse(engine, sources, parameters))
             costs.append(cost)
     report = {

@@ -16,8 +16,8 @@ from aethermind.cli.groups import NumberOptions, StepOptions, with_groups
 from aethermind.cli.weight_formats import as_record, describe
 
 if TYPE_CHECKING:
-    from aethermind.engine.output import RequestOutput
-    from aethermind.engine.roofline import StepShape
+    from aethermind.engine.observation.roofline import StepShape
+    from aethermind.engine.requests.output import RequestOutput
     from aethermind.hal.backend import MeasuredLimits
     from aethermind.llm import LLM
 
@@ -57,8 +57,8 @@ def latency(
     arithmetic that is used, whichever is longer for each operator.
     """
     from aethermind.cli.load import open_llm
-    from aethermind.engine.roofline import least_seconds
-    from aethermind.engine.weight_formats import format_uses
+    from aethermind.engine.loading.weight_formats import format_uses
+    from aethermind.engine.observation.roofline import least_seconds
 
     llm = open_llm(
         options.chosen_model(model),
@@ -173,7 +173,7 @@ class Run:
 def _run(llm: LLM, prompt_tokens: int, output_tokens: int, batch: int, *, is_watched: bool = True) -> Run:
     import time
 
-    from aethermind.engine.roofline import StepRecorder
+    from aethermind.engine.observation.roofline import StepRecorder
     from aethermind.sampling.params import SamplingParams
 
     vocab_size = llm.engine.planned.model.config.vocab_size

@@ -173,13 +173,13 @@ def windows_of_text(llm: LLM, text: Path | None, num_tokens: int, window: int) -
 def _logits(llm: LLM, windows: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
     import numpy as np
 
-    from aethermind.engine.text_logits import text_logits
+    from aethermind.engine.text_passes.text_logits import text_logits
 
     return np.concatenate([text_logits(llm.engine, ids) for ids in windows])
 
 
 def _measured(llm: LLM, expected: np.ndarray[Any, Any], windows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    from aethermind.engine.weight_formats import format_uses
+    from aethermind.engine.loading.weight_formats import format_uses
 
     uses = [as_record(use) for use in format_uses(llm.engine.planned)]
     num_values = sum(use["num_values"] for use in uses)

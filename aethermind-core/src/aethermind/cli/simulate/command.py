@@ -18,7 +18,7 @@ from aethermind.cli.simulate.table import print_table
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from aethermind.engine.decision import StepBudget
+    from aethermind.engine.scheduling.decision import StepBudget
     from aethermind.engine.simulation import Simulation, StepCosts, TraceRequest
     from aethermind.runtime import Runtime
 
@@ -74,7 +74,7 @@ def simulate(
     that a cost model says, on a clock that needs no waiting. By default that is a guess
     at a 7B model on an 80 GB accelerator.
     """
-    from aethermind.engine.decision import StepBudget
+    from aethermind.engine.scheduling.decision import StepBudget
     from aethermind.engine.simulation import StepCosts, complete, read_costs, read_trace
     from aethermind.runtime import Runtime
 

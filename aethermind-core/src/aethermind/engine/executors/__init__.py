@@ -1,11 +1,11 @@
 """Where the steps of a model run. `--executor` chooses one by the name under which a package registers it."""
 
 from aethermind.cache.kv_cache import KVCache
-from aethermind.engine.decision import ScheduleDecision
 from aethermind.engine.executors.executor import Executor, ExecutorFactory
 from aethermind.engine.executors.inline import InlineExecutor
-from aethermind.engine.model_runner import ModelRunner, StepObserver
-from aethermind.engine.planned_model import PlannedModel
+from aethermind.engine.loading.planned_model import PlannedModel
+from aethermind.engine.scheduling.decision import ScheduleDecision
+from aethermind.engine.steps.model_runner import ModelRunner, StepObserver
 
 __all__ = [
     "Executor",

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
-    from aethermind.engine.kv_memory import KVMemory
-    from aethermind.engine.model_runner import ModelRunner
-    from aethermind.engine.planned_model import PlannedModel
+    from aethermind.engine.kv_memory.memory import KVMemory
+    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.steps.model_runner import ModelRunner
 
 __all__ = ["Executor", "ExecutorFactory"]
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from aethermind import __version__
 from aethermind.engine.config import EngineConfig
-from aethermind.engine.kv_memory import HostBlocks, KVMemory
-from aethermind.engine.loader import plan_model
-from aethermind.engine.model_graph import GraphKey, Part
-from aethermind.engine.model_weights import open_constants
+from aethermind.engine.kv_memory.memory import HostBlocks, KVMemory
+from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.loading.model_graph import GraphKey, Part
+from aethermind.engine.loading.model_weights import open_constants
 from aethermind.engine.process.wire import Unpacker, pack
 from aethermind.errors import PluginError
 from aethermind.graph.executor import Executor

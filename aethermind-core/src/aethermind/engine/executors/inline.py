@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aethermind.engine.kv_memory import KVMemory
-from aethermind.engine.model_runner import ModelRunner
-from aethermind.engine.model_weights import open_constants
+from aethermind.engine.kv_memory.memory import KVMemory
+from aethermind.engine.loading.model_weights import open_constants
+from aethermind.engine.steps.model_runner import ModelRunner
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
-    from aethermind.engine.planned_model import PlannedModel
+    from aethermind.engine.loading.planned_model import PlannedModel
 
 __all__ = ["InlineExecutor"]
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.executors.ranks import Ranks
-from aethermind.engine.kv_memory import HostBlocks, KVMemory
-from aethermind.engine.model_graph import GraphKey, Part
-from aethermind.engine.model_runner import ModelRunner
+from aethermind.engine.kv_memory.memory import HostBlocks, KVMemory
+from aethermind.engine.loading.model_graph import GraphKey, Part
+from aethermind.engine.steps.model_runner import ModelRunner
 from aethermind.errors import DeviceError, InvalidArgumentError
 from aethermind.graph.compile import Compiled
 from aethermind.graph.executor import CaptureHook, Executor
@@ -24,7 +24,7 @@ from aethermind.ops.dims import resolve
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
-    from aethermind.engine.planned_model import PlannedModel
+    from aethermind.engine.loading.planned_model import PlannedModel
 
 __all__ = ["MultiprocExecutor"]
 

@@ -20,7 +20,7 @@ from aethermind.hal.device import DeviceId
 from aethermind.hal.shared_memory import SharedMemoryCommunicator, shared_file
 
 if TYPE_CHECKING:
-    from aethermind.engine.planned_model import PlannedModel
+    from aethermind.engine.loading.planned_model import PlannedModel
 
 __all__ = ["Ranks"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from aethermind.cache.container import BlockTensor, StoredBlocks, read_blocks, write_blocks
-from aethermind.engine.kv_memory import KVMemory
+from aethermind.engine.kv_memory.memory import KVMemory
 from aethermind.errors import CacheContentError
 
 __all__ = ["BlockBytes"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from aethermind.engine.preemption import MeasuredCosts
+from aethermind.engine.scheduling.preemption import MeasuredCosts
 
 __all__ = ["FetchCosts"]
 

@@ -12,7 +12,7 @@ import aethermind
 from aethermind.checkpoint.file_digest import digest_files
 
 if TYPE_CHECKING:
-    from aethermind.engine.planned_model import PlannedModel
+    from aethermind.engine.loading.planned_model import PlannedModel
 
 __all__ = ["fingerprint"]
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
     from aethermind.cache.kv_cache import KVCache
     from aethermind.cache.stores.kv_store import KVStore
-    from aethermind.engine.kv_memory import KVMemory
-    from aethermind.engine.preemption import MeasuredCosts
-    from aethermind.engine.request import Request
+    from aethermind.engine.kv_memory.memory import KVMemory
+    from aethermind.engine.requests.request import Request
+    from aethermind.engine.scheduling.preemption import MeasuredCosts
 
 __all__ = ["KVOffload"]
 

@@ -15,7 +15,7 @@ from aethermind.engine.policies.fair import FairShare
 from aethermind.engine.policies.fcfs import FirstComeFirstServed
 from aethermind.engine.policies.priority import PriorityWithAging
 from aethermind.engine.policies.shortest import ShortestFirst
-from aethermind.engine.request import Request
+from aethermind.engine.requests.request import Request
 
 __all__ = [
     "EarliestDeadline",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from aethermind.engine.request import Request
+from aethermind.engine.requests.request import Request
 
 __all__ = ["OrderKey", "SchedulingPolicy", "SharingPolicy", "estimated_work_s", "fits_now", "ignored_options"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from aethermind.engine.policies.base import OrderKey, estimated_work_s, fits_now
-from aethermind.engine.request import Request
+from aethermind.engine.requests.request import Request
 from aethermind.errors import InvalidArgumentError
 
 __all__ = ["EarliestDeadline"]

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import ClassVar
 
 from aethermind.engine.policies.base import OrderKey, fits_now
-from aethermind.engine.request import Request
+from aethermind.engine.requests.request import Request
 from aethermind.errors import InvalidArgumentError
 
 __all__ = ["FairShare"]

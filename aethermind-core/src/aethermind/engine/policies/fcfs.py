@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from aethermind.engine.policies.base import OrderKey, fits_now
-from aethermind.engine.request import Request
+from aethermind.engine.requests.request import Request
 
 __all__ = ["FirstComeFirstServed"]
 

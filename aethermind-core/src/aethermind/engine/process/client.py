@@ -10,21 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aethermind.engine.engine_client import EngineClient
 from aethermind.engine.process.growth import GrowingOutput
 from aethermind.engine.process.messages import Abort, Add, Ask, Forget, Loaded, News, Setup
 from aethermind.engine.process.model_face import ModelFace
 from aethermind.engine.process.supervisor import RestartPolicy, Supervisor
-from aethermind.engine.prompt_reader import EnginePrompt
+from aethermind.engine.requests.prompt_reader import EnginePrompt
+from aethermind.engine.serving.engine_client import EngineClient
 from aethermind.errors import EngineDeadError
 from aethermind.runtime import Runtime
 
 if TYPE_CHECKING:
     from aethermind.engine.config import EngineConfig
-    from aethermind.engine.engine_stats import EngineStats
-    from aethermind.engine.output import RequestOutput
-    from aethermind.engine.prompt_reader import Prompt
-    from aethermind.engine.request_options import RequestOptions
+    from aethermind.engine.observation.engine_stats import EngineStats
+    from aethermind.engine.requests.output import RequestOutput
+    from aethermind.engine.requests.prompt_reader import Prompt
+    from aethermind.engine.requests.request_options import RequestOptions
     from aethermind.sampling.params import SamplingParams
 
 __all__ = ["EngineProcess"]

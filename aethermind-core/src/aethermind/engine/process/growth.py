@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from aethermind.engine.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
 if TYPE_CHECKING:
-    from aethermind.engine.prompt_reader import EnginePrompt
+    from aethermind.engine.requests.prompt_reader import EnginePrompt
 
 __all__ = ["GrowingOutput", "SentOutput"]
 

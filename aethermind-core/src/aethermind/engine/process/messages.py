@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aethermind.engine.config import EngineConfig
-    from aethermind.engine.engine_stats import EngineStats
-    from aethermind.engine.model_info import ModelInfo
-    from aethermind.engine.prompt_reader import EnginePrompt
-    from aethermind.engine.request_options import RequestOptions
+    from aethermind.engine.observation.engine_stats import EngineStats
+    from aethermind.engine.observation.model_info import ModelInfo
+    from aethermind.engine.requests.prompt_reader import EnginePrompt
+    from aethermind.engine.requests.request_options import RequestOptions
     from aethermind.sampling.params import SamplingParams
 
 __all__ = ["ALL", "Abort", "Add", "Ask", "Close", "Forget", "Loaded", "LogLine", "News", "Reply", "Setup"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aethermind.engine.prompt_reader import PromptReader
+from aethermind.engine.requests.prompt_reader import PromptReader
 from aethermind.model.hf_config import architecture_name
 
 if TYPE_CHECKING:

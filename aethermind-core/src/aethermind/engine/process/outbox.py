@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aethermind.engine.held_news import HeldNews
 from aethermind.engine.process.growth import SentOutput
 from aethermind.engine.process.messages import Loaded, LogLine, News, Reply
 from aethermind.engine.process.wire import pack
+from aethermind.engine.serving.held_news import HeldNews
 
 if TYPE_CHECKING:
-    from aethermind.engine.engine_stats import EngineStats
-    from aethermind.engine.output import RequestOutput
+    from aethermind.engine.observation.engine_stats import EngineStats
+    from aethermind.engine.requests.output import RequestOutput
 
 __all__ = ["Outbox"]
 

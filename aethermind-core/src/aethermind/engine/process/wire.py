@@ -16,12 +16,12 @@ import numpy as np
 
 from aethermind import errors
 from aethermind.engine.config import EngineConfig
-from aethermind.engine.engine_stats import EngineStats
 from aethermind.engine.kv_offload.stats import KVStoreStats
-from aethermind.engine.model_info import ModelInfo
+from aethermind.engine.observation.engine_stats import EngineStats
+from aethermind.engine.observation.model_info import ModelInfo
 from aethermind.engine.process import messages
-from aethermind.engine.prompt_reader import EnginePrompt
-from aethermind.engine.request_options import RequestOptions
+from aethermind.engine.requests.prompt_reader import EnginePrompt
+from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.errors import InvalidArgumentError
 from aethermind.model.input_processor import EmbeddingSpan
 from aethermind.sampling.params import SamplingParams

@@ -20,9 +20,9 @@ from typing import Any, assert_never
 
 from aethermind import __version__
 from aethermind.engine.engine import Engine
-from aethermind.engine.engine_stats import EngineStats
-from aethermind.engine.loader import plan_model
-from aethermind.engine.model_info import describe_model
+from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.observation.engine_stats import EngineStats
+from aethermind.engine.observation.model_info import describe_model
 from aethermind.engine.process.calls import CALLS
 from aethermind.engine.process.messages import Abort, Add, Ask, Close, Forget, Loaded, LogLine, Reply, Setup
 from aethermind.engine.process.outbox import Outbox

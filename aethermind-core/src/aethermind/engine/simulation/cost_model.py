@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from aethermind.engine.decision import ScheduleDecision
+from aethermind.engine.scheduling.decision import ScheduleDecision
 from aethermind.errors import ConfigError, InvalidArgumentError
 
 __all__ = ["StepCosts", "read_costs"]

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from aethermind.cache import BlockPool, HashedPrefixCache, KVCache, KVCacheSpec
-from aethermind.engine.decision import StepBudget
 from aethermind.engine.policies import SchedulingPolicy, SharingPolicy
-from aethermind.engine.prompt_sharing import share_prompts
-from aethermind.engine.request import FinishReason, Request
-from aethermind.engine.request_options import RequestOptions
-from aethermind.engine.scheduler import Scheduler
+from aethermind.engine.requests.request import FinishReason, Request
+from aethermind.engine.requests.request_options import RequestOptions
+from aethermind.engine.scheduling.decision import StepBudget
+from aethermind.engine.scheduling.prompt_sharing import share_prompts
+from aethermind.engine.scheduling.scheduler import Scheduler
+from aethermind.engine.scheduling.waiting_queue import WaitingQueue
 from aethermind.engine.simulation.cost_model import StepCosts
 from aethermind.engine.simulation.trace import HASH_BLOCK_TOKENS, TraceRequest
-from aethermind.engine.waiting_queue import WaitingQueue
 from aethermind.sampling.params import SamplingParams
 
 __all__ = ["RequestRecord", "Simulation", "simulate"]

@@ -7,7 +7,7 @@ place in the answer. A draft is kept where it equals the token sampled before it
 speculation, token by token, at any temperature; drafts decide only how many tokens a step yields.
 """
 
-from aethermind.engine.request import Request
+from aethermind.engine.requests.request import Request
 from aethermind.engine.speculative.proposer import Proposer, ProposerFactory
 from aethermind.engine.speculative.speculator import Speculator, open_speculator
 

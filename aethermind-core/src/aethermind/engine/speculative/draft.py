@@ -16,15 +16,15 @@ from aethermind.cache.block_pool import BlockPool
 from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
 from aethermind.cache.kv_cache import KVCache
 from aethermind.cache.outcome import Outcome
-from aethermind.engine.decision import ScheduleDecision, ScheduledRequest
-from aethermind.engine.kv_memory import KVMemory
-from aethermind.engine.model_runner import ModelRunner
-from aethermind.engine.request import Request
+from aethermind.engine.kv_memory.memory import KVMemory
+from aethermind.engine.requests.request import Request
+from aethermind.engine.scheduling.decision import ScheduleDecision, ScheduledRequest
+from aethermind.engine.steps.model_runner import ModelRunner
 from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from aethermind.engine.planned_model import PlannedModel
+    from aethermind.engine.loading.planned_model import PlannedModel
 
 __all__ = ["DraftModel"]
 

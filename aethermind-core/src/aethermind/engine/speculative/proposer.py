@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from aethermind.engine.planned_model import PlannedModel
-    from aethermind.engine.request import Request
+    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.requests.request import Request
 
 __all__ = ["Proposer", "ProposerFactory"]
 

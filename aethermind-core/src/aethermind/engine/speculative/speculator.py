@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from aethermind.engine.speculative.controller import Candidate, SpeculationController
-from aethermind.engine.speculative.verification import count_accepted
+from aethermind.engine.steps.verification import count_accepted
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
-    from aethermind.engine.decision import ScheduleDecision
-    from aethermind.engine.model_runner import SampledToken
-    from aethermind.engine.planned_model import PlannedModel
-    from aethermind.engine.request import Request
+    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.requests.request import Request
+    from aethermind.engine.scheduling.decision import ScheduleDecision
     from aethermind.engine.speculative.proposer import Proposer
+    from aethermind.engine.steps.model_runner import SampledToken
 
 __all__ = ["Speculator", "can_speculate", "open_speculator"]
 

@@ -15,7 +15,7 @@ import aethermind
 from aethermind import checkpoint, ops
 
 if TYPE_CHECKING:
-    from aethermind.engine.planned_model import PlannedModel
+    from aethermind.engine.loading.planned_model import PlannedModel
     from aethermind.graph.constants import PackedConstant
 
 __all__ = ["cache_key", "describe_files"]

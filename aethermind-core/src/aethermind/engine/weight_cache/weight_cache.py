@@ -17,7 +17,7 @@ from aethermind.hal.mapped import bring_mapped_pages
 from aethermind.log import get_logger
 
 if TYPE_CHECKING:
-    from aethermind.engine.planned_model import PlannedModel
+    from aethermind.engine.loading.planned_model import PlannedModel
     from aethermind.graph.constants import PackedConstant
     from aethermind.hal.tensor import Tensor
 

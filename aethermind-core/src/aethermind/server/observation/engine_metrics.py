@@ -11,8 +11,8 @@ from prometheus_client.registry import Collector
 from aethermind import __version__
 
 if TYPE_CHECKING:
-    from aethermind.engine.engine_stats import EngineStats
-    from aethermind.engine.model_info import ModelInfo
+    from aethermind.engine.observation.engine_stats import EngineStats
+    from aethermind.engine.observation.model_info import ModelInfo
     from aethermind.server.served_model import ServedModels
 
 __all__ = ["EngineCollector"]

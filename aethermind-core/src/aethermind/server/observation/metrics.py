@@ -15,7 +15,7 @@ from aethermind.server.observation.token_metrics import TokenCollector
 from aethermind.server.openai.errors import LIMIT_CODES
 
 if TYPE_CHECKING:
-    from aethermind.engine.output import RequestOutput
+    from aethermind.engine.requests.output import RequestOutput
     from aethermind.server.limits import Admission
     from aethermind.server.observation.records import GenerationRecord, HttpRecord
     from aethermind.server.served_model import ServedModels

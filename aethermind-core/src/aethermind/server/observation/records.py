@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aethermind.engine.output import RequestOutput
+    from aethermind.engine.requests.output import RequestOutput
     from aethermind.sampling.params import SamplingParams
 
 __all__ = ["GenerationRecord", "HttpRecord"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aethermind.server.framing import UNNAMED, Event, Framing
 
 if TYPE_CHECKING:
-    from aethermind.engine.output import CompletionOutput, Logprob, RequestOutput
+    from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
 
 __all__ = ["Answer", "PartCutter", "TextPart", "own_id", "usage_of"]
 
@@ -19,7 +19,7 @@ __all__ = ["Answer", "PartCutter", "TextPart", "own_id", "usage_of"]
 class TextPart:
     """What an answer gained. `offset` counts the characters before it; `finish_reason` is set in the last part.
 
-    There is one for every token, so it is not frozen (see `engine.output`).
+    There is one for every token, so it is not frozen (see `engine.requests.output`).
     """
 
     text: str

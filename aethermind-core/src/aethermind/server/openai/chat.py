@@ -19,8 +19,8 @@ from aethermind.text.chat_prompt import chat_prompt
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from aethermind.engine.output import CompletionOutput, Logprob, RequestOutput
-    from aethermind.engine.prompt_reader import Prompt
+    from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
+    from aethermind.engine.requests.prompt_reader import Prompt
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.framing import Event
     from aethermind.server.served_model import ServedModel

@@ -13,8 +13,8 @@ from aethermind.server.openai.sampling import SamplingFields, sampling_params
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from aethermind.engine.output import Logprob, RequestOutput
-    from aethermind.engine.prompt_reader import Prompt
+    from aethermind.engine.requests.output import Logprob, RequestOutput
+    from aethermind.engine.requests.prompt_reader import Prompt
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.framing import Event
     from aethermind.server.served_model import ServedModel

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from aethermind.engine.prompt_reader import EnginePrompt
+    from aethermind.engine.requests.prompt_reader import EnginePrompt
     from aethermind.server.served_model import ServedModel
 
 __all__ = ["EmbeddingRequest", "embed"]

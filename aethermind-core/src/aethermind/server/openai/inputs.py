@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from aethermind.server.openai.errors import ApiError
 
 if TYPE_CHECKING:
-    from aethermind.engine.prompt_reader import Prompt
+    from aethermind.engine.requests.prompt_reader import Prompt
 
 __all__ = ["TextsOrTokens", "prompts_of"]
 

@@ -10,7 +10,7 @@ from aethermind.server.openai.tools import ForcedCall
 from aethermind.text.answer_parser import AnswerParser, Content, Reasoning, ToolCall
 
 if TYPE_CHECKING:
-    from aethermind.engine.output import Logprob
+    from aethermind.engine.requests.output import Logprob
     from aethermind.server.openai.chat import ChatRequest
     from aethermind.text.answer_parser import AnswerFormat
     from aethermind.text.tokenizer import Tokenizer

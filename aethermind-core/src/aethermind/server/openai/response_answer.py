@@ -15,7 +15,7 @@ from aethermind.text.answer_parser import Content, Reasoning, ToolCall
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from aethermind.engine.output import RequestOutput
+    from aethermind.engine.requests.output import RequestOutput
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.openai.errors import ApiError
     from aethermind.server.openai.reading import Piece

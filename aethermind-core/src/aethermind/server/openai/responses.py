@@ -19,8 +19,8 @@ from aethermind.server.openai.response_input import InputItem, chat_messages
 from aethermind.server.openai.sampling import CommonFields
 
 if TYPE_CHECKING:
-    from aethermind.engine.prompt_reader import Prompt
-    from aethermind.engine.request_options import RequestOptions
+    from aethermind.engine.requests.prompt_reader import Prompt
+    from aethermind.engine.requests.request_options import RequestOptions
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.served_model import ServedModel
     from aethermind.server.tenants import Tenant

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from aethermind.engine.request_options import RequestOptions
+from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.structured import StructuredOutputs

@@ -16,9 +16,9 @@ from aethermind.server.sse import KEEP_ALIVE_S, EventStream, until_gone
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
-    from aethermind.engine.output import RequestOutput
-    from aethermind.engine.prompt_reader import EnginePrompt, Prompt
-    from aethermind.engine.request_options import RequestOptions
+    from aethermind.engine.requests.output import RequestOutput
+    from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt
+    from aethermind.engine.requests.request_options import RequestOptions
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.openai.answers import Answer
     from aethermind.server.served_model import ServedModel

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from aethermind.engine.decision import ScheduleDecision
-from aethermind.engine.model_runner import SampledToken
+from aethermind.engine.scheduling.decision import ScheduleDecision
+from aethermind.engine.steps.model_runner import SampledToken
 from aethermind.llm import LLM, SamplingParams
 
 __all__ = ["Generated", "generate"]

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
-from aethermind.engine.model_weights import open_weights
-from aethermind.engine.planned_model import PlannedModel
+from aethermind.engine.loading.model_weights import open_weights
+from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.errors import CheckpointError
 from aethermind.ops.weight_format import QuantizedWeight
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aethermind.engine.comparison import Tolerance, compare
+from aethermind.engine.observation.comparison import Tolerance, compare
 from aethermind.hal import Backend, DeviceId
 from aethermind.hal.dtype import DType
 from aethermind.llm import LLM, SamplingParams

@@ -1,0 +1,114 @@
+"""Blocks moved out of device memory and back while steps run: on a stream of their own, ordered by events.
+
+A move begins when the steps before it have run, because they write what it reads or read what it writes. Whoever uses
+a block that is still on its way waits for that block alone, on the device: a step that has none of them runs beside the
+move, and the host waits for nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
+from typing import NamedTuple
+
+from aethermind.engine.kv_memory.block_copies import copy_blocks
+from aethermind.engine.kv_memory.stretches import stretches
+from aethermind.errors import DeviceError
+from aethermind.hal.event import Event
+from aethermind.hal.stream import Stream
+from aethermind.hal.tensor import Tensor
+from aethermind.runtime import OpenDevice
+
+__all__ = ["SwapStream"]
+
+_BLOCKS_AT_ONCE = 8
+"""Blocks that have a mark of their own: the first of a sequence that gave way are used again while others are moved."""
+
+
+class _Move(NamedTuple):
+    """Device blocks on their way, and the marks before and behind."""
+
+    blocks: frozenset[int]
+    begun: Event
+    done: Event
+
+
+class SwapStream:
+    """A `BlockMover` whose calls return at once. `on_moved(num_bytes, seconds)` is told what moves took on the device.
+
+    One thread moves and settles; `hold` may be called by any.
+    """
+
+    def __init__(
+        self,
+        opened: OpenDevice,
+        on_device: Mapping[str, Tensor],
+        on_host: Mapping[str, Tensor],
+        on_moved: Callable[[int, float], None],
+    ) -> None:
+        self._backend = opened.backend
+        self._on_device = on_device
+        self._on_host = on_host
+        self._on_moved = on_moved
+        self._block_bytes = sum(tensor.nbytes // tensor.shape[0] for tensor in on_device.values())
+        self._stream = opened.backend.streams.create(opened.device.index)
+        self._steps = opened.backend.streams.default(opened.device.index)
+        self._moves: deque[_Move] = deque()
+        # An engine may be dropped while blocks are on their way, and nobody says `close`: what they are copied from and
+        # to stays until they have arrived. At the end of the program it stays anyway.
+        weakref.finalize(self, _await_moves, self._stream, on_device, on_host).atexit = False
+
+    def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
+        """Copy device `blocks` to `host_blocks`, one by one."""
+        self._move(self._on_device, self._on_host, blocks, host_blocks, blocks)
+
+    def move_in(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy `host_blocks` to device `blocks`, one by one."""
+        self._move(self._on_host, self._on_device, host_blocks, blocks, blocks)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether blocks may be on their way."""
+        return bool(self._moves)
+
+    def settle(self) -> None:
+        """Forget the moves that are done."""
+        while self._moves and self._moves[0].done.query():
+            blocks, begun, done = self._moves.popleft()
+            self._on_moved(len(blocks) * self._block_bytes, begun.elapsed_ms(done) / 1e3)
+
+    def hold(self, stream: Stream, blocks: Set[int] | None = None) -> None:
+        """Let what is put on `stream` from now on wait for the moves of `blocks`, or for all of them."""
+        for move in tuple(self._moves):
+            if blocks is None or not move.blocks.isdisjoint(blocks):
+                stream.wait_event(move.done)
+
+    def _move(
+        self,
+        sources: Mapping[str, Tensor],
+        destinations: Mapping[str, Tensor],
+        source_blocks: Sequence[int],
+        destination_blocks: Sequence[int],
+        blocks: Sequence[int],
+    ) -> None:
+        events, stream = self._backend.events, self._stream
+        reached = events.create()
+        reached.record(self._steps)
+        stream.wait_event(reached)
+        for begin in range(0, len(blocks), _BLOCKS_AT_ONCE):
+            end = begin + _BLOCKS_AT_ONCE
+            runs = stretches(source_blocks[begin:end], destination_blocks[begin:end])
+            begun, done = events.create(timing=True), events.create(timing=True)
+            begun.record(stream)
+            copy_blocks(self._backend.transfer, sources, destinations, runs, stream)
+            done.record(stream)
+            self._moves.append(_Move(frozenset(blocks[begin:end]), begun, done))
+
+
+def _await_moves(stream: Stream, *memory: Mapping[str, Tensor]) -> None:
+    """Wait for what is on its way, before its `memory` is given back."""
+    with suppress(DeviceError):
+        stream.synchronize()
+    del memory

@@ -1,0 +1,1 @@
+"""Layers that share keys and values, tried on a model as it is: what that saves, and what it costs."""

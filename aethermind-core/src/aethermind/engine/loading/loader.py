@@ -1,0 +1,178 @@
+"""From a model's files to a plan on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from aethermind.cache.spec import KVCacheSpec
+from aethermind.dispatch import Fallback
+from aethermind.engine.config import EngineConfig
+from aethermind.engine.loading.kv_plan import for_whole_texts, plan_kv
+from aethermind.engine.loading.model_graph import StepGraphs
+from aethermind.engine.loading.planned_model import PlannedModel, compile_for
+from aethermind.engine.loading.tensor_parallel import TensorParallel, num_threads_of
+from aethermind.engine.loading.weight_formats import WeightFormats
+from aethermind.errors import InvalidArgumentError
+from aethermind.graph.tensor_parallel import Share, with_collectives
+from aethermind.hal.dtype import DType
+from aethermind.model.architecture import TextEncoder
+from aethermind.model.config import DecoderConfig
+from aethermind.model.hf_config import architecture_name
+from aethermind.runtime import OpenDevice, Runtime
+from aethermind.sampling.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+
+__all__ = ["plan_model"]
+
+_MOST_DRAFTS = 128
+"""The most drafts that a step checks: each takes a row of logits, for which memory is set aside."""
+
+
+def plan_model(
+    runtime: Runtime,
+    model: str | Path,
+    config: EngineConfig | None = None,
+    *,
+    opened: OpenDevice | None = None,
+    rank: int = 0,
+    **options: Any,
+) -> PlannedModel:
+    """Read a model's configuration, open the device unless it is `opened`, and compile the step's plan: that of `rank`,
+    where the configuration has several.
+
+    `options` are fields of EngineConfig.
+    """
+    config = config or EngineConfig(**options)
+    policy = runtime.policies.make(config.scheduling_policy)
+    method = config.speculative_method
+    create_proposer = None if method is None else runtime.proposers.get(method)
+    create_executor = runtime.executors.get(config.executor_name)
+    source = runtime.open_source(model, config.tokenizer)
+    raw = source.config()
+    name = architecture_name(raw, source.path)
+    architecture = runtime.architectures.get(name)
+    network = architecture.create(raw)
+    decoder = network.config
+    is_encoder = isinstance(network, TextEncoder)
+    if is_encoder:
+        config = for_whole_texts(config, decoder)
+    formats = WeightFormats.choose(runtime.weight_formats, config.quantization, config.lm_head)
+    opened = opened or _open_device(runtime, config)
+    operators, parallel = runtime.operators, None
+    if config.tensor_parallel_size > 1:
+        operators = with_collectives(operators)
+        parallel = TensorParallel.of(Share(rank, config.tensor_parallel_size), operators)
+        opened = parallel.equip(opened)
+    dtype = _choose_dtype(config.dtype, decoder.dtype, opened.backend.capabilities.dtypes, opened.backend.name)
+    kv = plan_kv(config, dtype, decoder, opened, is_encoder=is_encoder)
+    generation = source.generation()
+    eos_token_ids = _eos_token_ids(decoder, generation)
+    symbols = _greatest_symbols(config, kv.max_model_len, kv.spec, decoder.vocab_size, len(eos_token_ids))
+    if is_encoder:
+        symbols["R"] = symbols["T"]
+    builder = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype).build()
+    graph = builder.finish()
+    stored = {} if config.load_format == "dummy" else source.weight_formats()
+    if parallel is not None:
+        graph = parallel.divide(graph)
+        stored = parallel.formats(stored)
+    weight_formats = formats.of_parameters(graph, operators, stored)
+    row_formats = formats.of_rows(weight_formats, stored)
+    factory = runtime.input_processors.find(name)
+    return PlannedModel(
+        source=source,
+        architecture=name,
+        ignored_names=architecture.ignored_names,
+        model=network,
+        config=config,
+        open_device=opened,
+        operators=operators,
+        dtype=dtype,
+        cache_spec=kv.spec,
+        num_kv_blocks=kv.num_blocks,
+        num_swap_blocks=kv.num_swap_blocks,
+        max_model_len=kv.max_model_len,
+        eos_token_ids=eos_token_ids,
+        generation=generation,
+        compiled=compile_for(opened, graph, operators, symbols, config.fallback, weight_formats, row_formats),
+        computed=builder.constants,
+        weight_formats=weight_formats,
+        row_formats=row_formats,
+        logits_processors=runtime.logits_processors,
+        create_input_processor=None if factory is None else partial(factory.create, raw),
+        policy=policy,
+        answer_format=runtime.answer_formats.find(name),
+        open_kv_store=None if config.kv_store is None else partial(runtime.kv_stores.open, config.kv_store),
+        create_executor=create_executor,
+        create_proposer=create_proposer,
+        draft=_plan_draft(runtime, config, kv.num_blocks, opened),
+        parallel=parallel,
+    )
+
+
+def _open_device(runtime: Runtime, config: EngineConfig) -> OpenDevice:
+    return runtime.open_device(
+        config.device,
+        fallback=Fallback(config.fallback),
+        num_threads=num_threads_of(config.num_threads, config.tensor_parallel_size),
+        is_deterministic=config.deterministic,
+    )
+
+
+def _plan_draft(runtime: Runtime, config: EngineConfig, num_blocks: int, opened: OpenDevice) -> PlannedModel | None:
+    """The draft model, if there is to be one, with the options and as many blocks as the model it drafts for."""
+    if config.draft_model is None:
+        return None
+    own = replace(
+        config,
+        max_model_len=None,
+        num_kv_blocks=num_blocks,
+        swap_space=0.0,
+        kv_store=None,
+        speculative_method=None,
+        draft_model=None,
+        executor="auto",
+        tensor_parallel_size=1,
+    )
+    return plan_model(runtime, config.draft_model, own, opened=opened)
+
+
+def _greatest_symbols(
+    config: EngineConfig, max_model_len: int, cache: KVCacheSpec, vocab_size: int, num_eos: int
+) -> dict[str, int]:
+    """Of the largest step: tokens, sequences, rows, table width, the adjusted sampler's token lists, embeddings."""
+    sequences = rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    if config.speculative_method is not None:
+        rows += min(sequences * config.num_speculative_tokens, _MOST_DRAFTS)
+    return {
+        "T": config.max_num_batched_tokens,
+        "S": sequences,
+        "R": rows,
+        "B": cache.num_blocks_for(max_model_len),
+        "X": rows * min(max_model_len, vocab_size),
+        "Y": rows * min(MAX_STOP_TOKEN_IDS + num_eos + 2 * MAX_BAD_WORDS, vocab_size),
+        "Z": rows * min(MAX_LOGIT_BIAS + max_model_len, vocab_size),
+        "E": config.max_num_batched_tokens,
+    }
+
+
+def _choose_dtype(text: str, of_checkpoint: DType, supported: tuple[DType, ...], device: str) -> DType:
+    if text == "auto":
+        return of_checkpoint if of_checkpoint in supported else DType.FLOAT32
+    dtype = DType.parse(text)
+    if dtype not in supported:
+        known = ", ".join(map(str, supported))
+        raise InvalidArgumentError(
+            f"Device {device} does not compute {dtype}. It computes {known}; pass one of them as --dtype."
+        )
+    return dtype
+
+
+def _eos_token_ids(decoder: DecoderConfig, generation: Mapping[str, Any]) -> frozenset[int]:
+    """The ids that end an answer, by both configuration files; ids that the model cannot produce are left out."""
+    value = generation.get("eos_token_id")
+    ids = [*decoder.eos_token_ids, *(value if isinstance(value, list) else [value])]
+    return frozenset(i for i in ids if isinstance(i, int) and not isinstance(i, bool) and 0 <= i < decoder.vocab_size)

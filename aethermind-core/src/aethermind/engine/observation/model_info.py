@@ -1,0 +1,73 @@
+"""What was loaded, as numbers and names to show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from aethermind.engine.engine import Engine
+from aethermind.engine.loading.weight_formats import format_uses
+from aethermind.engine.policies import ignored_options
+
+__all__ = ["ModelInfo", "describe_model"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What was loaded, where, and what it takes. `placement` is one line on kernels and fallbacks, `weight_formats`
+    are those of the weights that are not dense, `ignored_options` what the scheduling policy does not look at.
+    """
+
+    model: str
+    architecture: str
+    device: str
+    device_reason: str
+    dtype: str
+    num_threads: int
+    max_model_len: int
+    num_kv_blocks: int
+    block_size: int
+    num_parameters: int
+    weight_bytes: int
+    kv_cache_bytes: int
+    arena_bytes: int
+    load_s: float
+    placement: str
+    num_native_breaks: int
+    weight_formats: tuple[str, ...] = ()
+    ignored_options: tuple[str, ...] = ()
+
+
+def describe_model(engine: Engine, load_s: float) -> ModelInfo:
+    """The model that an engine runs; `load_s` is what loading it took."""
+    planned = engine.planned
+    opened = planned.open_device
+    executor = engine.runner.executor
+    parameters = [type for name, type in planned.parameter_types.items() if name not in planned.computed]
+    names = [resolution.chosen.name for resolution in planned.compiled.resolutions if resolution.chosen]
+    fallbacks = planned.compiled.fallbacks
+    placement = f"{len(names)} steps on {opened.device}" + (
+        f", NumPy reference for {', '.join(fallbacks)}" if fallbacks else ""
+    )
+    if planned.parallel is not None:
+        placement += f", rank 0 of {planned.parallel.share.size}"
+    return ModelInfo(
+        model=str(planned.source.path),
+        architecture=planned.architecture,
+        device=str(opened.device),
+        device_reason=opened.selection.reason,
+        dtype=planned.dtype.label,
+        num_threads=opened.num_threads,
+        max_model_len=planned.max_model_len,
+        num_kv_blocks=planned.num_kv_blocks,
+        block_size=planned.cache_spec.block_size,
+        num_parameters=sum(prod(dim for dim in type.shape if isinstance(dim, int)) for type in parameters),
+        weight_bytes=engine.runner.constants.nbytes,
+        kv_cache_bytes=engine.runner.kv_cache_bytes,
+        arena_bytes=executor.arena_bytes,
+        load_s=load_s,
+        placement=placement,
+        num_native_breaks=executor.executable.num_native_breaks,
+        weight_formats=tuple(use.name for use in format_uses(planned)),
+        ignored_options=ignored_options(engine.scheduler.policy),
+    )

@@ -1,0 +1,145 @@
+"""The least time that steps can take on a device: the roofline model of Williams, Waterman and Patterson (CACM, 2009).
+
+A kernel call takes at least as long as its weights, keys and values take to come from memory, and as its operations
+take at the peak of the arithmetic that does them. Calls follow each other, so a step takes at least their sum, and a
+run that of its steps. Values that one call passes to the next are not counted: they may stay in caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from aethermind.graph.plan import Operand, Place, Plan, Step
+from aethermind.hal.dtype import DType
+from aethermind.ops.cost import Call, cost_of
+from aethermind.ops.dims import resolve
+from aethermind.ops.operator import Operator, OperatorRegistry
+from aethermind.ops.schema import TensorType
+
+if TYPE_CHECKING:
+    from aethermind.engine.scheduling.decision import ScheduleDecision
+    from aethermind.graph.executor import Executor
+    from aethermind.hal.backend import MeasuredLimits
+
+__all__ = ["StepRecorder", "StepShape", "Work", "add_up", "calls_of", "least_seconds", "work_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """How large a step was: what the plan's symbols stood for, in their order, and its sequences.
+
+    `sequences` are (new tokens, tokens with those before them). `is_decode` says that all of them decoded.
+    """
+
+    symbols: tuple[int, ...]
+    sequences: tuple[tuple[int, int], ...]
+    is_decode: bool
+
+    @classmethod
+    def of(cls, symbols: tuple[int, ...], decision: ScheduleDecision) -> StepShape:
+        """That of a step which is about to run."""
+        sequences = tuple((count, request.num_computed_tokens + count) for request, count, _ in decision.scheduled)
+        return cls(symbols, sequences, decision.phase == "decode")
+
+
+class StepRecorder:
+    """A step observer of `ModelRunner` that runs plain steps and keeps their shapes."""
+
+    def __init__(self) -> None:
+        self.shapes: list[StepShape] = []
+
+    def __call__(self, executor: Executor, symbols: tuple[int, ...], decision: ScheduleDecision) -> None:
+        """Run one step."""
+        self.shapes.append(StepShape.of(symbols, decision))
+        executor.run(symbols)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a call cannot avoid: bytes of weights, keys and values, and operations of the peak of `arithmetic`."""
+
+    memory_bytes: int
+    flops: int
+    arithmetic: DType
+
+    def memory_s(self, limits: MeasuredLimits) -> float:
+        """Seconds at the full bandwidth."""
+        return self.memory_bytes / limits.memory_bytes_per_s
+
+    def arithmetic_s(self, limits: MeasuredLimits) -> float | None:
+        """Seconds at the peak rate; None where that is not known."""
+        peak = limits.flops_per_s.get(str(self.arithmetic))
+        return self.flops / peak if peak else None
+
+    def least_s(self, limits: MeasuredLimits) -> float | None:
+        """Seconds that the call takes at least."""
+        arithmetic_s = self.arithmetic_s(limits)
+        return None if arithmetic_s is None else max(self.memory_s(limits), arithmetic_s)
+
+
+def calls_of(plan: Plan, operators: OperatorRegistry, shape: StepShape) -> list[Call]:
+    """The plan's calls in a step of this shape, in order; constants count with the bytes that they are stored in."""
+    sizes = dict(zip(plan.symbols, shape.symbols, strict=True))
+    calls = []
+    for step in plan.steps:
+        operator = operators[step.kernel.operator]
+        given = _given(operator, step)
+        computed = zip(operator.schema.outputs, step.outputs, strict=True)
+        calls.append(
+            Call(
+                {name: _sized(operand.type, sizes) for name, operand in given.items()},
+                {spec.name: _sized(operand.type, sizes) for spec, operand in computed},
+                step.attributes,
+                shape.sequences,
+                {name: plan.constant_bytes(operand) for name, operand in given.items() if _is_constant(operand)},
+            )
+        )
+    return calls
+
+
+def work_of(operator: Operator, step: Step, call: Call) -> Work:
+    """What the call of a step cannot avoid."""
+    given = _given(operator, step)
+    cached = dict.fromkeys((name for name, operand in given.items() if not _is_constant(operand)), 0)
+    cost = cost_of(operator, replace(call, stored_bytes={**call.stored_bytes, **cached}))
+    memory_bytes = cost.bytes_read if any(one.place in (Place.CONSTANT, Place.STATE) for one in given.values()) else 0
+    dtypes = [given[spec.name].dtype for spec in operator.schema.inputs if spec.kind in "FW" and spec.name in given]
+    return Work(memory_bytes, cost.flops, step.kernel.arithmetic or (dtypes[0] if dtypes else DType.FLOAT32))
+
+
+def least_seconds(
+    plan: Plan, operators: OperatorRegistry, shapes: Iterable[StepShape], limits: MeasuredLimits | None
+) -> float | None:
+    """What steps of these shapes take at least; None where the device does not know a limit."""
+    if limits is None:
+        return None
+    return add_up(
+        work_of(operators[step.kernel.operator], step, call).least_s(limits)
+        for shape in shapes
+        for step, call in zip(plan.steps, calls_of(plan, operators, shape), strict=True)
+    )
+
+
+def add_up(seconds: Iterable[float | None]) -> float | None:
+    """Their sum; None where one of them is not known."""
+    total = 0.0
+    for one in seconds:
+        if one is None:
+            return None
+        total += one
+    return total
+
+
+def _given(operator: Operator, step: Step) -> dict[str, Operand]:
+    named = zip(operator.schema.inputs, step.inputs, strict=True)
+    return {spec.name: operand for spec, operand in named if operand is not None}
+
+
+def _is_constant(operand: Operand) -> bool:
+    return operand.place is Place.CONSTANT
+
+
+def _sized(type: TensorType, sizes: dict[str, int]) -> TensorType:
+    return TensorType(type.dtype, resolve(type.shape, sizes))

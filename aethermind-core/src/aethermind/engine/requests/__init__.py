@@ -1,0 +1,1 @@
+"""Requests and their text: what a user asks, in tokens, and what has been answered so far."""

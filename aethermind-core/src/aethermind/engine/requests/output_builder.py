@@ -1,0 +1,140 @@
+"""One request's tokens becoming its answer: detokenised, cut at stop strings, with the log probabilities asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from aethermind.engine.requests.request import FinishReason, Request
+from aethermind.text.detokenizer import Detokenizer
+from aethermind.text.stop import StopChecker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aethermind.engine.requests.logprobs import TokenLogprobs
+    from aethermind.text.tokenizer import Tokenizer
+
+__all__ = ["OutputBuilder"]
+
+
+class OutputBuilder:
+    """Collects the answer of one request; `snapshot` shows it as it is. `error` says why the engine gave the request
+    up.
+    """
+
+    __slots__ = (
+        "_detokenizer",
+        "_first_token_s",
+        "_logprobs",
+        "_prompt",
+        "_prompt_logprobs",
+        "_stop",
+        "_stop_reason",
+        "_text",
+        "_tokenizer",
+        "error",
+        "request",
+    )
+
+    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer) -> None:
+        self.request = request
+        self.error: str | None = None
+        self._prompt = prompt
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stop = StopChecker(request.params.stop) if request.params.stop else None
+        self._text = ""
+        self._logprobs: list[dict[int, Logprob]] = []
+        self._stop_reason: str | int | None = None
+        self._first_token_s: float | None = None
+
+    def add_prompt(self, scores: Sequence[TokenLogprobs | None]) -> None:
+        """Take what the model thought of each token of the prompt; None where it thought nothing."""
+        self._prompt_logprobs = [
+            None if score is None else _named_logprobs(self._tokenizer, token_id, score)
+            for token_id, score in zip(self.request.prompt_token_ids, scores, strict=True)
+        ]
+
+    def begin(self, token_id: int) -> None:
+        """Give the request a token before it runs, which ends nothing. The first token's time is that of the next."""
+        self.request.append_token(token_id)
+        self._emit(self._detokenizer.push(token_id))
+
+    def add(
+        self, token_id: int, logprobs: TokenLogprobs | None, reason: FinishReason | None, now: float
+    ) -> FinishReason | None:
+        """Take the token just appended to the request; returns why the request ends: a stop string may decide."""
+        if self._first_token_s is None:
+            self._first_token_s = now
+        if logprobs is not None:
+            self._logprobs.append(_named_logprobs(self._tokenizer, token_id, logprobs))
+        if reason is FinishReason.STOP:
+            self._stop_reason = None if token_id in self.request.eos_token_ids else token_id
+            return self._end(reason)
+        if self._emit(self._detokenizer.push(token_id)):
+            return FinishReason.STOP
+        return self._end(reason) if reason else None
+
+    def snapshot(self, now: float) -> RequestOutput:
+        """The answer as it is."""
+        request = self.request
+        reason = request.finish_reason
+        completion = CompletionOutput(
+            0,
+            self._text,
+            list(request.output_token_ids),
+            list(self._logprobs) if request.params.logprobs is not None else None,
+            reason.value if reason else None,
+            self._stop_reason,
+        )
+        ended_s = now if reason else None
+        metrics = RequestMetrics(
+            request.arrival,
+            self._first_token_s,
+            ended_s,
+            request.admitted,
+            request.num_preemptions,
+            request.num_draft_tokens,
+            request.num_accepted_tokens,
+        )
+        return RequestOutput(
+            request.request_id,
+            self._prompt,
+            request.prompt_token_ids,
+            [completion],
+            reason is not None,
+            metrics,
+            self.error,
+            request.num_cached_tokens,
+            self._prompt_logprobs,
+        )
+
+    def _emit(self, delta: str) -> bool:
+        """Add text; True when a stop string ended it. Stop strings count only from `min_tokens` on."""
+        params = self.request.params
+        if self._stop is None or self.request.num_output_tokens < params.min_tokens:
+            self._text += delta
+            return False
+        result = self._stop.push(delta)
+        self._text += result.text
+        if result.is_stopped:
+            self._stop_reason = result.matched
+        return result.is_stopped
+
+    def _end(self, reason: FinishReason) -> FinishReason:
+        """Let out what was held back; that text may still hold a stop string."""
+        if self._emit(self._detokenizer.finish()):
+            return FinishReason.STOP
+        if self._stop is not None:
+            self._text += self._stop.flush()
+        return reason
+
+
+def _named_logprobs(tokenizer: Tokenizer, token_id: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:
+    """By token id, with the texts of tokens: the most likely ones in order, and the token itself."""
+    text = tokenizer.token_text
+    named = {token: Logprob(value, rank, text(token)) for rank, (token, value) in enumerate(logprobs.top, start=1)}
+    named.setdefault(token_id, Logprob(logprobs.logprob, logprobs.rank, text(token_id)))
+    return named

@@ -1,0 +1,163 @@
+"""A prompt as users write it, as the engine takes it: token ids, and embeddings for some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from aethermind.engine.loading.model_weights import open_input_processor
+from aethermind.engine.loading.planned_model import PlannedModel
+from aethermind.errors import InvalidArgumentError
+from aethermind.model.input_processor import EmbeddingSpan
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from aethermind.model.input_processor import InputProcessor
+    from aethermind.text.tokenizer import Tokenizer
+
+__all__ = ["EnginePrompt", "Prompt", "PromptReader", "check_embeddings"]
+
+Prompt = str | Mapping[str, Any]
+"""A text, or a mapping with one of `prompt`, `prompt_token_ids` and `prompt_embeds` (float [n, hidden_size]), the first
+two perhaps with `multi_modal_data`: what a model's input processor takes, by modality.
+"""
+
+_LONG_TEXT_CHARS = 8192
+_FORMS = ("prompt", "prompt_token_ids", "prompt_embeds")
+_PLACEHOLDER_ID = 0
+"""The token id in the places of a prompt that is given as embeddings."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePrompt:
+    """What `Engine.add_request` takes. `text` is None for prompts that are not given as text."""
+
+    text: str | None
+    token_ids: Sequence[int]
+    embeddings: tuple[EmbeddingSpan, ...] = ()
+
+    def tokens_to_embed(self) -> Sequence[int]:
+        """The token ids of a text to make a vector of; InvalidArgumentError for a prompt that is more than text."""
+        if self.embeddings:
+            raise InvalidArgumentError("embed takes texts and token ids; leave prompt_embeds and pictures out.")
+        return self.token_ids
+
+
+class PromptReader:
+    """Reads prompts for one model; its input processor is opened when a prompt first needs it."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, architecture: str, open_processor: Callable[[], InputProcessor | None]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._architecture = architecture
+        self._open_processor = open_processor
+
+    @classmethod
+    def of(cls, planned: PlannedModel, tokenizer: Tokenizer) -> PromptReader:
+        """A reader for a model that was planned."""
+        return cls(tokenizer, planned.architecture, partial(open_input_processor, planned))
+
+    async def read_beside(self, prompt: Any) -> EnginePrompt:
+        """Like `read`, long texts in a thread, so that other tasks go on."""
+        import asyncio
+
+        is_long = isinstance(prompt, str) and len(prompt) >= _LONG_TEXT_CHARS
+        return await asyncio.to_thread(self.read, prompt) if is_long else self.read(prompt)
+
+    def read(self, prompt: Any) -> EnginePrompt:
+        """Read one prompt; InvalidArgumentError says what is wrong with it."""
+        if isinstance(prompt, str):
+            return EnginePrompt(prompt, self._tokenizer.encode(prompt, add_special_tokens=True))
+        if not isinstance(prompt, Mapping):
+            raise _no_prompt(prompt)
+        form = _form_of(prompt)
+        given = prompt[form]
+        if form == "prompt_embeds":
+            values = _embeddings(given)
+            return EnginePrompt(None, [_PLACEHOLDER_ID] * len(values), (EmbeddingSpan(0, values),))
+        if not (isinstance(given, str) if form == "prompt" else _are_token_ids(given)):
+            raise _no_prompt(prompt)
+        text = given if form == "prompt" else None
+        data = prompt.get("multi_modal_data")
+        if not data:
+            return EnginePrompt(text, given if text is None else self._tokenizer.encode(text, add_special_tokens=True))
+        processed = self._processor_for(data).process(given, data, self._tokenizer)
+        return EnginePrompt(text, processed.token_ids, tuple(processed.embeddings))
+
+    @cached_property
+    def _processor(self) -> InputProcessor | None:
+        return self._open_processor()
+
+    def _processor_for(self, data: Any) -> InputProcessor:
+        if not isinstance(data, Mapping):
+            raise InvalidArgumentError(f"multi_modal_data should be a mapping by modality, got {data!r:.80}.")
+        processor = self._processor
+        if processor is None:
+            raise InvalidArgumentError(
+                f"The model takes text only: no installed package has an input processor for "
+                f"{self._architecture}. Leave multi_modal_data out."
+            )
+        unknown = sorted(map(str, set(data) - processor.modalities))
+        if unknown:
+            known = ", ".join(sorted(processor.modalities))
+            raise InvalidArgumentError(f"The model takes no {', '.join(unknown)} in multi_modal_data, only {known}.")
+        return processor
+
+
+def check_embeddings(spans: Sequence[EmbeddingSpan], num_tokens: int, hidden_size: int) -> None:
+    """InvalidArgumentError unless the spans are in order, inside the prompt, of the model's width, and finite."""
+    import numpy as np
+
+    position = 0
+    for span in spans:
+        if span.values.ndim != 2 or span.values.shape[1] != hidden_size or not len(span.values):
+            raise InvalidArgumentError(
+                f"Embeddings have the shape {list(span.values.shape)} but the model takes [n, {hidden_size}]."
+            )
+        if span.start < position or span.end > num_tokens:
+            raise InvalidArgumentError(
+                f"Embeddings for positions {span.start} to {span.end - 1} do not fit a prompt of {num_tokens} tokens "
+                f"that has others up to position {position}; spans must be in order and without overlap."
+            )
+        if not np.isfinite(span.values).all():
+            raise InvalidArgumentError(f"The embeddings from position {span.start} on contain NaN or infinity.")
+        position = span.end
+
+
+def _form_of(prompt: Mapping[str, Any]) -> str:
+    forms = [form for form in _FORMS if form in prompt]
+    unknown = sorted(map(str, set(prompt) - {*_FORMS, "multi_modal_data"}))
+    if len(forms) != 1 or unknown or (forms == ["prompt_embeds"] and "multi_modal_data" in prompt):
+        raise InvalidArgumentError(
+            f"A prompt has one of {', '.join(_FORMS)}, the first two perhaps with multi_modal_data; "
+            f"this one has {', '.join(map(str, prompt)) or 'nothing'}."
+        )
+    return forms[0]
+
+
+def _are_token_ids(given: Any) -> bool:
+    is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    return is_list and all(isinstance(t, int) and not isinstance(t, bool) for t in given)
+
+
+def _embeddings(given: Any) -> npt.NDArray[np.float32]:
+    import numpy as np
+
+    try:
+        values = np.asarray(given, dtype=np.float32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgumentError(f"prompt_embeds should be an array [n, hidden_size] of floats: {error}.") from None
+    if values.ndim == 0:
+        raise InvalidArgumentError(f"prompt_embeds should be an array [n, hidden_size] of floats, got {given!r:.80}.")
+    return values
+
+
+def _no_prompt(given: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"A prompt is a string or {{'prompt_token_ids': [...]}} with integers, got {given!r:.80}."
+    )

@@ -1,0 +1,200 @@
+"""A user's unit of work: its prompt, its growing output, and how much of them the KV cache holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING
+
+from aethermind.engine.requests.request_options import RequestOptions
+from aethermind.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from aethermind.model.input_processor import EmbeddingSpan
+    from aethermind.sampling.controls import TokenControls
+
+__all__ = ["FinishReason", "Request", "RequestState"]
+
+_NO_OPTIONS = RequestOptions()
+
+
+class RequestState(Enum):
+    """Where a request is on its way."""
+
+    WAITING = "waiting"
+    """Not admitted yet."""
+    RUNNING = "running"
+    """Holds KV blocks and is computed step by step."""
+    PREEMPTED = "preempted"
+    """Gave its blocks up for others; waits to go on, from what was swapped out or by computing all of it again."""
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """Why a request ended, in the words of the completion APIs."""
+
+    STOP = "stop"
+    """A stop token or stop string was generated."""
+    LENGTH = "length"
+    """`max_tokens` or the context was used up."""
+    ABORT = "abort"
+    """It was cancelled, or could not be served."""
+
+
+class Request:
+    """One prompt and its growing answer; the scheduler moves it, the engine appends to it.
+
+    `num_computed_tokens` leading tokens of `all_token_ids` have their KV in the cache. The last token of a
+    request that has been computed up to date has not: computing it is what yields the next one.
+    """
+
+    __slots__ = (
+        "admitted",
+        "all_token_ids",
+        "arrival",
+        "controls",
+        "deadline",
+        "draft_token_ids",
+        "embeddings",
+        "embeddings_end",
+        "eos_token_ids",
+        "extra_key",
+        "finish_reason",
+        "max_total_tokens",
+        "num_accepted_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_draft_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_tokens_at_resume",
+        "output_token_ids",
+        "params",
+        "place",
+        "priority",
+        "prompt_token_ids",
+        "request_id",
+        "seed",
+        "session",
+        "state",
+        "stop_token_ids",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        arrival: float,
+        *,
+        max_model_len: int,
+        options: RequestOptions = _NO_OPTIONS,
+        seed: int = 0,
+        eos_token_ids: Iterable[int] = (),
+        embeddings: Sequence[EmbeddingSpan] = (),
+        controls: TokenControls | None = None,
+    ) -> None:
+        """Make a waiting request.
+
+        `arrival` is in seconds of the engine's clock. `seed` counts when `params.seed` is None. The prompt must hold
+        at least one token and be shorter than `max_model_len`: whoever takes it from a user has checked that.
+        """
+        assert 0 < len(prompt_token_ids) < max_model_len, (
+            f"request {request_id}: {len(prompt_token_ids)} prompt tokens in a context of {max_model_len}"
+        )
+        self.request_id = request_id
+        self.prompt_token_ids = list(prompt_token_ids)
+        self.params = params
+        self.arrival = arrival
+        self.place = arrival
+        """Where it stands in time under a policy that shares between tenants."""
+        self.admitted: float | None = None
+        """When it was first let in to run, in seconds of the engine's clock."""
+        self.priority = options.priority
+        self.session = options.session
+        self.tenant = options.tenant
+        self.deadline = None if options.deadline_ms is None else arrival + options.deadline_ms / 1e3
+        """When the answer should be complete, in seconds of the engine's clock."""
+        self.seed = seed if params.seed is None else params.seed
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.stop_token_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            self.stop_token_ids |= self.eos_token_ids
+        """The ids that end this request: its own, and the model's unless `ignore_eos`."""
+        self.controls = controls
+        """What sampling needs besides the parameters; None for most requests."""
+        self.embeddings = tuple(embeddings)
+        """What the model sees at some positions of the prompt instead of the embeddings of their token ids."""
+        self.embeddings_end = self.embeddings[-1].end if self.embeddings else 0
+        self.extra_key = options.cache_salt + b"".join(span.digest() for span in self.embeddings)
+        """What keys and values depend on besides token ids."""
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+        self.max_total_tokens = options.max_total_tokens(self.num_prompt_tokens, params.max_tokens, max_model_len)
+        """Prompt and output tokens at which the request ends."""
+        self.all_token_ids = list(self.prompt_token_ids)
+        """Prompt and output in one growing list."""
+        self.output_token_ids: list[int] = []
+        self.draft_token_ids: list[int] = []
+        """What a proposer thinks comes next; the step that follows may check it (see `engine.speculative`)."""
+        self.num_draft_tokens = 0
+        """Drafts that were checked so far, of which `num_accepted_tokens` were right."""
+        self.num_accepted_tokens = 0
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        """Leading prompt tokens whose KV was known when the request was first admitted."""
+        self.num_preemptions = 0
+        self.num_tokens_at_resume = 0
+        """Prompt and output tokens there were when it was let in again after a preemption."""
+        self.state = RequestState.WAITING
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens so far."""
+        return len(self.all_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.output_token_ids)
+
+    @property
+    def num_missing_tokens(self) -> int:
+        """Tokens whose KV is still to be computed, the newest among them."""
+        return len(self.all_token_ids) - self.num_computed_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether more than the newest token is still to be computed: a prompt, or all after a preemption."""
+        return self.num_missing_tokens > 1
+
+    @property
+    def is_just_resumed(self) -> bool:
+        """Whether it was preempted and has generated nothing since it was let in again."""
+        return self.num_preemptions > 0 and len(self.all_token_ids) == self.num_tokens_at_resume
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the request has ended, for whatever reason."""
+        return self.state is RequestState.FINISHED
+
+    def append_token(self, token_id: int) -> FinishReason | None:
+        """Add a generated token and return why the request ends with it, or None if it goes on.
+
+        A stop token among the first `min_tokens - 1` does not end it. Stop strings are judged where there is
+        text.
+        """
+        self.all_token_ids.append(token_id)
+        self.output_token_ids.append(token_id)
+        if token_id in self.stop_token_ids and len(self.output_token_ids) >= self.params.min_tokens:
+            return FinishReason.STOP
+        if len(self.all_token_ids) >= self.max_total_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, {self.state.value}, prompt={self.num_prompt_tokens}, "
+            f"output={self.num_output_tokens}, computed={self.num_computed_tokens})"
+        )

@@ -1,0 +1,51 @@
+"""Whether a prompt can be served at all, said in a sentence before it is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from aethermind.errors import ContextLengthError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.requests.request_options import RequestOptions
+    from aethermind.sampling.params import SamplingParams
+
+__all__ = ["check_prompt", "check_token_ids"]
+
+
+def check_prompt(
+    planned: PlannedModel, token_ids: Sequence[int], params: SamplingParams, options: RequestOptions
+) -> None:
+    """InvalidArgumentError for ids that the model does not have, ContextLengthError where no answer would fit."""
+    if planned.is_encoder:
+        raise InvalidArgumentError(
+            f"{planned.architecture} computes vectors of texts and generates nothing. Use LLM.embed, or /v1/embeddings "
+            "of a server."
+        )
+    if not token_ids:
+        raise InvalidArgumentError("The prompt is empty; give it at least one token.")
+    limit = planned.max_model_len
+    if len(token_ids) >= limit:
+        raise ContextLengthError(
+            f"The prompt has {len(token_ids)} tokens and the context holds {limit}, with at least one for the "
+            "answer. Shorten the prompt, or raise --max-model-len if the model allows it."
+        )
+    quota = options.max_context_tokens
+    if quota is not None and len(token_ids) >= quota:
+        raise ContextLengthError(
+            f"The prompt has {len(token_ids)} tokens and the request's quota is {quota}, with at least one for the "
+            "answer. Shorten the prompt, or raise max_context_tokens."
+        )
+    check_token_ids(planned, (*token_ids, *params.stop_token_ids))
+
+
+def check_token_ids(planned: PlannedModel, token_ids: Sequence[int]) -> None:
+    """InvalidArgumentError for ids outside the model's vocabulary."""
+    vocab_size = planned.model.config.vocab_size
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidArgumentError(
+                f"Token id {token_id} is out of range: the vocabulary has {vocab_size} entries, numbered from 0."
+            )

@@ -1,0 +1,76 @@
+"""From what a request's parameters ask of its tokens to what the sampler needs for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from aethermind.engine.loading.planned_model import PlannedModel
+from aethermind.errors import InvalidArgumentError
+from aethermind.sampling.controls import TokenControls, pack_mask
+from aethermind.sampling.guidance import Grammars
+
+if TYPE_CHECKING:
+    from aethermind.sampling.controls import LogitsProcessor
+    from aethermind.sampling.params import SamplingParams
+    from aethermind.text.tokenizer import Tokenizer
+
+__all__ = ["ControlsReader"]
+
+_MOST_LANES = 4
+"""More threads for masks than these wait for each other in other places."""
+
+
+class ControlsReader:
+    """Makes the token controls of requests to one model. Compiled grammars are kept for those that come again."""
+
+    def __init__(self, planned: PlannedModel, tokenizer: Tokenizer) -> None:
+        self._planned = planned
+        self._tokenizer = tokenizer
+        self._vocab_size = planned.model.config.vocab_size
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        num_lanes = min(self._planned.open_device.num_threads, _MOST_LANES)
+        return Grammars(
+            self._tokenizer.as_json, self._vocab_size, self._planned.eos_token_ids, num_lanes=max(num_lanes, 1)
+        )
+
+    def read(self, params: SamplingParams) -> TokenControls | None:
+        """The controls of one answer, None if it needs none; InvalidArgumentError where they cannot be had."""
+        if params.is_plain:
+            return None
+        self._check(params.allowed_token_ids or ())
+        self._check(token_id for token_id, _ in params.logit_bias)
+        controls = TokenControls(self._bad_words(params.bad_words), processors=self.processors(params))
+        if params.allowed_token_ids is not None:
+            # Like vLLM: what ends an answer has to be allowed by the caller.
+            controls.allowed = pack_mask(params.allowed_token_ids, self._vocab_size)
+        if params.structured_outputs is not None:
+            controls.guide = self._grammars.guide(params.structured_outputs)
+        return controls
+
+    def processors(self, params: SamplingParams) -> tuple[LogitsProcessor, ...]:
+        """New logits processors, because they may keep what they have seen."""
+        registry = self._planned.logits_processors
+        return tuple(registry.get(name)(params, self._tokenizer) for name in params.logits_processors)
+
+    def _bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word in tokens, as it stands at the beginning of a text and behind a space."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare = word.lstrip() or word
+            for spelling in (bare, f" {bare}"):
+                token_ids = tuple(self._tokenizer.encode(spelling))
+                if all(token_id < self._vocab_size for token_id in token_ids):  # others cannot come, and have no logit
+                    found[token_ids] = None
+        return tuple(found)
+
+    def _check(self, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            if token_id >= self._vocab_size:
+                raise InvalidArgumentError(
+                    f"Token id {token_id} is out of range: the vocabulary has {self._vocab_size} entries, numbered "
+                    "from 0."
+                )

@@ -1,0 +1,1 @@
+"""An engine as a server sees it, shared by many tasks of an event loop, each of which sees its own request grow."""

@@ -1,0 +1,213 @@
+"""One engine for many asyncio tasks: it steps in a thread of its own, and each task sees its own request grow."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aethermind.engine.observation.engine_stats import EngineStats
+from aethermind.engine.requests.prompt_reader import EnginePrompt, PromptReader
+from aethermind.engine.serving.engine_client import EngineClient
+from aethermind.engine.serving.held_news import HeldNews
+from aethermind.errors import EngineDeadError
+from aethermind.log import get_logger
+
+if TYPE_CHECKING:
+    from aethermind.engine.engine import Engine
+    from aethermind.engine.requests.output import RequestOutput
+    from aethermind.engine.requests.prompt_reader import Prompt
+    from aethermind.engine.requests.request_options import RequestOptions
+    from aethermind.sampling.params import SamplingParams
+
+__all__ = ["AsyncEngine"]
+
+_log = get_logger(__name__)
+_Result = TypeVar("_Result")
+
+
+class AsyncEngine(EngineClient):
+    """Requests from the tasks of one event loop, batched together by an engine that nobody else may use meanwhile.
+
+    async with AsyncEngine(llm.engine) as engine:
+        async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=32)):
+            print(output.outputs[0].text)
+
+    A task that is slow to ask misses intermediate states and never holds the engine up: every output is the whole
+    answer so far. If a step fails, every open request ends with EngineDeadError, and so does every new one.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = engine
+        self._prompts = PromptReader.of(engine.planned, engine.tokenizer)
+        self._calls: set[asyncio.Future[Any]] = set()
+        self._commands: list[Callable[[], object]] = []
+        self._news: HeldNews[str] = HeldNews()
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="aethermind-engine", daemon=True)
+        self._is_stopping = False
+
+    async def __aenter__(self) -> AsyncEngine:
+        self._loop = asyncio.get_running_loop()
+        self._requests.failure = None
+        self._thread.start()
+        return self
+
+    @property
+    def pid(self) -> int | None:
+        """None: the engine is in this process."""
+        return None
+
+    @property
+    def stats(self) -> EngineStats:
+        """What the engine does at the moment."""
+        return EngineStats.of(self._engine)
+
+    def generate(
+        self,
+        prompt: Prompt | EnginePrompt,
+        params: SamplingParams,
+        *,
+        options: RequestOptions | None = None,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+        hold_s: float = 0.0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the answer so far whenever it has grown, the finished one last. `options` are for the scheduler.
+
+        Leaving the loop, cancelling the task or closing the generator ends the request and frees its blocks.
+        What is new of a growing answer may be held back for `hold_s` seconds; its first token and its end never are.
+        Raises InvalidArgumentError and ContextLengthError for what cannot be served, RequestTimeoutError when the
+        answer is not finished after `timeout_s` seconds, EngineDeadError when the engine failed or was closed.
+        """
+
+        async def add(name: str) -> None:
+            read = prompt if isinstance(prompt, EnginePrompt) else await self.read(prompt)
+            await self.call(lambda engine: self._add(engine, name, read, params, options, hold_s))
+
+        return self._requests.follow(request_id, add, self._forget, timeout_s=timeout_s)
+
+    async def read(self, prompt: Prompt) -> EnginePrompt:
+        """A prompt as token ids; `generate` takes either. InvalidArgumentError says what is wrong with it."""
+        return await self._prompts.read_beside(prompt)
+
+    def abort(self, request_id: str) -> bool:
+        """End an open request; whoever waits for it gets what there is, finished with `abort`. False if none is."""
+        if request_id not in self._requests:
+            return False
+        self._submit(lambda: self._put(self._engine.abort(request_id)))
+        return True
+
+    async def call(self, function: Callable[[Engine], _Result]) -> _Result:
+        """Run `function` on the engine between two steps, and return what it returns or raise what it raises.
+
+        Only here, where the engine is in this process: it is no part of `EngineClient`.
+        """
+        if self._requests.failure is not None:
+            raise self._requests.failure
+        result: asyncio.Future[_Result] = self._loop.create_future()
+        self._calls.add(result)
+        result.add_done_callback(self._calls.discard)
+
+        def run() -> None:
+            try:
+                value = function(self._engine)
+            except Exception as error:
+                self._tell(_settle, result, None, error)
+            else:
+                self._tell(_settle, result, value, None)
+
+        self._submit(run)
+        return await result
+
+    async def _ask(self, what: str, **arguments: Any) -> Any:
+        return await self.call(lambda engine: getattr(engine, what)(**arguments))
+
+    async def close(self) -> None:
+        """Stop after the step under way; requests that are open end with EngineDeadError."""
+        with self._wake:
+            self._is_stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+        self._fail(EngineDeadError("The engine was closed before the request was finished."))
+
+    def _forget(self, name: str) -> None:
+        def forget() -> None:
+            self._engine.abort(name)  # nothing where it has finished
+            self._news.drop(name)
+
+        self._submit(forget)
+
+    # Between the two threads: commands go one way, outputs the other.
+
+    def _submit(self, command: Callable[[], object]) -> None:
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify()
+
+    def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop was closed: nobody waits any more
+            _log.debug("an event loop ended before the engine on it was closed")
+
+    def _run(self) -> None:
+        engine = self._engine
+        try:
+            while True:
+                with self._wake:
+                    while not (self._commands or self._is_stopping or engine.has_unfinished):
+                        self._wake.wait()
+                    commands, self._commands = self._commands, []
+                for command in commands:
+                    command()
+                if self._is_stopping:
+                    return
+                if engine.has_unfinished:
+                    for output in engine.step():
+                        self._put(output)
+                if news := self._news.take():
+                    self._tell(self._deliver, news)
+        except Exception as error:
+            _log.exception("the engine failed")
+            self._tell(self._fail, EngineDeadError(f"The engine failed: {type(error).__name__}: {error}"))
+
+    def _add(
+        self,
+        engine: Engine,
+        name: str,
+        prompt: EnginePrompt,
+        params: SamplingParams,
+        options: RequestOptions | None,
+        hold_s: float,
+    ) -> None:
+        engine.add_request(
+            name, prompt.token_ids, params, prompt=prompt.text, embeddings=prompt.embeddings, options=options
+        )
+        self._news.open(name, hold_s)
+
+    def _put(self, output: RequestOutput | None) -> None:
+        if output is not None:
+            self._news.put(output.request_id, output)
+
+    def _deliver(self, news: list[tuple[str, RequestOutput]]) -> None:
+        for name, output in news:
+            self._requests.deliver(name, output)
+
+    def _fail(self, failure: EngineDeadError) -> None:
+        failure = self._requests.failure or failure  # the first one says what went wrong
+        for result in list(self._calls):
+            _settle(result, None, failure)
+        self._requests.fail(failure)
+
+
+def _settle(result: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
+    if result.done():  # whoever asked was cancelled
+        return
+    if error is not None:
+        result.set_exception(error)
+    else:
+        result.set_result(value)

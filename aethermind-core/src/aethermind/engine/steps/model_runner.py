@@ -1,0 +1,349 @@
+"""A scheduled step in, sampled tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+from aethermind.cache.kv_cache import KVCache
+from aethermind.cache.shift import BlockShift
+from aethermind.engine.kv_memory.memory import KVMemory
+from aethermind.engine.loading.key_shift import turn_keys
+from aethermind.engine.loading.model_graph import LOGPROB_OUTPUTS, GraphKey, Part
+from aethermind.engine.loading.model_weights import open_constants
+from aethermind.engine.loading.planned_model import PlannedModel
+from aethermind.engine.requests.logprobs import TokenLogprobs, read_logprobs
+from aethermind.engine.scheduling.decision import ScheduleDecision
+from aethermind.engine.steps.batch import BatchWriter
+from aethermind.engine.steps.decode_padding import DecodePadding
+from aethermind.engine.steps.embedding_rows import EmbeddingRows, needs_embeddings
+from aethermind.engine.steps.logits_processors import process_logits
+from aethermind.engine.steps.running_step import RunningStep, TokenReadback, fed_tokens, rows_of
+from aethermind.engine.steps.verification import SampledRow, request_of
+from aethermind.errors import ConfigError, DeviceError
+from aethermind.graph.compile import Compiled
+from aethermind.graph.constants import ConstantStore
+from aethermind.graph.executor import Executor, FedInput
+from aethermind.graph.hooks import HookRegistry
+from aethermind.model.rope import FREQUENCIES
+from aethermind.sampling.rows import AdjustmentSizes, SamplingRows, needs_adjusted_logits
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from aethermind.engine.requests.request import Request
+
+__all__ = ["ModelRunner", "SampledToken", "StepObserver"]
+
+_PLAIN = GraphKey()
+
+StepObserver = Callable[[Executor, tuple[int, ...], ScheduleDecision], None]
+"""Runs a step in place of `executor.run(symbols)`, to see how it goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """The next token of a request; `failure` says why there is none that it could take.
+
+    Of a request that checks drafts there is one behind each, which holds if the drafts before it do.
+    """
+
+    request: Request
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    failure: str | None = None
+
+
+class _Variant:
+    """One compiled graph with its memory and the writers of its inputs."""
+
+    def __init__(self, executor: Executor, cache: KVCache) -> None:
+        self.executor = executor
+        self._cache = cache
+
+    @cached_property
+    def batch(self) -> BatchWriter:
+        """Of variants that begin with tokens."""
+        return BatchWriter(self.executor.host_inputs, self._cache)
+
+    @cached_property
+    def rows(self) -> SamplingRows:
+        """Of variants that end in sampled tokens."""
+        return SamplingRows(self.executor.host_inputs)
+
+    @cached_property
+    def embeddings(self) -> EmbeddingRows:
+        """Of variants that have embeddings only."""
+        values = self.executor.plan.inputs["inputs_embeds"]
+        return EmbeddingRows(self.executor.host_inputs, cast(int, values.shape[1]))
+
+
+class ModelRunner:
+    """Owns weights and the executors of one model on one device; `kv_memory` is what is behind the blocks of `cache`.
+
+    `hooks` see values of steps; `observer`, where there is one, runs the steps that no hook wants to see.
+    """
+
+    def __init__(
+        self,
+        planned: PlannedModel,
+        cache: KVCache,
+        kv_memory: KVMemory,
+        on_progress: Callable[[int, int], None] | None = None,
+        constants: ConstantStore | None = None,
+    ) -> None:
+        self.planned = planned
+        self._cache = cache
+        self._backend = planned.open_device.backend
+        self._device = planned.open_device.device
+        self.kv_memory = kv_memory
+        self.constants = constants or open_constants(planned)
+        self._on_progress = on_progress
+        self._plain = self._prepare(planned.compiled, planned.key)
+        self._variants = {(planned.key, True): self._plain}
+        batch_sizes = self._backend.capabilities.batch_sizes
+        self._padding = (
+            DecodePadding(self.executor.host_inputs, planned.compiled.plan.symbols, batch_sizes)
+            if batch_sizes and planned.key == _PLAIN
+            else None
+        )
+        self._readback = (
+            TokenReadback(planned.open_device, planned.compiled.plan.symbols["R"])
+            if self._backend.capabilities.is_asynchronous
+            else None
+        )
+        self.hooks = HookRegistry(self._value_names)
+        self.observer: StepObserver | None = None
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Bytes of device memory set aside for keys and values."""
+        return self.kv_memory.nbytes
+
+    @property
+    def executor(self) -> Executor:
+        """The executor of plain steps."""
+        return self._plain.executor
+
+    @property
+    def executors(self) -> list[Executor]:
+        """Those of all kinds of steps that came up so far."""
+        return [variant.executor for variant in self._variants.values()]
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether steps are to be computed one by one: somebody looks at values or times, or has put another `run` in
+        place of this one.
+        """
+        is_replaced = getattr(self.run, "__func__", None) is not ModelRunner.run
+        return is_replaced or self.hooks.is_active or self.observer is not None
+
+    def run(self, decision: ScheduleDecision) -> list[SampledToken]:
+        """Compute a step: the KV of its tokens, and a sampled token for each row that needs logits."""
+        return self.launch(decision).read()
+
+    def launch(self, decision: ScheduleDecision, before: RunningStep | None = None) -> RunningStep:
+        """Enqueue a step. Where `before` is given, which has not been read, it goes on from the tokens of that one."""
+        wanted, has_processors = _needs(decision)
+        model = GraphKey(has_embeddings=wanted.has_embeddings) if has_processors else wanted
+        hooks = self.hooks
+        is_plain = model == _PLAIN and not hooks.is_active
+        variant = self._plain if is_plain else self._variant(model, hooks.fuse)
+        self.kv_memory.wait_for_swaps(lambda: self._blocks_of(decision))
+        self.kv_memory.copy_blocks(decision.copies)
+        if decision.shifts:
+            self.turn_keys(decision.shifts)
+        is_decode = is_plain and decision.num_decodes == len(decision.scheduled)
+        if is_decode and self._padding is not None and self.observer is None:
+            sampled, symbols = self._write_padded(self._padding, decision)
+        else:
+            sampled, symbols = self._write(variant, model, decision)
+        fed = fed_tokens(decision, before) if before is not None else ()
+        failures = self._run(variant, model, symbols, sampled, decision, fed)
+        if self._readback is not None and not has_processors:
+            found = [variant.executor.output_tensor(name, symbols) for name in _read_of(sampled)]
+            rows = [rows_of(output, 0, len(sampled)) for output in found]
+            arrived = self._readback.enqueue(rows)
+            looks_back = any(one.params.looks_back for one in sampled)
+            return RunningStep(
+                decision,
+                sampled,
+                lambda: self._tokens(variant, model, sampled, arrived(), failures),
+                None if looks_back else rows[0],
+            )
+
+        def read() -> list[SampledToken]:
+            variant.executor.synchronize()
+            if not sampled:
+                return []
+            if has_processors:
+                logits = variant.executor.output("logits", symbols)[: len(sampled)]
+                return self._sample_processed(wanted, sampled, logits)
+            outputs = [variant.executor.output(name, symbols)[: len(sampled)] for name in _read_of(sampled)]
+            return self._tokens(variant, model, sampled, outputs, failures)
+
+        return RunningStep(decision, sampled, read)
+
+    def wait(self) -> None:
+        """Return when nothing runs any more, whatever became of it."""
+        with suppress(DeviceError):
+            self.executor.synchronize()
+
+    def _blocks_of(self, decision: ScheduleDecision) -> set[int]:
+        """All that a step reads and writes."""
+        tables = (self._cache.block_table(entry.request.request_id) for entry in decision.scheduled)
+        return {source for source, _ in decision.copies}.union(*tables)
+
+    def _write(
+        self, variant: _Variant, key: GraphKey, decision: ScheduleDecision
+    ) -> tuple[list[SampledRow], tuple[int, ...]]:
+        """Write a step's inputs; returns whose rows get logits, and the sizes."""
+        sampled, width = variant.batch.write(decision)
+        sizes = self._fill_rows(variant, key, sampled)
+        num_embeddings = variant.embeddings.fill(decision) if key.has_embeddings else 0
+        counts = (decision.num_batched_tokens, len(decision.scheduled), len(sampled))
+        return sampled, (*counts, width, *sizes, num_embeddings)
+
+    def _write_padded(
+        self, padding: DecodePadding, decision: ScheduleDecision
+    ) -> tuple[list[SampledRow], tuple[int, ...]]:
+        """The same for plain decodes on a device that prefers some sizes."""
+        sampled, width = self._plain.batch.write(decision, padding.width)
+        self._plain.rows.fill(sampled)
+        padded = padding.rows(len(sampled))
+        padding.write(len(sampled), padded, width)
+        return sampled, (padded, padded, padded, width, 0, 0, 0, 0)
+
+    def executor_of(self, part: Part) -> Executor:
+        """The executor of a graph that is about texts instead of steps."""
+        return self._variant(GraphKey(part=part)).executor
+
+    def turn_keys(self, shifts: Sequence[BlockShift]) -> None:
+        """Turn cached keys to where their tokens stand now, before a step reads them; ConfigError where keys have no
+        rotary positions.
+        """
+        if FREQUENCIES not in self.planned.computed:
+            raise ConfigError("This model's keys have no rotary positions, so its cached tokens cannot be moved.")
+        turn_keys(self.executor_of(Part.KEY_SHIFT), shifts)
+
+    def prepare_embeddings(self) -> None:
+        """Compile the steps that have embeddings, so that a model that cannot take them says so before one runs."""
+        self._variant(GraphKey(has_embeddings=True))
+
+    def logits(self, num_rows: int) -> np.ndarray[Any, Any]:
+        """The logits of the last plain, fused step, float32 [num_rows, V]; a view that the next step overwrites."""
+        logits: np.ndarray[Any, Any] = self._plain.executor.output("logits", (0, 0, num_rows, 0, 0, 0, 0, 0))
+        return logits
+
+    def open_executor(self, compiled: Compiled, key: GraphKey) -> Executor:
+        """What runs the plan of a graph, whose constants are loaded."""
+        return Executor(compiled.plan, self._backend, self._device, self.constants, self.kv_memory.tensors)
+
+    def _prepare(self, compiled: Compiled, key: GraphKey) -> _Variant:
+        self.constants.load(compiled.plan, self._on_progress)
+        return _Variant(self.open_executor(compiled, key), self._cache)
+
+    def _variant(self, key: GraphKey, fuse: bool = True) -> _Variant:
+        variant = self._variants.get((key, fuse))
+        if variant is None:
+            variant = self._variants[key, fuse] = self._prepare(self.planned.compile(key, fuse=fuse), key)
+        return variant
+
+    def _fill_rows(self, variant: _Variant, key: GraphKey, sampled: list[SampledRow]) -> AdjustmentSizes:
+        variant.rows.fill(sampled)
+        return variant.rows.fill_adjustments(sampled) if key.is_adjusted else (0, 0, 0)
+
+    def _run(
+        self,
+        variant: _Variant,
+        key: GraphKey,
+        symbols: tuple[int, ...],
+        sampled: list[SampledRow],
+        decision: ScheduleDecision,
+        fed: Sequence[FedInput],
+    ) -> dict[int, str]:
+        """Run a step; masks are made while the device computes. Returns by row why an answer cannot go on."""
+        hooks, failures = self.hooks, dict[int, str]()
+        if key.has_mask and not hooks.is_active and self.observer is None:
+            variant.executor.run_filling(
+                symbols, "token_mask", lambda: failures.update(variant.rows.masks.fill(sampled)), fed
+            )
+            return failures
+        if key.has_mask:
+            failures = variant.rows.masks.fill(sampled)
+        if hooks.is_active:
+            hooks.run(variant.executor, symbols, decision.phase, decision.num_batched_tokens)
+        elif self.observer is not None:
+            self.observer(variant.executor, symbols, decision)
+        else:
+            variant.executor.run(symbols, fed)
+        return failures
+
+    def _sample_processed(
+        self, wanted: GraphKey, sampled: list[SampledRow], logits: np.ndarray[Any, Any]
+    ) -> list[SampledToken]:
+        """Sample from logits that requests' own processors have changed on the host."""
+        key = GraphKey(wanted.is_adjusted, wanted.has_mask, part=Part.SAMPLER)
+        variant = self._variant(key)
+        rows = variant.executor.host_inputs["logits"][: logits.size].reshape(logits.shape)
+        rows[:] = logits
+        failures = {}
+        for row, request in enumerate(sampled):
+            if request.controls is not None and (failure := process_logits(request, rows[row])) is not None:
+                failures[row] = failure
+        symbols = (0, 0, len(sampled), 0, *self._fill_rows(variant, key, sampled), 0)
+        if key.has_mask:
+            failures |= variant.rows.masks.fill(sampled)
+        variant.executor.run(symbols)
+        variant.executor.synchronize()
+        outputs = [variant.executor.output(name, symbols) for name in _read_of(sampled)]
+        return self._tokens(variant, key, sampled, outputs, failures)
+
+    def _tokens(
+        self,
+        variant: _Variant,
+        key: GraphKey,
+        sampled: list[SampledRow],
+        outputs: list[np.ndarray[Any, Any]],
+        failures: dict[int, str],
+    ) -> list[SampledToken]:
+        """Out of the outputs that `_read_of` names, a row for each of `sampled`."""
+        token_ids = outputs[0].tolist()
+        if key == _PLAIN:
+            return [SampledToken(request_of(one), token_id) for one, token_id in zip(sampled, token_ids, strict=True)]
+        wanted = [one.params.logprobs for one in sampled]
+        logprobs = read_logprobs(outputs[1:], wanted) if outputs[1:] else [None] * len(sampled)
+        if key.has_mask:
+            for row, (one, token_id) in enumerate(zip(sampled, token_ids, strict=True)):
+                if not variant.rows.masks.allows(row, one, token_id):
+                    failures.setdefault(row, "what is asked of its tokens leaves none of them")
+        return [
+            SampledToken(request_of(one), token_id, its_logprobs, failures.get(row))
+            for row, (one, token_id, its_logprobs) in enumerate(zip(sampled, token_ids, logprobs, strict=True))
+        ]
+
+    def _value_names(self, fuse: bool) -> list[str]:
+        """The values that steps compute, those of adjusted and masked steps among them."""
+        plans = [self.planned.compile(key, fuse=fuse).plan for key in (_PLAIN, GraphKey(True), GraphKey(False, True))]
+        return list(dict.fromkeys(name for plan in plans for step in plan.steps for name in step.names))
+
+
+def _read_of(sampled: Sequence[SampledRow]) -> tuple[str, ...]:
+    """The outputs of a step that the host looks at."""
+    has_logprobs = any(one.params.logprobs is not None for one in sampled)
+    return ("token_ids", *LOGPROB_OUTPUTS) if has_logprobs else ("token_ids",)
+
+
+def _needs(decision: ScheduleDecision) -> tuple[GraphKey, bool]:
+    """Which graph a step needs, and whether the host changes logits."""
+    key, has_processors = _PLAIN, False
+    # Mostly all are plain: that is one look at each.
+    if any(entry.needs_logits and not entry.request.params.is_plain for entry in decision.scheduled):
+        requests = [entry.request for entry in decision.scheduled if entry.needs_logits]
+        is_masked = any(request.params.is_masked for request in requests)
+        key = GraphKey(any(map(needs_adjusted_logits, requests)), is_masked)
+        has_processors = any(request.params.logits_processors for request in requests)
+    return (key._replace(has_embeddings=True) if needs_embeddings(decision) else key), has_processors

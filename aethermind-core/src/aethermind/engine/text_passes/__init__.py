@@ -1,0 +1,1 @@
+"""What is wanted of all tokens of a text and not of an answer: its scores, its logits, its embedding."""

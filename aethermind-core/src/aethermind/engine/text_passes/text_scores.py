@@ -1,0 +1,39 @@
+"""Log probabilities of a prompt's own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from aethermind.engine.loading.model_graph import LOGPROB_OUTPUTS, Part
+from aethermind.engine.requests.logprobs import TokenLogprobs, read_logprobs
+from aethermind.engine.text_passes.text_pass import run_text
+
+if TYPE_CHECKING:
+    from aethermind.cache.kv_cache import KVCache
+    from aethermind.engine.steps.model_runner import ModelRunner
+
+__all__ = ["score_prompt"]
+
+
+def score_prompt(
+    runner: ModelRunner, cache: KVCache, token_ids: Sequence[int], num_top: int, extra_key: bytes = b""
+) -> list[TokenLogprobs | None]:
+    """What the model thought of each token of a prompt before it saw it; None for the first.
+
+    The prompt's keys and values are left to the prefix cache, so that its request, which has that `extra_key`, need
+    not compute them again.
+    OutOfMemoryError where the KV cache has no room for the prompt.
+    """
+    executor = runner.executor_of(Part.SCORES)
+    targets = [*token_ids[1:], token_ids[-1]]  # nobody reads what comes of the last row
+
+    def fill(start: int, count: int) -> None:
+        executor.host_inputs["target_ids"][:count] = targets[start : start + count]
+
+    found: list[TokenLogprobs | None] = [None]
+    pieces = run_text(executor, runner.kv_memory, cache, token_ids, fill, is_published=True, extra_key=extra_key)
+    for _, count, symbols in pieces:
+        columns = [executor.output(name, symbols) for name in LOGPROB_OUTPUTS]
+        found.extend(read_logprobs(columns, [num_top] * count))
+    return found[: len(token_ids)]

@@ -1,0 +1,249 @@
+"""Ranks that each have a part of a model compute together what one computes alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aethermind import Runtime
+from aethermind.engine.kv_memory.memory import KVMemory
+from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.loading.model_graph import GraphKey, Part
+from aethermind.engine.loading.model_weights import open_constants
+from aethermind.engine.loading.planned_model import PlannedModel
+from aethermind.engine.loading.tensor_parallel import PartialTensors
+from aethermind.errors import AetherMindError, ConfigError, InvalidArgumentError
+from aethermind.graph.executor import Executor
+from aethermind.graph.tensor_parallel import Share, WeightPart
+from aethermind.hal.dtype import DType
+from aethermind.hal.shared_memory import SharedMemoryCommunicator, shared_file
+from aethermind.ops.schema import TensorType
+from aethermind.ops.weight_format import parse_format
+
+RUNTIME = Runtime.boot()
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 2,
+    "vocab_size": 101,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "head_dim": 8,
+    "tie_word_embeddings": False,
+}
+QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True}
+QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"]}
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"],
+    "n_embd": 64,
+    "n_head": 8,
+    "n_layer": 2,
+    "n_positions": 64,
+    "vocab_size": 101,
+}
+FAMILIES = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "gpt2": GPT2}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
+    def write_config(config: dict[str, Any]) -> Path:
+        directory = tmp_path / f"{config['architectures'][0]}"
+        directory.mkdir(exist_ok=True)
+        (directory / "config.json").write_text(json.dumps(config))
+        return directory
+
+    return write_config
+
+
+def plans(model: Path, size: int, **options: Any) -> list[PlannedModel]:
+    """All ranks of a model with made-up weights."""
+    given = {"device": "numpy", "dtype": "float32", "load_format": "dummy", "num_kv_blocks": 8, **options}
+    return [plan_model(RUNTIME, model, rank=rank, tensor_parallel_size=size, **given) for rank in range(size)]
+
+
+class Rank:
+    """One rank, which runs a prompt of seven tokens, and then one more."""
+
+    def __init__(self, planned: PlannedModel, key: GraphKey) -> None:
+        plan = (planned.compiled if key == planned.key else planned.compile(key)).plan
+        self.memory = KVMemory.of(planned)
+        self.constants = open_constants(planned)
+        self.constants.load(plan)
+        opened = planned.open_device
+        self.executor = Executor(plan, opened.backend, opened.device, self.constants, self.memory.tensors)
+
+    def run(self, tokens: list[int], start: int) -> Any:
+        count = len(tokens)
+        given = {
+            "token_ids": tokens,
+            "positions": range(start, start + count),
+            "slot_mapping": range(16 + start, 16 + start + count),
+            "cu_seqlens_q": (0, count),
+            "seqlens_k": (start + count,),
+            "block_tables": (1,),
+            "logits_rows": range(count),
+            "temperature": [0.0] * count,
+        }
+        for name, values in given.items():
+            if name in self.executor.host_inputs:
+                self.executor.host_inputs[name][: len(values)] = values
+        sizes = {"T": count, "S": 1, "R": count, "B": 1}
+        symbols = tuple(sizes.get(name, 0) for name in self.executor.plan.symbols)
+        self.executor.run(symbols)
+        self.executor.synchronize()
+        outputs = self.executor.plan.outputs
+        return {name: self.executor.output(name, symbols).copy() for name in outputs}
+
+
+def results(planned: list[PlannedModel], key: GraphKey = GraphKey()) -> Iterator[dict[str, Any]]:  # noqa: B008
+    """What rank 0 has after the prompt and after the next token."""
+    ranks = [Rank(one, key) for one in planned]
+    descriptor = shared_file(len(planned))
+    for rank, one in enumerate(planned):
+        if one.parallel is not None:
+            one.parallel.kernels.connect(SharedMemoryCommunicator(rank, len(planned), descriptor))
+    os.close(descriptor)
+    for tokens, start in (([5, 3, 100, 7, 9, 11, 2], 0), ([42], 7)):
+        with ThreadPoolExecutor(len(ranks)) as pool:
+            runs = [pool.submit(rank.run, tokens, start) for rank in ranks]
+            found = [run.result(300) for run in runs]
+        assert all(not others for others in found[1:])
+        yield found[0]
+
+
+def assert_alike(model: Path, size: int, key: GraphKey = GraphKey(), **options: Any) -> None:  # noqa: B008
+    alone, together = plans(model, 1, **options), plans(model, size, **options)
+    for expected, found in zip(results(alone, key), results(together, key), strict=True):
+        assert expected.keys() == found.keys()
+        for name, values in expected.items():
+            if values.dtype == np.float32:
+                np.testing.assert_allclose(found[name], values, rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_without_a_change_in_them(write: Callable[..., Path], family: str, size: int) -> None:
+    assert_alike(write(FAMILIES[family]), size)
+
+
+@pytest.mark.parametrize(("family", "num_kv_heads", "size"), [("llama", 2, 4), ("qwen2", 1, 2), ("qwen3", 4, 8)])
+def test_more_ranks_than_heads_of_keys_have_them_in_common(
+    write: Callable[..., Path], family: str, num_kv_heads: int, size: int
+) -> None:
+    model = write(FAMILIES[family] | {"num_key_value_heads": num_kv_heads})
+    assert_alike(model, size, **({"kv_cache_dtype": "int8"} if family == "qwen2" else {}))
+    (alone,), together = plans(model, 1), plans(model, size)
+    assert [KVMemory.of(rank).nbytes for rank in together] == [KVMemory.of(alone).nbytes // num_kv_heads] * size
+
+
+def test_which_heads_of_keys_a_rank_has() -> None:
+    assert [Share(rank, 2).heads(4) for rank in range(2)] == [(0, 2), (2, 4)]
+    assert [Share(rank, 4).heads(2) for rank in range(4)] == [(0, 1), (0, 1), (1, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"kv_cache_dtype": "fp8"}, {"quantization": "int8"}, {"quantization": "int4", "lm_head": "dense"}],
+    ids=lambda options: "-".join(options.values()),
+)
+def test_coded_caches_and_weights(write: Callable[..., Path], options: dict[str, str]) -> None:
+    if options.get("quantization"):  # a part's blocks are those of the whole where they end where it does
+        wide = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 128}
+        assert_alike(write(LLAMA | wide), 2, **options)
+    else:
+        assert_alike(write(LLAMA), 2, **options)
+
+
+@pytest.mark.parametrize("part", [Part.HIDDEN_STATES, Part.SCORES])
+def test_graphs_about_texts(write: Callable[..., Path], part: Part) -> None:
+    assert_alike(write(QWEN2), 2, GraphKey(part=part))
+
+
+def test_each_rank_holds_its_part(write: Callable[..., Path]) -> None:
+    model = write(LLAMA)
+    (alone,), together = plans(model, 1), plans(model, 2)
+
+    def held(planned: PlannedModel) -> int:
+        return Rank(planned, planned.key).constants.nbytes
+
+    norms = 5 * 48 * 4
+    assert all(abs(held(rank) - held(alone) / 2) <= norms + 48 * 4 for rank in together)  # an odd vocabulary
+    assert [KVMemory.of(rank).nbytes for rank in together] == [KVMemory.of(alone).nbytes // 2] * 2
+
+
+def test_ranks_meet_in_the_same_order(write: Callable[..., Path]) -> None:
+    names = [
+        [step.kernel.operator for step in rank.compiled.plan.steps if step.kernel.operator.startswith("all_")]
+        for rank in plans(write(QWEN2), 4)
+    ]
+    assert names == [["all_gather_last", *["all_reduce"] * 4, "all_gather_last"]] * 4
+
+
+def test_heads_that_cannot_be_shared_are_a_sentence(write: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match=r"num_kv_heads is 4, which 3 ranks cannot share evenly\. Choose"):
+        plans(write(LLAMA), 3)
+    with pytest.raises(ConfigError, match="num_heads is 8, which 16 ranks cannot share evenly"):
+        plans(write(LLAMA), 16)
+    with pytest.raises(ConfigError, match="num_heads is 8, which 16 ranks cannot share evenly"):
+        plans(write(QWEN3), 16)
+
+
+def test_what_cannot_go_together_is_a_sentence(write: Callable[..., Path]) -> None:
+    with pytest.raises(InvalidArgumentError, match="Leave kv_store or tensor_parallel_size out"):
+        plans(write(LLAMA), 2, kv_store="host:1MiB")
+    with pytest.raises(InvalidArgumentError, match="tensor_parallel_size should be a positive integer"):
+        plan_model(RUNTIME, write(LLAMA), tensor_parallel_size=0)
+    with pytest.raises(AetherMindError, match="No kernel for operator all_gather_last on sim"):
+        plans(write(LLAMA), 2, device="sim", fallback="error")
+
+
+# Parts of weights
+
+
+class Source:
+    def __init__(self, weight: Any) -> None:
+        self.weight = weight
+
+    def array(self, _: str) -> Any:
+        return self.weight
+
+
+def cut(weight: Any, axis: int, rank: int, size: int) -> Any:
+    begin, end = Share(rank, size).part(weight.shape[axis] if hasattr(weight, "shape") else weight.codes.shape[axis])
+    part = WeightPart("w", TensorType(DType.FLOAT32, (64, 96)), axis, begin, end)
+    return PartialTensors(Source(weight), {"w/part": part}).array("w/part")  # type: ignore[arg-type]
+
+
+def test_a_part_of_a_mapped_weight_is_a_view() -> None:
+    weight = np.arange(64 * 96, dtype=np.float32).reshape(64, 96)
+    assert np.shares_memory(cut(weight, -1, 1, 2), weight)
+    joined = np.concatenate([cut(weight, -2, rank, 3) for rank in range(3)])
+    np.testing.assert_array_equal(joined, weight)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4_zp", "int4_offset", "int8_channel"])
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_parts_of_a_quantised_weight_are_cut_between_blocks(name: str, axis: int) -> None:
+    format = parse_format(name)
+    assert format is not None
+    weight = format.quantize(np.random.default_rng(0).normal(size=(64, 96)).astype(np.float32))
+    parts = [format.dequantize(cut(weight, axis, rank, 3)) for rank in range(3)]
+    np.testing.assert_array_equal(np.concatenate(parts, axis), format.dequantize(weight))
+
+
+def test_a_part_that_ends_within_a_block_is_a_sentence() -> None:
+    format = parse_format("int8")
+    assert format is not None
+    weight = format.quantize(np.ones((64, 96), np.float32))
+    with pytest.raises(InvalidArgumentError, match=r"32 of its values share a scale.*Choose another"):
+        cut(weight, -1, 0, 2)

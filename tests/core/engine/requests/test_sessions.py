@@ -1,0 +1,124 @@
+"""Sessions: what their last turn left in the prefix cache is given up last, for a while, within a budget."""
+
+from __future__ import annotations
+
+from tests.core.engine.engines import open_engine
+
+from aethermind import RequestOptions, Runtime, SamplingParams
+from aethermind.cache.block_pool import BlockPool
+from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
+from aethermind.engine.engine import Engine
+from aethermind.engine.requests.sessions import Sessions
+
+TURN = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+
+
+def make(num_blocks: int = 8) -> tuple[BlockPool, HashedPrefixCache]:
+    pool = BlockPool(num_blocks)
+    return pool, HashedPrefixCache(pool, 2)
+
+
+def remember(pool: BlockPool, cache: HashedPrefixCache, token_ids: list[int]) -> None:
+    """Let a sequence of these tokens come and go."""
+    blocks = pool.allocate(len(token_ids) // 2)
+    assert blocks is not None
+    cache.publish(token_ids, blocks)
+    for block in reversed(blocks):
+        pool.release(block)
+
+
+def known(cache: HashedPrefixCache, token_ids: list[int]) -> int:
+    return len(cache.match(token_ids)) * 2
+
+
+def test_what_a_session_left_is_given_up_last() -> None:
+    pool, cache = make()
+    sessions = Sessions(cache, 9, 8, 60.0)
+    old, new = [1, 2, 3, 4], [5, 6, 7, 8, 9, 10]
+    remember(pool, cache, old)
+    sessions.keep("old", old, b"", 0.0)
+    remember(pool, cache, new)
+    cache.reclaim(3)
+    assert (known(cache, old), known(cache, new)) == (4, 0)
+    cache.reclaim(1)
+    assert known(cache, old) < 4  # nothing else was left
+    sessions.expire(60.0)
+    assert (len(sessions), sessions.num_blocks) == (0, 0)
+
+
+def test_a_next_turn_takes_the_place_of_the_last() -> None:
+    pool, cache = make()
+    sessions = Sessions(cache, 9, 8, 60.0)
+    first, second, other = [1, 2, 3, 4], [1, 2, 9, 9], [5, 6, 7, 8]
+    for turn in (first, second):
+        remember(pool, cache, turn)
+        sessions.keep("one", turn, b"", 0.0)
+    remember(pool, cache, other)
+    assert (len(sessions), sessions.num_blocks) == (1, 2)
+    cache.reclaim(3)
+    assert (known(cache, second), known(cache, first), known(cache, other)) == (4, 2, 0)
+
+
+def test_budgets_and_time() -> None:
+    pool, cache = make()
+    sessions = Sessions(cache, 2, 3, 60.0)
+    turns = {name: [start, start, start + 1, start + 1] for start, name in ((10, "a"), (20, "b"), (30, "c"))}
+    for name, turn in turns.items():
+        remember(pool, cache, turn)
+        sessions.keep(name, turn, b"", 0.0)
+    assert (len(sessions), sessions.num_blocks) == (1, 2)  # two of them would be four blocks
+    sessions.keep("c", turns["c"][:2], b"", 50.0)
+    sessions.keep("a", turns["a"][:2], b"", 59.0)
+    assert (len(sessions), sessions.num_blocks) == (2, 2)
+    sessions.expire(110.0)
+    assert len(sessions) == 1
+    sessions.keep("d", [99, 99], b"", 111.0)  # of which nothing is known
+    assert (len(sessions), sessions.num_blocks) == (2, 1)
+
+
+def test_pins_outlive_blocks_that_were_given_up_anyway() -> None:
+    pool, cache = make(2)
+    sessions = Sessions(cache, 9, 2, 60.0)
+    remember(pool, cache, [1, 1, 2, 2])
+    sessions.keep("one", [1, 1, 2, 2], b"", 0.0)
+    cache.reclaim(2)
+    remember(pool, cache, [3, 3, 4, 4])
+    sessions.expire(99.0)
+    cache.reclaim(1)
+    assert known(cache, [3, 3, 4, 4]) == 2
+    assert pool.num_free == 1
+
+
+def run(engine: Engine, name: str, token_ids: list[int], session: str = "", salt: bytes = b"") -> tuple[int, list[int]]:
+    """Serve a turn; returns how many of its tokens were known, and all its tokens."""
+    engine.add_request(name, token_ids, TURN, options=RequestOptions(session=session, cache_salt=salt))
+    while engine.has_unfinished:
+        outputs = engine.step()
+    return outputs[0].num_cached_tokens, token_ids + outputs[0].outputs[0].token_ids
+
+
+def test_a_conversation_survives_strangers(runtime: Runtime) -> None:
+    """The next turn, an edited one and one asked again all find what they have in common with the last."""
+    for session, expected in (("mine", 12), ("", 0)):
+        engine = open_engine(runtime, block_size=4, num_kv_blocks=8)
+        prompt = [5, 9, 13, 17, 21, 25, 29, 33, 37, 41]
+        _, context = run(engine, "first", prompt, session, b"salt")
+        for stranger in range(6):
+            run(engine, f"stranger {stranger}", [100 + stranger] * 14)
+        assert run(engine, "next", [*context, 7, 8], session, b"salt")[0] == expected
+        if session:
+            assert run(engine, "again", prompt, session, b"salt")[0] == 8
+            assert run(engine, "edited", [*prompt[:5], 1, 2, 3], session, b"salt")[0] == 4
+            assert run(engine, "somebody else", prompt, session)[0] == 0
+
+
+def test_a_turn_that_was_cancelled_is_none(runtime: Runtime) -> None:
+    engine = open_engine(runtime, block_size=4, num_kv_blocks=8)
+    _, context = run(engine, "first", [5, 9, 13, 17, 21, 25, 29, 33, 37, 41], "mine")
+    engine.add_request("cancelled", [*context, 1, 2, 3, 4], TURN, options=RequestOptions(session="mine"))
+    engine.step()
+    engine.abort("cancelled")
+    assert engine.sessions.num_blocks == 3
+    cached, whole = run(engine, "next", [*context, 7, 8], "mine")
+    fresh = open_engine(runtime, block_size=4, num_kv_blocks=8)
+    assert (cached, whole) == (12, run(fresh, "next", [*context, 7, 8])[1])

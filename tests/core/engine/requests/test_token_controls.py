@@ -1,0 +1,20 @@
+"""Controls of a request in tokens, for a tokenizer that has more of them than the model."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from aethermind import SamplingParams
+from aethermind.engine.requests.token_controls import ControlsReader
+
+
+def test_bad_words_that_the_model_cannot_say_are_left_out() -> None:
+    """A kernel that masks their last token would write beyond the row of logits."""
+    ids = {"fox": [1, 7], " fox": [2], "hen": [8], " hen": [3, 8]}
+    config = SimpleNamespace(vocab_size=8)
+    planned: Any = SimpleNamespace(model=SimpleNamespace(config=config), logits_processors={})
+    tokenizer: Any = SimpleNamespace(encode=ids.get)
+    controls = ControlsReader(planned, tokenizer).read(SamplingParams(bad_words=["fox", "hen"]))
+    assert controls is not None
+    assert controls.bad_words == ((1, 7), (2,))
