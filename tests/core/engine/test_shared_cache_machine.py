@@ -15,7 +15,7 @@ from hypothesis.stateful import initialize, invariant, multiple, rule
 from tests.core.cache.memories import Memory
 from tests.core.cache.sequence_rules import Held, SequenceRules
 from tests.core.engine.loops import MAX_MODEL_LEN, Loop, Swaps
-from tests.core.engine.test_scheduler_machine import IS_EXHAUSTIVE, POLICIES, SchedulerMachine
+from tests.core.engine.scheduling.test_scheduler_machine import IS_EXHAUSTIVE, POLICIES, SchedulerMachine
 
 from aethermind.cache import BlockPool, CacheState, HashedPrefixCache, HostSwapStore, KVCache, KVCacheSpec, Outcome
 from aethermind.engine.requests.request import RequestState
