@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from aethermind import LLM, RequestOutput, SamplingParams
+from aethermind.engine.requests.output_builder import Growth
 from aethermind.engine.serving.async_engine import AsyncEngine
 from aethermind.errors import ContextLengthError, EngineDeadError, InvalidArgumentError, RequestTimeoutError
 
@@ -27,15 +28,15 @@ async def open_engine(llm: LLM) -> AsyncIterator[AsyncEngine]:
 
 def hold(llm: LLM, patch: pytest.MonkeyPatch) -> None:
     """Steps compute only while somebody waits for a first token: however late a test looks, no answer is finished."""
-    engine, step = llm.engine, llm.engine.step
+    engine, advance = llm.engine, llm.engine.advance
 
-    def compute_or_wait() -> list[RequestOutput]:
+    def compute_or_wait() -> list[Growth]:
         if engine.waiting:
-            return step()
+            return advance()
         time.sleep(0.001)  # so that whoever has something to tell the engine's thread finds its lock open
         return []
 
-    patch.setattr(engine, "step", compute_or_wait)
+    patch.setattr(engine, "advance", compute_or_wait)
 
 
 def run(llm: LLM, scenario: Callable[[AsyncEngine], Awaitable[None]]) -> None:
@@ -156,7 +157,7 @@ def test_a_failing_step_ends_every_request_and_every_later_one(
             outputs = [engine.generate("Once", ENDLESS) for _ in range(3)]
             for one in outputs:
                 await anext(one)
-            monkeypatch.setattr(llm.engine, "step", _broken)
+            monkeypatch.setattr(llm.engine, "advance", _broken)
             for one in outputs:
                 with pytest.raises(EngineDeadError, match="a cable was pulled"):
                     await exhaust(one)
@@ -241,5 +242,5 @@ def test_several_models_by_name_in_one_process(open_demo: Callable[..., LLM]) ->
     asyncio.run(scenario())
 
 
-def _broken() -> list[RequestOutput]:
+def _broken() -> list[Growth]:
     raise RuntimeError("a cable was pulled")

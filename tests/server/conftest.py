@@ -108,19 +108,19 @@ def unread(http: httpx.Client, headers: dict[str, str] | None = None) -> Iterato
 @contextmanager
 def standing_still(llm: LLM, after: int = 4) -> Iterator[threading.Event]:
     """Have an engine take so many steps, and the others once the event is set: answers are under way meanwhile."""
-    step, goes_on, numbers = llm.engine.step, threading.Event(), itertools.count()
+    advance, goes_on, numbers = llm.engine.advance, threading.Event(), itertools.count()
 
     def held_step() -> Any:
         if next(numbers) >= after:
             goes_on.wait()
-        return step()
+        return advance()
 
-    llm.engine.step = held_step  # type: ignore[method-assign]
+    llm.engine.advance = held_step  # type: ignore[method-assign]
     try:
         yield goes_on
     finally:
         goes_on.set()
-        del llm.engine.step  # type: ignore[method-assign]
+        del llm.engine.advance  # type: ignore[method-assign]
 
 
 def await_idle(http: httpx.Client) -> None:

@@ -12,6 +12,7 @@ from tests.core.plugins.fake_distributions import FakeDistributions
 from aethermind import LLM, RequestOptions, Runtime, SamplingParams
 from aethermind.engine.engine import Engine
 from aethermind.engine.policies import PriorityWithAging
+from aethermind.engine.requests.output_builder import state_of
 from aethermind.errors import AetherMindError, ConfigError, ContextLengthError, InvalidArgumentError
 
 PROMPT = [5, 9, 13, 17, 21, 25, 29, 33, 37, 41]
@@ -36,6 +37,22 @@ def test_a_chunk_that_is_not_the_last_computes_no_logits_and_changes_no_token(ru
     seen = observe_rows(chunked)
     assert answer(chunked, PROMPT, 3) == answer(whole, PROMPT, 3)
     assert seen == [(4, 0), (4, 0), (2, 1), (1, 1), (1, 1)]
+
+
+def test_states_can_be_left_out_on_the_way_to_the_same_end(runtime: Runtime) -> None:
+    told, asked = open_engine(runtime), open_engine(runtime)
+    for engine in (told, asked):
+        engine.add_request("short", PROMPT, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
+        engine.add_request("long", PROMPT, GREEDY)
+        engine.add_request("two", PROMPT, SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, n=2))
+    number = 0
+    while told.has_unfinished:
+        states, growths = told.step(), asked.advance()
+        assert [one.request_id for one in states] == [one.request_id for one in growths]
+        number += 1
+        if number % 3 == 0 or not told.has_unfinished:
+            assert [one.outputs for one in states] == [state_of(one).outputs for one in growths]
+    assert not asked.has_unfinished
 
 
 def test_limits_can_be_adjusted_while_it_runs(runtime: Runtime) -> None:

@@ -16,7 +16,7 @@ from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.engine.open_cache import open_cache
 from aethermind.engine.policies import SharingPolicy
 from aethermind.engine.requests.output import RequestOutput
-from aethermind.engine.requests.output_builder import OutputBuilder
+from aethermind.engine.requests.output_builder import Growth, OutputBuilder, state_of
 from aethermind.engine.requests.prompt_reader import check_embeddings
 from aethermind.engine.requests.request import FinishReason, Request
 from aethermind.engine.requests.request_checks import check_prompt, check_token_ids
@@ -228,10 +228,16 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Compute one step and return the requests that grew or ended in it."""
+        return [state_of(growth) for growth in self.advance()]
+
+    def advance(self) -> list[Growth]:
+        """`step` for who does not want to know every state: that of a request that goes on can be asked for by
+        `state_of` until it ends.
+        """
         if self.kv_offload is not None and self.kv_offload.num_waiting:
             for request in self.kv_offload.arrived(may_wait=not (self.running or self.waiting or self._unscored)):
                 self.waiting.add(request, request.arrival)
-        outputs = self._score_prompts() if self._unscored else []
+        outputs: list[Growth] = [*self._score_prompts()] if self._unscored else []
         if self._groups:
             self._groups.start(self.cache, self.budget.max_num_seqs, self.waiting, self.running, self._clock())
         if self.speculator is not None:
@@ -249,7 +255,7 @@ class Engine:
                 outputs += self._refuse(decision, now)
         if self.pipeline.is_deserted:
             self.pipeline.drain()
-        return self._merge_groups(outputs) if self._groups else outputs
+        return [*self._merge_groups([state_of(growth) for growth in outputs])] if self._groups else outputs
 
     def close(self) -> None:
         """Let a store have what it is still to be given, finish the device's work and give everything back."""
@@ -257,7 +263,7 @@ class Engine:
             self._end_offload()
         self.executor.close()
 
-    def _append(self, request: Request, tokens: Iterable[SampledToken], now: float) -> RequestOutput:
+    def _append(self, request: Request, tokens: Iterable[SampledToken], now: float) -> Growth:
         builder = self._outputs[request.request_id]
         for token in chain(tokens, forced_tokens(request)):
             if token.failure is not None:
@@ -266,8 +272,8 @@ class Engine:
             if reason is not None:
                 self._finish(request, reason)
                 del self._outputs[request.request_id]
-                break
-        return builder.snapshot(now)
+                return builder.snapshot(now)
+        return builder
 
     def _refuse(self, decision: ScheduleDecision, now: float) -> list[RequestOutput]:
         return [

@@ -163,7 +163,7 @@ class EngineProcess(EngineClient):
         handle = self._handles.pop(name, None)
         if handle is not None:
             del self._growing[handle]
-            self._supervisor.send(Forget(handle))  # nothing where it has finished
+            self._supervisor.send(Forget(handle))
 
     def _take(self, news: News) -> None:
         if news.progress is not None and self._on_progress is not None and self._loaded is None:
@@ -186,8 +186,10 @@ class EngineProcess(EngineClient):
             if handle in self._growing:
                 name, growing = self._growing[handle]
                 output = growing.grow(state)
-                if output.finished and output.outputs[0].finish_reason != "abort":
-                    self._supervisor.vouch()
+                if output.finished:
+                    del self._growing[handle], self._handles[name]
+                    if output.outputs[0].finish_reason != "abort":
+                        self._supervisor.vouch()
                 self._requests.deliver(name, output)
 
     def _come_up(self, loaded: Loaded) -> None:

@@ -15,7 +15,7 @@ from aethermind.engine.serving.held_news import HeldNews
 
 if TYPE_CHECKING:
     from aethermind.engine.observation.engine_stats import EngineStats
-    from aethermind.engine.requests.output import RequestOutput
+    from aethermind.engine.requests.output_builder import Growth
 
 __all__ = ["Outbox"]
 
@@ -24,7 +24,7 @@ _MOST_LOG_LINES = 1000
 
 
 class Outbox:
-    """Mutable. At most one state of each open request is kept, the newest, until it is due (see `HeldNews`)."""
+    """Mutable. What is new of a request waits until it is due (see `HeldNews`)."""
 
     def __init__(self, sock: socket.socket, clock: Callable[[], float] = time.monotonic) -> None:
         sock.setblocking(False)
@@ -56,9 +56,9 @@ class Outbox:
         self._states.open(handle, hold_s)
         self._sent[handle] = SentOutput()
 
-    def put(self, handle: int, state: RequestOutput) -> None:
-        """The newest state of a request."""
-        self._states.put(handle, state)
+    def put(self, handle: int, growth: Growth) -> None:
+        """A request has grown."""
+        self._states.put(handle, growth)
 
     def refuse(self, handle: int, error: Exception) -> None:
         """A request was not taken."""

@@ -46,6 +46,9 @@ RECORDS: Sequence[type[Any]] = (
 _MOST_BYTES = 1 << 30
 """Of a message; a prompt in embeddings may be large."""
 
+_SMALL_BYTES = 1 << 16
+"""What most messages stay below."""
+
 _CODE_OF = {record: code for code, record in enumerate(RECORDS)}
 _NAMES = {record: tuple(one.name for one in fields(record) if one.init) for record in RECORDS}
 _TUPLE, _ARRAY, _MAPPING, _ERROR = 120, 121, 122, 123
@@ -58,8 +61,20 @@ class RemoteError(Exception):
 
 def pack(value: Any) -> bytes:
     """The bytes of a value. InvalidArgumentError for one that is not of a kind that crosses."""
-    packed: bytes = msgpack.packb(value, default=_as_extension, strict_types=True, unicode_errors="surrogatepass")
+    try:
+        packer = _packers.pop()
+    except IndexError:
+        packer = msgpack.Packer(default=_as_extension, strict_types=True, unicode_errors="surrogatepass")
+    packed: bytes = packer.pack(value)
+    if len(packed) <= _SMALL_BYTES:
+        _packers.append(packer)
     return packed
+
+
+_packers: list[Any] = []
+"""Idle ones, with the memory they have: to get that anew costs more than packing a small value, and a record in a
+record needs a packer of its own. Those that had something large to pack are not kept.
+"""
 
 
 class Unpacker:

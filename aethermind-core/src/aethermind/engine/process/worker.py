@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from aethermind import __version__
 from aethermind.engine.engine import Engine
@@ -27,10 +27,14 @@ from aethermind.engine.process.calls import CALLS
 from aethermind.engine.process.messages import Abort, Add, Ask, Close, Forget, Loaded, LogLine, Reply, Setup
 from aethermind.engine.process.outbox import Outbox
 from aethermind.engine.process.wire import Unpacker
+from aethermind.engine.requests.output import RequestOutput
 from aethermind.errors import AetherMindError, EngineDeadError, PluginError
 from aethermind.log import get_logger
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults
+
+if TYPE_CHECKING:
+    from aethermind.engine.requests.output_builder import Growth
 
 __all__ = ["main"]
 
@@ -121,6 +125,8 @@ class _Inbox:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._unpacker = Unpacker()
+        self._has_come = select.poll()
+        self._has_come.register(sock, select.POLLIN)
 
     def first(self) -> Setup:
         """Wait for the first message."""
@@ -132,10 +138,9 @@ class _Inbox:
 
     def take(self) -> list[Any]:
         """The messages that have come. EOFError when no more will."""
-        try:
-            data = self.sock.recv(_RECEIVE_BYTES)
-        except BlockingIOError:
+        if not self._has_come.poll(0):  # a quarter of what an exception costs, in every step
             return []
+        data = self.sock.recv(_RECEIVE_BYTES)
         if not data:
             raise EOFError
         return list(self._unpacker.feed(data))
@@ -165,8 +170,8 @@ class _Worker:
                     return
                 self._obey(message)
             if engine.has_unfinished:
-                for output in engine.step():
-                    self._put(output.request_id, output)
+                for growth in engine.advance():
+                    self._put(growth.request_id, growth)
 
     def _tell_stats(self) -> None:
         """With other news, and now and then without: silence would be taken for a step that never ends."""
@@ -217,11 +222,11 @@ class _Worker:
         except Exception as error:
             return Reply(number, None, _told(error))
 
-    def _put(self, name: str, output: Any) -> None:
+    def _put(self, name: str, growth: Growth | None) -> None:
         handle = self._handles.get(name)
-        if handle is not None and output is not None:
-            self._outbox.put(handle, output)
-            if output.finished:
+        if handle is not None and growth is not None:
+            self._outbox.put(handle, growth)
+            if isinstance(growth, RequestOutput) and growth.finished:
                 del self._handles[name], self._names[handle]
 
     def _drop(self, handle: int) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.logprobs import TokenLogprobs
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["OutputBuilder"]
+__all__ = ["Growth", "OutputBuilder", "state_of"]
 
 
 class OutputBuilder:
@@ -50,6 +50,11 @@ class OutputBuilder:
         self._stop_reason: str | int | None = None
         self._first_token_s: float | None = None
 
+    @property
+    def request_id(self) -> str:
+        """Whose answer it is."""
+        return self.request.request_id
+
     def add_prompt(self, scores: Sequence[TokenLogprobs | None]) -> None:
         """Take what the model thought of each token of the prompt; None where it thought nothing."""
         self._prompt_logprobs = [
@@ -77,8 +82,8 @@ class OutputBuilder:
             return FinishReason.STOP
         return self._end(reason) if reason else None
 
-    def snapshot(self, now: float) -> RequestOutput:
-        """The answer as it is."""
+    def snapshot(self, ended_s: float | None = None) -> RequestOutput:
+        """The answer as it is; `ended_s` is when it ended, if it has."""
         request = self.request
         reason = request.finish_reason
         completion = CompletionOutput(
@@ -89,11 +94,10 @@ class OutputBuilder:
             reason.value if reason else None,
             self._stop_reason,
         )
-        ended_s = now if reason else None
         metrics = RequestMetrics(
             request.arrival,
             self._first_token_s,
-            ended_s,
+            ended_s if reason else None,
             request.admitted,
             request.num_preemptions,
             request.num_draft_tokens,
@@ -130,6 +134,17 @@ class OutputBuilder:
         if self._stop is not None:
             self._text += self._stop.flush()
         return reason
+
+
+Growth = RequestOutput | OutputBuilder
+"""What came of a request in a step: its last state, or the answer that goes on, whose state costs more than a token to
+write down.
+"""
+
+
+def state_of(growth: Growth) -> RequestOutput:
+    """The state of a request between two steps."""
+    return growth if isinstance(growth, RequestOutput) else growth.snapshot()
 
 
 def _named_logprobs(tokenizer: Tokenizer, token_id: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:

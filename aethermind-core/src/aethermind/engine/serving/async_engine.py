@@ -167,8 +167,8 @@ class AsyncEngine(EngineClient):
                 if self._is_stopping:
                     return
                 if engine.has_unfinished:
-                    for output in engine.step():
-                        self._put(output)
+                    for growth in engine.advance():
+                        self._news.put(growth.request_id, growth)
                 if news := self._news.take():
                     self._tell(self._deliver, news)
         except Exception as error:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from math import inf
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from aethermind.engine.requests.output import RequestOutput
+from aethermind.engine.requests.output import RequestOutput
+from aethermind.engine.requests.output_builder import Growth, state_of
 
 __all__ = ["HeldNews"]
 
@@ -16,7 +17,7 @@ Key = TypeVar("Key")
 
 
 class HeldNews(Generic[Key]):
-    """At most one state of each open request is kept, the newest, until it is due. Mutable.
+    """Of each open request is kept that it has grown, until it is due, and its state then written down. Mutable.
 
     The first and the last are due at once, any other when the request's time to hold news back is over. These times
     are multiples of the hold, so that requests with the same are due at the same moments: whoever is told wakes up,
@@ -25,43 +26,60 @@ class HeldNews(Generic[Key]):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._states: dict[Key, RequestOutput] = {}
+        self._grown: dict[Key, Growth] = {}
         self._open: dict[Key, _Open] = {}
+        self._due_s = inf
+        """When something of it is due. Everybody is asked in every step, so the answer has to be quick."""
 
     def open(self, key: Key, hold_s: float = 0.0) -> None:
         """Expect states of a request, which may be held back so long."""
         self._open[key] = _Open(hold_s)
 
-    def put(self, key: Key, state: RequestOutput) -> None:
-        """The newest state of a request; nobody's where it is not open."""
-        if key in self._open:
-            self._states[key] = state
+    def put(self, key: Key, growth: Growth) -> None:
+        """A request has grown; nobody's where it is not open."""
+        request = self._open.get(key)
+        if request is not None:
+            self._grown[key] = growth
+            due_s = 0.0 if _has_ended(growth) else request.due_s
+            if due_s < self._due_s:
+                self._due_s = due_s
 
     def drop(self, key: Key) -> None:
         """Nobody wants to know of a request any more."""
         self._open.pop(key, None)
-        self._states.pop(key, None)
+        self._grown.pop(key, None)
+        self._due_s = self._next_due_s()
 
     @property
     def is_due(self) -> bool:
         """Whether there is something to tell now."""
-        return bool(self._due(self._clock()))
+        return self._due_s <= self._clock()
 
     def take(self) -> list[tuple[Key, RequestOutput]]:
         """What is to be told now; requests that have finished are open no more."""
         now = self._clock()
+        if self._due_s > now:
+            return []
         taken = []
-        for key in self._due(now):
-            state, request = self._states.pop(key), self._open[key]
+        for key in [key for key, growth in self._grown.items() if self._due_s_of(key, growth) <= now]:
+            state, request = state_of(self._grown.pop(key)), self._open[key]
             if state.finished:
                 del self._open[key]
             elif request.hold_s:
                 request.due_s = (now // request.hold_s + 1) * request.hold_s
             taken.append((key, state))
+        self._due_s = self._next_due_s()
         return taken
 
-    def _due(self, now: float) -> list[Key]:
-        return [key for key, state in self._states.items() if state.finished or self._open[key].due_s <= now]
+    def _next_due_s(self) -> float:
+        return min((self._due_s_of(key, growth) for key, growth in self._grown.items()), default=inf)
+
+    def _due_s_of(self, key: Key, growth: Growth) -> float:
+        return 0.0 if _has_ended(growth) else self._open[key].due_s
+
+
+def _has_ended(growth: Growth) -> bool:
+    return isinstance(growth, RequestOutput) and growth.finished
 
 
 @dataclass(slots=True)
