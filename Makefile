@@ -13,13 +13,14 @@ FUZZ_SECONDS ?= 60
 # Of these floors the tests have to reach nearly every line, so they run under coverage.
 COVERED := $(wildcard $(addprefix tests/core/,cache config dispatch engine graph sampling text))
 
-.PHONY: run install test test-env native-test sanitize neon-test neon-tools coverage fuzz ui ui-check ui-tools redis-tools lint format clean bench
+.PHONY: run install test test-env build-tools suite native-test sanitize neon-test neon-tools coverage fuzz ui ui-check ui-tools redis-tools lint format clean bench
 
 run: install
 	$(BIN)/aethermind generate "$(PROMPT)"
 
 install: $(VENV)/.installed
 test-env: $(VENV)/.installed-dev
+build-tools: $(VENV)/.build-tools
 
 $(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit("AetherMind needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -29,16 +30,22 @@ $(VENV)/.installed: $(VENV)/bin/pip requirements.txt $(PACKAGES) $(SOURCES)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
-# Without isolation, so that all builds have the same tools, and what one of them compiled serves the next.
-$(VENV)/.installed-dev: $(VENV)/bin/pip $(wildcard requirements*.txt) $(PACKAGES) $(SOURCES) $(wildcard examples/*/pyproject.toml)
+$(VENV)/.build-tools: $(VENV)/bin/pip requirements-build.txt constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-build.txt
+	@touch $@
+
+# Without isolation, so that all builds have the same tools, and what one of them compiled serves the next.
+$(VENV)/.installed-dev: $(VENV)/.build-tools $(wildcard requirements*.txt) $(PACKAGES) $(SOURCES) $(wildcard examples/*/pyproject.toml)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements-dev.txt
 	@touch $@ $(VENV)/.installed
 
 # Files of tests are shared out to two processes. The wheels are there before, as both would build them.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-test: test-env native-test coverage wheels
+test: native-test coverage suite
+
+# What neither `native-test` nor `coverage` runs.
+suite: test-env wheels
 	$(PYTEST) $(addprefix --ignore=,$(COVERED))
 
 coverage: test-env
@@ -71,7 +78,7 @@ native-test sanitize: test-env
 
 # The native tests for 64-bit ARM, under an emulator: once as released, once with the undefined-behaviour sanitizer.
 # The address sanitizer is for x86 alone: its shadow memory does not fit the address space that qemu-user gives.
-neon-test: test-env
+neon-test: build-tools
 	@command -v aarch64-linux-gnu-g++ > /dev/null && { command -v qemu-aarch64-static || command -v qemu-aarch64; } > /dev/null || \
 		{ echo "neon-test needs the aarch64 cross compiler and qemu-user: run 'make neon-tools' (as root, on Debian)." >&2; exit 2; }
 	@for options in "build/neon" "build/neon-sanitize -DAETHER_SANITIZE=undefined"; do \
@@ -165,7 +172,6 @@ lint: test-env ui-check
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest -q tests/architecture
 	$(BIN)/clang-format --dry-run --Werror $(FORMATTED)
 
 format: test-env
