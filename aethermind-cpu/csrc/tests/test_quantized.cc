@@ -202,9 +202,8 @@ void test_packing(const QuantizedLayout& layout) {
 }  // namespace
 
 int main() {
-  // An emulator takes many times as long: there a kernel meets a third of the formats, and just one where its code is
-  // tested elsewhere: a portable one natively, one for i8mm, but for an instruction, by its neighbour.
-  const bool is_quick = std::getenv("AETHER_TEST_QUICK") != nullptr;
+  // Where it has to be quick a kernel meets a third of the formats, and just one where its code is tested elsewhere: a
+  // portable one natively, one for i8mm, but for an instruction, by its neighbour.
   size_t index = 0;
   for (const QuantizedLayout& layout : kLayouts) {
     test_packing(layout);
@@ -215,7 +214,7 @@ int main() {
     const auto run_all = [&](const char* operator_name, void (*test)(const KernelEntry&, const Storage&)) {
       const auto run_one = [&](const KernelEntry& entry) {
         const bool is_covered = is_one_of(entry, {"portable", "neon_i8mm"});
-        const bool is_left_out = is_quick && (entry.dtype != turn || (is_covered && index > 3));
+        const bool is_left_out = is_quick() && (entry.dtype != turn || (is_covered && index > 3));
         if (!is_left_out) test(entry, storage);
       };
       for_each_kernel(operator_name, run_one, quantized_kernel_table());
