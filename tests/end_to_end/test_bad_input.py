@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save
 from tests.end_to_end.models import CONFIG, DEMO, copy_demo
 from typer.testing import CliRunner
 
@@ -54,6 +56,17 @@ def broken_shard(path: Path) -> Path:
     return copy_demo(path / "model", files={WEIGHTS: None, "model.safetensors.index.json": json.dumps(index).encode()})
 
 
+def stored(**tensors: Callable[[Mapping[str, torch.Tensor]], torch.Tensor]) -> Callable[[Path], Path]:
+    """The demo model with tensors stored that are made of its own."""
+
+    def write(path: Path) -> Path:
+        own = load_file(DEMO / WEIGHTS)
+        own |= {name.replace("__", "."): make(own) for name, make in tensors.items()}
+        return copy_demo(path / "model", files={WEIGHTS: save(own)})
+
+    return write
+
+
 NUM_LAYERS = CONFIG["num_hidden_layers"]
 NUM_HEADS = CONFIG["num_attention_heads"]
 VOCAB_SIZE = CONFIG["vocab_size"]
@@ -85,6 +98,7 @@ MISTAKES = (
     ),
     Mistake("unknown_activation", ("hidden_act", "'gelu'"), changed(hidden_act="gelu")),
     Mistake("unknown_rope", ("rope_type", "'longrope'", "yarn"), changed(rope_parameters={"rope_type": "longrope"})),
+    Mistake("rope_by_layers", ("'full'",), changed(rope_parameters={"full": {"rope_type": "default"}})),
     Mistake("rope_without_factor", ("factor", "None"), changed(rope_scaling={"type": "linear"})),
     Mistake(
         "window_without_size",
@@ -128,6 +142,22 @@ MISTAKES = (
         changed(num_hidden_layers=NUM_LAYERS - 1),
     ),
     Mistake("misshapen_weights", ("misshapen", f"{GATE} instead of [700, {GATE[1]}]"), changed(intermediate_size=700)),
+    Mistake(
+        "weights_in_integers",
+        ("model.norm.weight", "int32", "quantisation"),
+        stored(model__norm__weight=lambda own: own["model.norm.weight"].int()),
+    ),
+    Mistake(
+        "a_tied_head_of_its_own",
+        ("lm_head.weight of other values", "tie_word_embeddings"),
+        stored(lm_head__weight=lambda own: -own["model.embed_tokens.weight"]),
+    ),
+    Mistake(
+        "weights_beyond_the_dtype",
+        ("model.norm.weight", "float16", "bfloat16"),
+        stored(model__norm__weight=lambda own: own["model.norm.weight"].float() * 1e6),
+        {"dtype": "float16"},
+    ),
     Mistake("no_tokenizer", ("tokenizer.json", "does not exist"), replaced("tokenizer.json", None)),
     Mistake("broken_tokenizer", ("tokenizer.json",), replaced("tokenizer.json", b"{}")),
     Mistake("prompt_too_long", ("5 tokens", "holds 4", "Shorten"), options={"max_model_len": 4}, prompt="a b c d e"),

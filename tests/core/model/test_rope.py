@@ -72,6 +72,20 @@ def assert_within_ulps(values: np.ndarray[Any, Any], expected: np.ndarray[Any, A
     np.testing.assert_array_less(np.abs(values.astype(np.float64) - expected), (ulps + 0.5) * np.spacing(expected))
 
 
+@pytest.mark.parametrize("name", ["yarn", "llama3"])
+@pytest.mark.parametrize("within", [{}, {"original_max_position_embeddings": 4096}])
+def test_the_old_context_may_stand_beside_the_scaling(name: str, within: dict[str, Any]) -> None:
+    """Where transformers looks first."""
+    scaling = {**SCALINGS[name], **within, "rope_theta": 1e6}
+    if not within:
+        del scaling["original_max_position_embeddings"]
+    sizes = {"max_position_embeddings": 8192, "original_max_position_embeddings": 512}
+    theirs = Qwen2Config(hidden_size=256, num_attention_heads=4, rope_parameters=dict(scaling), **sizes)
+    expected, _ = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs, device="cpu")
+    config = read_rope({"rope_parameters": scaling, **sizes}, head_dim=64, max_position_embeddings=8192)
+    assert_within_ulps(inverse_frequencies(config, 100)[0], expected.numpy(), 2)
+
+
 def test_yarn_without_a_factor_stretches_to_max_position_embeddings() -> None:
     fields = {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 2048}}
     assert read_rope(fields, head_dim=8, max_position_embeddings=8192).factor == 4.0
@@ -97,6 +111,11 @@ def test_positions_that_a_scaling_reaches() -> None:
             "partial_rotary_factor 0.25",
         ),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 2, "head_dim above 2"),
+        ({"rope_parameters": [YARN]}, 64, "rope_parameters in config.json should be an object"),
+        ({"rope_parameters": {"full_attention": YARN, "sliding_attention": {}}}, 64, "'full_attention'"),
+        ({"rope_scaling": {"factor": 4.0}}, 64, "no rope_type"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_scaling": YARN}, 64, "they differ"),
+        ({"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}, 64, "'longrope' in config.json is not supp"),
     ],
 )
 def test_what_is_not_rotated_as_asked_is_refused(fields: dict[str, Any], head_dim: int, sentence: str) -> None:

@@ -64,7 +64,8 @@ def test_greedy_needs_no_random_number(params: dict[str, Any], is_greedy: bool) 
         {"top_p": 1},
         {"top_p": 1e-9},
         {"min_p": 1},
-        {"temperature": 100.0},
+        {"temperature": 1e9},
+        {"repetition_penalty": 1e-9},
         {"seed": 2**64 - 1},
         {"seed": 0},
         {"max_tokens": None, "min_tokens": 10**6},
@@ -96,6 +97,7 @@ def test_limits_are_inclusive(params: dict[str, Any]) -> None:
         ("temperature", math.nan),
         ("temperature", math.inf),
         ("temperature", 10**400),
+        ("temperature", 1e308),
         ("temperature", "1"),
         ("temperature", True),
         ("temperature", None),
@@ -110,6 +112,8 @@ def test_limits_are_inclusive(params: dict[str, Any]) -> None:
         ("min_p", -0.1),
         ("repetition_penalty", 0),
         ("repetition_penalty", math.inf),
+        ("repetition_penalty", 1e308),
+        ("repetition_penalty", 1e-320),
         ("n", 0),
         ("n", MAX_N + 1),
         ("n", None),
@@ -153,7 +157,7 @@ def test_each_bad_value_is_one_sentence(name: str, value: Any) -> None:
         SamplingParams(**{name: value})
     message = str(caught.value)
     offender = next((item for item in value if item != "ok"), value) if isinstance(value, list) else value
-    assert message.startswith(f"{name} is {offender!r} but must be ")
+    assert message.startswith(f"{name} is {offender!r:.80} but must be ")
     assert "; " in message
     assert message.endswith(".")
     assert "\n" not in message

@@ -221,7 +221,11 @@ def _as_stored(source: Array | QuantizedWeight, wanted: DType) -> Array:
 
     if isinstance(source, QuantizedWeight):
         return source.format.dequantize(source, wanted.numpy)
-    return np.require(source, wanted.numpy, ["C_CONTIGUOUS", "ALIGNED"])
+    try:
+        with np.errstate(over="raise"):
+            return np.require(source, wanted.numpy, ["C_CONTIGUOUS", "ALIGNED"])
+    except FloatingPointError:
+        raise InvalidArgumentError(f"It has values beyond {wanted}; pass --dtype bfloat16 or float32.") from None
 
 
 def _drop_pages(source: Array | QuantizedWeight) -> None:

@@ -54,9 +54,7 @@ class RopeConfig:
 
 def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddings: int) -> RopeConfig:
     """Read `rope_parameters` (today's spelling) or `rope_theta` with `rope_scaling` (the older one)."""
-    parameters = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    if not isinstance(parameters, Mapping):
-        raise ConfigError(f"rope_parameters in config.json should be an object, got {parameters!r}.")
+    parameters = _read_parameters(fields)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind not in KINDS:
         raise ConfigError(f"rope_type {kind!r} in config.json is not supported. Supported: {', '.join(KINDS)}.")
@@ -70,7 +68,9 @@ def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddin
         return RopeConfig(theta, head_dim)
     if kind == "factors":
         return RopeConfig(theta, head_dim, kind, factors=_read_factors(parameters, head_dim // 2))
-    original = int(_number(parameters, "original_max_position_embeddings", max_position_embeddings))
+    # Beside the object it is first in rank, as for transformers.
+    beside = _optional_number(fields, "original_max_position_embeddings")
+    original = int(beside or _number(parameters, "original_max_position_embeddings", max_position_embeddings))
     return RopeConfig(
         theta,
         head_dim,
@@ -86,6 +86,28 @@ def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddin
         bool(parameters.get("truncate", True)),
         *_read_bands(parameters, kind),
     )
+
+
+def _read_parameters(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What config.json says of the rotary embedding, in one object for all layers."""
+    spellings = [name for name in ("rope_parameters", "rope_scaling") if fields.get(name)]
+    for name in spellings:
+        if not isinstance(fields[name], Mapping):
+            raise ConfigError(f"{name} in config.json should be an object, got {fields[name]!r:.80}.")
+    if len(spellings) == 2 and fields["rope_parameters"] != fields["rope_scaling"]:
+        raise ConfigError(
+            "config.json has both rope_parameters and rope_scaling, and they differ; "
+            "write into rope_parameters what counts, and leave rope_scaling out."
+        )
+    parameters: Mapping[str, Any] = fields[spellings[0]] if spellings else {}
+    nested = next((name for name, value in parameters.items() if isinstance(value, Mapping)), None)
+    if nested is not None:
+        raise ConfigError(
+            f"{spellings[0]} in config.json has parameters for {nested!r:.80} alone; all layers share theirs here."
+        )
+    if "factor" in parameters and not {"rope_type", "type"} & set(parameters):
+        raise ConfigError(f"{spellings[0]} in config.json has a factor and no rope_type; name one: {', '.join(KINDS)}.")
+    return parameters
 
 
 def _read_factors(parameters: Mapping[str, Any], num_pairs: int) -> tuple[float, ...]:

@@ -87,4 +87,4 @@ def token_ids(name: str, value: object, most: int | None) -> tuple[int, ...]:
 
 def refuse(name: str, value: object, allowed: str, way_out: str) -> NoReturn:
     """Raise InvalidArgumentError for a value, with what would be allowed and what to do."""
-    raise InvalidArgumentError(f"{name} is {value!r} but must be {allowed}; {way_out}.")
+    raise InvalidArgumentError(f"{name} is {value!r:.80} but must be {allowed}; {way_out}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -39,6 +38,9 @@ MAX_LOGIT_BIAS = 512
 
 MAX_N = 128
 """The most answers to one prompt."""
+
+MAX_SCALE = 1e9
+"""The most that logits are divided by or multiplied with: within float32, in which the sampler computes."""
 
 _NO_ARGS: Mapping[str, Any] = MappingProxyType({})
 
@@ -136,12 +138,12 @@ class SamplingParams:
     ) -> None:
         values: dict[str, Any] = {
             "n": integer("n", n, 1, MAX_N, "1 is one answer"),
-            "temperature": number("temperature", temperature, 0.0, math.inf, "0 is greedy and 1 the plain model"),
+            "temperature": number("temperature", temperature, 0.0, MAX_SCALE, "0 is greedy and 1 the plain model"),
             "top_k": max(integer("top_k", top_k, -1, None, "0 or -1 turns it off"), 0),
             "top_p": number("top_p", top_p, 0.0, 1.0, "1 turns it off", is_above=True),
             "min_p": number("min_p", min_p, 0.0, 1.0, "0 turns it off"),
             "repetition_penalty": number(
-                "repetition_penalty", repetition_penalty, 0.0, math.inf, "1 turns it off", is_above=True
+                "repetition_penalty", repetition_penalty, 1 / MAX_SCALE, MAX_SCALE, "1 turns it off"
             ),
             "presence_penalty": number("presence_penalty", presence_penalty, -2.0, 2.0, "0 turns it off"),
             "frequency_penalty": number("frequency_penalty", frequency_penalty, -2.0, 2.0, "0 turns it off"),

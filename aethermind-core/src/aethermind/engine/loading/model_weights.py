@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.engine.loading.tensor_parallel import PartialTensors
 from aethermind.engine.weight_cache import WeightCache
+from aethermind.errors import CheckpointError
 from aethermind.graph.constants import ConstantStore
+from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.model.architecture import AdaptsWeights
 from aethermind.ops.schema import TensorType
 
 if TYPE_CHECKING:
-    from aethermind.checkpoint.source import TensorSource
+    from aethermind.checkpoint.source import TensorInfo, TensorSource
     from aethermind.model.input_processor import InputProcessor
 
 __all__ = ["open_constants", "open_input_processor", "open_weights"]
+
+_HEAD = "lm_head.weight"
+_PIECE_BYTES = 4 << 20
 
 
 def open_weights(planned: PlannedModel) -> TensorSource:
@@ -58,8 +63,41 @@ def _open_checkpoint(planned: PlannedModel, types: Mapping[str, TensorType]) -> 
     checkpoint = planned.source.weights()
     if isinstance(planned.model, AdaptsWeights):
         checkpoint = planned.model.adapt(checkpoint)
-    match_names(shapes, checkpoint, ignore=(*planned.ignored_names, *checkpoint.neutral_names))
+    found = match_names(shapes, checkpoint, ignore=(*planned.ignored_names, *checkpoint.neutral_names))
+    for name, info in found.items():
+        if info.weight_format is None and info.dtype.kind in "biu" and types[name].dtype.is_floating:
+            raise CheckpointError(
+                f"{name} is stored in {info.dtype}: these are no weights but codes of some quantisation, of which "
+                "config.json says nothing. Take the model itself, or quantised by gptq or awq, or as .gguf."
+            )
+    if planned.model.config.tie_word_embeddings and not planned.is_encoder:
+        _check_tied(checkpoint, [name for name in checkpoint.names if name not in found], found)
     return checkpoint
+
+
+def _check_tied(checkpoint: TensorSource, unread: Iterable[str], read: Mapping[str, TensorInfo]) -> None:
+    """CheckpointError where an output matrix, which a tied model does not read, is not that of its embeddings."""
+    if _HEAD not in unread or checkpoint.info(_HEAD).weight_format is not None:
+        return
+    head = checkpoint.info(_HEAD)
+    alike = [name for name, info in read.items() if (info.shape, info.dtype_name) == (head.shape, head.dtype_name)]
+    if not any(_are_same(checkpoint, _HEAD, name) for name in alike):
+        raise CheckpointError(
+            f"config.json ties the output to the embeddings, and the checkpoint has a {_HEAD} of other values. Set "
+            f"tie_word_embeddings to false in config.json, or take {_HEAD} out of the checkpoint."
+        )
+
+
+def _are_same(checkpoint: TensorSource, *names: str) -> bool:
+    """Whether two tensors of one shape and dtype are the same to the bit, read in pieces whose memory is let go."""
+    import numpy as np
+
+    left, right = (np.ascontiguousarray(checkpoint.array(name)).reshape(-1).view(np.uint8) for name in names)
+    pieces = range(0, left.size, _PIECE_BYTES)
+    are_same = all(np.array_equal(left[at : at + _PIECE_BYTES], right[at : at + _PIECE_BYTES]) for at in pieces)
+    for array in (left, right):
+        drop_mapped_pages(array)
+    return are_same
 
 
 def open_input_processor(planned: PlannedModel) -> InputProcessor | None:
