@@ -76,6 +76,22 @@ def test_a_null_says_nothing_and_all_else_is_refused(kind: type[BaseModel], body
     assert refusal_of(caught.value).code == "unsupported_parameter"
 
 
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, ResponseRequest])
+def test_what_is_done_anyway_may_be_asked_for(kind: type[BaseModel]) -> None:
+    body = {ChatRequest: CHAT, CompletionRequest: COMPLETION, ResponseRequest: RESPONSE}[kind]
+    asked = {"store": False, "service_tier": "auto", "prompt_cache_key": "k", "safety_identifier": "me"}
+    asked |= {"stream": True, "stream_options": {"include_obfuscation": False}}
+    asked |= {ChatRequest: {"modalities": ["text"]}, ResponseRequest: {"background": False}}.get(kind, {})
+    assert kind.model_validate({**body, **asked}).model_dump()["user"] == "me"
+    for other in (
+        {"service_tier": "flex"},
+        {"stream_options": {"include_obfuscation": True}},
+        {"modalities": ["audio"]},
+    ):
+        with pytest.raises(ValidationError):
+            kind.model_validate({**body, "stream": True, **other})
+
+
 def test_a_null_where_a_value_has_to_be_is_refused() -> None:
     with pytest.raises(ValidationError) as caught:
         ChatRequest.model_validate({**CHAT, "messages": None})

@@ -96,6 +96,28 @@ def test_who_would_rather_speak_another_protocol_is_answered_in_this_one(
     assert answers.endswith(b'{"status":"ok"}')
 
 
+def test_http_1_0_has_no_chunks_and_ends_with_its_connection(http: httpx.Client) -> None:
+    """As `ab`, HAProxy's checks and older proxies ask; they send no Host either."""
+    whole = http.post("/v1/completions", json={**GOOD, "temperature": 0}).json()["choices"][0]["text"]
+    for extra, kind in (({}, b"application/json"), ({"stream": True}, b"text/event-stream")):
+        body = json.dumps({**GOOD, "temperature": 0, **extra}).encode()
+        with wire(http) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            head, _, answer = everything(connection).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert kind in head
+        assert b"transfer-encoding" not in head.lower()
+        if not extra:
+            assert json.loads(answer)["choices"][0]["text"] == whole
+            continue
+        *events, end = [event.removeprefix(b"data: ") for event in answer.strip().split(b"\n\n")]
+        assert end == b"[DONE]"
+        assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == whole
+    with wire(http) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert everything(connection).startswith(b"HTTP/1.1 403 ")
+
+
 def test_this_is_no_proxy(http: httpx.Client) -> None:
     with wire(http) as connection:
         connection.sendall(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n")

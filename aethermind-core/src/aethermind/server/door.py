@@ -61,7 +61,7 @@ class Door:
         await refusal.response()(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
-        if self._only_local and not is_loopback(_bare(name := _host_name(scope))):
+        if self._only_local and not (_is_nameless(scope) or is_loopback(_bare(name := _host_name(scope)))):
             return ApiError(403, f"This server is for its own machine, which is not called {name!r:.100}.", code="host")
         if self._only_local and not ("*" in self._origins or _is_own_page(scope, self._origins)):
             return ApiError(403, "This server is for its own machine, and no web page but its own.", code="origin")
@@ -90,6 +90,11 @@ def _host_name(scope: Scope) -> str:
     host = Headers(scope=scope).get("host", "")
     name, _, port = host.rpartition(":")
     return name if name and port.isdecimal() else host
+
+
+def _is_nameless(scope: Scope) -> bool:
+    """Whether a request may go without a Host header and does, which no browser's does: HAProxy's checks, for one."""
+    return scope["http_version"] == "1.0" and "host" not in Headers(scope=scope)
 
 
 def _bare(name: str) -> str:

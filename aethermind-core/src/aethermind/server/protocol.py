@@ -12,11 +12,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from httptools import HttpParserError, HttpParserUpgrade
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from aethermind.server.openai.errors import error_body
 
 if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
+
     from aethermind.server.limits import Limits
 
 __all__ = ["bound_sending", "bounded_protocol"]
@@ -105,6 +107,8 @@ def bounded_protocol(limits: Limits, on_refusal: Callable[[str], None]) -> type[
             self._is_awaiting = False
             self._stop_waiting()
             super().on_headers_complete()
+            if self.scope["http_version"] == "1.0":
+                _send_without_chunks(self.cycle)
             # Closing waits until everything is sent, which a reader that does not read puts off for ever.
             self.scope["state"]["cut"] = self.transport.abort
             self.scope["state"]["send_part"] = self.cycle.send
@@ -156,3 +160,22 @@ def bounded_protocol(limits: Limits, on_refusal: Callable[[str], None]) -> type[
             self._patience = self.loop.call_later(_LINGER_S, self.transport.abort)
 
     return BoundedProtocol
+
+
+def _send_without_chunks(cycle: RequestResponseCycle) -> None:
+    """Have what is of no known length end with its connection, as HTTP/1.0 has it: that knows no chunks, in which
+    uvicorn would send it all the same (RFC 9112, 6.1). Old proxies and load generators ask so.
+    """
+    send, has_length = cycle.send, True
+
+    async def send_bare(message: ASGISendEvent) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            if not has_length:
+                cycle.chunked_encoding = False
+        elif message["type"] == "http.response.body" and not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_bare  # type: ignore[method-assign]

@@ -67,6 +67,7 @@ class ChatRequest(SamplingFields):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
@@ -85,7 +86,7 @@ class ChatRequest(SamplingFields):
 
     def sampling(self, model: ServedModel) -> SamplingParams:
         """What to ask of sampling. Without a limit an answer may fill the context."""
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true.", param="top_logprobs")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ApiError(400, "Give max_tokens or max_completion_tokens, not both.", param="max_tokens")

@@ -71,7 +71,7 @@ def parse(data: bytes, max_depth: int) -> Any:
     try:
         value = json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
     except UnicodeDecodeError:
-        raise ApiError(400, "The request body is not UTF-8.") from None
+        raise ApiError(400, "The request body is not UTF-8; send JSON as it is, not compressed.") from None
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:

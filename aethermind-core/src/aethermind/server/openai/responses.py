@@ -75,6 +75,12 @@ class TextOptions(StrictModel):
     format: TextFormat | None = None
 
 
+class ResponseStreamOptions(StrictModel):
+    """Nothing is hidden in the sizes of events."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
 class ResponseRequest(CommonFields):
     """The body of a request."""
 
@@ -88,19 +94,18 @@ class ResponseRequest(CommonFields):
     top_logprobs: int | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
     metadata: dict[str, str] | None = None
-    store: bool | None = None
     truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    stream_options: ResponseStreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def chat(self) -> ChatRequest:
         """The chat that it stands for. ApiError 400 names what is not supported."""
-        if self.store:
-            raise ApiError(400, "store is not supported: nothing is kept. Set it to false.", param="store")
         fields = {name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None}
         fields["messages"] = chat_messages(self.instructions, self.input)
         fields["max_completion_tokens"] = self.max_output_tokens
         fields["logprobs"] = LOGPROBS in (self.include or ()) or None
-        if self.top_logprobs is not None and not fields["logprobs"]:
+        if self.top_logprobs and not fields["logprobs"]:
             raise ApiError(400, f"top_logprobs needs {LOGPROBS} in include.", param="top_logprobs")
         if self.tools is not None:
             fields["tools"] = [_nested(tool) for tool in self.tools]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field, field_validator
 
 from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.errors import InvalidArgumentError
@@ -44,9 +44,10 @@ _OWN_NAMES = (
 
 
 class StreamOptions(StrictModel):
-    """What a stream tells besides text."""
+    """What a stream tells besides text. The sizes of its events are not hidden, which is what obfuscation would do."""
 
     include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class JsonSchemaFormat(StrictModel):
@@ -76,7 +77,11 @@ class StructuredOutputsFields(StrictModel):
 
 
 class CommonFields(StrictModel):
-    """What every request for an answer may have. None everywhere means: as the model's own settings say."""
+    """What every request for an answer may have. None everywhere means: as the model's own settings say.
+
+    Of `store` and `service_tier` the values are known that ask for what is done anyway, and a `prompt_cache_key` asks
+    that what begins alike be computed once, as all is.
+    """
 
     model: str
     temperature: int | float | None = None
@@ -84,7 +89,10 @@ class CommonFields(StrictModel):
     seed: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
-    user: str | None = None
+    user: str | None = Field(None, validation_alias=AliasChoices("user", "safety_identifier"))
+    store: bool | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    prompt_cache_key: str | None = None
     top_k: int | None = None
     min_p: int | float | None = None
     repetition_penalty: int | float | None = None
@@ -95,6 +103,13 @@ class CommonFields(StrictModel):
     deadline_ms: int | float | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+    @field_validator("store")
+    @classmethod
+    def _keeps_nothing(cls, store: bool | None) -> bool | None:
+        if store:
+            raise ApiError(400, "store is not supported: nothing is kept. Set it to false.", param="store")
+        return store
 
 
 class SamplingFields(CommonFields):
