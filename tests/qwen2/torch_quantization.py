@@ -1,4 +1,4 @@
-"""Weight formats once more, in torch and block by block, as somebody writes them who has read their description."""
+"""Weight formats once more, in torch and step by step, as somebody writes them who has read their description."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def dequantized(name: str, weight: torch.Tensor) -> torch.Tensor:
     convert = (
         _on_a_line if "offset" in suffixes else _converter(kind, has_zero_point="zp" in suffixes or kind == "int2")
     )
-    rows = [torch.cat([convert(block) for block in row.split(length)]) for row in weight.detach().float()]
-    return torch.stack(rows)
+    return torch.cat([convert(blocks) for blocks in weight.detach().float().split(length, dim=1)], dim=1)
 
 
 def quantized_model(model: Any, name: str, head: str) -> Any:
@@ -46,46 +45,56 @@ def quantized_model(model: Any, name: str, head: str) -> Any:
     return model
 
 
+# From here on x [N, length] is a block of every row, and what is one of a block [N, 1].
+
+
 def _converter(kind: str, *, has_zero_point: bool) -> Callable[[torch.Tensor], torch.Tensor]:
     if kind == "int8":
-        return lambda x: _scaled(x, x.abs().max() / 127, 0, -127, 127)
+        return lambda x: _scaled(x, x.abs().amax(1, keepdim=True) / 127, 0, -127, 127)
     if kind == "int1":
-        return lambda x: torch.where(x < 0, -1.0, 1.0) * x.double().abs().mean().float().half().float()
+        return lambda x: torch.where(x < 0, -1.0, 1.0) * x.double().abs().mean(1, keepdim=True).float().half().float()
     if has_zero_point:
         return lambda x: _best(x, [_affine(x, steps, 2 ** int(kind[3:]) - 1) for steps in _STEPS_ZP[kind]])
     return lambda x: _best(x, [_scaled(x, _peak(x) / -steps, 0, -8, 7) for steps in _STEPS[kind]])
 
 
 def _peak(x: torch.Tensor) -> torch.Tensor:
-    return x[int(x.abs().argmax())]
+    return x.gather(1, x.abs().argmax(1, keepdim=True))
 
 
 def _affine(x: torch.Tensor, steps: float, most: int) -> torch.Tensor:
-    low, high = x.min().clamp(max=0), x.max().clamp(min=0)
-    zero = float((-low * min(steps, most) / (high - low)).round())
+    low, high = x.amin(1, keepdim=True).clamp(max=0), x.amax(1, keepdim=True).clamp(min=0)
+    zero = (-low * min(steps, most) / (high - low)).round()
     return _scaled(x, (high - low) / steps, zero, 0, most)
 
 
 def _on_a_line(x: torch.Tensor) -> torch.Tensor:
     """4 bits: each first line is followed by two of least squares."""
     candidates = []
+    low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
     for steps in _STEPS_OFFSET:
-        scale = ((x.max() - x.min()) / steps).half()
-        offset = (0.5 * x.min() + 0.5 * x.max() - 7.5 * scale.float()).half()
+        scale = ((high - low) / steps).half()
+        offset = (0.5 * low + 0.5 * high - 7.5 * scale.float()).half()
         for _ in range(3):
             codes = ((x - offset.float()) * (1 / scale.float())).round().clamp(0, 15)
             candidates.append(scale.float() * codes + offset.float())
             c, y = codes.double(), x.double()
-            slope = (len(x) * (c * y).sum() - c.sum() * y.sum()) / (len(x) * (c * c).sum() - c.sum() ** 2)
-            scale, offset = slope.float().half(), ((y.sum() - slope * c.sum()) / len(x)).float().half()
+            of_codes, of_values = c.sum(1, keepdim=True), y.sum(1, keepdim=True)
+            products, squares = (c * y).sum(1, keepdim=True), (c * c).sum(1, keepdim=True)
+            slope = (x.shape[1] * products - of_codes * of_values) / (x.shape[1] * squares - of_codes**2)
+            scale, offset = slope.float().half(), ((of_values - slope * of_codes) / x.shape[1]).float().half()
     return _best(x, candidates)
 
 
-def _scaled(x: torch.Tensor, scale: torch.Tensor, zero: float, low: int, high: int) -> torch.Tensor:
+def _scaled(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | int, low: int, high: int) -> torch.Tensor:
     scale = scale.half().float()
     codes = ((x * (1 / scale)).round() + zero).clamp(low, high)
     return scale * (codes - zero)
 
 
 def _best(x: torch.Tensor, candidates: Sequence[torch.Tensor]) -> torch.Tensor:
-    return min(candidates, key=lambda values: float(((x - values).double() ** 2).sum()))
+    """Of each block the first of those with the least error."""
+    values = torch.stack(list(candidates))
+    errors = ((x - values).double() ** 2).sum(2)
+    first = (errors == errors.amin(0)).to(torch.uint8).argmax(0)
+    return values[first, torch.arange(len(x))]

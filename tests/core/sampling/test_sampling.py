@@ -48,8 +48,9 @@ TOGETHER = [
 
 
 @pytest.fixture(scope="module")
-def eager(device: str) -> Eager:
-    return Eager(device=device)
+def devices() -> dict[str, Eager]:
+    """Each on which models must run on any machine, by name."""
+    return {name: Eager(device=name) for name in ("numpy", "cpu")}
 
 
 @dataclass
@@ -64,9 +65,8 @@ class Sampled:
     stop_token_ids: frozenset[int] = frozenset()
 
 
-def drawn(eager: Eager, seed: int, **parameters: Any) -> np.ndarray[Any, Any]:
-    """How often each token is drawn by as many requests with seeds of their own."""
-    params = SamplingParams(**parameters)
+def rows_of(seed: int, params: SamplingParams) -> dict[str, Any]:
+    """What SamplingRows writes for as many requests with seeds of their own."""
     allowed = params.allowed_token_ids
     controls = None if allowed is None else TokenControls(allowed=pack_mask(allowed, VOCAB_SIZE))
     requests = [Sampled(params, derive_seed(seed, draw), controls) for draw in range(NUM_DRAWS)]
@@ -74,12 +74,18 @@ def drawn(eager: Eager, seed: int, **parameters: Any) -> np.ndarray[Any, Any]:
     written = SamplingRows(arrays)
     written.fill(requests)
     num_seen, _, num_biased = written.fill_adjustments(requests)
-    logits = np.tile(LOGITS, (NUM_DRAWS, 1))
-    seen, biased = arrays["seen_tokens"][:num_seen], arrays["biased_tokens"][:num_biased]
-    logits = eager.repetition_penalty(logits, seen, arrays["cu_seen"], arrays["penalty"])
-    logits = eager.bias_tokens(logits, biased, arrays["cu_biased"], arrays["bias"][:num_biased])
     if params.is_masked:
         assert written.masks.fill(requests) == {}
+    biased = {name: arrays[name][:num_biased] for name in ("biased_tokens", "bias")}
+    return {**arrays, **biased, "seen_tokens": arrays["seen_tokens"][:num_seen]}
+
+
+def drawn(eager: Eager, params: SamplingParams, arrays: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """How often a device draws each token."""
+    logits = np.tile(LOGITS, (NUM_DRAWS, 1))
+    logits = eager.repetition_penalty(logits, arrays["seen_tokens"], arrays["cu_seen"], arrays["penalty"])
+    logits = eager.bias_tokens(logits, arrays["biased_tokens"], arrays["cu_biased"], arrays["bias"])
+    if params.is_masked:
         logits = eager.mask_tokens(logits, arrays["token_mask"].reshape(NUM_DRAWS, -1))
     token_ids = eager.sample_tokens(
         logits, *(arrays[name] for name in ("temperature", "top_k", "top_p", "min_p", "uniform"))
@@ -144,13 +150,17 @@ def p_value(counts: np.ndarray[Any, Any], probabilities: np.ndarray[Any, Any]) -
 
 
 @pytest.mark.parametrize("parameters", ALONE + TOGETHER, ids=str)
-def test_tokens_come_as_often_as_they_should(eager: Eager, parameters: dict[str, Any]) -> None:
-    probabilities = expected(**parameters)
-    counts = drawn(eager, 17, **parameters)
-    assert not counts[probabilities == 0].any(), "a token that was cut off has been drawn"
-    assert p_value(counts, probabilities) > LEAST_P_VALUE
+def test_tokens_come_as_often_as_they_should(devices: dict[str, Eager], parameters: dict[str, Any]) -> None:
+    params = SamplingParams(**parameters)
+    probabilities, rows = expected(**parameters), rows_of(17, params)
+    for name, eager in devices.items():
+        counts = drawn(eager, params, rows)
+        assert not counts[probabilities == 0].any(), f"{name} drew a token that was cut off"
+        assert p_value(counts, probabilities) > LEAST_P_VALUE, name
 
 
-def test_the_test_can_tell_distributions_apart(eager: Eager) -> None:
-    counts = drawn(eager, 17, temperature=1.0)
-    assert p_value(counts, expected(temperature=1.15)) < LEAST_P_VALUE
+def test_the_test_can_tell_distributions_apart(devices: dict[str, Eager]) -> None:
+    params = SamplingParams(temperature=1.0)
+    rows = rows_of(17, params)
+    for eager in devices.values():
+        assert p_value(drawn(eager, params, rows), expected(temperature=1.15)) < LEAST_P_VALUE
