@@ -36,10 +36,11 @@ class Call:
 
     async def status(self) -> int:
         """The answer's status; its headers are read."""
-        line = await self.reader.readline()
-        while (header := await self.reader.readline()).strip():
-            assert header
-        return int(line.split()[1]) if line else 0
+        try:
+            head = await self.reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            return 0
+        return int(head.split(maxsplit=2)[1])
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """A stream's events; an event is a line, and the framing around it is none."""
@@ -60,11 +61,13 @@ async def calling(
     plug.setblocking(False)
     if receive_bytes is not None:
         plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    lines = ["Host: localhost", "Connection: close", f"Authorization: Bearer {key}", f"Content-Length: {len(body)}"]
+    request = "\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""]).encode() + body
     await asyncio.get_running_loop().sock_connect(plug, (server.host, server.port))
+    num_sent = plug.send(request)  # the server has something to do while streams are opened here
     reader, writer = await asyncio.open_connection(sock=plug, limit=1 << 20)
     try:
-        lines = ["Host: localhost", "Connection: close", f"Authorization: Bearer {key}", f"Content-Length: {len(body)}"]
-        writer.write("\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""]).encode() + body)
+        writer.write(request[num_sent:])
         yield Call(reader, writer)
     finally:
         writer.transport.abort()

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Answering", "told"]
 
-_STREAM_HOLD_S = 0.016
-"""How long tokens of a stream may wait for each other: less than a frame of a screen, which nobody sees. Models whose
-steps take longer are told token by token; for faster ones, events would cost more than the tokens.
+_STREAM_HOLD_S = 1 / 30
+"""How long tokens of a stream may wait for each other: a frame of a film, which nobody sees. Models whose steps take
+half of it or longer are told token by token (see `HeldNews`); for faster ones, events would cost more than the tokens.
 """
 
 _WHOLE_HOLD_S = 0.25
@@ -65,6 +65,8 @@ class Answering:
     async def whole(self, prompts: Sequence[EnginePrompt]) -> list[RequestOutput]:
         """All answers, finished, in the order of the prompts. The first error ends all."""
         self._num_prompts = len(prompts)
+        if len(prompts) == 1:
+            return [await self._last(0, prompts[0])]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._last(i, prompt)) for i, prompt in enumerate(prompts)]
         return [task.result() for task in tasks]

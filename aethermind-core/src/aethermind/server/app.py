@@ -14,6 +14,7 @@ from aethermind.server.limits import Admission, Limits
 from aethermind.server.observation import Metrics, Observer
 from aethermind.server.open_requests import OpenRequests
 from aethermind.server.open_requests import router as request_routes
+from aethermind.server.openai.direct_route import DirectRoutes
 from aethermind.server.openai.errors import ApiError, install_error_handlers
 from aethermind.server.openai.routes import model_router as model_routes
 from aethermind.server.openai.routes import router as openai_routes
@@ -57,6 +58,7 @@ def create_app(
     state.open_requests = OpenRequests()
     state.metrics = Metrics(state.models, state.admission)
     install_error_handlers(app)
+    app.add_middleware(DirectRoutes, routes=openai_routes.routes)
     app.add_middleware(
         Door,
         tenants=tenants or Tenants(),

@@ -98,18 +98,16 @@ class _Writer:
         """Since when a part waits for the client to read; None while none does."""
 
     async def start(self, status: int, headers: Any) -> None:
-        await self._tell(self._send, {"type": "http.response.start", "status": status, "headers": headers})
+        await self._watched(self._send({"type": "http.response.start", "status": status, "headers": headers}))
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
         """Send a part, however long it takes: `watch` knows when that is too long."""
-        await self._tell(self._send_part, {"type": "http.response.body", "body": data, "more_body": not is_last})
+        part = {"type": "http.response.body", "body": data, "more_body": not is_last}
+        await self._watched(self._send_part(part))
 
     async def await_reader(self) -> None:
         """Wait until hardly anything is left to be read: who is slower than the end of a server would miss it."""
         await self._watched(self._all_sent())
-
-    async def _tell(self, send: Send, message: Any) -> None:
-        await self._watched(send(message))
 
     async def _watched(self, work: Awaitable[None]) -> None:
         self._waits_since_s = self._now()

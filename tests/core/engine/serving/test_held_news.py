@@ -31,6 +31,22 @@ def test_those_who_hold_back_as_long_are_told_together() -> None:
     assert [key for key, _ in news.take()] == ["a", "b", "c"]
 
 
+def test_only_what_comes_quickly_is_held_back() -> None:
+    now_s = 10.0
+    news: HeldNews[str] = HeldNews(lambda: now_s)
+    news.open("a", 0.032)
+    for num_tokens in range(1, 20):
+        now_s += 0.016
+        news.put("a", state(num_tokens))
+        assert [key for key, _ in news.take()] == ["a"], "the next one would come when the hold is over"
+    num_told = 0
+    for num_tokens in range(20, 100):
+        now_s += 0.001
+        news.put("a", state(num_tokens))
+        num_told += len(news.take())
+    assert 2 <= num_told <= 3, "in 80 ms"
+
+
 def test_what_nobody_waits_for_is_not_kept() -> None:
     news: HeldNews[str] = HeldNews(lambda: 10.0)
     news.put("unknown", state(1))
@@ -47,7 +63,7 @@ def test_what_nobody_waits_for_is_not_kept() -> None:
 
 
 @given(
-    st.sampled_from((0.0, 0.016, 0.25)),
+    st.sampled_from((0.0, 1 / 30, 0.25)),
     st.lists(st.tuples(st.floats(0.0, 0.5), st.booleans()), min_size=1, max_size=40),
 )
 def test_nothing_is_lost_nor_held_longer_than_allowed(hold_s: float, waits: list[tuple[float, bool]]) -> None:

@@ -19,7 +19,8 @@ Key = TypeVar("Key")
 class HeldNews(Generic[Key]):
     """Of each open request is kept that it has grown, until it is due, and its state then written down. Mutable.
 
-    The first and the last are due at once, any other when the request's time to hold news back is over. These times
+    The first and the last are due at once, and so is what took half of the hold or longer to come: there is hardly
+    anything to tell it together with. Any other is due when the request's time to hold news back is over. These times
     are multiples of the hold, so that requests with the same are due at the same moments: whoever is told wakes up,
     takes a core from the engine, and might as well hear of all.
     """
@@ -38,11 +39,16 @@ class HeldNews(Generic[Key]):
     def put(self, key: Key, growth: Growth) -> None:
         """A request has grown; nobody's where it is not open."""
         request = self._open.get(key)
-        if request is not None:
-            self._grown[key] = growth
-            due_s = 0.0 if _has_ended(growth) else request.due_s
-            if due_s < self._due_s:
-                self._due_s = due_s
+        if request is None:
+            return
+        now = self._clock()
+        if now - request.grown_s >= request.hold_s / 2:
+            request.due_s = now
+        request.grown_s = now
+        self._grown[key] = growth
+        due_s = 0.0 if _has_ended(growth) else request.due_s
+        if due_s < self._due_s:
+            self._due_s = due_s
 
     def drop(self, key: Key) -> None:
         """Nobody wants to know of a request any more."""
@@ -84,7 +90,8 @@ def _has_ended(growth: Growth) -> bool:
 
 @dataclass(slots=True)
 class _Open:
-    """How long a request's news may be held back, and until when the next are; 0 is before the first."""
+    """How long a request's news may be held back, and until when the next are; when it grew last."""
 
     hold_s: float
     due_s: float = 0.0
+    grown_s: float = -inf
