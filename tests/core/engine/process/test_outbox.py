@@ -52,14 +52,14 @@ def test_states_that_nobody_read_are_merged(ends: tuple[socket.socket, socket.so
     outbox.open(1)
     growing = GrowingOutput("name", PROMPT)
     num_told = 1
-    outbox.put(1, state(num_told))
+    outbox.put([(1, state(num_told))])
     while outbox.flush():  # until the system takes no more, which is sooner or later
         num_told += 1
-        outbox.put(1, state(num_told))
+        outbox.put([(1, state(num_told))])
     for num_tokens in range(num_told + 1, num_told + 2000, 7):
-        outbox.put(1, state(num_tokens))
+        outbox.put([(1, state(num_tokens))])
         outbox.flush()
-    outbox.put(1, state(num_told + 2000, finished=True))
+    outbox.put([(1, state(num_told + 2000, finished=True))])
     pieces = [piece[1:] for one in read_all(outbox, ours) for piece in one.states or ()]
     assert len(pieces) == num_told + 1
     assert [growing.grow(piece) for piece in pieces][-1] == state(num_told + 2000, finished=True)
@@ -75,7 +75,7 @@ def test_news_may_be_held_back_but_for_the_first_and_the_last(ends: tuple[socket
 
     def told(num_tokens: int, *, finished: bool = False) -> list[int]:
         for handle in (1, 2):
-            outbox.put(handle, state(num_tokens, finished=finished))
+            outbox.put([(handle, state(num_tokens, finished=finished))])
         pieces = [piece for news in read_all(outbox, ours) for piece in news.states or ()]
         for handle, *piece in pieces:
             if handle == 1:
@@ -83,15 +83,17 @@ def test_news_may_be_held_back_but_for_the_first_and_the_last(ends: tuple[socket
         return [handle for handle, *_ in pieces]
 
     assert told(1) == [1, 2]
-    now_s = 5.25
+    now_s = 5.2
     assert told(2) == [2]
+    now_s = 5.4
+    assert told(3) == [2]
     assert outbox.is_empty
     now_s = 5.5
     ((handle, *piece),) = [piece for news in read_all(outbox, ours) for piece in news.states or ()]
     assert handle == 1
-    assert growing.grow(piece) == state(2)
-    assert told(3) == [2]
-    assert told(4, finished=True) == [1, 2]
+    assert growing.grow(piece) == state(3)
+    assert told(4) == [2]
+    assert told(5, finished=True) == [1, 2]
 
 
 def test_refusals_and_replies_all_arrive_and_logs_are_bounded(ends: tuple[socket.socket, socket.socket]) -> None:
@@ -124,7 +126,7 @@ def test_dropped_requests_are_not_told_of(ends: tuple[socket.socket, socket.sock
     ours, theirs = ends
     outbox = Outbox(theirs)
     outbox.open(1)
-    outbox.put(1, state(1))
+    outbox.put([(1, state(1))])
     outbox.drop(1)
     outbox.drop(1)
     assert read_all(outbox, ours) == []

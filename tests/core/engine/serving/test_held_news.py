@@ -20,10 +20,10 @@ def test_those_who_hold_back_as_long_are_told_together() -> None:
     for name in ("a", "b", "c"):
         now_s += 0.05
         news.open(name, 0.25)
-        news.put(name, state(1))
+        news.put([(name, state(1))])
         assert [key for key, _ in news.take()] == [name], "the first state is told at once"
     for name in ("a", "b", "c"):
-        news.put(name, state(2))
+        news.put([(name, state(2))])
     assert not news.is_due
     assert news.take() == []
     now_s = 10.25
@@ -37,28 +37,28 @@ def test_only_what_comes_quickly_is_held_back() -> None:
     news.open("a", 0.032)
     for num_tokens in range(1, 20):
         now_s += 0.016
-        news.put("a", state(num_tokens))
+        news.put([("a", state(num_tokens))])
         assert [key for key, _ in news.take()] == ["a"], "the next one would come when the hold is over"
     num_told = 0
     for num_tokens in range(20, 100):
         now_s += 0.001
-        news.put("a", state(num_tokens))
+        news.put([("a", state(num_tokens))])
         num_told += len(news.take())
     assert 2 <= num_told <= 3, "in 80 ms"
 
 
 def test_what_nobody_waits_for_is_not_kept() -> None:
     news: HeldNews[str] = HeldNews(lambda: 10.0)
-    news.put("unknown", state(1))
+    news.put([("unknown", state(1))])
     news.open("a")
-    news.put("a", state(1))
+    news.put([("a", state(1))])
     news.drop("a")
     news.drop("a")
-    news.put("a", state(2))
+    news.put([("a", state(2))])
     news.open("b")
-    news.put("b", state(1, finished=True))
+    news.put([("b", state(1, finished=True))])
     assert [key for key, _ in news.take()] == ["b"]
-    news.put("b", state(2))
+    news.put([("b", state(2))])
     assert news.take() == []
 
 
@@ -73,7 +73,7 @@ def test_nothing_is_lost_nor_held_longer_than_allowed(hold_s: float, waits: list
     for num_tokens, (wait_s, is_looked_at) in enumerate(waits, start=1):
         now_s += wait_s
         is_last = num_tokens == len(waits)
-        news.put(1, state(num_tokens, finished=is_last))
+        news.put([(1, state(num_tokens, finished=is_last))])
         waits_since_s = now_s if waits_since_s is None else waits_since_s
         if not (is_looked_at or is_last):
             continue

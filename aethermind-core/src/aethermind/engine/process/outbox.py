@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from aethermind.engine.process.growth import SentOutput
@@ -56,9 +56,9 @@ class Outbox:
         self._states.open(handle, hold_s)
         self._sent[handle] = SentOutput()
 
-    def put(self, handle: int, growth: Growth) -> None:
-        """A request has grown."""
-        self._states.put(handle, growth)
+    def put(self, grown: Iterable[tuple[int, Growth]]) -> None:
+        """Requests have grown."""
+        self._states.put(grown)
 
     def refuse(self, handle: int, error: Exception) -> None:
         """A request was not taken."""

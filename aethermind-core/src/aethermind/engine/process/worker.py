@@ -27,13 +27,15 @@ from aethermind.engine.process.calls import CALLS
 from aethermind.engine.process.messages import Abort, Add, Ask, Close, Forget, Loaded, LogLine, Reply, Setup
 from aethermind.engine.process.outbox import Outbox
 from aethermind.engine.process.wire import Unpacker
-from aethermind.engine.requests.output import RequestOutput
+from aethermind.engine.requests.output_builder import has_ended
 from aethermind.errors import AetherMindError, EngineDeadError, PluginError
 from aethermind.log import get_logger
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from aethermind.engine.requests.output_builder import Growth
 
 __all__ = ["main"]
@@ -170,8 +172,7 @@ class _Worker:
                     return
                 self._obey(message)
             if engine.has_unfinished:
-                for growth in engine.advance():
-                    self._put(growth.request_id, growth)
+                self._put(engine.advance())
 
     def _tell_stats(self) -> None:
         """With other news, and now and then without: silence would be taken for a step that never ends."""
@@ -188,7 +189,8 @@ class _Worker:
                 self._add(message)
             case Abort(handle):
                 if (name := self._names.get(handle)) is not None:
-                    self._put(name, self._engine.abort(name))
+                    ended = self._engine.abort(name)
+                    self._put([ended] if ended is not None else [])
             case Forget(handle):
                 if (name := self._names.get(handle)) is not None:
                     self._engine.abort(name)
@@ -222,12 +224,16 @@ class _Worker:
         except Exception as error:
             return Reply(number, None, _told(error))
 
-    def _put(self, name: str, growth: Growth | None) -> None:
-        handle = self._handles.get(name)
-        if handle is not None and growth is not None:
-            self._outbox.put(handle, growth)
-            if isinstance(growth, RequestOutput) and growth.finished:
-                del self._handles[name], self._names[handle]
+    def _put(self, growths: Iterable[Growth]) -> None:
+        grown = []
+        for growth in growths:
+            handle = self._handles.get(growth.request_id)
+            if handle is None:
+                continue
+            grown.append((handle, growth))
+            if has_ended(growth):
+                del self._handles[growth.request_id], self._names[handle]
+        self._outbox.put(grown)
 
     def _drop(self, handle: int) -> None:
         self._outbox.drop(handle)

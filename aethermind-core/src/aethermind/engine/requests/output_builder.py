@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.logprobs import TokenLogprobs
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["Growth", "OutputBuilder", "state_of"]
+__all__ = ["Growth", "OutputBuilder", "has_ended", "state_of"]
 
 
 class OutputBuilder:
@@ -35,10 +35,12 @@ class OutputBuilder:
         "_tokenizer",
         "error",
         "request",
+        "request_id",
     )
 
     def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer) -> None:
         self.request = request
+        self.request_id = request.request_id
         self.error: str | None = None
         self._prompt = prompt
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
@@ -49,11 +51,6 @@ class OutputBuilder:
         self._logprobs: list[dict[int, Logprob]] = []
         self._stop_reason: str | int | None = None
         self._first_token_s: float | None = None
-
-    @property
-    def request_id(self) -> str:
-        """Whose answer it is."""
-        return self.request.request_id
 
     def add_prompt(self, scores: Sequence[TokenLogprobs | None]) -> None:
         """Take what the model thought of each token of the prompt; None where it thought nothing."""
@@ -145,6 +142,11 @@ write down.
 def state_of(growth: Growth) -> RequestOutput:
     """The state of a request between two steps."""
     return growth if isinstance(growth, RequestOutput) else growth.snapshot()
+
+
+def has_ended(growth: Growth) -> bool:
+    """Whether a state is the last."""
+    return type(growth) is RequestOutput and growth.finished  # several times quicker than to ask for any of the kind
 
 
 def _named_logprobs(tokenizer: Tokenizer, token_id: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:

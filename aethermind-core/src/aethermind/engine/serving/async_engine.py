@@ -167,8 +167,7 @@ class AsyncEngine(EngineClient):
                 if self._is_stopping:
                     return
                 if engine.has_unfinished:
-                    for growth in engine.advance():
-                        self._news.put(growth.request_id, growth)
+                    self._news.put([(growth.request_id, growth) for growth in engine.advance()])
                 if news := self._news.take():
                     self._tell(self._deliver, news)
         except Exception as error:
@@ -191,7 +190,7 @@ class AsyncEngine(EngineClient):
 
     def _put(self, output: RequestOutput | None) -> None:
         if output is not None:
-            self._news.put(output.request_id, output)
+            self._news.put([(output.request_id, output)])
 
     def _deliver(self, news: list[tuple[str, RequestOutput]]) -> None:
         for name, output in news:

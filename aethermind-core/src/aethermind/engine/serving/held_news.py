@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Generic, TypeVar
 
 from aethermind.engine.requests.output import RequestOutput
-from aethermind.engine.requests.output_builder import Growth, state_of
+from aethermind.engine.requests.output_builder import Growth, has_ended, state_of
 
 __all__ = ["HeldNews"]
 
@@ -36,19 +36,20 @@ class HeldNews(Generic[Key]):
         """Expect states of a request, which may be held back so long."""
         self._open[key] = _Open(hold_s)
 
-    def put(self, key: Key, growth: Growth) -> None:
-        """A request has grown; nobody's where it is not open."""
-        request = self._open.get(key)
-        if request is None:
-            return
+    def put(self, grown: Iterable[tuple[Key, Growth]]) -> None:
+        """Requests have grown; nobody's where they are not open."""
         now = self._clock()
-        if now - request.grown_s >= request.hold_s / 2:
-            request.due_s = now
-        request.grown_s = now
-        self._grown[key] = growth
-        due_s = 0.0 if _has_ended(growth) else request.due_s
-        if due_s < self._due_s:
-            self._due_s = due_s
+        for key, growth in grown:
+            request = self._open.get(key)
+            if request is None:
+                continue
+            if now - request.grown_s >= request.hold_s / 2:
+                request.due_s = now
+            request.grown_s = now
+            self._grown[key] = growth
+            due_s = 0.0 if has_ended(growth) else request.due_s
+            if due_s < self._due_s:
+                self._due_s = due_s
 
     def drop(self, key: Key) -> None:
         """Nobody wants to know of a request any more."""
@@ -81,11 +82,7 @@ class HeldNews(Generic[Key]):
         return min((self._due_s_of(key, growth) for key, growth in self._grown.items()), default=inf)
 
     def _due_s_of(self, key: Key, growth: Growth) -> float:
-        return 0.0 if _has_ended(growth) else self._open[key].due_s
-
-
-def _has_ended(growth: Growth) -> bool:
-    return isinstance(growth, RequestOutput) and growth.finished
+        return 0.0 if has_ended(growth) else self._open[key].due_s
 
 
 @dataclass(slots=True)
