@@ -111,6 +111,16 @@ def test_rope_scaling_of_no_kind_is_none(source: Callable[..., GgufSource]) -> N
     assert source({"toy.rope.scaling.type": "none", "toy.rope.scaling.factor": 2.0}).config() == COMMON
 
 
+@pytest.mark.parametrize("key", ["scaling.factor", "scale_linear"])
+def test_a_factor_of_no_kind_is_linear(source: Callable[..., GgufSource], key: str) -> None:
+    """As the specification has it of files from before there were kinds."""
+    scaled = source({f"toy.rope.{key}": 8.0}).config()
+    assert scaled == {**COMMON, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    assert source({f"toy.rope.{key}": 1.0}).config() == COMMON
+    with pytest.raises(ConfigError, match="attn_factor in its metadata, which is not supported"):
+        source({f"toy.rope.{key}": 8.0, "toy.rope.scaling.attn_factor": 2.0}).config()
+
+
 def test_sampling_is_as_decimal_as_it_was(source: Callable[..., GgufSource]) -> None:
     keys = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "penalty_repeat": 1.05, "mirostat": 2}
     assert source({f"general.sampling.{key}": value for key, value in keys.items()}).generation() == {

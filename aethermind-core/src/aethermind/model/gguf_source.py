@@ -150,6 +150,10 @@ class GgufSource:
         prefix = f"{self._family_name}.rope.scaling."
         given = self._under(prefix)
         given.pop("finetuned", None)
+        # Files from before there were types, by the specification of GGUF; llama.cpp reads a factor alone so, too.
+        factor = given.get("factor", self._file.metadata.get(f"{self._family_name}.rope.scale_linear"))
+        if "type" not in given and factor not in (None, 0.0, 1.0):
+            given |= {"type": "linear", "factor": factor}
         is_scaled = given.get("type", "none") != "none"
         if ROPE_FACTORS in self._file.names:
             if is_scaled:
