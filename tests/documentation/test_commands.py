@@ -45,7 +45,11 @@ def folder(tmp_path: Path, quantised: Path) -> Path:
 
 def environment(folder: Path) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    others = {name: value for name, value in os.environ.items() if not name.startswith("AETHERMIND_")}
+    others = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("AETHERMIND_") and name != "XDG_CACHE_HOME"  # commands clear the reader's cache
+    }
     return {**others, "PATH": path, "HOME": str(folder)}
 
 

@@ -130,6 +130,8 @@ def test_what_does_not_fit_is_a_reason(invoke: Any) -> None:
         (("--max-model-len", "0"), "max_model_len"),
         (("--estimate", "--quantization", "int5"), "int5"),
         (("--lm-head", "int5"), "int5"),
+        (("demo", "nosuch"), "neither an installed model (demo"),
+        (("demo", ""), "A path is empty"),
     ],
 )
 def test_bad_options_are_one_sentence(invoke: Any, args: tuple[str, ...], word: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -177,3 +178,12 @@ def test_a_plugin_whose_process_does_not_start_is_loaded_untried(
     assert tried().error is None
     monkeypatch.setattr(sys, "executable", "/bin/true")
     assert tried().error is None
+
+
+def test_a_name_that_no_package_has_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("AETHERMIND_PLUGINS", "qwen2,qwen_3")
+    with caplog.at_level(logging.WARNING, "aethermind"):
+        trial.load_installed()
+    (message,) = [record.getMessage() for record in caplog.records if "AETHERMIND_PLUGINS" in record.getMessage()]
+    assert message.startswith("AETHERMIND_PLUGINS names 'qwen_3', which no package provides. Installed: ")
+    assert "qwen2" in message.partition("Installed: ")[2]

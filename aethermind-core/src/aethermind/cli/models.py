@@ -14,7 +14,7 @@ import typer
 from aethermind.cli import console, options
 from aethermind.cli.groups import KvCacheOptions, NumberOptions, as_arguments, with_groups
 from aethermind.cli.weight_formats import as_record, describe
-from aethermind.errors import AetherMindError
+from aethermind.errors import AetherMindError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from aethermind.engine.config import EngineConfig
@@ -47,7 +47,8 @@ def models(
 ) -> None:
     """List models, installed or on disk.
 
-    Weights are not read. A model that cannot be used is listed with the reason. --estimate adds what each takes on
+    Weights are not read. A model that cannot be used is listed with the reason; a name that is neither a model's nor a
+    path is an error. --estimate adds what each takes on
     --device with the other options, for as many requests at once as `LLM` plans for by default.
     """
     from aethermind.engine.config import EngineConfig
@@ -149,8 +150,10 @@ def _find(runtime: Runtime, directories: list[str]) -> list[tuple[str, Path]]:
         return [(name, runtime.models.locate(name)) for name in runtime.models.names()]
     found = []
     for text in directories:
+        if not text:
+            raise InvalidArgumentError("A path is empty; name a model directory, a .gguf file or an installed model.")
         directory = Path(text).expanduser()
-        if text in runtime.models.names() and not directory.exists():
+        if not directory.exists():
             directory = runtime.models.locate(text)
         below = [] if isfile(directory / "config.json") else _below(directory)
         found += [(Path(abspath(path)).name, path) for path in below or [directory]]

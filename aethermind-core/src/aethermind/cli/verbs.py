@@ -44,6 +44,7 @@ VERBS: Mapping[str, Verb] = {
     "simulate": Verb("simulate", "Replay a trace through the scheduler and compare policies."),
     "plugin": Verb("plugin_new", "Write packages that extend AetherMind.", is_group=True),
     "plugins": Verb("plugins", "List installed plugins.", is_group=True),
+    "cache": Verb("cache", "Show or delete what later starts find ready.", is_group=True),
     "bench": Verb("bench", "Measure speed, what limits it, and what weight formats cost.", is_group=True),
 }
 

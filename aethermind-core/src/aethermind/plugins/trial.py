@@ -16,9 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aethermind import env
 from aethermind.log import get_logger
 from aethermind.plugins.contracts import negotiate
-from aethermind.plugins.discovery import PluginRecord, discover, load
+from aethermind.plugins.discovery import PluginRecord, discover, load, plugin_names
 from aethermind.plugins.kept_answers import KeptAnswers, stamp_of
 
 if TYPE_CHECKING:
@@ -42,8 +43,18 @@ VERDICTS = KeptAnswers("trials.json")
 def load_installed() -> tuple[list[PluginRecord], pluggy.PluginManager]:
     """Find and load every plugin; whatever goes wrong with one is written into its record."""
     records = discover()
+    _tell_unknown(records)
     try_strangers(records)
     return records, load(records)
+
+
+def _tell_unknown(records: Sequence[PluginRecord]) -> None:
+    """A name that is misspelt leaves out what it was to let load."""
+    unknown = (env.plugin_allow_list() or frozenset()) - {record.name for record in records}
+    if unknown:
+        installed = ", ".join(sorted(plugin_names())) or "none"
+        names = ", ".join(map(repr, sorted(unknown)))
+        logger.warning("AETHERMIND_PLUGINS names %s, which no package provides. Installed: %s.", names, installed)
 
 
 def try_strangers(records: Sequence[PluginRecord]) -> None:

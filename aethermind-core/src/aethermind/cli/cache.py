@@ -1,0 +1,130 @@
+"""`aethermind cache`: what later starts find ready on disk, and how to be rid of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aethermind import env
+from aethermind.cli import console, options
+from aethermind.errors import InvalidArgumentError
+from aethermind.kept_files import UNFINISHED
+
+__all__ = ["KINDS", "app"]
+
+EXAMPLES = console.examples("aethermind cache list", "aethermind cache list --json", "aethermind cache clear --yes")
+LIST_EXAMPLES = console.examples("aethermind cache list", "aethermind cache list --json")
+CLEAR_EXAMPLES = console.examples(
+    "aethermind cache clear --yes", "aethermind cache clear --kind weights --kind tokenizers --yes"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Files that are kept for one reason: `patterns` below the cache directory."""
+
+    patterns: tuple[str, ...]
+    title: str
+
+    def files(self) -> Iterator[tuple[Path, int, float]]:
+        """Each with its size in bytes and the time at which it was last used, seconds since 1970."""
+        for pattern in self.patterns:
+            for path in env.cache_directory().glob(pattern):
+                with suppress(OSError):
+                    if path.is_file():
+                        status = path.stat()
+                        yield path, status.st_size, status.st_mtime
+
+
+KINDS: Mapping[str, Kind] = {
+    "weights": Kind(("weights/*.safetensors", f"weights/*{UNFINISHED}"), "weights as kernels want them"),
+    "tokenizers": Kind(("tokenizers/*.bpe", f"tokenizers/*{UNFINISHED}"), "tables of large tokenizers"),
+    "digests": Kind(("digests/*",), "what checkpoints hold, by digest"),
+    "answers": Kind(("probes.json", "probes-*", "trials.json", "trials-*"), "what plugins answered before"),
+}
+
+app = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Show or delete what later starts find ready.", epilog=EXAMPLES
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Show or delete what later starts find ready."""
+
+
+@app.command("list", epilog=LIST_EXAMPLES)
+def list_kinds(as_json: options.AsJson = False) -> None:
+    """Show what is kept in the cache directory: how many files of each kind, their size, and when they were last used.
+
+    All of it can be made again. The directory is `aethermind` under XDG_CACHE_HOME, else under ~/.cache.
+    """
+    records = [_record(name, kind) for name, kind in KINDS.items()]
+    if as_json:
+        console.print_json({"directory": env.cache_directory(), "kinds": records})
+        return
+    rows = [("kind", "files", "size", "last used", "what"), *map(_row, records)]
+    print(f"In {env.cache_directory()}:")
+    print(console.columns(rows))
+
+
+@app.command("clear", epilog=CLEAR_EXAMPLES)
+def clear(
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option("--kind", help=f"Delete this kind only, may be repeated: {', '.join(KINDS)}.", show_default="all"),
+    ] = None,
+    is_sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete what is kept in the cache directory, after asking.
+
+    Processes that use it keep what they have mapped; the next start makes it again.
+    """
+    unknown = next((name for name in kinds or () if name not in KINDS), None)
+    if unknown is not None:
+        raise InvalidArgumentError(f"There is no kind {unknown!r:.80} of kept files; known: {', '.join(KINDS)}.")
+    files = [file for name, kind in KINDS.items() if name in (kinds or KINDS) for file in kind.files()]
+    if not files:
+        print(f"Nothing of that is in {env.cache_directory()}.")
+        return
+    size = console.quantity(sum(size for _, size, _ in files), "B")
+    count = f"{len(files)} file{'s' if len(files) > 1 else ''}"
+    if not is_sure:
+        _ask(f"Delete {count}, {size}, in {env.cache_directory()}?")
+    for path, _, _ in files:
+        path.unlink(missing_ok=True)
+    print(f"Deleted {count}, {size}.")
+
+
+def _record(name: str, kind: Kind) -> dict[str, Any]:
+    files = list(kind.files())
+    last = max((used for _, _, used in files), default=None)
+    return {
+        "kind": name,
+        "what": kind.title,
+        "num_files": len(files),
+        "size_bytes": sum(size for _, size, _ in files),
+        "last_used": None if last is None else datetime.fromtimestamp(last, UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _row(record: dict[str, Any]) -> tuple[str, ...]:
+    used = record["last_used"]
+    when = "-" if used is None else f"{datetime.fromisoformat(used).astimezone():%Y-%m-%d %H:%M}"
+    return record["kind"], str(record["num_files"]), console.quantity(record["size_bytes"], "B"), when, record["what"]
+
+
+def _ask(question: str) -> None:
+    """Go on where the answer is yes, else end with exit code 1. InvalidArgumentError where nobody can be asked."""
+    if not console.is_terminal(sys.stdin):
+        raise InvalidArgumentError("There is no terminal to ask on; pass --yes to delete without being asked.")
+    if not typer.confirm(question):
+        print("Nothing was deleted.")
+        raise typer.Exit(1)
