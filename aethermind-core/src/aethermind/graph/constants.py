@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from aethermind.dispatch.kernel import Pack
 from aethermind.errors import CheckpointError, InvalidArgumentError
+from aethermind.graph.activity import Activity
 from aethermind.graph.plan import Constant, Plan
 from aethermind.hal.backend import Backend
 from aethermind.hal.buffer import Buffer, MemoryKind
@@ -41,8 +42,8 @@ class KeptConstants(Protocol):
         """
         ...
 
-    def keep(self, wanted: Mapping[str, PackedConstant], packed: Mapping[str, Tensor]) -> None:
-        """Keep what was not found, by and by: the tensors stay as they are."""
+    def keep(self, wanted: Mapping[str, PackedConstant], packed: Mapping[str, Tensor], activity: Activity) -> None:
+        """Keep what was not found, by and by: the tensors stay as they are. `activity` tells when plans run."""
         ...
 
 
@@ -67,6 +68,8 @@ class ConstantStore:
         self._read = read
         self._types = types
         self._kept = kept
+        self.activity = Activity()
+        """The runs of all plans that these are the weights of."""
         self._tensors: dict[str, Tensor] = {}
         self._packed: set[str] = set()
         self._found: set[str] = set()
@@ -110,7 +113,7 @@ class ConstantStore:
             if on_progress:
                 on_progress(done + 1, len(missing))
         if self._kept is not None and unkept:
-            self._kept.keep(unkept, {key: self._tensors[key] for key in unkept})
+            self._kept.keep(unkept, {key: self._tensors[key] for key in unkept}, self.activity)
 
     def address(self, key: str) -> int:
         """The device address of a loaded constant."""

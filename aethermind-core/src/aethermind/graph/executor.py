@@ -133,6 +133,7 @@ class Executor:
     ) -> None:
         self.plan = plan
         self._backend = backend
+        self._activity = constants.activity
         self._stream = stream or backend.streams.default(device.index)
         self._is_host_accessible = backend.capabilities.is_host_accessible
         self._inputs: Inputs = SharedInputs(plan, backend) if self._is_host_accessible else CopiedInputs(plan, backend)
@@ -171,7 +172,8 @@ class Executor:
         """
         self._inputs.upload(symbols, self._stream)
         self._feed(fed, symbols)
-        self.executable.run(symbols, self._stream)
+        with self._activity:
+            self.executable.run(symbols, self._stream)
 
     def run_filling(
         self, symbols: tuple[int, ...], name: str, fill: Callable[[], None], fed: Sequence[FedInput] = ()
@@ -188,12 +190,12 @@ class Executor:
         first = self._first_use(name)
         self._inputs.upload(symbols, self._stream, late=name)
         self._feed(fed, symbols)
-        self.executable.run_steps(symbols, 0, first, self._stream)
+        self._run_steps(symbols, 0, first)
         try:
             fill()
         finally:
             self._inputs.upload_late(name, symbols, self._stream)
-            self.executable.run_steps(symbols, first, len(self.plan.steps), self._stream)
+            self._run_steps(symbols, first, len(self.plan.steps))
 
     def synchronize(self) -> None:
         """Return when everything enqueued has finished."""
@@ -210,14 +212,14 @@ class Executor:
             wanted = [pair for pair in zip(step.names, step.outputs, strict=True) if names is None or pair[0] in names]
             if not wanted:
                 continue
-            self.executable.run_steps(symbols, begin, end, self._stream)
+            self._run_steps(symbols, begin, end)
             self.synchronize()
             for name, operand in wanted:
                 array = self._fetch(operand, symbols)
                 array.flags.writeable = False  # what is changed here would live on in reused keys and values
                 hook(name, array)
             begin = end
-        self.executable.run_steps(symbols, begin, len(self.plan.steps), self._stream)
+        self._run_steps(symbols, begin, len(self.plan.steps))
 
     def run_timed(self, symbols: tuple[int, ...]) -> list[float]:
         """Run with a mark behind every step, wait for the end, and return what each step took in seconds."""
@@ -225,7 +227,7 @@ class Executor:
         marks = [self._backend.events.create(timing=True) for _ in range(len(self.plan.steps) + 1)]
         marks[0].record(self._stream)
         for position, mark in enumerate(marks[1:]):
-            self.executable.run_steps(symbols, position, position + 1, self._stream)
+            self._run_steps(symbols, position, position + 1)
             mark.record(self._stream)
         self.synchronize()
         return [begin.elapsed_ms(end) / 1e3 for begin, end in pairwise(marks)]
@@ -237,6 +239,10 @@ class Executor:
     def output_tensor(self, name: str, symbols: tuple[int, ...]) -> Tensor:
         """An output where the device keeps it: there once what is enqueued has run, until the next run."""
         return self._tensor(self.plan.outputs[name], symbols)
+
+    def _run_steps(self, symbols: tuple[int, ...], begin: int, end: int) -> None:
+        with self._activity:
+            self.executable.run_steps(symbols, begin, end, self._stream)
 
     def _feed(self, fed: Sequence[FedInput], symbols: tuple[int, ...]) -> None:
         for name, first, source in fed:

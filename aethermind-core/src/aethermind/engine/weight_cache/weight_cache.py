@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind import env
 from aethermind.engine.weight_cache.folder import WeightFolder
+from aethermind.engine.weight_cache.idle_turns import IdleTurns
 from aethermind.engine.weight_cache.key import cache_key, describe_files
 from aethermind.errors import CheckpointError
 from aethermind.hal.mapped import bring_mapped_pages
@@ -18,6 +19,7 @@ from aethermind.log import get_logger
 
 if TYPE_CHECKING:
     from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.graph.activity import Activity
     from aethermind.graph.constants import PackedConstant
     from aethermind.hal.tensor import Tensor
 
@@ -73,14 +75,15 @@ class WeightCache:
             bring_mapped_pages(next(iter(found.values())))
         return found
 
-    def keep(self, wanted: Mapping[str, PackedConstant], packed: Mapping[str, Tensor]) -> None:
-        """See `KeptConstants`. A thread of the lowest priority writes; the end of the program waits for it, unless it
-        is interrupted.
+    def keep(self, wanted: Mapping[str, PackedConstant], packed: Mapping[str, Tensor], activity: Activity) -> None:
+        """See `KeptConstants`. A thread of the lowest priority writes, a piece of 2 MiB at a time, while the model runs
+        nothing, and a piece now and then where it always runs something (see `IdleTurns`). What is left at the end of
+        the program is written then, unless that is interrupted.
         """
         lasting = self._lasting(wanted)
         if not lasting:
             return
-        is_over = threading.Event()
+        turns = IdleTurns(activity)
 
         def write() -> None:
             with suppress(OSError, AttributeError):
@@ -88,14 +91,14 @@ class WeightCache:
             try:
                 is_same = describe_files(self._planned) == self._files
                 key = cache_key(self._planned, self._files, lasting)
-                if is_same and not self._folder.has(key):
-                    self._folder.write(key, {name: packed[name].numpy() for name in lasting}, is_over.is_set)
+                if is_same and not turns.is_over() and not self._folder.has(key):
+                    self._folder.write(key, {name: packed[name].numpy() for name in lasting}, turns.is_over)
             except (OSError, CheckpointError) as error:
                 logger.info("packed weights are not kept for the next start: %s", error)
 
         thread = threading.Thread(target=write, name="aethermind-keep-weights", daemon=True)
         thread.start()
-        atexit.register(_finish, thread, is_over)
+        atexit.register(_finish, thread, turns)
 
     def _lasting(self, wanted: Mapping[str, PackedConstant]) -> dict[str, PackedConstant]:
         """Those that another process would pack to the same bytes, if they are worth it."""
@@ -107,9 +110,10 @@ class WeightCache:
         return lasting if sum(one.nbytes for one in lasting.values()) >= self.least_bytes else {}
 
 
-def _finish(thread: threading.Thread, is_over: threading.Event) -> None:
+def _finish(thread: threading.Thread, turns: IdleTurns) -> None:
+    turns.hurry()
     try:
         thread.join()
     except KeyboardInterrupt:
-        is_over.set()
+        turns.give_up()
         thread.join()
