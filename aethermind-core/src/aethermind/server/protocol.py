@@ -29,6 +29,9 @@ SEND_BUFFER_BYTES = 64 << 10
 _LINGER_S = 5.0
 """Seconds that a connection is kept after a refusal, if the client does not close it."""
 
+_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+_REFUSAL = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+
 
 def bound_sending(listening: socket.socket) -> None:
     """Bound what the connections of a listening socket hold for readers that do not read."""
@@ -37,129 +40,128 @@ def bound_sending(listening: socket.socket) -> None:
 
 def bounded_protocol(limits: Limits, on_refusal: Callable[[str], None]) -> type[HttpToolsProtocol]:
     """uvicorn's protocol, held to `limits`; `on_refusal` is told the code of each limit that ends a connection."""
+    return type("BoundedProtocol", (_BoundedProtocol,), {"limits": limits, "on_refusal": staticmethod(on_refusal)})
 
-    class BoundedProtocol(HttpToolsProtocol):
-        """One connection. Mutable."""
 
-        def __init__(self, *args: Any, **names: Any) -> None:
-            super().__init__(*args, **names)
-            self._num_header_bytes = 0
-            self._is_awaiting = True
-            self._is_refused = False
-            self._patience: asyncio.TimerHandle | None = None
+class _BoundedProtocol(HttpToolsProtocol):
+    """One connection. Mutable."""
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._await_request()
+    limits: Limits
+    on_refusal: Callable[[str], None]
 
-        def connection_lost(self, error: Exception | None) -> None:
-            self._stop_waiting()
-            super().connection_lost(error)
+    def __init__(self, *args: Any, **names: Any) -> None:
+        super().__init__(*args, **names)
+        self._num_header_bytes = 0
+        self._is_awaiting = True
+        self._is_refused = False
+        self._patience: asyncio.TimerHandle | None = None
 
-        def data_received(self, data: bytes) -> None:
-            if self._is_refused:
-                return
-            was_awaiting = self._is_awaiting
-            if was_awaiting:
-                self._num_header_bytes += len(data)
-            self._feed(data)
-            # Headers that came whole in one piece are measured at the door, where there is a request to answer.
-            if was_awaiting and self._is_awaiting and self._num_header_bytes > limits.max_header_bytes:
-                self._refuse(431, "headers_too_large", f"Headers are longer than {limits.max_header_bytes} bytes.")
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._await_request()
 
-        def _feed(self, data: bytes) -> None:
-            self._unset_keepalive_if_required()
-            try:
-                self.parser.feed_data(data)
-            except HttpParserUpgrade as upgrade:
-                self._go_on_without_upgrade(data[upgrade.args[0] :])
-            except HttpParserError:
-                self.send_400_response("")
+    def connection_lost(self, error: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(error)
 
-        def _go_on_without_upgrade(self, rest: bytes) -> None:
-            """Read a request again that would rather speak another protocol, as HTTP/1.1 (RFC 9110, 7.8).
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        was_awaiting = self._is_awaiting
+        if was_awaiting:
+            self._num_header_bytes += len(data)
+        self._feed(data)
+        # Headers that came whole in one piece are measured at the door, where there is a request to answer.
+        if was_awaiting and self._is_awaiting and self._num_header_bytes > self.limits.max_header_bytes:
+            self._refuse(431, "headers_too_large", f"Headers are longer than {self.limits.max_header_bytes} bytes.")
 
-            Java's HttpClient asks for HTTP/2 in each first request. The parser takes what follows such headers for the
-            other protocol, although it is the request's body.
-            """
-            kept = [b"%s: %s\r\n" % one for one in self.headers if one[0] != b"upgrade"]
-            if len(kept) == len(self.headers):  # it is CONNECT, after which anything may come
-                self.send_400_response("")
-                return
-            head = b"%s %s HTTP/1.1\r\n%s\r\n" % (self.parser.get_method(), self.url, b"".join(kept))
-            self._feed(head + rest)
+    def _feed(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade(data[upgrade.args[0] :])
+        except HttpParserError:
+            self.send_400_response("")
 
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._await_request()
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Read a request again that would rather speak another protocol, as HTTP/1.1 (RFC 9110, 7.8).
 
-        def on_body(self, body: bytes) -> None:
-            if not self.parser.should_upgrade():
-                super().on_body(body)
+        Java's HttpClient asks for HTTP/2 in each first request. The parser takes what follows such headers for the
+        other protocol, although it is the request's body.
+        """
+        kept = [b"%s: %s\r\n" % one for one in self.headers if one[0] != b"upgrade"]
+        if len(kept) == len(self.headers):  # it is CONNECT, after which anything may come
+            self.send_400_response("")
+            return
+        head = b"%s %s HTTP/1.1\r\n%s\r\n" % (self.parser.get_method(), self.url, b"".join(kept))
+        self._feed(head + rest)
 
-        def on_message_complete(self) -> None:
-            if not self.parser.should_upgrade():
-                super().on_message_complete()
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_request()
 
-        def on_headers_complete(self) -> None:
-            if self.parser.should_upgrade():
-                return
-            self._is_awaiting = False
-            self._stop_waiting()
-            super().on_headers_complete()
-            if self.scope["http_version"] == "1.0":
-                _send_without_chunks(self.cycle)
-            # Closing waits until everything is sent, which a reader that does not read puts off for ever.
-            self.scope["state"]["cut"] = self.transport.abort
-            self.scope["state"]["send_part"] = self.cycle.send
-            self.scope["state"]["all_sent"] = self._all_sent
+    def on_body(self, body: bytes) -> None:
+        if not self.parser.should_upgrade():
+            super().on_body(body)
 
-        async def _all_sent(self) -> None:
-            """Wait until the system has taken everything that was written."""
-            self.transport.set_write_buffer_limits(high=0)
-            try:
-                await self.flow.drain()
-            finally:
-                self.transport.set_write_buffer_limits()
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
-        def _await_request(self) -> None:
-            self._stop_waiting()
-            self._is_awaiting, self._num_header_bytes = True, 0
-            self._patience = self.loop.call_later(limits.idle_timeout_s, self._lose_patience)
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._is_awaiting = False
+        self._stop_waiting()
+        super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            _send_without_chunks(self.cycle)
+        # Closing waits until everything is sent, which a reader that does not read puts off for ever.
+        self.scope["state"]["cut"] = self.transport.abort
+        self.scope["state"]["send_part"] = self.cycle.send
+        self.scope["state"]["all_sent"] = self._all_sent
 
-        def _stop_waiting(self) -> None:
-            if self._patience is not None:
-                self._patience.cancel()
-                self._patience = None
+    async def _all_sent(self) -> None:
+        """Wait until the system has taken everything that was written."""
+        self.transport.set_write_buffer_limits(high=0)
+        try:
+            await self.flow.drain()
+        finally:
+            self.transport.set_write_buffer_limits()
 
-        def _lose_patience(self) -> None:
-            seconds = limits.idle_timeout_s
-            self._refuse(408, "idle", f"No request came in {seconds:g} s.")
+    def _await_request(self) -> None:
+        self._stop_waiting()
+        self._is_awaiting, self._num_header_bytes = True, 0
+        self._patience = self.loop.call_later(self.limits.idle_timeout_s, self._lose_patience)
 
-        def send_400_response(self, msg: str) -> None:
-            self._refuse(400, None, "This is no HTTP request. The server speaks plain HTTP/1.1, without TLS.")
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
-        def _refuse(self, status: int, code: str | None, message: str) -> None:
-            if self._is_refused or self.transport.is_closing():
-                return
-            self._is_refused = True
-            if code is not None:
-                on_refusal(code)
-            if self.cycle is not None and not self.cycle.response_complete:  # another answer is being sent
-                self.transport.abort()
-                return
-            reasons = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
-            body = json.dumps(error_body(status, message, code=code)).encode()
-            head = (
-                b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-            )
-            self.transport.write(head % (status, reasons[status], len(body)) + body)
-            self.transport.write_eof()
-            # To close on a client that still sends would take the answer from it: what it sends is dropped for a while.
-            self._stop_waiting()
-            self._patience = self.loop.call_later(_LINGER_S, self.transport.abort)
+    def _lose_patience(self) -> None:
+        seconds = self.limits.idle_timeout_s
+        self._refuse(408, "idle", f"No request came in {seconds:g} s.")
 
-    return BoundedProtocol
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, None, "This is no HTTP request. The server speaks plain HTTP/1.1, without TLS.")
+
+    def _refuse(self, status: int, code: str | None, message: str) -> None:
+        if self._is_refused or self.transport.is_closing():
+            return
+        self._is_refused = True
+        if code is not None:
+            self.on_refusal(code)
+        if self.cycle is not None and not self.cycle.response_complete:  # another answer is being sent
+            self.transport.abort()
+            return
+        body = json.dumps(error_body(status, message, code=code)).encode()
+        self.transport.write(_REFUSAL % (status, _REASONS[status], len(body)) + body)
+        self.transport.write_eof()
+        # To close on a client that still sends would take the answer from it: what it sends is dropped for a while.
+        self._stop_waiting()
+        self._patience = self.loop.call_later(_LINGER_S, self.transport.abort)
 
 
 def _send_without_chunks(cycle: RequestResponseCycle) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aethermind.cli import console, options
+from aethermind.cli.checks import check_numbers, check_sizes
 from aethermind.cli.given import is_flag
 from aethermind.cli.picture import check_plot
 from aethermind.cli.simulate.plot import draw
@@ -78,10 +79,10 @@ def simulate(
     from aethermind.engine.simulation import StepCosts, complete, read_costs, read_trace
     from aethermind.runtime import Runtime
 
-    _check_numbers(rate_scale=rate_scale, slack=slack)
+    check_numbers(rate_scale=rate_scale, slack=slack)
     if not 0 <= urgent_share <= 1:  # nan, which is beyond no bound
         raise InvalidArgumentError(f"--urgent-share is {urgent_share} but must be a number from 0 to 1.")
-    _check_sizes(block_size=block_size, num_kv_blocks=num_kv_blocks)
+    check_sizes(block_size=block_size, num_kv_blocks=num_kv_blocks)
     if plot is not None:
         check_plot(plot)
     if cost_model is not None and calibrate is not None:
@@ -177,15 +178,3 @@ def _measured(runtime: Runtime, model: str, device: str, load_format: str, budge
     )
     with closing(llm):
         return measure_costs(llm.engine)
-
-
-def _check_numbers(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < 1e9:
-            raise InvalidArgumentError(f"--{name.replace('_', '-')} is {value} but must be a number above 0.")
-
-
-def _check_sizes(**values: int | None) -> None:
-    for name, value in values.items():
-        if value is not None and not 0 < value < 2**31:
-            raise InvalidArgumentError(f"--{name.replace('_', '-')} is {value} but must be an integer of 1 or more.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aethermind.cli import console, options
+from aethermind.cli.checks import check_numbers
 from aethermind.cli.picture import check_plot
 from aethermind.errors import InvalidArgumentError, SettingsError
 
@@ -82,7 +83,7 @@ def serve(
     from aethermind.cli.bench.serve.report import as_record, as_text
     from aethermind.cli.bench.serve.workload import asks_of_trace, random_asks
 
-    _check_numbers(
+    check_numbers(
         request_rate=request_rate,
         rate_scale=rate_scale,
         slo_ttft_ms=slo_ttft_ms,
@@ -163,9 +164,3 @@ def _check_arrivals(trace: Path | None, **given: float | None) -> None:
         raise InvalidArgumentError(f"--trace says how many requests come and when; leave {' and '.join(flags)} out.")
     if {"--concurrency", "--request-rate"} <= set(flags):
         raise InvalidArgumentError("Both --concurrency and --request-rate say when requests come; pass one of them.")
-
-
-def _check_numbers(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not 0 < value < 1e9:
-            raise InvalidArgumentError(f"--{name.replace('_', '-')} is {value} but must be a number above 0.")
