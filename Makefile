@@ -10,6 +10,9 @@ SOURCES := $(shell find aethermind-*/src aethermind-*/csrc -type f -not -name '*
 
 FUZZ_SECONDS ?= 60
 
+# Of pytest and its plugins every process would compile some 300 modules anew where the variable is set.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Of these floors the tests have to reach nearly every line, so they run under coverage.
 COVERED := $(wildcard $(addprefix tests/core/,cache config dispatch engine graph sampling text))
 
