@@ -26,6 +26,7 @@ _PATIENCE_S = 120.0
 class FakeDistributions:
     """Writes modules and `*.dist-info` folders into a folder that is first on sys.path.
 
+    No bytecode is kept of them: it would pass for that of a module of the same length written in the same second.
     They are loaded without the trial that strangers have, which costs a process each, unless they `are_tried`. Their
     processes have all the time that a busy machine takes; a test about hanging ones sets a limit of its own.
     """
@@ -35,6 +36,8 @@ class FakeDistributions:
         self._monkeypatch = monkeypatch
         monkeypatch.syspath_prepend(folder)
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
         for module, name in _LIMITS:
             monkeypatch.setattr(module, name, _PATIENCE_S)
         if not are_tried:
