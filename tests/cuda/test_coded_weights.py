@@ -16,7 +16,7 @@ from aethermind.ops.weight_format import CHECKPOINT_FORMAT_NAMES, FORMAT_NAMES, 
 from aethermind_cuda.coded_weights import coded_pack
 from aethermind_cuda.kernels import quantized
 
-NAMES = (*FORMAT_NAMES, *CHECKPOINT_FORMAT_NAMES)
+NAMES = tuple(name for name in (*FORMAT_NAMES, *CHECKPOINT_FORMAT_NAMES) if name != "int4_k")
 SHAPES = [(1, 1), (5, 31), (16, 128), (17, 100), (50, 300)]
 
 

@@ -18,6 +18,8 @@ _STEPS_ZP = {"int4": (15, 14, 15.75, 16.5, 17.5, 18.75), "int2": (3, 2, 3.25, 3.
 def dequantized(name: str, weight: torch.Tensor) -> torch.Tensor:
     """The float32 values that a weight [N, K] has in a format."""
     kind, *suffixes = name.split("_")
+    if "k" in suffixes:
+        return torch.cat([_in_two_levels(values) for values in weight.detach().float().split(256, dim=1)], dim=1)
     length = weight.shape[1] if "channel" in suffixes else 32
     length = next((int(suffix[1:]) for suffix in suffixes if suffix.startswith("g")), length)
     convert = (
@@ -68,22 +70,61 @@ def _affine(x: torch.Tensor, steps: float, most: int) -> torch.Tensor:
     return _scaled(x, (high - low) / steps, zero, 0, most)
 
 
-def _on_a_line(x: torch.Tensor) -> torch.Tensor:
-    """4 bits: each first line is followed by two of least squares."""
-    candidates = []
+def _lines(x: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """4 bits: scales and offsets; each first line is followed by two of least squares."""
+    lines = []
     low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
     for steps in _STEPS_OFFSET:
         scale = ((high - low) / steps).half()
         offset = (0.5 * low + 0.5 * high - 7.5 * scale.float()).half()
         for _ in range(3):
-            codes = ((x - offset.float()) * (1 / scale.float())).round().clamp(0, 15)
-            candidates.append(scale.float() * codes + offset.float())
-            c, y = codes.double(), x.double()
+            lines.append((scale.float(), offset.float()))
+            c, y = _codes(x, *lines[-1]).double(), x.double()
             of_codes, of_values = c.sum(1, keepdim=True), y.sum(1, keepdim=True)
             products, squares = (c * y).sum(1, keepdim=True), (c * c).sum(1, keepdim=True)
             slope = (x.shape[1] * products - of_codes * of_values) / (x.shape[1] * squares - of_codes**2)
             scale, offset = slope.float().half(), ((of_values - slope * of_codes) / x.shape[1]).float().half()
-    return _best(x, candidates)
+    return lines
+
+
+def _codes(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+    return ((x - offset) * (1 / scale)).round().clamp(0, 15)
+
+
+def _on(x: torch.Tensor, lines: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    return [scale * _codes(x, scale, offset) + offset for scale, offset in lines]
+
+
+def _on_a_line(x: torch.Tensor) -> torch.Tensor:
+    return _best(x, _on(x, _lines(x)))
+
+
+def _in_two_levels(x: torch.Tensor) -> torch.Tensor:
+    """4 bits of up to 256 values of each row, with negative ones among every 32."""
+    best = []
+    for run in x.split(32, dim=1):
+        lines = _lines(run)
+        chosen = _first_of_least(run, _on(run, lines)), torch.arange(len(x))
+        best.append([torch.stack(side)[chosen] for side in zip(*lines, strict=True)])
+    scales, offsets = (torch.cat(side, dim=1) for side in zip(*best, strict=True))
+    of_scales, of_offsets = _unit(scales.amax(1, keepdim=True)), -_unit(-offsets.amin(1, keepdim=True))
+    values = []
+    for run, (scale, offset) in zip(x.split(32, dim=1), best, strict=True):
+        counts = (scale * (1 / of_scales)).round(), (offset * (1 / of_offsets)).round()
+        near = [
+            (of_scales * (counts[0] + i).clamp(1, 63), of_offsets * (counts[1] + j).clamp(0, 63))
+            for i in (0, -1, 1, -2, 2)
+            for j in (0, -1, 1, -2, 2)
+        ]
+        values.append(_best(run, _on(run, near)))
+    return torch.cat(values, dim=1)
+
+
+def _unit(largest: torch.Tensor) -> torch.Tensor:
+    """The float16 numbers of which 63 reach the largest."""
+    unit = (largest / 63).half()
+    above = (unit.view(torch.int16) + 1).view(torch.float16)
+    return torch.where(63 * unit.float() < largest, above, unit).float()
 
 
 def _scaled(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | int, low: int, high: int) -> torch.Tensor:
@@ -94,7 +135,9 @@ def _scaled(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | int, low:
 
 def _best(x: torch.Tensor, candidates: Sequence[torch.Tensor]) -> torch.Tensor:
     """Of each block the first of those with the least error."""
-    values = torch.stack(list(candidates))
-    errors = ((x - values).double() ** 2).sum(2)
-    first = (errors == errors.amin(0)).to(torch.uint8).argmax(0)
-    return values[first, torch.arange(len(x))]
+    return torch.stack(list(candidates))[_first_of_least(x, candidates), torch.arange(len(x))]
+
+
+def _first_of_least(x: torch.Tensor, candidates: Sequence[torch.Tensor]) -> torch.Tensor:
+    errors = ((x - torch.stack(list(candidates))).double() ** 2).sum(2)
+    return (errors == errors.amin(0)).to(torch.uint8).argmax(0)

@@ -53,35 +53,32 @@ void bind_kernels(py::module_& module) {
   module.def("quantized_kernel_table", [] { return as_list(quantized_kernel_table()); });
 
   py::class_<QuantizedLayout>(module, "QuantizedLayout")
-      .def(py::init([](int32_t bits, int32_t block, bool has_zero_point, bool has_offset) {
-             return QuantizedLayout{bits, block, has_zero_point, has_offset};
+      .def(py::init([](int32_t bits, int32_t block, bool has_zero_point, bool has_offset, bool has_levels) {
+             return QuantizedLayout{bits, block, has_zero_point, has_offset, has_levels};
            }),
-           py::arg("bits"), py::arg("block"), py::arg("has_zero_point"), py::arg("has_offset"))
+           py::arg("bits"), py::arg("block"), py::arg("has_zero_point"), py::arg("has_offset"), py::arg("has_levels"))
       .def("packed_bytes",
            [](const QuantizedLayout& self, int64_t rows, int64_t cols) { return quantized_bytes(self, rows, cols); })
       .def(
           "pack_values",
           [](const QuantizedLayout& self, uintptr_t values, int dtype, int64_t row_begin, int64_t num_rows,
              int64_t cols, uintptr_t destination) {
-            const QuantizedSource source = {reinterpret_cast<const void*>(values),
-                                            static_cast<am_dtype>(dtype),
-                                            nullptr,
-                                            nullptr,
-                                            nullptr,
-                                            nullptr};
+            const QuantizedSource source = {reinterpret_cast<const void*>(values), static_cast<am_dtype>(dtype),
+                                            nullptr, nullptr, nullptr};
             return pack_quantized(self, source, row_begin, num_rows, cols, reinterpret_cast<void*>(destination));
           },
           py::call_guard<py::gil_scoped_release>())
       .def(
           "pack_codes",
           [](const QuantizedLayout& self, uintptr_t codes, uintptr_t scales, uintptr_t zeros, uintptr_t offsets,
-             int64_t row_begin, int64_t num_rows, int64_t cols, uintptr_t destination) {
+             uintptr_t units, int64_t row_begin, int64_t num_rows, int64_t cols, uintptr_t destination) {
             const QuantizedSource source = {nullptr,
                                             AM_FLOAT32,
                                             reinterpret_cast<const uint8_t*>(codes),
-                                            reinterpret_cast<const uint16_t*>(scales),
+                                            reinterpret_cast<const void*>(scales),
                                             reinterpret_cast<const uint8_t*>(zeros),
-                                            reinterpret_cast<const uint16_t*>(offsets)};
+                                            reinterpret_cast<const void*>(offsets),
+                                            reinterpret_cast<const uint16_t*>(units)};
             pack_quantized(self, source, row_begin, num_rows, cols, reinterpret_cast<void*>(destination));
           },
           py::call_guard<py::gil_scoped_release>());

@@ -103,7 +103,7 @@ class QuantizedWeight {
 
   void bring(const T* x, int64_t rows, char* tiles) const {
     const auto bring_one =
-        with_format(layout_, []<int Bits, bool HasZeroPoint, bool HasOffset = false>() -> BringFn<T> {
+        with_format(layout_, []<int Bits, bool HasZeroPoint, bool HasOffset = false, bool = false>() -> BringFn<T> {
           return QuantizedEngine<Bits, HasZeroPoint, HasOffset>::template bring<T>;
         });
     const Tiles cut(rows, quantized_tile_rows(rows));
@@ -118,9 +118,10 @@ class QuantizedWeight {
   // `next` is the panel that will be wanted after these.
   void multiply(const char* tiles, int64_t rows, const char* const* panels, int64_t num_panels, const char* next,
                 float* c) const {
-    const QuantizedTiles* kernels =
-        with_format(layout_, []<int Bits, bool HasZeroPoint, bool HasOffset = false>() -> const QuantizedTiles* {
-          return &kQuantizedTiles<Bits, HasZeroPoint, HasOffset>;
+    const QuantizedTiles* kernels = with_format(
+        layout_,
+        []<int Bits, bool HasZeroPoint, bool HasOffset = false, bool HasLevels = false>() -> const QuantizedTiles* {
+          return &kQuantizedTiles<Bits, HasZeroPoint, HasOffset, HasLevels>;
         });
     const Tiles cut(rows, quantized_tile_rows(rows));
     const int64_t row_stride = num_panels * kPanelColumns;

@@ -7,16 +7,18 @@
 
 #include "kernels/gemm.h"
 #include "kernels/quantized_engines.h"
+#include "kernels/quantized_levels.h"
 
 namespace aether::cpu::AETHER_ISA {
 
 // One tile by P panels. The sums of row r and panel p are written to sums[r * row_stride + p * 16 …].
-template <class E, int R, int P, int Bits, bool HasZeroPoint, bool HasOffset>
+template <class E, int R, int P, int Bits, bool HasZeroPoint, bool HasOffset, bool HasLevels>
 __attribute__((noinline)) void multiply_quantized(const char* x, const char* const* panels, const PanelShape& shape,
                                                   const Fetch& fetch, float* sums, int64_t row_stride) {
   const char* codes[P];
   Vec scales[P] = {};
   typename E::Zero zeros[P] = {};
+  [[maybe_unused]] LevelLines<HasLevels> lines[P];
 #pragma GCC unroll 4
   for (int p = 0; p < P; ++p) codes[p] = panels[p];
   const auto fetch_ahead = [&]() __attribute__((always_inline)) {
@@ -36,6 +38,10 @@ __attribute__((noinline)) void multiply_quantized(const char* x, const char* con
       block_end = smaller(unit + shape.units_per_block, shape.num_units);
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
+        if constexpr (HasLevels) {
+          codes[p] = lines[p].unpack(codes[p]);
+          continue;
+        }
         scales[p] = load(reinterpret_cast<const Float16*>(codes[p]));
         codes[p] += kScaleBytes;
         if constexpr (HasZeroPoint) {
@@ -50,8 +56,16 @@ __attribute__((noinline)) void multiply_quantized(const char* x, const char* con
       }
     }
     if (unit == run_end) run_end = smaller(unit + shape.units_per_run, shape.num_units);
+    if constexpr (HasLevels) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        scales[p] = lines[p].scales[unit % kSuperUnits];
+        zeros[p] = lines[p].offsets[unit % kSuperUnits];
+      }
+    }
     // Of runs with sums of their own a unit's integers become floats at once, which takes fewest registers.
-    const int64_t count = E::kHasRunSums ? 1 : smaller(block_end, run_end) - unit, end = unit + count;
+    const bool is_single = E::kHasRunSums || HasLevels;
+    const int64_t count = is_single ? 1 : smaller(block_end, run_end) - unit, end = unit + count;
     E::add_units(totals, x, codes, scales, zeros, count, fetch_ahead);
     if constexpr (E::kHasRunSums) {
       if (end == run_end) E::end_run(totals, x, sums, row_stride, end <= shape.units_per_run);
@@ -90,24 +104,25 @@ struct QuantizedTiles {
   QuantizedTileFn single[kQuantizedRows + 1] = {};
 };
 
-template <int Bits, bool HasZeroPoint, bool HasOffset>
+template <int Bits, bool HasZeroPoint, bool HasOffset, bool HasLevels>
 struct QuantizedTilesOf : QuantizedTiles {
   using E = QuantizedEngine<Bits, HasZeroPoint, HasOffset>;
 
   template <int R>
   constexpr void fill() {
-    several[R] = multiply_quantized<E, R, quantized_panels_at_once(R), Bits, HasZeroPoint, HasOffset>;
-    single[R] = multiply_quantized<E, R, 1, Bits, HasZeroPoint, HasOffset>;
+    several[R] = multiply_quantized<E, R, quantized_panels_at_once(R), Bits, HasZeroPoint, HasOffset, HasLevels>;
+    single[R] = multiply_quantized<E, R, 1, Bits, HasZeroPoint, HasOffset, HasLevels>;
     if constexpr (R > 1) fill<R - 1>();
   }
   constexpr QuantizedTilesOf() { fill<kQuantizedRows>(); }
 };
-template <int Bits, bool HasZeroPoint, bool HasOffset>
-inline constexpr QuantizedTilesOf<Bits, HasZeroPoint, HasOffset> kQuantizedTiles;
+template <int Bits, bool HasZeroPoint, bool HasOffset, bool HasLevels>
+inline constexpr QuantizedTilesOf<Bits, HasZeroPoint, HasOffset, HasLevels> kQuantizedTiles;
 
-// Calls f with the format's bits, zero points and offsets as constants.
+// Calls f with the format's bits, zero points, offsets, and whether these are in two levels, as constants.
 template <class F>
 AETHER_INLINE auto with_format(const QuantizedLayout& layout, F f) {
+  if (layout.has_levels) return f.template operator()<4, false, true, true>();
   if (layout.has_offset) {
     return layout.bits == 4 ? f.template operator()<4, false, true>() : f.template operator()<8, false, true>();
   }

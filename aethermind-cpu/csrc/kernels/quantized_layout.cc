@@ -31,12 +31,13 @@ int64_t units_per_run(const QuantizedLayout& layout, int64_t units_per_block) {
 
 PanelShape panel_shape(const QuantizedLayout& layout, int64_t cols) {
   PanelShape shape;
+  const int64_t block = layout.has_levels ? kSuperBlock : layout.block;
   shape.num_units = divide_up(cols, kUnitK);
-  shape.units_per_block = layout.block ? layout.block / kUnitK : shape.num_units;
+  shape.units_per_block = block ? block / kUnitK : shape.num_units;
   shape.units_per_run = units_per_run(layout, shape.units_per_block);
-  shape.num_blocks = layout.block ? divide_up(cols, layout.block) : (cols > 0 ? 1 : 0);
+  shape.num_blocks = block ? divide_up(cols, block) : (cols > 0 ? 1 : 0);
   const int64_t shift_bytes = layout.has_zero_point ? kZeroBytes : layout.has_offset ? kOffsetBytes : 0;
-  const int64_t side_bytes = kScaleBytes + shift_bytes;
+  const int64_t side_bytes = layout.has_levels ? kLevelBytes : kScaleBytes + shift_bytes;
   const int64_t unit_bytes = layout.bits * kStepBytes;
   shape.block_bytes = side_bytes + shape.units_per_block * unit_bytes;
   const int64_t bytes = shape.num_blocks * side_bytes + shape.num_units * unit_bytes;

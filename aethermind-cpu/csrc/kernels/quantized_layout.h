@@ -2,7 +2,10 @@
 // columns, each one contiguous region that a kernel reads from front to back.
 //
 //   panel    its blocks, one after another, padded to 64 bytes; a block is `block` values along K, or all of them
-//   block    [16] float16 scales, [16] uint8 zero points or float16 offsets where the format has them, codes
+//   block    [16] float16 scales, [16] uint8 zero points or float16 offsets where the format has them, codes; of scales
+//            in two levels, a super-block: [16] float16 units of scales, [16] of offsets, [3][16] words, codes
+//   words    of a column three: sixteen fields of 6 bits, for each unit of the super-block its scale and its offset.
+//            Five fields lie in each word from its lowest bit on, and the sixteenth in the words' last two bits
 //   codes    [units][bits steps][16 columns][4 bytes]; a unit is 32 values along K, and a step 64 bytes
 //
 // A step gives every column one 32-bit word, four bytes of 8 / bits fields: field f of byte j is the code of
@@ -30,6 +33,11 @@ inline constexpr int64_t kHeaderBytes = 64;
 inline constexpr int64_t kScaleBytes = 32;  // of a block
 inline constexpr int64_t kZeroBytes = 16;
 inline constexpr int64_t kOffsetBytes = 32;
+inline constexpr int64_t kSuperBlock = 256;  // of scales in two levels
+inline constexpr int64_t kSuperUnits = kSuperBlock / kUnitK;
+inline constexpr int64_t kLevelBytes = kScaleBytes + kOffsetBytes + 3 * 64;  // before a super-block's codes
+inline constexpr int kFieldBits = 6;
+inline constexpr int kFieldsPerWord = 5;
 
 // A weight format (aethermind.ops.weight_format), and what a packed weight begins with.
 struct QuantizedLayout {
@@ -37,10 +45,11 @@ struct QuantizedLayout {
   int32_t block;  // values along K that share a scale, a multiple of kUnitK; 0: a whole row
   int32_t has_zero_point;
   int32_t has_offset = 0;  // not both
+  int32_t has_levels = 0;  // scales and offsets of kUnitK values in two levels, in super-blocks
 };
 
 // Where activations are quantised as well, units_per_run · kUnitK neighbours share a scale (quantized_engines.h).
-struct PanelShape {
+struct PanelShape {  // of scales in two levels, blocks are super-blocks
   int64_t num_units, units_per_block, num_blocks;
   int64_t block_bytes, panel_bytes;
   int64_t units_per_run;
@@ -50,14 +59,16 @@ PanelShape panel_shape(const QuantizedLayout& layout, int64_t cols);
 size_t quantized_bytes(const QuantizedLayout& layout, int64_t rows, int64_t cols);
 
 // A weight [N, K], row-major: floating-point values that are still to be quantised, or codes (one a byte, signed
-// without zero points or offsets), scales [N, blocks], and zero points or offsets.
+// without zero points or offsets), scales [N, blocks], and zero points or offsets: float16 numbers, or bytes that count
+// `units` [N, super-blocks, 2].
 struct QuantizedSource {
   const void* values;
   am_dtype dtype;  // of values
   const uint8_t* codes;
-  const uint16_t* scales;
+  const void* scales;
   const uint8_t* zeros;
-  const uint16_t* offsets = nullptr;
+  const void* offsets = nullptr;
+  const uint16_t* units = nullptr;
 };
 
 // Packs rows [row_begin, row_begin + num_rows) of a source, which is all of the weight, into their panels of `packed`,

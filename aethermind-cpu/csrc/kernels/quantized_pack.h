@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "kernels/quantize.h"
+#include "kernels/quantize_levels.h"
 #include "simd/bfloat16.h"
 #include "simd/float16.h"
 
@@ -67,7 +67,22 @@ inline void put_unit(const uint8_t (*codes)[kPanelColumns], int64_t bits, char* 
   }
 }
 
-// Where the parts of a panel's block lie; what its format does not have is null.
+// A super-block's units and fields, before its codes.
+inline void put_levels(const uint16_t (*units)[kPanelColumns], const uint8_t (*fields)[kPanelColumns], char* side) {
+  constexpr int last = 3 * kFieldsPerWord, shift = kFieldsPerWord * kFieldBits;
+  uint32_t words[3][kPanelColumns];
+  for (int w = 0; w < 3; ++w) {
+    AETHER_FOR_LANES words[w][c] = (static_cast<uint32_t>(fields[last][c]) >> 2 * w & 3u) << shift;
+    for (int i = 0; i < kFieldsPerWord; ++i) {
+      const uint8_t* from = fields[w * kFieldsPerWord + i];
+      AETHER_FOR_LANES words[w][c] |= static_cast<uint32_t>(from[c]) << i * kFieldBits;
+    }
+  }
+  std::memcpy(side, units, 2 * sizeof *units);
+  std::memcpy(side + 2 * sizeof *units, words, sizeof words);
+}
+
+// Where the parts of a panel's block lie; what its format does not have is null. Of two levels all is at `scales`.
 struct Sides {
   uint16_t* scales;
   uint8_t* zeros;
@@ -78,41 +93,77 @@ struct Sides {
       : scales(reinterpret_cast<uint16_t*>(block)),
         zeros(layout.has_zero_point ? reinterpret_cast<uint8_t*>(block + kScaleBytes) : nullptr),
         offsets(layout.has_offset ? reinterpret_cast<uint16_t*>(block + kScaleBytes) : nullptr),
-        steps(block + kScaleBytes +
-              (zeros     ? kZeroBytes
-               : offsets ? kOffsetBytes
-                         : 0)) {}
+        steps(block + (layout.has_levels ? kLevelBytes
+                       : zeros           ? kScaleBytes + kZeroBytes
+                       : offsets         ? kScaleBytes + kOffsetBytes
+                                         : kScaleBytes)) {}
 };
+
+// Codes of `length` values that share a scale.
+inline void put_codes(const QuantizedLayout& layout, const QuantizedBlock& block, const Floats* x, int64_t length,
+                      char* steps) {
+  const Floats inverse = inverses(block.wide);
+  for (int64_t begin = 0; begin < length; begin += kUnitK) {
+    uint8_t codes[kUnitK][kPanelColumns] = {};
+    const int64_t end = begin + kUnitK < length ? begin + kUnitK : length;
+    for (int64_t i = begin; i < end; ++i) codes_of(layout, block, inverse, x[i], codes[i - begin]);
+    put_unit(codes, layout.bits, steps + begin / kUnitK * layout.bits * kStepBytes);
+  }
+}
 
 // One block of a panel from values. `x` has room for it.
 inline bool pack_values(const QuantizedLayout& layout, const QuantizedSource& source, int64_t row, int64_t num_rows,
                         int64_t cols, int64_t k, int64_t length, Floats* x, const Sides& sides) {
   const bool is_finite = transpose(source, row, num_rows, cols, k, length, x);
   if (!is_finite) return false;
+  if (layout.has_levels) {
+    const SuperBlock super_block = quantize_in_two_levels(x, length);
+    put_levels(super_block.units, super_block.fields, reinterpret_cast<char*>(sides.scales));
+    for (int64_t begin = 0, unit = 0; begin < length; begin += kUnitK, ++unit) {
+      const int64_t count = begin + kUnitK < length ? kUnitK : length - begin;
+      put_codes(layout, super_block.lines[unit], x + begin, count, sides.steps + unit * layout.bits * kStepBytes);
+    }
+    return true;
+  }
   QuantizedBlock block = quantize_block(layout, x, length);
   for (int64_t c = num_rows; c < kPanelColumns; ++c) block.scales[c] = block.offsets[c] = 0;  // zeros may be negative
   std::memcpy(sides.scales, block.scales, sizeof block.scales);
   if (sides.zeros) AETHER_FOR_LANES sides.zeros[c] = static_cast<uint8_t>(block.zeros.v[c]);
   if (sides.offsets) std::memcpy(sides.offsets, block.offsets, sizeof block.offsets);
-  const Floats inverse = inverses(block.wide);
-  for (int64_t begin = 0; begin < length; begin += kUnitK) {
-    uint8_t codes[kUnitK][kPanelColumns] = {};
-    const int64_t end = begin + kUnitK < length ? begin + kUnitK : length;
-    for (int64_t i = begin; i < end; ++i) codes_of(layout, block, inverse, x[i], codes[i - begin]);
-    put_unit(codes, layout.bits, sides.steps + begin / kUnitK * layout.bits * kStepBytes);
-  }
+  put_codes(layout, block, x, length, sides.steps);
   return true;
+}
+
+// The units of a super-block, and its scales and offsets that count them, from bytes.
+inline void pack_levels(const PanelShape& shape, const QuantizedSource& source, int64_t row, int64_t num_rows,
+                        int64_t block, char* side) {
+  uint16_t units[2][kPanelColumns] = {};
+  uint8_t fields[2 * kSuperUnits][kPanelColumns] = {};
+  const int64_t first = block * kSuperUnits;
+  const int64_t count = shape.num_units - first < kSuperUnits ? shape.num_units - first : kSuperUnits;
+  for (int64_t c = 0; c < num_rows; ++c) {
+    for (int i = 0; i < 2; ++i) {
+      units[i][c] = source.units[((row + c) * shape.num_blocks + block) * 2 + i];
+      const auto* counts = static_cast<const uint8_t*>(i ? source.offsets : source.scales);
+      for (int64_t unit = 0; unit < count; ++unit) {
+        const uint8_t counted = counts[(row + c) * shape.num_units + first + unit];
+        fields[2 * unit + i][c] = static_cast<uint8_t>(counted & ((1u << kFieldBits) - 1u));
+      }
+    }
+  }
+  put_levels(units, fields, side);
 }
 
 // One block of a panel from its codes, scales and zero points.
 inline void pack_codes(const QuantizedLayout& layout, const PanelShape& shape, const QuantizedSource& source,
                        int64_t row, int64_t num_rows, int64_t cols, int64_t k, int64_t length, int64_t block,
                        const Sides& sides) {
-  for (int64_t c = 0; c < kPanelColumns; ++c) {
+  if (layout.has_levels) pack_levels(shape, source, row, num_rows, block, reinterpret_cast<char*>(sides.scales));
+  for (int64_t c = 0; c < kPanelColumns && !layout.has_levels; ++c) {
     const int64_t from = (row + c) * shape.num_blocks + block;
-    sides.scales[c] = c < num_rows ? source.scales[from] : 0;
+    sides.scales[c] = c < num_rows ? static_cast<const uint16_t*>(source.scales)[from] : 0;
     if (sides.zeros) sides.zeros[c] = c < num_rows ? source.zeros[from] : 0;
-    if (sides.offsets) sides.offsets[c] = c < num_rows ? source.offsets[from] : 0;
+    if (sides.offsets) sides.offsets[c] = c < num_rows ? static_cast<const uint16_t*>(source.offsets)[from] : 0;
   }
   const int offset = is_unsigned(layout) ? 0 : 1 << (layout.bits - 1);
   for (int64_t begin = 0; begin < length; begin += kUnitK) {

@@ -17,16 +17,34 @@ AETHER_INLINE float half_of_column(const char* halves, int64_t column) {
   return values[column];
 }
 
+// Of a super-block's words, a field of one column.
+AETHER_INLINE float field_of_column(const char* words, int64_t field, int64_t column) {
+  uint32_t word[3];
+  for (int i = 0; i < 3; ++i) std::memcpy(word + i, words + i * kStepBytes + column * 4, sizeof *word);
+  constexpr int last = kFieldsPerWord * kFieldBits;
+  if (field == 3 * kFieldsPerWord) {
+    return static_cast<float>(word[0] >> last | word[1] >> last << 2 | word[2] >> last << 4);
+  }
+  const uint32_t shifted = word[field / kFieldsPerWord] >> (field % kFieldsPerWord * kFieldBits);
+  return static_cast<float>(shifted & ((1u << kFieldBits) - 1u));
+}
+
 // A code stands for scale · (code − zero) + offset. The product is exact in float32, so there is one rounding at most.
 struct ColumnBlock {
   float scale, zero, offset;
   const char* steps;
 
-  ColumnBlock(const QuantizedLayout& layout, const char* block, int64_t column) {
+  // Of `unit` within the block, which says something where a scale is a unit's.
+  ColumnBlock(const QuantizedLayout& layout, const char* block, int64_t unit, int64_t column) {
     scale = half_of_column(block, column);
     zero = offset = 0.0f;
     const char* side = block + kScaleBytes;
-    if (layout.has_zero_point) {
+    if (layout.has_levels) {
+      const char* words = side + kOffsetBytes;
+      scale *= field_of_column(words, 2 * unit, column);
+      offset = half_of_column(side, column) * field_of_column(words, 2 * unit + 1, column);
+      side = block + kLevelBytes;
+    } else if (layout.has_zero_point) {
       zero = static_cast<float>(static_cast<uint8_t>(side[column]));
       side += kZeroBytes;
     } else if (layout.has_offset) {
@@ -70,11 +88,11 @@ void quantized_embedding(const am_tensor* in, const am_tensor* out, const am_att
     const char* panel = packed + kHeaderBytes + token[r] / kPanelColumns * shape.panel_bytes;
     T* row = data<T>(out[0]) + r * size;
     for (int64_t b = 0; b < shape.num_blocks; ++b) {
-      const ColumnBlock block(layout, panel + b * shape.block_bytes, token[r] % kPanelColumns);
       const int64_t first = b * shape.units_per_block;
       const int64_t units = smaller(shape.units_per_block, shape.num_units - first);
       for (int64_t unit = 0; unit < units; ++unit) {
         float values[kUnitK];
+        const ColumnBlock block(layout, panel + b * shape.block_bytes, unit, token[r] % kPanelColumns);
         widen_unit(block, unit, layout.bits, values);
         for (int64_t half = 0; half < kUnitK; half += kLanes) {
           const int64_t k = (first + unit) * kUnitK + half;

@@ -14,36 +14,52 @@ namespace {
 const std::vector<QuantizedLayout> kLayouts = {{8, 32, 0, 0},  {4, 32, 0, 0},  {4, 32, 1, 0}, {4, 64, 0, 0},
                                                {4, 128, 1, 0}, {8, 0, 0, 0},   {8, 64, 1, 0}, {2, 32, 1, 0},
                                                {1, 32, 0, 0},  {4, 96, 0, 0},  {4, 32, 0, 1}, {8, 64, 0, 1},
-                                               {4, 0, 0, 1},   {8, 256, 0, 0}, {8, 96, 0, 0}};
+                                               {4, 0, 0, 1},   {8, 256, 0, 0}, {8, 96, 0, 0}, {4, 32, 0, 1, 1}};
 
 std::string name_of(const QuantizedLayout& layout) {
-  const char* shift = layout.has_zero_point ? "_zp_g" : layout.has_offset ? "_offset_g" : "_g";
+  const char* shift = layout.has_levels       ? "_k_g"
+                      : layout.has_zero_point ? "_zp_g"
+                      : layout.has_offset     ? "_offset_g"
+                                              : "_g";
   return "int" + std::to_string(layout.bits) + shift + std::to_string(layout.block);
 }
 
-// A weight's codes, scales, and zero points or offsets, as the core hands them over.
+// A weight's codes, scales, and zero points or offsets, as the core hands them over; in two levels these are bytes.
 struct Codes {
   QuantizedLayout layout;
-  int64_t rows, cols, blocks;
-  std::vector<uint8_t> codes, zeros;
-  std::vector<uint16_t> scales, offsets;
+  int64_t rows, cols, blocks, super_blocks;
+  std::vector<uint8_t> codes, zeros, counts[2];
+  std::vector<uint16_t> scales, offsets, units;
 
   Codes(const QuantizedLayout& layout, int64_t rows, int64_t cols)
-      : layout(layout), rows(rows), cols(cols), blocks(layout.block ? (cols + layout.block - 1) / layout.block : 1) {
+      : layout(layout),
+        rows(rows),
+        cols(cols),
+        blocks(layout.block ? (cols + layout.block - 1) / layout.block : 1),
+        super_blocks((cols + kSuperBlock - 1) / kSuperBlock) {
     codes.resize(static_cast<size_t>(rows * cols));
     zeros.resize(static_cast<size_t>(layout.has_zero_point ? rows * blocks : 0));
     scales.resize(static_cast<size_t>(rows * blocks));
     offsets.resize(static_cast<size_t>(layout.has_offset ? rows * blocks : 0));
+    for (auto& each : counts) each.resize(static_cast<size_t>(layout.has_levels ? rows * blocks : 0));
+    units.resize(static_cast<size_t>(layout.has_levels ? rows * super_blocks * 2 : 0));
   }
 
   double value(int64_t row, int64_t col) const {
     const auto at = static_cast<size_t>(row * blocks + (layout.block ? col / layout.block : 0));
     const uint8_t code = codes[static_cast<size_t>(row * cols + col)];
+    if (layout.has_levels) {
+      const auto unit = static_cast<size_t>((row * super_blocks + col / kSuperBlock) * 2);
+      return from_float16(units[unit]) * counts[0][at] * code + from_float16(units[unit + 1]) * counts[1][at];
+    }
     if (layout.has_offset) return from_float16(scales[at]) * code + from_float16(offsets[at]);
     const int difference = layout.has_zero_point ? code - zeros[at] : static_cast<int8_t>(code);
     return from_float16(scales[at]) * difference;
   }
   QuantizedSource source() const {
+    if (layout.has_levels) {
+      return {nullptr, AM_FLOAT32, codes.data(), counts[0].data(), nullptr, counts[1].data(), units.data()};
+    }
     return {nullptr,
             AM_FLOAT32,
             codes.data(),
@@ -64,6 +80,12 @@ Codes random_codes(const QuantizedLayout& layout, int64_t rows, int64_t cols, do
   for (uint8_t& each : result.zeros) each = static_cast<uint8_t>(code(generator()));
   for (uint16_t& each : result.scales) each = to_float16(scale * normal() / (1 << (layout.bits - 1)));
   for (uint16_t& each : result.offsets) each = to_float16(scale * normal());
+  for (auto& counts : result.counts) {
+    for (uint8_t& each : counts) each = static_cast<uint8_t>(generator()() % 64);
+  }
+  for (size_t i = 0; i < result.units.size(); ++i) {
+    result.units[i] = to_float16(scale * normal() / (i % 2 ? 64 : 64 << (layout.bits - 1)));
+  }
   return result;
 }
 
@@ -92,6 +114,8 @@ Codes extreme_codes(const QuantizedLayout& layout, int64_t rows, int64_t cols) {
   for (size_t i = 0; i < result.zeros.size(); ++i) result.zeros[i] = static_cast<uint8_t>(i % 2 ? most : 0);
   for (uint16_t& each : result.scales) each = to_float16(1.0 / 64);
   for (size_t i = 0; i < result.offsets.size(); ++i) result.offsets[i] = to_float16(i % 2 ? 2.0 : -2.0);
+  for (auto& counts : result.counts) std::ranges::fill(counts, static_cast<uint8_t>(63));
+  for (size_t i = 0; i < result.units.size(); ++i) result.units[i] = to_float16(i % 2 ? -2.0 / 63 : 1.0 / 4096);
   return result;
 }
 
@@ -185,7 +209,7 @@ void test_packing(const QuantizedLayout& layout) {
   const int64_t rows = 70, cols = 165;
   for (am_dtype dtype : {AM_FLOAT32, AM_BFLOAT16, AM_FLOAT16}) {
     const Tensor values = random(dtype, {rows, cols}, 1);
-    QuantizedSource source{values.bytes(), dtype, nullptr, nullptr, nullptr, nullptr};
+    QuantizedSource source{values.bytes(), dtype, nullptr, nullptr, nullptr};
     const std::shared_ptr<char> whole = pack_in_parts(layout, source, rows, cols, rows);
     const std::shared_ptr<char> parts = pack_in_parts(layout, source, rows, cols, 32);
     check_pack(std::memcmp(whole.get(), parts.get(), quantized_bytes(layout, rows, cols)) == 0, layout,

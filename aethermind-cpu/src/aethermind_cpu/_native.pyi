@@ -85,11 +85,20 @@ class KernelEntry:
     def packs(self) -> list[tuple[int, PackEntry]]: ...
 
 class QuantizedLayout:
-    def __init__(self, bits: int, block: int, has_zero_point: bool) -> None: ...
+    def __init__(self, bits: int, block: int, has_zero_point: bool, has_offset: bool, has_levels: bool) -> None: ...
     def packed_bytes(self, rows: int, cols: int) -> int: ...
     def pack_values(
         self, values: int, dtype: int, row_begin: int, num_rows: int, cols: int, destination: int
     ) -> bool: ...
     def pack_codes(
-        self, codes: int, scales: int, zeros: int, row_begin: int, num_rows: int, cols: int, destination: int
+        self,
+        codes: int,
+        scales: int,
+        zeros: int,
+        offsets: int,
+        units: int,
+        row_begin: int,
+        num_rows: int,
+        cols: int,
+        destination: int,
     ) -> None: ...

@@ -16,7 +16,9 @@ __all__ = ["quantized_pack"]
 
 def quantized_pack(format: WeightFormat) -> Pack:
     """The layout of a format; it takes floating-point arrays, which it quantises itself, and QuantizedWeights."""
-    layout = _native.QuantizedLayout(format.bits, format.block, format.has_zero_point, format.has_offset)
+    layout = _native.QuantizedLayout(
+        format.bits, format.block, format.has_zero_point, format.has_offset, format.super_block != 0
+    )
     return Pack(
         f"panels16_{format.name}",
         nbytes=lambda shape, _: layout.packed_bytes(*shape),
@@ -55,10 +57,11 @@ def _pack_codes(layout: _native.QuantizedLayout, source: QuantizedWeight, destin
 
     columns = source.shape[1]
     codes, scales = np.ascontiguousarray(source.codes), np.ascontiguousarray(source.scales)
-    shifts = [side if side is None else np.ascontiguousarray(side) for side in (source.zeros, source.offsets)]
-    zeros, offsets = (0 if side is None else side.ctypes.data for side in shifts)
+    given = (source.zeros, source.offsets, source.units)
+    sides = [side if side is None else np.ascontiguousarray(side) for side in given]
+    addresses = [0 if side is None else side.ctypes.data for side in sides]
 
     def pack_part(first: int, count: int) -> None:
-        layout.pack_codes(codes.ctypes.data, scales.ctypes.data, zeros, offsets, first, count, columns, destination)
+        layout.pack_codes(codes.ctypes.data, scales.ctypes.data, *addresses, first, count, columns, destination)
 
     pack_in_parts(codes, pack_part)

@@ -61,7 +61,7 @@ def theirs(name: str, stored: Array) -> Array:
     return values
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K"])
 def test_codes_and_scales_are_taken_over_exactly(tmp_path: Path, name: str) -> None:
     stored = random_blocks(name)
     np.testing.assert_array_equal(read(tmp_path / "w.gguf", name, stored), theirs(name, stored))
@@ -74,15 +74,13 @@ def test_what_the_library_quantised(tmp_path: Path, name: str) -> None:
     np.testing.assert_array_equal(read(tmp_path / "w.gguf", name, stored), theirs(name, stored))
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q5_K"])
-def test_products_of_scales_are_rounded_to_float16_and_codes_are_not(tmp_path: Path, name: str) -> None:
-    stored = random_blocks(name)
-    wanted, found = theirs(name, stored), read(tmp_path / "w.gguf", name, stored)
-    both = stored.reshape(-1, BY_NAME[name].num_bytes)[:, :4].copy().view(np.float16).astype(np.float64)
+def test_products_of_scales_are_rounded_to_float16_and_codes_are_not(tmp_path: Path) -> None:
+    stored = random_blocks("Q5_K")
+    wanted, found = theirs("Q5_K", stored), read(tmp_path / "w.gguf", "Q5_K", stored)
+    both = stored.reshape(-1, BY_NAME["Q5_K"].num_bytes)[:, :4].copy().view(np.float16).astype(np.float64)
     # Of a scale of up to 63 · d by the largest code, and of an offset of up to 63 · dmin.
-    largest_code = 15 if name == "Q4_K" else 31
-    terms = 63 * (largest_code * np.abs(both[:, 0]) + np.abs(both[:, 1]))
-    bound = (terms * 2.0**-11 + (largest_code + 1) * 2.0**-25).repeat(256).reshape(wanted.shape)
+    terms = 63 * (31 * np.abs(both[:, 0]) + np.abs(both[:, 1]))
+    bound = (terms * 2.0**-11 + 32 * 2.0**-25).repeat(256).reshape(wanted.shape)
     assert (np.abs(found - wanted.astype(np.float64)) <= bound).all()
     assert np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 3e-4
 
@@ -99,7 +97,8 @@ def test_q6_k_is_off_by_half_a_step_of_int8(tmp_path: Path) -> None:
     [
         ("Q8_0", 0, 0x7C00, "not finite"),
         ("Q4_1", 2, 0x7E00, "not finite"),
-        ("Q4_K", 0, 0x7BFF, "not finite in float16"),
+        ("Q4_K", 2, 0x7C00, "not finite"),
+        ("Q5_K", 0, 0x7BFF, "not finite in float16"),
         ("Q6_K", 208, 0x7C00, "not finite"),
         ("Q6_K", 208, 0x7BFF, "magnitude"),
     ],

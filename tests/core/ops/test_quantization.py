@@ -52,7 +52,12 @@ def spread(values: Array, format: WeightFormat, columns: int) -> Array:
 
 def assert_same(one: QuantizedWeight, other: QuantizedWeight) -> None:
     assert one.format == other.format
-    sides = ((one.scales, other.scales), (one.zeros, other.zeros), (one.offsets, other.offsets))
+    sides = (
+        (one.scales, other.scales),
+        (one.zeros, other.zeros),
+        (one.offsets, other.offsets),
+        (one.units, other.units),
+    )
     for left, right in ((one.codes, other.codes), *sides):
         np.testing.assert_array_equal(left, right)
 
@@ -200,11 +205,11 @@ def test_rows_are_independent(format: WeightFormat, monkeypatch: pytest.MonkeyPa
 def test_a_shorter_last_block_is_one_of_its_own(format: WeightFormat) -> None:
     if not format.block:
         return
-    array = normal(4, format.block + 5)
-    array[:, format.block :] *= 100
+    array = normal(4, format.stride + 5)
+    array[:, format.stride :] *= 100
     values = rounded(format, array)
-    np.testing.assert_array_equal(values[:, : format.block], rounded(format, array[:, : format.block]))
-    np.testing.assert_array_equal(values[:, format.block :], rounded(format, array[:, format.block :]))
+    np.testing.assert_array_equal(values[:, : format.stride], rounded(format, array[:, : format.stride]))
+    np.testing.assert_array_equal(values[:, format.stride :], rounded(format, array[:, format.stride :]))
 
 
 @by_format

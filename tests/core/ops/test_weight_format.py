@@ -22,31 +22,35 @@ def format_of(name: str) -> WeightFormat:
 
 
 @pytest.mark.parametrize(
-    ("name", "bits", "block", "has_zero_point", "has_offset"),
+    ("name", "bits", "block", "has_zero_point", "has_offset", "super_block"),
     [
-        ("int8", 8, 32, False, False),
-        ("int8_channel", 8, 0, False, False),
-        ("int8_zp_g64", 8, 64, True, False),
-        ("int4", 4, 32, False, False),
-        ("int4_g128", 4, 128, False, False),
-        ("int4_zp", 4, 32, True, False),
-        ("int4_zp_g64", 4, 64, True, False),
-        ("int4_zp_channel", 4, 0, True, False),
-        ("int4_offset", 4, 32, False, True),
-        ("int8_offset_g64", 8, 64, False, True),
-        ("int2", 2, 32, True, False),
-        ("int2_g1024", 2, 1024, True, False),
-        ("int1", 1, 32, False, False),
+        ("int8", 8, 32, False, False, 0),
+        ("int8_channel", 8, 0, False, False, 0),
+        ("int8_zp_g64", 8, 64, True, False, 0),
+        ("int4", 4, 32, False, False, 0),
+        ("int4_g128", 4, 128, False, False, 0),
+        ("int4_zp", 4, 32, True, False, 0),
+        ("int4_zp_g64", 4, 64, True, False, 0),
+        ("int4_zp_channel", 4, 0, True, False, 0),
+        ("int4_offset", 4, 32, False, True, 0),
+        ("int8_offset_g64", 8, 64, False, True, 0),
+        ("int4_k", 4, 32, False, True, 256),
+        ("int2", 2, 32, True, False, 0),
+        ("int2_g1024", 2, 1024, True, False, 0),
+        ("int1", 1, 32, False, False, 0),
     ],
 )
-def test_names_say_what_a_format_is(name: str, bits: int, block: int, has_zero_point: bool, has_offset: bool) -> None:
-    assert format_of(name) == WeightFormat(name, bits, block, has_zero_point, has_offset)
+def test_names_say_what_a_format_is(
+    name: str, bits: int, block: int, has_zero_point: bool, has_offset: bool, super_block: int
+) -> None:
+    assert format_of(name) == WeightFormat(name, bits, block, has_zero_point, has_offset, super_block)
 
 
 @pytest.mark.parametrize(
     "name",
     ["", "dense", "int3", "int16", "INT4", "int4_", "int4_g", "int4_g0", "int4_g48", "int4_g2048", "int4_g064",
-     "int4_g64_zp", "int4_channel_g64", "int2_zp", "int1_zp", "int2_offset", "int4_zp_offset", " int4", "int4 "],
+     "int4_g64_zp", "int4_channel_g64", "int2_zp", "int1_zp", "int2_offset", "int4_zp_offset", " int4", "int4 ",
+     "int4_k_g64", "int8_k"],
 )  # fmt: skip
 def test_other_names_are_none(name: str) -> None:
     assert parse_format(name) is None
@@ -71,6 +75,9 @@ def test_proposed_names_are_formats_under_their_own_names(name: str) -> None:
         ("int4", (1, 1), 1 + 2),
         ("int4_zp_g128", (1, 256), 128 + 2 * 3),
         ("int4_offset", (2, 32), 2 * (16 + 4)),
+        ("int4_k", (3, 512), 3 * 2 * 144),
+        ("int4_k", (1, 896), 448 + 28 * 12 // 8 + 4 * 4),
+        ("int4_k", (2, 1), 2 * (1 + 2 + 4)),
         ("int2", (1, 32), 8 + 3),
         ("int1", (4, 64), 4 * (8 + 2 * 2)),
         ("int4", (0, 64), 0),
@@ -96,6 +103,12 @@ def test_bits_per_weight_count_scales_and_zero_points() -> None:
         ("int8", {"scales": np.zeros((2, 1), np.float16)}, r"scales .* float16\[2, 2\], got float16\[2, 1\]"),
         ("int8", {"scales": np.zeros((2, 2), np.float32)}, "got float32"),
         ("int4_zp", {"codes": np.zeros((2, 40), np.uint8)}, "zeros .* got none"),
+        ("int4_k", {"codes": np.zeros((2, 40), np.uint8)}, r"scales .* int4_k should be uint8\[2, 2\], got float16"),
+        (
+            "int4_k",
+            {name: np.zeros((2, 40 if name == "codes" else 2), np.uint8) for name in ("codes", "scales", "offsets")},
+            r"units .* float16\[2, 1, 2\], got none",
+        ),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(name: str, changed: dict[str, np.ndarray], words: str) -> None:

@@ -4,8 +4,9 @@ A row is a sequence of blocks of so many values and bytes, each with scales of i
 
     Q4_0 Q5_0 Q8_0    scale · (code − middle), 32 values a scale: our formats without shifts
     Q4_1 Q5_1         scale · code + offset, 32 values a scale: our formats with offsets
-    Q4_K Q5_K         the same; scales and offsets of 32 values are 6-bit multiples of two numbers of 256 values. The
-                      products are rounded to float16, by a relative 2⁻¹² at most
+    Q4_K Q5_K         the same; scales and offsets of 32 values are 6-bit multiples of two numbers of 256 values: our
+                      format in two levels, of 4 bits. For Q5_K the products are rounded to float16, by a relative 2⁻¹²
+                      at most
     Q6_K              16 values share a scale, which no format of ours has: requantised as int8 of 32 values. Each value
                       is off by half a step of int8 at most, 1/254 of the largest magnitude of its 32
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,19 +32,27 @@ _LENGTH = 32
 _VALUES_AT_ONCE = 1 << 20
 
 
+class _Parts(NamedTuple):
+    """Of blocks: codes [n, num_values], scales and offsets [n, num_values / 32], units [n, 1, 2]."""
+
+    codes: Array
+    scales: Array
+    offsets: Array | None = None
+    units: Array | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class BlockType:
     """A quantised type: values and bytes of a block, the name of the format that it is read as, and how.
 
-    `decode(blocks)` takes bytes [n, num_bytes] and returns codes [n, num_values], scales [n, num_values / 32], and the
-    same of offsets or None.
+    `decode(blocks)` takes bytes [n, num_bytes].
     """
 
     name: str
     num_values: int
     num_bytes: int
     format_name: str
-    decode: Callable[[Array], tuple[Array, Array, Array | None]]
+    decode: Callable[[Array], _Parts]
 
     @property
     def format(self) -> WeightFormat:
@@ -65,17 +74,20 @@ class BlockType:
         blocks = (rows, columns // _LENGTH)
         format = self.format
         codes = np.empty(shape, np.uint8 if format.has_offset else np.int8)
-        scales = np.empty(blocks, np.float16)
-        offsets = np.empty(blocks, np.float16) if format.has_offset else None
+        side = np.uint8 if format.super_block else np.float16
+        scales = np.empty(blocks, side)
+        offsets = np.empty(blocks, side) if format.has_offset else None
+        supers = (rows, format.num_super_blocks(columns), 2) if format.super_block else None
+        units = None if supers is None else np.empty(supers, np.float16)
         by_row = stored.reshape(rows, stored.size // max(rows, 1))
         portion = max(1, _VALUES_AT_ONCE // max(columns, 1))
         for begin in range(0, rows if columns else 0, portion):
             part = slice(begin, min(begin + portion, rows))
             found = self.decode(by_row[part].reshape(-1, self.num_bytes))
-            for array, values in zip((codes, scales, offsets), found, strict=True):
+            for array, values in zip((codes, scales, offsets, units), found, strict=True):
                 if array is not None and values is not None:
                     array[part] = values.reshape(array[part].shape)
-        return QuantizedWeight(format, codes, scales, None, offsets)
+        return QuantizedWeight(format, codes, scales, None, offsets, units)
 
 
 def _halves(blocks: Array, begin: int, count: int = 1) -> Array:
@@ -96,49 +108,53 @@ def _fifth_bits(stored: Array) -> Array:
     return bits << 4
 
 
-def _decode_q4_0(blocks: Array) -> tuple[Array, Array, None]:
-    return _nibbles(blocks[:, 2:], 16).view(np.int8) - np.int8(8), _halves(blocks, 0), None
+def _decode_q4_0(blocks: Array) -> _Parts:
+    return _Parts(_nibbles(blocks[:, 2:], 16).view(np.int8) - np.int8(8), _halves(blocks, 0))
 
 
-def _decode_q4_1(blocks: Array) -> tuple[Array, Array, Array]:
-    return _nibbles(blocks[:, 4:], 16), _halves(blocks, 0), _halves(blocks, 2)
+def _decode_q4_1(blocks: Array) -> _Parts:
+    return _Parts(_nibbles(blocks[:, 4:], 16), _halves(blocks, 0), _halves(blocks, 2))
 
 
-def _decode_q5_0(blocks: Array) -> tuple[Array, Array, None]:
+def _decode_q5_0(blocks: Array) -> _Parts:
     codes = _nibbles(blocks[:, 6:], 16) | _fifth_bits(blocks[:, 2:6])
-    return codes.view(np.int8) - np.int8(16), _halves(blocks, 0), None
+    return _Parts(codes.view(np.int8) - np.int8(16), _halves(blocks, 0))
 
 
-def _decode_q5_1(blocks: Array) -> tuple[Array, Array, Array]:
+def _decode_q5_1(blocks: Array) -> _Parts:
     codes = _nibbles(blocks[:, 8:], 16) | _fifth_bits(blocks[:, 4:8])
-    return codes, _halves(blocks, 0), _halves(blocks, 2)
+    return _Parts(codes, _halves(blocks, 0), _halves(blocks, 2))
 
 
-def _decode_q8_0(blocks: Array) -> tuple[Array, Array, None]:
-    return blocks[:, 2:].view(np.int8), _halves(blocks, 0), None
+def _decode_q8_0(blocks: Array) -> _Parts:
+    return _Parts(blocks[:, 2:].view(np.int8), _halves(blocks, 0))
 
 
-def _k_scales(blocks: Array) -> tuple[Array, Array]:
-    """Scales and offsets of the eight runs of 32 values: 6 bits each in 12 bytes, the last four runs' in pieces."""
+def _k_sides(blocks: Array) -> tuple[Array, Array, Array]:
+    """Scales and offsets of the eight runs of 32 values: 6 bits each in 12 bytes, the last four in pieces. And the two
+    numbers that they count, [n, 1, 2]; offsets are stored negated.
+    """
     first, second, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([first & 63, rest & 15 | first >> 6 << 4], axis=1)
     offsets = np.concatenate([second & 63, rest >> 4 | second >> 6 << 4], axis=1)
-    both = _halves(blocks, 0, 2).astype(np.float32)
-    with np.errstate(over="ignore"):  # told by who asked
-        return (both[:, :1] * scales).astype(np.float16), (-both[:, 1:] * offsets).astype(np.float16)
+    return scales, offsets, (_halves(blocks, 0, 2) * np.array([1, -1], np.float16))[:, None]
 
 
-def _decode_q4_k(blocks: Array) -> tuple[Array, Array, Array]:
-    return _nibbles(blocks[:, 16:], 32), *_k_scales(blocks)
+def _decode_q4_k(blocks: Array) -> _Parts:
+    return _Parts(_nibbles(blocks[:, 16:], 32), *_k_sides(blocks))
 
 
-def _decode_q5_k(blocks: Array) -> tuple[Array, Array, Array]:
+def _decode_q5_k(blocks: Array) -> _Parts:
     runs = np.arange(8, dtype=np.uint8)[:, None]
     fifth = (blocks[:, None, 16:48] >> runs & 1) << 4
-    return _nibbles(blocks[:, 48:], 32) | fifth.reshape(len(blocks), -1), *_k_scales(blocks)
+    codes = _nibbles(blocks[:, 48:], 32) | fifth.reshape(len(blocks), -1)
+    scales, offsets, units = _k_sides(blocks)
+    both = units.astype(np.float32)
+    with np.errstate(over="ignore"):  # told by who asked
+        return _Parts(codes, (both[..., 0] * scales).astype(np.float16), (both[..., 1] * offsets).astype(np.float16))
 
 
-def _decode_q6_k(blocks: Array) -> tuple[Array, Array, None]:
+def _decode_q6_k(blocks: Array) -> _Parts:
     low = _nibbles(blocks[:, :128], 64)
     # Of each half, a byte holds the upper two bits of four values 32 apart.
     upper = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
@@ -146,7 +162,7 @@ def _decode_q6_k(blocks: Array) -> tuple[Array, Array, None]:
     steps = blocks[:, 192:208].view(np.int8).astype(np.float32) * _halves(blocks, 208).astype(np.float32)
     values = codes.reshape(-1, 16, 16) * steps[..., None]
     found = _REQUANTISED.quantize(values.reshape(-1, 256))
-    return found.codes, found.scales, None
+    return _Parts(found.codes, found.scales)
 
 
 _REQUANTISED = WeightFormat("int8", 8, _LENGTH, has_zero_point=False)
@@ -157,7 +173,7 @@ BLOCK_TYPES = {
     6: BlockType("Q5_0", 32, 22, "int8", _decode_q5_0),
     7: BlockType("Q5_1", 32, 24, "int8_offset", _decode_q5_1),
     8: BlockType("Q8_0", 32, 34, "int8", _decode_q8_0),
-    12: BlockType("Q4_K", 256, 144, "int4_offset", _decode_q4_k),
+    12: BlockType("Q4_K", 256, 144, "int4_k", _decode_q4_k),
     13: BlockType("Q5_K", 256, 176, "int8_offset", _decode_q5_k),
     14: BlockType("Q6_K", 256, 210, "int8", _decode_q6_k),
 }

@@ -60,6 +60,11 @@ class Dispatcher:
         fallbacks = [kernel for group in self._fallbacks.values() for kernel in group]
         return Dispatcher([*ours, *kernels], fallbacks, is_deterministic=self._is_deterministic)
 
+    def has_format(self, name: str) -> bool:
+        """Whether one of the device's own kernels computes with weights in a format."""
+        kernels = (kernel for group in self._by_operator.values() for kernel in group)
+        return any(kernel.weight_formats is None or name in kernel.weight_formats for kernel in kernels)
+
     def resolve(self, signature: Signature) -> Resolution:
         """The supporting kernel of highest priority among the device's own."""
         return self._choose(signature, self._by_operator.get(signature.operator, []))

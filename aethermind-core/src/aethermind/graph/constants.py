@@ -17,7 +17,7 @@ from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.hal.tensor import Tensor
 from aethermind.ops.dims import resolve
 from aethermind.ops.schema import TensorType
-from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
+from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, one_level_format
 
 __all__ = ["ConstantStore", "KeptConstants", "PackedConstant", "constant_bytes"]
 
@@ -200,9 +200,20 @@ def _packable(source: Array | QuantizedWeight, dtype: DType, format: WeightForma
     if format is None:
         return _as_stored(source, dtype)
     if isinstance(source, QuantizedWeight):
-        return source if source.format == format else source.format.dequantize(source)
+        return _in_format(source, format)
     own = DType.of_numpy(source.dtype)
     return _as_stored(source, own if own in _QUANTIZABLE else DType.FLOAT32)
+
+
+def _in_format(source: QuantizedWeight, format: WeightFormat) -> Array | QuantizedWeight:
+    """The weight itself where it has the format, or can have without new codes; else its values."""
+    if source.format == format:
+        return source
+    if source.format.super_block and one_level_format(source.format) == format:
+        from aethermind.ops.two_levels import in_one_level
+
+        return in_one_level(source)
+    return source.format.dequantize(source)
 
 
 _QUANTIZABLE = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)

@@ -20,7 +20,17 @@ from numpy.typing import DTypeLike, NDArray
 from aethermind.errors import InvalidArgumentError
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 
-__all__ = ["check_magnitude", "dequantize", "quantize", "rounded"]
+__all__ = [
+    "check_magnitude",
+    "check_values",
+    "codes_on",
+    "dequantize",
+    "portions",
+    "quantize",
+    "rounded",
+    "sum_in_order",
+    "with_offsets",
+]
 
 Array = NDArray[Any]
 
@@ -46,14 +56,18 @@ def quantize(format: WeightFormat, array: Array) -> QuantizedWeight:
     """
     rows, columns = array.shape
     blocks = (rows, format.num_blocks(columns))
+    if format.super_block:
+        from aethermind.ops.two_levels import quantize_in_two_levels
+
+        return quantize_in_two_levels(format, array)
     if format.has_offset:
-        return _with_offsets(format, array)
+        return with_offsets(format, array)
     codes = np.empty(array.shape, np.uint8 if format.has_zero_point else np.int8)
     scales = np.empty(blocks, np.float16)
     zeros = np.empty(blocks, np.uint8) if format.has_zero_point else None
-    for part in _portions(array.shape):
+    for part in portions(array.shape):
         values = array[part].astype(np.float32)
-        _check(values, format)
+        check_values(values, format)
         blocked = _in_blocks(values, format)
         if zeros is not None:
             found, scales[part], zeros[part] = _with_zero_points(blocked, format.bits)
@@ -70,27 +84,40 @@ def quantize(format: WeightFormat, array: Array) -> QuantizedWeight:
 def dequantize(weight: QuantizedWeight, dtype: DTypeLike = np.float32) -> Array:
     """The values [N, K] that a weight stands for: exact in float32, rounded to a narrower `dtype`."""
     values = np.empty(weight.shape, dtype)
-    for part in _portions(weight.shape):
+    for part in portions(weight.shape):
         portion = weight.rows(part.start, part.stop)
         blocked = _in_blocks(portion.codes.astype(np.float32), weight.format)
         if portion.zeros is not None:
             blocked -= portion.zeros[..., None].astype(np.float32)
-        blocked *= portion.scales[..., None].astype(np.float32)
-        if portion.offsets is not None:
-            blocked += portion.offsets[..., None].astype(np.float32)
+        scales, offsets = _wide(portion)
+        blocked *= scales[..., None]
+        if offsets is not None:
+            blocked += offsets[..., None]
         values[part] = blocked.reshape(len(portion.codes), -1)[:, : weight.shape[1]]
     return values
+
+
+def _wide(weight: QuantizedWeight) -> tuple[Array, Array | None]:
+    """Scales and offsets in float32; those in two levels are products of 17 bits, and so exact as well."""
+    sides = [None if side is None else side.astype(np.float32) for side in (weight.scales, weight.offsets)]
+    if weight.units is not None:
+        counts = weight.format.super_block // weight.format.block
+        units = np.repeat(weight.units.astype(np.float32), counts, axis=1)[:, : weight.scales.shape[1]]
+        sides = [None if side is None else side * units[..., i] for i, side in enumerate(sides)]
+    scales, offsets = sides
+    assert scales is not None
+    return scales, offsets
 
 
 def rounded(format: WeightFormat, array: Array) -> Array:
     """The float32 values that an array [N, K] has after a way through a format, without its codes held as a whole."""
     values = np.empty(array.shape, np.float32)
-    for part in _portions(array.shape):
+    for part in portions(array.shape):
         values[part] = format.dequantize(format.quantize(array[part]))
     return values
 
 
-def _portions(shape: tuple[int, ...]) -> Iterator[slice]:
+def portions(shape: tuple[int, ...]) -> Iterator[slice]:
     """Rows that are converted together; none where rows are empty."""
     rows, columns = shape
     count = max(1, _VALUES_AT_ONCE // max(columns, 1))
@@ -114,7 +141,8 @@ def _lengths(columns: int, format: WeightFormat) -> Array:
     return np.minimum(length, columns - length * np.arange(format.num_blocks(columns)))
 
 
-def _check(values: Array, format: WeightFormat) -> None:
+def check_values(values: Array, format: WeightFormat) -> None:
+    """InvalidArgumentError where a format cannot store one of the values."""
     check_magnitude(np.abs(values).max(), format)
 
 
@@ -169,16 +197,19 @@ def _with_zero_points(x: Array, bits: int) -> tuple[Array, Array, Array]:
     return choice.codes, choice.scales, choice.zeros
 
 
-def _with_offsets(format: WeightFormat, array: Array) -> QuantizedWeight:
-    """Codes from 0. A shorter last block is one by itself, since padding would bear on its offset."""
+def with_offsets(format: WeightFormat, array: Array) -> QuantizedWeight:
+    """Convert to a format with float16 offsets; InvalidArgumentError as by `quantize`.
+
+    Codes are from 0. A shorter last block is one by itself, since padding would bear on its offset.
+    """
     rows, columns = array.shape
     codes = np.empty(array.shape, np.uint8)
     scales, offsets = np.empty((2, rows, format.num_blocks(columns)), np.float16)
     length = format.block or max(columns, 1)
     whole = columns // length
-    for part in _portions(array.shape):
+    for part in portions(array.shape):
         values = array[part].astype(np.float32)
-        _check(values, format)
+        check_values(values, format)
         for first, last, begin, end in ((0, whole, 0, whole * length), (whole, whole + 1, whole * length, columns)):
             if begin == end:
                 continue
@@ -197,16 +228,17 @@ def _lines(x: Array, bits: int) -> tuple[Array, Array, Array]:
     for steps in _STEPS_WITH_OFFSET[bits]:
         scales = _half(extent / np.float32(steps))
         offsets = _half(middle - np.float32(0.5) * most * scales.astype(np.float32))
-        codes = _codes_on(x, scales, offsets, most)
+        codes = codes_on(x, scales, offsets, most)
         choice.offer(codes, scales, np.float32(0), offsets)
         for _ in range(_NUM_FITS):
             scales, offsets = _fitted(x, codes)
-            codes = _codes_on(x, scales, offsets, most)
+            codes = codes_on(x, scales, offsets, most)
             choice.offer(codes, scales, np.float32(0), offsets)
     return choice.codes, choice.scales, choice.offsets
 
 
-def _codes_on(x: Array, scales: Array, offsets: Array, most: np.float32) -> Array:
+def codes_on(x: Array, scales: Array, offsets: Array, most: np.float32) -> Array:
+    """Codes from 0 to `most` of blocks [..., values] on lines of a scale and an offset each."""
     shifted = x - offsets.astype(np.float32)[..., None]
     codes: Array = np.clip(_steps_of(shifted, scales), 0, most)
     return codes
@@ -216,7 +248,12 @@ def _fitted(x: Array, codes: Array) -> tuple[Array, Array]:
     """Scale and offset of least squares for given codes; a scale of 0 where all codes are the same."""
     count = float(x.shape[-1])
     wide = codes.astype(np.float64)
-    sum_c, sum_cc, sum_x, sum_xc = _sum(wide), _sum(wide * wide), _sum(x), _sum(x * wide)
+    sum_c, sum_cc, sum_x, sum_xc = (
+        sum_in_order(wide),
+        sum_in_order(wide * wide),
+        sum_in_order(x),
+        sum_in_order(x * wide),
+    )
     determinant = count * sum_cc - sum_c * sum_c
     slope = np.divide(
         count * sum_xc - sum_c * sum_x, determinant, out=np.zeros_like(determinant), where=determinant != 0
@@ -231,7 +268,7 @@ def _half(values: Array) -> Array:
 
 def _signs(x: Array, lengths: Array) -> tuple[Array, Array]:
     """1 bit: the sign, of the block's mean magnitude. Zero counts as positive."""
-    scales = (_sum(np.abs(x)) / lengths).astype(np.float32).astype(np.float16)
+    scales = (sum_in_order(np.abs(x)) / lengths).astype(np.float32).astype(np.float16)
     return np.where((x < 0) & (scales != 0)[..., None], -1, 1), scales
 
 
@@ -243,7 +280,7 @@ def _steps_of(x: Array, scales: Array) -> Array:
     return steps
 
 
-def _sum(values: Array) -> Array:
+def sum_in_order(values: Array) -> Array:
     """Sums of blocks, in order, in float64."""
     total: Array = np.add.accumulate(values, axis=-1, dtype=np.float64)[..., -1]
     return total
@@ -266,7 +303,7 @@ class _Choice:
         if offsets is not None:
             values += offsets.astype(np.float32)[..., None]
         errors = (self._x - values).astype(np.float64)
-        total = _sum(errors * errors)
+        total = sum_in_order(errors * errors)
         is_better = total < self._errors
         self._errors[is_better] = total[is_better]
         self.codes[is_better] = codes[is_better]

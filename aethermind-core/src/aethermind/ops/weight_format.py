@@ -1,11 +1,14 @@
 """How the values of a weight [N, K] are stored: bits of a code, values that share a scale, zero points, and a name.
 
-A value is `scale · code`, `scale · (code − zero)` or `scale · code + offset`. The name is a format's identity wherever
-one is chosen; the formats of the core have names of one grammar:
+A value is `scale · code`, `scale · (code − zero)` or `scale · code + offset`. Scales are float16, or in two levels:
+small whole numbers, times a float16 that a super-block of several blocks shares. The name is a format's identity
+wherever one is chosen; the formats of the core have names of one grammar:
 
     int8 int4 int2 int1     codes of so many bits; 32 values of a row share a scale
     int4_zp                 with a zero point as well (int2 always has one, int1 never)
     int4_offset             with a float16 offset, which need not be a multiple of the scale
+    int4_k                  with an offset, too, and both in two levels: 6 bits, times a float16 of 256 values. What
+                            llama.cpp calls Q4_K holds the same numbers
     int8_g64, int4_zp_g128  so many values share a scale, a multiple of 32
     int8_channel            a whole row does
 """
@@ -27,6 +30,7 @@ __all__ = [
     "QuantizedWeight",
     "WeightFormat",
     "WeightFormatRegistry",
+    "one_level_format",
     "parse_format",
 ]
 
@@ -36,7 +40,7 @@ DENSE = "dense"
 """The name of weights that are stored as floating-point numbers; there is no WeightFormat for it."""
 
 FORMAT_NAMES = ("int8", "int8_channel", "int4", "int4_g64", "int4_g128", "int4_zp", "int4_zp_g64", "int4_zp_g128",
-                "int4_offset", "int4_offset_g64", "int2", "int1")  # fmt: skip
+                "int4_offset", "int4_offset_g64", "int4_k", "int2", "int1")  # fmt: skip
 """Names of the core's formats that are proposed to people; the grammar has more."""
 
 CHECKPOINT_FORMAT_NAMES = ("int8_offset", "int8_g64", "int8_g128", "int8_zp", "int8_zp_g64", "int8_zp_g128",
@@ -46,16 +50,22 @@ CHECKPOINT_FORMAT_NAMES = ("int8_offset", "int8_g64", "int8_g128", "int8_zp", "i
 _SCALE_BYTES = 2
 _ZERO_BYTES = 1
 _OFFSET_BYTES = 2
+_UNIT_BYTES = 4
+_LEVEL_BITS = 12
 _DEFAULT_BLOCK = 32
 _LONGEST_BLOCK = 1024
 _NAME = re.compile(r"int(8|4|2|1)(_zp|_offset)?(?:_g([1-9]\d*)|_(channel))?")
+_TWO_LEVELS = "int4_k"
+_SUPER_BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
     """A format. `block` values along K share a float16 scale, 0: all of a row; the last block may be shorter.
 
-    Codes are shifted by a zero point of each block, by an offset, or by neither; by both is no format.
+    Codes are shifted by a zero point of each block, by an offset, or by neither; by both is no format. Where
+    `super_block` is not 0, scales and offsets are whole numbers of 6 bits; those of so many values along K share two
+    float16 units that they count. The last super-block may be shorter.
 
     A plugin's own format is a subclass with its own `quantize`, `dequantize` and `nbytes`. Both keep rows independent:
     rows may be handed over in any portions.
@@ -66,14 +76,28 @@ class WeightFormat:
     block: int
     has_zero_point: bool
     has_offset: bool = False
+    super_block: int = 0
+
+    @property
+    def stride(self) -> int:
+        """Values along K between two places where a row may be cut: of a block or a super-block; 0: nowhere."""
+        return self.super_block or self.block
 
     def num_blocks(self, num_columns: int) -> int:
         """Scales of a row."""
         return -(-num_columns // self.block) if self.block else min(1, num_columns)
 
+    def num_super_blocks(self, num_columns: int) -> int:
+        """Super-blocks of a row, of a format that has them."""
+        return -(-num_columns // self.super_block)
+
     def nbytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a weight [N, K]: codes without gaps in a row, two for a scale or an offset, one for a zero point."""
+        """Bytes of a weight [N, K]: codes without gaps in a row, two for a scale or an offset, one for a zero point; in
+        two levels 12 bits for both, and four for a super-block's units."""
         rows, columns = shape
+        if self.super_block:
+            sides = -(-self.num_blocks(columns) * _LEVEL_BITS // 8)
+            return rows * (-(-columns * self.bits // 8) + sides + self.num_super_blocks(columns) * _UNIT_BYTES)
         per_block = _SCALE_BYTES + _ZERO_BYTES * self.has_zero_point + _OFFSET_BYTES * self.has_offset
         return rows * (-(-columns * self.bits // 8) + self.num_blocks(columns) * per_block)
 
@@ -101,6 +125,9 @@ class QuantizedWeight:
     `codes` [N, K] are int8, or uint8 where there are zero points or offsets; `scales` [N, blocks] are float16, of
     either sign; `zeros` [N, blocks] are uint8 or None, `offsets` float16 or None.
 
+    Where the format has super-blocks, scales and offsets are uint8, up to 63, and `units` [N, super-blocks, 2] float16,
+    of either sign: what a scale and what an offset counts. Elsewhere there are none.
+
     InvalidArgumentError where they do not fit together.
     """
 
@@ -109,16 +136,24 @@ class QuantizedWeight:
     scales: Array
     zeros: Array | None = None
     offsets: Array | None = None
+    units: Array | None = None
 
     def __post_init__(self) -> None:
         has_zeros, has_offsets = self.format.has_zero_point, self.format.has_offset
         rows, columns = self.codes.shape
         blocks = (rows, self.format.num_blocks(columns))
+        has_units = bool(self.format.super_block)
+        side = "uint8" if has_units else "float16"
         wanted = {
             "codes": (self.codes, "uint8" if has_zeros or has_offsets else "int8", (rows, columns)),
-            "scales": (self.scales, "float16", blocks),
+            "scales": (self.scales, side, blocks),
             **({"zeros": (self.zeros, "uint8", blocks)} if has_zeros else {}),
-            **({"offsets": (self.offsets, "float16", blocks)} if has_offsets else {}),
+            **({"offsets": (self.offsets, side, blocks)} if has_offsets else {}),
+            **(
+                {"units": (self.units, "float16", (rows, self.format.num_super_blocks(columns), 2))}
+                if has_units
+                else {}
+            ),
         }
         for part, (array, dtype, shape) in wanted.items():
             found = None if array is None else (str(array.dtype), array.shape)
@@ -140,12 +175,14 @@ class QuantizedWeight:
 
     def take_rows(self, index: Any) -> QuantizedWeight:
         """Those rows that NumPy's indexing by `index` takes, in its order."""
-        zeros, offsets = (None if side is None else side[index] for side in (self.zeros, self.offsets))
-        return QuantizedWeight(self.format, self.codes[index], self.scales[index], zeros, offsets)
+        sides = (None if side is None else side[index] for side in (self.zeros, self.offsets, self.units))
+        return QuantizedWeight(self.format, self.codes[index], self.scales[index], *sides)
 
 
 def parse_format(name: str) -> WeightFormat | None:
     """The core's format of this name, or None where the grammar has no such name; `_g32` may be left out."""
+    if name == _TWO_LEVELS:
+        return WeightFormat(name, 4, _DEFAULT_BLOCK, has_zero_point=False, has_offset=True, super_block=_SUPER_BLOCK)
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -157,6 +194,13 @@ def parse_format(name: str) -> WeightFormat | None:
     return WeightFormat(
         canonical, bits, block, has_zero_point=found[2] == "_zp" or bits == 2, has_offset=found[2] == "_offset"
     )
+
+
+def one_level_format(format: WeightFormat) -> WeightFormat:
+    """Of a format in two levels, the one with the same codes whose scales and offsets are float16."""
+    found = parse_format(f"int{format.bits}_offset_g{format.block}")
+    assert found is not None, "there are offsets for blocks of any size"
+    return found
 
 
 class WeightFormatRegistry:

@@ -1,4 +1,5 @@
-"""linear, lm_head and gate_up_silu with weights in codes: a kernel for each format that the core names."""
+"""linear, lm_head and gate_up_silu with weights in codes: a kernel for each format of the core that has scales in one
+level."""
 
 from __future__ import annotations
 
@@ -61,6 +62,10 @@ def _kernels(operator: str, format: WeightFormat) -> tuple[Kernel, Kernel]:
     return kernel(name, 0, is_invariant=False), kernel(f"{name}_by_token", -1, is_invariant=True)
 
 
-_FORMATS = tuple(format for name in (*FORMAT_NAMES, *CHECKPOINT_FORMAT_NAMES) if (format := parse_format(name)))
+_FORMATS = tuple(
+    format
+    for name in (*FORMAT_NAMES, *CHECKPOINT_FORMAT_NAMES)
+    if (format := parse_format(name)) and not format.super_block
+)
 
 KERNELS = tuple(kernel for operator in _OPERATORS for format in _FORMATS for kernel in _kernels(operator, format))

@@ -241,6 +241,20 @@ def test_parts_of_a_quantised_weight_are_cut_between_blocks(name: str, axis: int
     np.testing.assert_array_equal(np.concatenate(parts, axis), format.dequantize(weight))
 
 
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_parts_within_super_blocks_have_scales_in_one_level(size: int, axis: int) -> None:
+    """Those that begin with one, and all runs of whole rows, stay what they are."""
+    format = parse_format("int4_k")
+    assert format is not None
+    weight = format.quantize(np.random.default_rng(0).normal(size=(48, 768)).astype(np.float32))
+    parts = [cut(weight, axis, rank, size) for rank in range(size)]
+    is_split = axis == -1 and size == 2
+    assert [part.format.name for part in parts] == (["int4_k", "int4_offset"] if is_split else ["int4_k"] * size)
+    joined = np.concatenate([part.format.dequantize(part) for part in parts], axis)
+    np.testing.assert_allclose(joined, format.dequantize(weight), rtol=0, atol=4e-3 if is_split else 0)
+
+
 def test_a_part_that_ends_within_a_block_is_a_sentence() -> None:
     format = parse_format("int8")
     assert format is not None

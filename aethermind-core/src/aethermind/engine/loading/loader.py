@@ -15,7 +15,7 @@ from aethermind.engine.loading.kv_plan import for_whole_texts, plan_kv
 from aethermind.engine.loading.model_graph import StepGraphs
 from aethermind.engine.loading.planned_model import PlannedModel, compile_for
 from aethermind.engine.loading.tensor_parallel import TensorParallel, num_threads_of
-from aethermind.engine.loading.weight_formats import WeightFormats
+from aethermind.engine.loading.weight_formats import WeightFormats, held_formats
 from aethermind.errors import InvalidArgumentError
 from aethermind.graph.tensor_parallel import Share, with_collectives
 from aethermind.hal.dtype import DType
@@ -75,7 +75,7 @@ def plan_model(
         symbols["R"] = symbols["T"]
     builder = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype).build()
     graph = builder.finish()
-    stored = {} if config.load_format == "dummy" else source.weight_formats()
+    stored = {} if config.load_format == "dummy" else held_formats(source.weight_formats(), opened.dispatcher)
     if parallel is not None:
         graph = parallel.divide(graph)
         stored = parallel.formats(stored)

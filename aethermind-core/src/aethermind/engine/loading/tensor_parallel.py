@@ -12,7 +12,7 @@ from aethermind.errors import InvalidArgumentError
 from aethermind.graph.ir import Graph
 from aethermind.graph.tensor_parallel import CollectiveKernels, Share, WeightPart, split_graph, without_results
 from aethermind.ops.operator import OperatorRegistry
-from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
+from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, one_level_format
 from aethermind.runtime import OpenDevice
 
 if TYPE_CHECKING:
@@ -52,7 +52,11 @@ class TensorParallel:
 
     def formats(self, stored: Mapping[str, WeightFormat]) -> dict[str, WeightFormat]:
         """The formats of a checkpoint's tensors, by the names of their parts as well."""
-        of_parts = {name: stored[part.parameter] for name, part in self.parts.items() if part.parameter in stored}
+        of_parts = {
+            name: _format_of(stored[part.parameter], part)
+            for name, part in self.parts.items()
+            if part.parameter in stored
+        }
         return {**stored, **of_parts}
 
 
@@ -94,9 +98,20 @@ def num_threads_of(num_threads: int | None, num_ranks: int) -> int | None:
     return max(1, (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1) // num_ranks)
 
 
+def _format_of(format: WeightFormat, part: WeightPart) -> WeightFormat:
+    """That of a part: where it begins within a super-block, scales and offsets are in one level."""
+    if part.axis % 2 == 0 or not format.super_block or part.begin % format.super_block == 0:
+        return format
+    return one_level_format(format)
+
+
 def _cut(weight: Any, part: WeightPart) -> Any:
     if not isinstance(weight, QuantizedWeight):
         return _along(weight, part.axis, part.begin, part.end)
+    if _format_of(weight.format, part) != weight.format:
+        from aethermind.ops.two_levels import in_one_level
+
+        weight = in_one_level(weight)
     format, axis = weight.format, part.axis % 2
     begin, end = part.begin, part.end
     codes = _along(weight.codes, axis, begin, end)
@@ -113,7 +128,12 @@ def _cut(weight: Any, part: WeightPart) -> Any:
     def of_blocks(values: Any) -> Any:
         return None if values is None else _along(values, axis, begin, end)
 
-    return QuantizedWeight(format, codes, of_blocks(weight.scales), of_blocks(weight.zeros), of_blocks(weight.offsets))
+    units = weight.units
+    if units is not None:
+        per_unit = format.super_block // format.block
+        units = _along(units, axis, begin // per_unit, -(-end // per_unit)) if axis else _along(units, 0, begin, end)
+    scales, zeros, offsets = (of_blocks(side) for side in (weight.scales, weight.zeros, weight.offsets))
+    return QuantizedWeight(format, codes, scales, zeros, offsets, units)
 
 
 def _along(array: Any, axis: int, begin: int, end: int) -> Any:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from aethermind.graph.ir import Graph, ValueKind
 from aethermind.ops.dims import resolve
 from aethermind.ops.operator import OperatorRegistry
-from aethermind.ops.weight_format import WeightFormat, WeightFormatRegistry
+from aethermind.ops.weight_format import WeightFormat, WeightFormatRegistry, one_level_format
 
 if TYPE_CHECKING:
+    from aethermind.dispatch.dispatcher import Dispatcher
     from aethermind.engine.loading.planned_model import PlannedModel
 
-__all__ = ["FormatUse", "WeightFormats", "format_uses"]
+__all__ = ["FormatUse", "WeightFormats", "format_uses", "held_formats"]
 
 _HEAD_OPERATOR = "lm_head"
 _HEAD_FORMAT = "int8"
@@ -92,6 +93,15 @@ class WeightFormats:
             for name, format in formats.items()
             if format == stored.get(name) or format.bits >= _FEWEST_BITS_OF_ROWS
         }
+
+
+def held_formats(stored: Mapping[str, WeightFormat], dispatcher: Dispatcher) -> dict[str, WeightFormat]:
+    """In which formats a device keeps tensors that a checkpoint holds in these: where it has no kernels for scales in
+    two levels, in one."""
+    return {
+        name: format if not format.super_block or dispatcher.has_format(format.name) else one_level_format(format)
+        for name, format in stored.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

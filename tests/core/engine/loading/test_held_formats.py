@@ -1,0 +1,41 @@
+"""What a checkpoint holds in two levels, devices without kernels for that hold in one, with the same codes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aethermind.dispatch import Dispatcher, Kernel
+from aethermind.engine.loading.weight_formats import held_formats
+from aethermind.graph.constants import _packable
+from aethermind.hal import DType
+from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, parse_format
+
+
+def format_of(name: str) -> WeightFormat:
+    found = parse_format(name)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("of_kernel", "held"),
+    [(frozenset({"int4_offset", "dense"}), "int4_offset"), (frozenset({"int4_k"}), "int4_k"), (None, "int4_k")],
+)
+def test_a_device_without_kernels_for_two_levels_holds_one(of_kernel: frozenset[str] | None, held: str) -> None:
+    kernel = Kernel("linear", "fake", "fake", frozenset({DType.FLOAT32}), function=print, weight_formats=of_kernel)
+    stored = {"k": format_of("int4_k"), "offset": format_of("int4_offset"), "int8": format_of("int8")}
+    found = held_formats(stored, Dispatcher([kernel]))
+    assert {name: format.name for name, format in found.items()} == {"k": held, "offset": "int4_offset", "int8": "int8"}
+
+
+def test_codes_are_taken_over() -> None:
+    array = np.random.default_rng(0).standard_normal((3, 300)).astype(np.float32)
+    weight = format_of("int4_k").quantize(array)
+    assert _packable(weight, DType.FLOAT32, weight.format) is weight
+    taken = _packable(weight, DType.FLOAT32, format_of("int4_offset"))
+    assert isinstance(taken, QuantizedWeight)
+    assert taken.format == format_of("int4_offset")
+    np.testing.assert_array_equal(taken.codes, weight.codes)
+    values = _packable(weight, DType.FLOAT32, format_of("int8"))
+    np.testing.assert_array_equal(values, weight.format.dequantize(weight))
