@@ -100,16 +100,21 @@ def _on_a_line(x: torch.Tensor) -> torch.Tensor:
 
 
 def _in_two_levels(x: torch.Tensor) -> torch.Tensor:
-    """4 bits of up to 256 values of each row, with negative ones among every 32."""
+    """4 bits of up to 256 values of each row. Beside negative offsets, a positive one gives way to the origin."""
     best = []
     for run in x.split(32, dim=1):
         lines = _lines(run)
         chosen = _first_of_least(run, _on(run, lines)), torch.arange(len(x))
         best.append([torch.stack(side)[chosen] for side in zip(*lines, strict=True)])
     scales, offsets = (torch.cat(side, dim=1) for side in zip(*best, strict=True))
-    of_scales, of_offsets = _unit(scales.amax(1, keepdim=True)), -_unit(-offsets.amin(1, keepdim=True))
+    reaches = torch.cat([run.amax(1, keepdim=True) for run in x.split(32, dim=1)], dim=1)
+    is_negative = offsets.amin(1, keepdim=True) < 0
+    is_other = is_negative & (offsets > 0)
+    scales, offsets = torch.where(is_other, reaches / 15, scales), torch.where(is_other, 0, offsets)
+    of_scales, of_offsets = _unit(scales.amax(1, keepdim=True)), _unit(offsets.abs().amax(1, keepdim=True))
+    of_offsets = torch.where(is_negative, -of_offsets, of_offsets)
     values = []
-    for run, (scale, offset) in zip(x.split(32, dim=1), best, strict=True):
+    for run, scale, offset in zip(x.split(32, dim=1), scales.split(1, dim=1), offsets.split(1, dim=1), strict=True):
         counts = (scale * (1 / of_scales)).round(), (offset * (1 / of_offsets)).round()
         near = [
             (of_scales * (counts[0] + i).clamp(1, 63), of_offsets * (counts[1] + j).clamp(0, 63))
