@@ -2,7 +2,7 @@
 //
 // The query heads that share the kv head and the queries of the run are rows of one small matrix, so that every key and
 // value is read once for all of them. Both products are those of gemm.h, over blocks of kKeyBlock keys at fixed
-// multiples of it. Every kPartKeys keys the sums start afresh and are joined to those before, whether one worker goes
+// multiples of it. Every block's sums start afresh and are joined to those before, whether one worker goes
 // through all parts or several share them (Flash-Decoding, Dao et al., 2023): a query's result depends neither on the
 // other queries nor on the number of workers. Everything but the inputs and the weights of pair dot products is
 // float32.
@@ -13,10 +13,9 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-inline constexpr int64_t kPartBlocks = 2;
-inline constexpr int64_t kPartKeys = kPartBlocks * kKeyBlock;
-inline constexpr int64_t kQueryRows = 192;
+inline constexpr int64_t kQueryRows = 384;
 inline constexpr int64_t kFewestQueryRows = 96;
+inline constexpr int64_t kColdPanels = 4;
 inline constexpr float kLog2E = 1.44269504f;
 
 // How queries of type T and stored elements of type S are computed with.
@@ -59,12 +58,12 @@ struct AttentionLayout {
   int64_t value_bytes() const { return padded_dim / kPanelColumns * value_panel_bytes(); }
   int64_t room_bytes() const { return Types::kIsExpanded ? 16 * padded_dim * 4 : 0; }
   int64_t pointer_bytes() const { return ((kKeyBlock + padded_dim) / kPanelColumns + rows) * 8; }
-  int64_t num_floats() const { return 2 * kKeyBlock + kTileRows * kKeyBlock + rows * 2 * padded_dim; }
+  int64_t num_floats() const { return 2 * kKeyBlock + kTileRows * (kKeyBlock + padded_dim) + rows * padded_dim; }
   size_t bytes() const {
     const int64_t panels =
         query_bytes() + weight_bytes() + key_bytes() + value_bytes() + room_bytes() + pointer_bytes();
     const int64_t floats = num_floats() * static_cast<int64_t>(sizeof(float));
-    const int64_t total = panels + floats + 2 * rows * static_cast<int64_t>(sizeof(Softened));
+    const int64_t total = panels + floats + (kTileRows + rows) * static_cast<int64_t>(sizeof(Softened));
     return static_cast<size_t>(round_up(total, kLineBytes));
   }
 };
@@ -77,7 +76,7 @@ struct AttentionScratch {
   int64_t* row_offsets;  // row r is head r % group of query r / group
   Compute* room;
   float *key_factors, *value_factors, *scores, *part_sums, *sums;
-  Softened *part, *all;
+  Softened *part, *all;  // of a tile's rows in one part, and of the run's in all parts so far
 
   // Queries are `row_stride` elements apart, and their heads head_dim.
   AttentionScratch(const AttentionLayout<T, S>& layout, int64_t row_stride, void* scratch) {
@@ -90,9 +89,9 @@ struct AttentionScratch {
     value_factors = key_factors + kKeyBlock;
     scores = value_factors + kKeyBlock;
     part_sums = scores + kTileRows * kKeyBlock;
-    sums = part_sums + layout.rows * layout.padded_dim;
+    sums = part_sums + kTileRows * layout.padded_dim;
     part = reinterpret_cast<Softened*>(sums + layout.rows * layout.padded_dim);
-    all = part + layout.rows;
+    all = part + kTileRows;
     key_panels = reinterpret_cast<const char**>(all + layout.rows);
     value_panels = key_panels + kKeyBlock / kPanelColumns;
     for (int64_t p = 0; p < kKeyBlock / kPanelColumns; ++p) key_panels[p] = keys + p * layout.key_panel_bytes();
@@ -123,8 +122,8 @@ struct QueryRun {
 
   int64_t begin() const { return window > 0 ? larger(0, position - window + 1) : 0; }
   int64_t end() const { return smaller(position + count, num_keys); }
-  int64_t first_part() const { return begin() / kPartKeys; }
-  int64_t end_part() const { return divide_up(larger(end(), 0), kPartKeys); }
+  int64_t first_part() const { return begin() / kKeyBlock; }
+  int64_t end_part() const { return divide_up(larger(end(), 0), kKeyBlock); }
 };
 
 // The rows of a block's keys: [low, high) are there to be read, the others of its panels repeat one of them and are
@@ -144,23 +143,24 @@ struct BlockRows {
   }
 };
 
-// Brings the next block into the caches while the current one is computed, a little at every step: memory answers only
-// so many requests at a time, and idles between bursts.
+// Brings the rows of a block from `first` on into the caches while those before are computed with, a little at every
+// step: memory answers only so many requests at a time, and idles between bursts.
 template <class S>
 class Prefetcher {
  public:
-  Prefetcher(const KeysAndValues<S>& stored, const BlockRows& next, int64_t head_dim, int64_t num_steps)
+  Prefetcher(const KeysAndValues<S>& stored, const BlockRows& block, int64_t first, int64_t head_dim, int64_t num_steps)
       : stored_(stored),
-        next_(next),
+        block_(block),
+        first_(first),
         head_dim_(head_dim),
-        num_rows_(2 * (next.num_panels > 0 ? next.high : 0)),
-        rows_of_step_(divide_up(num_rows_, num_steps)) {}
+        count_(block.num_panels > 0 ? larger(block.high - first, 0) : 0),
+        rows_of_step_(divide_up(2 * count_, num_steps)) {}
 
   AETHER_INLINE void step() {
-    const int64_t end = smaller(done_ + rows_of_step_, num_rows_);
+    const int64_t end = smaller(done_ + rows_of_step_, 2 * count_);
     for (; done_ < end; ++done_) {
-      const bool is_key = done_ < next_.high;
-      const int64_t row = next_.rows[is_key ? done_ : done_ - next_.high] * head_dim_;
+      const bool is_key = done_ < count_;
+      const int64_t row = block_.rows[first_ + (is_key ? done_ : done_ - count_)] * head_dim_;
       const char* line = reinterpret_cast<const char*>((is_key ? stored_.keys : stored_.values) + row);
       for (int64_t byte = 0; byte < head_dim_ * static_cast<int64_t>(sizeof(S)); byte += kLineBytes) {
         __builtin_prefetch(line + byte, 0, 3);
@@ -170,19 +170,19 @@ class Prefetcher {
 
  private:
   const KeysAndValues<S>& stored_;
-  const BlockRows& next_;
-  const int64_t head_dim_, num_rows_, rows_of_step_;
+  const BlockRows& block_;
+  const int64_t first_, head_dim_, count_, rows_of_step_;
   int64_t done_ = 0;
 };
 
-// One block's keys and values into panels.
+// Keys and values of a block's panels [begin, end) into panels.
 template <class T, class S>
-AETHER_INLINE void pack_block(const BlockRows& block, const KeysAndValues<S>& stored,
-                              const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& at,
-                              Prefetcher<S>& prefetcher) {
+AETHER_INLINE void pack_panels(const BlockRows& block, int64_t begin, int64_t end, const KeysAndValues<S>& stored,
+                               const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& at,
+                               Prefetcher<S>& prefetcher) {
   using E = typename AttentionTypes<T, S>::E;
   const typename AttentionTypes<T, S>::Compute* rows[16];
-  for (int64_t p = 0; p < block.num_panels; ++p) {
+  for (int64_t p = begin; p < end; ++p) {
     prefetcher.step();
     const int64_t* numbers = block.rows + p * kPanelColumns;
     meet(stored.keys, stored.dtype, numbers, layout.head_dim, at.room, layout.padded_dim, rows);
@@ -195,19 +195,19 @@ AETHER_INLINE void pack_block(const BlockRows& block, const KeysAndValues<S>& st
 }
 
 // Rows [first_row, first_row + num_rows) of a run, a tile of gemm.h, against a packed block whose first key is
-// `begin`: scores, weights, and the values that they add to the part's sums. Scores and weights of a tile stay in the
-// first-level cache; panels of which its last row sees no key are left out.
+// `begin`: scores, weights, and the values' sums. They all stay in the first-level cache; panels of which the last row
+// sees no key are left out.
 template <class T, class S>
 AETHER_INLINE void attend_tile(const QueryRun& run, int64_t begin, const BlockRows& block, int64_t first_row,
-                               int64_t num_rows, bool is_first, const AttentionLayout<T, S>& layout,
+                               int64_t num_rows, const AttentionLayout<T, S>& layout,
                                const AttentionScratch<T, S>& at) {
   using Types = AttentionTypes<T, S>;
   using E = typename Types::E;
   const int64_t first_query = first_row / layout.group;
   const int64_t end = run.position + (first_row + num_rows - 1) / layout.group + 1 - begin;
   const int64_t num_panels = smaller(larger(1, divide_up(end, kPanelColumns)), block.num_panels);
-  multiply_tiles<E>(at.queries + first_row * layout.query_row_bytes(), num_rows, layout.head_dim, at.key_panels,
-                    num_panels, 0, true, at.scores);
+  multiply_near<E>(at.queries + first_row * layout.query_row_bytes(), num_rows, layout.head_dim, at.key_panels,
+                   num_panels, at.scores);
   int64_t last = run.position + first_query - begin, left = (first_query + 1) * layout.group - first_row;
   const auto next_seen = [&] {
     const int64_t first = run.window > 0 ? larger(last - run.window + 1, block.low) : block.low;
@@ -215,20 +215,14 @@ AETHER_INLINE void attend_tile(const QueryRun& run, int64_t begin, const BlockRo
     if (--left == 0) ++last, left = layout.group;
     return seen;
   };
-  float factors[kLanes];
   soften_tile<E>(at.scores, num_rows, num_panels, next_seen, at.key_factors,
-                 Types::kHasFactors ? at.value_factors : nullptr, at.part + first_row, factors, at.weights);
-  float* sums = at.part_sums + first_row * layout.padded_dim;
-  for (int64_t i = 0; !is_first && i < num_rows; ++i) {
-    float* row = sums + i * layout.padded_dim;
-    for (int64_t c = 0; c < layout.padded_dim; c += kLanes) store(row + c, load(row + c) * set1(factors[i]));
-  }
-  multiply_tiles<E>(at.weights, num_rows, num_panels * kPanelColumns, at.value_panels,
-                    layout.padded_dim / kPanelColumns, 0, is_first, sums);
+                 Types::kHasFactors ? at.value_factors : nullptr, at.part, at.weights);
+  multiply_near<E>(at.weights, num_rows, num_panels * kPanelColumns, at.value_panels, layout.padded_dim / kPanelColumns,
+                   at.part_sums);
 }
 
 // The packed queries against the keys of parts [part_begin, part_end). `find_rows(key, count, rows)` tells the rows of
-// neighbouring keys. `finish(part, begin, end)` takes the sums and Softened of a part's rows out of scratch.
+// neighbouring keys. `finish(part, begin, end)` takes the sums and Softened of a tile's rows out of scratch.
 template <class T, class S, class FindFn, class FinishFn>
 AETHER_INLINE void attend_parts(const QueryRun& run, int64_t part_begin, int64_t part_end,
                                 const KeysAndValues<S>& stored, FindFn find_rows, float scale,
@@ -236,7 +230,7 @@ AETHER_INLINE void attend_parts(const QueryRun& run, int64_t part_begin, int64_t
                                 FinishFn finish) {
   const int64_t num_rows = run.count * layout.group;
   const Tiles cut(num_rows);
-  const int64_t begin = larger(run.begin(), part_begin * kPartKeys), end = smaller(run.end(), part_end * kPartKeys);
+  const int64_t begin = larger(run.begin(), part_begin * kKeyBlock), end = smaller(run.end(), part_end * kKeyBlock);
   for (int64_t j = 0; j < kKeyBlock; ++j) at.key_factors[j] = scale * kLog2E;
 
   BlockRows blocks[2];
@@ -246,23 +240,22 @@ AETHER_INLINE void attend_parts(const QueryRun& run, int64_t part_begin, int64_t
     const BlockRows& block = blocks[b % 2];
     BlockRows& next = blocks[(b + 1) % 2];
     next.find(run, (b + 1) * kKeyBlock, end, find_rows);
-    const bool is_first = b == first || b % kPartBlocks == 0;
-    const bool is_last = next.num_panels == 0 || (b + 1) % kPartBlocks == 0;
-    if (is_first) {
-      for (int64_t r = 0; r < num_rows; ++r) at.part[r] = {kHidden, 0.0f};
-    }
     if constexpr (AttentionTypes<T, S>::kHasFactors) {
       for (int64_t j = 0; j < block.num_panels * kPanelColumns; ++j) {
         at.key_factors[j] = stored.key_factors[block.rows[j]] * scale * kLog2E;
         at.value_factors[j] = stored.value_factors[block.rows[j]];
       }
     }
-    Prefetcher<S> prefetcher(stored, next, layout.head_dim, 2 * block.num_panels + cut.count);
-    pack_block(block, stored, layout, at, prefetcher);
+    // Of a first block nothing is there yet: its beginning is what the rest of it is fetched beside.
+    const int64_t cold = b == first ? smaller(kColdPanels, block.num_panels) : 0;
+    Prefetcher<S> rest(stored, block, cold * kPanelColumns, layout.head_dim, 2 * kColdPanels);
+    pack_panels(block, 0, cold, stored, layout, at, rest);
+    Prefetcher<S> prefetcher(stored, next, 0, layout.head_dim, 2 * (block.num_panels - cold) + cut.count);
+    pack_panels(block, cold, block.num_panels, stored, layout, at, prefetcher);
     for (int64_t tile = 0; tile < cut.count; ++tile) {
       prefetcher.step();
-      attend_tile(run, b * kKeyBlock, block, cut.begin(tile), cut.size(tile), is_first, layout, at);
-      if (is_last) finish(b / kPartBlocks, cut.begin(tile), cut.begin(tile + 1));
+      attend_tile(run, b * kKeyBlock, block, cut.begin(tile), cut.size(tile), layout, at);
+      finish(b, cut.begin(tile), cut.begin(tile + 1));
     }
   }
 }
@@ -285,8 +278,8 @@ AETHER_INLINE void attend(const T* q, T* out, const QueryRun& run, const KeysAnd
   attend_parts(run, run.first_part(), run.end_part(), stored, find_rows, scale, layout, at,
                [&](int64_t, int64_t row_begin, int64_t row_end) {
                  for (int64_t r = row_begin; r < row_end; ++r) {
-                   const int64_t at_row = r * layout.padded_dim;
-                   join_part(at.all[r], at.sums + at_row, at.part[r], at.part_sums + at_row, layout.padded_dim);
+                   const int64_t i = r - row_begin, size = layout.padded_dim;
+                   join_part(at.all[r], at.sums + r * size, at.part[i], at.part_sums + i * size, size);
                  }
                });
   for (int64_t r = 0; r < num_rows; ++r) {

@@ -6,7 +6,7 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-inline constexpr int64_t kKeyBlock = 128;
+inline constexpr int64_t kKeyBlock = 256;
 inline constexpr float kHidden = -__builtin_inff();
 
 // 2^x for x ≤ 0, relative error 1.5e-7; zero below -150, NaN for NaN. The polynomial is a minimax fit of (2^r - 1) / r
@@ -131,31 +131,23 @@ AETHER_INLINE float weigh_row(const float* scores, int64_t num_vectors, float ba
   return reduce_add(sum);
 }
 
-// Turns a tile's scores, rows of `num_vectors` · 16, into weights in lines of a tile of gemm.h. `next_seen()` tells row
-// by row what it sees of the block, `key_factors` make scores binary logarithms, `value_factors` (or null) belong to
-// the values. The sums so far of row i are to be multiplied with `factors[i]`.
-//
-// Nothing here branches on values: whether a block has a row's new maximum cannot be predicted.
+// Turns a tile's scores, rows of `num_vectors` · 16, into weights in lines of a tile of gemm.h, and tells what `rows`
+// come to. `next_seen()` tells row by row what it sees of the block, `key_factors` make scores binary logarithms,
+// `value_factors` (or null) belong to the values.
 template <class E, class SeenFn>
 AETHER_INLINE void soften_tile(float* scores, int64_t num_rows, int64_t num_vectors, SeenFn next_seen,
-                               const float* key_factors, const float* value_factors, Softened* rows, float* factors,
-                               char* lines) {
-  static_assert(kTileRows <= kLanes);
+                               const float* key_factors, const float* value_factors, Softened* rows, char* lines) {
   const int64_t size = num_vectors * kLanes;
-  float bases[kLanes], steps[kLanes] = {};
+  float bases[kTileRows];
   for (int64_t i = 0; i < num_rows; ++i) {
     const SeenKeys keys = next_seen();
     const float best = scale_scores(scores + i * size, size, keys, key_factors);
-    const float maximum = best > rows[i].maximum ? best : rows[i].maximum;
-    bases[i] = keys.is_none() ? -kHidden : maximum;
-    steps[i] = keys.is_none() ? 0.0f : rows[i].maximum - maximum;
-    rows[i].maximum = maximum;
+    rows[i].maximum = best > kHidden ? best : kHidden;
+    bases[i] = keys.is_none() ? -kHidden : rows[i].maximum;
   }
-  store(factors, exp2_of_nonpositive(load(steps)));
   for (int64_t i = 0; i < num_rows; ++i) {
-    const float total = weigh_row<E>(scores + i * size, num_vectors, bases[i], value_factors, lines + i * kLineBytes,
-                                     num_rows * kLineBytes);
-    rows[i].total = rows[i].total * factors[i] + total;
+    rows[i].total = weigh_row<E>(scores + i * size, num_vectors, bases[i], value_factors, lines + i * kLineBytes,
+                                 num_rows * kLineBytes);
   }
 }
 

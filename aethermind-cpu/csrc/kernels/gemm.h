@@ -124,8 +124,8 @@ template <class E>
 inline constexpr int64_t kLineSteps = kLineK<E> / E::kStepK;
 
 // What a tile kernel fetches beside what it multiplies: `distance` bytes further on, every `stride`-th step from
-// `first` on. The tiles that meet the same panels share the fetching of the next ones, so that memory is busy for as
-// long as arithmetic is.
+// `first` on (never, from -1 on). The tiles that meet the same panels share the fetching of the next ones, so that
+// memory is busy for as long as arithmetic is.
 struct Fetch {
   int64_t distance, first, stride;
   const char* rows = nullptr;  // the next tile, where it is far: a line of it for every line of this one
@@ -296,6 +296,22 @@ AETHER_INLINE void multiply_tiles(const char* tiles, int64_t num_rows, int64_t k
   const Tiles cut(num_rows);
   multiply_each_tile<E>([&](int64_t tile) { return tiles + cut.begin(tile) * tile_row_bytes; }, num_rows, k_count,
                         panels, num_panels, offset, is_first, c, next);
+}
+
+// A single tile by panels that are in this core's caches: to fetch them would only take turns from the loads that
+// arithmetic waits for. C is set.
+template <class E>
+AETHER_INLINE void multiply_near(const char* tile, int64_t num_rows, int64_t k_count, const char* const* panels,
+                                 int64_t num_panels, float* c) {
+  const int64_t num_steps = divide_up(k_count, E::kStepK), row_stride = num_panels * kPanelColumns;
+  const int64_t together = tile_panels(num_rows);
+  const Fetch nothing = {0, -1, 1};
+  for (int64_t p = 0; p < num_panels;) {
+    const bool is_single = p + together > num_panels;
+    const TileFn multiply = is_single ? kTileKernels<E>.single[num_rows] : kTileKernels<E>.several[num_rows];
+    multiply(tile, panels + p, num_steps, nothing, c + p * kPanelColumns, row_stride, kPanelColumns, true);
+    p += is_single ? 1 : together;
+  }
 }
 
 }  // namespace aether::cpu::AETHER_ISA

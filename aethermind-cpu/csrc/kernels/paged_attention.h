@@ -180,9 +180,9 @@ AETHER_INLINE void attend_pages(const am_tensor* in, const am_tensor* out, const
                  [&](int64_t part, int64_t row_begin, int64_t row_end) {
                    for (int64_t r = row_begin; r < row_end; ++r) {
                      float* sums = partial.sums(partial_row(batch, cut, head, part, r));
-                     std::memcpy(sums, scratch.part_sums + r * layout.padded_dim,
+                     std::memcpy(sums, scratch.part_sums + (r - row_begin) * layout.padded_dim,
                                  static_cast<size_t>(layout.padded_dim) * sizeof(float));
-                     *partial.softened(sums) = scratch.part[r];
+                     *partial.softened(sums) = scratch.part[r - row_begin];
                    }
                  });
   });
