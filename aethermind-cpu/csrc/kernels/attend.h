@@ -2,9 +2,9 @@
 //
 // The query heads that share the kv head and the queries of the run are rows of one small matrix, so that every key and
 // value is read once for all of them. Both products are those of gemm.h, over blocks of kKeyBlock keys at fixed
-// multiples of it. Every block's sums start afresh and are joined to those before, whether one worker goes
-// through all parts or several share them (Flash-Decoding, Dao et al., 2023): a query's result depends neither on the
-// other queries nor on the number of workers. Everything but the inputs and the weights of pair dot products is
+// multiples of it. A block's sums start afresh and are joined to those of the blocks before, whether one worker goes
+// through all or several share them as parts (Flash-Decoding, Dao et al., 2023): a query's result depends neither on
+// the other queries nor on the number of workers. Everything but the inputs and the weights of pair dot products is
 // float32.
 #pragma once
 
@@ -195,8 +195,8 @@ AETHER_INLINE void pack_panels(const BlockRows& block, int64_t begin, int64_t en
 }
 
 // Rows [first_row, first_row + num_rows) of a run, a tile of gemm.h, against a packed block whose first key is
-// `begin`: scores, weights, and the values' sums. They all stay in the first-level cache; panels of which the last row
-// sees no key are left out.
+// `begin`: scores, weights, and the sums of values, which are those of a part: all stay in the caches next to the core.
+// Panels of which the last row sees no key are left out.
 template <class T, class S>
 AETHER_INLINE void attend_tile(const QueryRun& run, int64_t begin, const BlockRows& block, int64_t first_row,
                                int64_t num_rows, const AttentionLayout<T, S>& layout,
