@@ -7,7 +7,7 @@
 namespace aether::cpu::AETHER_ISA {
 
 inline constexpr float kMostUnits = 63.0f;
-inline constexpr int kStepsAway[] = {0, -1, 1, -2, 2};
+inline constexpr int kScaleSteps[] = {0, -1, 1}, kOffsetSteps[] = {0, -1, 1, -2, 2};
 
 struct SuperBlock {
   uint16_t units[2][kPanelColumns] = {};  // of scales, of offsets
@@ -46,8 +46,8 @@ inline void choose_pair(const Floats* x, int64_t length, const Floats (&wide_uni
                         uint8_t (*fields)[kPanelColumns], QuantizedBlock& line) {
   double least[kPanelColumns], errors[kPanelColumns];
   for (double& each : least) each = static_cast<double>(INFINITY);
-  for (int scale_step : kStepsAway) {
-    for (int offset_step : kStepsAway) {
+  for (int scale_step : kScaleSteps) {
+    for (int offset_step : kOffsetSteps) {
       Floats tried[2], scales, offsets;
       AETHER_FOR_LANES {
         tried[0].v[c] = whole_units(started[0].v[c] + static_cast<float>(scale_step));

@@ -102,10 +102,10 @@ class QuantizedWeight {
   }
 
   void bring(const T* x, int64_t rows, char* tiles) const {
-    const auto bring_one =
-        with_format(layout_, []<int Bits, bool HasZeroPoint, bool HasOffset = false, bool = false>() -> BringFn<T> {
-          return QuantizedEngine<Bits, HasZeroPoint, HasOffset>::template bring<T>;
-        });
+    const auto bring_one = with_format(
+        layout_,
+        []<int Bits, bool HasZeroPoint, bool HasOffset = false, bool = false, bool HasRowScale = false>()
+            -> BringFn<T> { return QuantizedEngine<Bits, HasZeroPoint, HasOffset, HasRowScale>::template bring<T>; });
     const Tiles cut(rows, quantized_tile_rows(rows));
     for (int64_t tile = 0; tile < cut.count; ++tile) {
       const int64_t begin = cut.begin(tile), size = cut.size(tile);
@@ -120,8 +120,9 @@ class QuantizedWeight {
                 float* c) const {
     const QuantizedTiles* kernels = with_format(
         layout_,
-        []<int Bits, bool HasZeroPoint, bool HasOffset = false, bool HasLevels = false>() -> const QuantizedTiles* {
-          return &kQuantizedTiles<Bits, HasZeroPoint, HasOffset, HasLevels>;
+        []<int Bits, bool HasZeroPoint, bool HasOffset = false, bool HasLevels = false, bool HasRowScale = false>()
+            -> const QuantizedTiles* {
+          return &kQuantizedTiles<Bits, HasZeroPoint, HasOffset, HasLevels, HasRowScale>;
         });
     const Tiles cut(rows, quantized_tile_rows(rows));
     const int64_t row_stride = num_panels * kPanelColumns;

@@ -8,12 +8,15 @@
 //                 the negated sum of a unit's bytes is what the integers start from. Runs of 8-bit weights lie within
 //                 a block: the integers times the product of the two scales are added to the row's float32 sum. Fewer
 //                 bits round so coarsely that longer runs cost nothing: the integers times the weight's scale are
-//                 added to the run's float32 sum, which times the run's scale is added to the row's.
+//                 added to the run's float32 sum, which times the run's scale is added to the row's. A scale that
+//                 8-bit weights have for a whole row multiplies that at the very end.
 //
 // A tile is what the rows are brought into:
 //
 //   ExactEngine   [units][rows][32] floats
 //   ByteEngine    [runs]([units of the run]([rows][32] bytes, [rows] negated sums), [rows] scales)
+//                 of weights with a scale for a whole row
+//                 [runs]([units of the run][rows][32] bytes, [rows] negated sums of the run, [rows] scales)
 #pragma once
 
 #include <cstring>
@@ -31,11 +34,12 @@ inline constexpr float kZero = Bits == 1 ? 0.5f : static_cast<float>(1 << (Bits 
 template <int Bits>
 inline constexpr float kFactor = Bits == 1 ? 2.0f : 1.0f;
 
-template <int Bits, bool HasZeroPoint, bool HasOffset = false>
+template <int Bits, bool HasZeroPoint, bool HasOffset = false, bool HasRowScale = false>
 struct ExactEngine {
   static constexpr int kRows = kTileRows;
   static constexpr int64_t kRowBytes = kUnitK * static_cast<int64_t>(sizeof(float));  // of a unit
   static constexpr bool kHasRunSums = false;
+  static constexpr bool kScalesAtEnd = false;
   static constexpr int panels_at_once(int) { return 1; }
   using Zero = Vec;
 
@@ -91,12 +95,13 @@ struct ShiftOf<true> {
   using Type = Vec;
 };
 
-template <int Bits, bool HasZeroPoint, bool HasOffset = false>
+template <int Bits, bool HasZeroPoint, bool HasOffset = false, bool HasRowScale = false>
 struct ByteEngine {
   static constexpr int kRows = kByteTileRows;
-  static constexpr int64_t kUnitRowBytes = kUnitK + 4;
-  static constexpr int64_t kRowBytes = kUnitRowBytes + 4;  // of a unit, at most
+  static constexpr int64_t kUnitRowBytes = HasRowScale ? kUnitK : kUnitK + 4;
+  static constexpr int64_t kRowBytes = kUnitK + 4 + 4;  // of a unit, at most
   static constexpr bool kHasRunSums = Bits < 8;
+  static constexpr bool kScalesAtEnd = HasRowScale;
   static constexpr int panels_at_once(int rows) { return kTilePanels > 1 && 2 * rows <= kRows ? 2 : 1; }
   using Zero = typename ShiftOf<HasOffset>::Type;
 
@@ -126,19 +131,27 @@ struct ByteEngine {
     }
     const float magnitude = reduce_magnitude(largest), scale = byte_scale(magnitude);
     const Vec steps = set1(steps_per_one(magnitude));
+    int32_t negated = 0;
+    const auto put_sum = [&]() __attribute__((always_inline)) {
+      std::memcpy(tile + row * 4, &negated, 4);
+      tile += num_rows * 4;
+      negated = 0;
+    };
     const auto put = [&](const Vec& first, const Vec& second) __attribute__((always_inline)) {
-      const int32_t negated = -kOffset * round_to_bytes(first * steps, second * steps, tile + row * kUnitK);
-      std::memcpy(tile + num_rows * kUnitK + row * 4, &negated, 4);
-      tile += num_rows * kUnitRowBytes;
+      negated -= kOffset * round_to_bytes(first * steps, second * steps, tile + row * kUnitK);
+      tile += num_rows * kUnitK;
+      if constexpr (!HasRowScale) put_sum();
     };
     for (int64_t i = 0; i < last; i += kUnitK) put(load(x + i), load(x + i + kLanes));
     put(low, high);
+    if constexpr (HasRowScale) put_sum();
     std::memcpy(tile + row * 4, &scale, 4);
     return tile + num_rows * 4;
   }
 
-  template <int R, int P, int Field>
-  AETHER_INLINE static void fields(IntVec (&dots)[R][P], const char* x, const IntVec (&steps)[P]) {
+  // Adds the products of a step, and calls `finish` for each row that has them.
+  template <int R, int P, int Field, class FinishFn>
+  AETHER_INLINE static void fields(IntVec (&dots)[R][P], const char* x, const IntVec (&steps)[P], FinishFn finish) {
     IntVec w[P];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) w[p] = fields_of<Bits, Field>(steps[p]);
@@ -147,42 +160,48 @@ struct ByteEngine {
       const IntVec four = broadcast_word(x + r * kUnitK + 4 * Field);
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) dots[r][p] = dot_bytes<Bits>(dots[r][p], w[p], four);
+      if constexpr (Field + 1 == 8 / Bits) finish(r);
     }
-    if constexpr (Field + 1 < 8 / Bits) fields<R, P, Field + 1>(dots, x, steps);
+    if constexpr (Field + 1 < 8 / Bits) fields<R, P, Field + 1>(dots, x, steps, finish);
   }
 
-  // What the integers of row r of the unit at x start from.
-  template <int R>
-  AETHER_INLINE static IntVec start(const char* x, int r, const Zero& zero_point) {
+  // What the integers of a row start from, whose negated sum is at `sum`.
+  AETHER_INLINE static IntVec start(const char* sum, const Zero& zero_point) {
     if constexpr (HasOffset) {
       return IntVec{};
     } else {
-      const IntVec negated = broadcast_word(x + R * kUnitK + r * 4);
+      const IntVec negated = broadcast_word(sum);
       return HasZeroPoint ? multiply_small(zero_point, negated) : negated;
     }
   }
+
+  template <int R, int P, class FinishFn>
+  AETHER_INLINE static void add_step(IntVec (&dots)[R][P], const char* x, const char* const (&codes)[P], int64_t step,
+                                     FinishFn finish) {
+    IntVec steps[P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) steps[p] = load_words(codes[p] + step * kStepBytes);
+    fields<R, P, 0>(dots, x + step * (kUnitK / Bits), steps, finish);
+  }
+  static constexpr auto kGoOn = [](int) {};
 
   // Adds the products of `num_units` units that share scales, and moves on behind them.
   template <int R, int P, class FetchFn>
   AETHER_INLINE static void add_units(Vec (&sums)[R][P], const char*& x, const char* (&codes)[P],
                                       const Vec (&scales)[P], const Zero (&zeros)[P], int64_t num_units,
                                       FetchFn fetch) {
+    if constexpr (HasRowScale) return add_run(sums, x, codes, num_units, fetch);
     IntVec dots[R][P];
     int32_t negated[R] = {};
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) dots[r][p] = start<R>(x, r, zeros[p]);
+      for (int p = 0; p < P; ++p) dots[r][p] = start(x + R * kUnitK + r * 4, zeros[p]);
     }
     while (true) {
       fetch();
 #pragma GCC unroll 8
-      for (int64_t step = 0; step < Bits; ++step) {
-        IntVec steps[P];
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) steps[p] = load_words(codes[p] + step * kStepBytes);
-        fields<R, P, 0>(dots, x + step * (kUnitK / Bits), steps);
-      }
+      for (int64_t step = 0; step < Bits; ++step) add_step(dots, x, codes, step, kGoOn);
       if constexpr (HasOffset) {
         for (int r = 0; r < R; ++r) negated[r] += load_word(x + R * kUnitK + r * 4);
       }
@@ -194,12 +213,12 @@ struct ByteEngine {
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) dots[r][p] = add_words(dots[r][p], start<R>(x, r, zeros[p]));
+        for (int p = 0; p < P; ++p) dots[r][p] = add_words(dots[r][p], start(x + R * kUnitK + r * 4, zeros[p]));
       }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const float run_scale = kHasRunSums ? 1.0f : __builtin_bit_cast(float, load_word(x + r * 4));
+      const float run_scale = kHasRunSums ? 1.0f : load_float(x + r * 4);
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
         const Vec scale = kHasRunSums ? scales[p] : scales[p] * set1(run_scale);
@@ -214,12 +233,47 @@ struct ByteEngine {
     if constexpr (!kHasRunSums) x += R * 4;
   }
 
+  // The same of a run whose weights' scales are for whole rows, which the caller multiplies by. Rows of the tile end
+  // one by one, between the last products of those that follow: a core does both at once.
+  template <int R, int P, class FetchFn>
+  AETHER_INLINE static void add_run(Vec (&sums)[R][P], const char*& x, const char* (&codes)[P], int64_t num_units,
+                                    FetchFn fetch) {
+    const char* negated = x + num_units * R * kUnitRowBytes;
+    const char* run_scales = negated + R * 4;
+    IntVec dots[R][P];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) dots[r][p] = broadcast_word(negated + r * 4);
+    }
+    const auto move_on = [&]() __attribute__((always_inline)) {
+      x += R * kUnitRowBytes;
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) codes[p] += Bits * kStepBytes;
+    };
+    while (true) {
+      fetch();
+#pragma GCC unroll 8
+      for (int64_t step = 0; step + 1 < Bits; ++step) add_step(dots, x, codes, step, kGoOn);
+      if (--num_units == 0) break;
+      add_step(dots, x, codes, Bits - 1, kGoOn);
+      move_on();
+    }
+    add_step(dots, x, codes, Bits - 1, [&](int r) __attribute__((always_inline)) {
+      const Vec scale = set1(load_float(run_scales + r * 4));
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) sums[r][p] = fma(to_floats(dots[r][p]), scale, sums[r][p]);
+    });
+    move_on();
+    x = run_scales + R * 4;
+  }
+
   // Takes the sums of a run to its rows, and moves on behind it.
   template <int R, int P>
   AETHER_INLINE static void end_run(Vec (&sums)[R][P], const char*& x, float* rows, int64_t row_stride, bool is_first) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const Vec scale = set1(__builtin_bit_cast(float, load_word(x + r * 4)));
+      const Vec scale = set1(load_float(x + r * 4));
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
         float* row = rows + r * row_stride + p * kPanelColumns;
@@ -236,12 +290,13 @@ struct ByteEngine {
     std::memcpy(&word, p, 4);
     return word;
   }
+  static float load_float(const char* p) { return __builtin_bit_cast(float, load_word(p)); }
 };
-template <int Bits, bool HasZeroPoint, bool HasOffset = false>
-using QuantizedEngine = ByteEngine<Bits, HasZeroPoint, HasOffset>;
+template <int Bits, bool HasZeroPoint, bool HasOffset = false, bool HasRowScale = false>
+using QuantizedEngine = ByteEngine<Bits, HasZeroPoint, HasOffset, HasRowScale>;
 #else
-template <int Bits, bool HasZeroPoint, bool HasOffset = false>
-using QuantizedEngine = ExactEngine<Bits, HasZeroPoint, HasOffset>;
+template <int Bits, bool HasZeroPoint, bool HasOffset = false, bool HasRowScale = false>
+using QuantizedEngine = ExactEngine<Bits, HasZeroPoint, HasOffset, HasRowScale>;
 #endif
 
 }  // namespace aether::cpu::AETHER_ISA

@@ -76,7 +76,9 @@ __attribute__((noinline)) void multiply_quantized(const char* x, const char* con
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) store(sums + r * row_stride + p * kPanelColumns, totals[r][p]);
+    for (int p = 0; p < P; ++p) {
+      store(sums + r * row_stride + p * kPanelColumns, E::kScalesAtEnd ? totals[r][p] * scales[p] : totals[r][p]);
+    }
   }
 }
 
@@ -104,9 +106,9 @@ struct QuantizedTiles {
   QuantizedTileFn single[kQuantizedRows + 1] = {};
 };
 
-template <int Bits, bool HasZeroPoint, bool HasOffset, bool HasLevels>
+template <int Bits, bool HasZeroPoint, bool HasOffset, bool HasLevels, bool HasRowScale>
 struct QuantizedTilesOf : QuantizedTiles {
-  using E = QuantizedEngine<Bits, HasZeroPoint, HasOffset>;
+  using E = QuantizedEngine<Bits, HasZeroPoint, HasOffset, HasRowScale>;
 
   template <int R>
   constexpr void fill() {
@@ -116,10 +118,11 @@ struct QuantizedTilesOf : QuantizedTiles {
   }
   constexpr QuantizedTilesOf() { fill<kQuantizedRows>(); }
 };
-template <int Bits, bool HasZeroPoint, bool HasOffset, bool HasLevels>
-inline constexpr QuantizedTilesOf<Bits, HasZeroPoint, HasOffset, HasLevels> kQuantizedTiles;
+template <int Bits, bool HasZeroPoint, bool HasOffset, bool HasLevels, bool HasRowScale>
+inline constexpr QuantizedTilesOf<Bits, HasZeroPoint, HasOffset, HasLevels, HasRowScale> kQuantizedTiles;
 
-// Calls f with the format's bits, zero points, offsets, and whether these are in two levels, as constants.
+// Calls f with constants: the format's bits, zero points, offsets, whether these are in two levels, and whether a scale
+// is for a whole row.
 template <class F>
 AETHER_INLINE auto with_format(const QuantizedLayout& layout, F f) {
   if (layout.has_levels) return f.template operator()<4, false, true, true>();
@@ -138,6 +141,7 @@ AETHER_INLINE auto with_format(const QuantizedLayout& layout, F f) {
     case 2:
       return f.template operator()<1, false>();
     default:
+      if (layout.block == 0) return f.template operator()<8, false, false, false, true>();
       return f.template operator()<8, false>();
   }
 }

@@ -2,8 +2,8 @@
 
 Every block gets the line (scale and offset) that a format of float16 offsets would choose. The largest scale and the
 offset farthest from zero of a super-block make 63 units, float16 that are rounded up; both of every block are brought
-to whole units. From there the best of 25 pairs is searched: scales and offsets up to two units away, each with the
-codes that suit it, by the sum of squared errors, the first of equals.
+to whole units. From there the best of 15 pairs is searched: scales up to one unit away and offsets up to two, each
+with the codes that suit it, by the sum of squared errors, the first of equals.
 
 Units of offsets have one sign: negative as soon as a block of the super-block wants that. A block that wants a positive
 offset then has none, and starts from a scale by which it reaches its largest value.
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 _LARGEST = np.float32(np.finfo(np.float16).max)
 _MOST_UNITS = 63
-_STEPS_AWAY = (0, -1, 1, -2, 2)
+_SCALE_STEPS, _OFFSET_STEPS = (0, -1, 1), (0, -1, 1, -2, 2)
 
 
 def in_one_level(weight: QuantizedWeight) -> QuantizedWeight:
@@ -110,8 +110,8 @@ def _best(x: Array, units: Array, started: Array, most: np.float32) -> tuple[Arr
     codes = np.zeros(x.shape, np.float32)
     chosen = started.copy()
     least = np.full(x.shape[:-1], np.inf)
-    for scale_step in _STEPS_AWAY:
-        for offset_step in _STEPS_AWAY:
+    for scale_step in _SCALE_STEPS:
+        for offset_step in _OFFSET_STEPS:
             tried = np.clip(started + np.array([scale_step, offset_step], np.float32), 0, _MOST_UNITS)
             lines = tried * units
             scales, offsets = lines[..., 0], lines[..., 1]
