@@ -94,7 +94,7 @@ def test_end_of_text(value: Any, ids: tuple[int, ...]) -> None:
         ({"dtype": "int8"}, ("'int8'", "compute in")),
         ({"dtype": 3}, ("'3'",)),
         ({"rope_theta": -1}, ("rope_theta", "-1")),
-        ({"rope_scaling": "yarn"}, ("rope_parameters", "'yarn'")),
+        ({"rope_scaling": "yarn"}, ("rope_scaling", "'yarn'")),
         ({"rope_scaling": {"type": "su"}}, ("'su'", "linear")),
         ({"rope_scaling": {"type": "linear", "factor": "4"}}, ("factor", "'4'")),
         ({"layer_types": ["full_attention"]}, ("layer_types", "(4)")),
