@@ -48,8 +48,8 @@ def models(
     """List models, installed or on disk.
 
     Weights are not read. A model that cannot be used is listed with the reason; a name that is neither a model's nor a
-    path is an error. --estimate adds what each takes on
-    --device with the other options, for as many requests at once as `LLM` plans for by default.
+    path is an error. --estimate adds what each takes on --device with the other options, for as many requests at once
+    as `LLM` plans for by default.
     """
     from aethermind.engine.config import EngineConfig
     from aethermind.runtime import Runtime

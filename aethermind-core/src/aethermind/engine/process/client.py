@@ -114,7 +114,7 @@ class EngineProcess(EngineClient):
         timeout_s: float | None = None,
         hold_s: float = 0.0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the answer so far whenever it has grown, the finished one last; as `AsyncEngine.generate` does."""
+        """Yield the answer so far whenever it has grown, the finished one last; see `EngineClient.generate`."""
 
         async def add(name: str) -> None:
             read = prompt if isinstance(prompt, EnginePrompt) else await self.read(prompt)

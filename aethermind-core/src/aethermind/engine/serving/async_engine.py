@@ -75,13 +75,7 @@ class AsyncEngine(EngineClient):
         timeout_s: float | None = None,
         hold_s: float = 0.0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the answer so far whenever it has grown, the finished one last. `options` are for the scheduler.
-
-        Leaving the loop, cancelling the task or closing the generator ends the request and frees its blocks.
-        What is new of a growing answer may be held back for `hold_s` seconds; its first token and its end never are.
-        Raises InvalidArgumentError and ContextLengthError for what cannot be served, RequestTimeoutError when the
-        answer is not finished after `timeout_s` seconds, EngineDeadError when the engine failed or was closed.
-        """
+        """Yield the answer so far whenever it has grown, the finished one last; see `EngineClient.generate`."""
 
         async def add(name: str) -> None:
             read = prompt if isinstance(prompt, EnginePrompt) else await self.read(prompt)
