@@ -25,10 +25,13 @@ __all__ = [
     "check_values",
     "codes_on",
     "dequantize",
+    "inverses",
     "portions",
     "quantize",
     "rounded",
     "sum_in_order",
+    "units_of_blocks",
+    "wide_sides",
     "with_offsets",
 ]
 
@@ -89,7 +92,7 @@ def dequantize(weight: QuantizedWeight, dtype: DTypeLike = np.float32) -> Array:
         blocked = _in_blocks(portion.codes.astype(np.float32), weight.format)
         if portion.zeros is not None:
             blocked -= portion.zeros[..., None].astype(np.float32)
-        scales, offsets = _wide(portion)
+        scales, offsets = wide_sides(portion)
         blocked *= scales[..., None]
         if offsets is not None:
             blocked += offsets[..., None]
@@ -97,16 +100,21 @@ def dequantize(weight: QuantizedWeight, dtype: DTypeLike = np.float32) -> Array:
     return values
 
 
-def _wide(weight: QuantizedWeight) -> tuple[Array, Array | None]:
+def wide_sides(weight: QuantizedWeight) -> tuple[Array, Array | None]:
     """Scales and offsets in float32; those in two levels are products of 17 bits, and so exact as well."""
     sides = [None if side is None else side.astype(np.float32) for side in (weight.scales, weight.offsets)]
     if weight.units is not None:
-        counts = weight.format.super_block // weight.format.block
-        units = np.repeat(weight.units.astype(np.float32), counts, axis=1)[:, : weight.scales.shape[1]]
+        units = units_of_blocks(weight.format, weight.units, weight.scales.shape[1])
         sides = [None if side is None else side * units[..., i] for i, side in enumerate(sides)]
     scales, offsets = sides
     assert scales is not None
     return scales, offsets
+
+
+def units_of_blocks(format: WeightFormat, units: Array, num_blocks: int) -> Array:
+    """The units [N, super-blocks, 2] of each block, in float32 [N, blocks, 2]."""
+    each: Array = np.repeat(units.astype(np.float32), format.super_block // format.block, axis=1)[:, :num_blocks]
+    return each
 
 
 def rounded(format: WeightFormat, array: Array) -> Array:
@@ -275,9 +283,15 @@ def _signs(x: Array, lengths: Array) -> tuple[Array, Array]:
 def _steps_of(x: Array, scales: Array) -> Array:
     """x in steps of the scales, rounded; 0 where a scale is 0."""
     wide = scales.astype(np.float32)
-    inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide != 0)
+    inverse = inverses(wide)
     steps: Array = np.rint(x * inverse[..., None])
     return steps
+
+
+def inverses(values: Array) -> Array:
+    """1 / value in float32, and 0 of 0."""
+    inverse: Array = np.divide(np.float32(1), values, out=np.zeros_like(values), where=values != 0)
+    return inverse
 
 
 def sum_in_order(values: Array) -> Array:

@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aethermind.ops.quantization import check_values, codes_on, portions, sum_in_order, with_offsets
+from aethermind.ops.quantization import (
+    check_values,
+    codes_on,
+    inverses,
+    portions,
+    sum_in_order,
+    units_of_blocks,
+    wide_sides,
+    with_offsets,
+)
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, one_level_format
 
 __all__ = ["in_one_level", "quantize_in_two_levels"]
@@ -30,13 +39,10 @@ _SCALE_STEPS, _OFFSET_STEPS = (0, -1, 1), (0, -1, 1, -2, 2)
 
 def in_one_level(weight: QuantizedWeight) -> QuantizedWeight:
     """The same codes with scales and offsets in float16: products rounded by a relative 2⁻¹² at most."""
-    assert weight.units is not None
-    assert weight.offsets is not None
-    format, blocks = weight.format, weight.scales.shape[1]
-    units = np.repeat(weight.units.astype(np.float32), format.super_block // format.block, axis=1)[:, :blocks]
-    counted = np.stack([weight.scales, weight.offsets], axis=-1) * units
-    scales, offsets = np.clip(np.moveaxis(counted, -1, 0), -_LARGEST, _LARGEST).astype(np.float16)
-    return QuantizedWeight(one_level_format(format), weight.codes, scales, None, offsets)
+    scales, offsets = wide_sides(weight)
+    assert offsets is not None
+    scales, offsets = np.clip((scales, offsets), -_LARGEST, _LARGEST).astype(np.float16)
+    return QuantizedWeight(one_level_format(weight.format), weight.codes, scales, None, offsets)
 
 
 def quantize_in_two_levels(format: WeightFormat, array: Array) -> QuantizedWeight:
@@ -60,8 +66,7 @@ def quantize_in_two_levels(format: WeightFormat, array: Array) -> QuantizedWeigh
             if begin == end:
                 continue
             blocked = values[:, begin:end].reshape(len(values), -1, min(format.block, end - begin))
-            per_block = np.repeat(units[part].astype(np.float32), format.super_block // format.block, axis=1)[:, blocks]
-            per_block = per_block[:, : blocked.shape[1]]
+            per_block = units_of_blocks(format, units[part], started.shape[1])[:, blocks]
             found, scales[part, blocks], offsets[part, blocks] = _best(
                 blocked, per_block, started[:, blocks], np.float32((1 << format.bits) - 1)
             )
@@ -87,7 +92,7 @@ def _started(format: WeightFormat, values: Array, lines: QuantizedWeight) -> tup
     of_scales = _units_of(scales.max(-1))
     of_offsets = _units_of(np.abs(offsets).max(-1))
     units = np.stack([of_scales, np.where(is_negative, -of_offsets, of_offsets)], axis=-1)
-    counted = np.stack([scales, offsets], axis=-1) * _inverse(units.astype(np.float32))[:, :, None]
+    counted = np.stack([scales, offsets], axis=-1) * inverses(units.astype(np.float32))[:, :, None]
     started = np.clip(np.rint(counted), 0, _MOST_UNITS).reshape(rows, -1, 2)[:, :blocks]
     return units, started
 
@@ -98,11 +103,6 @@ def _units_of(largest: Array) -> Array:
     is_short = np.float32(_MOST_UNITS) * units.astype(np.float32) < largest
     units[is_short] = np.nextafter(units[is_short], np.float16(np.inf))
     return units
-
-
-def _inverse(values: Array) -> Array:
-    inverse: Array = np.divide(np.float32(1), values, out=np.zeros_like(values), where=values != 0)
-    return inverse
 
 
 def _best(x: Array, units: Array, started: Array, most: np.float32) -> tuple[Array, Array, Array]:
