@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from tests.documentation.commands import ROOT, help_commands, page_commands
 from tests.end_to_end.gguf_files import write_gguf
 from tests.end_to_end.models import DEMO
+from tests.ports import free_port
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "using").glob("*.md"))]
 MODELS = ("Qwen2-0.5B", "Qwen2-0.5B-Instruct", "checkpoints/first", "my-model")
@@ -66,6 +68,16 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def at_port(port: int, command: str) -> str:
+    """The command with that port for the default one, which something else on this machine may have."""
+    command = command.replace(":8000", f":{port}")
+    if "aethermind serve" in command:
+        command = re.sub(" --port [0-9]+", "", command).replace("aethermind serve", f"aethermind serve --port {port}")
+    if "--url" not in command:
+        command = command.replace("aethermind bench serve", f"aethermind bench serve --url http://127.0.0.1:{port}")
+    return command
+
+
 @contextmanager
 def served(command: str, folder: Path) -> Iterator[None]:
     """A server for the commands that follow on the page; it stops when it is told to, and says that all was well."""
@@ -97,7 +109,8 @@ def assert_works(command: str, folder: Path, servers: ExitStack) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_commands_of_a_page_work_in_order(page: Path, folder: Path) -> None:
-    commands = page_commands(page)
+    port = free_port()
+    commands = [at_port(port, command) for command in page_commands(page)]
     assert commands, "a page about using it shows how"
     with ExitStack() as servers:
         for command in commands:
@@ -106,10 +119,11 @@ def test_the_commands_of_a_page_work_in_order(page: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("command", help_commands())
 def test_the_examples_of_help_work(command: str, folder: Path) -> None:
+    port = free_port()
     with ExitStack() as servers:
         if "aethermind bench serve" in command or "--url" in command:
-            servers.enter_context(served("aethermind serve", folder))
-        assert_works(command, folder, servers)
+            servers.enter_context(served(at_port(port, "aethermind serve"), folder))
+        assert_works(at_port(port, command), folder, servers)
 
 
 def test_every_page_is_found_from_the_readme() -> None:
