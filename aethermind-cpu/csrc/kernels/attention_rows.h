@@ -41,15 +41,6 @@ struct Softened {
   float maximum, total;
 };
 
-// Weights as lanes of a tile of gemm.h. They are finite, and denormal ones may become zero.
-template <class Lane>
-AETHER_INLINE void store_weights(Lane* lanes, const Vec& weights) {
-  store(lanes, weights);
-}
-#ifdef AETHER_HAS_PAIR_DOT
-AETHER_INLINE void store_weights(BFloat16* lanes, const Vec& weights) { store_finite(lanes, weights); }
-#endif
-
 // The keys [begin, end) of a block that a row sees.
 struct SeenKeys {
   int64_t begin, end;
@@ -110,7 +101,7 @@ AETHER_INLINE void weigh_scores(const float* scores, int64_t first, float base, 
     sum = sum + weights[i];
     if (value_factors) weights[i] = weights[i] * load(value_factors + (first + i) * kLanes);
     char* target = line + (first + i) / kVectorsOfLine * line_stride;
-    store_weights(reinterpret_cast<Lane*>(target) + (first + i) % kVectorsOfLine * kLanes, weights[i]);
+    store(reinterpret_cast<Lane*>(target) + (first + i) % kVectorsOfLine * kLanes, weights[i]);
   }
 }
 
@@ -126,7 +117,7 @@ AETHER_INLINE float weigh_row(const float* scores, int64_t num_vectors, float ba
   }
   for (; i < num_vectors; ++i) weigh_scores<E, 1>(scores, i, base, value_factors, sum, line, line_stride);
   if (kLineK<E> > kLanes && i % 2 != 0) {
-    store_weights(reinterpret_cast<Lane*>(line + i / 2 * line_stride) + kLanes, zero());
+    store(reinterpret_cast<Lane*>(line + i / 2 * line_stride) + kLanes, zero());
   }
   return reduce_add(sum);
 }

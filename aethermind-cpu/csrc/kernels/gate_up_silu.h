@@ -22,7 +22,7 @@ void gate_up_silu(const am_tensor* in, const am_tensor* out, const am_attr*, con
           const float* sums = c + r * stride;
           for (int64_t j = 0; j < columns; j += kLanes) {
             const Vec gate = load(sums + j), up = load(sums + items * kPanelColumns + j);
-            store(target + j, silu(gate) * up, smaller(columns - j, kLanes));
+            store(target + j, silu_for<T>(gate) * up, smaller(columns - j, kLanes));
           }
         }
       });

@@ -1,14 +1,14 @@
 // The matrix product under linear, lm_head, gate_up_silu, qkv_rope_cache_write and the scores of attention: C = X · Wᵀ
 // in float32.
 //
-// The weight comes in panels of 16 columns (pack.h). The rows of X are copied into scratch first, in tiles of up to
-// kTileRows rows:
+// The weight comes in panels of 16 columns (pack.h), the rows of X in tiles of up to kTileRows. A tile kernel
+// multiplies a tile by a few panels and keeps all sums in registers. It reads aligned, zero-padded lines next to each
+// other, where the rows were copied into scratch,
 //
 //   tile [K lines][rows][64 bytes]
 //
-// so that whatever K, stride and alignment the activations have, a tile kernel reads aligned, zero-padded lines next to
-// each other. A line is 64 bytes of one row. A tile kernel multiplies a tile by a few panels and keeps all sums in
-// registers.
+// whatever K, stride and alignment the activations have, or rows as they lie, some distance apart. A line is 64 bytes
+// of one row.
 //
 // Every element of C is one chain of multiply-adds over ascending K, whatever the blocking: a row's result depends
 // neither on the other rows of the batch nor on the number of workers.
@@ -25,19 +25,38 @@ namespace aether::cpu::AETHER_ISA {
 
 inline constexpr int64_t kLineBytes = 64;
 
+// Where the rows of a tile are, `stride` bytes apart. Every third has a pointer of its own, from which its neighbours
+// are an index away: one for each would leave a kernel too few registers.
+template <int R>
+struct TileRows {
+  const char* thirds[(R + 2) / 3];
+  int64_t stride;
+
+  AETHER_INLINE TileRows(const char* x, int64_t stride) : stride(stride) {
+#pragma GCC unroll 4
+    for (int i = 0; i < (R + 2) / 3; ++i) thirds[i] = x + 3 * i * stride;
+  }
+  AETHER_INLINE const char* row(int r) const { return thirds[r / 3] + r % 3 * stride; }
+  AETHER_INLINE void advance(int64_t bytes) {
+#pragma GCC unroll 4
+    for (int i = 0; i < (R + 2) / 3; ++i) thirds[i] += bytes;
+  }
+};
+
 // How one 64-byte step of a panel meets a row. `Lane` is what the rows are stored as; a step covers kStepK of them.
 struct FloatEngine {
   using Lane = float;
   static constexpr int64_t kStepK = 1;
 
   template <int R, int P>
-  AETHER_INLINE static void step(Vec (&sums)[R][P], const char* x, const char* const (&w)[P], int64_t offset) {
+  AETHER_INLINE static void step(Vec (&sums)[R][P], const TileRows<R>& x, int64_t at, const char* const (&w)[P],
+                                 int64_t offset) {
     Vec columns[P];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) columns[p] = load(reinterpret_cast<const float*>(w[p] + offset));
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      const Vec value = set1(*reinterpret_cast<const float*>(x + r * kLineBytes));
+      const Vec value = set1(*reinterpret_cast<const float*>(x.row(r) + at));
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) sums[r][p] = fma(value, columns[p], sums[r][p]);
     }
@@ -56,14 +75,15 @@ struct WideningEngine {
   static constexpr int64_t kStepK = 2;
 
   template <int R, int P>
-  AETHER_INLINE static void step(Vec (&sums)[R][P], const char* x, const char* const (&w)[P], int64_t offset) {
+  AETHER_INLINE static void step(Vec (&sums)[R][P], const TileRows<R>& x, int64_t at, const char* const (&w)[P],
+                                 int64_t offset) {
     // One after the other, so that sixteen registers hold the sums and one half of the columns.
     Vec columns[P];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) columns[p] = load_first(reinterpret_cast<const T*>(w[p] + offset));
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      const Vec value = set1(*reinterpret_cast<const float*>(x + r * kLineBytes));
+      const Vec value = set1(*reinterpret_cast<const float*>(x.row(r) + at));
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) sums[r][p] = fma(value, columns[p], sums[r][p]);
     }
@@ -71,7 +91,7 @@ struct WideningEngine {
     for (int p = 0; p < P; ++p) columns[p] = load_second(reinterpret_cast<const T*>(w[p] + offset));
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      const Vec value = set1(*reinterpret_cast<const float*>(x + r * kLineBytes + sizeof(float)));
+      const Vec value = set1(*reinterpret_cast<const float*>(x.row(r) + at + sizeof(float)));
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) sums[r][p] = fma(value, columns[p], sums[r][p]);
     }
@@ -84,13 +104,14 @@ struct PairDotEngine {
   static constexpr int64_t kStepK = 2;
 
   template <int R, int P>
-  AETHER_INLINE static void step(Vec (&sums)[R][P], const char* x, const char* const (&w)[P], int64_t offset) {
+  AETHER_INLINE static void step(Vec (&sums)[R][P], const TileRows<R>& x, int64_t at, const char* const (&w)[P],
+                                 int64_t offset) {
     __m512bh columns[P];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) columns[p] = load_step(w[p] + offset);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      const __m512bh pair = broadcast_pair(x + r * kLineBytes);
+      const __m512bh pair = broadcast_pair(x.row(r) + at);
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) sums[r][p] = dot_pairs(pair, columns[p], sums[r][p]);
     }
@@ -123,12 +144,18 @@ inline constexpr int64_t kLineK = kLineBytes / static_cast<int64_t>(sizeof(typen
 template <class E>
 inline constexpr int64_t kLineSteps = kLineK<E> / E::kStepK;
 
+// A tile: rows `row_stride` bytes apart, of which a line is followed by the next one after `line_stride`.
+struct Tile {
+  const char* x;
+  int64_t row_stride, line_stride;
+};
+
 // What a tile kernel fetches beside what it multiplies: `distance` bytes further on, every `stride`-th step from
 // `first` on (never, from -1 on). The tiles that meet the same panels share the fetching of the next ones, so that
 // memory is busy for as long as arithmetic is.
 struct Fetch {
   int64_t distance, first, stride;
-  const char* rows = nullptr;  // the next tile, where it is far: a line of it for every line of this one
+  int64_t rows_distance = 0;  // to the next tile, where it is far: a line of it for every line of this one
 };
 
 // With few rows the hardware's prefetcher keeps up by itself; with more, arithmetic takes so long that the window of
@@ -139,9 +166,10 @@ inline constexpr int64_t kFetchAheadBytes = 6144;  // where a single tile meets 
 // One tile by P panels over `num_steps` steps. The sums of row r and panel p are sums[r * row_stride + p *
 // column_stride …]; they are set, or with `is_first` false added to.
 template <class E, int R, int P>
-__attribute__((noinline)) void multiply_tile(const char* x, const char* const* panels, int64_t num_steps,
+__attribute__((noinline)) void multiply_tile(const Tile& tile, const char* const* panels, int64_t num_steps,
                                              const Fetch& fetch, float* sums, int64_t row_stride, int64_t column_stride,
                                              bool is_first) {
+  constexpr int64_t kLaneBytes = kLineBytes / kLineSteps<E>;
   Vec totals[R][P];
   const char* w[P];
 #pragma GCC unroll 4
@@ -151,13 +179,12 @@ __attribute__((noinline)) void multiply_tile(const char* x, const char* const* p
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) totals[r][p] = is_first ? zero() : load(sums + r * row_stride + p * column_stride);
   }
+  TileRows<R> x(tile.x, tile.row_stride);
   int64_t step = 0, until_fetch = fetch.first;
-  const char* next_rows = fetch.rows;
   for (; step + kLineSteps<E> <= num_steps; step += kLineSteps<E>) {
-    if (R >= kFewestRowsToFetch && next_rows) {
+    if (R >= kFewestRowsToFetch && fetch.rows_distance) {
 #pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) __builtin_prefetch(next_rows + r * kLineBytes, 0, 2);
-      next_rows += R * kLineBytes;
+      for (int r = 0; r < R; ++r) __builtin_prefetch(x.row(r) + fetch.rows_distance, 0, 2);
     }
 #pragma GCC unroll 4
     for (int64_t i = 0; i < kLineSteps<E>; ++i) {
@@ -166,12 +193,12 @@ __attribute__((noinline)) void multiply_tile(const char* x, const char* const* p
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) __builtin_prefetch(w[p] + fetch.distance + (step + i) * kStepBytes, 0, 2);
       }
-      E::template step<R, P>(totals, x + i * (kLineBytes / kLineSteps<E>), w, (step + i) * kStepBytes);
+      E::template step<R, P>(totals, x, i * kLaneBytes, w, (step + i) * kStepBytes);
     }
-    x += R * kLineBytes;
+    x.advance(tile.line_stride);
   }
   for (int64_t i = 0; step < num_steps; ++i, ++step) {
-    E::template step<R, P>(totals, x + i * (kLineBytes / kLineSteps<E>), w, step * kStepBytes);
+    E::template step<R, P>(totals, x, i * kLaneBytes, w, step * kStepBytes);
   }
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
@@ -180,7 +207,7 @@ __attribute__((noinline)) void multiply_tile(const char* x, const char* const* p
   }
 }
 
-using TileFn = void (*)(const char*, const char* const*, int64_t, const Fetch&, float*, int64_t, int64_t, bool);
+using TileFn = void (*)(const Tile&, const char* const*, int64_t, const Fetch&, float*, int64_t, int64_t, bool);
 
 // Panels that a tile of so many rows takes at once. Where that is one, few rows take two: their sums leave registers
 // enough, and one row's chains of multiply-adds are too few to keep up with memory.
@@ -213,6 +240,11 @@ struct Tiles {
   int64_t begin(int64_t tile) const { return rows * tile / count; }
   int64_t size(int64_t tile) const { return begin(tile + 1) - begin(tile); }
 };
+
+// As rows are brought into scratch: line by line, those of all rows next to each other.
+AETHER_INLINE Tile packed_tile(const char* lines, int64_t num_rows) {
+  return {lines, kLineBytes, num_rows * kLineBytes};
+}
 
 // `count` activations as lanes of a tile, the rest of the line zero.
 template <class T>
@@ -280,8 +312,9 @@ AETHER_INLINE void multiply_each_tile(TileAtFn tile_at, int64_t num_rows, int64_
     for (int64_t tile = 0; tile < cut.count; ++tile) {
       const int64_t begin = cut.begin(tile), size = cut.size(tile);
       const TileFn multiply = is_single ? kTileKernels<E>.single[size] : kTileKernels<E>.several[size];
-      const char* rows = are_far && p == 0 && tile + 1 < cut.count ? tile_at(tile + 1) : nullptr;
-      multiply(tile_at(tile), w, num_steps, {distance, tile, cut.count, rows},
+      const Tile x = tile_at(tile);
+      const int64_t rows_distance = are_far && p == 0 && tile + 1 < cut.count ? tile_at(tile + 1).x - x.x : 0;
+      multiply(x, w, num_steps, {distance, tile, cut.count, rows_distance},
                c + begin * row_stride + first * kPanelColumns, row_stride, part * kPanelColumns, is_first);
     }
   }
@@ -294,8 +327,9 @@ AETHER_INLINE void multiply_tiles(const char* tiles, int64_t num_rows, int64_t k
                                   const char* next = nullptr) {
   const int64_t tile_row_bytes = divide_up(k_count, kLineK<E>) * kLineBytes;
   const Tiles cut(num_rows);
-  multiply_each_tile<E>([&](int64_t tile) { return tiles + cut.begin(tile) * tile_row_bytes; }, num_rows, k_count,
-                        panels, num_panels, offset, is_first, c, next);
+  multiply_each_tile<E>(
+      [&](int64_t tile) { return packed_tile(tiles + cut.begin(tile) * tile_row_bytes, cut.size(tile)); }, num_rows,
+      k_count, panels, num_panels, offset, is_first, c, next);
 }
 
 // A single tile by panels that are in this core's caches: to fetch them would only take turns from the loads that
@@ -309,7 +343,8 @@ AETHER_INLINE void multiply_near(const char* tile, int64_t num_rows, int64_t k_c
   for (int64_t p = 0; p < num_panels;) {
     const bool is_single = p + together > num_panels;
     const TileFn multiply = is_single ? kTileKernels<E>.single[num_rows] : kTileKernels<E>.several[num_rows];
-    multiply(tile, panels + p, num_steps, nothing, c + p * kPanelColumns, row_stride, kPanelColumns, true);
+    multiply(packed_tile(tile, num_rows), panels + p, num_steps, nothing, c + p * kPanelColumns, row_stride,
+             kPanelColumns, true);
     p += is_single ? 1 : together;
   }
 }

@@ -9,22 +9,21 @@
 namespace aether::cpu::AETHER_ISA {
 
 inline constexpr int64_t kFewRows = 48;
-inline constexpr int64_t kMinFewBytes = 128 * 1024;  // enough of the weight to be worth a claim
+inline constexpr int64_t kMinFewBytes = 64 * 1024;  // enough of the weight to be worth a claim
 
 // The columns come in `num_items` indivisible items of `panels_per_item` panels: a panel, a gate with its up, a head.
 struct Blocking {
-  int64_t num_rows, k, num_items, panels_per_item, k_block, group, num_groups;
+  int64_t num_rows, k, num_items, panels_per_item, k_block;
+  int64_t together;  // items whose panels tile kernels take at once
+  int64_t least;     // of a claim
+  int64_t most;      // whose sums there is room for
 
-  Blocking(int64_t num_rows, int64_t k, int64_t steps, int64_t num_items, int64_t panels_per_item, int32_t num_workers)
-      : num_rows(num_rows), k(k), num_items(num_items), panels_per_item(panels_per_item) {
+  Blocking(int64_t num_rows, int64_t k, int64_t steps, int64_t num_items, int64_t panels_per_item)
+      : num_rows(num_rows), k(k), num_items(num_rows == 0 ? 0 : num_items), panels_per_item(panels_per_item) {
     k_block = num_rows <= kTileRows ? k : kBlockK;
-    const int64_t most = larger(1, kMostPanels / panels_per_item);
-    const int64_t least = divide_up(kMinFewBytes, panels_per_item * steps * kStepBytes);
-    const int64_t even = divide_up(num_items, 8 * num_workers);
-    const int64_t together = larger(1, kMostTilePanels / panels_per_item);
-    group = smaller(round_up(larger(even, least), together), most);
-    group = smaller(round_up(divide_up(num_items, divide_up(num_items, group)), together), most);
-    num_groups = num_rows == 0 ? 0 : divide_up(num_items, group);
+    together = larger(1, kMostTilePanels / panels_per_item);
+    least = divide_up(kMinFewBytes, panels_per_item * steps * kStepBytes);
+    most = larger(1, kMostPanels / panels_per_item);
   }
 };
 
@@ -47,14 +46,11 @@ AETHER_INLINE void for_each_block_of_few(const Blocking& cut, const T* x, const 
   char* tiles = static_cast<char*>(team->scratch);
   float* c = reinterpret_cast<float*>(tiles + few_rows_tile_bytes<E>(cut.num_rows, cut.k));
   bool are_packed = false;
-  for_each_claimed(team, cut.num_groups, [&](int64_t block) {
-    const int64_t item_begin = block * cut.group;
-    const int64_t num_items = smaller(cut.group, cut.num_items - item_begin);
+  const auto work = [&](int64_t item_begin, int64_t num_items) {
     const int64_t num_panels = num_items * cut.panels_per_item;
     const char* panels[kMostPanels];
     for (int64_t p = 0; p < num_panels; ++p) panels[p] = panel(item_begin, num_items, p);
-    // What this worker probably claims next comes after a claim of every other.
-    const char* next = panel(smaller((block + team->num_workers) * cut.group, cut.num_items - 1), 1, 0);
+    const char* next = panel(smaller(item_begin + num_items, cut.num_items - 1), 1, 0);  // as a rule
     for (int64_t k = 0; k < cut.k; k += cut.k_block) {
       const int64_t k_count = smaller(cut.k_block, cut.k - k), k_next = k + k_count;
       char* part = tiles + cut.num_rows * k * static_cast<int64_t>(sizeof(typename E::Lane));
@@ -64,6 +60,9 @@ AETHER_INLINE void for_each_block_of_few(const Blocking& cut, const T* x, const 
     }
     are_packed = true;
     finish(0, cut.num_rows, item_begin, num_items, c, num_panels * kPanelColumns);
+  };
+  for_each_stretch(team, cut.num_items, cut.together, cut.least, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; item += cut.most) work(item, smaller(cut.most, end - item));
   });
 }
 
@@ -87,7 +86,7 @@ class DenseWeight {
     if (num_rows > kFewRows) {
       for_each_block_of_many<E>(x, num_rows, k_, num_items, panels_per_item, team, panel, finish);
     } else {
-      const Blocking cut(num_rows, k_, steps_, num_items, panels_per_item, team->num_workers);
+      const Blocking cut(num_rows, k_, steps_, num_items, panels_per_item);
       for_each_block_of_few<E>(cut, x, team, panel, finish);
     }
   }
@@ -95,7 +94,7 @@ class DenseWeight {
   static size_t scratch_bytes(int64_t num_rows, int64_t k, int64_t panels_per_item, int32_t num_workers) {
     using E = Engine<T>;
     const size_t few = few_rows_scratch_bytes<E>(num_rows, k, panels_per_item);
-    const size_t many = many_rows_scratch_bytes<E>(num_rows, k, panels_per_item, num_workers);
+    const size_t many = many_rows_scratch_bytes<E, T>(num_rows, k, panels_per_item, num_workers);
     return num_rows > kFewRows && many > few ? many : few;
   }
 

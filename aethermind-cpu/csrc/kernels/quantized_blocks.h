@@ -16,7 +16,7 @@ inline constexpr int64_t kFewestRowsOfClaim = 60;  // whose arithmetic takes sev
 inline constexpr int64_t kPanelsAtOnce = 16;
 inline constexpr int64_t kMostItemPanels = 64;
 inline constexpr int64_t kStreamFetchBytes = 4096;    // how far ahead where a single tile meets every panel
-inline constexpr int64_t kMinClaimBytes = 64 * 1024;  // enough of the weight to be worth a claim
+inline constexpr int64_t kMinClaimBytes = 32 * 1024;  // enough of the weight to be worth a claim
 
 // Rows whose tiles may lie in scratch at once.
 AETHER_INLINE int64_t most_rows(int64_t num_rows, int64_t num_units) {
@@ -28,6 +28,7 @@ AETHER_INLINE int64_t panels_together(int64_t panels_per_item) { return larger(k
 
 struct QuantizedBlocking {
   int64_t row_block, num_row_blocks, group, num_groups;
+  int64_t least;  // items of a claim
 
   // Items come with `panels_per_item` panels each.
   QuantizedBlocking(int64_t num_rows, const PanelShape& shape, int64_t num_items, int64_t panels_per_item,
@@ -38,7 +39,7 @@ struct QuantizedBlocking {
     if (is_many) num_row_blocks = round_up(larger(num_row_blocks, num_rows / kFewestRowsOfClaim), num_workers);
     row_block = divide_up(num_rows, larger(1, num_row_blocks));
     num_row_blocks = row_block ? divide_up(num_rows, row_block) : 0;
-    const int64_t least = divide_up(kMinClaimBytes, larger(1, panels_per_item * shape.panel_bytes));
+    least = divide_up(kMinClaimBytes, larger(1, panels_per_item * shape.panel_bytes));
     const int64_t even = divide_up(num_items, divide_up(8 * num_workers, larger(1, num_row_blocks)));
     group = is_many ? num_items : smaller(larger(1, larger(even, least)), larger(1, num_items));
     num_groups = divide_up(num_items, group);
@@ -66,18 +67,11 @@ class QuantizedWeight {
     float* c = reinterpret_cast<float*>(tiles + tile_bytes(num_rows, k_));
     const int64_t items_together = panels_together(panels_per_item) / panels_per_item;
     int64_t brought = -1;
-    for_each_claimed(team, cut.num_row_blocks * cut.num_groups, [&](int64_t block) {
-      const int64_t row_begin = block / cut.num_groups * cut.row_block;
+    const auto work = [&](int64_t row_begin, int64_t item_begin, int64_t item_end, int64_t next_claim) {
       const int64_t rows = smaller(cut.row_block, num_rows - row_begin);
       if (brought != row_begin) bring(x + row_begin * k_, rows, tiles);
       brought = row_begin;
-      const int64_t item_begin = block % cut.num_groups * cut.group;
-      const int64_t item_end = smaller(item_begin + cut.group, num_items);
-      // What this worker probably multiplies after `item`: its next claim comes after one of every other.
-      const auto next_item = [&](int64_t item) {
-        if (item < item_end) return item;
-        return smaller(item_end + (team->num_workers - 1) * cut.group, num_items - 1);
-      };
+      const auto next_item = [&](int64_t item) { return smaller(item < item_end ? item : next_claim, num_items - 1); };
       for (int64_t item = item_begin; item < item_end; item += items_together) {
         const int64_t items = smaller(items_together, item_end - item);
         const int64_t num_panels = items * panels_per_item;
@@ -86,6 +80,16 @@ class QuantizedWeight {
         multiply(tiles, rows, panels, num_panels, panel(next_item(item + items), 1, 0), c);
         finish(row_begin, rows, item, items, c, num_panels * kPanelColumns);
       }
+    };
+    if (cut.num_row_blocks == 1) {
+      for_each_stretch(team, num_items, 1, cut.least, [&](int64_t begin, int64_t end) { work(0, begin, end, end); });
+      return;
+    }
+    for_each_claimed(team, cut.num_row_blocks * cut.num_groups, [&](int64_t block) {
+      const int64_t item_begin = block % cut.num_groups * cut.group, item_end = item_begin + cut.group;
+      // What this worker probably multiplies next comes after a claim of every other.
+      work(block / cut.num_groups * cut.row_block, item_begin, smaller(item_end, num_items),
+           item_end + (team->num_workers - 1) * cut.group);
     });
   }
 
@@ -103,9 +107,7 @@ class QuantizedWeight {
 
   void bring(const T* x, int64_t rows, char* tiles) const {
     const auto bring_one = with_format(
-        layout_,
-        []<int Bits, bool HasZeroPoint, bool HasOffset = false, bool = false, bool HasRowScale = false>()
-            -> BringFn<T> { return QuantizedEngine<Bits, HasZeroPoint, HasOffset, HasRowScale>::template bring<T>; });
+        layout_, []<QuantizedFormat kFormat>() -> BringFn<T> { return QuantizedEngine<kFormat>::template bring<T>; });
     const Tiles cut(rows, quantized_tile_rows(rows));
     for (int64_t tile = 0; tile < cut.count; ++tile) {
       const int64_t begin = cut.begin(tile), size = cut.size(tile);
@@ -119,11 +121,7 @@ class QuantizedWeight {
   void multiply(const char* tiles, int64_t rows, const char* const* panels, int64_t num_panels, const char* next,
                 float* c) const {
     const QuantizedTiles* kernels = with_format(
-        layout_,
-        []<int Bits, bool HasZeroPoint, bool HasOffset = false, bool HasLevels = false, bool HasRowScale = false>()
-            -> const QuantizedTiles* {
-          return &kQuantizedTiles<Bits, HasZeroPoint, HasOffset, HasLevels, HasRowScale>;
-        });
+        layout_, []<QuantizedFormat kFormat>() -> const QuantizedTiles* { return &kQuantizedTiles<kFormat>; });
     const Tiles cut(rows, quantized_tile_rows(rows));
     const int64_t row_stride = num_panels * kPanelColumns;
     // A single tile is bound by memory, which one long stream keeps busiest.

@@ -34,7 +34,7 @@ inline constexpr float kZero = Bits == 1 ? 0.5f : static_cast<float>(1 << (Bits 
 template <int Bits>
 inline constexpr float kFactor = Bits == 1 ? 2.0f : 1.0f;
 
-template <int Bits, bool HasZeroPoint, bool HasOffset = false, bool HasRowScale = false>
+template <QuantizedFormat kFormat>
 struct ExactEngine {
   static constexpr int kRows = kTileRows;
   static constexpr int64_t kRowBytes = kUnitK * static_cast<int64_t>(sizeof(float));  // of a unit
@@ -44,7 +44,7 @@ struct ExactEngine {
   using Zero = Vec;
 
   static Zero zero_points(const uint8_t* p) { return load_bytes(p); }
-  static Zero no_zero_points() { return set1(kZero<Bits>); }
+  static Zero no_zero_points() { return set1(kZero<kFormat.bits>); }
 
   // Brings row `row` of a tile of `num_rows`, which has `k` values.
   template <class T>
@@ -64,14 +64,15 @@ struct ExactEngine {
     for (int64_t unit = 0; unit < num_units; ++unit, x += R * kRowBytes) {
       fetch();
       const float* value = reinterpret_cast<const float*>(x);
-      for (int64_t step = 0; step < Bits; ++step) {
-        for (int field = 0; field < 8 / Bits; ++field) {
+      for (int64_t step = 0; step < kFormat.bits; ++step) {
+        for (int field = 0; field < 8 / kFormat.bits; ++field) {
           for (int byte = 0; byte < 4; ++byte, ++value) {
 #pragma GCC unroll 4
             for (int p = 0; p < P; ++p) {
-              const Vec code = load_fields(codes[p] + step * kStepBytes, 8 * byte + Bits * field, (1u << Bits) - 1u);
-              const Vec column =
-                  HasOffset ? fma(code, scales[p], zeros[p]) : (code - zeros[p]) * (scales[p] * set1(kFactor<Bits>));
+              const Vec code =
+                  load_fields(codes[p] + step * kStepBytes, 8 * byte + kFormat.bits * field, (1u << kFormat.bits) - 1u);
+              const Vec column = kFormat.has_offset ? fma(code, scales[p], zeros[p])
+                                                    : (code - zeros[p]) * (scales[p] * set1(kFactor<kFormat.bits>));
 #pragma GCC unroll 12
               for (int r = 0; r < R; ++r) sums[r][p] = fma(set1(value[r * kUnitK]), column, sums[r][p]);
             }
@@ -79,7 +80,7 @@ struct ExactEngine {
         }
       }
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) codes[p] += Bits * kStepBytes;
+      for (int p = 0; p < P; ++p) codes[p] += kFormat.bits * kStepBytes;
     }
   }
 };
@@ -95,17 +96,17 @@ struct ShiftOf<true> {
   using Type = Vec;
 };
 
-template <int Bits, bool HasZeroPoint, bool HasOffset = false, bool HasRowScale = false>
+template <QuantizedFormat kFormat>
 struct ByteEngine {
   static constexpr int kRows = kByteTileRows;
-  static constexpr int64_t kUnitRowBytes = HasRowScale ? kUnitK : kUnitK + 4;
+  static constexpr int64_t kUnitRowBytes = kFormat.has_row_scale ? kUnitK : kUnitK + 4;
   static constexpr int64_t kRowBytes = kUnitK + 4 + 4;  // of a unit, at most
-  static constexpr bool kHasRunSums = Bits < 8;
-  static constexpr bool kScalesAtEnd = HasRowScale;
+  static constexpr bool kHasRunSums = kFormat.bits < 8;
+  static constexpr bool kScalesAtEnd = kFormat.has_row_scale;
   static constexpr int panels_at_once(int rows) { return kTilePanels > 1 && 2 * rows <= kRows ? 2 : 1; }
-  using Zero = typename ShiftOf<HasOffset>::Type;
+  using Zero = typename ShiftOf<kFormat.has_offset>::Type;
 
-  static IntVec zero_points(const uint8_t* p) { return widen_to_words(p, kCodeOffset<Bits>); }
+  static IntVec zero_points(const uint8_t* p) { return widen_to_words(p, kCodeOffset<kFormat.bits>); }
   static IntVec no_zero_points() { return IntVec{}; }
 
   // Brings row `row` of a tile of `num_rows`, which has `k` values, in runs of `run_k`.
@@ -118,8 +119,8 @@ struct ByteEngine {
   template <class T>
   AETHER_INLINE static char* bring_run(const T* x, int64_t count, char* tile, int64_t row, int64_t num_rows) {
     // Of a single bit, codes are 0 or 2 and their zero point is 1.
-    constexpr bool is_sum = HasZeroPoint || HasOffset || Bits == 1;
-    constexpr int32_t kOffset = is_sum ? 1 : (1 << (Bits - 1)) - kCodeOffset<Bits>;
+    constexpr bool is_sum = kFormat.has_zero_point || kFormat.has_offset || kFormat.bits == 1;
+    constexpr int32_t kOffset = is_sum ? 1 : (1 << (kFormat.bits - 1)) - kCodeOffset<kFormat.bits>;
     const int64_t last = (count - 1) / kUnitK * kUnitK, left = count - last;
     const Vec low = left >= kLanes ? load(x + last) : load(x + last, left);
     const Vec high = left == kUnitK  ? load(x + last + kLanes)
@@ -140,11 +141,11 @@ struct ByteEngine {
     const auto put = [&](const Vec& first, const Vec& second) __attribute__((always_inline)) {
       negated -= kOffset * round_to_bytes(first * steps, second * steps, tile + row * kUnitK);
       tile += num_rows * kUnitK;
-      if constexpr (!HasRowScale) put_sum();
+      if constexpr (!kFormat.has_row_scale) put_sum();
     };
     for (int64_t i = 0; i < last; i += kUnitK) put(load(x + i), load(x + i + kLanes));
     put(low, high);
-    if constexpr (HasRowScale) put_sum();
+    if constexpr (kFormat.has_row_scale) put_sum();
     std::memcpy(tile + row * 4, &scale, 4);
     return tile + num_rows * 4;
   }
@@ -154,24 +155,24 @@ struct ByteEngine {
   AETHER_INLINE static void fields(IntVec (&dots)[R][P], const char* x, const IntVec (&steps)[P], FinishFn finish) {
     IntVec w[P];
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) w[p] = fields_of<Bits, Field>(steps[p]);
+    for (int p = 0; p < P; ++p) w[p] = fields_of<kFormat.bits, Field>(steps[p]);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const IntVec four = broadcast_word(x + r * kUnitK + 4 * Field);
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) dots[r][p] = dot_bytes<Bits>(dots[r][p], w[p], four);
-      if constexpr (Field + 1 == 8 / Bits) finish(r);
+      for (int p = 0; p < P; ++p) dots[r][p] = dot_bytes<kFormat.bits>(dots[r][p], w[p], four);
+      if constexpr (Field + 1 == 8 / kFormat.bits) finish(r);
     }
-    if constexpr (Field + 1 < 8 / Bits) fields<R, P, Field + 1>(dots, x, steps, finish);
+    if constexpr (Field + 1 < 8 / kFormat.bits) fields<R, P, Field + 1>(dots, x, steps, finish);
   }
 
   // What the integers of a row start from, whose negated sum is at `sum`.
   AETHER_INLINE static IntVec start(const char* sum, const Zero& zero_point) {
-    if constexpr (HasOffset) {
+    if constexpr (kFormat.has_offset) {
       return IntVec{};
     } else {
       const IntVec negated = broadcast_word(sum);
-      return HasZeroPoint ? multiply_small(zero_point, negated) : negated;
+      return kFormat.has_zero_point ? multiply_small(zero_point, negated) : negated;
     }
   }
 
@@ -181,7 +182,7 @@ struct ByteEngine {
     IntVec steps[P];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) steps[p] = load_words(codes[p] + step * kStepBytes);
-    fields<R, P, 0>(dots, x + step * (kUnitK / Bits), steps, finish);
+    fields<R, P, 0>(dots, x + step * (kUnitK / kFormat.bits), steps, finish);
   }
   static constexpr auto kGoOn = [](int) {};
 
@@ -190,7 +191,11 @@ struct ByteEngine {
   AETHER_INLINE static void add_units(Vec (&sums)[R][P], const char*& x, const char* (&codes)[P],
                                       const Vec (&scales)[P], const Zero (&zeros)[P], int64_t num_units,
                                       FetchFn fetch) {
-    if constexpr (HasRowScale) return add_run(sums, x, codes, num_units, fetch);
+    if constexpr (kFormat.has_row_scale) return add_run(sums, x, codes, num_units, fetch);
+    if constexpr (R == 1 && !kFormat.has_offset && kMultipliesFieldsInPlace &&
+                  (kFormat.bits == 4 || kFormat.bits == 2)) {
+      return add_unit_of_one_row(sums, x, codes, scales, zeros, fetch);
+    }
     IntVec dots[R][P];
     int32_t negated[R] = {};
 #pragma GCC unroll 16
@@ -201,15 +206,15 @@ struct ByteEngine {
     while (true) {
       fetch();
 #pragma GCC unroll 8
-      for (int64_t step = 0; step < Bits; ++step) add_step(dots, x, codes, step, kGoOn);
-      if constexpr (HasOffset) {
+      for (int64_t step = 0; step < kFormat.bits; ++step) add_step(dots, x, codes, step, kGoOn);
+      if constexpr (kFormat.has_offset) {
         for (int r = 0; r < R; ++r) negated[r] += load_word(x + R * kUnitK + r * 4);
       }
       x += R * kUnitRowBytes;
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) codes[p] += Bits * kStepBytes;
+      for (int p = 0; p < P; ++p) codes[p] += kFormat.bits * kStepBytes;
       if (--num_units == 0) break;
-      if constexpr (HasOffset) continue;
+      if constexpr (kFormat.has_offset) continue;
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
@@ -223,14 +228,49 @@ struct ByteEngine {
       for (int p = 0; p < P; ++p) {
         const Vec scale = kHasRunSums ? scales[p] : scales[p] * set1(run_scale);
         sums[r][p] = fma(to_floats(dots[r][p]), scale, sums[r][p]);
-        if constexpr (HasOffset) {
-          const Vec moved = fma(scales[p], set1(static_cast<float>(kCodeOffset<Bits>)), zeros[p]);
-          const Vec offset = kCodeOffset<Bits> == 0 ? zeros[p] : moved;
+        if constexpr (kFormat.has_offset) {
+          const Vec moved = fma(scales[p], set1(static_cast<float>(kCodeOffset<kFormat.bits>)), zeros[p]);
+          const Vec offset = kCodeOffset<kFormat.bits> == 0 ? zeros[p] : moved;
           sums[r][p] = fma(set1(-run_scale * static_cast<float>(negated[r])), offset, sums[r][p]);
         }
       }
     }
     if constexpr (!kHasRunSums) x += R * 4;
+  }
+
+  // The same of one unit and one row, of which instructions bound how far ahead a core reads: fields are multiplied
+  // where they stand in their bytes, and so by a power of two too much, which is taken from their sums.
+  template <int P, class FetchFn>
+  AETHER_INLINE static void add_unit_of_one_row(Vec (&sums)[1][P], const char*& x, const char* (&codes)[P],
+                                                const Vec (&scales)[P], const Zero (&zeros)[P], FetchFn fetch) {
+    fetch();
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      IntVec dots[8 / kFormat.bits] = {start(x + kUnitK, zeros[p])};
+#pragma GCC unroll 8
+      for (int64_t step = 0; step < kFormat.bits; ++step) {
+        add_in_place<0>(dots, x + step * (kUnitK / kFormat.bits), load_words(codes[p] + step * kStepBytes));
+      }
+      sums[0][p] = fma(to_floats(sum_of_fields<8 / kFormat.bits - 1>(dots)), scales[p], sums[0][p]);
+      codes[p] += kFormat.bits * kStepBytes;
+    }
+    x += kUnitRowBytes;
+  }
+
+  template <int Field>
+  AETHER_INLINE static void add_in_place(IntVec (&dots)[8 / kFormat.bits], const char* x, const IntVec& step) {
+    dots[Field] =
+        dot_bytes<kFormat.bits>(dots[Field], fields_in_place<kFormat.bits, Field>(step), broadcast_word(x + 4 * Field));
+    if constexpr (Field + 1 < 8 / kFormat.bits) add_in_place<Field + 1>(dots, x, step);
+  }
+
+  template <int Last>
+  AETHER_INLINE static IntVec sum_of_fields(const IntVec (&dots)[8 / kFormat.bits]) {
+    if constexpr (Last == 0) {
+      return dots[0];
+    } else {
+      return add_words(sum_of_fields<Last - 1>(dots), shift_words_right<Last * kFormat.bits>(dots[Last]));
+    }
   }
 
   // The same of a run whose weights' scales are for whole rows, which the caller multiplies by. Rows of the tile end
@@ -249,17 +289,17 @@ struct ByteEngine {
     const auto move_on = [&]() __attribute__((always_inline)) {
       x += R * kUnitRowBytes;
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) codes[p] += Bits * kStepBytes;
+      for (int p = 0; p < P; ++p) codes[p] += kFormat.bits * kStepBytes;
     };
     while (true) {
       fetch();
 #pragma GCC unroll 8
-      for (int64_t step = 0; step + 1 < Bits; ++step) add_step(dots, x, codes, step, kGoOn);
+      for (int64_t step = 0; step + 1 < kFormat.bits; ++step) add_step(dots, x, codes, step, kGoOn);
       if (--num_units == 0) break;
-      add_step(dots, x, codes, Bits - 1, kGoOn);
+      add_step(dots, x, codes, kFormat.bits - 1, kGoOn);
       move_on();
     }
-    add_step(dots, x, codes, Bits - 1, [&](int r) __attribute__((always_inline)) {
+    add_step(dots, x, codes, kFormat.bits - 1, [&](int r) __attribute__((always_inline)) {
       const Vec scale = set1(load_float(run_scales + r * 4));
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) sums[r][p] = fma(to_floats(dots[r][p]), scale, sums[r][p]);
@@ -292,11 +332,11 @@ struct ByteEngine {
   }
   static float load_float(const char* p) { return __builtin_bit_cast(float, load_word(p)); }
 };
-template <int Bits, bool HasZeroPoint, bool HasOffset = false, bool HasRowScale = false>
-using QuantizedEngine = ByteEngine<Bits, HasZeroPoint, HasOffset, HasRowScale>;
+template <QuantizedFormat kFormat>
+using QuantizedEngine = ByteEngine<kFormat>;
 #else
-template <int Bits, bool HasZeroPoint, bool HasOffset = false, bool HasRowScale = false>
-using QuantizedEngine = ExactEngine<Bits, HasZeroPoint, HasOffset, HasRowScale>;
+template <QuantizedFormat kFormat>
+using QuantizedEngine = ExactEngine<kFormat>;
 #endif
 
 }  // namespace aether::cpu::AETHER_ISA

@@ -12,19 +12,26 @@
 namespace aether::cpu::AETHER_ISA {
 
 // One tile by P panels. The sums of row r and panel p are written to sums[r * row_stride + p * 16 …].
-template <class E, int R, int P, int Bits, bool HasZeroPoint, bool HasOffset, bool HasLevels>
+template <QuantizedFormat kFormat, int R, int P>
 __attribute__((noinline)) void multiply_quantized(const char* x, const char* const* panels, const PanelShape& shape,
                                                   const Fetch& fetch, float* sums, int64_t row_stride) {
+  using E = QuantizedEngine<kFormat>;
   const char* codes[P];
   Vec scales[P] = {};
   typename E::Zero zeros[P] = {};
-  [[maybe_unused]] LevelLines<HasLevels> lines[P];
+  [[maybe_unused]] LevelLines<kFormat.has_levels> lines[P];
 #pragma GCC unroll 4
   for (int p = 0; p < P; ++p) codes[p] = panels[p];
-  const auto fetch_ahead = [&]() __attribute__((always_inline)) {
-    for (int64_t step = fetch.first; step < Bits; step += fetch.stride) {
+  const auto fetch_step = [&](int64_t step) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) __builtin_prefetch(codes[p] + fetch.distance + step * kStepBytes, 0, 3);
+    for (int p = 0; p < P; ++p) __builtin_prefetch(codes[p] + fetch.distance + step * kStepBytes, 0, 3);
+  };
+  const auto fetch_ahead = [&]() __attribute__((always_inline)) {
+    if constexpr (R == 1) {  // a tile that shares the fetching with no other
+#pragma GCC unroll 8
+      for (int64_t step = 0; step < kFormat.bits; ++step) fetch_step(step);
+    } else {
+      for (int64_t step = fetch.first; step < kFormat.bits; step += fetch.stride) fetch_step(step);
     }
   };
   Vec totals[R][P];  // of a row, or of a run
@@ -38,16 +45,16 @@ __attribute__((noinline)) void multiply_quantized(const char* x, const char* con
       block_end = smaller(unit + shape.units_per_block, shape.num_units);
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
-        if constexpr (HasLevels) {
+        if constexpr (kFormat.has_levels) {
           codes[p] = lines[p].unpack(codes[p]);
           continue;
         }
         scales[p] = load(reinterpret_cast<const Float16*>(codes[p]));
         codes[p] += kScaleBytes;
-        if constexpr (HasZeroPoint) {
+        if constexpr (kFormat.has_zero_point) {
           zeros[p] = E::zero_points(reinterpret_cast<const uint8_t*>(codes[p]));
           codes[p] += kZeroBytes;
-        } else if constexpr (HasOffset) {
+        } else if constexpr (kFormat.has_offset) {
           zeros[p] = load(reinterpret_cast<const Float16*>(codes[p]));
           codes[p] += kOffsetBytes;
         } else {
@@ -56,7 +63,7 @@ __attribute__((noinline)) void multiply_quantized(const char* x, const char* con
       }
     }
     if (unit == run_end) run_end = smaller(unit + shape.units_per_run, shape.num_units);
-    if constexpr (HasLevels) {
+    if constexpr (kFormat.has_levels) {
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
         scales[p] = lines[p].scales[unit % kSuperUnits];
@@ -64,7 +71,7 @@ __attribute__((noinline)) void multiply_quantized(const char* x, const char* con
       }
     }
     // Of runs with sums of their own a unit's integers become floats at once, which takes fewest registers.
-    const bool is_single = E::kHasRunSums || HasLevels;
+    const bool is_single = E::kHasRunSums || kFormat.has_levels;
     const int64_t count = is_single ? 1 : smaller(block_end, run_end) - unit, end = unit + count;
     E::add_units(totals, x, codes, scales, zeros, count, fetch_ahead);
     if constexpr (E::kHasRunSums) {
@@ -86,11 +93,13 @@ using QuantizedTileFn = void (*)(const char*, const char* const*, const PanelSha
 template <class T>
 using BringFn = void (*)(const T*, int64_t, int64_t, char*, int64_t, int64_t);
 
-inline constexpr int kQuantizedRows = QuantizedEngine<8, false>::kRows;
-inline constexpr int64_t kUnitRowBytes = QuantizedEngine<8, false>::kRowBytes;  // of a tile
+using AnyQuantizedEngine = QuantizedEngine<QuantizedFormat{.bits = 8}>;  // all cut rows alike
+
+inline constexpr int kQuantizedRows = AnyQuantizedEngine::kRows;
+inline constexpr int64_t kUnitRowBytes = AnyQuantizedEngine::kRowBytes;  // of a tile
 
 constexpr int quantized_panels_at_once(int64_t rows) {
-  return QuantizedEngine<8, false>::panels_at_once(static_cast<int>(rows));
+  return AnyQuantizedEngine::panels_at_once(static_cast<int>(rows));
 }
 
 // The most rows of a tile where there are `rows`. A few tall tiles read each panel's codes fewer times; where there are
@@ -106,44 +115,37 @@ struct QuantizedTiles {
   QuantizedTileFn single[kQuantizedRows + 1] = {};
 };
 
-template <int Bits, bool HasZeroPoint, bool HasOffset, bool HasLevels, bool HasRowScale>
+template <QuantizedFormat kFormat>
 struct QuantizedTilesOf : QuantizedTiles {
-  using E = QuantizedEngine<Bits, HasZeroPoint, HasOffset, HasRowScale>;
-
   template <int R>
   constexpr void fill() {
-    several[R] = multiply_quantized<E, R, quantized_panels_at_once(R), Bits, HasZeroPoint, HasOffset, HasLevels>;
-    single[R] = multiply_quantized<E, R, 1, Bits, HasZeroPoint, HasOffset, HasLevels>;
+    several[R] = multiply_quantized<kFormat, R, quantized_panels_at_once(R)>;
+    single[R] = multiply_quantized<kFormat, R, 1>;
     if constexpr (R > 1) fill<R - 1>();
   }
   constexpr QuantizedTilesOf() { fill<kQuantizedRows>(); }
 };
-template <int Bits, bool HasZeroPoint, bool HasOffset, bool HasLevels, bool HasRowScale>
-inline constexpr QuantizedTilesOf<Bits, HasZeroPoint, HasOffset, HasLevels, HasRowScale> kQuantizedTiles;
+template <QuantizedFormat kFormat>
+inline constexpr QuantizedTilesOf<kFormat> kQuantizedTiles;
 
-// Calls f with constants: the format's bits, zero points, offsets, whether these are in two levels, and whether a scale
-// is for a whole row.
+// Calls f with the format of a layout as a constant.
 template <class F>
 AETHER_INLINE auto with_format(const QuantizedLayout& layout, F f) {
-  if (layout.has_levels) return f.template operator()<4, false, true, true>();
+  if (layout.has_levels)
+    return f.template operator()<QuantizedFormat{.bits = 4, .has_offset = true, .has_levels = true}>();
   if (layout.has_offset) {
-    return layout.bits == 4 ? f.template operator()<4, false, true>() : f.template operator()<8, false, true>();
+    if (layout.bits == 4) return f.template operator()<QuantizedFormat{.bits = 4, .has_offset = true}>();
+    return f.template operator()<QuantizedFormat{.bits = 8, .has_offset = true}>();
   }
-  switch (layout.bits * 2 + layout.has_zero_point) {
-    case 17:
-      return f.template operator()<8, true>();
-    case 9:
-      return f.template operator()<4, true>();
-    case 8:
-      return f.template operator()<4, false>();
-    case 5:
-      return f.template operator()<2, true>();
-    case 2:
-      return f.template operator()<1, false>();
-    default:
-      if (layout.block == 0) return f.template operator()<8, false, false, false, true>();
-      return f.template operator()<8, false>();
+  if (layout.has_zero_point) {
+    if (layout.bits == 2) return f.template operator()<QuantizedFormat{.bits = 2, .has_zero_point = true}>();
+    if (layout.bits == 4) return f.template operator()<QuantizedFormat{.bits = 4, .has_zero_point = true}>();
+    return f.template operator()<QuantizedFormat{.bits = 8, .has_zero_point = true}>();
   }
+  if (layout.bits == 1) return f.template operator()<QuantizedFormat{.bits = 1}>();
+  if (layout.bits == 4) return f.template operator()<QuantizedFormat{.bits = 4}>();
+  if (layout.block == 0) return f.template operator()<QuantizedFormat{.bits = 8, .has_row_scale = true}>();
+  return f.template operator()<QuantizedFormat{.bits = 8}>();
 }
 
 }  // namespace aether::cpu::AETHER_ISA

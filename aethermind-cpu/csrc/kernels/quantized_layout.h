@@ -48,6 +48,15 @@ struct QuantizedLayout {
   int32_t has_levels = 0;  // scales and offsets of kUnitK values in two levels, in super-blocks
 };
 
+// What of a weight format kernels are compiled for.
+struct QuantizedFormat {
+  int bits;
+  bool has_zero_point = false;
+  bool has_offset = false;
+  bool has_levels = false;     // of scales and offsets
+  bool has_row_scale = false;  // a single block a row
+};
+
 // Where activations are quantised as well, units_per_run · kUnitK neighbours share a scale (quantized_engines.h).
 struct PanelShape {  // of scales in two levels, blocks are super-blocks
   int64_t num_units, units_per_block, num_blocks;

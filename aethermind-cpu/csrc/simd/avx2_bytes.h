@@ -52,6 +52,17 @@ AETHER_INLINE IntVec fields_of(const IntVec& step) {
   return {fields_of<Bits, Field>(step.low), fields_of<Bits, Field>(step.high)};
 }
 
+// The same left where it stands, which is 2^(Bits · Field) times as much.
+template <int Bits, int Field>
+AETHER_INLINE IntVec fields_in_place(const IntVec& step) {
+  const __m256i mask = _mm256_set1_epi8(static_cast<char>(((1 << Bits) - 1) << (Bits * Field)));
+  return {_mm256_and_si256(step.low, mask), _mm256_and_si256(step.high, mask)};
+}
+template <int Bits>
+AETHER_INLINE IntVec shift_words_right(const IntVec& v) {
+  return {_mm256_srai_epi32(v.low, Bits), _mm256_srai_epi32(v.high, Bits)};
+}
+
 // As integers, magnitudes are ordered alike, and a NaN is the largest.
 AETHER_INLINE __m256 larger_magnitude(__m256 largest, __m256 x) {
   const __m256i magnitude = _mm256_castps_si256(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), x));

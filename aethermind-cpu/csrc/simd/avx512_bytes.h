@@ -35,6 +35,16 @@ AETHER_INLINE IntVec fields_of(IntVec step) {
   return _mm512_and_si512(kShift ? _mm512_srli_epi16(step, kShift) : step, mask);
 }
 
+// The same left where it stands, which is 2^(Bits · Field) times as much.
+template <int Bits, int Field>
+AETHER_INLINE IntVec fields_in_place(IntVec step) {
+  return _mm512_and_si512(step, _mm512_set1_epi8(static_cast<char>(((1 << Bits) - 1) << (Bits * Field))));
+}
+template <unsigned Bits>
+AETHER_INLINE IntVec shift_words_right(IntVec v) {
+  return _mm512_srai_epi32(v, Bits);
+}
+
 // As integers, magnitudes are ordered alike, and a NaN is the largest.
 AETHER_INLINE Vec larger_magnitude(Vec largest, Vec x) {
   return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(largest), _mm512_castps_si512(_mm512_abs_ps(x))));

@@ -27,4 +27,10 @@ AETHER_INLINE Vec exp_or_infinity(const Vec& x) { return exp_of_clamped(max(set1
 
 AETHER_INLINE Vec silu(const Vec& x) { return x / (set1(1.0f) + exp(-x)); }
 
+// The same where the result, or a product with it, is rounded to T.
+template <class T>
+AETHER_INLINE Vec silu_for(const Vec& x) {
+  return silu(x);
+}
+
 }  // namespace aether::cpu::AETHER_ISA

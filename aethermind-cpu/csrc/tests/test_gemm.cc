@@ -4,21 +4,24 @@
 using namespace aether::cpu;
 using namespace aether::cpu::testing;
 
-// More rows than are in tiles at once come in several runs; whichever run a row is in, it is what it is among a few.
+// Many rows come in several runs, brought into tiles or read where they lie; whichever run a row is in, it is what it
+// is among a few.
 static void test_runs_of_rows(const KernelEntry& entry, const Storage& storage) {
-  const int64_t rows = 290, few = 40, n = 20, k = 4401;
-  const Tensor x = random(entry.dtype, {rows, k});
-  const Packed packed = storage.weight(entry, 1, n, k, 1.0).packed;
-  const Tensor all(entry.dtype, {rows, n}), part(entry.dtype, {few, n});
-  run_with_teams(entry, {x.abi(), packed.abi(), Tensor().abi()}, {all}, {}, sizes(rows, n, k));
-  for (int64_t first : {int64_t{0}, int64_t{120}, rows - few}) {
-    am_tensor some = x.abi();
-    some.shape[0] = few;
-    some.data = x.bytes() + first * k * static_cast<int64_t>(element_size(entry.dtype));
-    run(*entry.kernel, {some, packed.abi(), Tensor().abi()}, {part.abi()}, {}, 1);
-    const char* expected = all.bytes() + first * n * static_cast<int64_t>(element_size(entry.dtype));
-    check(std::memcmp(part.bytes(), expected, part.num_bytes()) == 0, entry,
-          "rows from " + std::to_string(first) + " on differ among 290");
+  const int64_t few = 40, n = 20;
+  for (const auto& [rows, k] : {std::pair<int64_t, int64_t>{290, 4401}, {290, 4096}, {760, 34}}) {
+    const Tensor x = random(entry.dtype, {rows, k});
+    const Packed packed = storage.weight(entry, 1, n, k, 1.0).packed;
+    const Tensor all(entry.dtype, {rows, n}), part(entry.dtype, {few, n});
+    run_with_teams(entry, {x.abi(), packed.abi(), Tensor().abi()}, {all}, {}, sizes(rows, n, k));
+    for (int64_t first : {int64_t{0}, int64_t{120}, rows - few}) {
+      am_tensor some = x.abi();
+      some.shape[0] = few;
+      some.data = x.bytes() + first * k * static_cast<int64_t>(element_size(entry.dtype));
+      run(*entry.kernel, {some, packed.abi(), Tensor().abi()}, {part.abi()}, {}, 1);
+      const char* expected = all.bytes() + first * n * static_cast<int64_t>(element_size(entry.dtype));
+      check(std::memcmp(part.bytes(), expected, part.num_bytes()) == 0, entry,
+            "rows from " + std::to_string(first) + " on differ among " + std::to_string(rows));
+    }
   }
 }
 
