@@ -1,6 +1,6 @@
 #include "event.h"
 
-#include <chrono>
+#include "clock.h"
 
 namespace aether::cpu {
 
@@ -38,9 +38,9 @@ std::optional<int64_t> Event::reached_at_ns() const {
 }
 
 void Event::reached(uint64_t generation) noexcept {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  const int64_t now = now_ns();
   const std::lock_guard lock(mutex_);
-  if (generation == generation_) reached_at_ns_ = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+  if (generation == generation_) reached_at_ns_ = now;
 }
 
 WaitTask Event::mark() const {

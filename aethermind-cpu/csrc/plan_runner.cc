@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "clock.h"
+
 namespace aether::cpu {
 namespace {
 
@@ -121,7 +123,7 @@ size_t NativePlan::scratch_bytes(int num_workers) const {
   return most;
 }
 
-void NativePlan::run(Team& team, const Symbols& symbols, size_t begin, size_t end) {
+void NativePlan::run(Team& team, const Symbols& symbols, size_t begin, size_t end, int64_t* marks) {
   const Team::Lock held = team.acquire();
   if (prepared_num_workers_ != team.num_workers()) prepare(team, held);
   if (symbols != current_symbols_) {
@@ -132,18 +134,21 @@ void NativePlan::run(Team& team, const Symbols& symbols, size_t begin, size_t en
     const NativePlan* plan;
     Team* team;
     size_t begin, end;
-  } run{this, &team, begin, end};
+    int64_t* marks;
+  } run{this, &team, begin, end, marks};
   team.run(
       held,
       [](void* context, const am_team& view) {
         const Run& run = *static_cast<Run*>(context);
-        run.plan->run_steps(*run.team, view, run.begin, run.end);
+        run.plan->run_steps(*run.team, view, run.begin, run.end, view.worker == 0 ? run.marks : nullptr);
       },
       &run);
+  if (marks != nullptr) marks[end - begin] = now_ns();
 }
 
-void NativePlan::run_steps(Team& team, const am_team& view, size_t begin, size_t end) const noexcept {
+void NativePlan::run_steps(Team& team, const am_team& view, size_t begin, size_t end, int64_t* marks) const noexcept {
   for (size_t index = begin; index < end; ++index) {
+    if (marks != nullptr) marks[index - begin] = now_ns();
     const BoundStep& step = steps_[index];
     step.kernel->run(tensors_.data() + step.first_input, tensors_.data() + step.first_output,
                      attributes_.data() + step.first_attribute, &view);

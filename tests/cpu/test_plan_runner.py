@@ -12,6 +12,7 @@ from tests.cpu.native_kernel import ABI_VERSION, memory, native_kernel, plan, sh
 
 from aethermind.dispatch import Kernel
 from aethermind.errors import PluginError
+from aethermind.graph import TimedExecutable
 from aethermind.hal import DType
 from aethermind.ops.dims import SymDim
 from aethermind_cpu import _native
@@ -62,6 +63,23 @@ def test_steps_run_in_order_on_any_number_of_workers(backend: CpuBackend, num_th
         expected = (arrays["a"][:rows] + arrays["b"][:rows])[::-1] * np.float32(2.5)
         np.testing.assert_array_equal(arrays["out"][:rows], expected)
         assert np.isnan(arrays["out"][rows:]).all()
+
+
+def test_a_timed_run_computes_and_tells_the_time_of_every_step_python_ones_too(backend: CpuBackend) -> None:
+    arrays = {name: np.full((9, 3), 2, np.float32) for name in ("a", "b", "total", "halved", "out")}
+    a, b, total, halved, out = (tensor(name, T, 3) for name in arrays)
+
+    def halve(inputs: Any, outputs: Any, _: Any) -> None:
+        outputs[0][:] = inputs[0] / 2
+
+    in_python = Kernel("halve", "cpu", "cpu/python", frozenset({DType.FLOAT32}), function=halve)
+    steps = [step(ADD, [a, b], [total]), step(in_python, [total], [halved]), step(SCALE, [halved], [out], factor=2.5)]
+    executable = backend.compile(plan(*steps, T=9), memory(**arrays))
+    assert isinstance(executable, TimedExecutable)
+    seconds = executable.run_timed((9,), backend.streams.default())
+    assert len(seconds) == len(steps)
+    assert all(took > 0 for took in seconds)
+    assert (arrays["out"] == 5).all()
 
 
 def test_the_number_of_workers_may_change_between_runs(backend: CpuBackend) -> None:

@@ -20,7 +20,7 @@ void bind_allocator(py::module_& module) {
       [](const std::vector<std::pair<uintptr_t, size_t>>& blocks) {
         for (const auto& [address, nbytes] : blocks) touch_pages(reinterpret_cast<void*>(address), nbytes);
       },
-      py::call_guard<py::gil_scoped_release>());
+      py::call_guard<ReleasedGil>());
 
   py::class_<Allocator, std::shared_ptr<Allocator>>(module, "Allocator")
       .def(py::init<>())

@@ -5,6 +5,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include "bindings/released_gil.h"
+
 namespace aether::cpu {
 
 void bind_cpu_features(pybind11::module_& module);

@@ -27,7 +27,7 @@ void bind_kernels(py::module_& module) {
           [](const PackEntry& self, uintptr_t source, int64_t rows, int64_t cols, uintptr_t destination) {
             self.pack(reinterpret_cast<const void*>(source), rows, cols, reinterpret_cast<void*>(destination));
           },
-          py::call_guard<py::gil_scoped_release>());
+          py::call_guard<ReleasedGil>());
 
   py::class_<KernelEntry>(module, "KernelEntry")
       .def_property_readonly("operator_name", [](const KernelEntry& self) { return self.operator_name; })
@@ -67,7 +67,7 @@ void bind_kernels(py::module_& module) {
                                             nullptr, nullptr, nullptr};
             return pack_quantized(self, source, row_begin, num_rows, cols, reinterpret_cast<void*>(destination));
           },
-          py::call_guard<py::gil_scoped_release>())
+          py::call_guard<ReleasedGil>())
       .def(
           "pack_codes",
           [](const QuantizedLayout& self, uintptr_t codes, uintptr_t scales, uintptr_t zeros, uintptr_t offsets,
@@ -81,7 +81,7 @@ void bind_kernels(py::module_& module) {
                                             reinterpret_cast<const uint16_t*>(units)};
             pack_quantized(self, source, row_begin, num_rows, cols, reinterpret_cast<void*>(destination));
           },
-          py::call_guard<py::gil_scoped_release>());
+          py::call_guard<ReleasedGil>());
 }
 
 }  // namespace aether::cpu

@@ -12,7 +12,7 @@ void bind_machine_limits(py::module_& module) {
       .def_readonly("float32_flops_per_s", &Limits::float32_flops_per_s)
       .def_readonly("bfloat16_flops_per_s", &Limits::bfloat16_flops_per_s)
       .def_readonly("int8_ops_per_s", &Limits::int8_ops_per_s);
-  module.def("measure_limits", &measure_limits, py::call_guard<py::gil_scoped_release>());
+  module.def("measure_limits", &measure_limits, py::call_guard<ReleasedGil>());
 }
 
 }  // namespace aether::cpu

@@ -35,7 +35,7 @@ void bind_plan(py::module_& module) {
   py::class_<NativePlan, std::shared_ptr<NativePlan>>(module, "Plan")
       .def(py::init<const std::vector<int64_t>&, const std::vector<Step>&>(), py::arg("max_symbols"), py::arg("steps"))
       .def_property_readonly("num_steps", &NativePlan::num_steps)
-      .def("prepare", py::overload_cast<Team&>(&NativePlan::prepare), py::call_guard<py::gil_scoped_release>());
+      .def("prepare", py::overload_cast<Team&>(&NativePlan::prepare), py::call_guard<ReleasedGil>());
 }
 
 }  // namespace aether::cpu

@@ -2,6 +2,8 @@
 
 #include <pybind11/stl.h>
 
+#include <vector>
+
 #include "bindings/bindings.h"
 #include "event.h"
 
@@ -19,20 +21,38 @@ Symbols to_symbols(const py::tuple& numbers, const NativePlan& plan) {
   return symbols;
 }
 
+PlanTask to_task(const std::shared_ptr<NativePlan>& plan, const py::tuple& numbers, size_t begin, size_t end) {
+  if (begin > end || end > plan->num_steps()) throw py::value_error("a run lies within its plan's steps");
+  return {plan, to_symbols(numbers, *plan), begin, end};
+}
+
 }  // namespace
 
 void bind_stream(py::module_& module) {
-  using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+  using ReleaseGil = py::call_guard<ReleasedGil>;
 
-  py::class_<Stream, std::shared_ptr<Stream>>(module, "Stream", py::release_gil_before_calling_cpp_dtor())
-      .def(py::init<std::shared_ptr<Team>>())
+  py::class_<Stream, std::shared_ptr<Stream>>(module, "Stream")
+      .def(py::init([](std::shared_ptr<Team> team) { return held(new Stream(std::move(team))); }))
       .def("run",
            [](Stream& self, const std::shared_ptr<NativePlan>& plan, const py::tuple& numbers, size_t begin,
               size_t end) {
-             if (begin > end || end > plan->num_steps()) throw py::value_error("a run lies within its plan's steps");
-             PlanTask task{plan, to_symbols(numbers, *plan), begin, end};
-             const py::gil_scoped_release released;
+             PlanTask task = to_task(plan, numbers, begin, end);
+             const ReleasedGil released;
              self.submit(std::move(task));
+           })
+      // Waits for the end. The marks are the clock's readings before every step and after the last, in nanoseconds.
+      .def("run_timed",
+           [](Stream& self, const std::shared_ptr<NativePlan>& plan, const py::tuple& numbers, size_t begin,
+              size_t end) {
+             PlanTask task = to_task(plan, numbers, begin, end);
+             std::vector<int64_t> marks(end - begin + 1);
+             task.marks = marks.data();
+             {
+               const ReleasedGil released;
+               self.submit(std::move(task));
+               self.synchronize();
+             }
+             return marks;
            })
       .def(
           "copy",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from aethermind.errors import PluginError
@@ -61,6 +63,21 @@ class CpuExecutable:
             _native_of(stream).run(self._native, symbols, 0, self._num_steps)
         else:
             self.run_steps(symbols, 0, self._num_steps, stream)
+
+    def run_timed(self, symbols: tuple[int, ...], stream: Stream) -> list[float]:
+        """Run all steps and return the seconds of each, by the clock of the worker that runs them."""
+        seconds: list[float] = []
+        for segment in self._segments:
+            if isinstance(segment, _NativeRun):
+                last = segment.offset + segment.end - segment.begin
+                marks = _native_of(stream).run_timed(self._native, symbols, segment.offset, last)
+                seconds += [(after - before) / 1e9 for before, after in pairwise(marks)]
+            else:
+                stream.synchronize()
+                started = time.perf_counter()
+                self._call(segment.step, dict(zip(self._names, symbols, strict=True)))
+                seconds.append(time.perf_counter() - started)
+        return seconds
 
     def run_steps(self, symbols: tuple[int, ...], begin: int, end: int, stream: Stream) -> None:
         """Enqueue `steps[begin:end]` only."""

@@ -51,7 +51,7 @@ def profile(
     Every kernel call of a prompt and its answer is timed, beside the bytes and operations that it
     cannot avoid. Its limit is the time that its weights, keys and values take at the memory's
     bandwidth, or its operations at the peak of the arithmetic used, whichever is longer; both are
-    measured before and after. The marks between calls take time themselves, which weighs on small
+    measured before and after. Marks between calls may take time themselves, which weighs on small
     calls most; how much is told. In the trace calls follow one another without the host's time in
     between.
     """

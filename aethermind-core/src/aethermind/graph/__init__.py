@@ -2,7 +2,15 @@
 
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.compile import Compiled, compile_graph
-from aethermind.graph.executor import Executable, Executor, MemoryMap, StepLoop, addresses_in_run, array_at
+from aethermind.graph.executor import (
+    Executable,
+    Executor,
+    MemoryMap,
+    StepLoop,
+    TimedExecutable,
+    addresses_in_run,
+    array_at,
+)
 from aethermind.graph.ir import Graph, Node, Value
 from aethermind.graph.plan import Operand, Place, Plan, Step
 from aethermind.graph.repeated_runs import BATCH_SIZES, is_decode_size
@@ -21,6 +29,7 @@ __all__ = [
     "Plan",
     "Step",
     "StepLoop",
+    "TimedExecutable",
     "Value",
     "addresses_in_run",
     "array_at",
