@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from aethermind import env
@@ -42,6 +45,27 @@ def test_a_number_of_threads_that_is_none_is_refused(monkeypatch: pytest.MonkeyP
 def test_model_path(monkeypatch: pytest.MonkeyPatch, value: str | None, path: str | None) -> None:
     set_or_unset(monkeypatch, "AETHERMIND_MODEL", value)
     assert env.model_path() == path
+
+
+def test_the_cache_is_below_an_absolute_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for value, path in {"/var/cache": "/var/cache", "": "/home/me/.cache", "near": "/home/me/.cache"}.items():
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert env.cache_directory() == Path(path, "aethermind")
+
+
+def test_who_has_no_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "near")  # `~` stays what it is for users without an entry: as relative as this
+    with pytest.raises(OSError, match=re.escape(str(env.cache_directory()))):
+        env.cache_directory().mkdir(parents=True)
+
+
+def test_a_home_that_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert env.expand_home("~/model") == Path("/home/somebody/model")
+    with pytest.raises(InvalidArgumentError, match=r"^~nobody-has-this-name/m begins with the home of somebody"):
+        env.expand_home("~nobody-has-this-name/m")
 
 
 def set_or_unset(monkeypatch: pytest.MonkeyPatch, name: str, value: str | None) -> None:

@@ -122,6 +122,17 @@ MISTAKES = (
         ("generation_config.json", "not valid JSON"),
         replaced("generation_config.json", b"{"),
     ),
+    Mistake(
+        "end_that_is_no_id",
+        ("eos_token_id in generation_config.json", "'</s>'"),
+        replaced("generation_config.json", b'{"eos_token_id": "</s>"}'),
+    ),
+    Mistake("unknown_home", ("~nobody-has-this-name/m", "whole path"), lambda _: "~nobody-has-this-name/m"),
+    Mistake(
+        "kv_store_in_an_unknown_home",
+        ("~nobody-has-this-name/kv", "whole path"),
+        options={"kv_store": "disk:~nobody-has-this-name/kv"},
+    ),
     Mistake("no_weights", (WEIGHTS, "no weights"), replaced(WEIGHTS, None)),
     Mistake("missing_shard", ("model-00001-of-00002.safetensors",), broken_shard),
     Mistake("empty_weights", (WEIGHTS, "0 bytes"), replaced(WEIGHTS, b"")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -189,6 +190,14 @@ def test_end_of_text(open_demo: Callable[..., LLM], tmp_path: Path) -> None:
     assert tokens(going_on) == tokens(whole)
     assert eos not in tokens(held)
     assert len(tokens(held)) == 10
+
+
+def test_an_end_of_text_below_zero_is_told(
+    open_demo: Callable[..., LLM], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "aethermind"):
+        open_demo(model=copy_demo(tmp_path / "model", files={"generation_config.json": b'{"eos_token_id": [-1, 2]}'}))
+    assert "eos_token_id in generation_config.json is -1, which no token has: no answer ends with it." in caplog.text
 
 
 def test_max_tokens_none_goes_on_to_the_end_of_the_context(open_demo: Callable[..., LLM]) -> None:

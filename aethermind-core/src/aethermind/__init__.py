@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aethermind.engine.config import EngineOptions
     from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
+    from aethermind.engine.requests.request_options import RequestOptions
     from aethermind.errors import AetherMindError
     from aethermind.llm import LLM
     from aethermind.runtime import Runtime
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AetherMindError",
     "CompletionOutput",
+    "EngineOptions",
     "LLM",
     "Logprob",
     "RequestOptions",
@@ -33,6 +36,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AetherMindError": "aethermind.errors",
     "CompletionOutput": "aethermind.engine.requests.output",
+    "EngineOptions": "aethermind.engine.config",
     "LLM": "aethermind.llm",
     "Logprob": "aethermind.engine.requests.output",
     "RequestOptions": "aethermind.engine.requests.request_options",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aethermind.errors import InvalidArgumentError
 
-__all__ = ["NAMES", "cache_directory", "log_level", "model_path", "num_threads", "plugin_allow_list"]
+__all__ = ["NAMES", "cache_directory", "expand_home", "log_level", "model_path", "num_threads", "plugin_allow_list"]
 
 NAMES = frozenset(
     {"AETHERMIND_CONFIG", "AETHERMIND_LOG", "AETHERMIND_MODEL", "AETHERMIND_NUM_THREADS", "AETHERMIND_PLUGINS"}
@@ -16,8 +16,23 @@ NAMES = frozenset(
 
 
 def cache_directory() -> Path:
-    """Where files lie that can be made again: `aethermind` under `XDG_CACHE_HOME`, else under `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "aethermind"
+    """Where files lie that can be made again: `aethermind` under `XDG_CACHE_HOME`, else under `~/.cache`.
+
+    Relative paths do not count, as the XDG Base Directory Specification has it. Users without a home, such as those of
+    containers that run under any number, get a place where nothing can be: they go without.
+    """
+    folders = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"), os.devnull)
+    return Path(next(filter(os.path.isabs, folders)), "aethermind")
+
+
+def expand_home(path: str) -> Path:
+    """A path as somebody wrote it, where `~` is their home; InvalidArgumentError for a home that nobody knows."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise InvalidArgumentError(
+            f"{path} begins with the home of somebody who is unknown here; write the whole path."
+        ) from error
 
 
 def plugin_allow_list() -> frozenset[str] | None:

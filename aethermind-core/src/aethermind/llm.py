@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from aethermind.engine.config import EngineConfig
+from aethermind.engine.config import EngineConfig, EngineOptions
 from aethermind.engine.engine import Engine
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.model_info import ModelInfo, describe_model
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompletionOutput",
+    "EngineOptions",
     "LLM",
     "Logprob",
     "ModelInfo",
@@ -61,103 +62,18 @@ class LLM:
         self,
         model: str | Path = "demo",
         *,
-        device: str = "auto",
-        dtype: str = "auto",
-        quantization: str | None = None,
-        lm_head: str | None = None,
-        load_format: str = "auto",
-        weight_cache: float = 16.0,
-        tokenizer: str | Path | None = None,
-        max_model_len: int | None = None,
-        num_kv_blocks: int | None = None,
-        block_size: int = 16,
-        kv_cache_dtype: str = "auto",
-        swap_space: float = 0.0,
-        num_threads: int | None = None,
-        seed: int = 0,
-        max_num_seqs: int = 64,
-        max_num_batched_tokens: int = 512,
-        max_new_tokens: int | None = None,
-        scheduling_policy: str = "fair",
-        enable_prefix_caching: bool = True,
-        max_sessions: int = 256,
-        session_ttl: float = 600.0,
-        kv_store: str | None = None,
-        fallback: str = "warn",
-        deterministic: bool = False,
-        speculative_method: str | None = None,
-        draft_model: str | Path | None = None,
-        num_speculative_tokens: int = 8,
-        prompt_lookup_max: int = 4,
-        prompt_lookup_min: int = 2,
-        executor: str = "auto",
-        tensor_parallel_size: int = 1,
         runtime: Runtime | None = None,
         on_progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[EngineOptions],
     ) -> None:
         """Load `model`: a Hugging Face directory, a .gguf file, or the name of an installed model.
 
-        `tokenizer` is one of these, or a tokenizer.json, whose tokenizer is used instead of the model's own.
-
-        `num_kv_blocks` blocks of `block_size` tokens bound what all requests together can keep; the context is at
-        most that long. With `enable_prefix_caching`, what is left of them keeps the prompts and answers last computed,
-        and prompts that begin like one of those reuse its keys and values.
-        `kv_cache_dtype` is what keys and values are stored in: `auto` as they are computed, `int8` or `fp8`
-        (e4m3) as codes with a scale for each head of a token, in about half of bfloat16's memory.
-        `swap_space` is how many GiB of host memory keep the keys and values of requests that give way in a full cache.
-        `kv_store` is the address of a place where engines share what they computed (`disk:/path?size=10GiB`,
-        `redis://host:6379/0`, `host:2GiB`, or a plugin's); `close` lets it have the rest.
-        `weight_cache` is how many GiB in the user's cache folder keep packed weights, which later starts of the same
-        model map; 0 keeps none.
-        `quantization` is the format to store the model's matrices in (`int8`, `int4`, …), `lm_head` that of the one
-        that makes logits (by default int8, or that of the others if it has no fewer bits).
-        `scheduling_policy` orders requests where not all can run: fair, fcfs, priority, shortest, deadline, or one of
-        a plugin.
-        The last turns of `max_sessions` conversations (`RequestOptions.session`) are given up last, for `session_ttl`
-        seconds.
-        `fallback` says what happens where the device lacks a kernel: error, warn or allow. `deterministic` refuses
-        kernels with which a request's tokens could depend on the batch that it is in.
-        `speculative_method` drafts tokens that the model then checks, several in a step: `prompt_lookup` quotes what
-        followed the last `prompt_lookup_max` to `prompt_lookup_min` tokens before, `draft` asks `draft_model`, a
-        smaller model with the same tokens. Answers stay the same; at most `num_speculative_tokens` are drafted at a
-        time, fewer or none where that does not pay.
-        `tensor_parallel_size` ranks share the model, each a part of every layer; `executor` names where their steps
-        run: inline in this process, multiproc in several, auto by their number, or a plugin's.
+        `options`, such as `device`, `quantization` or `max_model_len`, are those of `EngineOptions`, which documents
+        each; their defaults are those of `EngineConfig`. The device, kernels and models come from `runtime`, by default
+        from all installed packages. `on_progress` is called with (done, total) while weights are loaded.
         """
         started = time.perf_counter()
-        config = EngineConfig(
-            device=device,
-            dtype=dtype,
-            quantization=quantization,
-            lm_head=lm_head,
-            load_format=load_format,
-            weight_cache=weight_cache,
-            tokenizer=None if tokenizer is None else str(tokenizer),
-            max_model_len=max_model_len,
-            num_kv_blocks=num_kv_blocks,
-            block_size=block_size,
-            kv_cache_dtype=kv_cache_dtype,
-            swap_space=swap_space,
-            num_threads=num_threads,
-            seed=seed,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_new_tokens=max_new_tokens,
-            scheduling_policy=scheduling_policy,
-            enable_prefix_caching=enable_prefix_caching,
-            max_sessions=max_sessions,
-            session_ttl=session_ttl,
-            kv_store=kv_store,
-            fallback=fallback,
-            deterministic=deterministic,
-            speculative_method=speculative_method,
-            draft_model=None if draft_model is None else str(draft_model),
-            num_speculative_tokens=num_speculative_tokens,
-            prompt_lookup_max=prompt_lookup_max,
-            prompt_lookup_min=prompt_lookup_min,
-            executor=executor,
-            tensor_parallel_size=tensor_parallel_size,
-        )
+        config = EngineConfig.of(**options)
         planned = plan_model(runtime or Runtime.boot(), model, config)
         self.engine = Engine.load(planned, on_progress)
         self.tokenizer = self.engine.tokenizer
@@ -206,8 +122,8 @@ class LLM:
         """Answer all prompts, batched together; results are in the order of the prompts.
 
         A prompt is a string, `{"prompt_token_ids": [...]}`, `{"prompt_embeds": array}`, or one of the first two as a
-        mapping with `multi_modal_data` (see `engine.prompt_reader`). Without `sampling_params` there are the model's
-        own (see `get_default_sampling_params`). `options` are for the scheduler: priority, deadline, quotas.
+        mapping with `multi_modal_data` (see `engine.requests.prompt_reader`). Without `sampling_params` there are the
+        model's own (see `get_default_sampling_params`). `options` are for the scheduler: priority, deadline, quotas.
         `on_output` sees every request after each step in which it grew. `use_tqdm` shows a progress bar on stderr.
         """
         items = _listed(prompts)
@@ -215,20 +131,14 @@ class LLM:
         ids = self._add_all(
             items, _one_each(items, given, "sampling_params", SamplingParams), _options_for(items, options)
         )
-        waited_for = set(ids)
         finished: dict[str, RequestOutput] = {}
-        with ProgressBar(len(ids), use_tqdm) as advance:
-            try:
-                while waited_for:
-                    for output in self._next(waited_for):
-                        if on_output is not None:
-                            on_output(output)
-                        if output.finished:
-                            finished[output.request_id] = _checked(output)
-                            waited_for.remove(output.request_id)
-                            advance()
-            finally:
-                self._forget(ids)
+        with ProgressBar(len(ids), use_tqdm) as advance, closing(self._outputs(ids)) as outputs:
+            for output in outputs:
+                if on_output is not None:
+                    on_output(output)
+                if output.finished:
+                    finished[output.request_id] = _checked(output)
+                    advance()
         return [finished[request_id] for request_id in ids]
 
     def stream(
@@ -240,14 +150,9 @@ class LLM:
     ) -> Generator[RequestOutput, None, None]:
         """Answer one prompt, yielding what there is whenever it has grown. Closing the iterator ends the request."""
         ids = self._add_all([prompt], [sampling_params or self.get_default_sampling_params()], [options])
-        try:
-            while True:
-                for output in self._next(ids):
-                    yield _checked(output)
-                    if output.finished:
-                        return
-        finally:
-            self._forget(ids)
+        with closing(self._outputs(ids)) as outputs:
+            for output in outputs:
+                yield _checked(output)
 
     def chat(
         self,
@@ -311,6 +216,18 @@ class LLM:
         if self._is_closed:
             raise InvalidArgumentError("This LLM was closed; make another one.")
         return self._prompts.read(prompt)
+
+    def _outputs(self, ids: Sequence[str]) -> Generator[RequestOutput, None, None]:
+        """What these requests got, whenever one has grown, until all have ended; those that have not end with it."""
+        open_ids = set(ids)
+        try:
+            while open_ids:
+                for output in self._next(open_ids):
+                    if output.finished:
+                        open_ids.remove(output.request_id)
+                    yield output
+        finally:
+            self._forget(ids)
 
     def _next(self, ids: Collection[str]) -> list[RequestOutput]:
         """Step until some of these requests grew; what others got is kept until they ask (several may be open)."""

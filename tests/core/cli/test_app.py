@@ -210,6 +210,7 @@ def test_closed_streams_are_no_bugs(closed: str) -> None:
     [
         (errno.ENOSPC, "Standard output cannot be written: No space left on device."),
         (errno.ENOMEM, "The system refuses to go on: Cannot allocate memory."),
+        (errno.ENOENT, "The working directory cannot be used: No such file or directory."),
     ],
 )
 def test_what_the_system_refuses_is_a_sentence(

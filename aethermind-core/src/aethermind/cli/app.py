@@ -72,9 +72,11 @@ class Commands(TyperGroup):
 
 
 def _place_of(error: OSError) -> str:
-    """What could not be used: a file, else the output, which is the one thing that is written to without a name."""
+    """What could not be used: a file, else what has no name here: the working directory or the output."""
     if error.filename is not None:
         return f"{error.filename} cannot be used"
+    if error.errno == errno.ENOENT:
+        return "The working directory cannot be used"
     is_writing = error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT, errno.EPIPE)
     return "Standard output cannot be written" if is_writing else "The system refuses to go on"
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aethermind import env
 from aethermind.cli import console, options
 from aethermind.cli.groups import KvCacheOptions, NumberOptions, as_arguments, with_groups
 from aethermind.cli.weight_formats import as_record, describe
@@ -152,7 +153,7 @@ def _find(runtime: Runtime, directories: list[str]) -> list[tuple[str, Path]]:
     for text in directories:
         if not text:
             raise InvalidArgumentError("A path is empty; name a model directory, a .gguf file or an installed model.")
-        directory = Path(text).expanduser()
+        directory = env.expand_home(text)
         if not directory.exists():
             directory = runtime.models.locate(text)
         below = [] if isfile(directory / "config.json") else _below(directory)

@@ -2,139 +2,190 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
 
 from aethermind.cache.stores.address import StoreAddress
+from aethermind.config.suggest import did_you_mean
 from aethermind.errors import InvalidArgumentError
 
-__all__ = ["EngineConfig", "MAX_SPECULATIVE_TOKENS"]
+__all__ = ["EngineConfig", "EngineOptions", "MAX_SPECULATIVE_TOKENS"]
 
 MAX_SPECULATIVE_TOKENS = 32
 """The most drafts of one request in a step."""
 
-_NAMES = {
-    "quantization": "weight format",
-    "lm_head": "weight format",
-    "speculative_method": "proposer, such as prompt_lookup",
-    "draft_model": "model or its directory",
-    "tokenizer": "model, or the path of a tokenizer",
-}
 
-_DEFAULT_NAMES = (("device", "auto"), ("dtype", "auto"), ("scheduling_policy", "fair"), ("executor", "auto"))
+class EngineOptions(TypedDict, total=False):
+    """The options of an engine as `LLM` takes them; `EngineConfig` has their defaults and checks them."""
 
-_COUNTS = (
-    "max_model_len",
-    "num_kv_blocks",
-    "block_size",
-    "num_threads",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "max_new_tokens",
-    "max_sessions",
-    "num_speculative_tokens",
-    "prompt_lookup_max",
-    "prompt_lookup_min",
-    "tensor_parallel_size",
-)
+    device: str
+    """`auto`, or a device such as `cpu` or `cuda:0`."""
+    dtype: str
+    """What the model computes in: `auto` (the checkpoint's), `float32`, `bfloat16` or `float16`."""
+    quantization: str | None
+    """Convert the weight matrices to this format on loading: `int8`, `int4`, … None keeps the checkpoint's."""
+    lm_head: str | None
+    """The format of the matrix that makes logits. None: int8 if `quantization` has fewer bits, else the same."""
+    load_format: str
+    """`auto` reads the weights, `dummy` makes random ones."""
+    weight_cache: float
+    """GiB of disk in the user's cache folder for packed weights, which later starts map; 0 for none."""
+    tokenizer: str | Path | None
+    """Another tokenizer than the model's: a directory, a tokenizer.json, a .gguf file or the name of a model."""
 
-_NUMBERS: Mapping[str, tuple[Callable[[float], bool], str]] = {
-    "swap_space": (lambda value: 0 <= value < 2**20, "GiB of host memory, 0 for none"),
-    "weight_cache": (lambda value: 0 <= value < 2**20, "GiB of disk space, 0 for none"),
-    "swap_threshold": (lambda value: 0 <= value <= 1, "a fraction of the blocks, 0 to 1"),
-    "session_ttl": (lambda value: 0 < value < 2**40, "seconds, more than 0"),
-}
+    max_model_len: int | None
+    """The longest context in tokens. None: the model's, or what memory allows."""
+    num_kv_blocks: int | None
+    """Blocks of the KV cache, which all requests share. None: as many as memory allows."""
+    block_size: int
+    """Tokens in a block of the KV cache."""
+    kv_cache_dtype: str
+    """What keys and values are stored in: `auto` as computed; `int8` or `fp8` (e4m3) with one scale per head and token,
+    in about half of bfloat16's memory."""
+    swap_space: float
+    """GiB of host memory for the keys and values of requests that are preempted when the cache is full."""
+    enable_prefix_caching: bool
+    """Keep computed keys and values while there is room, and reuse them for prompts that begin alike."""
+    kv_store: str | None
+    """A store that several engines share: `disk:/path?size=10GiB`, `redis://host:6379/0`, `host:2GiB` or a plugin's.
+    Closing the engine writes out what the store does not have yet."""
+    max_sessions: int
+    """How many conversations (`RequestOptions.session`) keep their last turn's keys and values longest."""
+    session_ttl: float
+    """For how many seconds after the turn they do."""
 
-_FLAGS = ("enable_prefix_caching", "deterministic")
+    num_threads: int | None
+    """Worker threads of the device. None: the device's choice."""
+    seed: int
+    """Seeds requests without a seed of their own, and the weights of `load_format="dummy"`."""
+    max_num_seqs: int
+    """The most requests that run at once."""
+    max_num_batched_tokens: int
+    """The most tokens in a step, and so the longest piece of a prompt."""
+    max_new_tokens: int | None
+    """No answer gets longer than this, whatever its request asks for."""
+    scheduling_policy: str
+    """Who goes first when not all can run: `fair`, `fcfs`, `priority`, `shortest`, `deadline` or a plugin's."""
 
-_KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3")
+    fallback: str
+    """What to do about operators without a kernel for the device: `error`, `warn` or `allow`."""
+    deterministic: bool
+    """Refuse kernels with which a request's tokens could depend on the rest of the batch."""
+
+    speculative_method: str | None
+    """What drafts tokens for the model to check, several in a step: `prompt_lookup`, `draft` or a plugin's. The answers
+    are the same as without."""
+    draft_model: str | Path | None
+    """The smaller model, with the same tokens, that `draft` asks."""
+    num_speculative_tokens: int
+    """The most drafts of a request in a step; there are fewer where they do not pay."""
+    prompt_lookup_max: int
+    """`prompt_lookup` first looks for an earlier occurrence of this many of the last tokens, …"""
+    prompt_lookup_min: int
+    """… then of fewer, down to this many."""
+
+    executor: str
+    """Where steps run: `inline` in the engine's process, `multiproc` in one for each rank, `auto`, or a plugin's."""
+    tensor_parallel_size: int
+    """Ranks that share the model, each with a part of every layer."""
+
+
+def _is_number(value: object, *kinds: type) -> bool:
+    """Whether a value is of one of these kinds; True and False, which are integers to Python, are none here."""
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """What a value should be, and the words for it."""
+
+    fits: Callable[[Any], bool]
+    words: str
+
+
+def _one_of(*choices: str) -> _Check:
+    return _Check(lambda value: value in choices, f"one of {', '.join(choices)}")
+
+
+def _name(words: str) -> _Check:
+    return _Check(lambda value: isinstance(value, str), words)
+
+
+def _number(fits: Callable[[float], bool], words: str) -> _Check:
+    return _Check(lambda value: _is_number(value, int, float) and fits(value), words)
+
+
+_COUNT = _Check(lambda value: _is_number(value, int) and 0 < value < 2**40, "a positive integer")
+_FLAG = _Check(lambda value: isinstance(value, bool), "True or False")
+
+
+def _option(default: Any, check: _Check) -> Any:
+    """A field that takes what fits, and None where that is the default."""
+    return field(default=default, metadata={"check": check})
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Options of one engine; None leaves a number to the model and the device.
+    """The options of one engine, checked; `EngineOptions` says what each of them means.
 
-    `quantization` names the weight format of the model's matrices, `lm_head` that of the one that makes logits (None:
-    int8 where the others have fewer bits, else the same). Names are checked where formats are known, when a model is
-    planned. `weight_cache` is in GiB of files that keep packed weights for the next start (see `engine.weight_cache`).
-    `tokenizer` is where another tokenizer than the model's own is. `swap_space` is in GiB of host memory, `kv_store`
-    the address of a store (see `cache.stores.address`).
-    `max_new_tokens` is a quota: no answer gets longer, whatever its request asks for. The last turns of `max_sessions`
-    sessions are kept for `session_ttl` seconds. Parked sequences go to the swap space once sequences hold more than the
-    fraction `swap_threshold` of the blocks.
-    `speculative_method` names what drafts tokens (see `engine.speculative`), at most
-    `num_speculative_tokens` of a request in a step; `prompt_lookup` looks for the last `prompt_lookup_max` tokens, then
-    for fewer, down to `prompt_lookup_min`. `executor` names where steps run (see `engine.executors`), on
-    `tensor_parallel_size` ranks that share the model.
+    Names of devices, formats, policies, proposers and executors are looked up later, when a model is planned.
 
     Raises InvalidArgumentError for values out of range.
     """
 
-    device: str = "auto"
-    dtype: str = "auto"
-    quantization: str | None = None
-    lm_head: str | None = None
-    load_format: str = "auto"
-    weight_cache: float = 16.0
-    tokenizer: str | None = None
-    max_model_len: int | None = None
-    num_kv_blocks: int | None = None
-    block_size: int = 16
-    kv_cache_dtype: str = "auto"
-    swap_space: float = 0.0
-    swap_threshold: float = 0.9
-    num_threads: int | None = None
-    seed: int = 0
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
-    max_new_tokens: int | None = None
-    scheduling_policy: str = "fair"
-    enable_prefix_caching: bool = True
-    max_sessions: int = 256
-    session_ttl: float = 600.0
-    kv_store: str | None = None
-    fallback: str = "warn"
-    deterministic: bool = False
-    speculative_method: str | None = None
-    draft_model: str | None = None
-    num_speculative_tokens: int = 8
-    prompt_lookup_max: int = 4
-    prompt_lookup_min: int = 2
-    executor: str = "auto"
-    tensor_parallel_size: int = 1
+    device: str = _option("auto", _name("a name, such as auto"))
+    dtype: str = _option("auto", _name("a name, such as auto"))
+    quantization: str | None = _option(None, _name("the name of a weight format"))
+    lm_head: str | None = _option(None, _name("the name of a weight format"))
+    load_format: str = _option("auto", _one_of("auto", "dummy"))
+    weight_cache: float = _option(16.0, _number(lambda value: 0 <= value < 2**20, "GiB of disk space, 0 for none"))
+    tokenizer: str | None = _option(None, _name("the name of a model, or the path of a tokenizer"))
+    max_model_len: int | None = _option(None, _COUNT)
+    num_kv_blocks: int | None = _option(None, _COUNT)
+    block_size: int = _option(16, _COUNT)
+    kv_cache_dtype: str = _option("auto", _one_of("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3"))
+    swap_space: float = _option(0.0, _number(lambda value: 0 <= value < 2**20, "GiB of host memory, 0 for none"))
+    num_threads: int | None = _option(None, _COUNT)
+    seed: int = _option(0, _Check(lambda value: _is_number(value, int), "an integer"))
+    max_num_seqs: int = _option(64, _COUNT)
+    max_num_batched_tokens: int = _option(512, _COUNT)
+    max_new_tokens: int | None = _option(None, _COUNT)
+    scheduling_policy: str = _option("fair", _name("a name, such as fair"))
+    enable_prefix_caching: bool = _option(True, _FLAG)
+    max_sessions: int = _option(256, _COUNT)
+    session_ttl: float = _option(600.0, _number(lambda value: 0 < value < 2**40, "seconds, more than 0"))
+    kv_store: str | None = _option(None, _name("the address of a store, such as disk:/path"))
+    fallback: str = _option("warn", _one_of("error", "warn", "allow"))
+    deterministic: bool = _option(False, _FLAG)
+    speculative_method: str | None = _option(None, _name("the name of a proposer, such as prompt_lookup"))
+    draft_model: str | None = _option(None, _name("the name of a model or its directory"))
+    num_speculative_tokens: int = _option(8, _COUNT)
+    prompt_lookup_max: int = _option(4, _COUNT)
+    prompt_lookup_min: int = _option(2, _COUNT)
+    executor: str = _option("auto", _name("a name, such as auto"))
+    tensor_parallel_size: int = _option(1, _COUNT)
 
     def __post_init__(self) -> None:
-        for name, default in _DEFAULT_NAMES:
-            if not isinstance(getattr(self, name), str):
-                raise InvalidArgumentError(f"{name} should be a name, such as {default}, got {getattr(self, name)!r}.")
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if value is not None and not (_is_number(value, int) and 0 < value < 2**40):
-                raise InvalidArgumentError(f"{name} should be a positive integer, got {value!r}.")
-        for name, (fits, words) in _NUMBERS.items():
-            value = getattr(self, name)
-            if not (_is_number(value, int, float) and fits(value)):
-                raise InvalidArgumentError(f"{name} should be {words}, got {value!r}.")
-        if not _is_number(self.seed, int):
-            raise InvalidArgumentError(f"seed should be an integer, got {self.seed!r}.")
-        for name in _FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidArgumentError(f"{name} should be True or False, got {getattr(self, name)!r}.")
-        _check_choice("kv_cache_dtype", self.kv_cache_dtype, _KV_CACHE_DTYPES)
-        if self.kv_store is not None:
-            _check_store(self.kv_store, self.enable_prefix_caching)
-            if self.tensor_parallel_size > 1:
-                raise InvalidArgumentError(
-                    "A KV store cannot be shared by several ranks: each has its own heads. Leave kv_store or "
-                    "tensor_parallel_size out."
-                )
-        _check_choice("load_format", self.load_format, ("auto", "dummy"))
-        _check_choice("fallback", self.fallback, ("error", "warn", "allow"))
-        for name, kind in _NAMES.items():
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                raise InvalidArgumentError(f"{name} should be the name of a {kind}, got {value!r}.")
+        for option in fields(self):
+            value, check = getattr(self, option.name), option.metadata["check"]
+            if not check.fits(value) and not (value is None and option.default is None):
+                raise InvalidArgumentError(f"{option.name} should be {check.words}, got {value!r}.")
+        self._check_store()
         self._check_speculation()
+
+    @classmethod
+    def of(cls, **options: Unpack[EngineOptions]) -> EngineConfig:
+        """The configuration with these options; InvalidArgumentError also for one that does not exist."""
+        if unknown := sorted(options.keys() - EngineOptions.__annotations__.keys()):
+            raise InvalidArgumentError(
+                f"An engine has no option {unknown[0]!r}{did_you_mean(unknown[0], EngineOptions.__annotations__)}"
+            )
+        named: dict[str, Any] = {
+            name: str(value) if isinstance(value, Path) else value for name, value in options.items()
+        }
+        return cls(**named)
 
     @property
     def executor_name(self) -> str:
@@ -142,6 +193,18 @@ class EngineConfig:
         if self.executor != "auto":
             return self.executor
         return "inline" if self.tensor_parallel_size == 1 else "multiproc"
+
+    def _check_store(self) -> None:
+        if self.kv_store is None:
+            return
+        StoreAddress.parse(self.kv_store)
+        if not self.enable_prefix_caching:
+            raise InvalidArgumentError("A KV store needs enable_prefix_caching: what it has is found by its beginning.")
+        if self.tensor_parallel_size > 1:
+            raise InvalidArgumentError(
+                "A KV store cannot be shared by several ranks: each has its own heads. Leave kv_store or "
+                "tensor_parallel_size out."
+            )
 
     def _check_speculation(self) -> None:
         if self.num_speculative_tokens > MAX_SPECULATIVE_TOKENS:
@@ -157,21 +220,3 @@ class EngineConfig:
             raise InvalidArgumentError(
                 "draft_model is given and speculative_method is not; set that to draft, or leave both out."
             )
-
-
-def _is_number(value: object, *kinds: type) -> bool:
-    """Whether a value is of one of these kinds; True and False, which are integers to Python, are none here."""
-    return isinstance(value, kinds) and not isinstance(value, bool)
-
-
-def _check_store(address: object, enable_prefix_caching: bool) -> None:
-    if not isinstance(address, str):
-        raise InvalidArgumentError(f"kv_store should be the address of a store, such as disk:/path, got {address!r}.")
-    StoreAddress.parse(address)
-    if not enable_prefix_caching:
-        raise InvalidArgumentError("A KV store needs enable_prefix_caching: what it has is found by its beginning.")
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InvalidArgumentError(f"{name} should be one of {', '.join(choices)}, got {value!r}.")

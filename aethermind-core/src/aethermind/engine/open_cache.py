@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["open_cache"]
 
+_SWAP_THRESHOLD = 0.9
+"""Of the blocks: sequences that hold more have parked ones swapped out."""
+
 
 def open_cache(
     planned: PlannedModel, memory: KVMemory, costs: MeasuredCosts, clock: Callable[[], float]
@@ -37,7 +40,7 @@ def open_cache(
         planned.max_model_len,
         prefix_cache=prefix_cache,
         swap_store=timed or swap_store,
-        swap_threshold=planned.config.swap_threshold,
+        swap_threshold=_SWAP_THRESHOLD,
         pool=pool,
     )
     return cache, prefix_cache, swap_store

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aethermind import env
 from aethermind.errors import ConfigError, PluginError
 from aethermind.model.architecture import Architecture
 from aethermind.plugins.claims import Claims, import_object
@@ -112,7 +113,7 @@ class ModelRegistry:
         entry = self._entries.get(model)
         if entry is not None:
             return entry()
-        path = Path(model).expanduser()
+        path = env.expand_home(model)
         if _HUB_ID.fullmatch(model) and not path.parent.exists():
             name = path.name
             raise ConfigError(

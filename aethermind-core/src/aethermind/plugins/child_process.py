@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 
-__all__ = ["ChildError", "ChildProcess", "answer_pipe", "start_child"]
+__all__ = ["ChildError", "ChildProcess", "answer_pipe", "import_path", "start_child"]
 
 
 class ChildError(Exception):
@@ -54,19 +54,23 @@ class ChildProcess:
         return line
 
 
+def import_path() -> str:
+    """A PYTHONPATH with which another process imports what this one can."""
+    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+
+
 @contextlib.contextmanager
 def start_child(module: str, request: object, variables: Mapping[str, str] | None = None) -> Iterator[ChildProcess]:
     """`python -m MODULE REQUEST`, which imports what this process can; it ends, with all it started, with the block.
 
     `variables` are added to the environment; OSError where no process can be started.
     """
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", module, json.dumps(request)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path, **(variables or {})},
+        env={**os.environ, "PYTHONPATH": import_path(), **(variables or {})},
         start_new_session=True,
     )
     try:

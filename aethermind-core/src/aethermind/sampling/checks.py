@@ -17,29 +17,27 @@ MAX_STRING_CHARS = 4096
 
 def number(name: str, value: object, lowest: float, highest: float, way_out: str, *, is_above: bool = False) -> float:
     """Return a finite number from `lowest`, itself excluded if `is_above`, to `highest`."""
-    upper = "" if highest == math.inf else f" and at most {highest:g}"
-    allowed = f"a finite number {'above' if is_above else 'of at least'} {lowest:g}{upper}"
-    if isinstance(value, bool) or not isinstance(value, Real):
-        refuse(name, value, allowed, way_out)
-    try:
-        result = float(value)
-    except OverflowError:
-        result = math.inf
+    result = math.nan
+    if isinstance(value, (float, int, Real)) and not isinstance(value, bool):  # `Real` alone takes longest to be asked
+        try:
+            result = float(value)
+        except OverflowError:
+            result = math.inf
     is_low = result <= lowest if is_above else result < lowest
     if is_low or result > highest or not math.isfinite(result):
-        refuse(name, value, allowed, way_out)
+        upper = "" if highest == math.inf else f" and at most {highest:g}"
+        refuse(name, value, f"a finite number {'above' if is_above else 'of at least'} {lowest:g}{upper}", way_out)
     return result
 
 
 def integer(name: str, value: object, lowest: int, highest: int | None, way_out: str) -> int:
     """Return an integer from `lowest` to `highest`, both included."""
+    if isinstance(value, (int, Integral)) and not isinstance(value, bool):
+        result = int(value)
+        if lowest <= result and (highest is None or result <= highest):
+            return result
     allowed = f"an integer of at least {lowest}" if highest is None else f"an integer from {lowest} to {highest}"
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        refuse(name, value, allowed, way_out)
-    result = int(value)
-    if result < lowest or (highest is not None and result > highest):
-        refuse(name, value, allowed, way_out)
-    return result
+    refuse(name, value, allowed, way_out)
 
 
 def optional(name: str, value: object, lowest: int, highest: int | None, way_out: str) -> int | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from aethermind import env
 from aethermind.cache.stores.address import StoreAddress
 from aethermind.cache.stores.disk_index import DiskIndex
 from aethermind.errors import ConfigError, InvalidArgumentError
@@ -133,7 +134,7 @@ def open_disk_store(address: StoreAddress) -> DiskStore:
     if not address.location:
         raise InvalidArgumentError("A KV store on disk needs a directory; write disk:/path, perhaps with ?size=10GiB.")
     try:
-        return DiskStore(Path(address.location).expanduser(), address.size_option("size", _DEFAULT_BYTES))
+        return DiskStore(env.expand_home(address.location), address.size_option("size", _DEFAULT_BYTES))
     except OSError as error:
         raise ConfigError(
             f"{address.location} cannot hold a KV store: {error.strerror}. Choose a directory that can be written."

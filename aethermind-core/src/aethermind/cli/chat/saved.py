@@ -7,6 +7,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from aethermind import env
 from aethermind.cli.chat.conversation import Conversation
 from aethermind.errors import InvalidArgumentError
 
@@ -55,10 +56,7 @@ def load(file: str) -> Conversation:
 
 
 def _path(file: str) -> Path:
-    try:
-        path = Path(file).expanduser()
-    except RuntimeError as error:
-        raise InvalidArgumentError(f"{file} begins with the home of somebody who is unknown here.") from error
+    path = env.expand_home(file)
     if not path.name:
         raise InvalidArgumentError(f"{path} is a directory; add the name of a file.")
     return path

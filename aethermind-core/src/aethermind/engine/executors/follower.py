@@ -6,10 +6,8 @@ blocks that it copies. It ends when it is told to, and when rank 0 has gone.
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -18,14 +16,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from aethermind import __version__
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.kv_memory.memory import HostBlocks, KVMemory
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.loading.model_graph import GraphKey, Part
 from aethermind.engine.loading.model_weights import open_constants
+from aethermind.engine.process.start import begin, check_version
 from aethermind.engine.process.wire import Unpacker, pack
-from aethermind.errors import PluginError
 from aethermind.graph.executor import Executor
 from aethermind.hal.shared_memory import SharedMemoryCommunicator
 from aethermind.runtime import Runtime
@@ -38,17 +35,12 @@ _LOOK_S = 0.5
 
 def main(fd: int, memory: int, parent: int, rank: int, size: int, version: str) -> int:
     """Follow whoever holds the other end of a socket; returns the exit code."""
-    # Ctrl-C and SIGTERM reach every process of a group: what they mean is for rank 0 to say.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
-    faulthandler.enable()
+    begin()
     logging.getLogger("aethermind").setLevel(logging.ERROR)  # rank 0 has said what there is to warn of
     threading.Thread(target=_end_with, args=[parent], daemon=True).start()
     with socket.socket(fileno=fd) as sock:
         try:
-            if version != __version__:
-                raise PluginError(f"AetherMind {version} became {__version__} while it ran; start it again.")
+            check_version(version)
             communicator = SharedMemoryCommunicator(rank, size, memory)
             _follow(sock, communicator)
         except (BrokenPipeError, ConnectionResetError, EOFError):

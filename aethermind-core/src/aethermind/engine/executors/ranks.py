@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import selectors
-import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from aethermind import __version__
+from aethermind.engine.process.start import child_command, child_environment, describe_exit, signals_held
 from aethermind.engine.process.wire import Unpacker, pack
 from aethermind.errors import AetherMindError, EngineDeadError
 from aethermind.hal.device import DeviceId
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Ranks"]
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM)
 _GRACE_S = 2.0
 """How long a process may take to end once it was told to."""
 
@@ -163,22 +160,18 @@ class _Rank:
         ours, theirs = socket.socketpair()
         with theirs:
             numbers = (theirs.fileno(), memory, os.getpid(), rank, size)
-            path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-            # It ignores these signals once it runs; until then they have to wait, lest Ctrl-C end it before its time.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
             try:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "aethermind.engine.executors.follower", *map(str, numbers), __version__],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    env={**os.environ, "PYTHONPATH": path},
-                    pass_fds=[theirs.fileno(), memory],
-                )
+                with signals_held():
+                    process = subprocess.Popen(
+                        child_command("aethermind.engine.executors.follower", *numbers),
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        env=child_environment(),
+                        pass_fds=[theirs.fileno(), memory],
+                    )
             except BaseException:
                 ours.close()
                 raise
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return cls(rank, process, ours)
 
     @property
@@ -197,8 +190,6 @@ class _Rank:
 
     def describe_end(self) -> str:
         """How it ended, in words."""
-        from aethermind.engine.process.child import describe_exit
-
         try:
             return describe_exit(self._process.wait(_GRACE_S))
         except subprocess.TimeoutExpired:

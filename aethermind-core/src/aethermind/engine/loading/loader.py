@@ -6,19 +6,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from aethermind.cache.spec import KVCacheSpec
 from aethermind.dispatch import Fallback
-from aethermind.engine.config import EngineConfig
+from aethermind.engine.config import EngineConfig, EngineOptions
 from aethermind.engine.loading.kv_plan import for_whole_texts, plan_kv
 from aethermind.engine.loading.model_graph import StepGraphs
 from aethermind.engine.loading.planned_model import PlannedModel, compile_for
 from aethermind.engine.loading.tensor_parallel import TensorParallel, num_threads_of
 from aethermind.engine.loading.weight_formats import WeightFormats, held_formats
-from aethermind.errors import InvalidArgumentError
+from aethermind.errors import ConfigError, InvalidArgumentError
 from aethermind.graph.tensor_parallel import Share, with_collectives
 from aethermind.hal.dtype import DType
+from aethermind.log import get_logger
 from aethermind.model.architecture import TextEncoder
 from aethermind.model.config import DecoderConfig
 from aethermind.model.hf_config import architecture_name
@@ -26,6 +27,8 @@ from aethermind.runtime import OpenDevice, Runtime
 from aethermind.sampling.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 
 __all__ = ["plan_model"]
+
+logger = get_logger(__name__)
 
 _MOST_DRAFTS = 128
 """The most drafts that a step checks: each takes a row of logits, for which memory is set aside."""
@@ -38,14 +41,14 @@ def plan_model(
     *,
     opened: OpenDevice | None = None,
     rank: int = 0,
-    **options: Any,
+    **options: Unpack[EngineOptions],
 ) -> PlannedModel:
     """Read a model's configuration, open the device unless it is `opened`, and compile the step's plan: that of `rank`,
     where the configuration has several.
 
-    `options` are fields of EngineConfig.
+    Instead of a configuration there may be its `options`.
     """
-    config = config or EngineConfig(**options)
+    config = config or EngineConfig.of(**options)
     policy = runtime.policies.make(config.scheduling_policy)
     method = config.speculative_method
     create_proposer = None if method is None else runtime.proposers.get(method)
@@ -174,5 +177,13 @@ def _choose_dtype(text: str, of_checkpoint: DType, supported: tuple[DType, ...],
 def _eos_token_ids(decoder: DecoderConfig, generation: Mapping[str, Any]) -> frozenset[int]:
     """The ids that end an answer, by both configuration files; ids that the model cannot produce are left out."""
     value = generation.get("eos_token_id")
-    ids = [*decoder.eos_token_ids, *(value if isinstance(value, list) else [value])]
-    return frozenset(i for i in ids if isinstance(i, int) and not isinstance(i, bool) and 0 <= i < decoder.vocab_size)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
+        raise ConfigError(
+            f"eos_token_id in generation_config.json should be a token id or a list of them, got {value!r}."
+        )
+    if negative := [item for item in ids if item < 0]:  # transformers warns as well
+        logger.warning(
+            "eos_token_id in generation_config.json is %s, which no token has: no answer ends with it.", negative[0]
+        )
+    return frozenset(item for item in (*decoder.eos_token_ids, *ids) if 0 <= item < decoder.vocab_size)

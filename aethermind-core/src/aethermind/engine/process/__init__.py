@@ -5,6 +5,8 @@ EngineProcess (client)     what the server holds: requests by name, answers as t
       └ Child              one process: a private socket, its exit
 ─────────────── `messages` in msgpack (`wire`), answers as what is new of them (`growth`) ───────────────
 worker                     the process: loads a model, steps an engine, never waits for its reader (`outbox`)
+
+`start` is what both sides do when a process begins, also that of a rank (`executors`).
 """
 
 from __future__ import annotations

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
-import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from aethermind import __version__
 from aethermind.engine.process.messages import Close, News
+from aethermind.engine.process.start import child_command, child_environment, signals_held
 from aethermind.engine.process.wire import Unpacker, pack
 
-__all__ = ["Child", "describe_exit"]
+__all__ = ["Child"]
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM)
 _GRACE_S = 2.0
 """How long a process may take to end once its socket has; its work is lost anyway."""
 
@@ -43,25 +40,19 @@ class Child:
             transport, _ = await asyncio.get_running_loop().create_unix_connection(
                 lambda: _Listener(on_news, hung_up), sock=ours
             )
-            command = ["-m", "aethermind.engine.process", str(theirs.fileno()), str(os.getpid()), __version__]
-            path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-            # It ignores these signals once it runs; until then they have to wait, lest Ctrl-C end it before its time.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
             try:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    *command,
-                    stdin=DEVNULL,
-                    stdout=DEVNULL,
-                    cwd=directory,
-                    env={**os.environ, "PYTHONPATH": path},
-                    pass_fds=[theirs.fileno()],
-                )
+                with signals_held():
+                    process = await asyncio.create_subprocess_exec(
+                        *child_command("aethermind.engine.process", theirs.fileno(), os.getpid()),
+                        stdin=DEVNULL,
+                        stdout=DEVNULL,
+                        cwd=directory,
+                        env=child_environment(),
+                        pass_fds=[theirs.fileno()],
+                    )
             except BaseException:
                 transport.close()
                 raise
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return cls(process, transport, hung_up)
 
     @property
@@ -116,14 +107,3 @@ class _Listener(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._hung_up.set()
-
-
-def describe_exit(code: int) -> str:
-    """How a process ended, in words."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return f"was killed by {name}"

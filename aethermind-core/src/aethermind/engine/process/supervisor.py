@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from aethermind.engine.process.child import Child, describe_exit
+from aethermind.engine.process.child import Child
 from aethermind.engine.process.messages import Loaded, LogLine, News, Setup
+from aethermind.engine.process.start import describe_exit
 from aethermind.errors import EngineDeadError, InvalidArgumentError
 from aethermind.log import get_logger
 

@@ -52,6 +52,9 @@ _SMALL_BYTES = 1 << 16
 _CODE_OF = {record: code for code, record in enumerate(RECORDS)}
 _NAMES = {record: tuple(one.name for one in fields(record) if one.init) for record in RECORDS}
 _TUPLE, _ARRAY, _MAPPING, _ERROR = 120, 121, 122, 123
+_NO_ITEMS = msgpack.ExtType(_TUPLE, msgpack.packb([]))
+"""Most of the tuples that cross are empty: what a request does not ask for."""
+
 _READING: Mapping[str, Any] = {"strict_map_key": False, "unicode_errors": "surrogatepass"}
 
 
@@ -98,7 +101,7 @@ def _as_extension(value: Any) -> Any:
     if (code := _CODE_OF.get(kind)) is not None:
         return msgpack.ExtType(code, pack([getattr(value, name) for name in _NAMES[kind]]))
     if kind is tuple:
-        return msgpack.ExtType(_TUPLE, pack(list(value)))
+        return msgpack.ExtType(_TUPLE, pack(list(value))) if value else _NO_ITEMS
     if isinstance(value, Integral):
         return max(-(2**63), min(int(value), 2**64 - 1))
     if isinstance(value, Real):

@@ -7,7 +7,6 @@ told to, and when whoever started it has gone.
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import gc
 import logging
 import os
@@ -18,7 +17,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, assert_never
 
-from aethermind import __version__
 from aethermind.engine.engine import Engine
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.engine_stats import EngineStats
@@ -26,9 +24,10 @@ from aethermind.engine.observation.model_info import describe_model
 from aethermind.engine.process.calls import CALLS
 from aethermind.engine.process.messages import Abort, Add, Ask, Close, Forget, Loaded, LogLine, Reply, Setup
 from aethermind.engine.process.outbox import Outbox
+from aethermind.engine.process.start import begin, check_version
 from aethermind.engine.process.wire import Unpacker
 from aethermind.engine.requests.output_builder import has_ended
-from aethermind.errors import AetherMindError, EngineDeadError, PluginError
+from aethermind.errors import AetherMindError, EngineDeadError
 from aethermind.log import get_logger
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults
@@ -59,11 +58,7 @@ _log = get_logger(__name__)
 def main(fd: int, parent: int, version: str) -> int:
     """Serve whoever holds the other end of a socket; returns the exit code."""
     _die_with(parent)
-    # Ctrl-C and SIGTERM reach every process of a group: what they mean is for the parent to say.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
-    faulthandler.enable()
+    begin()
     with socket.socket(fileno=_low(fd)) as sock:
         outbox = Outbox(sock)
         inbox = _Inbox(sock)
@@ -79,8 +74,7 @@ def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
     logger.addHandler(_Forwarding(outbox))
     logger.setLevel(setup.log_level)
     try:
-        if version != __version__:
-            raise PluginError(f"AetherMind {version} became {__version__} while it ran; start it again.")
+        check_version(version)
         engine = _load(setup, outbox)
         gc.collect()
         gc.freeze()  # what was loaded stays: to look for garbage in it would make a step wait
