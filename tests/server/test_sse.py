@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from aethermind.server import sse
-from aethermind.server.framing import Event, Framing
+from aethermind.server.framing import Framing, Told
 from aethermind.server.openai.errors import as_api_error
 from aethermind.server.sse import EventStream
 
@@ -26,22 +26,22 @@ class Client:
         self.got: list[bytes] = []
         self.is_complete = False
         self.is_reading = True
-        self.leaves = asyncio.Event()
+        self.gone = asyncio.get_running_loop().create_future()
         self.heard = asyncio.Condition()
         self.is_cut = False
         self.is_closed = False
         self.record = SimpleNamespace(error_code=None)
 
-    async def receive(self) -> dict[str, Any]:
-        await self.leaves.wait()
-        return {"type": "http.disconnect"}
+    async def receive(self) -> NoReturn:
+        raise AssertionError("whether the client leaves is told by `gone`")
 
     async def send(self, message: Any) -> None:
-        if not self.is_reading:
-            await asyncio.Event().wait()
-        if message["type"] == "http.response.body":
-            self.got.append(message["body"])
-            self.is_complete = not message["more_body"]
+        assert message["type"] == "http.response.start"
+
+    async def send_part(self, data: bytes, *, is_last: bool = False) -> None:
+        await self.read_all()
+        self.got.append(data)
+        self.is_complete = is_last
         async with self.heard:
             self.heard.notify_all()
 
@@ -49,12 +49,13 @@ class Client:
         if not self.is_reading:
             await asyncio.Event().wait()
 
-    async def serve(self, events: AsyncIterator[list[Event]], timeout_s: float = 60.0) -> None:
+    async def serve(self, events: AsyncIterator[Told], timeout_s: float = 60.0) -> None:
         resources = AsyncExitStack()
         resources.callback(setattr, self, "is_closed", True)
         stream = EventStream(events, resources, framing=PLAIN, slow_reader_timeout_s=timeout_s)
         cut = partial(setattr, self, "is_cut", True)
-        state = {"record": self.record, "cut": cut, "send_part": self.send, "all_sent": self.read_all}
+        own = {"gone": self.gone, "cut": cut, "send_part": self.send_part, "all_sent": self.read_all}
+        state = {"record": self.record, **own}
         scope: Any = {"state": state}
         await asyncio.wait_for(stream(scope, self.receive, self.send), 30)
         assert self.is_closed
@@ -67,27 +68,27 @@ def test_a_silent_stream_shows_signs_of_life_between_its_events(monkeypatch: pyt
     async def talk() -> list[bytes]:
         client = Client()
 
-        async def events() -> AsyncIterator[list[Event]]:
+        async def events() -> AsyncIterator[Told]:
             for number in range(2):
                 async with client.heard:
                     await client.heard.wait_for(lambda: client.got[-2:] == [b": keep-alive\n\n"] * 2)
-                yield [{"n": number}]
+                yield Told([{"n": number}], is_last=number == 1)
 
         await client.serve(events())
         assert client.is_complete
         return client.got
 
     got = asyncio.run(talk())
-    assert [part for part in got if part != b": keep-alive\n\n"] == [b"{'n': 0}", b"{'n': 1}", b"end"]
-    assert got[-1] == b"end"
+    assert [part for part in got if part != b": keep-alive\n\n"] == [b"{'n': 0}", b"{'n': 1}end"]
+    assert got[-1] == b"{'n': 1}end"
 
 
 def test_an_error_on_the_way_is_the_last_event() -> None:
     async def talk() -> Client:
         client = Client()
 
-        async def events() -> AsyncIterator[list[Event]]:
-            yield [{"n": 0}]
+        async def events() -> AsyncIterator[Told]:
+            yield Told([{"n": 0}])
             raise ValueError("broken")
 
         await client.serve(events())
@@ -95,7 +96,7 @@ def test_an_error_on_the_way_is_the_last_event() -> None:
 
     client = asyncio.run(talk())
     code = as_api_error(ValueError("broken")).code
-    assert client.got == [b"{'n': 0}", str({"error": code}).encode(), b"end"]
+    assert client.got == [b"{'n': 0}", str({"error": code}).encode() + b"end"]
     assert client.record.error_code == code
 
 
@@ -103,10 +104,10 @@ def test_who_leaves_ends_the_events() -> None:
     async def talk() -> tuple[Client, list[str]]:
         client, ended = Client(), list[str]()
 
-        async def events() -> AsyncIterator[list[Event]]:
+        async def events() -> AsyncIterator[Told]:
             try:
-                yield [{"n": 0}]
-                client.leaves.set()
+                yield Told([{"n": 0}])
+                client.gone.set_result(None)
                 await asyncio.Event().wait()
             finally:
                 ended.append("cancelled")
@@ -120,13 +121,29 @@ def test_who_leaves_ends_the_events() -> None:
     assert not client.is_complete
 
 
+def test_much_to_say_at_the_end_is_read_before_the_last_word() -> None:
+    """The connection closes behind that, and a server that stops waits for nobody then."""
+
+    async def talk() -> list[bytes]:
+        client = Client()
+
+        async def events() -> AsyncIterator[Told]:
+            yield Told([{"n": "x" * 100_000}], is_last=True)
+
+        await client.serve(events())
+        return client.got
+
+    assert [len(part) > 100_000 for part in asyncio.run(talk())] == [True, False]
+
+
 def test_who_does_not_read_the_end_is_cut_off() -> None:
     async def talk() -> Client:
         client = Client()
 
-        async def events() -> AsyncIterator[list[Event]]:
-            yield [{"n": 0}]
+        async def events() -> AsyncIterator[Told]:
+            yield Told([{"n": 0}])
             client.is_reading = False
+            yield Told([], is_last=True)
 
         await client.serve(events(), timeout_s=0.01)
         return client
@@ -144,12 +161,12 @@ def test_who_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch, is_silent
     async def talk() -> Client:
         client = Client()
 
-        async def events() -> AsyncIterator[list[Event]]:
-            yield [{"n": 0}]
+        async def events() -> AsyncIterator[Told]:
+            yield Told([{"n": 0}])
             client.is_reading = False
             if is_silent:
                 await asyncio.Event().wait()
-            yield [{"n": 1}]
+            yield Told([{"n": 1}], is_last=True)
 
         await client.serve(events(), timeout_s=0.01)
         return client

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,23 @@ def test_a_client_that_leaves_is_an_abort(llm: LLM, http: httpx.Client) -> None:
     assert gained(http, before, "request_success_total", "abort") == 1
     assert gained(http, before, "request_success_total", "length") == 0
     assert 0 < gained(http, before, "generation_tokens_total") < 400
+
+
+@pytest.mark.parametrize("num_padding", [0, 200_000])
+def test_who_leaves_before_a_whole_answer_is_an_abort_however_long_its_body(
+    llm: LLM, http: httpx.Client, num_padding: int
+) -> None:
+    before = samples(http)
+    body = json.dumps({**ASK, "max_tokens": 400}).encode() + b" " * num_padding
+    with standing_still(llm):
+        with socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=30) as plug:
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+            plug.sendall(head.encode() + body)
+            while not gained(http, before, "num_requests_running"):
+                pass
+        while not gained(http, before, "request_success_total", "abort"):
+            pass
+    await_idle(http)
 
 
 def test_what_the_engine_refuses_is_an_error(http: httpx.Client) -> None:

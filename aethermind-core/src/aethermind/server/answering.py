@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from aethermind.server.framing import Told
 from aethermind.server.observation.records import GenerationRecord
 from aethermind.server.openai.answers import Answer, PartCutter
 
@@ -138,12 +139,13 @@ class Answering:
 
 
 async def told(
-    first: Awaitable[_State], others: AsyncIterator[_State], answer: Answer, num_answers: int
-) -> AsyncGenerator[list[Event], None]:
-    """The events of a stream, those that come together in a list: a beginning, parts of the `num_answers` to each
-    prompt as they grow, and an end.
+    first: Awaitable[_State], others: AsyncIterator[_State], answer: Answer, *, num_prompts: int, num_answers: int
+) -> AsyncGenerator[Told, None]:
+    """The events of a stream: a beginning, parts of the `num_answers` to each prompt as they grow, and an end, which
+    comes with the last part.
     """
-    yield list(answer.begin())
+    yield Told(list(answer.begin()))
+    num_open = num_prompts
     cutters: dict[int, PartCutter] = {}
     last: dict[int, RequestOutput] = {}
     state: _State | None = await first
@@ -159,6 +161,8 @@ async def told(
             part = cutter.cut(one)
             if part is not None:
                 events += answer.part(index, output, part)
-        yield events
+        num_open -= output.finished
+        if not num_open:
+            events += answer.end([last[place] for place in sorted(last)])
+        yield Told(events, is_last=not num_open)
         state = await anext(others, None)
-    yield list(answer.end([last[place] for place in sorted(last)]))

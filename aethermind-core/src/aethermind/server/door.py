@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import TYPE_CHECKING
 
-from starlette.datastructures import Headers
-
+from aethermind.server.headers import header_of
 from aethermind.server.loopback import is_loopback
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.web_ui import ASSETS
@@ -87,14 +86,14 @@ class Door:
 
 def _host_name(scope: Scope) -> str:
     """The host of the request's Host header, without its port."""
-    host = Headers(scope=scope).get("host", "")
+    host = header_of(scope, b"host") or ""
     name, _, port = host.rpartition(":")
     return name if name and port.isdecimal() else host
 
 
 def _is_nameless(scope: Scope) -> bool:
     """Whether a request may go without a Host header and does, which no browser's does: HAProxy's checks, for one."""
-    return scope["http_version"] == "1.0" and "host" not in Headers(scope=scope)
+    return scope["http_version"] == "1.0" and header_of(scope, b"host") is None
 
 
 def _bare(name: str) -> str:
@@ -104,13 +103,12 @@ def _bare(name: str) -> str:
 
 def _is_own_page(scope: Scope, others: Set[str]) -> bool:
     """Whether a request comes from the server's own page, one of `others` or no page: browsers say which in Origin."""
-    headers = Headers(scope=scope)
-    origin = headers.get("origin")
-    return origin is None or origin.partition("://")[2] == headers.get("host") or origin in others
+    origin = header_of(scope, b"origin")
+    return origin is None or origin.partition("://")[2] == header_of(scope, b"host") or origin in others
 
 
 def _tenant(scope: Scope, tenants: Tenants) -> Tenant | None:
     """Whose key the request has; None for a wrong one. The scheme before it is in any case (RFC 9110, 11.1)."""
-    given = Headers(scope=scope).get("authorization", "")
+    given = header_of(scope, b"authorization") or ""
     scheme, _, key = given.partition(" ")
     return tenants.find(key.strip() if scheme.lower() == "bearer" else given)

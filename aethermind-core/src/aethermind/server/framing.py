@@ -7,15 +7,23 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from json.encoder import encode_basestring
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from aethermind.server.openai.errors import ApiError
 
-__all__ = ["Event", "Framing", "NAMED", "TextEvents", "UNNAMED"]
+__all__ = ["Event", "Framing", "NAMED", "TextEvents", "Told", "UNNAMED"]
 
 Event = dict[str, Any] | bytes
 """What is to be told: an object, or the bytes of one that is written already."""
+
+
+class Told(NamedTuple):
+    """Events that are told together, and whether they are the last."""
+
+    events: list[Event]
+    is_last: bool = False
+
 
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _ANY_TEXT = uuid.uuid4().hex

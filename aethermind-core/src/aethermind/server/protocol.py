@@ -9,7 +9,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from aethermind.server.limits import Limits
 
-__all__ = ["bound_sending", "bounded_protocol"]
+__all__ = ["SendPart", "bound_sending", "bounded_protocol"]
 
 SEND_BUFFER_BYTES = 64 << 10
 """What a connection's socket may hold of an answer; Linux doubles it. asyncio holds another 64 KiB."""
@@ -58,11 +58,13 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._gone: asyncio.Future[None] = self.loop.create_future()
         self._await_request()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._stop_waiting()
         super().connection_lost(error)
+        self._gone.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -106,8 +108,11 @@ class _BoundedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self.parser.should_upgrade():
-            super().on_message_complete()
+        if self.parser.should_upgrade():
+            return
+        super().on_message_complete()
+        if not self.pipeline:
+            self.flow.resume_reading()  # which a large body has paused: that the client leaves has to be seen
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -118,9 +123,12 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self.scope["http_version"] == "1.0":
             _send_without_chunks(self.cycle)
         # Closing waits until everything is sent, which a reader that does not read puts off for ever.
-        self.scope["state"]["cut"] = self.transport.abort
-        self.scope["state"]["send_part"] = self.cycle.send
-        self.scope["state"]["all_sent"] = self._all_sent
+        self.scope["state"] |= {
+            "gone": self._gone,
+            "cut": self.transport.abort,
+            "send_part": _part_sender(self.cycle),
+            "all_sent": self._all_sent,
+        }
 
     async def _all_sent(self) -> None:
         """Wait until the system has taken everything that was written."""
@@ -162,6 +170,25 @@ class _BoundedProtocol(HttpToolsProtocol):
         # To close on a client that still sends would take the answer from it: what it sends is dropped for a while.
         self._stop_waiting()
         self._patience = self.loop.call_later(_LINGER_S, self.transport.abort)
+
+
+class SendPart(Protocol):
+    """Sends a part of a body whose length nobody knows, when the client has read enough of those before."""
+
+    async def __call__(self, data: bytes, *, is_last: bool = False) -> None: ...
+
+
+def _part_sender(cycle: RequestResponseCycle) -> SendPart:
+    """What `cycle.send` does, quicker for a chunk that can be sent at once, as most can."""
+
+    async def send_part(data: bytes, *, is_last: bool = False) -> None:
+        is_easy = cycle.chunked_encoding and data and not (is_last or cycle.flow.write_paused or cycle.disconnected)
+        if is_easy:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        else:
+            await cycle.send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    return send_part
 
 
 def _send_without_chunks(cycle: RequestResponseCycle) -> None:

@@ -5,28 +5,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import Response
 
+from aethermind.server.ended_by import EndedBy
 from aethermind.server.openai.errors import as_api_error
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from aethermind.server.framing import Event, Framing
+    from aethermind.server.framing import Framing, Told
+    from aethermind.server.protocol import SendPart
 
-__all__ = ["EventStream", "KEEP_ALIVE_S", "until_gone"]
+__all__ = ["EventStream", "KEEP_ALIVE_S"]
 
 KEEP_ALIVE_S = 15.0
 """Seconds of silence after which a comment is sent, so that proxies keep the connection."""
+
+_SMALL_BYTES = 4096
+"""What the system takes at once. The last events of who reads slowly may be all there are."""
 
 _KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class EventStream(Response):
-    """Sends events, those that come together at once, then a last word. An error on the way is an event too, the last
-    before it.
+    """Sends events, those that come together at once, and a last word with the last. An error on the way is an event
+    too, and the last one.
 
     `resources` are closed when the stream ends, however it ends: finished, the client gone, or reading too slowly.
     """
@@ -35,7 +40,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncIterator[list[Event]],
+        events: AsyncIterator[Told],
         resources: AsyncExitStack,
         *,
         framing: Framing,
@@ -51,101 +56,108 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
         writer = _Writer(send, state["send_part"], state["all_sent"], self._slow_reader_timeout_s)
-        async with self._resources:
-            # One task for all events of a stream: one for each of them would cost as much as the event itself.
-            sending = asyncio.create_task(self._send(scope, writer))
-            others = {asyncio.create_task(until_gone(receive)), asyncio.create_task(writer.watch())}
-            try:
-                done, _ = await asyncio.wait({sending, *others}, return_when=asyncio.FIRST_COMPLETED)
-                if any(isinstance(task.exception(), _SlowReaderError) for task in done):
-                    state["record"].error_code = "slow_reader"
-                    state["cut"]()
-                elif sending in done:
-                    sending.result()
-            finally:
-                for task in (sending, *others):
-                    task.cancel()
-                await asyncio.wait({sending, *others})
+        async with self._resources, writer:
+            with EndedBy(state["gone"], writer.is_too_late):
+                await self._send(scope, writer)
+            if writer.is_too_late.done():
+                state["record"].error_code = "slow_reader"
+                state["cut"]()
 
     async def _send(self, scope: Scope, writer: _Writer) -> None:
         await writer.start(self.status_code, self.raw_headers)
         try:
-            async for events in self._events:
-                if events:
-                    await writer.write(self._framing.written(events))
+            async for told in self._events:
+                if told.is_last:
+                    await writer.end(self._framing.written(told.events), self._framing.last_word)
+                elif told.events:
+                    await writer.write(self._framing.written(told.events))
         except Exception as error:
             failure = as_api_error(error)
             scope["state"]["record"].error_code = failure.code
-            await writer.write(self._framing.encode(self._framing.failure(failure)))
-        await writer.await_reader()
-        await writer.write(self._framing.last_word, is_last=True)
+            await writer.end(self._framing.encode(self._framing.failure(failure)), self._framing.last_word)
 
 
 class _Writer:
-    """A response: events from one task, while another watches over it.
+    """A response, and a timer that watches over it while the context is open. Mutable.
 
     Its start passes the middlewares, which have a say in headers; its parts go by the connection's own `send_part`.
+    `is_too_late` is done when the client has not read for too long.
     """
 
-    def __init__(self, send: Send, send_part: Send, all_sent: Callable[[], Awaitable[None]], timeout_s: float) -> None:
+    def __init__(
+        self, send: Send, send_part: SendPart, all_sent: Callable[[], Awaitable[None]], timeout_s: float
+    ) -> None:
         self._send = send
         self._send_part = send_part
         self._all_sent = all_sent
         self._timeout_s = timeout_s
-        self._now = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._now = self._loop.time
         self._last_s = self._now()
         self._waits_since_s: float | None = None
         """Since when a part waits for the client to read; None while none does."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._sign_of_life: asyncio.Task[None] | None = None
+        self.is_too_late: asyncio.Future[None] = self._loop.create_future()
+
+    async def __aenter__(self) -> None:
+        self._look()
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._sign_of_life is not None:
+            self._sign_of_life.cancel()
+            await asyncio.wait({self._sign_of_life})
 
     async def start(self, status: int, headers: Any) -> None:
         await self._watched(self._send({"type": "http.response.start", "status": status, "headers": headers}))
 
-    async def write(self, data: bytes, *, is_last: bool = False) -> None:
-        """Send a part, however long it takes: `watch` knows when that is too long."""
-        part = {"type": "http.response.body", "body": data, "more_body": not is_last}
-        await self._watched(self._send_part(part))
+    async def write(self, data: bytes) -> None:
+        """Send a part, however long it takes: the timer knows when that is too long."""
+        self._waits_since_s = self._now()
+        await self._send_part(data)
+        self._last_s, self._waits_since_s = self._waits_since_s, None
 
-    async def await_reader(self) -> None:
-        """Wait until hardly anything is left to be read: who is slower than the end of a server would miss it."""
+    async def end(self, data: bytes, last_word: bytes) -> None:
+        """Send the last part, with the last word if it is small, and that once hardly anything is left to be read: who
+        is slower than the end of a server would miss it.
+        """
+        if len(data) > _SMALL_BYTES:
+            await self.write(data)
+            data = b""
         await self._watched(self._all_sent())
+        await self._watched(self._send_part(data + last_word, is_last=True))
 
     async def _watched(self, work: Awaitable[None]) -> None:
         self._waits_since_s = self._now()
         await work
         self._last_s, self._waits_since_s = self._waits_since_s, None
 
-    async def watch(self) -> NoReturn:
-        """Write a comment after each KEEP_ALIVE_S of silence; _SlowReaderError where the client does not read.
+    def _look(self) -> None:
+        """Have a comment written after each KEEP_ALIVE_S of silence, and see whether the client reads.
 
         It looks as rarely as it may: a timer around every part would cost more than the part.
         """
-        while True:
-            now, since_s = self._now(), self._waits_since_s
-            if since_s is not None:
-                wait_s = since_s + self._timeout_s - now
-                if wait_s <= 0:
-                    raise _SlowReaderError
-            else:
-                wait_s = min(self._last_s + KEEP_ALIVE_S - now, self._timeout_s)
-                if wait_s <= 0:
-                    await self._keep_alive()
-                    continue
-            await asyncio.sleep(wait_s)
+        now, since_s = self._now(), self._waits_since_s
+        if since_s is not None:
+            wait_s = since_s + self._timeout_s - now
+            if wait_s <= 0:
+                self.is_too_late.set_result(None)
+                return
+        else:
+            wait_s = min(self._last_s + KEEP_ALIVE_S - now, self._timeout_s)
+            if wait_s <= 0:
+                self._sign_of_life = self._loop.create_task(self._keep_alive())
+                return
+        self._timer = self._loop.call_later(wait_s, self._look)
 
     async def _keep_alive(self) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._send_part({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
+                await self._send_part(_KEEP_ALIVE)
         except TimeoutError:
-            raise _SlowReaderError from None
+            self.is_too_late.set_result(None)
+            return
         self._last_s = self._now()
-
-
-class _SlowReaderError(Exception):
-    """The client has not read for too long."""
-
-
-async def until_gone(receive: Receive) -> None:
-    """Wait until the client has closed the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        self._look()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
 
+from aethermind.server.headers import header_of
 from aethermind.server.observation.records import HttpRecord
 from aethermind.server.observation.request_log import log_request
 from aethermind.server.openai.errors import LIMIT_CODES, as_api_error
@@ -81,5 +82,5 @@ class Observer:
 
 def _client_id(scope: Scope) -> str | None:
     """What the client calls its request, if that can be repeated without harm."""
-    given = Headers(scope=scope).get("x-request-id", "")[:_LONGEST_CLIENT_ID]
+    given = (header_of(scope, b"x-request-id") or "")[:_LONGEST_CLIENT_ID]
     return given if given and given.isascii() and given.isprintable() else None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from aethermind.server.headers import header_of
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.refusal import refusal_of
 
@@ -113,7 +114,7 @@ def _too_deep() -> ApiError:
 
 async def _read(request: Request, limits: Limits) -> bytes:
     max_bytes = limits.max_body_bytes
-    announced = request.headers.get("content-length", "0")
+    announced = header_of(request.scope, b"content-length") or "0"
     if announced.isdecimal() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
     parts: list[bytes] = []

@@ -10,8 +10,9 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from aethermind.server.answering import Answering, told
+from aethermind.server.ended_by import EndedBy
 from aethermind.server.openai.errors import ApiError, as_api_error
-from aethermind.server.sse import KEEP_ALIVE_S, EventStream, until_gone
+from aethermind.server.sse import KEEP_ALIVE_S, EventStream
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -87,7 +88,7 @@ async def answer_request(
         first = asyncio.ensure_future(anext(states))
         if not await _is_awaited(request, first):
             return Response(status_code=GONE)
-        events = told(first, states, answer, body.num_answers)
+        events = told(first, states, answer, num_prompts=len(prompts), num_answers=body.num_answers)
         return EventStream(
             events,
             resources.pop_all(),
@@ -114,33 +115,23 @@ async def _is_awaited(request: Request, first: asyncio.Future[tuple[int, Request
 
     What is wrong with a request shows when it begins, and is raised here, while there is a status to say so.
     """
-    watching = asyncio.create_task(until_gone(request.receive))
-    try:
-        either: set[asyncio.Future[Any]] = {first, watching}
-        await asyncio.wait(either, timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
-        if first.done():
-            first.result()
-        elif watching.done():
-            first.cancel()
-            await asyncio.wait({first})
-            return False
-    finally:
-        watching.cancel()
+    gone: asyncio.Future[None] = request.state.gone
+    either: set[asyncio.Future[Any]] = {first, gone}
+    await asyncio.wait(either, timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
+    if first.done():
+        first.result()
+    elif gone.done():
+        first.cancel()
+        await asyncio.wait({first})
+        return False
     return True
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result | None:
     """What `work` returns, or None if the client leaves before: then it is cancelled."""
-    working = asyncio.create_task(work)
-    watching = asyncio.create_task(until_gone(request.receive))
     try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            return None
-        try:
-            return working.result()
-        except ExceptionGroup as group:
-            raise as_api_error(group.exceptions[0]) from group
-    finally:
-        working.cancel()
-        watching.cancel()
+        with EndedBy(request.state.gone):
+            return await work
+    except ExceptionGroup as group:
+        raise as_api_error(group.exceptions[0]) from group
+    return None
