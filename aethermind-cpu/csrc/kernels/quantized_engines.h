@@ -166,6 +166,13 @@ struct ByteEngine {
     if constexpr (Field + 1 < 8 / kFormat.bits) fields<R, P, Field + 1>(dots, x, steps, finish);
   }
 
+  static constexpr bool kInHalves = kSumsUnitsInHalves<kFormat.bits>;  // which a call adds one unit of
+
+  template <class Words>
+  AETHER_INLINE static Words joined(const Words& halves, const Words& start) {
+    return add_words(add_halves(halves), start);
+  }
+
   // What the integers of a row start from, whose negated sum is at `sum`.
   AETHER_INLINE static IntVec start(const char* sum, const Zero& zero_point) {
     if constexpr (kFormat.has_offset) {
@@ -201,12 +208,19 @@ struct ByteEngine {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) dots[r][p] = start(x + R * kUnitK + r * 4, zeros[p]);
+      for (int p = 0; p < P; ++p) dots[r][p] = kInHalves ? IntVec{} : start(x + R * kUnitK + r * 4, zeros[p]);
     }
     while (true) {
       fetch();
 #pragma GCC unroll 8
       for (int64_t step = 0; step < kFormat.bits; ++step) add_step(dots, x, codes, step, kGoOn);
+      if constexpr (kInHalves) {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+          for (int p = 0; p < P; ++p) dots[r][p] = joined(dots[r][p], start(x + R * kUnitK + r * 4, zeros[p]));
+        }
+      }
       if constexpr (kFormat.has_offset) {
         for (int r = 0; r < R; ++r) negated[r] += load_word(x + R * kUnitK + r * 4);
       }

@@ -36,6 +36,8 @@ AETHER_INLINE IntVec multiply_small(const IntVec& w, const IntVec& x) {
 AETHER_INLINE IntVec add_words(const IntVec& x, const IntVec& y) {
   return {_mm256_add_epi32(x.low, y.low), _mm256_add_epi32(x.high, y.high)};
 }
+AETHER_INLINE __m256i add_halves(__m256i words) { return _mm256_madd_epi16(words, _mm256_set1_epi16(1)); }
+AETHER_INLINE IntVec add_halves(const IntVec& words) { return {add_halves(words.low), add_halves(words.high)}; }
 AETHER_INLINE Vec to_floats(const IntVec& v) { return {_mm256_cvtepi32_ps(v.low), _mm256_cvtepi32_ps(v.high)}; }
 
 // Field `Field` of `Bits` bits of every byte. A single bit is left as 0 or 2.
@@ -87,7 +89,7 @@ AETHER_INLINE int32_t round_to_bytes(const Vec& low, const Vec& high, char* code
   const __m256i packed = _mm256_packs_epi16(rounded_to_shorts(low), rounded_to_shorts(high));
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_permutevar8x32_epi32(packed, order));
-  const __m256i eight = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), packed), _mm256_set1_epi16(1));
+  const __m256i eight = add_halves(_mm256_maddubs_epi16(_mm256_set1_epi8(1), packed));
   const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
   const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));

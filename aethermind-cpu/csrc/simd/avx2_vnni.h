@@ -11,6 +11,8 @@ inline constexpr int kByteTileRows = 6;
 template <int Bits>
 inline constexpr int32_t kCodeOffset = 0;
 inline constexpr bool kMultipliesFieldsInPlace = true;
+template <int Bits>
+inline constexpr bool kSumsUnitsInHalves = false;
 
 template <int Bits = 8>
 AETHER_INLINE IntVec dot_bytes(const IntVec& sum, const IntVec& w, const IntVec& x) {

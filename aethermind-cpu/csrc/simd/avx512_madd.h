@@ -11,6 +11,8 @@ inline constexpr int kByteTileRows = 12;
 template <int Bits>
 inline constexpr int32_t kCodeOffset = Bits == 8 ? 128 : 0;
 inline constexpr bool kMultipliesFieldsInPlace = false;
+template <int Bits>
+inline constexpr bool kSumsUnitsInHalves = false;
 
 // The sum of two products saturates beyond 2^15 − 1. Codes of four bits stay far below; those of eight do once they are
 // signed: 2 · 128 · 127. The first operand is unsigned, so their signs move to the second.

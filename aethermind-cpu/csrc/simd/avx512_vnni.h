@@ -11,6 +11,8 @@ inline constexpr int kByteTileRows = 12;
 template <int Bits>
 inline constexpr int32_t kCodeOffset = 0;
 inline constexpr bool kMultipliesFieldsInPlace = true;
+template <int Bits>
+inline constexpr bool kSumsUnitsInHalves = false;
 
 template <int Bits = 8>
 AETHER_INLINE IntVec dot_bytes(IntVec sum, IntVec w, IntVec x) {

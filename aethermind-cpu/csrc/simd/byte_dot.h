@@ -5,6 +5,8 @@
 //   kByteTileRows     rows of one panel, the kernels' register blocking
 //   dot_bytes<Bits>   sum + Σ (w − kCodeOffset<Bits>) x over the four bytes of every word: w unsigned, x signed and not
 //                     −128. Exact. Where an instruction wants signed weights too, kCodeOffset<8> is 128.
+//   kSumsUnitsInHalves<Bits>   whether that leaves two sums in the halves of a word, for add_halves to join at the end
+//                     of a unit, from whose beginning they are zero
 //   kMultipliesFieldsInPlace   whether w may be any unsigned byte, so that codes of fewer bits need not be shifted
 //   larger_magnitude  the larger of a magnitude and |x| in every lane, NaN where either is
 //   round_to_bytes    thirty-two values as signed bytes, and their sum

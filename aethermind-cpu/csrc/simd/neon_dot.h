@@ -8,6 +8,8 @@ namespace aether::cpu::AETHER_ISA {
 template <int Bits>
 inline constexpr int32_t kCodeOffset = Bits == 8 ? 128 : 0;
 inline constexpr bool kMultipliesFieldsInPlace = false;
+template <int Bits>
+inline constexpr bool kSumsUnitsInHalves = false;
 
 template <int Bits>
 AETHER_INLINE int32x4_t dot_bytes(int32x4_t sum, int32x4_t w, int32x4_t x) {
