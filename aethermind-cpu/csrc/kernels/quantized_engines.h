@@ -166,10 +166,12 @@ struct ByteEngine {
     if constexpr (Field + 1 < 8 / kFormat.bits) fields<R, P, Field + 1>(dots, x, steps, finish);
   }
 
-  static constexpr bool kInHalves = kSumsUnitsInHalves<kFormat.bits>;  // which a call adds one unit of
+  // Whether integers are sums in halves of words until a unit ends, which then is all that a call adds.
+  static constexpr bool kInHalves = kSumsUnitsInHalves<kFormat.bits>;
+  static_assert(!kInHalves || kHasRunSums);
 
   template <class Words>
-  AETHER_INLINE static Words joined(const Words& halves, const Words& start) {
+  AETHER_INLINE static Words end_halves(const Words& halves, const Words& start) {
     return add_words(add_halves(halves), start);
   }
 
@@ -218,7 +220,7 @@ struct ByteEngine {
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-          for (int p = 0; p < P; ++p) dots[r][p] = joined(dots[r][p], start(x + R * kUnitK + r * 4, zeros[p]));
+          for (int p = 0; p < P; ++p) dots[r][p] = end_halves(dots[r][p], start(x + R * kUnitK + r * 4, zeros[p]));
         }
       }
       if constexpr (kFormat.has_offset) {
