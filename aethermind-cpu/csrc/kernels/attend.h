@@ -156,8 +156,8 @@ class Prefetcher {
         count_(block.num_panels > 0 ? larger(block.high - first, 0) : 0),
         rows_of_step_(divide_up(2 * count_, num_steps)) {}
 
-  AETHER_INLINE void step() {
-    const int64_t end = smaller(done_ + rows_of_step_, 2 * count_);
+  AETHER_INLINE void step(int64_t num_steps = 1) {
+    const int64_t end = smaller(done_ + rows_of_step_ * num_steps, 2 * count_);
     for (; done_ < end; ++done_) {
       const bool is_key = done_ < count_;
       const int64_t row = block_.rows[first_ + (is_key ? done_ : done_ - count_)] * head_dim_;
@@ -194,20 +194,26 @@ AETHER_INLINE void pack_panels(const BlockRows& block, int64_t begin, int64_t en
   }
 }
 
+// Steps of fetching beside a panel of values, where one of keys gets one: it is a block long, and takes as much longer.
+template <class T, class S>
+AETHER_INLINE int64_t value_steps(const AttentionLayout<T, S>& layout) {
+  return larger(1, kKeyBlock / layout.padded_dim);
+}
+
 // Rows [first_row, first_row + num_rows) of a run, a tile of gemm.h, against a packed block whose first key is
 // `begin`: scores, weights, and the sums of values, which are those of a part: all stay in the caches next to the core.
 // Panels of which the last row sees no key are left out.
 template <class T, class S>
 AETHER_INLINE void attend_tile(const QueryRun& run, int64_t begin, const BlockRows& block, int64_t first_row,
-                               int64_t num_rows, const AttentionLayout<T, S>& layout,
-                               const AttentionScratch<T, S>& at) {
+                               int64_t num_rows, const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& at,
+                               Prefetcher<S>& prefetcher) {
   using Types = AttentionTypes<T, S>;
   using E = typename Types::E;
   const int64_t first_query = first_row / layout.group;
   const int64_t end = run.position + (first_row + num_rows - 1) / layout.group + 1 - begin;
   const int64_t num_panels = smaller(larger(1, divide_up(end, kPanelColumns)), block.num_panels);
   multiply_near<E>(at.queries + first_row * layout.query_row_bytes(), num_rows, layout.head_dim, at.key_panels,
-                   num_panels, at.scores);
+                   num_panels, at.scores, [&](int64_t n) { prefetcher.step(n); });
   int64_t last = run.position + first_query - begin, left = (first_query + 1) * layout.group - first_row;
   const auto next_seen = [&] {
     const int64_t first = run.window > 0 ? larger(last - run.window + 1, block.low) : block.low;
@@ -218,7 +224,7 @@ AETHER_INLINE void attend_tile(const QueryRun& run, int64_t begin, const BlockRo
   soften_tile<E>(at.scores, num_rows, num_panels, next_seen, at.key_factors,
                  Types::kHasFactors ? at.value_factors : nullptr, at.part, at.weights);
   multiply_near<E>(at.weights, num_rows, num_panels * kPanelColumns, at.value_panels, layout.padded_dim / kPanelColumns,
-                   at.part_sums);
+                   at.part_sums, [&](int64_t n) { prefetcher.step(n * value_steps(layout)); });
 }
 
 // The packed queries against the keys of parts [part_begin, part_end). `find_rows(key, count, rows)` tells the rows of
@@ -250,11 +256,12 @@ AETHER_INLINE void attend_parts(const QueryRun& run, int64_t part_begin, int64_t
     const int64_t cold = b == first ? smaller(kColdPanels, block.num_panels) : 0;
     Prefetcher<S> rest(stored, block, cold * kPanelColumns, layout.head_dim, 2 * kColdPanels);
     pack_panels(block, 0, cold, stored, layout, at, rest);
-    Prefetcher<S> prefetcher(stored, next, 0, layout.head_dim, 2 * (block.num_panels - cold) + cut.count);
+    const int64_t steps_of_tile = block.num_panels + layout.padded_dim / kPanelColumns * value_steps(layout);
+    Prefetcher<S> prefetcher(stored, next, 0, layout.head_dim,
+                             2 * (block.num_panels - cold) + cut.count * steps_of_tile);
     pack_panels(block, cold, block.num_panels, stored, layout, at, prefetcher);
     for (int64_t tile = 0; tile < cut.count; ++tile) {
-      prefetcher.step();
-      attend_tile(run, b * kKeyBlock, block, cut.begin(tile), cut.size(tile), layout, at);
+      attend_tile(run, b * kKeyBlock, block, cut.begin(tile), cut.size(tile), layout, at, prefetcher);
       finish(b, cut.begin(tile), cut.begin(tile + 1));
     }
   }

@@ -63,6 +63,20 @@ AETHER_INLINE void pack_value_step(const Float16* const (&rows)[2], char* step) 
   std::memcpy(step, rows[0], kStepBytes / 2);
   std::memcpy(step + kStepBytes / 2, rows[1], kStepBytes / 2);
 }
+// A register's half at a time, which every level has an instruction for; wider shuffles become a move for each element
+// where there is none.
+AETHER_INLINE void pack_value_step(const BFloat16* const (&rows)[2], char* step) {
+  using Words = uint16_t __attribute__((vector_size(16)));
+  for (int i = 0; i < 16; i += 8) {
+    Words a, b;
+    std::memcpy(&a, rows[0] + i, sizeof a);
+    std::memcpy(&b, rows[1] + i, sizeof b);
+    const Words low = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+    const Words high = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+    std::memcpy(step + i * 4, &low, sizeof low);
+    std::memcpy(step + i * 4 + sizeof low, &high, sizeof high);
+  }
+}
 template <class T, int R>
 AETHER_INLINE void pack_value_steps(const T* const (&rows)[R], char* step, int64_t panel_bytes) {
   const T* second[R];
@@ -70,16 +84,7 @@ AETHER_INLINE void pack_value_steps(const T* const (&rows)[R], char* step, int64
   pack_value_step(rows, step);
   pack_value_step(second, step + panel_bytes);
 }
-AETHER_INLINE void pack_value_step(const BFloat16* const (&rows)[2], char* step) {
-  using Words = uint16_t __attribute__((vector_size(32)));
-  Words a, b;
-  std::memcpy(&a, rows[0], sizeof a);
-  std::memcpy(&b, rows[1], sizeof b);
-  const Words low = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  const Words high = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-  std::memcpy(step, &low, sizeof low);
-  std::memcpy(step + sizeof low, &high, sizeof high);
-}
+#ifdef __AVX512BW__
 AETHER_INLINE void pack_value_steps(const BFloat16* const (&rows)[2], char* step, int64_t panel_bytes) {
   using Words = uint16_t __attribute__((vector_size(64)));
   Words a, b;
@@ -92,6 +97,7 @@ AETHER_INLINE void pack_value_steps(const BFloat16* const (&rows)[2], char* step
   std::memcpy(step, &low, sizeof low);
   std::memcpy(step + panel_bytes, &high, sizeof high);
 }
+#endif
 
 // Sixteen value rows become steps of the panels [ceil(head_dim / 16)][steps][16 columns], `panel_bytes` apart.
 template <class T>

@@ -333,10 +333,10 @@ AETHER_INLINE void multiply_tiles(const char* tiles, int64_t num_rows, int64_t k
 }
 
 // A single tile by panels that are in this core's caches: to fetch them would only take turns from the loads that
-// arithmetic waits for. C is set.
-template <class E>
+// arithmetic waits for. C is set. `between(n)` is called after every n panels.
+template <class E, class BetweenFn>
 AETHER_INLINE void multiply_near(const char* tile, int64_t num_rows, int64_t k_count, const char* const* panels,
-                                 int64_t num_panels, float* c) {
+                                 int64_t num_panels, float* c, BetweenFn between) {
   const int64_t num_steps = divide_up(k_count, E::kStepK), row_stride = num_panels * kPanelColumns;
   const int64_t together = tile_panels(num_rows);
   const Fetch nothing = {0, -1, 1};
@@ -346,6 +346,7 @@ AETHER_INLINE void multiply_near(const char* tile, int64_t num_rows, int64_t k_c
     multiply(packed_tile(tile, num_rows), panels + p, num_steps, nothing, c + p * kPanelColumns, row_stride,
              kPanelColumns, true);
     p += is_single ? 1 : together;
+    between(is_single ? 1 : together);
   }
 }
 
