@@ -25,31 +25,48 @@ namespace aether::cpu::AETHER_ISA {
 
 inline constexpr int64_t kLineBytes = 64;
 
-// Where the rows of a tile are, `stride` bytes apart. Every third has a pointer of its own, from which its neighbours
-// are an index away: one for each would leave a kernel too few registers.
-template <int R>
-struct TileRows {
-  const char* thirds[(R + 2) / 3];
-  int64_t stride;
+// A tile: rows `row_stride` bytes apart, of which a line is followed by the next one after `line_stride`.
+struct Tile {
+  const char* x;
+  int64_t row_stride, line_stride;
+};
 
-  AETHER_INLINE TileRows(const char* x, int64_t stride) : stride(stride) {
+// Where the R rows of a tile are. Of rows that were brought into one the compiler knows the distances.
+template <int R, bool AreBrought>
+struct TileRows {
+  const char* x;
+
+  AETHER_INLINE explicit TileRows(const Tile& tile) : x(tile.x) {}
+  AETHER_INLINE const char* row(int r) const { return x + r * kLineBytes; }
+  AETHER_INLINE void next_line() { x += R * kLineBytes; }
+};
+// Others have a pointer of their own for every third, from which its neighbours are an index away: one for each would
+// leave a kernel too few registers.
+template <int R>
+struct TileRows<R, false> {
+  const char* thirds[(R + 2) / 3];
+  int64_t stride, line_stride;
+
+  AETHER_INLINE explicit TileRows(const Tile& tile) : stride(tile.row_stride), line_stride(tile.line_stride) {
 #pragma GCC unroll 4
-    for (int i = 0; i < (R + 2) / 3; ++i) thirds[i] = x + 3 * i * stride;
+    for (int i = 0; i < (R + 2) / 3; ++i) thirds[i] = tile.x + 3 * i * stride;
   }
   AETHER_INLINE const char* row(int r) const { return thirds[r / 3] + r % 3 * stride; }
-  AETHER_INLINE void advance(int64_t bytes) {
+  AETHER_INLINE void next_line() {
 #pragma GCC unroll 4
-    for (int i = 0; i < (R + 2) / 3; ++i) thirds[i] += bytes;
+    for (int i = 0; i < (R + 2) / 3; ++i) thirds[i] += line_stride;
   }
 };
 
 // How one 64-byte step of a panel meets a row. `Lane` is what the rows are stored as; a step covers kStepK of them.
+// Where an engine kReadsInPlace, rows of many that hold lanes need not be brought into tiles.
 struct FloatEngine {
   using Lane = float;
   static constexpr int64_t kStepK = 1;
+  static constexpr bool kReadsInPlace = kTilePanels > 1;  // a single panel leaves too little to do beside addresses
 
-  template <int R, int P>
-  AETHER_INLINE static void step(Vec (&sums)[R][P], const TileRows<R>& x, int64_t at, const char* const (&w)[P],
+  template <int R, int P, class Rows>
+  AETHER_INLINE static void step(Vec (&sums)[R][P], const Rows& x, int64_t at, const char* const (&w)[P],
                                  int64_t offset) {
     Vec columns[P];
 #pragma GCC unroll 4
@@ -73,9 +90,10 @@ template <class T>
 struct WideningEngine {
   using Lane = float;
   static constexpr int64_t kStepK = 2;
+  static constexpr bool kReadsInPlace = false;
 
-  template <int R, int P>
-  AETHER_INLINE static void step(Vec (&sums)[R][P], const TileRows<R>& x, int64_t at, const char* const (&w)[P],
+  template <int R, int P, class Rows>
+  AETHER_INLINE static void step(Vec (&sums)[R][P], const Rows& x, int64_t at, const char* const (&w)[P],
                                  int64_t offset) {
     // One after the other, so that sixteen registers hold the sums and one half of the columns.
     Vec columns[P];
@@ -102,9 +120,10 @@ struct WideningEngine {
 struct PairDotEngine {
   using Lane = BFloat16;
   static constexpr int64_t kStepK = 2;
+  static constexpr bool kReadsInPlace = true;
 
-  template <int R, int P>
-  AETHER_INLINE static void step(Vec (&sums)[R][P], const TileRows<R>& x, int64_t at, const char* const (&w)[P],
+  template <int R, int P, class Rows>
+  AETHER_INLINE static void step(Vec (&sums)[R][P], const Rows& x, int64_t at, const char* const (&w)[P],
                                  int64_t offset) {
     __m512bh columns[P];
 #pragma GCC unroll 4
@@ -144,15 +163,11 @@ inline constexpr int64_t kLineK = kLineBytes / static_cast<int64_t>(sizeof(typen
 template <class E>
 inline constexpr int64_t kLineSteps = kLineK<E> / E::kStepK;
 
-// A tile: rows `row_stride` bytes apart, of which a line is followed by the next one after `line_stride`.
-struct Tile {
-  const char* x;
-  int64_t row_stride, line_stride;
-};
-
-// What a tile kernel fetches beside what it multiplies: `distance` bytes further on, every `stride`-th step from
-// `first` on (never, from -1 on). The tiles that meet the same panels share the fetching of the next ones, so that
-// memory is busy for as long as arithmetic is.
+// What a tile kernel fetches beside what it multiplies: `distance` bytes further on, of every kStepsAtOnce steps each
+// `stride`-th from `first` on (none, from kNoFetch on). The tiles that meet the same panels share the fetching of the
+// next ones, so that memory is busy for as long as arithmetic is.
+inline constexpr int64_t kStepsAtOnce = 8;
+inline constexpr int64_t kNoFetch = kStepsAtOnce;
 struct Fetch {
   int64_t distance, first, stride;
   int64_t rows_distance = 0;  // to the next tile, where it is far: a line of it for every line of this one
@@ -179,23 +194,26 @@ __attribute__((noinline)) void multiply_tile(const Tile& tile, const char* const
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) totals[r][p] = is_first ? zero() : load(sums + r * row_stride + p * column_stride);
   }
-  TileRows<R> x(tile.x, tile.row_stride);
-  int64_t step = 0, until_fetch = fetch.first;
+  TileRows<R, !E::kReadsInPlace> x(tile);
+  int64_t step = 0;
   for (; step + kLineSteps<E> <= num_steps; step += kLineSteps<E>) {
     if (R >= kFewestRowsToFetch && fetch.rows_distance) {
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) __builtin_prefetch(x.row(r) + fetch.rows_distance, 0, 2);
     }
+#pragma GCC unroll 2
+    for (int64_t i = 0; i < kLineSteps<E>; i += kStepsAtOnce) {
+      // The same at every turn, which a core learns to expect.
+      for (int64_t j = R >= kFewestRowsToFetch ? fetch.first : kNoFetch; j < kStepsAtOnce; j += fetch.stride) {
 #pragma GCC unroll 4
-    for (int64_t i = 0; i < kLineSteps<E>; ++i) {
-      if (R >= kFewestRowsToFetch && until_fetch-- == 0) {
-        until_fetch = fetch.stride - 1;
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) __builtin_prefetch(w[p] + fetch.distance + (step + i) * kStepBytes, 0, 2);
+        for (int p = 0; p < P; ++p) __builtin_prefetch(w[p] + fetch.distance + (step + i + j) * kStepBytes, 0, 2);
       }
-      E::template step<R, P>(totals, x, i * kLaneBytes, w, (step + i) * kStepBytes);
+#pragma GCC unroll 8
+      for (int64_t j = i; j < i + kStepsAtOnce; ++j) {
+        E::template step<R, P>(totals, x, j * kLaneBytes, w, (step + j) * kStepBytes);
+      }
     }
-    x.advance(tile.line_stride);
+    x.next_line();
   }
   for (int64_t i = 0; step < num_steps; ++i, ++step) {
     E::template step<R, P>(totals, x, i * kLaneBytes, w, step * kStepBytes);
@@ -339,7 +357,7 @@ AETHER_INLINE void multiply_near(const char* tile, int64_t num_rows, int64_t k_c
                                  int64_t num_panels, float* c, BetweenFn between) {
   const int64_t num_steps = divide_up(k_count, E::kStepK), row_stride = num_panels * kPanelColumns;
   const int64_t together = tile_panels(num_rows);
-  const Fetch nothing = {0, -1, 1};
+  const Fetch nothing = {0, kNoFetch, 1};
   for (int64_t p = 0; p < num_panels;) {
     const bool is_single = p + together > num_panels;
     const TileFn multiply = is_single ? kTileKernels<E>.single[num_rows] : kTileKernels<E>.several[num_rows];

@@ -25,7 +25,7 @@ inline constexpr int64_t kCrowdingBytes = 8 * 1024;       // rows so far apart, 
 template <class E, class T>
 constexpr bool are_read_in_place(int64_t k) {
   const int64_t row_bytes = k * static_cast<int64_t>(sizeof(T));
-  return __is_same(T, typename E::Lane) && k % E::kStepK == 0 && row_bytes % kCrowdingBytes != 0;
+  return E::kReadsInPlace && k % E::kStepK == 0 && row_bytes % kCrowdingBytes != 0;
 }
 
 // Rows cut into blocks of several tiles, and those into runs of several blocks, which meet the whole weight before the

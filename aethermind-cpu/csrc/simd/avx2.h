@@ -106,14 +106,15 @@ AETHER_INLINE Vec load_even(const BFloat16* p) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(words), 16)),
           _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(words + 1), 16))};
 }
+// One instruction, which reads the words again: keeping them from load_even on costs registers that the sums need.
+AETHER_INLINE __m256 odd_ones(const __m256i* words) {
+  __m256 odd;
+  __asm__("vpblendw $0xaa, %1, %2, %0" : "=x"(odd) : "m"(*words), "x"(_mm256_setzero_si256()));
+  return odd;
+}
 AETHER_INLINE Vec load_odd(const BFloat16* p) {
   const __m256i* words = reinterpret_cast<const __m256i*>(p);
-  // The compiler must not see that these are the words of load_even: keeping them costs registers that the sums need.
-  // So would a mask.
-  __asm__("" : "+r"(words));
-  const __m256i low = _mm256_srli_epi32(_mm256_loadu_si256(words), 16);
-  const __m256i high = _mm256_srli_epi32(_mm256_loadu_si256(words + 1), 16);
-  return {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
+  return {odd_ones(words), odd_ones(words + 1)};
 }
 
 // Sixteen codes of one byte each (kernels/code_rows.h): signed integers; and E4M3 numbers times 2^-8, which as halves
