@@ -55,6 +55,9 @@ struct AttentionLayout {
   int64_t key_bytes() const { return kKeyBlock / kPanelColumns * key_panel_bytes(); }
   // A line more than needed: panels a multiple of 4 KiB apart would compete for the same sets of a cache.
   static constexpr int64_t value_panel_bytes() { return (kKeyBlock / E::kStepK + 1) * kStepBytes; }
+  // Steps of fetching beside a panel of values, where one of keys gets one: it is a block long, and takes as much
+  // longer.
+  int64_t value_steps() const { return larger(1, kKeyBlock / padded_dim); }
   int64_t value_bytes() const { return padded_dim / kPanelColumns * value_panel_bytes(); }
   int64_t room_bytes() const { return Types::kIsExpanded ? 16 * padded_dim * 4 : 0; }
   int64_t pointer_bytes() const { return ((kKeyBlock + padded_dim) / kPanelColumns + rows) * 8; }
@@ -194,12 +197,6 @@ AETHER_INLINE void pack_panels(const BlockRows& block, int64_t begin, int64_t en
   }
 }
 
-// Steps of fetching beside a panel of values, where one of keys gets one: it is a block long, and takes as much longer.
-template <class T, class S>
-AETHER_INLINE int64_t value_steps(const AttentionLayout<T, S>& layout) {
-  return larger(1, kKeyBlock / layout.padded_dim);
-}
-
 // Rows [first_row, first_row + num_rows) of a run, a tile of gemm.h, against a packed block whose first key is
 // `begin`: scores, weights, and the sums of values, which are those of a part: all stay in the caches next to the core.
 // Panels of which the last row sees no key are left out.
@@ -224,7 +221,7 @@ AETHER_INLINE void attend_tile(const QueryRun& run, int64_t begin, const BlockRo
   soften_tile<E>(at.scores, num_rows, num_panels, next_seen, at.key_factors,
                  Types::kHasFactors ? at.value_factors : nullptr, at.part, at.weights);
   multiply_near<E>(at.weights, num_rows, num_panels * kPanelColumns, at.value_panels, layout.padded_dim / kPanelColumns,
-                   at.part_sums, [&](int64_t n) { prefetcher.step(n * value_steps(layout)); });
+                   at.part_sums, [&](int64_t n) { prefetcher.step(n * layout.value_steps()); });
 }
 
 // The packed queries against the keys of parts [part_begin, part_end). `find_rows(key, count, rows)` tells the rows of
@@ -256,7 +253,7 @@ AETHER_INLINE void attend_parts(const QueryRun& run, int64_t part_begin, int64_t
     const int64_t cold = b == first ? smaller(kColdPanels, block.num_panels) : 0;
     Prefetcher<S> rest(stored, block, cold * kPanelColumns, layout.head_dim, 2 * kColdPanels);
     pack_panels(block, 0, cold, stored, layout, at, rest);
-    const int64_t steps_of_tile = block.num_panels + layout.padded_dim / kPanelColumns * value_steps(layout);
+    const int64_t steps_of_tile = block.num_panels + layout.padded_dim / kPanelColumns * layout.value_steps();
     Prefetcher<S> prefetcher(stored, next, 0, layout.head_dim,
                              2 * (block.num_panels - cold) + cut.count * steps_of_tile);
     pack_panels(block, cold, block.num_panels, stored, layout, at, prefetcher);

@@ -84,7 +84,7 @@ AETHER_INLINE void pack_value_steps(const T* const (&rows)[R], char* step, int64
   pack_value_step(rows, step);
   pack_value_step(second, step + panel_bytes);
 }
-#ifdef __AVX512BW__
+#ifdef AETHER_HAS_WIDE_SHUFFLE
 AETHER_INLINE void pack_value_steps(const BFloat16* const (&rows)[2], char* step, int64_t panel_bytes) {
   using Words = uint16_t __attribute__((vector_size(64)));
   Words a, b;

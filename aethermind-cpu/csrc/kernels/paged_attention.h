@@ -14,9 +14,10 @@ namespace aether::cpu::AETHER_ISA {
 inline constexpr int64_t kPartialRows = 4096;
 inline constexpr int64_t kUnitsOfWorker = 4;
 
-// Parts of a split context that one worker goes through, if that leaves each two units: of the first, nothing has been
-// fetched when it is wanted.
+// Parts of a split context that one worker goes through, if that leaves each enough units: of the first, nothing has
+// been fetched when it is wanted.
 inline constexpr int64_t kPartsOfUnit = 4;
+inline constexpr int64_t kFewestUnitsOfWorker = 2;
 
 // Sums of one row over one part, one after another in the scratch of all workers.
 struct PartialRows {
@@ -84,7 +85,7 @@ struct PagedBatch {
     result.num_parts = result.last_run.end_part() - result.last_run.first_part();
     result.chunk = result.num_parts;
     result.num_units = result.num_runs;
-    const int64_t few = smaller(kPartsOfUnit, num_parts / (2 * num_workers));
+    const int64_t few = smaller(kPartsOfUnit, num_parts / (kFewestUnitsOfWorker * num_workers));
     const int64_t fair = larger(1, larger(few, num_parts / (kUnitsOfWorker * num_workers)));
     const int64_t num_rows = num_heads * result.num_parts * result.last_run.count * layout.group;
     const bool has_room = first_row + num_rows <= PartialRows::capacity(static_cast<int32_t>(num_workers));

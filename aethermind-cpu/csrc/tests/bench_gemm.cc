@@ -4,7 +4,9 @@
 //   bench_gemm [num_workers] quantized [most rows, or =rows] [operator or all] [format]     weight formats beside
 //   bfloat16
 //
-// The last column is the fraction of the limit: of reading the weight or of its arithmetic, whichever takes longer.
+// Rates are those of the fastest of many calls. The last columns are its fraction of the limit, of reading the weight
+// or of its arithmetic, whichever takes longer, and that of all calls: on cores that others use as well the two differ
+// most for kernels of many instructions.
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
@@ -47,12 +49,16 @@ double seconds_now() {
 
 const char* short_name(am_dtype dtype) { return dtype == AM_BFLOAT16 ? "bf16" : dtype == AM_FLOAT16 ? "fp16" : "fp32"; }
 
+struct Seconds {
+  double best, mean;
+};
+
 struct Call {
   const am_kernel* kernel;
   std::vector<am_tensor> inputs, outputs;
 };
 
-double best_seconds(Team& team, const std::vector<Call>& calls) {
+Seconds seconds_of(Team& team, const std::vector<Call>& calls) {
   size_t scratch = 0;
   for (const Call& call : calls) {
     scratch = std::max(
@@ -60,9 +66,10 @@ double best_seconds(Team& team, const std::vector<Call>& calls) {
   }
   const auto lock = team.acquire();
   team.reserve_scratch(lock, scratch);
-  double best = 1e9;
-  const double until = seconds_now() + 0.3;
-  for (size_t i = 0; i < 3 || seconds_now() < until; ++i) {
+  Seconds seconds = {1e9, 0.0};
+  const double begin = seconds_now();
+  size_t i = 0;
+  for (; i < 3 || seconds_now() < begin + 0.3; ++i) {
     const Call& call = calls[i % calls.size()];
     const double start = seconds_now();
     team.run(
@@ -72,9 +79,10 @@ double best_seconds(Team& team, const std::vector<Call>& calls) {
           c.kernel->run(c.inputs.data(), c.outputs.data(), nullptr, &view);
         },
         const_cast<Call*>(&call));
-    best = std::min(best, seconds_now() - start);
+    seconds.best = std::min(seconds.best, seconds_now() - start);
   }
-  return best;
+  seconds.mean = (seconds_now() - begin) / static_cast<double>(i);
+  return seconds;
 }
 
 // `format` is null for dense weights.
@@ -117,17 +125,17 @@ void bench(Team& team, const KernelEntry& entry, const Shape& shape, const Limit
       call.inputs.push_back(num_weights == 2 ? copies[i + 1] : Tensor().abi());
       calls.push_back(call);
     }
-    const double seconds = best_seconds(team, calls);
+    const auto [seconds, mean] = seconds_of(team, calls);
     const double bytes_per_s = static_cast<double>(weight_bytes) / seconds;
     const double flops_per_s = 2.0 * static_cast<double>(rows * shape.n * shape.k * num_weights) / seconds;
     const double dense_peak = entry.dtype == AM_BFLOAT16 ? limits.bfloat16_flops_per_s : limits.float32_flops_per_s;
     const double peak = format ? limits.int8_ops_per_s : dense_peak;
+    const double fraction = std::max(bytes_per_s / limits.memory_bytes_per_s, flops_per_s / peak);
     std::printf("%-13s %-12s %s T=%-4" PRId64 " N=%-6" PRId64 " K=%-5" PRId64
-                " %8.1f us %6.1f GB/s (%3.0f %%) %7.1f GFLOP/s (%3.0f %%) %3.0f %%\n",
+                " %8.1f us %6.1f GB/s (%3.0f %%) %7.1f GFLOP/s (%3.0f %%) %3.0f %%, of all %3.0f %%\n",
                 entry.operator_name, format ? format->name : entry.variant, short_name(entry.dtype), rows, shape.n,
                 shape.k, seconds * 1e6, bytes_per_s / 1e9, 100 * bytes_per_s / limits.memory_bytes_per_s,
-                flops_per_s / 1e9, 100 * flops_per_s / peak,
-                100 * std::max(bytes_per_s / limits.memory_bytes_per_s, flops_per_s / peak));
+                flops_per_s / 1e9, 100 * flops_per_s / peak, 100 * fraction, 100 * fraction * seconds / mean);
   }
 }
 
