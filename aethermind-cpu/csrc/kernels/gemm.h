@@ -163,11 +163,13 @@ inline constexpr int64_t kLineK = kLineBytes / static_cast<int64_t>(sizeof(typen
 template <class E>
 inline constexpr int64_t kLineSteps = kLineK<E> / E::kStepK;
 
-// What a tile kernel fetches beside what it multiplies: `distance` bytes further on, of every kStepsAtOnce steps each
-// `stride`-th from `first` on (none, from kNoFetch on). The tiles that meet the same panels share the fetching of the
-// next ones, so that memory is busy for as long as arithmetic is.
+// Steps for which a tile kernel looks once at what to fetch.
 inline constexpr int64_t kStepsAtOnce = 8;
 inline constexpr int64_t kNoFetch = kStepsAtOnce;
+
+// What a tile kernel fetches beside what it multiplies: `distance` bytes further on, of every kStepsAtOnce steps (of
+// every unit, where weights are quantised) each `stride`-th from `first` on, none from kNoFetch on. The tiles that meet
+// the same panels share the fetching of the next ones, so that memory is busy for as long as arithmetic is.
 struct Fetch {
   int64_t distance, first, stride;
   int64_t rows_distance = 0;  // to the next tile, where it is far: a line of it for every line of this one
@@ -185,6 +187,7 @@ __attribute__((noinline)) void multiply_tile(const Tile& tile, const char* const
                                              const Fetch& fetch, float* sums, int64_t row_stride, int64_t column_stride,
                                              bool is_first) {
   constexpr int64_t kLaneBytes = kLineBytes / kLineSteps<E>;
+  static_assert(kLineSteps<E> % kStepsAtOnce == 0);
   Vec totals[R][P];
   const char* w[P];
 #pragma GCC unroll 4

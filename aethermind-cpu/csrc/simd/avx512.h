@@ -11,6 +11,7 @@
 #include "simd/float16.h"
 
 #define AETHER_HAS_WIDE_SHUFFLE 1  // of the 16-bit elements of two registers, in one instruction
+
 #define AETHER_INLINE inline __attribute__((always_inline))
 
 namespace aether::cpu::AETHER_ISA {
