@@ -178,7 +178,8 @@ struct Fetch {
 // With few rows the hardware's prefetcher keeps up by itself; with more, arithmetic takes so long that the window of
 // out-of-order execution no longer reaches far enough ahead.
 inline constexpr int kFewestRowsToFetch = 5;
-inline constexpr int64_t kFetchAheadBytes = 6144;  // where a single tile meets every panel
+inline constexpr int kFewestRowsOfSeveralTiles = (kTileRows + 1) / 2;  // of each (Tiles)
+inline constexpr int64_t kFetchAheadBytes = 6144;                      // where a single tile meets every panel
 
 // One tile by P panels over `num_steps` steps. The sums of row r and panel p are sums[r * row_stride + p *
 // column_stride …]; they are set, or with `is_first` false added to.
@@ -187,6 +188,7 @@ __attribute__((noinline)) void multiply_tile(const Tile& tile, const char* const
                                              const Fetch& fetch, float* sums, int64_t row_stride, int64_t column_stride,
                                              bool is_first) {
   constexpr int64_t kLaneBytes = kLineBytes / kLineSteps<E>;
+  constexpr bool kMayFetch = R >= kFewestRowsToFetch || R >= kFewestRowsOfSeveralTiles;
   static_assert(kLineSteps<E> % kStepsAtOnce == 0);
   Vec totals[R][P];
   const char* w[P];
@@ -200,14 +202,14 @@ __attribute__((noinline)) void multiply_tile(const Tile& tile, const char* const
   TileRows<R, !E::kReadsInPlace> x(tile);
   int64_t step = 0;
   for (; step + kLineSteps<E> <= num_steps; step += kLineSteps<E>) {
-    if (R >= kFewestRowsToFetch && fetch.rows_distance) {
+    if (kMayFetch && fetch.rows_distance) {
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) __builtin_prefetch(x.row(r) + fetch.rows_distance, 0, 2);
     }
 #pragma GCC unroll 2
     for (int64_t i = 0; i < kLineSteps<E>; i += kStepsAtOnce) {
       // The same at every turn, which a core learns to expect.
-      for (int64_t j = R >= kFewestRowsToFetch ? fetch.first : kNoFetch; j < kStepsAtOnce; j += fetch.stride) {
+      for (int64_t j = kMayFetch ? fetch.first : kNoFetch; j < kStepsAtOnce; j += fetch.stride) {
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) __builtin_prefetch(w[p] + fetch.distance + (step + i + j) * kStepBytes, 0, 2);
       }
@@ -335,7 +337,8 @@ AETHER_INLINE void multiply_each_tile(TileAtFn tile_at, int64_t num_rows, int64_
       const TileFn multiply = is_single ? kTileKernels<E>.single[size] : kTileKernels<E>.several[size];
       const Tile x = tile_at(tile);
       const int64_t rows_distance = are_far && p == 0 && tile + 1 < cut.count ? tile_at(tile + 1).x - x.x : 0;
-      multiply(x, w, num_steps, {distance, tile, cut.count, rows_distance},
+      const int64_t first_step = num_rows >= kFewestRowsToFetch ? tile : kNoFetch;
+      multiply(x, w, num_steps, {distance, first_step, cut.count, rows_distance},
                c + begin * row_stride + first * kPanelColumns, row_stride, part * kPanelColumns, is_first);
     }
   }
