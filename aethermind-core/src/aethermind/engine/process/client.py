@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.process.growth import GrowingOutput
-from aethermind.engine.process.messages import Abort, Add, Ask, Forget, Loaded, News, Setup
+from aethermind.engine.process.messages import Abort, Add, Ask, Forget, Loaded, News, Reply, Setup
 from aethermind.engine.process.model_face import ModelFace
 from aethermind.engine.process.supervisor import RestartPolicy, Supervisor
 from aethermind.engine.requests.prompt_reader import EnginePrompt
@@ -171,26 +171,32 @@ class EngineProcess(EngineClient):
         if news.stats is not None:
             self._stats = news.stats
         for reply in news.replies or ():
-            answer = self._asked.get(reply.number)
-            if answer is None or answer.done():
-                continue
-            if reply.error is None:
-                self._supervisor.vouch()
-                answer.set_result(reply.value)
-            else:
-                answer.set_exception(reply.error)
+            self._take_reply(reply)
         for handle, error in news.refused or ():
             if handle in self._growing:
                 self._requests.deliver(self._growing[handle][0], error)
         for handle, *state in news.states or ():
             if handle in self._growing:
-                name, growing = self._growing[handle]
-                output = growing.grow(state)
-                if output.finished:
-                    del self._growing[handle], self._handles[name]
-                    if output.outputs[0].finish_reason != "abort":
-                        self._supervisor.vouch()
-                self._requests.deliver(name, output)
+                self._take_state(handle, state)
+
+    def _take_reply(self, reply: Reply) -> None:
+        answer = self._asked.get(reply.number)
+        if answer is None or answer.done():
+            return
+        if reply.error is None:
+            self._supervisor.vouch()
+            answer.set_result(reply.value)
+        else:
+            answer.set_exception(reply.error)
+
+    def _take_state(self, handle: int, state: list[Any]) -> None:
+        name, growing = self._growing[handle]
+        output = growing.grow(state)
+        if output.finished:
+            del self._growing[handle], self._handles[name]
+            if output.outputs[0].finish_reason != "abort":
+                self._supervisor.vouch()
+        self._requests.deliver(name, output)
 
     def _come_up(self, loaded: Loaded) -> None:
         self._loaded = loaded
