@@ -15,8 +15,10 @@ inline constexpr int64_t kMostRows = 144;
 inline constexpr int64_t kFewestRowsOfClaim = 60;  // whose arithmetic takes several times as long as reading a weight
 inline constexpr int64_t kPanelsAtOnce = 16;
 inline constexpr int64_t kMostItemPanels = 64;
-inline constexpr int64_t kStreamFetchBytes = 4096;    // how far ahead where a single tile meets every panel
 inline constexpr int64_t kMinClaimBytes = 32 * 1024;  // enough of the weight to be worth a claim
+
+// As fetch_ahead_bytes.
+constexpr int64_t quantized_fetch_bytes(int64_t rows) { return rows <= 2 ? kNearFetchBytes : 4096; }
 
 // Rows whose tiles may lie in scratch at once.
 AETHER_INLINE int64_t most_rows(int64_t num_rows, int64_t num_units) {
@@ -123,17 +125,19 @@ class QuantizedWeight {
     const QuantizedTiles* kernels = with_format(
         layout_, []<QuantizedFormat kFormat>() -> const QuantizedTiles* { return &kQuantizedTiles<kFormat>; });
     const Tiles cut(rows, quantized_tile_rows(rows));
-    const int64_t row_stride = num_panels * kPanelColumns;
+    const int64_t row_stride = num_panels * kPanelColumns, num_lines = shape_.panel_bytes / kLineBytes;
     // A single tile is bound by memory, which one long stream keeps busiest.
     const int64_t together = cut.count == 1 ? 1 : quantized_panels_at_once(divide_up(rows, cut.count));
     for (int64_t p = 0; p < num_panels;) {
       const bool is_single = together == 1 || num_panels - p < together;
       const int64_t end = p + (is_single ? 1 : together);
-      const int64_t distance = cut.count == 1 ? kStreamFetchBytes : (end < num_panels ? panels[end] : next) - panels[p];
+      const int64_t distance =
+          cut.count == 1 ? quantized_fetch_bytes(rows) : (end < num_panels ? panels[end] : next) - panels[p];
       for (int64_t tile = 0; tile < cut.count; ++tile) {
         const int64_t begin = cut.begin(tile), size = cut.size(tile);
         const QuantizedTileFn multiply_tile = (is_single ? kernels->single : kernels->several)[size];
-        multiply_tile(tiles + begin * shape_.num_units * kUnitRowBytes, panels + p, shape_, {distance, tile, cut.count},
+        multiply_tile(tiles + begin * shape_.num_units * kUnitRowBytes, panels + p, shape_,
+                      share_of_tile(distance, num_lines, shape_.num_units, tile, cut.count),
                       c + begin * row_stride + p * kPanelColumns, row_stride);
       }
       p = end;

@@ -22,16 +22,19 @@ __attribute__((noinline)) void multiply_quantized(const char* x, const char* con
   [[maybe_unused]] LevelLines<kFormat.has_levels> lines[P];
 #pragma GCC unroll 4
   for (int p = 0; p < P; ++p) codes[p] = panels[p];
-  const auto fetch_step = [&](int64_t step) __attribute__((always_inline)) {
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) __builtin_prefetch(codes[p] + fetch.distance + step * kStepBytes, 0, 3);
-  };
+  int64_t ahead = fetch.distance;
   const auto fetch_ahead = [&]() __attribute__((always_inline)) {
-    if constexpr (R == 1) {  // a tile that shares the fetching with no other
+    if constexpr (R == 1) {  // a tile that shares the fetching with no other: what it now reads, but further on
 #pragma GCC unroll 8
-      for (int64_t step = 0; step < kFormat.bits; ++step) fetch_step(step);
+      for (int64_t step = 0; step < kFormat.bits; ++step) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) __builtin_prefetch(codes[p] + fetch.distance + step * kStepBytes, 0, 3);
+      }
     } else {
-      for (int64_t step = fetch.first; step < kFormat.bits; step += fetch.stride) fetch_step(step);
+      for (int64_t i = 0; i < fetch.count; ++i, ahead += kLineBytes) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) __builtin_prefetch(panels[p] + ahead, 0, 3);
+      }
     }
   };
   Vec totals[R][P];  // of a row, or of a run

@@ -24,6 +24,10 @@ inline constexpr int kLanes = 16;
 inline constexpr int kTileRows = 12;
 inline constexpr int kTilePanels = 2;
 
+// The fewest rows that need fetching ahead, and how far ahead one or two are fetched (kernels/gemm.h).
+inline constexpr int kFewestRowsToFetch = 5;
+inline constexpr int64_t kNearFetchBytes = 4096;
+
 using Vec = __m512;
 
 AETHER_INLINE Vec set1(float x) { return _mm512_set1_ps(x); }

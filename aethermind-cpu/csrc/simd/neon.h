@@ -22,6 +22,10 @@ inline constexpr int kLanes = 16;
 inline constexpr int kTileRows = 6;
 inline constexpr int kTilePanels = 1;
 
+// The fewest rows that need fetching ahead, and how far ahead one or two are fetched (kernels/gemm.h).
+inline constexpr int kFewestRowsToFetch = 5;
+inline constexpr int64_t kNearFetchBytes = 4096;
+
 struct Vec {
   float32x4_t a, b, c, d;
 };

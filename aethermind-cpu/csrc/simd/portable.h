@@ -22,6 +22,10 @@ inline constexpr int kLanes = 16;
 inline constexpr int kTileRows = 2;
 inline constexpr int kTilePanels = 1;
 
+// The fewest rows that need fetching ahead, and how far ahead one or two are fetched (kernels/gemm.h).
+inline constexpr int kFewestRowsToFetch = 5;
+inline constexpr int64_t kNearFetchBytes = 4096;
+
 using Float4 [[gnu::vector_size(16)]] = float;
 using Int4 [[gnu::vector_size(16)]] = int32_t;
 using UInt4 [[gnu::vector_size(16)]] = uint32_t;

@@ -82,6 +82,21 @@ def test_json_and_trace_agree(invoke: Any, tmp_path: Path, device: str) -> None:
     assert (report["limits"]["memory_bytes_per_s"] is None) == (device == "numpy")
 
 
+def test_requests_of_a_batch_take_their_steps_together(invoke: Any) -> None:
+    result = invoke("profile", "--device", "numpy", *SMALL, "--batch", "3", "--json")
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    assert report["batch"] == 3
+    phases = report["phases"]
+    assert [phases[name]["num_steps"] for name in ("prefill", "decode")] == [1, 2]
+    alone = json.loads(invoke("profile", "--device", "numpy", *SMALL, "--json").stdout)["phases"]
+    for name, phase in phases.items():
+        flops = {record["operator"]: record["flops"] for record in phase["operators"]}
+        for record in alone[name]["operators"]:
+            if record["operator"] == "linear":
+                assert flops["linear"] == 3 * record["flops"]
+
+
 def test_text(invoke: Any, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     result = invoke("profile", "--device", "numpy", *SMALL, "--trace", str(trace))
@@ -108,6 +123,7 @@ def test_a_trace_that_cannot_be_written_is_a_sentence(invoke: Any, tmp_path: Pat
     [
         (("--prompt-tokens", "0"), "--prompt-tokens"),
         (("--output-tokens", "0"), "--output-tokens"),
+        (("--batch", "0"), "--batch"),
         (("--prompt-tokens", "100000"), "max_model_len 100017"),
         (("--device", "abacus"), "abacus"),
     ],

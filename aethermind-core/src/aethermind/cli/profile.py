@@ -26,6 +26,7 @@ __all__ = ["EXAMPLES", "profile", "summarize"]
 EXAMPLES = console.examples(
     "aethermind profile",
     "aethermind profile --prompt-tokens 64 --output-tokens 4 --trace trace.json",
+    "aethermind profile --batch 8 --prompt-tokens 32 --output-tokens 4",
     "aethermind profile --device numpy --dtype float32 --output-tokens 2 --json",
 )
 
@@ -35,8 +36,9 @@ def profile(
     model: options.Model = None,
     *,
     load_format: options.LoadFormat = "auto",
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens in the prompt.", min=1)] = 128,
-    output_tokens: Annotated[int, typer.Option(help="Tokens to decode.", min=1)] = 16,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens in each prompt.", min=1)] = 128,
+    output_tokens: Annotated[int, typer.Option(help="Tokens to decode of each.", min=1)] = 16,
+    batch: Annotated[int, typer.Option(help="Requests at a time.", min=1)] = 1,
     repeat: Annotated[int, typer.Option(help="Runs of every step; medians are reported.", min=1)] = 3,
     trace: Annotated[
         Path | None, typer.Option(help="Write a Chrome trace, which ui.perfetto.dev opens.", dir_okay=False)
@@ -48,12 +50,12 @@ def profile(
 ) -> None:
     """Show where time and memory go.
 
-    Every kernel call of a prompt and its answer is timed, beside the bytes and operations that it
-    cannot avoid. Its limit is the time that its weights, keys and values take at the memory's
-    bandwidth, or its operations at the peak of the arithmetic used, whichever is longer; both are
-    measured before and after. Marks between calls may take time themselves, which weighs on small
-    calls most; how much is told. In the trace calls follow one another without the host's time in
-    between.
+    Every kernel call of a prompt and its answer is timed, or of several at once, beside the bytes
+    and operations that it cannot avoid. Its limit is the time that its weights, keys and values
+    take at the memory's bandwidth, or its operations at the peak of the arithmetic used, whichever
+    is longer; both are measured before and after. Marks between calls may take time themselves,
+    which weighs on small calls most; how much is told. In the trace calls follow one another
+    without the host's time in between.
     """
     from aethermind.cli.bench.limits import as_record, average, measure_limits
     from aethermind.engine.loading.loader import plan_model
@@ -69,15 +71,15 @@ def profile(
         kv_cache_dtype=kv_cache_dtype,
         num_threads=num_threads,
         max_model_len=prompt_tokens + output_tokens + 1,
-        num_kv_blocks=-(-(prompt_tokens + output_tokens + 1) // 16),
-        max_num_seqs=1,
-        max_num_batched_tokens=prompt_tokens,
+        num_kv_blocks=batch * -(-(prompt_tokens + output_tokens + 1) // 16),
+        max_num_seqs=batch,
+        max_num_batched_tokens=batch * prompt_tokens,
         enable_prefix_caching=False,
     )
     backend = planned.open_device.backend
     with closing(backend):
         before = measure_limits(backend, num_threads)
-        steps, memory = _run(planned, prompt_tokens, output_tokens, repeat)
+        steps, memory = _run(planned, prompt_tokens, output_tokens, batch, repeat)
         limits = average(before, measure_limits(backend, num_threads))
     if trace is not None:
         _write_trace(trace, steps, memory, str(planned.open_device.device))
@@ -88,6 +90,7 @@ def profile(
         "num_threads": planned.open_device.num_threads,
         "prompt_tokens": prompt_tokens,
         "output_tokens": output_tokens,
+        "batch": batch,
         "repeat": repeat,
         "phases": {
             phase: summarize([step for step in steps if step.phase == phase], limits) for phase in ("prefill", "decode")
@@ -105,13 +108,14 @@ def profile(
 
 
 def _run(
-    planned: PlannedModel, prompt_tokens: int, output_tokens: int, repeat: int
+    planned: PlannedModel, prompt_tokens: int, output_tokens: int, batch: int, repeat: int
 ) -> tuple[list[StepProfile], list[tuple[int, MemoryUse]]]:
-    """The profile of one request, and the memory after so many of its steps."""
+    """The profile of requests that all take the same steps, and the memory after so many of these."""
     from aethermind.cli.load import LoadProgress
     from aethermind.engine.engine import Engine
     from aethermind.engine.observation.memory_use import measure_memory
     from aethermind.engine.observation.profiler import Profiler
+    from aethermind.engine.observation.sample_prompt import sample_prompt
     from aethermind.sampling.params import SamplingParams
 
     memory = [(0, measure_memory("planned", planned))]
@@ -119,14 +123,18 @@ def _run(
         engine = Engine.load(planned, progress)
     memory.append((0, measure_memory("loaded", planned, engine.runner)))
     vocab_size = planned.model.config.vocab_size
-    prompt = [(7919 * position + 13) % vocab_size for position in range(prompt_tokens)]
-    params = SamplingParams(temperature=0.0, max_tokens=output_tokens + 1, ignore_eos=True)
-    engine.add_request("warm-up", prompt, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
+
+    def add_requests(kind: str, max_tokens: int) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        for index in range(batch):
+            engine.add_request(f"{kind} {index}", sample_prompt(prompt_tokens, vocab_size, index), params)
+
+    add_requests("warm-up", 2)
     while engine.has_unfinished:
         engine.step()
     profiler = Profiler(planned.operators, repeat)
     engine.runner.observer = profiler
-    engine.add_request("profile", prompt, params)
+    add_requests("profile", output_tokens + 1)
     engine.step()
     memory.append((1, measure_memory("after prefill", planned, engine.runner)))
     while engine.has_unfinished:
@@ -198,7 +206,8 @@ def _print_report(report: dict[str, Any], limits: MeasuredLimits | None) -> None
 
     print(
         f"{report['model']} on {report['device']} ({report['dtype']}, {report['num_threads']} threads): "
-        f"{report['prompt_tokens']} + {report['output_tokens']} tokens, median of {report['repeat']}"
+        f"{report['batch']} × ({report['prompt_tokens']} + {report['output_tokens']} tokens), "
+        f"median of {report['repeat']}"
     )
     for name, phase in report["phases"].items():
         overhead = phase["overhead_fraction"]

@@ -174,13 +174,11 @@ def _run(llm: LLM, prompt_tokens: int, output_tokens: int, batch: int, *, is_wat
     import time
 
     from aethermind.engine.observation.roofline import StepRecorder
+    from aethermind.engine.observation.sample_prompt import sample_prompt
     from aethermind.sampling.params import SamplingParams
 
     vocab_size = llm.engine.planned.model.config.vocab_size
-    prompts = [
-        {"prompt_token_ids": [(7919 * (start + i) + 13) % vocab_size for i in range(prompt_tokens)]}
-        for start in range(batch)
-    ]
+    prompts = [{"prompt_token_ids": sample_prompt(prompt_tokens, vocab_size, index)} for index in range(batch)]
     run = Run(batch, prompt_tokens)
     params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
     recorder = StepRecorder()

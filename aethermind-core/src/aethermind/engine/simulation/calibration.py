@@ -7,6 +7,7 @@ from dataclasses import fields
 from statistics import median
 from typing import TYPE_CHECKING
 
+from aethermind.engine.observation.sample_prompt import sample_prompt
 from aethermind.engine.simulation.cost_model import StepCosts
 from aethermind.sampling.params import SamplingParams
 
@@ -67,9 +68,9 @@ def _decode(engine: Engine, num_sequences: int, context: int) -> tuple[float, fl
     return 0.0, len(lengths), sum(lengths), median(seconds)
 
 
-def _prompt(engine: Engine, num_tokens: int, start: int) -> list[int]:
+def _prompt(engine: Engine, num_tokens: int, index: int) -> list[int]:
     vocab_size = engine.planned.model.config.vocab_size
-    return [(7919 * (start + index) + 13) % vocab_size for index in range(num_tokens)]
+    return sample_prompt(num_tokens, vocab_size, index)
 
 
 def _timed_step(engine: Engine) -> float:
