@@ -185,8 +185,8 @@ AETHER_INLINE Fetch share_of_tile(int64_t distance, int64_t num_lines, int64_t n
   return {distance + others * tile / larger(1, sharers - 1) * kLineBytes, count};
 }
 
-// With few rows the hardware's prefetcher may keep up by itself; with more, arithmetic takes so long that the window of
-// out-of-order execution no longer reaches far enough ahead.
+// With few rows the hardware's prefetcher may keep up by itself (kFewestRowsToFetch); with more, arithmetic takes so
+// long that the window of out-of-order execution no longer reaches far enough ahead.
 inline constexpr int kFewestRowsOfSeveralTiles = (kTileRows + 1) / 2;  // of each (Tiles)
 
 // How far ahead a single tile fetches that meets every panel: up to two rows are bound by reading alone.

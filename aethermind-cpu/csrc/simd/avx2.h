@@ -21,8 +21,8 @@ inline constexpr int kLanes = 16;
 inline constexpr int kTileRows = 6;
 inline constexpr int kTilePanels = 1;
 
-// The fewest rows that need fetching ahead, and how far ahead one or two are fetched (kernels/gemm.h): not much farther
-// than the hardware looks by itself, or memory serves two places in turns.
+// The fewest rows that need fetching ahead, and how far ahead one or two are fetched (kernels/gemm.h), as measured on a
+// core of Zen 3: farther is slower there.
 inline constexpr int kFewestRowsToFetch = 2;
 inline constexpr int64_t kNearFetchBytes = 1024;
 
