@@ -189,8 +189,10 @@ AETHER_INLINE Fetch share_of_tile(int64_t distance, int64_t num_lines, int64_t n
 // long that the window of out-of-order execution no longer reaches far enough ahead.
 inline constexpr int kFewestRowsOfSeveralTiles = (kTileRows + 1) / 2;  // of each (Tiles)
 
-// How far ahead a single tile fetches that meets every panel: up to two rows are bound by reading alone.
-constexpr int64_t fetch_ahead_bytes(int64_t rows) { return rows <= 2 ? kNearFetchBytes : 6144; }
+// How far ahead a single tile fetches that meets every panel: one or two rows are bound by reading alone, more rows
+// look `farther`.
+constexpr int64_t fetch_ahead_bytes(int64_t rows, int64_t farther) { return rows <= 2 ? kNearFetchBytes : farther; }
+inline constexpr int64_t kFetchAheadBytes = 6144;
 
 // One tile by P panels over `num_steps` steps. The sums of row r and panel p are sums[r * row_stride + p *
 // column_stride …]; they are set, or with `is_first` false added to.
@@ -329,7 +331,7 @@ template <class E, class TileAtFn>
 AETHER_INLINE void multiply_each_tile(TileAtFn tile_at, int64_t num_rows, int64_t k_count, const char* const* panels,
                                       int64_t num_panels, int64_t offset, bool is_first, float* c, const char* next,
                                       bool are_far = false) {
-  const int64_t num_steps = divide_up(k_count, E::kStepK);
+  const int64_t num_steps = divide_up(k_count, E::kStepK), num_turns = divide_up(num_steps, kStepsAtOnce);
   const int64_t row_stride = num_panels * kPanelColumns;
   const Tiles cut(num_rows);
   const int64_t together = cut.count == 1 ? tile_panels(num_rows) : kTilePanels;
@@ -343,13 +345,13 @@ AETHER_INLINE void multiply_each_tile(TileAtFn tile_at, int64_t num_rows, int64_
     const bool is_last = p + 1 == part + num_single;
     const char* following = is_last ? next : panels[p + 1 == part ? part * together : first + 1] + offset;
     const bool may_fetch = num_rows >= kFewestRowsToFetch && (cut.count == 1 || following);
-    const int64_t distance = !may_fetch ? 0 : cut.count == 1 ? fetch_ahead_bytes(num_rows) : following - w[0];
+    const int64_t ahead = fetch_ahead_bytes(num_rows, kFetchAheadBytes);
+    const int64_t distance = !may_fetch ? 0 : cut.count == 1 ? ahead : following - w[0];
     for (int64_t tile = 0; tile < cut.count; ++tile) {
       const int64_t begin = cut.begin(tile), size = cut.size(tile);
       const TileFn multiply = is_single ? kTileKernels<E>.single[size] : kTileKernels<E>.several[size];
       const Tile x = tile_at(tile);
       const int64_t rows_distance = are_far && p == 0 && tile + 1 < cut.count ? tile_at(tile + 1).x - x.x : 0;
-      const int64_t num_turns = divide_up(num_steps, kStepsAtOnce);
       Fetch fetch = may_fetch ? share_of_tile(distance, num_steps, num_turns, tile, cut.count) : Fetch();
       fetch.rows_distance = rows_distance;
       multiply(x, w, num_steps, fetch, c + begin * row_stride + first * kPanelColumns, row_stride, part * kPanelColumns,

@@ -15,10 +15,8 @@ inline constexpr int64_t kMostRows = 144;
 inline constexpr int64_t kFewestRowsOfClaim = 60;  // whose arithmetic takes several times as long as reading a weight
 inline constexpr int64_t kPanelsAtOnce = 16;
 inline constexpr int64_t kMostItemPanels = 64;
+inline constexpr int64_t kStreamFetchBytes = 4096;    // how far ahead three rows or more of a single tile fetch
 inline constexpr int64_t kMinClaimBytes = 32 * 1024;  // enough of the weight to be worth a claim
-
-// As fetch_ahead_bytes.
-constexpr int64_t quantized_fetch_bytes(int64_t rows) { return rows <= 2 ? kNearFetchBytes : 4096; }
 
 // Rows whose tiles may lie in scratch at once.
 AETHER_INLINE int64_t most_rows(int64_t num_rows, int64_t num_units) {
@@ -126,13 +124,13 @@ class QuantizedWeight {
         layout_, []<QuantizedFormat kFormat>() -> const QuantizedTiles* { return &kQuantizedTiles<kFormat>; });
     const Tiles cut(rows, quantized_tile_rows(rows));
     const int64_t row_stride = num_panels * kPanelColumns, num_lines = shape_.panel_bytes / kLineBytes;
+    const int64_t ahead = fetch_ahead_bytes(rows, kStreamFetchBytes);
     // A single tile is bound by memory, which one long stream keeps busiest.
     const int64_t together = cut.count == 1 ? 1 : quantized_panels_at_once(divide_up(rows, cut.count));
     for (int64_t p = 0; p < num_panels;) {
       const bool is_single = together == 1 || num_panels - p < together;
       const int64_t end = p + (is_single ? 1 : together);
-      const int64_t distance =
-          cut.count == 1 ? quantized_fetch_bytes(rows) : (end < num_panels ? panels[end] : next) - panels[p];
+      const int64_t distance = cut.count == 1 ? ahead : (end < num_panels ? panels[end] : next) - panels[p];
       for (int64_t tile = 0; tile < cut.count; ++tile) {
         const int64_t begin = cut.begin(tile), size = cut.size(tile);
         const QuantizedTileFn multiply_tile = (is_single ? kernels->single : kernels->several)[size];

@@ -82,19 +82,20 @@ def test_json_and_trace_agree(invoke: Any, tmp_path: Path, device: str) -> None:
     assert (report["limits"]["memory_bytes_per_s"] is None) == (device == "numpy")
 
 
+def linear_flops(report: dict[str, Any], phase: str) -> int:
+    (flops,) = (record["flops"] for record in report["phases"][phase]["operators"] if record["operator"] == "linear")
+    return int(flops)
+
+
 def test_requests_of_a_batch_take_their_steps_together(invoke: Any) -> None:
     result = invoke("profile", "--device", "numpy", *SMALL, "--batch", "3", "--json")
     assert result.exit_code == 0
     report = json.loads(result.stdout)
     assert report["batch"] == 3
-    phases = report["phases"]
-    assert [phases[name]["num_steps"] for name in ("prefill", "decode")] == [1, 2]
-    alone = json.loads(invoke("profile", "--device", "numpy", *SMALL, "--json").stdout)["phases"]
-    for name, phase in phases.items():
-        flops = {record["operator"]: record["flops"] for record in phase["operators"]}
-        for record in alone[name]["operators"]:
-            if record["operator"] == "linear":
-                assert flops["linear"] == 3 * record["flops"]
+    assert [report["phases"][name]["num_steps"] for name in ("prefill", "decode")] == [1, 2]
+    alone = json.loads(invoke("profile", "--device", "numpy", *SMALL, "--json").stdout)
+    for name in ("prefill", "decode"):
+        assert linear_flops(report, name) == 3 * linear_flops(alone, name)
 
 
 def test_text(invoke: Any, tmp_path: Path) -> None:
