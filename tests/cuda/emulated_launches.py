@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from tests.cuda.emulator import compile_kernels
 
 from aethermind.dispatch import Kernel
 from aethermind.hal.dtype import DType
 from aethermind.ops.operator import Array
-from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, Launch
+from aethermind_cuda.cublas import DenseProduct
+from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, KernelFunction, Launch
 
 __all__ = ["launch_all"]
 
 _GPU = DeviceFacts((8, 0), 108, 163 << 10)
+_WORKSPACE = 1 << 40
 
 
 def launch_all(
@@ -24,7 +27,10 @@ def launch_all(
     attributes: Mapping[str, Any] | None = None,
     seeds: Sequence[int] = (0,),
 ) -> None:
-    """Fill `outputs`, whose content before is what device memory holds before. Weights come packed."""
+    """Fill `outputs`, whose content before is what device memory holds before. Weights come packed.
+
+    Products of cuBLASLt are NumPy's.
+    """
     arrays: list[Array] = []
 
     def operand(array: Array | None) -> DeviceArray | None:
@@ -33,14 +39,26 @@ def launch_all(
         arrays.append(array)
         return DeviceArray(len(arrays) - 1, DType.of_numpy(array.dtype), array.shape)
 
+    def memory(array: DeviceArray) -> Array:
+        if array.address < _WORKSPACE:
+            return arrays[array.address]
+        found = workspace[array.address - _WORKSPACE :][: array.nbytes]
+        return found.view(array.dtype.numpy).reshape(array.shape)
+
     def argument(value: Any) -> Any:
-        return arrays[value.address] if isinstance(value, DeviceArray) else getattr(value, "value", value)
+        return memory(value) if isinstance(value, DeviceArray) else getattr(value, "value", value)
 
     operands = tuple(operand(array) for array in inputs)
     results = tuple(result for array in outputs if (result := operand(array)) is not None)
-    assert kernel.function is not None
-    for launch in kernel.function(Call(operands, results, attributes or {}, _GPU)):
-        assert isinstance(launch, Launch)
-        entry = compile_kernels(f"{launch.source}.cu")[launch.kernel]
-        arguments = [argument(value) for value in launch.arguments]
-        entry(*arguments, grid=launch.grid, block=launch.block, shared=launch.shared_bytes, seeds=seeds)
+    call = Call(operands, results, attributes or {}, _GPU, _WORKSPACE)
+    assert isinstance(kernel.function, KernelFunction)
+    workspace = np.full(kernel.function.workspace_bytes(call), 0xFF, np.uint8)
+    for work in kernel.function(call):
+        if isinstance(work, DenseProduct):
+            x, weight = (memory(array).astype(np.float32) for array in (work.x, work.weight))
+            memory(work.out)[...] = x @ weight.T + (0 if work.bias is None else memory(work.bias).astype(np.float32))
+            continue
+        assert isinstance(work, Launch)
+        entry = compile_kernels(f"{work.source}.cu")[work.kernel]
+        arguments = [argument(value) for value in work.arguments]
+        entry(*arguments, grid=work.grid, block=work.block, shared=work.shared_bytes, seeds=seeds)

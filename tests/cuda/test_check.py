@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were an A100 with everything that is compared with, and kernels still to be compiled."""
     from tests.cuda.check import steps
 
-    monkeypatch.setattr(steps, "_capability", lambda: (8, 0))
+    monkeypatch.setattr(steps, "capability_of_first", lambda: (8, 0))
     monkeypatch.setattr(steps, "find_spec", lambda name: name)
     monkeypatch.setattr(steps.shutil, "which", lambda name: f"/usr/bin/{name}")
 
@@ -90,11 +91,35 @@ def test_what_all_steps_need_fits_the_budget_and_the_budget_eight_minutes() -> N
 
 @pytest.mark.usefixtures("on_a_card")
 def test_where_every_step_hangs_each_still_has_what_it_needs() -> None:
-    steps = all_steps()
+    steps = [replace(step, is_needed=False) for step in all_steps()]
     results, clock = outcomes(steps, BUDGET_S, dict.fromkeys([step.title for step in steps], 1e6))
     assert sum(clock.limits.values()) <= BUDGET_S
     assert all(clock.limits[step.title] >= step.least_s for step in steps if step.reason_against is None)
     assert {result.outcome for result in results} <= {Outcome.TIMED_OUT, Outcome.SKIPPED}
+
+
+def test_without_what_all_need_the_others_are_left_out() -> None:
+    steps = [Step("compile", ["1"], 10, is_needed=True), Step("use", ["0"], 10), Step("other", [], 9, "not here")]
+    results, _ = outcomes(steps, 100, {"compile": 1})
+    assert [result.outcome for result in results] == [Outcome.FAILED, Outcome.SKIPPED, Outcome.SKIPPED]
+    assert [result.said for result in results[1:]] == ["it needs what `compile` did not do", "not here"]
+
+
+@pytest.mark.usefixtures("on_a_card")
+@pytest.mark.parametrize("nvcc", [None, "/usr/bin/nvcc"])
+def test_kernels_are_compiled_again_wherever_there_is_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, nvcc: str | None
+) -> None:
+    from tests.cuda.check import steps
+
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setattr(steps.shutil, "which", lambda _: nvcc)
+    monkeypatch.setattr(steps, "find_spec", lambda _: None)
+    monkeypatch.setattr(steps.Cubins, "reason_against", lambda *_: None)
+    compiling = all_steps()[0]
+    assert (compiling.reason_against is None) == (nvcc is not None)
+    monkeypatch.setattr(steps.Cubins, "reason_against", lambda *_: "there are none")
+    assert all_steps()[0].reason_against is None
 
 
 def test_a_step_that_cannot_run_here_says_why() -> None:
@@ -123,9 +148,7 @@ def test_a_process_is_ended_with_its_children(tmp_path: Path) -> None:
     await_end(int(said))
 
 
-def test_a_tree_that_is_not_installed_counts_as_if_it_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tree.python_path(ROOT, tmp_path) == []
-    monkeypatch.setattr(tree, "_is_installed", lambda _: False)
+def test_the_tree_counts_as_installed_whatever_is(tmp_path: Path) -> None:
     paths = tree.python_path(ROOT, tmp_path)
     assert paths == [tmp_path, *(ROOT / name / "src" for name in tree.PACKAGES)]
     found = {one.metadata["Name"]: one for one in importlib.metadata.distributions(path=[str(tmp_path)])}

@@ -29,7 +29,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDriv
     cubins = fake_cubins(tmp_path, [source.stem for source in CSRC.glob("*.cu")])
     monkeypatch.setattr("aethermind_cuda.probe.probe", lambda: Probe(1, "a GPU that computes nothing."))
     monkeypatch.setattr("aethermind_cuda.probe.open_backend", lambda: CudaBackend(driver, cubins))
-    monkeypatch.setattr("aethermind_cuda.kernels.linear.find_cublaslt", lambda: None)
+    monkeypatch.setattr("aethermind_cuda.kernels._cublaslt.find_cublaslt", lambda: None)
     return driver
 
 

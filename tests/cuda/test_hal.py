@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cuda.host_driver import HostDriver
+from tests.cuda.host_driver import HostDriver, fake_cubins
 
 from aethermind.errors import OutOfMemoryError
 from aethermind.hal import DeviceId, DType, MemoryKind, Tensor
 from aethermind.testing.suites import test_hal
 from aethermind_cuda.backend import CudaBackend
+from aethermind_cuda.driver import CudaError
+from aethermind_cuda.launch import Launch
 
 globals().update({name: case for name, case in vars(test_hal).items() if name.startswith("test_")})
 
@@ -41,6 +44,25 @@ def test_closing_gives_everything_back(driver: HostDriver, backend: CudaBackend)
     backend.close()
     assert driver.memory == {}
     assert driver.calls["stream_create"] == driver.calls["stream_destroy"]
+    assert driver.calls["retain_context"] == driver.calls["release_context"]
+
+
+def test_of_a_device_that_is_lost_the_rest_is_given_back(
+    driver: HostDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def lost() -> None:
+        raise CudaError("cuCtxSynchronize", 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was met")
+
+    backend = CudaBackend(driver, fake_cubins(tmp_path, ["rms_norm"]))
+    stream = backend.streams.default()
+    backend.enqueue([Launch("rms_norm", "rms_norm_float32", (1, 1, 1), (32, 1, 1), ())], stream)
+    backend.allocator.alloc(1000).free()
+    monkeypatch.setattr(driver, "synchronize_context", lost)
+    with pytest.raises(CudaError, match="an illegal memory access"):
+        backend.close()
+    assert driver.calls["module_load"] == driver.calls["module_unload"] > 0
+    assert driver.calls["stream_create"] == driver.calls["stream_destroy"]
+    assert driver.memory == {}
     assert driver.calls["retain_context"] == driver.calls["release_context"]
 
 

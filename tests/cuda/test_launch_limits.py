@@ -50,7 +50,7 @@ def planned(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     cubins = fake_cubins(tmp_path, [source.stem for source in (ROOT / "aethermind-cuda" / "csrc").glob("*.cu")])
     monkeypatch.setattr("aethermind_cuda.probe.probe", lambda: Probe(1, "a GPU that computes nothing."))
     monkeypatch.setattr("aethermind_cuda.probe.open_backend", lambda: CudaBackend(HostDriver(memory=1 << 40), cubins))
-    monkeypatch.setattr("aethermind_cuda.kernels.linear.find_cublaslt", lambda: None)
+    monkeypatch.setattr("aethermind_cuda.kernels._cublaslt.find_cublaslt", lambda: None)
     options = {"load_format": "dummy", "max_num_batched_tokens": 65536, "max_num_seqs": 512, "num_kv_blocks": 100_000}
     return plan_model(Runtime.boot(), str(folder), device="cuda", **options, **OPTIONS[request.param])
 

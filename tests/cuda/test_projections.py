@@ -52,6 +52,20 @@ def test_dense(num_tokens: int, num_inputs: int, dtype: Any) -> None:
     check(out, x, weight, bias)
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("num_tokens", [32, 33])
+def test_gate_and_up_in_one_kernel_or_by_cublaslt(num_tokens: int, dtype: Any) -> None:
+    rng = np.random.default_rng(num_tokens)
+    x, gate, up = (rng.standard_normal((rows, 136)).astype(dtype) for rows in (num_tokens, 40, 40))
+    out = np.full((num_tokens, 40), np.nan, dtype)
+    launch_all(next(kernel for kernel in gate_up_silu.KERNELS if kernel.name == "cuda/cublaslt"), [x, gate, up], [out])
+    gated, raised = (x.astype(np.float64) @ weight.astype(np.float64).T for weight in (gate, up))
+    expected = gated / (1 + np.exp(-gated)) * raised
+    # Both products and the result may be rounded; a gate's error grows with it where it is far below zero.
+    bound = (3 + np.abs(gated)) * ROUNDOFF[dtype] * np.abs(expected) + 1e-4
+    assert np.all(np.abs(out.astype(np.float64) - expected) <= bound)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("num_tokens", [5, 67])
 def test_codes(num_tokens: int, name: str) -> None:

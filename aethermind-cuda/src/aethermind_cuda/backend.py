@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from aethermind.graph.repeated_runs import BATCH_SIZES
@@ -85,11 +86,10 @@ class CudaBackend(Backend):
 def _end(
     libraries: dict[int, KernelLibrary], streams: CudaStreams, allocator: CudaAllocator, devices: CudaDevices
 ) -> None:
-    """What a backend ends with, closed or dropped."""
-    for index, library in libraries.items():
-        devices.synchronize(index)
-        library.close()
-    libraries.clear()
-    streams.close()
-    allocator.close()
-    devices.close()
+    """What a backend ends with, closed or dropped. A device that is lost refuses each part, and keeps none of them."""
+    with ExitStack() as parts:
+        for close in (devices.close, allocator.close, streams.close, libraries.clear):
+            parts.callback(close)
+        for index, library in libraries.items():
+            parts.callback(library.close)
+            parts.callback(devices.synchronize, index)

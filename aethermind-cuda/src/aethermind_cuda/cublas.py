@@ -25,7 +25,9 @@ _DATA_TYPES = {DType.FLOAT32: 0, DType.FLOAT16: 2, DType.BFLOAT16: 14}
 _COMPUTE_32F, _REAL_32F = 68, 0
 _DESC_TRANSA, _DESC_EPILOGUE, _DESC_BIAS_POINTER, _DESC_BIAS_DATA_TYPE = 3, 7, 8, 26
 _TRANSPOSED, _EPILOGUE_BIAS = 1, 4
-_PREFERENCE_MAX_WORKSPACE = 1
+_PREFERENCE_MAX_WORKSPACE, _PREFERENCE_REDUCTION_SCHEMES = 1, 3
+_IN_FLOAT32 = 2
+"""The mask of schemes that add parts of K up in the type that is computed with, not in the output's."""
 _PREFERENCE_ALIGNMENTS = 5, 6, 7, 8
 """Of A, B, C and D."""
 _MOST_ALIGNED = 256
@@ -162,6 +164,7 @@ class CublasLt:
         arrays = product.weight, product.x, product.out, product.out
         aligned = (ctypes.c_uint32(_alignment(array.address)) for array in arrays)
         limits = dict(zip(_PREFERENCE_ALIGNMENTS, aligned, strict=True))
+        limits[_PREFERENCE_REDUCTION_SCHEMES] = ctypes.c_uint32(_IN_FLOAT32)
         for attribute, limit in {_PREFERENCE_MAX_WORKSPACE: ctypes.c_uint64(WORKSPACE_BYTES), **limits}.items():
             value = ctypes.byref(limit), ctypes.c_size_t(ctypes.sizeof(limit))
             self._call("cublasLtMatmulPreferenceSetAttribute", preference, attribute, *value)

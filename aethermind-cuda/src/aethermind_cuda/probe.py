@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aethermind.errors import DeviceError
 from aethermind.hal import Probe
@@ -12,7 +12,7 @@ from aethermind.hal import Probe
 if TYPE_CHECKING:
     from aethermind_cuda.backend import CudaBackend
 
-__all__ = ["capability_of_first", "open_backend", "probe"]
+__all__ = ["capability_of_first", "open_backend", "probe", "probe_driver"]
 
 _SUCCESS = 0
 _NO_DEVICE = 100
@@ -22,6 +22,18 @@ _OLDEST_DRIVER = 13000
 
 def probe() -> Probe:
     """Ask `libcuda` how many GPUs there are, and our kernels whether they run on them."""
+    from aethermind_cuda.library import Cubins
+
+    answer = probe_driver()
+    if answer.is_available:
+        reason = Cubins().reason_against(capability_of_first())
+        if reason is not None:
+            return Probe(0, f"{_found(answer.count)}, but {reason}")
+    return answer
+
+
+def probe_driver() -> Probe:
+    """The same of any kernels: whether there are GPUs, and a driver that we can speak with."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -32,38 +44,26 @@ def probe() -> Probe:
         return Probe(0, "the NVIDIA driver is installed and sees no GPU.")
     if status != _SUCCESS:
         return Probe(0, f"the NVIDIA driver answered with error {status}; `nvidia-smi` may tell more.")
-    return _usable(driver, count.value)
-
-
-def _usable(driver: Any, count: int) -> Probe:
-    """The answer where there are GPUs."""
-    from aethermind_cuda.library import Cubins
-
+    found = _found(count.value)
     version = ctypes.c_int()
     driver.cuDriverGetVersion(ctypes.byref(version))
-    found = f"{count} GPU(s) found"
     if version.value < _OLDEST_DRIVER:
         speaks = f"{version.value // 1000}.{version.value % 1000 // 10}"
         return Probe(0, f"{found}, but their driver speaks CUDA {speaks} and 13.0 is needed: update the NVIDIA driver.")
     if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
         return Probe(0, f"{found}, but cuda-bindings is not installed: run `pip install cuda-bindings`.")
-    reason = Cubins().reason_against(_capability(driver, 0))
-    if reason is not None:
-        return Probe(0, f"{found}, but {reason}")
-    return Probe(count, f"{found} by the NVIDIA driver.")
+    return Probe(count.value, f"{found} by the NVIDIA driver.")
 
 
-def capability_of_first(driver: Any) -> tuple[int, int] | None:
-    """The compute capability of GPU 0 by `libcuda`; None where there is none."""
-    count = ctypes.c_int()
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        return None
-    return _capability(driver, 0)
+def _found(count: int) -> str:
+    return f"{count} GPU(s) found"
 
 
-def _capability(driver: Any, index: int) -> tuple[int, int]:
+def capability_of_first() -> tuple[int, int]:
+    """The compute capability of GPU 0, which `probe_driver` found."""
+    driver = ctypes.CDLL("libcuda.so.1")
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    driver.cuDeviceGet(ctypes.byref(device), index)
+    driver.cuDeviceGet(ctypes.byref(device), 0)
     driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
     driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)
     return major.value, minor.value

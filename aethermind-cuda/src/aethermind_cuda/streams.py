@@ -18,10 +18,10 @@ class CudaStream(Stream):
     """A stream of one device, in step with no other."""
 
     def __init__(self, driver: Driver, devices: CudaDevices, index: int, priority: int) -> None:
+        self._handle: int | None = None
         self.device = index
         self.context = devices.context(index)
         self._driver = driver
-        self._handle: int | None = None
         self.context.enter()
         least, greatest = driver.stream_priority_range()
         self._handle = self.context.made("stream", driver.stream_create(min(max(priority, greatest), least)))

@@ -34,6 +34,7 @@ class Step:
     """A command, the most seconds it may take, and why it cannot run here (None where it can).
 
     `least_s` is what steps before it leave to it, however long they take: how long it should take on a fast card.
+    Without one that `is_needed` those behind it say nothing, and are left out.
     """
 
     title: str
@@ -42,6 +43,7 @@ class Step:
     reason_against: str | None = None
     least_s: float = _LEAST_S
     environment: dict[str, str] = field(default_factory=dict)
+    is_needed: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,11 @@ def run_steps(
 ) -> Iterator[Result]:
     """Run all steps in order; a result each, as they end. None takes the time that those behind it need at least."""
     end = clock() + budget_s
+    missed: str | None = None
     for position, step in enumerate(steps):
-        if step.reason_against is not None:
-            yield Result(step.title, Outcome.SKIPPED, 0.0, step.reason_against)
+        reason = step.reason_against or missed
+        if reason is not None:
+            yield Result(step.title, Outcome.SKIPPED, 0.0, reason)
             continue
         began = clock()
         kept = sum(later.least_s for later in steps[position + 1 :] if later.reason_against is None)
@@ -75,6 +79,8 @@ def run_steps(
             continue
         status, output = execute(step, limit)
         outcome = {None: Outcome.TIMED_OUT, 0: Outcome.PASSED}.get(status, Outcome.FAILED)
+        if step.is_needed and outcome is not Outcome.PASSED:
+            missed = f"it needs what `{step.title}` did not do"
         yield Result(step.title, outcome, clock() - began, _last_words(output))
 
 

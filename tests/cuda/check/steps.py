@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -14,8 +14,9 @@ from tests.cuda.check.qwen2_7b import BATCHES
 from tests.cuda.check.running import Step
 
 from aethermind import testing
+from aethermind_cuda.cublas import find_cublaslt
 from aethermind_cuda.library import Cubins
-from aethermind_cuda.probe import capability_of_first, probe
+from aethermind_cuda.probe import capability_of_first, probe_driver
 
 __all__ = ["describe_machine", "reason_against_machine", "sanitizing_steps", "steps"]
 
@@ -25,33 +26,34 @@ _NEEDS_TORCH = "it needs torch and transformers, which are not installed"
 
 def reason_against_machine() -> str | None:
     """Why nothing can be checked here; that kernels are not compiled yet is no reason."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return probe().reason
-    return None if capability_of_first(driver) else probe().reason
+    answer = probe_driver()
+    return None if answer.is_available else answer.reason
 
 
 def describe_machine() -> dict[str, str]:
-    """Card, driver, and the libraries that are compared with."""
+    """Card, driver, and the libraries that are used and compared with."""
     from aethermind_cuda.bindings_driver import load_driver
 
     driver = load_driver()
     spoken = ".".join(map(str, driver.version()))
     card = f"{driver.device_name(0)}, {driver.device_memory(0) / 2**30:.0f} GiB"
-    return {"card": card, "driver": f"{_driver_release()}, CUDA {spoken}", "torch": _version("torch")}
+    return {
+        "card": card,
+        "driver": f"{_driver_release()}, CUDA {spoken}",
+        "kernels": f"sm_{_target()}",
+        "cublasLt": "found" if find_cublaslt() else "not installed",
+        "torch": _version("torch"),
+    }
 
 
 def steps(log: Path) -> list[Step]:
     """All of them; those that need what is not here say so."""
     target = _target()
-    has_kernels = Cubins().reason_against(_capability()) is None
     against_torch = None if find_spec("torch") and find_spec("transformers") else _NEEDS_TORCH
     compile_kernels = ["aethermind-cuda/build_kernels.py", "--targets", target, "--jobs", "16"]
-    kernels_are_there = "they are compiled" if has_kernels else None
     hardware, figures = "tests/cuda/hardware", ("-m", "tests.cuda.check.figures")
     return [
-        Step("compile kernels", _python(*compile_kernels), 150, kernels_are_there, least_s=30),
+        Step("compile kernels", _python(*compile_kernels), 150, _reason_to_keep_kernels(), least_s=30, is_needed=True),
         Step("conform: hal", _conform("hal"), 40, least_s=5),
         Step("conform: operators", _conform("operators"), 90, least_s=40),
         Step("conform: models", _conform("models"), 60, least_s=20),
@@ -83,6 +85,13 @@ def sanitizing_steps(log: Path, limit_s: float, *, least_s: float = 5, chosen: S
     ]
 
 
+def _reason_to_keep_kernels() -> str | None:
+    """Why kernels that are there are taken as they are. A compiler knows which of them are fresh."""
+    has_compiler = shutil.which("nvcc") or find_spec("nvidia.cu13") or os.environ.get("CUDA_HOME")
+    has_kernels = Cubins().reason_against(capability_of_first()) is None
+    return "they were compiled elsewhere, and there is no nvcc" if has_kernels and not has_compiler else None
+
+
 def _python(*arguments: str) -> list[str]:
     return [sys.executable, *arguments]
 
@@ -95,14 +104,8 @@ def _conform(suite: str) -> list[str]:
     return _python("-m", "aethermind", "conform", "cuda", "--suite", suite)
 
 
-def _capability() -> tuple[int, int]:
-    capability = capability_of_first(ctypes.CDLL("libcuda.so.1"))
-    assert capability is not None, "there is no GPU"
-    return capability
-
-
 def _target() -> str:
-    major, minor = _capability()
+    major, minor = capability_of_first()
     return {(9, 0): "90a", (10, 0): "100f", (10, 3): "100f"}.get((major, minor), f"{major}{minor}")
 
 

@@ -1,9 +1,8 @@
-"""This tree as if it were installed: where nothing can be, its packages are found by their own pyproject files."""
+"""This tree as if it were installed, whatever else may be: its packages are found by their own pyproject files."""
 
 from __future__ import annotations
 
 import tomllib
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 __all__ = ["PACKAGES", "python_path"]
@@ -13,20 +12,10 @@ PACKAGES = ("aethermind-core", "aethermind-cuda", "aethermind-qwen2")
 
 
 def python_path(root: Path, site: Path) -> list[Path]:
-    """Folders for PYTHONPATH: the tree's sources and, in `site`, who they are; nothing where they are installed."""
-    if all(map(_is_installed, PACKAGES)):
-        return []
+    """Folders for PYTHONPATH: the tree's sources and, in `site`, who they are."""
     for name in PACKAGES:
         _write_metadata(root / name / "pyproject.toml", site)
     return [site, *(root / name / "src" for name in PACKAGES)]
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        version(name)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def _write_metadata(pyproject: Path, site: Path) -> None:

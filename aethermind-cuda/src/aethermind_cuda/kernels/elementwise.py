@@ -5,29 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from aethermind_cuda.kernels._common import cuda_kernel, div_up
-from aethermind_cuda.launch import Call, Int64, Launch
+from aethermind_cuda.launch import Call, DeviceArray, Int64, Launch
 
-__all__ = ["KERNELS"]
+__all__ = ["KERNELS", "elementwise"]
 
 _THREADS = 256
 _ELEMENTS_PER_BLOCK = 2048
 _MOST_BLOCKS = 1 << 16
 
 
-def _launch(call: Call, entry: str) -> Launch:
-    """Threads go on in steps of the grid where it does not reach the end."""
-    (out,) = call.outputs
-    blocks = min(_MOST_BLOCKS, div_up(out.size, _ELEMENTS_PER_BLOCK))
-    arguments = (out, *call.inputs, Int64(out.size))
+def elementwise(entry: str, out: DeviceArray, *inputs: DeviceArray | None) -> Launch:
+    """The launch of an entry point, whose `out` may be the first of `inputs`."""
+    blocks = min(_MOST_BLOCKS, div_up(out.size, _ELEMENTS_PER_BLOCK))  # threads go on in steps of the grid
+    arguments = (out, *inputs, Int64(out.size))
     return Launch("elementwise", f"elementwise_{entry}_{out.dtype}", (blocks, 1, 1), (_THREADS, 1, 1), arguments)
 
 
 def _launches(entry: str) -> Callable[[Call], Iterator[Launch]]:
-    return lambda call: iter((_launch(call, entry),))
+    return lambda call: iter((elementwise(entry, *call.outputs, *call.inputs),))
 
 
 def _gelu(call: Call) -> Iterator[Launch]:
-    yield _launch(call, "gelu_tanh" if call.attributes["approximate"] else "gelu")
+    yield elementwise("gelu_tanh" if call.attributes["approximate"] else "gelu", *call.outputs, *call.inputs)
 
 
 _SAME_NAMED = ("add", "div", "exp", "log", "mul", "relu", "silu", "silu_mul", "sub")

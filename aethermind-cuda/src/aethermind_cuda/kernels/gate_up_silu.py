@@ -1,12 +1,17 @@
-"""gate_up_silu with weights as they are stored: both projections and the gate in one kernel."""
+"""gate_up_silu with weights as they are stored: both projections and the gate in one kernel, or, of many tokens, two
+products of cuBLASLt and the gate behind them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct
 from aethermind_cuda.kernels._common import cuda_kernel
+from aethermind_cuda.kernels._cublaslt import LEAST_TOKENS, has_cublaslt
 from aethermind_cuda.kernels._projection import Projection
-from aethermind_cuda.launch import Call, Launch
+from aethermind_cuda.kernels.elementwise import elementwise
+from aethermind_cuda.launch import Call, Launch, Work
 
 __all__ = ["KERNELS"]
 
@@ -25,7 +30,38 @@ def _launches(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
     return launches
 
 
+_by_any_number = _launches(is_invariant=False)
+
+
+def _products(call: Call) -> Iterator[Work]:
+    x, w_gate, w_up = call.inputs
+    (out,) = call.outputs
+    assert x is not None
+    assert w_gate is not None
+    assert w_up is not None
+    if x.shape[0] < LEAST_TOKENS:
+        yield from _by_any_number(call)
+        return
+    up = out._replace(address=call.workspace + WORKSPACE_BYTES)
+    yield DenseProduct(out, x, w_gate, None, call.workspace)
+    yield DenseProduct(up, x, w_up, None, call.workspace)
+    yield elementwise("silu_mul", out, out, up)
+
+
+def _workspace_bytes(call: Call) -> int:
+    return WORKSPACE_BYTES + call.outputs[0].nbytes
+
+
 KERNELS = (
-    cuda_kernel("gate_up_silu", _launches(is_invariant=False), is_batch_invariant=False),
+    cuda_kernel(
+        "gate_up_silu",
+        _products,
+        name="cuda/cublaslt",
+        priority=1,
+        supports=has_cublaslt,
+        workspace_bytes=_workspace_bytes,
+        is_batch_invariant=False,
+    ),
+    cuda_kernel("gate_up_silu", _by_any_number, is_batch_invariant=False),
     cuda_kernel("gate_up_silu", _launches(is_invariant=True), name="cuda/by_token", priority=-1),
 )

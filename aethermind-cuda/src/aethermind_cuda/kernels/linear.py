@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from aethermind.dispatch import Signature
-from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct, find_cublaslt
+from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct
 from aethermind_cuda.kernels._common import cuda_kernel
+from aethermind_cuda.kernels._cublaslt import LEAST_TOKENS, has_cublaslt
 from aethermind_cuda.kernels._projection import Projection
 from aethermind_cuda.launch import Call, Launch, Work
 
@@ -29,9 +29,6 @@ def _launches(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
     return launches
 
 
-_LEAST_TOKENS = 33
-"""From here on a product is bound by arithmetic, which cuBLASLt has tuned for each GPU; below it by reading weights."""
-
 _by_any_number = _launches(is_invariant=False)
 
 
@@ -39,14 +36,10 @@ def _products(call: Call) -> Iterator[Work]:
     x, weight, *biases = call.inputs
     assert x is not None
     assert weight is not None
-    if x.shape[0] < _LEAST_TOKENS:
+    if x.shape[0] < LEAST_TOKENS:
         yield from _by_any_number(call)
     else:
         yield DenseProduct(call.outputs[0], x, weight, biases[0] if biases else None, call.workspace)
-
-
-def _has_cublaslt(_: Signature) -> str | None:
-    return None if find_cublaslt() is not None else "cuBLASLt is not installed"
 
 
 KERNELS = tuple(
@@ -58,7 +51,7 @@ KERNELS = tuple(
             _products,
             name="cuda/cublaslt",
             priority=1,
-            supports=_has_cublaslt,
+            supports=has_cublaslt,
             workspace_bytes=lambda _: WORKSPACE_BYTES,
             is_batch_invariant=False,
         ),
