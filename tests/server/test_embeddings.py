@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import base64
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import httpx
 import numpy as np
@@ -10,6 +14,7 @@ import openai
 import pytest
 
 from aethermind import LLM
+from aethermind.server.limits import Limits
 
 TEXTS = ["The old fox", "A small hen lives here."]
 
@@ -67,3 +72,37 @@ def test_an_empty_text_is_not_too_long(http: httpx.Client) -> None:
         assert answer.status_code == 400
         assert answer.json()["error"]["message"] == "The text is empty; give it at least one token."
         assert answer.json()["error"]["code"] is None
+
+
+def test_texts_whose_first_vector_is_there_do_not_wait(http: httpx.Client, llm: LLM) -> None:
+    embed, goes_on, numbers = llm.engine.embed, threading.Event(), itertools.count()
+
+    def held(*args: Any, **names: Any) -> Any:
+        if next(numbers) == 1:
+            goes_on.wait()
+        return embed(*args, **names)
+
+    llm.engine.embed = held  # type: ignore[method-assign]
+    asking = threading.Thread(
+        target=http.post, args=("/v1/embeddings",), kwargs={"json": {"model": "demo", "input": TEXTS}}
+    )
+    try:
+        asking.start()
+        metrics = ""
+        while not ("aethermind_num_open 1.0" in metrics and "aethermind_num_queued_tokens 0.0" in metrics):
+            assert asking.is_alive()
+            metrics = http.get("/metrics").text
+        assert "aethermind_num_queued 0.0" in metrics
+    finally:
+        goes_on.set()
+        asking.join()
+        del llm.engine.embed  # type: ignore[method-assign]
+
+
+def test_texts_have_so_many_tokens_together(open_server: Callable[..., httpx.Client]) -> None:
+    http = open_server(limits=Limits(max_queued_tokens=40))
+    for texts, status in (([[5] * 41], 200), ([[5] * 20] * 2, 200), ([[5] * 20, [5] * 21], 400)):
+        answer = http.post("/v1/embeddings", json={"model": "demo", "input": texts})
+        assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["param"] == "input"
+    assert answer.json()["error"]["code"] == "queue_full_of_tokens"

@@ -10,6 +10,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from aethermind.errors import RequestTimeoutError
+from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.inputs import TextsOrTokens, prompts_of
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.server.openai.serving import GONE, unless_gone
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from aethermind.engine.requests.prompt_reader import EnginePrompt
+    from aethermind.server.limits import Stay
     from aethermind.server.served_model import ServedModel
 
 __all__ = ["EmbeddingRequest", "embed"]
@@ -48,10 +50,11 @@ async def embed(request: Request, body: EmbeddingRequest, model: ServedModel) ->
     with state.admission.enter(1, request.state.tenant) as stay:
         read = [await model.read(prompt) for prompt in prompts]
         num_tokens = sum(len(prompt.token_ids) for prompt in read)
+        _check_size(num_tokens, len(read), state.limits.max_queued_tokens)
         stay.queue(num_tokens)
         try:
             async with asyncio.timeout(timeout_s):
-                vectors = await unless_gone(request, _vectors(model, read, body.pooling))
+                vectors = await unless_gone(request, _vectors(model, read, body.pooling, stay))
         except TimeoutError:
             raise RequestTimeoutError(f"The vectors were not finished after {timeout_s:g} seconds.") from None
     if vectors is None:
@@ -62,11 +65,26 @@ async def embed(request: Request, body: EmbeddingRequest, model: ServedModel) ->
     return JSONResponse({"object": "list", "data": data, "model": model.name, "usage": usage})
 
 
+def _check_size(num_tokens: int, num_texts: int, most: int) -> None:
+    """ApiError 400 for texts that are more together than may wait; a single one has the bound of the context."""
+    if num_texts > 1 and num_tokens > most:
+        raise ApiError(
+            400,
+            f"input has {num_tokens} tokens in {num_texts} texts, and a request may have {most}; split it.",
+            param="input",
+            code="queue_full_of_tokens",
+        )
+
+
 async def _vectors(
-    model: ServedModel, prompts: Sequence[EnginePrompt], pooling: str | None
+    model: ServedModel, prompts: Sequence[EnginePrompt], pooling: str | None, stay: Stay
 ) -> list[npt.NDArray[np.float32]]:
     # One after the other, so that steps of other requests come between.
-    return [await model.engine.embed(prompt, pooling, is_normalized=True) for prompt in prompts]
+    vectors = []
+    for prompt in prompts:
+        vectors.append(await model.engine.embed(prompt, pooling, is_normalized=True))
+        stay.begin()
+    return vectors
 
 
 def _floats(vector: npt.NDArray[np.float32]) -> Any:
