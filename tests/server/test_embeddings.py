@@ -89,10 +89,10 @@ def test_texts_whose_first_vector_is_there_do_not_wait(http: httpx.Client, llm: 
     try:
         asking.start()
         metrics = ""
-        while not ("aethermind_num_open 1.0" in metrics and "aethermind_num_queued_tokens 0.0" in metrics):
+        while not ("aethermind_num_open 1.0" in metrics and "aethermind_num_queued 0.0" in metrics):
             assert asking.is_alive()
             metrics = http.get("/metrics").text
-        assert "aethermind_num_queued 0.0" in metrics
+        assert "aethermind_num_queued_tokens 0.0" in metrics
     finally:
         goes_on.set()
         asking.join()

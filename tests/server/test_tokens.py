@@ -23,6 +23,18 @@ def test_a_conversation_counts_as_it_is_charged(http: httpx.Client, client: open
     assert answer.usage.prompt_tokens == count
 
 
+def test_what_fits_no_context_is_not_worked_at(http: httpx.Client) -> None:
+    for url, body in (
+        ("/tokenize", {"prompt": "word " * 50_000}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "word " * 50_000}]}),
+        ("/detokenize", {"tokens": [5] * 1025}),
+    ):
+        error = http.post(url, json={"model": "demo", **body}).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+    assert http.post("/tokenize", json={"model": "demo", "prompt": "word " * 600}).json()["count"] > 512
+    assert http.post("/detokenize", json={"model": "demo", "tokens": [5] * 1024}).status_code == 200
+
+
 def test_bad_input(http: httpx.Client) -> None:
     for url, body in (
         ("/tokenize", {"model": "demo"}),

@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,11 @@ from aethermind.text import Tokenizer
 @pytest.fixture
 def directory(byte_level_directory: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(byte_level_directory, tmp_path / "model"))
+
+
+@pytest.fixture(scope="module")
+def every_family(make_fast: Callable[[str], tokenizers.Tokenizer]) -> list[tokenizers.Tokenizer]:
+    return [make_fast(family) for family in ("byte_level", "byte_fallback", "metaspace", "word_piece")]
 
 
 def test_from_directory_equals_transformers(byte_level_directory: Path, texts: tuple[str, ...], chatml: str) -> None:
@@ -72,6 +79,30 @@ def test_token_bytes_of_another_kind_of_vocabulary(make_fast: Callable[[str], to
 @given(text=st.text())
 def test_text_survives(byte_level: Tokenizer, text: str) -> None:
     assert byte_level.decode(byte_level.encode(text), skip_special_tokens=False) == unicodedata.normalize("NFC", text)
+
+
+SPECIAL = st.sampled_from(["<|im_start|>", "<|im_end|>", "<|endoftext|>", "two words", "Ġspelled", "日本\n", "<s>"])
+
+
+@given(pieces=st.lists(st.text() | SPECIAL, max_size=6), adds_special=st.booleans())
+def test_any_text_has_the_librarys_tokens(
+    every_family: list[tokenizers.Tokenizer], pieces: list[str], adds_special: bool
+) -> None:
+    text = "".join(pieces)
+    for fast in every_family:
+        expected = fast.encode(text, add_special_tokens=adds_special).ids
+        assert Tokenizer(fast).encode(text, add_special_tokens=adds_special) == expected
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(byte_level: Tokenizer) -> None:
+    encoding = threading.Thread(target=byte_level.encode, args=("the fox said hello to all. " * 10_000,))
+    began = last = time.perf_counter()
+    longest = 0.0
+    encoding.start()
+    while encoding.is_alive():
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    assert longest < (last - began) / 2
 
 
 def test_truncation_and_padding_are_off(
@@ -152,6 +183,8 @@ def test_lone_surrogate_is_refused(byte_level: Tokenizer) -> None:
 def test_prompt_of_another_type_is_refused(byte_level: Tokenizer) -> None:
     with pytest.raises(InvalidArgumentError, match="must be a string, not int"):
         byte_level.encode(7)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="must be a string, not tuple"):
+        byte_level.encode(("a", "b"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("token_id", [-1, 2**32, 2**70])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["ServedModel", "ServedModels"]
+
+_FAR_TOO_LONG = 2
+"""Contexts that no more than are written in tokens or read from them: more is no mistake in counting."""
 
 _BEGINNING_CHARS = 16
 """Characters for each token of the context that are tokenised before the rest of a text. Text has 3 or 4 a token."""
@@ -64,12 +68,24 @@ class ServedModel:
         """A prompt as token ids. A text that is far too long is refused by its beginning: megabytes take seconds."""
         limit = self.info.max_model_len
         if isinstance(prompt, str) and len(prompt) > limit * _BEGINNING_CHARS:
-            beginning = await self.engine.read(prompt[: limit * _BEGINNING_CHARS])
-            if (num_tokens := len(beginning.token_ids)) > 2 * limit:
-                raise ContextLengthError(
-                    f"The context holds {limit} tokens, and the prompt has more than {num_tokens}. Shorten it."
-                )
+            self.check_length(len((await self.engine.read(prompt[: limit * _BEGINNING_CHARS])).token_ids))
         return await self.engine.read(prompt)
+
+    async def read_all(self, prompts: Sequence[Prompt]) -> list[EnginePrompt]:
+        """Prompts as token ids, with turns of the event loop between them: many short ones take as long as a long."""
+        read = []
+        for prompt in prompts:
+            read.append(await self.read(prompt))
+            await asyncio.sleep(0)
+        return read
+
+    def check_length(self, num_tokens: int) -> None:
+        """ContextLengthError for so many tokens that nobody can have a use for them."""
+        limit = self.info.max_model_len
+        if num_tokens > _FAR_TOO_LONG * limit:
+            raise ContextLengthError(
+                f"The context holds {limit} tokens, and there are {num_tokens} or more. Shorten it."
+            )
 
 
 class ServedModels:

@@ -66,12 +66,9 @@ class MappedBpe:
         """The library's decoder."""
         return self._shell.decoder
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> Encoded:
-        """Token ids of a text; TypeError for what is not text."""
-        ids = self._encode_here(text)
-        if ids is None:
-            return Encoded(self.whole.encode(text, add_special_tokens=add_special_tokens).ids)
-        return Encoded([*self._tables.before, *ids, *self._tables.after] if add_special_tokens else ids)
+    def encode_batch_fast(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[Encoded]:
+        """Token ids of each text; TypeError for what is not text."""
+        return [self._encode(text, add_special_tokens) for text in texts]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids, without those that are none; OverflowError for one that does not fit in 32 bits."""
@@ -103,6 +100,13 @@ class MappedBpe:
     def to_str(self) -> str:
         """The whole tokenizer in the form of tokenizer.json."""
         return self.whole.to_str()
+
+    def _encode(self, text: str, add_special_tokens: bool) -> Encoded:
+        ids = self._encode_here(text)
+        if ids is None:
+            (encoded,) = self.whole.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return Encoded(encoded.ids)
+        return Encoded([*self._tables.before, *ids, *self._tables.after] if add_special_tokens else ids)
 
     def _encode_here(self, text: str) -> list[int] | None:
         """Token ids of a text; None where the library should find them."""

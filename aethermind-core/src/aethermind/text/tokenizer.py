@@ -138,8 +138,12 @@ class Tokenizer:
         Raises:
             InvalidArgumentError: the text has lone surrogates, which are not Unicode text.
         """
+        if not isinstance(text, str):  # two texts in a tuple would be taken as a pair
+            raise InvalidArgumentError(_why_not_text(text))
         try:
-            return self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+            # Of the library's ways the one during which other threads run: megabytes take seconds.
+            (encoded,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return encoded.ids
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidArgumentError(_why_not_text(text)) from error
 

@@ -48,7 +48,7 @@ async def embed(request: Request, body: EmbeddingRequest, model: ServedModel) ->
     prompts = prompts_of(body.input, "input", MAX_INPUTS)
     timeout_s = state.limits.request_timeout_s
     with state.admission.enter(1, request.state.tenant) as stay:
-        read = [await model.read(prompt) for prompt in prompts]
+        read = await model.read_all(prompts)
         num_tokens = sum(len(prompt.token_ids) for prompt in read)
         _check_size(num_tokens, len(read), state.limits.max_queued_tokens)
         stay.queue(num_tokens)

@@ -72,7 +72,7 @@ async def answer_request(
     params, options = body.sampling(model), body.options(tenant, model)
     async with AsyncExitStack() as resources:
         stay = resources.enter_context(state.admission.enter(len(prompts) * body.num_answers, tenant))
-        read = [await model.read(prompt) for prompt in prompts]
+        read = await model.read_all(prompts)
         _check_room(model, read, body.asked_tokens)
         stay.queue(sum(len(prompt.token_ids) for prompt in read))
         answering = Answering(

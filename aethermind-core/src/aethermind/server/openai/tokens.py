@@ -41,7 +41,7 @@ async def tokenize(
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "Give either prompt or messages.", param="prompt")
     text = body.prompt if body.messages is None else await asyncio.to_thread(written, body.messages, model)
-    tokens = (await model.engine.read(text)).token_ids
+    tokens = (await model.read(text)).token_ids
     return {"count": len(tokens), "max_model_len": model.info.max_model_len, "tokens": tokens}
 
 
@@ -51,6 +51,7 @@ async def detokenize(
 ) -> dict[str, Any]:
     """The text that token ids stand for."""
     model = request.app.state.models.get(body.model)
+    model.check_length(len(body.tokens))
     size = model.vocab_size
     for token in body.tokens:
         if token >= size:
