@@ -48,6 +48,10 @@ def parse(pieces: list[str], format: AnswerFormat = FORMAT) -> list[Content | Re
         ("<tool_call>[1]</tool_call>", [Content("<tool_call>[1]</tool_call>")]),
         ("cut <tool_c", [Content("cut <tool_c")]),
         ("trailing space \n", [Content("trailing space \n")]),
+        ("\n  leading space", [Content("\n  leading space")]),
+        ("  yes ", [Content("  yes ")]),
+        (" \n", [Content(" \n")]),
+        (" \n<think> hm </think> \n Yes.\n", [Reasoning("hm"), Content("Yes.\n")]),
     ],
 )
 def test_what_comes_out(text: str, expected: list[object]) -> None:
@@ -80,5 +84,5 @@ def test_cuts_do_not_matter(words: list[str], cuts: list[int]) -> None:
 
 @given(st.text(alphabet=st.characters(exclude_characters="<")))
 def test_text_without_tags_comes_out_as_it_is(text: str) -> None:
-    expected = [Content(text.lstrip())] if text.strip() else []
-    assert parse([text]) == expected
+    assert parse([text]) == ([Content(text)] if text else [])
+    assert parse(list(text)) == parse([text])

@@ -52,7 +52,7 @@ class AnswerParser:
     """Takes an answer's text as it grows and tells the pieces. Mutable; one for each answer.
 
     What is inside tool-call tags and is no call comes out as content, tags and all: nothing is lost. White space
-    around thoughts and calls is the format's and is dropped.
+    next to tags is the format's and is dropped; all other is the model's.
     """
 
     def __init__(self, format: AnswerFormat) -> None:
@@ -61,8 +61,8 @@ class AnswerParser:
         self._open: tuple[str, str] | None = None
         self._held = ""
         self._num_calls = 0
-        self._is_fresh = True
-        """Whether white space that comes next stands between tags."""
+        self._is_behind_tag = False
+        """Whether white space that comes next stands behind a tag."""
 
     def push(self, text: str) -> Iterator[Piece]:
         """Take more of the text; yields what is decided by it."""
@@ -109,13 +109,13 @@ class AnswerParser:
             call = self._call(inside)
             yield Content(self._open[0] + inside + tag) if call is None else call
             self._open = None
-        self._is_fresh = True
+        self._is_behind_tag = True
 
     def _told(self, text: str) -> Iterator[Piece]:
-        if self._is_fresh:
+        if self._is_behind_tag:
             text = text.lstrip()
         if text:
-            self._is_fresh = False
+            self._is_behind_tag = False
             yield Content(text) if self._open is None else Reasoning(text)
 
     def _call(self, body: str) -> ToolCall | None:
