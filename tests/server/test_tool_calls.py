@@ -9,6 +9,9 @@ import httpx
 import openai
 import pytest
 
+from aethermind.server.openai.tools import ForcedCall
+from aethermind.text.answer_parser import Content, ToolCall
+
 TOOLS = [
     {
         "type": "function",
@@ -60,6 +63,19 @@ def test_a_call_that_is_asked_for(client: openai.OpenAI, choice: Any) -> None:
         assert call.function.name in (("weather", "clock") if choice == "required" else ("clock",))
         assert set(json.loads(call.function.arguments)) == {"place"}
         assert answer.finish_reason == "tool_calls"
+
+
+def test_a_call_that_is_asked_for_is_told_as_it_is_written() -> None:
+    for arguments in ('{"x": 12345678901234567890123.50, "y":1e999}', '{"x": %s}' % ("9" * 5000)):
+        reader = ForcedCall()
+        text = f'{{"name": "clock", "arguments": {arguments}}}'
+        assert [*reader.push(text[:20]), *reader.push(text[20:]), *reader.finish()] == [ToolCall(0, "clock", arguments)]
+
+
+def test_a_call_that_is_no_call_after_all_is_text() -> None:
+    for text in ('{"name": "clock", "argum', '{"name": "clock", "arguments": ' + "[" * 100_000):
+        reader = ForcedCall()
+        assert [*reader.push(text), *reader.finish()] == [Content(text)]
 
 
 def test_without_tools_tags_are_text(client: openai.OpenAI) -> None:

@@ -7,10 +7,11 @@ held back until it is decided, so pieces come out the same however the text was 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from aethermind.text.written_call import read_call
 
 __all__ = ["AnswerFormat", "AnswerParser", "Content", "Reasoning", "ToolCall"]
 
@@ -119,16 +120,11 @@ class AnswerParser:
             yield Content(text) if self._open is None else Reasoning(text)
 
     def _call(self, body: str) -> ToolCall | None:
-        try:
-            call = json.loads(body)
-        except ValueError:
+        call = read_call(body)
+        if call is None:
             return None
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            return None
-        arguments = call.get("arguments", {})
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         self._num_calls += 1
-        return ToolCall(self._num_calls - 1, call["name"], text)
+        return ToolCall(self._num_calls - 1, *call)
 
 
 def _first(text: str, tags: dict[str, tuple[str, str]]) -> tuple[str, int]:

@@ -13,6 +13,7 @@ from aethermind.sampling.structured import StructuredOutputs
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.text.answer_parser import Content, Reasoning, ToolCall
+from aethermind.text.written_call import read_call
 
 __all__ = ["ForcedCall", "RecalledCall", "Tool", "ToolChoice", "delta_of", "demand_for"]
 
@@ -107,12 +108,8 @@ class ForcedCall:
 
     def finish(self) -> Iterator[Content | Reasoning | ToolCall]:
         """The text has ended; one cut short is content, so that nothing is lost."""
-        try:
-            call = json.loads(self._text)
-        except ValueError:
-            yield Content(self._text)
-            return
-        yield ToolCall(0, call["name"], json.dumps(call["arguments"], ensure_ascii=False))
+        call = read_call(self._text)
+        yield Content(self._text) if call is None else ToolCall(0, *call)
 
 
 def delta_of(piece: Content | Reasoning | ToolCall) -> dict[str, Any]:

@@ -1,0 +1,68 @@
+"""Calls as models write them: what is one, and that its arguments come out as they were written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aethermind.text.written_call import read_call
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ('{"name": "a"}', ("a", "{}")),
+        (' {\n"name" :"a" ,\t"arguments":{"x":1,  "y": [2]} }\r\n', ("a", '{"x":1,  "y": [2]}')),
+        (
+            '{"arguments": {"x": 12345678901234567890123.0}, "name": "\\u00e4"}',
+            ("ä", '{"x": 12345678901234567890123.0}'),
+        ),
+        ('{"name": "a", "arguments": {"x": 1e999, "x": -0}}', ("a", '{"x": 1e999, "x": -0}')),
+        ('{"name": "a", "arguments": "{\\"x\\": 1}"}', ("a", '{"x": 1}')),
+        ('{"name": "a", "arguments": null, "id": 5}', ("a", "null")),
+        ("{}", None),
+        ("", None),
+        ("[1]", None),
+        ('{"name": 5}', None),
+        ('{"name": "a"', None),
+        ('{"name": "a",}', None),
+        ('{"name": "a"} x', None),
+        ('{"name": "a", 5: 6}', None),
+        ('{"name" "a"}', None),
+        ('{"name": "a", "arguments": {x}}', None),
+    ],
+)
+def test_what_is_a_call(text: str, call: tuple[str, str] | None) -> None:
+    assert read_call(text) == call
+
+
+def test_numbers_of_any_length() -> None:
+    arguments = '{"x": %s}' % ("9" * 5000)
+    assert read_call(f'{{"name": "a", "arguments": {arguments}}}') == ("a", arguments)
+
+
+def test_what_is_too_deep_to_be_read_is_no_call() -> None:
+    assert read_call('{"name": "a", "arguments": ' + "[" * 100_000 + "]" * 100_000 + "}") is None
+
+
+@given(st.dictionaries(st.sampled_from(["name", "arguments", "x"]), JSON), st.sampled_from([None, 1]))
+def test_any_object_is_read_as_json_is(members: dict[str, Any], indent: int | None) -> None:
+    call = read_call(json.dumps(members, indent=indent))
+    if not isinstance(members.get("name"), str):
+        assert call is None
+        return
+    assert call is not None
+    arguments = members.get("arguments", {})
+    expected = arguments if isinstance(arguments, str) else json.dumps(arguments, indent=indent)
+    assert call[0] == members["name"]
+    assert "".join(call[1].split()) == "".join(expected.split())
