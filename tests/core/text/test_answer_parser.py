@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 
 import pytest
@@ -68,6 +69,18 @@ def test_words_are_told_as_they_come() -> None:
     parser = AnswerParser(FORMAT)
     assert list(parser.push("Hello <")) == [Content("Hello")]
     assert list(parser.push("3 you")) == [Content(" <3 you")]
+
+
+@pytest.mark.parametrize("piece", ["word and more <text> ", " \n  "])
+def test_what_is_held_back_costs_no_more_the_more_it_is(piece: str) -> None:
+    parser, seconds = AnswerParser(FORMAT), []
+    list(parser.push('<tool_call>{"name": "a"' if "word" in piece else "Yes."))
+    for _ in range(16):
+        began = time.process_time()
+        for _ in range(1000):
+            assert not list(parser.push(piece))
+        seconds.append(time.process_time() - began)
+    assert min(seconds[-3:]) < 5 * min(seconds[:3])
 
 
 WORDS = st.text('ab <>/{}"\n', max_size=8) | st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>"])

@@ -7,7 +7,7 @@ held back until it is decided, so pieces come out the same however the text was 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,6 +61,9 @@ class AnswerParser:
         self._reasoning = format.reasoning
         self._open: tuple[str, str] | None = None
         self._held = ""
+        """What may be the beginning of a tag."""
+        self._kept: list[str] = []
+        """What is none and waits all the same, in pieces: a call's body, and white space that a tag would drop."""
         self._num_calls = 0
         self._is_behind_tag = False
         """Whether white space that comes next stands behind a tag."""
@@ -72,7 +75,8 @@ class AnswerParser:
 
     def finish(self) -> Iterator[Piece]:
         """The text has ended; yields what was held back. A tag that was never closed ends with it."""
-        held, self._held = self._held, ""
+        held = self._taken(self._held)
+        self._held = ""
         if self._open is None or self._open is self._reasoning:
             yield from self._told(held)
         elif (call := self._call(held)) is not None:
@@ -82,21 +86,26 @@ class AnswerParser:
 
     def _decided(self) -> Iterator[Piece]:
         while True:
-            if self._open is None:
-                tag, place = _first(self._held, self._openings)
-            else:
-                tag = self._open[1]
-                place = self._held.find(tag)
+            tags: Collection[str] = self._openings if self._open is None else (self._open[1],)
+            tag, place = _first(self._held, tags)
             if place < 0:
                 break
-            inside, self._held = self._held[:place], self._held[place + len(tag) :]
+            inside, self._held = self._taken(self._held[:place]), self._held[place + len(tag) :]
             yield from self._left(inside, tag)
-        if self._open is None or self._open is self._reasoning:
-            tags = self._openings if self._open is None else (self._open[1],)
-            end = len(self._held) - max((_overlap(self._held, tag) for tag in tags), default=0)
-            end = len(self._held[:end].rstrip()) if tags else end  # white space before a tag would be dropped
-            told, self._held = self._held[:end], self._held[end:]
-            yield from self._told(told)
+        end = len(self._held) - max((_overlap(self._held, tag) for tag in tags), default=0)
+        certain, self._held = self._held[:end], self._held[end:]
+        words = certain.rstrip() if tags else certain
+        if words and (self._open is None or self._open is self._reasoning):
+            yield from self._told(self._taken(words))
+            certain = certain[len(words) :]
+        if certain:
+            self._kept.append(certain)
+
+    def _taken(self, text: str) -> str:
+        """What was kept, and `text` behind it."""
+        whole = "".join((*self._kept, text))
+        self._kept.clear()
+        return whole
 
     def _left(self, inside: str, tag: str) -> Iterator[Piece]:
         """What stood before a tag, and the change that the tag makes."""
@@ -127,7 +136,7 @@ class AnswerParser:
         return ToolCall(self._num_calls - 1, *call)
 
 
-def _first(text: str, tags: dict[str, tuple[str, str]]) -> tuple[str, int]:
+def _first(text: str, tags: Iterable[str]) -> tuple[str, int]:
     """The tag that occurs first and where, or -1."""
     places = [(place, tag) for tag in tags if (place := text.find(tag)) >= 0]
     if not places:

@@ -99,17 +99,18 @@ class ForcedCall:
     """Reads an answer that `demand_for` made a call, like an `AnswerParser`. Mutable; one for each answer."""
 
     def __init__(self) -> None:
-        self._text = ""
+        self._texts: list[str] = []
 
     def push(self, text: str) -> Iterator[Content | Reasoning | ToolCall]:
         """Take more of the text; a call is told when it is complete."""
-        self._text += text
+        self._texts.append(text)
         yield from ()
 
     def finish(self) -> Iterator[Content | Reasoning | ToolCall]:
         """The text has ended; one cut short is content, so that nothing is lost."""
-        call = read_call(self._text)
-        yield Content(self._text) if call is None else ToolCall(0, *call)
+        text = "".join(self._texts)
+        call = read_call(text)
+        yield Content(text) if call is None else ToolCall(0, *call)
 
 
 def delta_of(piece: Content | Reasoning | ToolCall) -> dict[str, Any]:
