@@ -11,10 +11,11 @@ import pytest
 from tests.server.conftest import NUM_UNREAD, unread
 
 from aethermind.server.limits import Limits
-from aethermind.server.tenants import Tenants
+from aethermind.server.tenants import Quota, Tenant, Tenants, key_hash
 
 COMPLETIONS = "/v1/completions"
 GOOD = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 4}
+SAY = [{"role": "user", "content": "Hi"}]
 ENDLESS = {**GOOD, "max_tokens": 400, "ignore_eos": True}
 
 HOSTILE = {
@@ -121,6 +122,31 @@ def test_a_full_server_says_when_to_come_again(open_server: Callable[..., httpx.
         metrics = http.get("/metrics").text
         assert f'aethermind_http_requests_total{{method="POST",path="{COMPLETIONS}",status="429"}} 1.0' in metrics
         assert http.post("/tokenize", json={"model": "demo", "prompt": "Once"}).status_code == 200
+
+
+def test_more_answers_than_the_server_takes_are_a_mistake(open_server: Callable[..., httpx.Client]) -> None:
+    http = open_server(limits=Limits(max_open_requests=2))
+    for more, param in (({"n": 3}, "n"), ({"prompt": ["x"] * 3}, "prompt"), ({"n": 2, "prompt": ["x"] * 2}, "n")):
+        answer = http.post(COMPLETIONS, json={**GOOD, **more})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == param
+        assert "Retry-After" not in answer.headers
+
+
+def test_answers_under_way_count_for_what_a_key_may_use(open_server: Callable[..., httpx.Client]) -> None:
+    http = open_server(tenants=Tenants([(key_hash("a"), Tenant("a", "a", Quota(tokens_per_minute=1700)))]))
+    http.headers["Authorization"] = "Bearer a"
+    with unread(http, dict(http.headers)) as held:
+        assert held.status_code == 200
+        refused = http.post(COMPLETIONS, json={**GOOD, "max_tokens": 100})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "key_token_rate")
+        assert http.post(COMPLETIONS, json=GOOD).status_code == 200
+    for path, ask, param in (
+        (COMPLETIONS, {**GOOD, "max_tokens": 400, "n": 5}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": SAY, "n": 5, "max_completion_tokens": 400}, "max_completion_tokens"),
+    ):
+        refused = http.post(path, json={"model": "demo", **ask})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
 def test_a_full_server_reads_no_body_to_say_so(open_server: Callable[..., httpx.Client]) -> None:

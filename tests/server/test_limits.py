@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aethermind.errors import InvalidArgumentError
-from aethermind.server.limits import Admission, Limits
+from aethermind.server.limits import Admission, AnswerRoom, Limits
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.rate import WINDOW_S, SlidingSum
 from aethermind.server.tenants import Quota, Tenant
@@ -92,6 +92,56 @@ def test_a_key_uses_so_many_tokens_a_minute(clock: Clock) -> None:
     with admission.enter(1, tenant) as stay, pytest.raises(ApiError) as caught:
         stay.queue(20)
     assert (caught.value.code, caught.value.retry_after_s) == ("key_token_rate", 55)
+
+
+def test_what_may_still_be_written_is_reserved(clock: Clock) -> None:
+    admission = Admission(Limits(), clock)
+    tenant = Tenant("one", "1", Quota(tokens_per_minute=100))
+    with admission.enter(1, tenant) as first:
+        first.queue(10, AnswerRoom(60, "max_tokens"))
+        with admission.enter(1, tenant) as second:
+            with pytest.raises(ApiError) as caught:
+                second.queue(10, AnswerRoom(21, "max_tokens"))
+            assert (caught.value.status, caught.value.code) == (429, "key_token_rate")
+            second.queue(10, AnswerRoom(20, "max_tokens"))
+            assert refusal(admission, tenant).code == "key_token_rate"
+        first.spend(30)
+        with admission.enter(1, tenant) as third:
+            third.queue(1, AnswerRoom(19, "max_tokens"))
+            assert refusal(admission, tenant).code == "key_token_rate"
+    clock.now += 1
+    with admission.enter(1, tenant) as last:  # 51 were used
+        with pytest.raises(ApiError) as caught:
+            last.queue(10, AnswerRoom(40, "max_tokens"))
+        assert caught.value.retry_after_s == 59
+        last.queue(10, AnswerRoom(39, "max_tokens"))
+
+
+def test_an_answer_of_any_length_takes_what_is_left(clock: Clock) -> None:
+    admission = Admission(Limits(), clock)
+    tenant, other = (Tenant(name, name, Quota(tokens_per_minute=100)) for name in ("one", "other"))
+    for _ in range(3):
+        with admission.enter(1, tenant) as stay, admission.enter(1, other):
+            stay.queue(10, AnswerRoom(4096))
+            assert refusal(admission, tenant).code == "key_token_rate"
+            stay.spend(5)
+    with admission.enter(1, tenant) as stay:
+        stay.queue(10, AnswerRoom(40, "max_tokens"))
+
+
+def test_what_will_never_be_possible_is_not_to_be_tried_again(clock: Clock) -> None:
+    admission = Admission(Limits(max_open_requests=8, max_queued_requests=9), clock)
+    tenant = Tenant("one", "1", Quota(max_concurrency=4, tokens_per_minute=100))
+    for num_answers, code in ((5, "key_concurrency"), (9, "key_concurrency")):
+        refused = refusal(admission, tenant, num_answers)
+        assert (refused.status, refused.code, refused.param, refused.retry_after_s) == (400, code, "n", None)
+    assert refusal(admission, Tenant("two", "2"), 9).code == "overloaded"
+    with admission.enter(4, tenant) as stay:
+        with pytest.raises(ApiError, match=r"Lower max_tokens\.") as caught:
+            stay.queue(10, AnswerRoom(91, "max_tokens"))
+        assert (caught.value.status, caught.value.param) == (400, "max_tokens")
+        assert refusal(admission, tenant).status == 429
+        stay.queue(10, AnswerRoom(90, "max_tokens"))
 
 
 def test_who_leaves_by_an_error_leaves_nothing_behind(clock: Clock) -> None:

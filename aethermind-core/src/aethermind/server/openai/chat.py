@@ -84,6 +84,10 @@ class ChatRequest(SamplingFields):
     def asked_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
+    def length_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
     def sampling(self, model: ServedModel) -> SamplingParams:
         """What to ask of sampling. Without a limit an answer may fill the context."""
         if self.top_logprobs and not self.logprobs:

@@ -125,6 +125,7 @@ class ResponseWish:
     """What `answer_request` asks of a body: the chat's answers, with errors about it in the names used here."""
 
     num_answers = 1
+    length_field = "max_output_tokens"
 
     def __init__(self, request: ResponseRequest) -> None:
         with _own_names():

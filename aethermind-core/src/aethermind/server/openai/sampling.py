@@ -156,6 +156,11 @@ class SamplingFields(CommonFields):
         return self.max_tokens
 
     @property
+    def length_field(self) -> str:
+        """The field that says so, or would."""
+        return "max_tokens"
+
+    @property
     def is_stream(self) -> bool:
         """Whether parts are wanted as they come."""
         if self.stream_options is not None and not self.stream:

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 
 from aethermind.server.answering import Answering, told
 from aethermind.server.ended_by import EndedBy
+from aethermind.server.limits import AnswerRoom
 from aethermind.server.openai.errors import ApiError, as_api_error
 from aethermind.server.sse import KEEP_ALIVE_S, EventStream
 
@@ -45,6 +46,10 @@ class Wish(Protocol):
         """The most tokens the client wants; None leaves it to the endpoint."""
 
     @property
+    def length_field(self) -> str:
+        """The field that says so, or would."""
+
+    @property
     def is_stream(self) -> bool:
         """Whether parts are wanted as they come."""
 
@@ -71,10 +76,11 @@ async def answer_request(
     record.is_stream, record.user = body.is_stream, body.user
     params, options = body.sampling(model), body.options(tenant, model)
     async with AsyncExitStack() as resources:
-        stay = resources.enter_context(state.admission.enter(len(prompts) * body.num_answers, tenant))
+        field = "prompt" if body.num_answers == 1 else "n"
+        stay = resources.enter_context(state.admission.enter(len(prompts) * body.num_answers, tenant, field))
         read = await model.read_all(prompts)
-        _check_room(model, read, body.asked_tokens)
-        stay.queue(sum(len(prompt.token_ids) for prompt in read))
+        _check_room(model, read, body)
+        stay.queue(sum(len(prompt.token_ids) for prompt in read), _answer_room(model, read, params, body))
         answering = Answering(
             model, record, params, options, stay, timeout_s=state.limits.request_timeout_s, metrics=state.metrics
         )
@@ -97,17 +103,24 @@ async def answer_request(
         )
 
 
-def _check_room(model: ServedModel, prompts: Sequence[EnginePrompt], asked_tokens: int | None) -> None:
+def _check_room(model: ServedModel, prompts: Sequence[EnginePrompt], body: Wish) -> None:
     """ApiError 400 where a prompt and the tokens asked for exceed the context."""
-    limit = model.info.max_model_len
+    limit, asked = model.info.max_model_len, body.asked_tokens
     longest = max(len(prompt.token_ids) for prompt in prompts)
-    if asked_tokens is not None and longest + asked_tokens > limit:
+    if asked is not None and longest + asked > limit:
         raise ApiError(
             400,
-            f"The context holds {limit} tokens, the prompt has {longest}, and {min(asked_tokens, 2**63)} more were "
-            "asked for. Shorten the prompt or lower max_tokens.",
+            f"The context holds {limit} tokens, the prompt has {longest}, and {min(asked, 2**63)} more were asked for. "
+            f"Shorten the prompt or lower {body.length_field}.",
             code="context_length_exceeded",
         )
+
+
+def _answer_room(model: ServedModel, prompts: Sequence[EnginePrompt], params: SamplingParams, body: Wish) -> AnswerRoom:
+    """The most that may be written for these prompts."""
+    rooms = [max(model.info.max_model_len - len(prompt.token_ids), 0) for prompt in prompts]
+    most = sum(room if params.max_tokens is None else min(room, params.max_tokens) for room in rooms)
+    return AnswerRoom(most * body.num_answers, None if body.asked_tokens is None else body.length_field)
 
 
 async def _is_awaited(request: Request, first: asyncio.Future[tuple[int, RequestOutput]]) -> bool:
