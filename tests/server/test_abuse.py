@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 
 import httpx
+import openai
 import pytest
 from tests.server.conftest import NUM_UNREAD, unread
 
@@ -163,6 +164,13 @@ def test_time_runs_out(open_server: Callable[..., httpx.Client]) -> None:
     answer = http.post(COMPLETIONS, json=ENDLESS)
     assert answer.status_code == 408
     assert answer.json()["error"]["code"] == "timeout"
+    with (
+        openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="none", max_retries=2) as client,
+        pytest.raises(openai.APIStatusError, match="408"),
+    ):
+        client.completions.create(**GOOD)
+    counted = f'aethermind_http_requests_total{{method="POST",path="{COMPLETIONS}",status="408"}} 2.0'
+    assert counted in http.get("/metrics").text
 
 
 def test_a_key_is_asked_for(open_server: Callable[..., httpx.Client]) -> None:

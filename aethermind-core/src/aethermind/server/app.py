@@ -74,7 +74,7 @@ def create_app(
             allow_origins=list(origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["X-Request-Id", "Retry-After"],
+            expose_headers=["X-Request-Id", "X-Should-Retry", "Retry-After"],
         )
     app.add_middleware(Observer, metrics=state.metrics, has_prompts=log_prompts, tracing=tracing)
     app.include_router(openai_routes)

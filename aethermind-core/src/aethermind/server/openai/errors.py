@@ -60,6 +60,8 @@ class ApiError(Exception):
         headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
+        if self.code == "timeout":
+            headers["X-Should-Retry"] = "false"  # OpenAI's clients would, and have the same work done again
         if self.status in (408, 413):
             headers["Connection"] = "close"  # the rest of the body is not waited for
         return JSONResponse(self.body, self.status, headers)
