@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from aethermind import __version__
 from aethermind.engine.kv_offload import KVStoreStats
 from aethermind.engine.observation.engine_stats import EngineStats
+from aethermind.server.app import create_app
 from aethermind.server.observation import Metrics
 
 
@@ -20,6 +23,21 @@ def test_probes(http: httpx.Client) -> None:
     assert http.get("/health").json() == {"status": "ok"}
     assert http.get("/ready").status_code == 200
     assert http.get("/version").json() == {"version": __version__}
+
+
+@pytest.mark.parametrize(("is_draining", "failure", "code"), [(True, None, "draining"), (False, "gone", "engine_dead")])
+def test_who_is_not_ready_says_when_to_ask_again(is_draining: bool, failure: str | None, code: str) -> None:
+    engine = SimpleNamespace(failure=failure, stats=None, pid=None)
+    app = create_app([SimpleNamespace(name="demo", engine=engine)])  # type: ignore[list-item]
+    app.state.admission.is_draining = is_draining
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            return await client.get("/ready")
+
+    answer = asyncio.run(ask())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, code)
+    assert int(answer.headers["Retry-After"]) > 0
 
 
 def test_metrics_count_what_was_served(http: httpx.Client) -> None:

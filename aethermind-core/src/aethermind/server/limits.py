@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from aethermind.errors import InvalidArgumentError
-from aethermind.server.openai.errors import ApiError
+from aethermind.server.openai.errors import DRAINING_RETRY_S, ApiError
 from aethermind.server.rate import WINDOW_S, SlidingSum
 from aethermind.server.tenants import ANYONE, Tenant
 
@@ -110,7 +110,9 @@ class Admission:
     def check_room(self, num_answers: int = 1) -> None:
         """ApiError 503 while the server stops, 429 when it has enough without these answers."""
         if self.is_draining:
-            raise ApiError(503, "The server is stopping; ask another one.", code="draining", retry_after_s=5)
+            raise ApiError(
+                503, "The server is stopping; ask another one.", code="draining", retry_after_s=DRAINING_RETRY_S
+            )
         limits = self._limits
         if self.num_open + num_answers > limits.max_open_requests:
             raise _full(

@@ -23,6 +23,9 @@ __all__ = ["ApiError", "LIMIT_CODES", "as_api_error", "error_body", "install_err
 _LONGEST_ADDRESS = 100
 """Characters of an unknown address that are looked at."""
 
+DRAINING_RETRY_S = 5
+"""When to ask another server, or this one after it was started again."""
+
 ENGINE_DEAD_RETRY_S = 5
 """When to ask again after an engine died: an engine process takes about that long to be back."""
 
