@@ -96,6 +96,22 @@ def test_who_would_rather_speak_another_protocol_is_answered_in_this_one(
     assert answers.endswith(b'{"status":"ok"}')
 
 
+@pytest.mark.parametrize(("version", "connection"), [(b"1.1", b"Upgrade, close"), (b"1.0", b"Upgrade")])
+def test_who_would_rather_speak_another_protocol_may_close_the_connection(
+    http: httpx.Client, version: bytes, connection: bytes
+) -> None:
+    body = json.dumps({**GOOD, "stream": True}).encode()
+    head = b"POST /v1/completions HTTP/%s\r\nHost: localhost\r\nConnection: %s\r\n" % (version, connection)
+    head += b"Upgrade: h2c\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with wire(http) as plug:
+        plug.settimeout(5)
+        plug.sendall(head + body)
+        answer = everything(plug)
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert b"data: [DONE]" in answer
+    assert (b"transfer-encoding: chunked" in answer) == (version == b"1.1")
+
+
 def test_http_1_0_has_no_chunks_and_ends_with_its_connection(http: httpx.Client) -> None:
     """As `ab`, HAProxy's checks and older proxies ask; they send no Host either."""
     whole = http.post("/v1/completions", json={**GOOD, "temperature": 0}).json()["choices"][0]["text"]

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from httptools import HttpParserError, HttpParserUpgrade
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from aethermind.server.openai.errors import error_body
@@ -87,7 +87,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("")
 
     def _go_on_without_upgrade(self, rest: bytes) -> None:
-        """Read a request again that would rather speak another protocol, as HTTP/1.1 (RFC 9110, 7.8).
+        """Read a request again that would rather speak another protocol, in its own (RFC 9110, 7.8).
 
         Java's HttpClient asks for HTTP/2 in each first request. The parser takes what follows such headers for the
         other protocol, although it is the request's body.
@@ -96,8 +96,11 @@ class _BoundedProtocol(HttpToolsProtocol):
         if len(kept) == len(self.headers):  # it is CONNECT, after which anything may come
             self.send_400_response("")
             return
-        head = b"%s %s HTTP/1.1\r\n%s\r\n" % (self.parser.get_method(), self.url, b"".join(kept))
-        self._feed(head + rest)
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        # The old parser reads nothing more where the connection is to be closed behind this request.
+        self.parser = HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._feed(b"%s %s HTTP/%s\r\n%s\r\n" % (method, self.url, version, b"".join(kept)) + rest)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
