@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
+from tests.server.conftest import standing_still
 
+from aethermind import LLM
 from aethermind.server.limits import Limits
 
 CHATTY = b'{"model":"demo","prompt":"x","max_tokens":400,"ignore_eos":true,"n":16,"logprobs":20,"stream":true}'
@@ -65,13 +67,64 @@ def test_what_is_no_http_is_told_so(http: httpx.Client, nonsense: bytes, caplog:
     assert not caplog.records
 
 
-def test_nonsense_behind_a_request_ends_its_answer(http: httpx.Client) -> None:
-    with wire(http, SO_RCVBUF=4096) as connection:
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_nonsense_behind_requests_is_told_so_behind_their_answers(http: httpx.Client, is_stream: bool) -> None:
+    body = json.dumps({**GOOD, "stream": is_stream}).encode()
+    request = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    with wire(http) as connection:
+        connection.sendall(request * 2 + b"HELLO\r\n\r\n")
+        received = everything(connection)
+    assert received.count(b"HTTP/1.1 200 OK") == 2
+    assert received.count(b'"finish_reason":"length"') == 2
+    assert received.count(b"HTTP/1.1 400 ") == 1
+    assert received.rpartition(b"HTTP/1.1 ")[2].startswith(b"400 Bad Request")
+
+
+def test_nonsense_while_an_answer_is_sent_leaves_it_whole(http: httpx.Client, llm: LLM) -> None:
+    body = json.dumps({**GOOD, "max_tokens": 40, "ignore_eos": True, "stream": True}).encode()
+    with wire(http) as connection, standing_still(llm) as goes_on:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
-        connection.sendall(head % len(CHATTY) + CHATTY)
-        assert connection.recv(12) == b"HTTP/1.1 200"
+        connection.sendall(head % len(body) + body)
+        received = connection.recv(1 << 16)
+        assert received.startswith(b"HTTP/1.1 200")
         connection.sendall(b"HELLO\r\n\r\n")
-        assert b"HTTP/1.1 400" not in everything(connection)
+        goes_on.set()
+        received += everything(connection)
+    answer, _, refusal = received.partition(b"HTTP/1.1 400 ")
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert b"This is no HTTP request." in refusal
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_a_body_in_broken_chunks_is_a_400(http: httpx.Client, before: bytes) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with wire(http) as connection:
+        connection.sendall(before + head + b"5\r\n12345\r\n")
+        connection.sendall(b"zz\r\n12345\r\n")
+        received = everything(connection)
+    assert received.count(b"HTTP/1.1 ") == 1 + bool(before)
+    head, _, body = received.rpartition(b"HTTP/1.1 ")[2].partition(b"\r\n\r\n")
+    assert head.startswith(b"400 ")
+    assert json.loads(body)["error"]["message"].startswith("The request body is not as its headers say")
+
+
+def test_a_request_answered_without_its_body_is_not_answered_twice(http: httpx.Client) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: elsewhere\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with wire(http) as connection:
+        connection.sendall(head)
+        received = connection.recv(1 << 16)
+        connection.sendall(b"zz\r\n12345\r\n")
+        received += everything(connection)
+    assert received.count(b"HTTP/1.1 ") == 1
+    assert received.startswith(b"HTTP/1.1 403 ")
+
+
+def test_a_url_of_any_length_is_not_taken(http: httpx.Client) -> None:
+    with wire(http) as connection:
+        connection.sendall(b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"x" * 70_000))
+        received = everything(connection)
+    assert received.startswith(b"HTTP/1.1 431 ")
+    assert b'"headers_too_large"' in received
 
 
 @pytest.mark.parametrize("size", [1 << 16, 1, 7])

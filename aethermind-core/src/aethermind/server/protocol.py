@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,6 +29,9 @@ SEND_BUFFER_BYTES = 64 << 10
 
 _LINGER_S = 5.0
 """Seconds that a connection is kept after a refusal, if the client does not close it."""
+
+_LONGEST_URL = (1 << 16) - 1
+"""Bytes of a URL that the library can take apart."""
 
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 _REFUSAL = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
@@ -53,7 +57,10 @@ class _BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **names)
         self._num_header_bytes = 0
         self._is_awaiting = True
+        self._is_reading_body = False
+        self._num_unanswered = 0
         self._is_refused = False
+        self._refusal = b""
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -75,7 +82,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._feed(data)
         # Headers that came whole in one piece are measured at the door, where there is a request to answer.
         if was_awaiting and self._is_awaiting and self._num_header_bytes > self.limits.max_header_bytes:
-            self._refuse(431, "headers_too_large", f"Headers are longer than {self.limits.max_header_bytes} bytes.")
+            self._refuse_headers()
 
     def _feed(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -107,12 +114,13 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._await_request()
 
     def on_body(self, body: bytes) -> None:
-        if not self.parser.should_upgrade():
+        if not (self._is_refused or self.parser.should_upgrade()):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self.parser.should_upgrade():
+        if self._is_refused or self.parser.should_upgrade():
             return
+        self._is_reading_body = False
         super().on_message_complete()
         if not self.pipeline:
             self.flow.resume_reading()  # which a large body has paused: that the client leaves has to be seen
@@ -122,7 +130,12 @@ class _BoundedProtocol(HttpToolsProtocol):
             return
         self._is_awaiting = False
         self._stop_waiting()
+        if len(self.url) > min(self.limits.max_header_bytes, _LONGEST_URL):
+            self._refuse_headers()
+            return
         super().on_headers_complete()
+        self._is_reading_body = True
+        self._num_unanswered += 1
         if self.scope["http_version"] == "1.0":
             _send_without_chunks(self.cycle)
         # Closing waits until everything is sent, which a reader that does not read puts off for ever.
@@ -132,6 +145,12 @@ class _BoundedProtocol(HttpToolsProtocol):
             "send_part": _part_sender(self.cycle),
             "all_sent": self._all_sent,
         }
+
+    def on_response_complete(self) -> None:
+        self._num_unanswered -= 1
+        super().on_response_complete()
+        if self._is_refused and not self._num_unanswered:
+            self._end()
 
     async def _all_sent(self) -> None:
         """Wait until the system has taken everything that was written."""
@@ -155,20 +174,44 @@ class _BoundedProtocol(HttpToolsProtocol):
         seconds = self.limits.idle_timeout_s
         self._refuse(408, "idle", f"No request came in {seconds:g} s.")
 
+    def _refuse_headers(self) -> None:
+        self._refuse(431, "headers_too_large", f"Headers are longer than {self.limits.max_header_bytes} bytes.")
+
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, None, "This is no HTTP request. The server speaks plain HTTP/1.1, without TLS.")
+        if self._is_reading_body:
+            message = "The request body is not as its headers say: a chunk's size is wrong."
+        else:
+            message = "This is no HTTP request. The server speaks plain HTTP/1.1, without TLS."
+        self._refuse(400, None, message)
 
     def _refuse(self, status: int, code: str | None, message: str) -> None:
+        """Read nothing more, and say so behind the answers to the requests that came before."""
         if self._is_refused or self.transport.is_closing():
             return
         self._is_refused = True
         if code is not None:
             self.on_refusal(code)
-        if self.cycle is not None and not self.cycle.response_complete:  # another answer is being sent
-            self.transport.abort()
-            return
         body = json.dumps(error_body(status, message, code=code)).encode()
-        self.transport.write(_REFUSAL % (status, _REASONS[status], len(body)) + body)
+        self._refusal = _REFUSAL % (status, _REASONS[status], len(body)) + body
+        if self._is_reading_body:
+            self._give_up(self.cycle)
+        if not self._num_unanswered:
+            self._end()
+
+    def _give_up(self, cycle: RequestResponseCycle) -> None:
+        """Have the refusal answer a request whose body cannot be read, unless it is being answered without."""
+        if cycle.response_started:
+            self._refusal = b""
+            return
+        self._num_unanswered -= 1
+        self.pipeline = deque(one for one in self.pipeline if one[0] is not cycle)
+        cycle.disconnected = True
+        cycle.message_event.set()
+
+    def _end(self) -> None:
+        if self.transport.is_closing():
+            return
+        self.transport.write(self._refusal)
         self.transport.write_eof()
         # To close on a client that still sends would take the answer from it: what it sends is dropped for a while.
         self._stop_waiting()
