@@ -208,7 +208,9 @@ def test_a_request_that_does_not_come_is_not_waited_for(open_server: Callable[..
     assert refusals(http, "idle") == 3
 
 
-def test_who_does_not_read_is_cut_and_frees_its_blocks(open_server: Callable[..., httpx.Client]) -> None:
+def test_who_does_not_read_is_cut_and_frees_its_blocks(
+    open_server: Callable[..., httpx.Client], caplog: pytest.LogCaptureFixture
+) -> None:
     http = open_server(limits=Limits(slow_reader_timeout_s=0.05))
     with wire(http, SO_RCVBUF=4096) as connection:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
@@ -221,6 +223,7 @@ def test_who_does_not_read_is_cut_and_frees_its_blocks(open_server: Callable[...
     usage = 'aethermind_kv_cache_usage_ratio{model_name="demo"} '
     while f"{usage}0.0" not in http.get("/metrics").text:
         pass
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("depth", [64, 65])

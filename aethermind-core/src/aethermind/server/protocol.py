@@ -10,6 +10,7 @@ import json
 import socket
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -141,7 +142,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         # Closing waits until everything is sent, which a reader that does not read puts off for ever.
         self.scope["state"] |= {
             "gone": self._gone,
-            "cut": self.transport.abort,
+            "cut": partial(self._cut, self.cycle),
             "send_part": _part_sender(self.cycle),
             "all_sent": self._all_sent,
         }
@@ -151,6 +152,11 @@ class _BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._is_refused and not self._num_unanswered:
             self._end()
+
+    def _cut(self, cycle: RequestResponseCycle) -> None:
+        """Close the connection with what is not sent; that the answer has no end is then no mistake of the app's."""
+        cycle.disconnected = True
+        self.transport.abort()
 
     async def _all_sent(self) -> None:
         """Wait until the system has taken everything that was written."""
