@@ -15,12 +15,7 @@ from aethermind.server.observation import Metrics, Observer
 from aethermind.server.open_requests import OpenRequests
 from aethermind.server.open_requests import router as request_routes
 from aethermind.server.openai.direct_route import DirectRoutes
-from aethermind.server.openai.errors import (
-    DRAINING_RETRY_S,
-    ENGINE_DEAD_RETRY_S,
-    ApiError,
-    install_error_handlers,
-)
+from aethermind.server.openai.errors import ENGINE_DEAD_RETRY_S, ApiError, draining, install_error_handlers
 from aethermind.server.openai.routes import model_router as model_routes
 from aethermind.server.openai.routes import router as openai_routes
 from aethermind.server.openai.tokens import router as token_routes
@@ -115,7 +110,7 @@ def _add_probes(app: FastAPI) -> None:
         """Requests would be served."""
         state = app.state
         if state.admission.is_draining:
-            raise ApiError(503, "The server is stopping.", code="draining", retry_after_s=DRAINING_RETRY_S)
+            raise draining()
         if (failure := state.models.failure) is not None:
             raise ApiError(503, failure, code="engine_dead", retry_after_s=ENGINE_DEAD_RETRY_S)
         return Response(status_code=200)

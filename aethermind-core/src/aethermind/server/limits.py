@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import NamedTuple
 
 from aethermind.errors import InvalidArgumentError
-from aethermind.server.openai.errors import DRAINING_RETRY_S, ApiError
+from aethermind.server.openai.errors import ApiError, draining
 from aethermind.server.rate import WINDOW_S, SlidingSum
 from aethermind.server.tenants import ANYONE, Tenant
 
@@ -78,6 +79,13 @@ class Admission:
     def close(self) -> None:
         """Let nobody in from now on."""
         self.is_draining = True
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    @cached_property
+    def closed(self) -> asyncio.Future[None]:
+        """Done when nobody is let in any more: for who would wait outside."""
+        return asyncio.get_running_loop().create_future()
 
     async def wait_until_empty(self) -> None:
         """Wait until nobody is inside."""
@@ -110,9 +118,7 @@ class Admission:
     def check_room(self, num_answers: int = 1) -> None:
         """ApiError 503 while the server stops, 429 when it has enough without these answers."""
         if self.is_draining:
-            raise ApiError(
-                503, "The server is stopping; ask another one.", code="draining", retry_after_s=DRAINING_RETRY_S
-            )
+            raise draining()
         limits = self._limits
         if self.num_open + num_answers > limits.max_open_requests:
             raise _full(

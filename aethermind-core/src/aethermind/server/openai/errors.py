@@ -18,7 +18,7 @@ from aethermind.errors import (
 )
 from aethermind.log import get_logger
 
-__all__ = ["ApiError", "LIMIT_CODES", "as_api_error", "error_body", "install_error_handlers"]
+__all__ = ["ApiError", "LIMIT_CODES", "as_api_error", "draining", "error_body", "install_error_handlers"]
 
 _LONGEST_ADDRESS = 100
 """Characters of an unknown address that are looked at."""
@@ -65,7 +65,7 @@ class ApiError(Exception):
             headers["WWW-Authenticate"] = "Bearer"
         if self.code == "timeout":
             headers["X-Should-Retry"] = "false"  # OpenAI's clients would, and have the same work done again
-        if self.status in (408, 413):
+        if self.status in (408, 413) or self.code == "draining":
             headers["Connection"] = "close"  # the rest of the body is not waited for
         return JSONResponse(self.body, self.status, headers)
 
@@ -74,6 +74,11 @@ def error_body(status: int, message: str, *, param: str | None = None, code: str
     """The JSON of an error with this HTTP status."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def draining() -> ApiError:
+    """What is said to everybody who comes, or is not inside yet, when the server stops."""
+    return ApiError(503, "The server is stopping; ask another one.", code="draining", retry_after_s=DRAINING_RETRY_S)
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from aethermind.server.ended_by import EndedBy
 from aethermind.server.headers import header_of
-from aethermind.server.openai.errors import ApiError
+from aethermind.server.openai.errors import ApiError, draining
 from aethermind.server.openai.refusal import refusal_of
 
 if TYPE_CHECKING:
@@ -42,11 +43,16 @@ class StrictModel(BaseModel):
 
 
 def body_of(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:
-    """A dependency that reads the body as `model`; ApiError 400 names the field that is wrong, 413 a body too large."""
+    """A dependency that reads the body as `model`; ApiError 400 names the field that is wrong, 413 a body too large,
+    503 one that has not come when the server stops.
+    """
 
     async def read(request: Request) -> Model:
-        limits = request.app.state.limits
-        data = await _read(request, limits)
+        limits, data = request.app.state.limits, None
+        with EndedBy(request.app.state.admission.closed):
+            data = await _read(request, limits)
+        if data is None:
+            raise draining()
         try:
             return model.model_validate(parse(data, limits.max_json_depth))
         except ValidationError as error:
