@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import httpx
 import openai
 import pytest
 
 from aethermind import LLM, SamplingParams
 
 GREEDY = {"temperature": 0.0}
+TOOL = {"type": "function", "function": {"name": "weather"}}
 MESSAGES = [{"role": "user", "content": "Who are you?"}]
 
 
@@ -154,3 +156,23 @@ def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
         client.completions.create(model="demo", prompt="x", top_p=7)
     with pytest.raises(openai.BadRequestError, match="messages is empty"):
         client.chat.completions.create(model="demo", messages=[])
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"tools": [TOOL]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "auto"}, "tools"),
+        ({"chat_template_kwargs": {"mood": "merry"}}, "chat_template_kwargs"),
+        ({"tools": [TOOL], "tool_choice": "none"}, None),
+        ({"tools": [TOOL], "tool_choice": "required"}, None),
+        ({"tools": [], "chat_template_kwargs": {}}, None),
+    ],
+)
+def test_what_the_model_is_not_told_of_has_no_effect(
+    http: httpx.Client, extra: dict[str, object], param: str | None
+) -> None:
+    ask = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    answer = http.post("/v1/chat/completions", json={**ask, **extra})
+    assert answer.status_code == (200 if param is None else 400), answer.text
+    assert param is None or answer.json()["error"]["param"] == param

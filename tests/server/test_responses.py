@@ -142,7 +142,7 @@ def test_a_call_and_what_came_of_it(client: openai.OpenAI) -> None:
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "Rain."}
     question = {"role": "user", "content": "And the weather?"}
     given = [question, call.model_dump(exclude_none=True), result]
-    assert client.responses.create(**{**ASK, "input": given, "tools": [TOOL]}).output
+    assert client.responses.create(**{**ASK, "input": given, "tools": [TOOL], "tool_choice": "none"}).output
     named = client.responses.create(**{**ask, "tool_choice": {"type": "function", "name": "tell_weather"}})
     assert named.output[0].name == "tell_weather"
 
@@ -178,6 +178,8 @@ def test_json_by_schema_and_logprobs(client: openai.OpenAI) -> None:
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"include": ["reasoning.encrypted_content"]}, "include.0"),
         ({"n": 2}, "n"),
+        ({"tools": [TOOL]}, "tools"),
+        ({"chat_template_kwargs": {"mood": "x"}}, "chat_template_kwargs"),
     ],
 )
 def test_what_cannot_be_asked(http: httpx.Client, extra: dict[str, object], param: str) -> None:

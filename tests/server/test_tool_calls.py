@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from tests.end_to_end.models import copy_demo
+from tests.server.conftest import serving
 
+from aethermind import LLM, Runtime
 from aethermind.server.openai.tools import ForcedCall
 from aethermind.text.answer_parser import Content, ToolCall
 
@@ -32,7 +36,26 @@ MESSAGES = [{"role": "user", "content": "What is the weather in Rome?"}]
 ASK: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "tools": TOOLS, "max_tokens": 200, "seed": 1}
 CALL = {"name": "weather", "arguments": {"place": "Rome"}}
 WRITES_A_CALL = {"choice": [f"Let me see.\n<tool_call>\n{json.dumps(CALL)}\n</tool_call>"]}
-"""The demo model was not taught tools; this makes it write what a model that was would."""
+"""The model was not taught tools; this makes it write what a model that was would."""
+
+
+TEMPLATE = b"""{% for tool in tools or () %}{{ tool.function.name }} {% endfor %}
+{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}{{ mood }}<|im_end|>\n{% endfor %}
+<|im_start|>assistant\n"""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory, runtime: Runtime) -> Iterator[str]:
+    """A server whose model is told of tools."""
+    model = copy_demo(tmp_path_factory.mktemp("told") / "demo", files={"chat_template.jinja": TEMPLATE})
+    with serving(LLM(model, device="cpu", dtype="float32", runtime=runtime, max_model_len=512)) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(address: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 def test_a_call_that_the_model_writes(client: openai.OpenAI) -> None:
@@ -124,9 +147,18 @@ def recalling(arguments: str) -> list[dict[str, Any]]:
         {"messages": recalling("{")},
         {"messages": recalling("[" * 100_000)},
         {"chat_template_kwargs": {"messages": []}},
+        {"chat_template_kwargs": {"weather": "fair"}},
     ],
 )
 def test_what_cannot_be_asked(http: httpx.Client, extra: dict[str, Any]) -> None:
     answer = http.post("/v1/chat/completions", json={**ASK, **extra})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]
+
+
+def test_a_name_that_the_template_looks_at(http: httpx.Client) -> None:
+    plain, merry = (
+        http.post("/v1/chat/completions", json={**ASK, "max_tokens": 1, **extra}).json()["usage"]["prompt_tokens"]
+        for extra in ({}, {"chat_template_kwargs": {"mood": "merrily"}})
+    )
+    assert merry > plain

@@ -137,6 +137,23 @@ def test_bad_templates_are_one_sentence(template: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("template", "names"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", {"messages"}),
+        (
+            "{% for tools in messages %}{{ tools }}{% generation %}{{ mood }}{% endgeneration %}{% endfor %}",
+            {"messages", "mood"},
+        ),
+        ("{% if not tools is defined %}{% set tools = none %}{% endif %}{% if tools %}x{% endif %}", {"tools"}),
+        ("{% if enable_thinking is defined and not enable_thinking %}x{% endif %}", {"enable_thinking"}),
+        ("{% macro tell() %}{{ tools | tojson }}{% endmacro %}{{ tell() }}{{ strftime_now('%Y') }}", {"tools"}),
+    ],
+)
+def test_which_names_a_template_looks_at(template: str, names: set[str]) -> None:
+    assert chat_template.names_read(template) - {"strftime_now"} == names
+
+
 def test_output_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MAX_OUTPUT_CHARS", 100)
     template = "{% for i in range(messages[0].content) %}0123456789{% endfor %}"

@@ -10,10 +10,14 @@ from aethermind.errors import InvalidArgumentError, TokenizerError
 if TYPE_CHECKING:
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["Message", "TemplateOptions", "chat_prompt"]
+__all__ = ["Message", "RESERVED_NAMES", "TemplateOptions", "chat_prompt"]
 
 Message = Mapping[str, Any]
 """`{"role": "user", "content": "…"}`, of JSON types; further keys are the template's business."""
+
+
+RESERVED_NAMES = frozenset({"messages", "add_generation_prompt"})
+"""Names of the template that `chat_template_kwargs` cannot set."""
 
 
 class TemplateOptions(TypedDict, total=False):
@@ -69,5 +73,5 @@ def _check_options(options: Mapping[str, Any]) -> None:
     names = options.get("chat_template_kwargs") or {}
     if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names):
         raise InvalidArgumentError(f"chat_template_kwargs should be a mapping with names as keys, got {names!r:.80}.")
-    if taken := sorted({"messages", "add_generation_prompt"} & set(names)):
+    if taken := sorted(RESERVED_NAMES & set(names)):
         raise InvalidArgumentError(f"chat_template_kwargs cannot set {taken[0]}, which is an argument of its own.")

@@ -18,7 +18,7 @@ from datetime import datetime
 from functools import lru_cache, wraps
 from typing import Any
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -28,7 +28,7 @@ from jinja2.utils import Namespace
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
 
-__all__ = ["MAX_OUTPUT_CHARS", "MAX_SECONDS", "render_chat"]
+__all__ = ["MAX_OUTPUT_CHARS", "MAX_SECONDS", "names_read", "render_chat"]
 
 MAX_OUTPUT_CHARS = 1 << 25
 """Longest prompt a template may write: 32 Mi characters, about eight million tokens."""
@@ -95,6 +95,13 @@ def render_chat(
     finally:
         _deadline.reset(running)
     return "".join(pieces)
+
+
+@lru_cache(maxsize=_MAX_CACHED_TEMPLATES)
+def names_read(template: str) -> frozenset[str]:
+    """The names that a template looks at: others in `extra` change nothing. TokenizerError as of `render_chat`."""
+    _compile(template)
+    return frozenset(meta.find_undeclared_variables(_environment().parse(template)))
 
 
 class _RefusedError(TemplateError):

@@ -14,7 +14,8 @@ from aethermind.server.openai.reading import AnswerReader, token_logprobs
 from aethermind.server.openai.sampling import SamplingFields, named_fields, sampling_params
 from aethermind.server.openai.tools import RecalledCall, Tool, ToolChoice, delta_of, demand_for
 from aethermind.text.answer_parser import Content
-from aethermind.text.chat_prompt import chat_prompt
+from aethermind.text.chat_prompt import RESERVED_NAMES, chat_prompt
+from aethermind.text.chat_template import names_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -75,10 +76,35 @@ class ChatRequest(SamplingFields):
         """The tools that the model may call in this answer."""
         return [] if self.tool_choice == "none" else self.tools or []
 
+    @property
+    def is_call_forced(self) -> bool:
+        """Whether the answer has to be a call."""
+        return self.tool_choice not in (None, "none", "auto")
+
     def prompt(self, model: ServedModel) -> Prompt:
-        """The conversation as the model's template writes it."""
+        """The conversation as the model's template writes it. ApiError 400 for what the template does not look at."""
+        self._check_effect(model.tokenizer.chat_template)
         tools = [tool.model_dump(exclude_none=True) for tool in self.offered]
         return written(self.messages, model, tools, self.chat_template_kwargs)
+
+    def _check_effect(self, template: str | None) -> None:
+        if template is None or not (self.offered or self.chat_template_kwargs):
+            return
+        read = names_read(template)
+        if self.offered and not self.is_call_forced and "tools" not in read:
+            raise ApiError(
+                400,
+                "tools have no effect: the model's chat template tells it of none. Leave them out, or demand a call by "
+                "tool_choice.",
+                param="tools",
+            )
+        if unread := sorted(set(self.chat_template_kwargs or ()) - read - RESERVED_NAMES):
+            raise ApiError(
+                400,
+                f"chat_template_kwargs has {unread[0]!r:.80}, which the model's chat template does not look at. Leave "
+                "it out.",
+                param="chat_template_kwargs",
+            )
 
     @property
     def asked_tokens(self) -> int | None:

@@ -24,7 +24,7 @@ class AnswerReader:
     """Reads one answer to `request`, of a model that writes in `format`. Mutable."""
 
     def __init__(self, request: ChatRequest, format: AnswerFormat) -> None:
-        is_forced = bool(request.offered) and request.tool_choice not in (None, "none", "auto")
+        is_forced = bool(request.offered) and request.is_call_forced
         own = format if request.offered else replace(format, tool_call=None)
         self._reader = ForcedCall() if is_forced else AnswerParser(own)
         self._most_calls = 1 if request.parallel_tool_calls is False else None
