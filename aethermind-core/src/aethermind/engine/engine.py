@@ -72,7 +72,8 @@ class Engine:
         self.executor = executor or planned.create_executor(planned)
         memory = self.executor.kv_memory
         self.cache, prefix_cache, self.swap_store = open_cache(planned, memory, self.costs, clock)
-        self.sessions = Sessions(prefix_cache, config.max_sessions, planned.num_kv_blocks // 2, config.session_ttl)
+        max_pinned = planned.num_kv_blocks // 2
+        self.sessions = Sessions(prefix_cache, config.max_sessions, max_pinned, config.session_ttl, clock)
         self.kv_offload: KVOffload | None = None
         if prefix_cache is not None and planned.open_kv_store is not None:
             name = str(StoreAddress.parse(config.kv_store or ""))
@@ -134,6 +135,7 @@ class Engine:
             self.runner.prepare_embeddings()
             if params.prompt_logprobs is not None:
                 raise InvalidArgumentError("prompt_logprobs are for prompts of tokens; leave them out with embeddings.")
+        self.sessions.expire()
         engine_seed = derive_seed(self.planned.config.seed, self._num_added)
         self._num_added += 1
         seed = engine_seed if params.seed is None else params.seed
@@ -303,7 +305,7 @@ class Engine:
         self.scheduler.finish(request, reason, self.waiting, self.running)
         # What was cancelled is no turn: the next one goes on from the last that was completed.
         if request.session and reason is not FinishReason.ABORT:
-            self.sessions.keep(request.session, request.all_token_ids, request.extra_key, self._clock())
+            self.sessions.keep(request.session, request.all_token_ids, request.extra_key)
         if self.speculator is not None:
             self.speculator.forget(request.request_id)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.core.engine.engines import open_engine
 
 from aethermind import RequestOptions, Runtime, SamplingParams
 from aethermind.cache.block_pool import BlockPool
 from aethermind.cache.hashed_prefix_cache import HashedPrefixCache
 from aethermind.engine.engine import Engine
+from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.requests.sessions import Sessions
 
 TURN = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
@@ -16,6 +19,21 @@ TURN = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 def make(num_blocks: int = 8) -> tuple[BlockPool, HashedPrefixCache]:
     pool = BlockPool(num_blocks)
     return pool, HashedPrefixCache(pool, 2)
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 def remember(pool: BlockPool, cache: HashedPrefixCache, token_ids: list[int]) -> None:
@@ -31,59 +49,66 @@ def known(cache: HashedPrefixCache, token_ids: list[int]) -> int:
     return len(cache.match(token_ids)) * 2
 
 
-def test_what_a_session_left_is_given_up_last() -> None:
+def test_what_a_session_left_is_given_up_last(clock: Clock) -> None:
     pool, cache = make()
-    sessions = Sessions(cache, 9, 8, 60.0)
+    sessions = Sessions(cache, 9, 8, 60.0, clock)
     old, new = [1, 2, 3, 4], [5, 6, 7, 8, 9, 10]
     remember(pool, cache, old)
-    sessions.keep("old", old, b"", 0.0)
+    sessions.keep("old", old, b"")
     remember(pool, cache, new)
     cache.reclaim(3)
     assert (known(cache, old), known(cache, new)) == (4, 0)
     cache.reclaim(1)
     assert known(cache, old) < 4  # nothing else was left
-    sessions.expire(60.0)
+    clock.now = 60.0
+    sessions.expire()
     assert (len(sessions), sessions.num_blocks) == (0, 0)
 
 
-def test_a_next_turn_takes_the_place_of_the_last() -> None:
+def test_a_next_turn_takes_the_place_of_the_last(clock: Clock) -> None:
     pool, cache = make()
-    sessions = Sessions(cache, 9, 8, 60.0)
+    sessions = Sessions(cache, 9, 8, 60.0, clock)
     first, second, other = [1, 2, 3, 4], [1, 2, 9, 9], [5, 6, 7, 8]
     for turn in (first, second):
         remember(pool, cache, turn)
-        sessions.keep("one", turn, b"", 0.0)
+        sessions.keep("one", turn, b"")
     remember(pool, cache, other)
     assert (len(sessions), sessions.num_blocks) == (1, 2)
     cache.reclaim(3)
     assert (known(cache, second), known(cache, first), known(cache, other)) == (4, 2, 0)
 
 
-def test_budgets_and_time() -> None:
+def test_budgets_and_time(clock: Clock) -> None:
     pool, cache = make()
-    sessions = Sessions(cache, 2, 3, 60.0)
+    sessions = Sessions(cache, 2, 3, 60.0, clock)
     turns = {name: [start, start, start + 1, start + 1] for start, name in ((10, "a"), (20, "b"), (30, "c"))}
     for name, turn in turns.items():
         remember(pool, cache, turn)
-        sessions.keep(name, turn, b"", 0.0)
+        sessions.keep(name, turn, b"")
     assert (len(sessions), sessions.num_blocks) == (1, 2)  # two of them would be four blocks
-    sessions.keep("c", turns["c"][:2], b"", 50.0)
-    sessions.keep("a", turns["a"][:2], b"", 59.0)
+    clock.now = 50.0
+    sessions.keep("c", turns["c"][:2], b"")
+    clock.now = 59.0
+    sessions.keep("a", turns["a"][:2], b"")
     assert (len(sessions), sessions.num_blocks) == (2, 2)
-    sessions.expire(110.0)
-    assert len(sessions) == 1
-    sessions.keep("d", [99, 99], b"", 111.0)  # of which nothing is known
+    clock.now = 110.0
+    assert (len(sessions), sessions.num_blocks) == (1, 2)  # who counts changes nothing
+    sessions.expire()
+    assert (len(sessions), sessions.num_blocks) == (1, 1)
+    clock.now = 111.0
+    sessions.keep("d", [99, 99], b"")  # of which nothing is known
     assert (len(sessions), sessions.num_blocks) == (2, 1)
 
 
-def test_pins_outlive_blocks_that_were_given_up_anyway() -> None:
+def test_pins_outlive_blocks_that_were_given_up_anyway(clock: Clock) -> None:
     pool, cache = make(2)
-    sessions = Sessions(cache, 9, 2, 60.0)
+    sessions = Sessions(cache, 9, 2, 60.0, clock)
     remember(pool, cache, [1, 1, 2, 2])
-    sessions.keep("one", [1, 1, 2, 2], b"", 0.0)
+    sessions.keep("one", [1, 1, 2, 2], b"")
     cache.reclaim(2)
     remember(pool, cache, [3, 3, 4, 4])
-    sessions.expire(99.0)
+    clock.now = 99.0
+    sessions.expire()
     cache.reclaim(1)
     assert known(cache, [3, 3, 4, 4]) == 2
     assert pool.num_free == 1
@@ -110,6 +135,18 @@ def test_a_conversation_survives_strangers(runtime: Runtime) -> None:
             assert run(engine, "again", prompt, session, b"salt")[0] == 8
             assert run(engine, "edited", [*prompt[:5], 1, 2, 3], session, b"salt")[0] == 4
             assert run(engine, "somebody else", prompt, session)[0] == 0
+
+
+def test_a_session_whose_time_is_up_is_none_whatever_comes_next(runtime: Runtime, clock: Clock) -> None:
+    options = {"device": "numpy", "dtype": "float32", "max_model_len": 32, "block_size": 4, "num_kv_blocks": 8}
+    planned = plan_model(runtime, "demo", **options, session_ttl=60.0)
+    engine = Engine(planned, planned.source.tokenizer(), clock=clock)
+    run(engine, "first", [5, 9, 13, 17, 21, 25, 29, 33, 37, 41], "mine")
+    assert EngineStats.of(engine).num_sessions == 1
+    clock.now += 60
+    assert EngineStats.of(engine).num_sessions == 0
+    run(engine, "stranger", [100] * 6)
+    assert engine.sessions.num_blocks == 0
 
 
 def test_a_turn_that_was_cancelled_is_none(runtime: Runtime) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -24,36 +24,47 @@ class Sessions:
     is left to give up, pinned blocks are. Not thread-safe.
     """
 
-    def __init__(self, cache: HashedPrefixCache | None, max_sessions: int, max_blocks: int, ttl_s: float) -> None:
-        """Pin in `cache`, if there is one. `ttl_s` seconds after its last turn a session is forgotten."""
+    def __init__(
+        self,
+        cache: HashedPrefixCache | None,
+        max_sessions: int,
+        max_blocks: int,
+        ttl_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """Pin in `cache`, if there is one. `ttl_s` seconds after its last turn a session's time is up."""
         self._cache = cache
         self._max_sessions = max_sessions
         self._max_blocks = max_blocks
         self._ttl_s = ttl_s
+        self._clock = clock
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self.num_blocks = 0
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        """Those whose time is not up. Other threads may ask."""
+        oldest_s = self._clock() - self._ttl_s
+        return sum(one.used_s > oldest_s for one in list(self._sessions.values()))
 
-    def keep(self, name: str, token_ids: Sequence[int], extra_key: bytes, now: float) -> None:
+    def keep(self, name: str, token_ids: Sequence[int], extra_key: bytes) -> None:
         """Pin a turn in place of the session's last; those used least recently make room."""
         if self._cache is None:
             return
         blocks = self._cache.pin(token_ids, extra_key)
         if name in self._sessions:
             self._forget(name)
-        self._sessions[name] = _Session(now, blocks)
+        self._sessions[name] = _Session(self._clock(), blocks)
         self.num_blocks += len(blocks)
-        self.expire(now)
+        self.expire()
         while len(self._sessions) > self._max_sessions or self.num_blocks > self._max_blocks:
             self._forget(next(iter(self._sessions)))
 
-    def expire(self, now: float) -> None:
+    def expire(self) -> None:
         """Forget the sessions whose time is up."""
+        oldest_s = self._clock() - self._ttl_s
         while self._sessions:
             name, session = next(iter(self._sessions.items()))
-            if session.used_s + self._ttl_s > now:
+            if session.used_s > oldest_s:
                 return
             self._forget(name)
 
