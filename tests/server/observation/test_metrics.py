@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.conftest import await_idle, serving, standing_still
 
-from aethermind import LLM, Runtime
+from aethermind import LLM, Runtime, SamplingParams
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.process import EngineProcess
+from aethermind.engine.requests.output import CompletionOutput, RequestMetrics, RequestOutput
+from aethermind.server.limits import Limits
+from aethermind.server.observation.records import GenerationRecord
 
 COMPLETIONS = "/v1/completions"
 ASK = {"model": "demo", "prompt": "The old fox", "max_tokens": 6, "ignore_eos": True}
@@ -104,11 +107,35 @@ def test_who_leaves_before_a_whole_answer_is_an_abort_however_long_its_body(
     await_idle(http)
 
 
-def test_what_the_engine_refuses_is_an_error(http: httpx.Client) -> None:
+def test_what_the_engine_refuses_was_never_begun(http: httpx.Client) -> None:
     before = samples(http)
-    assert http.post(COMPLETIONS, json={**ASK, "prompt": [99_999_999]}).status_code == 400
-    assert gained(http, before, "request_success_total", "error") == 1
+    assert http.post(COMPLETIONS, json={**ASK, "prompt": [5] * 512, "max_tokens": None}).status_code == 400
+    for reason in ("error", "abort", "stop", "length"):
+        assert gained(http, before, "request_success_total", reason) == 0
     assert gained(http, before, "request_prompt_tokens_count") == 0
+
+
+def test_what_fails_is_an_error(open_server: Callable[..., httpx.Client]) -> None:
+    http = open_server(limits=Limits(request_timeout_s=0.001))
+    assert http.post(COMPLETIONS, json={**ASK, "max_tokens": 400}).status_code == 408
+    assert samples(http)["aethermind_request_success_total", "error"] == 1
+
+
+def test_texts_of_embeddings_are_prompt_tokens(http: httpx.Client) -> None:
+    before = samples(http)
+    assert http.post("/v1/embeddings", json={"model": "demo", "input": [[5] * 7, [6] * 4]}).status_code == 200
+    assert http.post("/v1/embeddings", json={"model": "demo", "input": [[]]}).status_code == 400
+    assert gained(http, before, "prompt_tokens_total") == 11
+
+
+def test_answers_side_by_side_take_the_time_of_one() -> None:
+    record = GenerationRecord("demo", 0.0, SamplingParams(n=3))
+    assert record.tpot_s is None
+    for lengths in ((1, 1, 1), (5, 3, 4)):
+        outputs = [CompletionOutput(i, "", [7] * size, None, None, None) for i, size in enumerate(lengths)]
+        record.grow(RequestOutput("r", None, [1], outputs, False, RequestMetrics(0.0, None, None)))
+    record.first_token_s, record.last_token_s = 10.0, 12.0
+    assert record.tpot_s == 0.5
 
 
 def test_an_engines_own_process_is_measured(apart: httpx.Client, http: httpx.Client) -> None:

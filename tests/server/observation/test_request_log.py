@@ -82,6 +82,13 @@ def test_a_line_says_how_it_ended(llm: LLM, http: httpx.Client, records: Records
     assert (left["status"], left["finish_reason"], left["stream"]) == (200, "abort", True)
 
 
+def test_a_line_about_vectors(http: httpx.Client, records: Records) -> None:
+    http.post("/v1/embeddings", json={"model": "demo", "input": [[5] * 7, [6] * 4]})
+    while not (lines := [line for line in records.lines if "/v1/embeddings" in line]):
+        http.get("/health")
+    assert "'model': 'demo', 'prompt_tokens': 11" in lines[0]
+
+
 def test_what_was_said_is_not_in_the_log(http: httpx.Client, records: Records) -> None:
     http.post(COMPLETIONS, json=ASK)
     http.post(COMPLETIONS, json={**ASK, "heron": "heron"})

@@ -108,6 +108,16 @@ def test_errors_and_chats_and_probes(http: httpx.Client, exporter: InMemorySpanE
     assert unknown.status.status_code is StatusCode.UNSET, "it is the client's mistake"
 
 
+def test_vectors_have_a_model_and_tokens(http: httpx.Client, exporter: InMemorySpanExporter) -> None:
+    http.post("/v1/embeddings", json={"model": "demo", "input": [[5] * 7, [6] * 4]})
+    await_idle(http)
+    (span,) = exporter.get_finished_spans()
+    assert span.name == "embeddings demo"
+    assert span.attributes is not None
+    assert span.attributes["gen_ai.request.model"] == "demo"
+    assert span.attributes["gen_ai.usage.input_tokens"] == 11
+
+
 def test_what_was_said_is_in_no_span(http: httpx.Client, exporter: InMemorySpanExporter) -> None:
     http.post(COMPLETIONS, json=ASK)
     http.post(COMPLETIONS, json={**ASK, "temperature": "heron"})

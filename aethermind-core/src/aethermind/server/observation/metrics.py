@@ -12,12 +12,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from aethermind.server.observation.engine_metrics import EngineCollector
 from aethermind.server.observation.process_metrics import EngineProcessCollector
 from aethermind.server.observation.token_metrics import TokenCollector
-from aethermind.server.openai.errors import LIMIT_CODES
+from aethermind.server.openai.errors import LIMIT_CODES, is_refusal
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.output import RequestOutput
     from aethermind.server.limits import Admission
-    from aethermind.server.observation.records import GenerationRecord, HttpRecord
+    from aethermind.server.observation.records import EmbeddingRecord, GenerationRecord, HttpRecord
     from aethermind.server.served_model import ServedModels
 
 __all__ = ["Metrics"]
@@ -101,12 +101,15 @@ class Metrics:
 
     @contextmanager
     def observing(self, record: GenerationRecord) -> Iterator[None]:
-        """Count a request's end, whichever it is; its states are told to `grow` meanwhile."""
+        """Count a request's end, whichever it is; its states are told to `grow` meanwhile. One that the engine refuses
+        was never begun.
+        """
         try:
             yield
-        except Exception:
+        except Exception as error:
             record.finish_reasons = ("error",)
-            self._count(record)
+            if record.num_output_tokens or not is_refusal(error):
+                self._count(record)
             raise
         finally:
             if not record.finish_reasons:
@@ -125,6 +128,10 @@ class Metrics:
                 self._tokens.count(record.model, num_new, gap_s)
         if output.finished:
             self._count(record)
+
+    def embed(self, record: EmbeddingRecord) -> None:
+        """Count texts whose vectors are finished."""
+        self._prompt_tokens.labels(record.model).inc(record.num_prompt_tokens)
 
     def _count(self, record: GenerationRecord) -> None:
         model = record.model

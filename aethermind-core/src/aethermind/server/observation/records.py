@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.output import RequestOutput
     from aethermind.sampling.params import SamplingParams
 
-__all__ = ["GenerationRecord", "HttpRecord"]
+__all__ = ["EmbeddingRecord", "GenerationRecord", "HttpRecord"]
 
 _PROBES = frozenset({"/health", "/ready", "/metrics", "/version"})
 
@@ -31,6 +31,9 @@ class GenerationRecord:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    """Of all answers."""
+    longest_answer: int = 0
+    """Tokens of the longest."""
     first_token_s: float | None = None
     last_token_s: float | None = None
     queue_s: float | None = None
@@ -42,7 +45,9 @@ class GenerationRecord:
 
     def grow(self, output: RequestOutput) -> int:
         """Take the newest state; returns how many tokens came with it."""
-        num_output_tokens = sum([len(one.token_ids) for one in output.outputs])
+        lengths = [len(one.token_ids) for one in output.outputs]
+        num_output_tokens = sum(lengths)
+        self.longest_answer = max(lengths, default=0)
         num_new = num_output_tokens - self.num_output_tokens
         self.num_output_tokens = num_output_tokens
         if num_new:
@@ -72,10 +77,18 @@ class GenerationRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per output token after the first."""
-        if self.first_token_s is None or self.last_token_s is None or self.num_output_tokens < 2:
+        """Mean time per token of an answer after the first. Those to one prompt are written side by side."""
+        if self.first_token_s is None or self.last_token_s is None or self.longest_answer < 2:
             return None
-        return (self.last_token_s - self.first_token_s) / (self.num_output_tokens - 1)
+        return (self.last_token_s - self.first_token_s) / (self.longest_answer - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRecord:
+    """Texts of which vectors are made."""
+
+    model: str
+    num_prompt_tokens: int
 
 
 @dataclass(slots=True)
@@ -103,6 +116,7 @@ class HttpRecord:
     prompts: list[str | Sequence[int]] | None = None
     """What was asked, only where the server was told to keep it."""
     generations: list[GenerationRecord] = field(default_factory=list)
+    embedding: EmbeddingRecord | None = None
 
     @property
     def is_work(self) -> bool:

@@ -51,5 +51,7 @@ def _fields(record: HttpRecord) -> dict[str, Any]:
             "preemptions": sum(one.num_preemptions for one in work),
             "finish_reason": ",".join(dict.fromkeys(reason for one in work for reason in one.finish_reasons)),
         }
+    if record.embedding is not None:
+        fields |= {"model": record.embedding.model, "prompt_tokens": record.embedding.num_prompt_tokens}
     fields["prompts"] = record.prompts or None
     return {name: value for name, value in fields.items() if value is not None}

@@ -73,8 +73,9 @@ class Tracing:
         start_ns = time.time_ns() - elapsed_ns
         operation = _OPERATIONS.get(record.route)
         name = f"{record.method} {record.route}"
-        if operation is not None and record.generations:
-            name = f"{operation} {record.generations[0].model}"
+        work = record.generations[0] if record.generations else record.embedding
+        if operation is not None and work is not None:
+            name = f"{operation} {work.model}"
         span = self._tracer.start_span(
             name,
             context=self._propagator.extract(headers),
@@ -108,7 +109,21 @@ def _attributes(record: HttpRecord, operation: str | None) -> dict[str, Any]:
     }
     if record.generations:
         attributes |= _of_generations(record, record.generations, operation)
+    if record.embedding is not None:
+        attributes |= {
+            **_of_model(record.embedding.model, operation),
+            "gen_ai.usage.input_tokens": record.embedding.num_prompt_tokens,
+        }
     return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _of_model(model: str, operation: str | None) -> dict[str, Any]:
+    return {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "aethermind",
+        "gen_ai.request.model": model,
+        "gen_ai.response.model": model,
+    }
 
 
 def _of_generations(record: HttpRecord, generations: list[GenerationRecord], operation: str | None) -> dict[str, Any]:
@@ -116,10 +131,7 @@ def _of_generations(record: HttpRecord, generations: list[GenerationRecord], ope
     params = first.params
     queue_s = max((one.queue_s for one in generations if one.queue_s is not None), default=None)
     return {
-        "gen_ai.operation.name": operation,
-        "gen_ai.provider.name": "aethermind",
-        "gen_ai.request.model": first.model,
-        "gen_ai.response.model": first.model,
+        **_of_model(first.model, operation),
         "gen_ai.request.max_tokens": params.max_tokens,
         "gen_ai.request.temperature": params.temperature,
         "gen_ai.request.top_p": params.top_p,

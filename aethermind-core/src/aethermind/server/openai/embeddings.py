@@ -10,6 +10,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from aethermind.errors import RequestTimeoutError
+from aethermind.server.observation.records import EmbeddingRecord
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.inputs import TextsOrTokens, prompts_of
 from aethermind.server.openai.json_body import StrictModel
@@ -44,12 +45,14 @@ class EmbeddingRequest(StrictModel):
 async def embed(request: Request, body: EmbeddingRequest, model: ServedModel) -> Response:
     """Answer a request for vectors."""
     state = request.app.state
-    request.state.record.user = body.user
+    record = request.state.record
+    record.user = body.user
     prompts = prompts_of(body.input, "input", MAX_INPUTS)
     timeout_s = state.limits.request_timeout_s
     with state.admission.enter(1, request.state.tenant) as stay:
         read = await model.read_all(prompts)
         num_tokens = sum(len(prompt.token_ids) for prompt in read)
+        record.embedding = EmbeddingRecord(model.name, num_tokens)
         _check_size(num_tokens, len(read), state.limits.max_queued_tokens)
         stay.queue(num_tokens)
         try:
@@ -59,6 +62,7 @@ async def embed(request: Request, body: EmbeddingRequest, model: ServedModel) ->
             raise RequestTimeoutError(f"The vectors were not finished after {timeout_s:g} seconds.") from None
     if vectors is None:
         return Response(status_code=GONE)
+    state.metrics.embed(record.embedding)
     encode = _base64 if body.encoding_format == "base64" else _floats
     data = [{"object": "embedding", "index": i, "embedding": encode(one)} for i, one in enumerate(vectors)]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}

@@ -18,7 +18,7 @@ from aethermind.errors import (
 )
 from aethermind.log import get_logger
 
-__all__ = ["ApiError", "LIMIT_CODES", "as_api_error", "draining", "error_body", "install_error_handlers"]
+__all__ = ["ApiError", "LIMIT_CODES", "as_api_error", "draining", "error_body", "install_error_handlers", "is_refusal"]
 
 _LONGEST_ADDRESS = 100
 """Characters of an unknown address that are looked at."""
@@ -97,6 +97,11 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(400, str(error))
     _log.error("a request failed", exc_info=error)
     return ApiError(500, "The server failed on this request; its log says more.", code="internal_error")
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an error of the engine says that a request cannot be served as it is."""
+    return isinstance(error, AetherMindError) and as_api_error(error).status == 400
 
 
 LIMIT_CODES = frozenset(
