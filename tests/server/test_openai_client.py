@@ -81,6 +81,24 @@ def test_echo_and_logprobs(client: openai.OpenAI) -> None:
         assert chosen == max(top.values())
 
 
+@pytest.mark.parametrize("prompt", ["héé 😀 and", [5, 300, 7]])
+@pytest.mark.parametrize("echo", [False, True])
+def test_tokens_stand_in_the_text_where_they_say(client: openai.OpenAI, prompt: str | list[int], echo: bool) -> None:
+    bias = {str(token_id): 60 for token_id in range(100, 300)}  # bytes, many of them parts of characters
+    ask = {"model": "demo", "prompt": prompt, "max_tokens": 30, "echo": echo, "logprobs": 0, "seed": 4, "n": 2}
+    whole = client.completions.create(**ask, logit_bias=bias)
+    places: dict[int, list[int]] = {0: [], 1: []}
+    for part in client.completions.create(**ask, logit_bias=bias, stream=True):
+        for choice in part.choices:
+            places[choice.index] += choice.logprobs.text_offset
+    for choice in whole.choices:
+        assert places[choice.index] == choice.logprobs.text_offset
+        assert len(choice.text) > len(choice.logprobs.tokens) / 4
+        for token, place in zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True):
+            if "\ufffd" not in token:
+                assert choice.text[place : place + len(token)] == token
+
+
 def test_a_prompts_logprobs_are_those_of_the_answer_that_it_was(client: openai.OpenAI) -> None:
     ask = {"model": "demo", "logprobs": 1, **GREEDY}
     whole = client.completions.create(**ask, prompt="The old fox", max_tokens=6).choices[0]

@@ -9,6 +9,7 @@ from aethermind.server.framing import TextEvents
 from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
 from aethermind.server.openai.inputs import TextsOrTokens, prompts_of
 from aethermind.server.openai.sampling import SamplingFields, sampling_params
+from aethermind.text.token_offsets import TokenOffsets, prompt_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from aethermind.server.framing import Event
     from aethermind.server.served_model import ServedModel
     from aethermind.text.tokenizer import Tokenizer
+
+    _Told = tuple[int, dict[int, Logprob] | None, int]
+    """A token, what was likely in its place, and where it begins in the text."""
 
 __all__ = ["CompletionAnswer", "CompletionRequest"]
 
@@ -63,6 +67,7 @@ class CompletionAnswer(Answer):
             "model": model.name,
         }
         self._tokenizer = model.tokenizer
+        self._offsets: dict[int, TokenOffsets] = {}
         self._texts = TextEvents(self.framing, lambda index, text: self._chunk(_choice(index, text)))
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -70,17 +75,16 @@ class CompletionAnswer(Answer):
         for output in outputs:
             prefix = self._echoed(output)
             for one in output.outputs:
-                logprobs = self._logprobs(output, one.token_ids, one.logprobs, 0)
-                choices.append(_choice(len(choices), prefix + one.text, one.finish_reason, one.stop_reason, logprobs))
+                index = len(choices)
+                logprobs = self._logprobs(index, one.token_ids, one.logprobs, output)
+                choices.append(_choice(index, prefix + one.text, one.finish_reason, one.stop_reason, logprobs))
         return {**self._head, "choices": choices, "usage": usage_of(outputs)}
 
     def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[Event]:
-        prefix = self._echoed(output)
-        text = prefix + part.text if part.is_first else part.text
+        text = self._echoed(output) + part.text if part.is_first else part.text
         if part.is_only_text:
             return (self._texts.written(index, text),)
-        offset = part.offset if part.is_first else len(prefix) + part.offset
-        logprobs = self._logprobs(output if part.is_first else None, part.token_ids, part.logprobs, offset)
+        logprobs = self._logprobs(index, part.token_ids, part.logprobs, output if part.is_first else None)
         return (self._chunk(_choice(index, text, part.finish_reason, part.stop_reason, logprobs)),)
 
     def end(self, outputs: Sequence[RequestOutput]) -> Iterable[Event]:
@@ -91,18 +95,24 @@ class CompletionAnswer(Answer):
 
     def _logprobs(
         self,
-        output: RequestOutput | None,
+        index: int,
         token_ids: Sequence[int],
         logprobs: Sequence[dict[int, Logprob]] | None,
-        offset: int,
+        begun: RequestOutput | None,
     ) -> dict[str, Any] | None:
-        """Those of an answer's tokens, after those of the prompt where that is echoed from `output`."""
+        """Those of tokens that an answer gained, after those of the echoed prompt where it has just `begun`."""
         if logprobs is None:
             return None
-        told: list[tuple[int, dict[int, Logprob] | None]] = []
-        if output is not None and output.prompt_logprobs is not None and self._is_echoing:
-            told += zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
-        return _described([*told, *zip(token_ids, logprobs, strict=True)], offset, self._tokenizer)
+        told: list[_Told] = []
+        if begun is not None:
+            prefix, prompt_ids = self._echoed(begun), begun.prompt_token_ids
+            if begun.prompt_logprobs is not None and self._is_echoing:
+                places = prompt_offsets(self._tokenizer, prefix, prompt_ids)
+                told += zip(prompt_ids, begun.prompt_logprobs, places, strict=True)
+            self._offsets[index] = TokenOffsets(self._tokenizer, len(prefix))
+        places = [self._offsets[index].push(token_id) for token_id in token_ids]
+        told += zip(token_ids, logprobs, places, strict=True)
+        return _described(told, self._tokenizer)
 
     def _echoed(self, output: RequestOutput) -> str:
         if not self._is_echoing:
@@ -116,16 +126,12 @@ def _choice(
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish, "stop_reason": stop}
 
 
-def _described(
-    told: Sequence[tuple[int, dict[int, Logprob] | None]], offset: int, tokenizer: Tokenizer
-) -> dict[str, Any]:
+def _described(told: Sequence[_Told], tokenizer: Tokenizer) -> dict[str, Any]:
     """Tokens with their log probabilities, in lists; nothing comes before a prompt's first token, which has none."""
-    tokens, chosen, top, offsets = [], [], [], []
-    for token_id, alternatives in told:
-        token = tokenizer.decode([token_id]) if alternatives is None else alternatives[token_id].decoded_token
-        tokens.append(token)
+    tokens, chosen, top = [], [], []
+    for token_id, alternatives, _ in told:
+        tokens.append(tokenizer.decode([token_id]) if alternatives is None else alternatives[token_id].decoded_token)
         chosen.append(None if alternatives is None else alternatives[token_id].logprob)
         top.append(None if alternatives is None else {one.decoded_token: one.logprob for one in alternatives.values()})
-        offsets.append(offset)
-        offset += len(token)
+    offsets = [offset for _, _, offset in told]
     return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}
