@@ -130,6 +130,7 @@ def test_what_has_failed_forces_nothing(grammars: Grammars, tokenizer: Tokenizer
         ({"json": {"$ref": "http://example.org/schema"}}, "Default retriever does not fetch"),
         ({"json": {"$ref": "#/$defs/missing"}}, "does not exist"),
         ({"json": {"enum": []}}, "Unsatisfiable"),
+        ({"json": {"$ref": "#"}}, "no text satisfies it"),
         ({"json": False}, "describes nothing"),
         ({"json": {"type": "string", "pattern": "(?=a)b"}}, "look-ahead"),
         ({"regex": "(a"}, "unclosed group"),

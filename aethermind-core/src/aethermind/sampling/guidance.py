@@ -48,6 +48,9 @@ _SLICES = [
     f"{_IN_STRING}+",
 ]
 
+_NO_MORE_BYTES = "NoExtensionBias"
+"""What the library says where a grammar has no beginning."""
+
 # Weak models, once allowed to, write white space for ever.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -222,8 +225,11 @@ def _grammar(matcher: Any, wanted: StructuredOutputs) -> str:
 
 
 def _refused(error: object) -> InvalidArgumentError:
+    reason = _flat(error)[:400]
+    if reason == _NO_MORE_BYTES:
+        reason = "no text satisfies it"
     return InvalidArgumentError(
-        f"The structured output cannot be served: {_flat(error)[:400]}. Change or simplify what is asked for."
+        f"The structured output cannot be served: {reason}. Change or simplify what is asked for."
     )
 
 
