@@ -71,12 +71,62 @@ def test_hostile_bodies_are_400(http: httpx.Client, name: str) -> None:
         ({**GOOD, "best_of": 2}, "best_of"),
         ({**GOOD, "stream_options": {"usage": True}}, "stream_options.usage"),
         ({**GOOD, "temperature": -1}, "temperature"),
+        ({**GOOD, "max_tokens": 0}, "max_tokens"),
+        ({**GOOD, "logprobs": 21}, "logprobs"),
+        ({**GOOD, "prompt": [10**9]}, "prompt"),
+        ({**GOOD, "prompt": [[5], [10**9]]}, "prompt"),
+        ({**GOOD, "prompt": [10**30]}, "prompt"),
+        ({**GOOD, "logit_bias": {"99999999": 1}}, "logit_bias"),
+        ({**GOOD, "allowed_token_ids": [5, 10**9]}, "allowed_token_ids"),
+        ({**GOOD, "stop_token_ids": [10**9]}, "stop_token_ids"),
     ],
 )
 def test_errors_name_the_field(http: httpx.Client, body: dict[str, object], param: str) -> None:
     answer = http.post(COMPLETIONS, json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+    assert param in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        ("/v1/chat/completions", "max_completion_tokens", 0),
+        ("/v1/chat/completions", "max_tokens", 0),
+        ("/v1/chat/completions", "top_logprobs", 21),
+        ("/v1/responses", "max_output_tokens", 0),
+        ("/v1/responses", "top_logprobs", 21),
+        ("/v1/responses", "input", []),
+        ("/v1/embeddings", "input", [10**9]),
+    ],
+)
+def test_errors_name_the_field_as_the_client_does(http: httpx.Client, path: str, field: str, value: object) -> None:
+    ask: dict[str, object] = {"model": "demo"}
+    if path == "/v1/chat/completions":
+        ask |= {"messages": SAY, "logprobs": True}
+    elif path == "/v1/responses":
+        ask |= {"input": "Hi", "include": ["message.output_text.logprobs"]}
+    error = http.post(path, json={**ask, field: value}).json()["error"]
+    assert error["param"] == field
+    assert error["message"].startswith(f"{field} ")
+
+
+def test_a_number_of_any_length_is_no_matter_of_python(http: httpx.Client) -> None:
+    error = http.post(COMPLETIONS, content=HOSTILE["more digits than Python reads"]).json()["error"]
+    assert error["message"] == "The request body has a number of thousands of digits."
+
+
+@pytest.mark.parametrize("wrong", [[10**9], [], [5] * 600])
+def test_a_prompt_that_cannot_be_served_is_told_before_the_others_begin(http: httpx.Client, wrong: list[int]) -> None:
+    def answers() -> list[str]:
+        lines = http.get("/metrics").text.splitlines()
+        return [line for line in lines if line.startswith(("aethermind_request_success", "aethermind_prompt_tokens"))]
+
+    before = answers()
+    for is_stream in (False, True):
+        answer = http.post(COMPLETIONS, json={**GOOD, "prompt": [[5], [6], wrong], "stream": is_stream})
+        assert answer.status_code == 400, answer.text
+    assert answers() == before
 
 
 def test_a_pair_of_surrogates_is_a_character(http: httpx.Client) -> None:

@@ -18,7 +18,7 @@ from aethermind.text.chat_prompt import RESERVED_NAMES, chat_prompt
 from aethermind.text.chat_template import names_read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
     from aethermind.engine.requests.prompt_reader import Prompt
@@ -114,6 +114,10 @@ class ChatRequest(SamplingFields):
     def length_field(self) -> str:
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
+    @property
+    def other_names(self) -> Mapping[str, str]:
+        return {"max_tokens": self.length_field, "logprobs": "top_logprobs"}
+
     def sampling(self, model: ServedModel) -> SamplingParams:
         """What to ask of sampling. Without a limit an answer may fill the context."""
         if self.top_logprobs and not self.logprobs:
@@ -125,9 +129,7 @@ class ChatRequest(SamplingFields):
             demand = demand_for(self.offered, self.tool_choice)
         if demand is not None and (self.response_format or self.structured_outputs):
             raise ApiError(400, "A call is asked for, and another form of answer too.", param="tool_choice")
-        return sampling_params(
-            self, model.sampling_defaults, max_tokens=self.asked_tokens, logprobs=logprobs, demand=demand
-        )
+        return sampling_params(self, model, max_tokens=self.asked_tokens, logprobs=logprobs, demand=demand)
 
 
 def written(

@@ -47,7 +47,7 @@ class CompletionRequest(SamplingFields):
         max_tokens = self.max_tokens if self.max_tokens is not None else DEFAULT_MAX_TOKENS
         return sampling_params(
             self,
-            model.sampling_defaults,
+            model,
             max_tokens=max_tokens,
             logprobs=self.logprobs,
             prompt_logprobs=self.logprobs if self.echo else None,

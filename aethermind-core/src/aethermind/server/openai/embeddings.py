@@ -14,7 +14,7 @@ from aethermind.server.observation.records import EmbeddingRecord
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.inputs import TextsOrTokens, prompts_of
 from aethermind.server.openai.json_body import StrictModel
-from aethermind.server.openai.serving import GONE, unless_gone
+from aethermind.server.openai.serving import GONE, check_prompt_ids, unless_gone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +51,7 @@ async def embed(request: Request, body: EmbeddingRequest, model: ServedModel) ->
     timeout_s = state.limits.request_timeout_s
     with state.admission.enter(1, request.state.tenant) as stay:
         read = await model.read_all(prompts)
+        check_prompt_ids(read, model, "input")
         num_tokens = sum(len(prompt.token_ids) for prompt in read)
         record.embedding = EmbeddingRecord(model.name, num_tokens)
         _check_size(num_tokens, len(read), state.limits.max_queued_tokens)

@@ -81,8 +81,10 @@ def parse(data: bytes, max_depth: int) -> Any:
         raise ApiError(400, "The request body is not UTF-8; send JSON as it is, not compressed.") from None
     except RecursionError:
         raise _too_deep() from None
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise ApiError(400, f"The request body is not JSON: {error}.") from None
+    except ValueError:
+        raise ApiError(400, "The request body has a number of thousands of digits.") from None
     if data.count(b"[") + data.count(b"{") > max_depth:
         _check_depth(value, max_depth)
     if _SURROGATE.search(data):

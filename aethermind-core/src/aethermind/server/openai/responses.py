@@ -16,7 +16,7 @@ from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.server.openai.refusal import refusal_of
 from aethermind.server.openai.response_input import InputItem, chat_messages
-from aethermind.server.openai.sampling import CommonFields
+from aethermind.server.openai.sampling import CommonFields, rename
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.prompt_reader import Prompt
@@ -156,7 +156,8 @@ def _own_names() -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        error.param = _NAMES.get(error.param or "", error.param)
+        if error.param in _NAMES:
+            rename(error, error.param, _NAMES[error.param])
         raise
 
 

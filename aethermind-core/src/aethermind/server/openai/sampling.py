@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,12 +15,13 @@ from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.structured import StructuredOutputs
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
+from aethermind.server.openai.token_ids import check_token_ids
 
 if TYPE_CHECKING:
     from aethermind.server.served_model import ServedModel
     from aethermind.server.tenants import Tenant
 
-__all__ = ["CommonFields", "SamplingFields", "StreamOptions", "named_fields", "sampling_params"]
+__all__ = ["CommonFields", "SamplingFields", "StreamOptions", "named_fields", "rename", "sampling_params"]
 
 MAX_ANSWERS = 16
 """The most answers to one prompt."""
@@ -156,6 +158,11 @@ class SamplingFields(CommonFields):
         return self.max_tokens
 
     @property
+    def other_names(self) -> Mapping[str, str]:
+        """What clients call parameters of sampling that have other names here."""
+        return {}
+
+    @property
     def length_field(self) -> str:
         """The field that says so, or would."""
         return "max_tokens"
@@ -175,37 +182,51 @@ class SamplingFields(CommonFields):
 
 def sampling_params(
     fields: SamplingFields,
-    defaults: dict[str, Any],
+    model: ServedModel,
     *,
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
     demand: StructuredOutputs | None = None,
 ) -> SamplingParams:
-    """What a request asks of sampling; what it leaves out is in `defaults`. ApiError 400 for values out of range.
+    """What a request asks of sampling; what it leaves out is as the model says. ApiError 400 for values out of range.
 
     `demand` is what the endpoint itself wants of the answer's text.
     """
     given = {name: value for name in _OWN_NAMES if (value := getattr(fields, name)) is not None}
     with named_fields(fields):
-        return SamplingParams(
-            **{**defaults, **given},
+        params = SamplingParams(
+            **{**model.sampling_defaults, **given},
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             logit_bias=_bias(fields.logit_bias),
             structured_outputs=demand or _structured(fields),
         )
+    check_token_ids(params.stop_token_ids, model.vocab_size, "stop_token_ids")
+    check_token_ids(params.allowed_token_ids or (), model.vocab_size, "allowed_token_ids")
+    check_token_ids([token_id for token_id, _ in params.logit_bias], model.vocab_size, "logit_bias")
+    return params
 
 
 @contextmanager
 def named_fields(fields: SamplingFields) -> Iterator[None]:
-    """Errors about values become 400s that name the field, which is the first word of their message."""
+    """Errors about values become 400s that name the field, the first word of their message, as the client does."""
     try:
         yield
     except InvalidArgumentError as error:
-        field = str(error).split(" ", 1)[0]
-        raise ApiError(400, str(error), param=field if hasattr(fields, field) else None, code="invalid_value") from None
+        word, message = str(error).partition(" ")[0], str(error)
+        failure = ApiError(400, message, param=word if hasattr(fields, word) else None, code="invalid_value")
+        for name, own in fields.other_names.items():
+            rename(failure, name, own)
+        raise failure from None
+
+
+def rename(error: ApiError, name: str, own: str) -> None:
+    """Have an error speak of the field `name` as `own`."""
+    error.message = re.sub(rf"\b{re.escape(name)}\b", own, error.message)
+    if error.param == name:
+        error.param = own
 
 
 def _bias(given: dict[str, int | float] | None) -> dict[int, float] | None:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
+from aethermind.errors import ContextLengthError
 from aethermind.server.answering import Answering, told
 from aethermind.server.ended_by import EndedBy
 from aethermind.server.limits import AnswerRoom
 from aethermind.server.openai.errors import ApiError, as_api_error
+from aethermind.server.openai.token_ids import check_token_ids
 from aethermind.server.sse import KEEP_ALIVE_S, EventStream
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from aethermind.server.served_model import ServedModel
     from aethermind.server.tenants import Tenant
 
-__all__ = ["GONE", "answer_request", "unless_gone"]
+__all__ = ["GONE", "answer_request", "check_prompt_ids", "unless_gone"]
 
 GONE = 499
 """nginx's status for a client that has left; nobody sees it but the log."""
@@ -79,6 +81,7 @@ async def answer_request(
         field = "prompt" if body.num_answers == 1 else "n"
         stay = resources.enter_context(state.admission.enter(len(prompts) * body.num_answers, tenant, field))
         read = await model.read_all(prompts)
+        check_prompt_ids(read, model, "prompt")
         _check_room(model, read, body)
         stay.queue(sum(len(prompt.token_ids) for prompt in read), _answer_room(model, read, params, body))
         answering = Answering(
@@ -103,10 +106,25 @@ async def answer_request(
         )
 
 
+def check_prompt_ids(prompts: Sequence[EnginePrompt], model: ServedModel, field: str) -> None:
+    """ApiError 400 that names `field` for ids that the model does not have, before any of the prompts is begun."""
+    for prompt in prompts:
+        if prompt.text is None:
+            check_token_ids(prompt.token_ids, model.vocab_size, field)
+
+
 def _check_room(model: ServedModel, prompts: Sequence[EnginePrompt], body: Wish) -> None:
-    """ApiError 400 where a prompt and the tokens asked for exceed the context."""
+    """ApiError 400 where a prompt has no tokens, or too many with those asked for: before any of them is begun."""
     limit, asked = model.info.max_model_len, body.asked_tokens
-    longest = max(len(prompt.token_ids) for prompt in prompts)
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    if not all(lengths):
+        raise ApiError(400, "The prompt is empty; give it at least one token.", param="prompt")
+    longest = max(lengths)
+    if asked is None and longest >= limit:
+        raise ContextLengthError(
+            f"The context holds {limit} tokens, with at least one for the answer, and the prompt has {longest}. "
+            "Shorten it."
+        )
     if asked is not None and longest + asked > limit:
         raise ApiError(
             400,

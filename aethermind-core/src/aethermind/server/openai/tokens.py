@@ -11,6 +11,7 @@ from pydantic import Field
 from aethermind.server.openai.chat import ChatMessage, written
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel, body_of, documented
+from aethermind.server.openai.token_ids import check_token_ids
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest", "router"]
 
@@ -52,8 +53,5 @@ async def detokenize(
     """The text that token ids stand for."""
     model = request.app.state.models.get(body.model)
     model.check_length(len(body.tokens))
-    size = model.vocab_size
-    for token in body.tokens:
-        if token >= size:
-            raise ApiError(400, f"Token id {token} is out of range: the vocabulary has {size} entries.", param="tokens")
+    check_token_ids(body.tokens, model.vocab_size, "tokens")
     return {"prompt": await asyncio.to_thread(model.tokenizer.decode, body.tokens)}
