@@ -83,6 +83,7 @@ def test_what_is_done_anyway_may_be_asked_for(kind: type[BaseModel]) -> None:
     asked |= {"stream": True, "stream_options": {"include_obfuscation": False}}
     asked |= {ChatRequest: {"modalities": ["text"]}, ResponseRequest: {"background": False}}.get(kind, {})
     assert kind.model_validate({**body, **asked}).model_dump()["user"] == "me"
+    assert kind.model_validate({**body, **asked, "user": "I"}).model_dump()["user"] == "I"
     for other in (
         {"service_tier": "flex"},
         {"stream_options": {"include_obfuscation": True}},

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.errors import InvalidArgumentError
@@ -91,7 +91,8 @@ class CommonFields(StrictModel):
     seed: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
-    user: str | None = Field(None, validation_alias=AliasChoices("user", "safety_identifier"))
+    user: str | None = None
+    safety_identifier: str | None = None
     store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
     prompt_cache_key: str | None = None
@@ -105,6 +106,12 @@ class CommonFields(StrictModel):
     deadline_ms: int | float | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+    @model_validator(mode="after")
+    def _knows_the_user_by_either_name(self) -> Self:
+        if self.user is None:
+            self.user = self.safety_identifier
+        return self
 
     @field_validator("store")
     @classmethod
