@@ -16,6 +16,14 @@ def test_a_text_there_and_back(http: httpx.Client, llm: LLM) -> None:
     assert http.post("/detokenize", json={"model": "demo", "tokens": tokens["tokens"]}).json() == {"prompt": TEXT}
 
 
+def test_a_conversation_there_and_back(http: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "Who are you?"}]
+    tokens = http.post("/tokenize", json={"model": "demo", "messages": messages}).json()["tokens"]
+    text = http.post("/detokenize", json={"model": "demo", "tokens": tokens}).json()["prompt"]
+    assert text == "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n"
+    assert http.post("/tokenize", json={"model": "demo", "prompt": text}).json()["tokens"] == tokens
+
+
 def test_a_conversation_counts_as_it_is_charged(http: httpx.Client, client: openai.OpenAI) -> None:
     messages = [{"role": "user", "content": "Who are you?"}]
     count = http.post("/tokenize", json={"model": "demo", "messages": messages}).json()["count"]

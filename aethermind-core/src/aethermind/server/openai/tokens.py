@@ -50,8 +50,9 @@ async def tokenize(
 async def detokenize(
     request: Request, body: Annotated[DetokenizeRequest, Depends(body_of(DetokenizeRequest))]
 ) -> dict[str, Any]:
-    """The text that token ids stand for."""
+    """The text that token ids stand for, special tokens written out, so that it is read as the same tokens again."""
     model = request.app.state.models.get(body.model)
     model.check_length(len(body.tokens))
     check_token_ids(body.tokens, model.vocab_size, "tokens")
-    return {"prompt": await asyncio.to_thread(model.tokenizer.decode, body.tokens)}
+    text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return {"prompt": text}
