@@ -21,6 +21,7 @@ PAGE = "https://chat.example"
         ("/openai/v1/models", "/v1/models"),
         ("/v1/chat/completion", "/v1/chat/completions"),
         ("/v1/tokenize", "/tokenize"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
     ],
 )
 def test_an_address_that_is_nearly_one_is_told_which(http: httpx.Client, asked: str, meant: str) -> None:

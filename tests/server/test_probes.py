@@ -18,8 +18,12 @@ from aethermind.server.observation import Metrics
 
 
 def test_probes(http: httpx.Client) -> None:
-    for path in ("/health", "/ready"):  # load balancers ask either way
-        assert (http.head(path).status_code, http.head(path).content) == (200, b"")
+    for path in ("/health", "/ready", "/version", "/metrics", "/v1/models", "/v1/models/demo", "/"):
+        told, head = http.get(path), http.head(path)  # load balancers ask either way
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers.get("Content-Type") == told.headers.get("Content-Type")
+    assert http.head("/v1/completions").status_code == 405
+    assert 'aethermind_http_requests_total{method="HEAD",path="/version",status="200"} ' in http.get("/metrics").text
     assert http.get("/health").json() == {"status": "ok"}
     assert http.get("/ready").status_code == 200
     assert http.get("/version").json() == {"version": __version__}

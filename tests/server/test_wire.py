@@ -187,6 +187,13 @@ def test_http_1_0_has_no_chunks_and_ends_with_its_connection(http: httpx.Client)
         assert everything(connection).startswith(b"HTTP/1.1 403 ")
 
 
+@pytest.mark.parametrize("other", [b"localhost", b"elsewhere"])
+def test_two_hosts_are_one_too_many(http: httpx.Client, other: bytes) -> None:
+    with wire(http) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: %s\r\nConnection: close\r\n\r\n" % other)
+        assert everything(connection).startswith(b"HTTP/1.1 400 ")
+
+
 def test_this_is_no_proxy(http: httpx.Client) -> None:
     with wire(http) as connection:
         connection.sendall(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n")

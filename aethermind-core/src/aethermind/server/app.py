@@ -50,7 +50,7 @@ def create_app(
     this machine. Web pages that come from `origins` may ask as its own page does; `*` is all. Prompts come into the
     log only with `log_prompts`; requests are spans of `tracing`.
     """
-    app = FastAPI(title="AetherMind", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="AetherMind", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     state = app.state
     state.limits = limits or Limits()
     state.models = ServedModels(models)
@@ -98,13 +98,11 @@ def _paths(routes: APIRouter) -> list[str]:
 
 
 def _add_probes(app: FastAPI) -> None:
-    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> dict[str, str]:
         """The process answers."""
         return {"status": "ok"}
 
-    @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Response:
         """Requests would be served."""

@@ -60,6 +60,8 @@ class Door:
         await refusal.response()(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
+        if sum(name == b"host" for name, _ in scope["headers"]) > 1:  # RFC 9112, 3.2: who knows which one others read
+            return ApiError(400, "The request has more than one Host header.", code="host")
         if self._only_local and not (_is_nameless(scope) or is_loopback(_bare(name := _host_name(scope)))):
             return ApiError(403, f"This server is for its own machine, which is not called {name!r:.100}.", code="host")
         if self._only_local and not ("*" in self._origins or _is_own_page(scope, self._origins)):

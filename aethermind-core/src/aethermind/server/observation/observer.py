@@ -49,6 +49,8 @@ class Observer:
         state = scope.setdefault("state", {})
         state["record"] = record
         state["request_id"] = record.request_id
+        if scope["method"] == "HEAD":  # what GET would say, of which the connection sends the headers alone
+            scope = {**scope, "method": "GET"}
 
         async def send_observed(message: Message) -> None:
             if message["type"] == "http.response.start":
