@@ -66,6 +66,14 @@ def test_what_cannot_be_asked(http: httpx.Client, extra: dict[str, object], para
     assert answer.json()["error"]["param"] == param
 
 
+def test_vectors_have_the_length_that_they_have(http: httpx.Client) -> None:
+    ask = {"model": "demo", "input": TEXTS}
+    length = len(http.post("/v1/embeddings", json=ask).json()["data"][0]["embedding"])
+    assert http.post("/v1/embeddings", json={**ask, "dimensions": length}).status_code == 200
+    error = http.post("/v1/embeddings", json={**ask, "dimensions": length - 1}).json()["error"]
+    assert (error["param"], str(length) in error["message"]) == ("dimensions", True)
+
+
 def test_an_empty_text_is_not_too_long(http: httpx.Client) -> None:
     for texts in ("", ["a fox", ""], [[]]):
         answer = http.post("/v1/embeddings", json={"model": "demo", "input": texts})

@@ -124,6 +124,21 @@ def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
     assert usage.usage.completion_tokens == whole.usage.completion_tokens
 
 
+def test_a_text_is_scored_without_an_answer(client: openai.OpenAI) -> None:
+    ask = {"model": "demo", "prompt": "The old fox", "echo": True, "logprobs": 1, "n": 2}
+    scored = client.completions.create(**ask, max_tokens=0)
+    parts = list(client.completions.create(**ask, max_tokens=0, stream=True, stream_options={"include_usage": True}))
+    longer = client.completions.create(**ask, max_tokens=1)
+    assert scored.usage.completion_tokens == parts[-1].usage.completion_tokens == 0
+    told = {part.choices[0].index: part.choices[0] for part in parts[:-1]}
+    for choice in (*scored.choices, *told.values()):
+        assert (choice.text, choice.finish_reason) == ("The old fox", "length")
+        assert choice.logprobs.tokens == longer.choices[0].logprobs.tokens[:-1]
+        assert choice.logprobs.token_logprobs == longer.choices[0].logprobs.token_logprobs[:-1]
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        client.completions.create(model="demo", prompt="x", max_tokens=0)
+
+
 def test_chat_logprobs(client: openai.OpenAI) -> None:
     ask = {"model": "demo", "messages": MESSAGES, "max_tokens": 5, **GREEDY}
     answer = client.chat.completions.create(**ask, logprobs=True, top_logprobs=3).choices[0]

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.completions import CompletionRequest
 from aethermind.server.openai.embeddings import EmbeddingRequest
+from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.refusal import refusal_of
 from aethermind.server.openai.responses import ResponseRequest
 
@@ -91,6 +92,17 @@ def test_what_is_done_anyway_may_be_asked_for(kind: type[BaseModel]) -> None:
     ):
         with pytest.raises(ValidationError):
             kind.model_validate({**body, "stream": True, **other})
+
+
+def test_what_changes_nothing_is_taken() -> None:
+    assert CompletionRequest.model_validate({**COMPLETION, "best_of": 1, "suffix": ""})
+    said = [*CHAT["messages"], {"role": "assistant", "content": "Hi", "annotations": [], "refusal": None}]
+    assert ChatRequest.model_validate({**CHAT, "messages": said})
+    for stream_options in ({}, {"include_usage": False}, {"include_obfuscation": False}):
+        for kind, body in ((ChatRequest, CHAT), (CompletionRequest, COMPLETION)):
+            assert not kind.model_validate({**body, "stream_options": stream_options}).is_stream
+    with pytest.raises(ApiError, match="for streams"):
+        _ = ChatRequest.model_validate({**CHAT, "stream_options": {"include_usage": True}}).is_stream
 
 
 def test_a_null_where_a_value_has_to_be_is_refused() -> None:

@@ -37,7 +37,7 @@ class ContentPart(StrictModel):
 
 
 class ChatMessage(StrictModel):
-    """One turn of a conversation."""
+    """One turn of a conversation. An answer's annotations come back as they were given, and mean nothing."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -45,6 +45,7 @@ class ChatMessage(StrictModel):
     tool_calls: list[RecalledCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    annotations: list[Any] | None = None
 
     def plain(self) -> dict[str, Any]:
         """The message as chat templates take it; a developer is what used to be the system."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from aethermind.server.framing import TextEvents
 from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
@@ -14,7 +15,7 @@ from aethermind.text.token_offsets import TokenOffsets, prompt_offsets
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from aethermind.engine.requests.output import Logprob, RequestOutput
+    from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
     from aethermind.engine.requests.prompt_reader import Prompt
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.framing import Event
@@ -26,25 +27,38 @@ if TYPE_CHECKING:
 
 __all__ = ["CompletionAnswer", "CompletionRequest"]
 
+_Answer = TypeVar("_Answer", "CompletionOutput", TextPart)
+
 MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
 
 
 class CompletionRequest(SamplingFields):
-    """The body of a request. `prompt` is a text, some texts, the token ids of one, or those of some."""
+    """The body of a request. `prompt` is a text, some texts, the token ids of one, or those of some. Of `best_of` and
+    `suffix` the values are known that ask for nothing.
+    """
 
     prompt: TextsOrTokens
     echo: bool | None = None
     logprobs: int | None = None
+    best_of: Literal[1] | None = None
+    suffix: Literal[""] | None = None
+
+    @property
+    def is_only_echo(self) -> bool:
+        """Whether the prompt is wanted without an answer, as who scores texts asks."""
+        return bool(self.echo) and self.max_tokens == 0
 
     def prompts(self) -> list[Prompt]:
         """The prompts, each as the engine takes them."""
         return prompts_of(self.prompt, "prompt", MAX_PROMPTS)
 
     def sampling(self, model: ServedModel) -> SamplingParams:
-        """What to ask of sampling."""
+        """What to ask of sampling. Engines write one token at least, which is not told where none is wanted."""
         max_tokens = self.max_tokens if self.max_tokens is not None else DEFAULT_MAX_TOKENS
+        if self.is_only_echo:
+            max_tokens = 1
         return sampling_params(
             self,
             model,
@@ -59,6 +73,7 @@ class CompletionAnswer(Answer):
 
     def __init__(self, request: CompletionRequest, model: ServedModel, request_id: str) -> None:
         self._is_echoing = bool(request.echo)
+        self._is_only_echo = request.is_only_echo
         self._has_usage = request.has_stream_usage
         self._head = {
             "id": own_id(request_id, "cmpl-"),
@@ -72,6 +87,7 @@ class CompletionAnswer(Answer):
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices: list[dict[str, Any]] = []
+        outputs = self._told(outputs)
         for output in outputs:
             prefix = self._echoed(output)
             for one in output.outputs:
@@ -81,6 +97,8 @@ class CompletionAnswer(Answer):
         return {**self._head, "choices": choices, "usage": usage_of(outputs)}
 
     def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[Event]:
+        if self._is_only_echo:
+            part = _emptied(part)
         text = self._echoed(output) + part.text if part.is_first else part.text
         if part.is_only_text:
             return (self._texts.written(index, text),)
@@ -88,7 +106,15 @@ class CompletionAnswer(Answer):
         return (self._chunk(_choice(index, text, part.finish_reason, part.stop_reason, logprobs)),)
 
     def end(self, outputs: Sequence[RequestOutput]) -> Iterable[Event]:
-        return ({**self._head, "choices": [], "usage": usage_of(outputs)},) if self._has_usage else ()
+        if not self._has_usage:
+            return ()
+        return ({**self._head, "choices": [], "usage": usage_of(self._told(outputs))},)
+
+    def _told(self, outputs: Sequence[RequestOutput]) -> Sequence[RequestOutput]:
+        """Outputs as far as they are told."""
+        if not self._is_only_echo:
+            return outputs
+        return [replace(output, outputs=[_emptied(one) for one in output.outputs]) for output in outputs]
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         return {**self._head, "choices": [choice]}
@@ -118,6 +144,12 @@ class CompletionAnswer(Answer):
         if not self._is_echoing:
             return ""
         return output.prompt if output.prompt is not None else self._tokenizer.decode(output.prompt_token_ids)
+
+
+def _emptied(answer: _Answer) -> _Answer:
+    """An answer, or a part of one, of which nothing is told but its end."""
+    logprobs: list[dict[int, Logprob]] | None = None if answer.logprobs is None else []
+    return replace(answer, text="", token_ids=[], logprobs=logprobs, finish_reason="length", stop_reason=None)
 
 
 def _choice(

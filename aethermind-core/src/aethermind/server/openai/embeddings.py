@@ -33,10 +33,13 @@ MAX_INPUTS = 2048
 
 
 class EmbeddingRequest(StrictModel):
-    """The body of a request. `pooling` is ours: see `LLM.embed`."""
+    """The body of a request. `pooling` is ours: see `LLM.embed`. Vectors cannot be made shorter: `dimensions` may be
+    what they have.
+    """
 
     model: str
     input: TextsOrTokens
+    dimensions: int | None = None
     encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None
     pooling: Literal["last", "mean", "cls"] | None = None
@@ -58,7 +61,7 @@ async def embed(request: Request, body: EmbeddingRequest, model: ServedModel) ->
         stay.queue(num_tokens)
         try:
             async with asyncio.timeout(timeout_s):
-                vectors = await unless_gone(request, _vectors(model, read, body.pooling, stay))
+                vectors = await unless_gone(request, _vectors(model, read, body, stay))
         except TimeoutError:
             raise RequestTimeoutError(f"The vectors were not finished after {timeout_s:g} seconds.") from None
     if vectors is None:
@@ -82,13 +85,17 @@ def _check_size(num_tokens: int, num_texts: int, most: int) -> None:
 
 
 async def _vectors(
-    model: ServedModel, prompts: Sequence[EnginePrompt], pooling: str | None, stay: Stay
+    model: ServedModel, prompts: Sequence[EnginePrompt], body: EmbeddingRequest, stay: Stay
 ) -> list[npt.NDArray[np.float32]]:
     # One after the other, so that steps of other requests come between.
     vectors = []
     for prompt in prompts:
-        vectors.append(await model.engine.embed(prompt, pooling, is_normalized=True))
+        vector = await model.engine.embed(prompt, body.pooling, is_normalized=True)
         stay.begin()
+        if body.dimensions is not None and body.dimensions != len(vector):
+            message = f"dimensions can only be {len(vector)}, which is what this model's vectors have; leave it out."
+            raise ApiError(400, message, param="dimensions", code="invalid_value")
+        vectors.append(vector)
     return vectors
 
 

@@ -177,8 +177,8 @@ class SamplingFields(CommonFields):
     @property
     def is_stream(self) -> bool:
         """Whether parts are wanted as they come."""
-        if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "stream_options are for streams.", param="stream_options")
+        if self.has_stream_usage and not self.stream:
+            raise ApiError(400, "stream_options.include_usage is for streams.", param="stream_options")
         return bool(self.stream)
 
     @property
