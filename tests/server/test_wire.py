@@ -119,11 +119,13 @@ def test_a_request_answered_without_its_body_is_not_answered_twice(http: httpx.C
     assert received.startswith(b"HTTP/1.1 403 ")
 
 
-def test_a_url_of_any_length_is_not_taken(http: httpx.Client) -> None:
+@pytest.mark.parametrize("behind", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_a_url_of_any_length_is_not_taken(http: httpx.Client, behind: bytes) -> None:
     with wire(http) as connection:
-        connection.sendall(b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"x" * 70_000))
+        connection.sendall(b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"x" * 70_000) + behind)
         received = everything(connection)
     assert received.startswith(b"HTTP/1.1 431 ")
+    assert received.count(b"HTTP/1.1 ") == 1
     assert b'"headers_too_large"' in received
 
 

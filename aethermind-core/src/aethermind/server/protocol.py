@@ -112,7 +112,8 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._await_request()
+        if not self._is_refused:
+            self._await_request()
 
     def on_body(self, body: bytes) -> None:
         if not (self._is_refused or self.parser.should_upgrade()):
@@ -127,7 +128,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.flow.resume_reading()  # which a large body has paused: that the client leaves has to be seen
 
     def on_headers_complete(self) -> None:
-        if self.parser.should_upgrade():
+        if self._is_refused or self.parser.should_upgrade():
             return
         self._is_awaiting = False
         self._stop_waiting()
