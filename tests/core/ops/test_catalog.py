@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,15 @@ def qkv_rope_cache_write_quantized(*inputs, **attributes):
     q, k, v = qkv_rope_cache_write(*others, torch.arange(tokens), block, block, **attributes)
     caches = (k_cache, v_cache, k_scale, v_scale)
     return q, *kv_cache_write_quantized(k[:, :, 0], v[:, :, 0], slots, *caches)
+
+
+def add_low_rank(y, x, down, up, cu_ranks, adapters):
+    ranks = [slice(begin, end) for begin, end in pairwise(cu_ranks.tolist())]
+    rows = [
+        row if adapter < 0 else row + up[ranks[adapter]].T @ (down[ranks[adapter]] @ value)
+        for row, value, adapter in zip(y, x, adapters.tolist(), strict=True)
+    ]
+    return torch.stack(rows) if rows else y
 
 
 def attention(q, k, v, scale, causal):
@@ -201,6 +211,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "rope_table": rope_table,
     "rms_norm": rms_norm,
     "linear": functional.linear,
+    "add_low_rank": add_low_rank,
     "split_heads": lambda x, num_heads: x.unflatten(1, (num_heads, x.shape[1] // num_heads)),
     "rope": rope,
     "kv_cache_write": kv_cache_write,
@@ -255,7 +266,7 @@ TORCH: dict[str, Callable[..., Any]] = {
 
 def test_every_operator_has_a_torch_counterpart() -> None:
     assert set(TORCH) == {operator.name for operator in OPERATORS}
-    assert len(OPERATORS) == 54
+    assert len(OPERATORS) == 55
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
 
 from aethermind.dispatch.dispatcher import Dispatcher, Fallback, Resolution
 from aethermind.dispatch.kernel import Signature
 from aethermind.errors import KernelNotFoundError
-from aethermind.graph.builder import Names, make_node
-from aethermind.graph.ir import Graph, Node, Value, ValueKind
+from aethermind.graph.builder import Names
+from aethermind.graph.decomposition import decompose
+from aethermind.graph.ir import Graph, Node, ValueKind
 from aethermind.ops.operator import Operator, OperatorRegistry
-from aethermind.ops.schema import Attribute
 from aethermind.ops.weight_format import DENSE, WeightFormat
 
 __all__ = ["Lowered", "lower"]
@@ -134,7 +133,7 @@ class _Lowering:
         if resolution.chosen and self.fuse:
             return [(node, resolution)]
         try:
-            return [pair for part in self._decompose(node, operator) for pair in self.lower(part)]
+            return [pair for part in decompose(node, self.operators, self.names) for pair in self.lower(part)]
         except KernelNotFoundError:
             if resolution.chosen is None:
                 raise
@@ -183,32 +182,3 @@ class _Lowering:
             f"No kernel for operator {signature.operator} on {self.device_type} ({what}). "
             f"Considered: {considered}. Choose another {options}, or install a backend that has it."
         )
-
-    def _decompose(self, node: Node, operator: Operator) -> list[Node]:
-        """The nodes of a decomposition, computing exactly the original node's output values."""
-        assert operator.decompose is not None
-        recorder = _Recorder(self.operators, node.outputs[0].name, self.names)
-        results = operator.decompose(recorder, *node.inputs, **node.attributes)
-        results = results if isinstance(results, tuple) else (results,)
-        original = {result.name: output for result, output in zip(results, node.outputs, strict=True)}
-        computed = {value.name: value.type for part in recorder.nodes for value in part.outputs}
-        assert [computed.get(name) for name in original] == [output.type for output in node.outputs], (
-            f"the decomposition of {node.operator} should compute each of the outputs that its schema promises"
-        )
-        return [part.substitute(lambda value: original.get(value.name, value)) for part in recorder.nodes]
-
-
-class _Recorder:
-    """The OpBuilder that decompositions write to; inner values are named `<value>/<operator>`."""
-
-    def __init__(self, operators: OperatorRegistry, prefix: str, names: Names) -> None:
-        self.nodes: list[Node] = []
-        self._operators = operators
-        self._prefix = prefix
-        self._names = names
-
-    def op(self, name: str, *inputs: Value | None, **attributes: Attribute) -> Any:
-        """Record a node; one output comes bare, several as a tuple."""
-        node = make_node(self._operators, name, inputs, attributes, f"{self._prefix}/{name}", self._names)
-        self.nodes.append(node)
-        return node.outputs[0] if len(node.outputs) == 1 else node.outputs

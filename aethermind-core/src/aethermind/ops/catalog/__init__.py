@@ -15,6 +15,7 @@ _ATTENTION = (
     "rms_norm",
     "layer_norm",
     "linear",
+    "add_low_rank",
     "split_heads",
     "rope",
     "kv_cache_write",

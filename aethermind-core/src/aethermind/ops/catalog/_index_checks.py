@@ -10,7 +10,9 @@ from aethermind.errors import OperatorError
 from aethermind.ops.operator import Array
 
 __all__ = [
+    "Shapes",
     "check_blocks",
+    "check_cuts",
     "check_heads",
     "check_shifted_blocks",
     "check_tokens_of_rows",
@@ -41,7 +43,7 @@ def slots_of_cache(arrays: Mapping[str, Array], shapes: Shapes) -> None:
 def check_tokens_of_rows(arrays: Mapping[str, Array], shapes: Shapes) -> None:
     """`cu_tokens` cuts `tokens` into rows, and those name columns of `logits`."""
     tokens = arrays["tokens"]
-    end = _check_cuts("cu_tokens", arrays["cu_tokens"], len(tokens))
+    end = check_cuts("cu_tokens", arrays["cu_tokens"], len(tokens))
     require_below("tokens", tokens[:end], shapes["logits"][1])
 
 
@@ -49,7 +51,7 @@ def check_blocks(arrays: Mapping[str, Array], shapes: Shapes) -> None:
     """Every sequence has the keys that its queries see, in blocks that are in `k_cache`."""
     check_heads(shapes["q"][1], shapes["k_cache"][1])
     cuts, num_keys, tables = arrays["cu_seqlens_q"], arrays["seqlens_k"], arrays["block_tables"]
-    _check_cuts("cu_seqlens_q", cuts, shapes["q"][0])
+    check_cuts("cu_seqlens_q", cuts, shapes["q"][0])
     num_queries = np.diff(cuts)
     if bool((num_keys < num_queries).any()):
         raise OperatorError("seqlens_k has sequences with fewer keys than queries; a query's own key counts.")
@@ -87,8 +89,8 @@ def require_below(name: str, values: Array, bound: int) -> None:
         raise OperatorError(f"{name} holds {int(wrong[0])}, which is not from 0 to {bound - 1}.")
 
 
-def _check_cuts(name: str, cuts: Array, num_items: int) -> int:
-    """The end of the last part."""
+def check_cuts(name: str, cuts: Array, num_items: int) -> int:
+    """OperatorError unless `cuts` divides the first of so many items into parts; returns the end of the last one."""
     if int(cuts[0]) < 0 or int(cuts[-1]) > num_items or bool((cuts[1:] < cuts[:-1]).any()):
         raise OperatorError(f"{name} should not fall, begin at 0 or later and end at {num_items} at most, got {cuts}.")
     return int(cuts[-1])
