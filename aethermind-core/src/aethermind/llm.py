@@ -116,6 +116,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         options: RequestOptions | Sequence[RequestOptions] | None = None,
+        adapter: str | Sequence[str | None] | None = None,
         use_tqdm: bool = False,
         on_output: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
@@ -124,12 +125,13 @@ class LLM:
         A prompt is a string, `{"prompt_token_ids": [...]}`, `{"prompt_embeds": array}`, or one of the first two as a
         mapping with `multi_modal_data` (see `engine.requests.prompt_reader`). Without `sampling_params` there are the
         model's own (see `get_default_sampling_params`). `options` are for the scheduler: priority, deadline, quotas.
+        `adapter` is the name of the one that answers (see `EngineOptions.adapters`), or a name or None for each prompt.
         `on_output` sees every request after each step in which it grew. `use_tqdm` shows a progress bar on stderr.
         """
         items = _listed(prompts)
         given = self.get_default_sampling_params() if sampling_params is None else sampling_params
         ids = self._add_all(
-            items, _one_each(items, given, "sampling_params", SamplingParams), _options_for(items, options)
+            items, _one_each(items, given, "sampling_params", SamplingParams), _options_for(items, options, adapter)
         )
         finished: dict[str, RequestOutput] = {}
         with ProgressBar(len(ids), use_tqdm) as advance, closing(self._outputs(ids)) as outputs:
@@ -147,9 +149,11 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         options: RequestOptions = _NO_OPTIONS,
+        adapter: str | None = None,
     ) -> Generator[RequestOutput, None, None]:
         """Answer one prompt, yielding what there is whenever it has grown. Closing the iterator ends the request."""
-        ids = self._add_all([prompt], [sampling_params or self.get_default_sampling_params()], [options])
+        params = sampling_params or self.get_default_sampling_params()
+        ids = self._add_all([prompt], [params], _options_for([prompt], options, adapter))
         with closing(self._outputs(ids)) as outputs:
             for output in outputs:
                 yield _checked(output)
@@ -159,6 +163,7 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: str | Sequence[str | None] | None = None,
         use_tqdm: bool = False,
         on_output: Callable[[RequestOutput], None] | None = None,
         **template: Unpack[TemplateOptions],
@@ -171,7 +176,7 @@ class LLM:
         is_single = isinstance(messages, Sequence) and any(isinstance(message, Mapping) for message in messages)
         conversations: Any = [messages] if is_single else _listed(messages)
         prompts = [chat_prompt(self.tokenizer, one, **template) for one in conversations]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, on_output=on_output)
+        return self.generate(prompts, sampling_params, adapter=adapter, use_tqdm=use_tqdm, on_output=on_output)
 
     def stream_chat(
         self,
@@ -179,6 +184,7 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         memory: TokenMemory | None = None,
+        adapter: str | None = None,
         **template: Unpack[TemplateOptions],
     ) -> Generator[RequestOutput, None, None]:
         """Answer one conversation like `chat`, yielding like `stream`.
@@ -188,7 +194,7 @@ class LLM:
         text = chat_prompt(self.tokenizer, messages, **template)
         token_ids = self.tokenizer.encode(text) if memory is None else memory.encode(text)
         output: RequestOutput | None = None
-        with closing(self.stream({"prompt_token_ids": token_ids}, sampling_params)) as outputs:
+        with closing(self.stream({"prompt_token_ids": token_ids}, sampling_params, adapter=adapter)) as outputs:
             try:
                 for output in outputs:
                     yield replace(output, prompt=text)
@@ -198,18 +204,23 @@ class LLM:
                     memory.learn(text, token_ids, completion.text, completion.token_ids)
 
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], *, pooling: str | None = None, normalize: bool = True
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str | None = None,
+        normalize: bool = True,
+        adapter: str | None = None,
     ) -> list[npt.NDArray[np.float32]]:
         """One vector for each prompt, float32 [hidden_size]: the hidden states behind the model's final norm, pooled.
 
         `pooling` takes the last token's, the mean of all, or the first token's (`last`, `mean`, `cls`), by default as
-        the model says; with `normalize` vectors have length 1. Prompts are texts or token ids. Between requests of
-        other callers, too.
+        the model says; with `normalize` vectors have length 1. Prompts are texts or token ids, `adapter` is the
+        name of the one that computes the vectors. Between requests of other callers, too.
         """
         vectors = []
         for prompt in _listed(prompts):
             token_ids = self._read(prompt).tokens_to_embed()
-            vectors.append(self.engine.embed(token_ids, pooling, is_normalized=normalize))
+            vectors.append(self.engine.embed(token_ids, pooling, is_normalized=normalize, adapter=adapter or ""))
         return vectors
 
     def _read(self, prompt: Prompt) -> EnginePrompt:
@@ -273,8 +284,16 @@ def _listed(prompts: Any) -> list[Prompt]:
     return list(prompts)
 
 
-def _options_for(prompts: Sequence[Prompt], given: Any) -> list[RequestOptions]:
-    return [_NO_OPTIONS] * len(prompts) if given is None else _one_each(prompts, given, "options", RequestOptions)
+def _options_for(prompts: Sequence[Prompt], given: Any, adapter: Any) -> list[RequestOptions]:
+    options = [_NO_OPTIONS] * len(prompts) if given is None else _one_each(prompts, given, "options", RequestOptions)
+    if adapter is None:
+        return options
+    names = [adapter] * len(prompts) if isinstance(adapter, str) else adapter
+    if not isinstance(names, Sequence) or len(names) != len(prompts):
+        raise InvalidArgumentError(
+            f"adapter should be a name, or a name or None for each of {len(prompts)} prompts, got {adapter!r:.80}."
+        )
+    return [one if name is None else replace(one, adapter=name) for one, name in zip(options, names, strict=True)]
 
 
 def _one_each(prompts: Sequence[Prompt], given: Any, name: str, kind: type[_T]) -> list[_T]:

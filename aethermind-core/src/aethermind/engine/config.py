@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -11,7 +11,7 @@ from aethermind.cache.stores.address import StoreAddress
 from aethermind.config.suggest import did_you_mean
 from aethermind.errors import InvalidArgumentError
 
-__all__ = ["EngineConfig", "EngineOptions", "MAX_SPECULATIVE_TOKENS"]
+__all__ = ["EngineConfig", "EngineOptions", "MAX_SPECULATIVE_TOKENS", "named_adapters"]
 
 MAX_SPECULATIVE_TOKENS = 32
 """The most drafts of one request in a step."""
@@ -34,6 +34,9 @@ class EngineOptions(TypedDict, total=False):
     """GiB of disk in the user's cache folder for packed weights, which later starts map; 0 for none."""
     tokenizer: str | Path | None
     """Another tokenizer than the model's: a directory, a tokenizer.json, a .gguf file or the name of a model."""
+    adapters: Mapping[str, str | Path] | Iterable[str | Path] | None
+    """LoRA adapters by the names that requests give them: directories as PEFT writes them. In a list, NAME=PATH, or a
+    path whose last part is the name."""
 
     max_model_len: int | None
     """The longest context in tokens. None: the model's, or what memory allows."""
@@ -142,6 +145,7 @@ class EngineConfig:
     load_format: str = _option("auto", _one_of("auto", "dummy"))
     weight_cache: float = _option(16.0, _number(lambda value: 0 <= value < 2**20, "GiB of disk space, 0 for none"))
     tokenizer: str | None = _option(None, _name("the name of a model, or the path of a tokenizer"))
+    adapters: Mapping[str, str] | None = _option(None, _Check(lambda value: isinstance(value, dict), "a mapping"))
     max_model_len: int | None = _option(None, _COUNT)
     num_kv_blocks: int | None = _option(None, _COUNT)
     block_size: int = _option(16, _COUNT)
@@ -168,12 +172,18 @@ class EngineConfig:
     tensor_parallel_size: int = _option(1, _COUNT)
 
     def __post_init__(self) -> None:
+        if self.adapters is not None:
+            object.__setattr__(self, "adapters", named_adapters(self.adapters))
         for option in fields(self):
             value, check = getattr(self, option.name), option.metadata["check"]
             if not check.fits(value) and not (value is None and option.default is None):
                 raise InvalidArgumentError(f"{option.name} should be {check.words}, got {value!r}.")
         self._check_store()
         self._check_speculation()
+        if self.adapters and self.tensor_parallel_size > 1:
+            raise InvalidArgumentError(
+                "Adapters cannot be divided among several ranks. Leave adapters or tensor_parallel_size out."
+            )
 
     @classmethod
     def of(cls, **options: Unpack[EngineOptions]) -> EngineConfig:
@@ -220,3 +230,31 @@ class EngineConfig:
             raise InvalidArgumentError(
                 "draft_model is given and speculative_method is not; set that to draft, or leave both out."
             )
+
+
+def named_adapters(given: Any) -> dict[str, str]:
+    """Paths of adapters by name, from a mapping or from a list of `NAME=PATH` and `PATH`, whose last part is the name.
+
+    InvalidArgumentError for what is none of them, and where two have the same name.
+    """
+    pairs = list(given.items()) if isinstance(given, Mapping) else [_named(one) for one in _listed(given)]
+    for name, path in pairs:
+        if not isinstance(name, str) or not isinstance(path, str | Path) or not name.strip() or not str(path):
+            raise InvalidArgumentError(f"An adapter has a name and a path, got {name!r:.80} and {path!r:.80}.")
+    names = [name for name, _ in pairs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidArgumentError(f"Two adapters are called {twice!r:.80}; write NAME=PATH to give one another name.")
+    return {name: str(path) for name, path in pairs}
+
+
+def _listed(given: Any) -> list[Any]:
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise InvalidArgumentError(f"adapters should be a mapping or a list, got {given!r:.80}.")
+    return list(given)
+
+
+def _named(given: Any) -> tuple[Any, Any]:
+    if not isinstance(given, str) or Path(given).exists() or "=" not in given:
+        return Path(given).resolve().name if isinstance(given, str | Path) else None, given
+    name, _, path = given.partition("=")
+    return name, path

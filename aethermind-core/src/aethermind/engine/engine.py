@@ -122,7 +122,7 @@ class Engine:
         embeddings: Sequence[EmbeddingSpan] = (),
         options: RequestOptions | None = None,
     ) -> None:
-        """Queue a request; `embeddings` replace those of some of its token ids, `options` are for the scheduler.
+        """Queue a request; `embeddings` replace those of some of its token ids, `options` are about the whole request.
 
         InvalidArgumentError or ContextLengthError when its prompt cannot be served.
         """
@@ -130,9 +130,10 @@ class Engine:
         self._check_id(request_id, params.n)
         check_prompt(self.planned, prompt_token_ids, params, options)
         controls = self._controls.read(params)
+        adapter = self.planned.choose_adapter(options.adapter)
         if embeddings:
             check_embeddings(embeddings, len(prompt_token_ids), self.planned.model.config.hidden_size)
-            self.runner.prepare_embeddings()
+            self.runner.prepare_embeddings(has_adapters=adapter.index >= 0)
             if params.prompt_logprobs is not None:
                 raise InvalidArgumentError("prompt_logprobs are for prompts of tokens; leave them out with embeddings.")
         self.sessions.expire()
@@ -154,6 +155,7 @@ class Engine:
                 eos_token_ids=self.planned.eos_token_ids,
                 embeddings=embeddings,
                 controls=controls,
+                adapter=adapter,
             )
             if index:  # the first answer is the one that n = 1 gives
                 request.seed = derive_seed(seed, index)
@@ -214,9 +216,11 @@ class Engine:
             return group.merge(outputs)
         return outputs[0] if outputs else None
 
-    def embed(self, token_ids: Sequence[int], pooling: str | None, *, is_normalized: bool) -> npt.NDArray[np.float32]:
+    def embed(
+        self, token_ids: Sequence[int], pooling: str | None, *, is_normalized: bool, adapter: str = ""
+    ) -> npt.NDArray[np.float32]:
         """The vector of a text, float32 [hidden_size] (see `text_embedding`), pooled as the model says where `pooling`
-        is None; between steps.
+        is None; between steps. InvalidArgumentError also for an adapter that there is not.
         """
         if not token_ids:
             raise InvalidArgumentError("The text is empty; give it at least one token.")
@@ -226,7 +230,8 @@ class Engine:
             )
         check_token_ids(self.planned, token_ids)
         pooling = self.planned.pooling if pooling is None else pooling
-        return embed_text(self.runner, self.cache, token_ids, pooling, is_normalized=is_normalized)
+        index = self.planned.choose_adapter(adapter).index
+        return embed_text(self.runner, self.cache, token_ids, pooling, is_normalized=is_normalized, adapter=index)
 
     def step(self) -> list[RequestOutput]:
         """Compute one step and return the requests that grew or ended in it."""
@@ -323,7 +328,7 @@ class Engine:
             num_top = request.params.prompt_logprobs
             assert num_top is not None, "who wants no scores is queued at once"
             try:
-                scores = score_prompt(self.runner, self.cache, request.prompt_token_ids, num_top, request.extra_key)
+                scores = score_prompt(self.runner, self.cache, request, num_top)
             except OutOfMemoryError as error:
                 refused.append(self._give_up(builder, str(error), self._clock()))
                 continue

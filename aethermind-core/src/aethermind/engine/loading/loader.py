@@ -11,6 +11,7 @@ from typing import Any, Unpack
 from aethermind.cache.spec import KVCacheSpec
 from aethermind.dispatch import Fallback
 from aethermind.engine.config import EngineConfig, EngineOptions
+from aethermind.engine.loading.adapters import Adapters
 from aethermind.engine.loading.kv_plan import for_whole_texts, plan_kv
 from aethermind.engine.loading.model_graph import StepGraphs
 from aethermind.engine.loading.planned_model import PlannedModel, compile_for
@@ -20,7 +21,7 @@ from aethermind.errors import ConfigError, InvalidArgumentError
 from aethermind.graph.tensor_parallel import Share, with_collectives
 from aethermind.hal.dtype import DType
 from aethermind.log import get_logger
-from aethermind.model.architecture import TextEncoder
+from aethermind.model.architecture import AdaptsWeights, TextEncoder
 from aethermind.model.config import DecoderConfig
 from aethermind.model.hf_config import architecture_name
 from aethermind.runtime import OpenDevice, Runtime
@@ -84,6 +85,14 @@ def plan_model(
         stored = parallel.formats(stored)
     weight_formats = formats.of_parameters(graph, operators, stored)
     row_formats = formats.of_rows(weight_formats, stored)
+    adapters = None
+    if config.adapters:
+        if is_encoder or isinstance(network, AdaptsWeights):
+            raise ConfigError(
+                f"{name} takes no adapters: its weights are named and laid out otherwise than PEFT names them. Leave "
+                "the adapters out."
+            )
+        adapters = Adapters.read(config.adapters, graph, operators, dtype)
     factory = runtime.input_processors.find(name)
     return PlannedModel(
         source=source,
@@ -113,6 +122,7 @@ def plan_model(
         create_proposer=create_proposer,
         draft=_plan_draft(runtime, config, kv.num_blocks, opened),
         parallel=parallel,
+        adapters=adapters,
     )
 
 
@@ -137,6 +147,7 @@ def _plan_draft(runtime: Runtime, config: EngineConfig, num_blocks: int, opened:
         kv_store=None,
         speculative_method=None,
         draft_model=None,
+        adapters=None,
         executor="auto",
         tensor_parallel_size=1,
     )

@@ -2,8 +2,9 @@
 
 Most steps run the plain one, which ends in sampled tokens. The others exist for steps in which some request asks for
 more, so that the rest does not pay: *adjusted* ones change logits and report log probabilities, *masked* ones choose
-among the tokens of a bitmask, and some take embeddings. *Scores* are the log probabilities of given tokens, *hidden
-states* what the last layer leaves. The *sampler* alone takes logits that the host has changed.
+among the tokens of a bitmask, some take embeddings, and some add what requests' adapters do (see `adapters`). *Scores*
+are the log probabilities of given tokens, *hidden states* what the last layer leaves. The *sampler* alone takes logits
+that the host has changed.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class GraphKey(NamedTuple):
     has_mask: bool = False
     has_embeddings: bool = False
     part: Part = Part.STEP
+    has_adapters: bool = False
 
 
 @dataclass(frozen=True, slots=True)

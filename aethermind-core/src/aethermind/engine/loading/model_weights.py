@@ -39,12 +39,16 @@ def open_constants(planned: PlannedModel, changed: Mapping[str, Any] | None = No
     """Where the plans of a model get their weights from; `changed` are parameters that differ from the checkpoint's."""
     kept = None if changed else WeightCache.of(planned)
     source, computed = open_weights(planned), {**planned.computed, **(changed or {})}
+    types = planned.parameter_types
+    if planned.adapters is not None:
+        computed |= planned.adapters.parameters
+        types |= planned.adapters.types
     opened = planned.open_device
     return ConstantStore(
         opened.backend,
         opened.device,
         lambda name: computed[name] if name in computed else source.array(name),
-        planned.parameter_types,
+        types,
         kept,
     )
 

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 from aethermind.cache.spec import KVCacheSpec
 from aethermind.dispatch import Fallback
 from aethermind.engine.config import EngineConfig
+from aethermind.engine.loading.adapter_choice import NO_ADAPTER, AdapterChoice
+from aethermind.engine.loading.adapters import Adapters
 from aethermind.engine.loading.model_graph import GraphKey, Part, StepGraphs
 from aethermind.engine.loading.tensor_parallel import TensorParallel
+from aethermind.errors import InvalidArgumentError
 from aethermind.graph.compile import Compiled, compile_graph
 from aethermind.graph.ir import Graph, without_unused_nodes
 from aethermind.hal.dtype import DType
@@ -80,6 +83,8 @@ class PlannedModel:
     """The draft model of speculative decoding, where one was named; on the same open device."""
     parallel: TensorParallel | None = None
     """The rank of several that this is: its graphs are divided, and `parameter_types` those of its parts."""
+    adapters: Adapters | None = None
+    """Those that requests can name; what they consist of is not among `parameter_types`."""
 
     @property
     def max_draft_tokens(self) -> int:
@@ -106,6 +111,17 @@ class PlannedModel:
         """The dtype and shape of every parameter, computed ones included."""
         return {value.name: value.type for value in self.compiled.graph.parameters}
 
+    def choose_adapter(self, name: str) -> AdapterChoice:
+        """The adapter of that name, none for an empty one; InvalidArgumentError names those there are."""
+        if not name:
+            return NO_ADAPTER
+        if self.adapters is None:
+            raise InvalidArgumentError(
+                f"There is no adapter {name!r:.100}: the model was loaded without any. Name it in `adapters`, or with "
+                "--adapter."
+            )
+        return self.adapters.choose(name)
+
     def compile(
         self,
         key: GraphKey = GraphKey(),  # noqa: B008 - a constant
@@ -121,6 +137,9 @@ class PlannedModel:
         graph = without_unused_nodes(graph if rewrite is None else rewrite(graph))
         if self.parallel is not None:
             graph = self.parallel.divide(graph)
+        if key.has_adapters:
+            assert self.adapters is not None, "requests without adapters need no such graph"
+            graph = self.adapters.add_to(graph, self.operators)
         symbols = dict(self.compiled.plan.symbols)
         if key.part in _ROWS_OF_TEXT:
             symbols["R"] = max(symbols["R"], min(symbols["T"], _ROWS_OF_TEXT[key.part]))

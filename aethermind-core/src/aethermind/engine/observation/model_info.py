@@ -15,7 +15,8 @@ __all__ = ["ModelInfo", "describe_model"]
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What was loaded, where, and what it takes. `placement` is one line on kernels and fallbacks, `weight_formats`
-    are those of the weights that are not dense, `ignored_options` what the scheduling policy does not look at.
+    are those of the weights that are not dense, `ignored_options` what the scheduling policy does not look at,
+    `adapters` the names that requests can give.
     """
 
     model: str
@@ -36,6 +37,7 @@ class ModelInfo:
     num_native_breaks: int
     weight_formats: tuple[str, ...] = ()
     ignored_options: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
 
 
 def describe_model(engine: Engine, load_s: float) -> ModelInfo:
@@ -70,4 +72,5 @@ def describe_model(engine: Engine, load_s: float) -> ModelInfo:
         num_native_breaks=executor.executable.num_native_breaks,
         weight_formats=tuple(use.name for use in format_uses(planned)),
         ignored_options=ignored_options(engine.scheduler.policy),
+        adapters=tuple(planned.config.adapters or ()),
     )

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["CALLS"]
 
 
-def _embed(engine: Engine, token_ids: list[int], pooling: str | None, is_normalized: bool) -> Any:
-    return engine.embed(token_ids, pooling, is_normalized=is_normalized)
+def _embed(engine: Engine, token_ids: list[int], pooling: str | None, is_normalized: bool, adapter: str) -> Any:
+    return engine.embed(token_ids, pooling, is_normalized=is_normalized, adapter=adapter)
 
 
 def _adjust(engine: Engine, **limits: int | None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
+from aethermind.engine.loading.adapter_choice import NO_ADAPTER, AdapterChoice
 from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.sampling.params import SamplingParams
 
@@ -49,6 +50,7 @@ class Request:
     """
 
     __slots__ = (
+        "adapter",
         "admitted",
         "all_token_ids",
         "arrival",
@@ -94,6 +96,7 @@ class Request:
         eos_token_ids: Iterable[int] = (),
         embeddings: Sequence[EmbeddingSpan] = (),
         controls: TokenControls | None = None,
+        adapter: AdapterChoice = NO_ADAPTER,
     ) -> None:
         """Make a waiting request.
 
@@ -127,7 +130,9 @@ class Request:
         self.embeddings = tuple(embeddings)
         """What the model sees at some positions of the prompt instead of the embeddings of their token ids."""
         self.embeddings_end = self.embeddings[-1].end if self.embeddings else 0
-        self.extra_key = options.cache_salt + b"".join(span.digest() for span in self.embeddings)
+        self.adapter = adapter.index
+        """The number of its adapter, negative for none."""
+        self.extra_key = adapter.key + options.cache_salt + b"".join(span.digest() for span in self.embeddings)
         """What keys and values depend on besides token ids."""
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.max_total_tokens = options.max_total_tokens(self.num_prompt_tokens, params.max_tokens, max_model_len)

@@ -1,4 +1,4 @@
-"""What a caller asks of the scheduler: how urgent a request is, and how much it may take."""
+"""What a caller asks of the engine besides an answer: how urgent a request is, how much it may take, which adapter."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ class RequestOptions:
     """The conversation that it is a turn of, whose keys and values are kept for the next; none if empty."""
     tenant: str = ""
     """On whose behalf; counts under the policy `fair`."""
+    adapter: str = ""
+    """The name of the adapter that answers; the model itself does if empty."""
 
     def __post_init__(self) -> None:
         if isinstance(self.priority, bool) or not isinstance(self.priority, int) or abs(self.priority) > 2**31:
@@ -42,7 +44,7 @@ class RequestOptions:
             )
         if not isinstance(self.cache_salt, bytes):
             raise InvalidArgumentError(f"cache_salt should be bytes, got {self.cache_salt!r:.80}.")
-        for name in ("session", "tenant"):
+        for name in ("session", "tenant", "adapter"):
             if not isinstance(value := getattr(self, name), str):
                 raise InvalidArgumentError(f"{name} should be a text, got {value!r:.80}.")
         for name in ("max_context_tokens", "max_new_tokens"):

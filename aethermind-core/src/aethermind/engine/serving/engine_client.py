@@ -75,7 +75,7 @@ class EngineClient(ABC):
         timeout_s: float | None = None,
         hold_s: float = 0.0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the answer so far whenever it has grown, the finished one last. `options` are for the scheduler.
+        """Yield the answer so far whenever it has grown, the finished one last. `options` are about the whole request.
 
         Leaving the loop, cancelling the task or closing the generator ends the request and frees its blocks.
 
@@ -90,11 +90,13 @@ class EngineClient(ABC):
     def abort(self, request_id: str) -> bool:
         """End an open request; whoever waits for it gets what there is, finished with `abort`. False if none is."""
 
-    async def embed(self, prompt: EnginePrompt, pooling: str | None, *, is_normalized: bool) -> npt.NDArray[np.float32]:
+    async def embed(
+        self, prompt: EnginePrompt, pooling: str | None, *, is_normalized: bool, adapter: str = ""
+    ) -> npt.NDArray[np.float32]:
         """The vector of a text, float32 [hidden_size] (see `Engine.embed`), computed between two steps."""
         token_ids = list(prompt.tokens_to_embed())
         vector: npt.NDArray[np.float32] = await self._ask(
-            "embed", token_ids=token_ids, pooling=pooling, is_normalized=is_normalized
+            "embed", token_ids=token_ids, pooling=pooling, is_normalized=is_normalized, adapter=adapter
         )
         return vector
 

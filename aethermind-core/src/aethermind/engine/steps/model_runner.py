@@ -17,6 +17,7 @@ from aethermind.engine.loading.model_weights import open_constants
 from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.engine.requests.logprobs import TokenLogprobs, read_logprobs
 from aethermind.engine.scheduling.decision import ScheduleDecision
+from aethermind.engine.steps.adapter_rows import AdapterRows, needs_adapters
 from aethermind.engine.steps.batch import BatchWriter
 from aethermind.engine.steps.decode_padding import DecodePadding
 from aethermind.engine.steps.embedding_rows import EmbeddingRows, needs_embeddings
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelRunner", "SampledToken", "StepObserver"]
 
 _PLAIN = GraphKey()
+_ADAPTED = GraphKey(has_adapters=True)
 
 StepObserver = Callable[[Executor, tuple[int, ...], ScheduleDecision], None]
 """Runs a step in place of `executor.run(symbols)`, to see how it goes."""
@@ -80,6 +82,11 @@ class _Variant:
         values = self.executor.plan.inputs["inputs_embeds"]
         return EmbeddingRows(self.executor.host_inputs, cast(int, values.shape[1]))
 
+    @cached_property
+    def adapters(self) -> AdapterRows:
+        """Of variants that have adapters only."""
+        return AdapterRows(self.executor.host_inputs)
+
 
 class ModelRunner:
     """Owns weights and the executors of one model on one device; `kv_memory` is what is behind the blocks of `cache`.
@@ -104,6 +111,8 @@ class ModelRunner:
         self._on_progress = on_progress
         self._plain = self._prepare(planned.compiled, planned.key)
         self._variants = {(planned.key, True): self._plain}
+        if planned.adapters is not None:  # before anybody waits: what it takes, and what cannot be had, shows here
+            self._variant(_ADAPTED)
         batch_sizes = self._backend.capabilities.batch_sizes
         self._padding = (
             DecodePadding(self.executor.host_inputs, planned.compiled.plan.symbols, batch_sizes)
@@ -147,8 +156,8 @@ class ModelRunner:
 
     def launch(self, decision: ScheduleDecision, before: RunningStep | None = None) -> RunningStep:
         """Enqueue a step. Where `before` is given, which has not been read, it goes on from the tokens of that one."""
-        wanted, has_processors = _needs(decision)
-        model = GraphKey(has_embeddings=wanted.has_embeddings) if has_processors else wanted
+        wanted, has_processors = _needs(decision, may_adapt=self.planned.adapters is not None)
+        model = wanted._replace(is_adjusted=False, has_mask=False) if has_processors else wanted
         hooks = self.hooks
         is_plain = model == _PLAIN and not hooks.is_active
         variant = self._plain if is_plain else self._variant(model, hooks.fuse)
@@ -204,6 +213,8 @@ class ModelRunner:
         sampled, width = variant.batch.write(decision)
         sizes = self._fill_rows(variant, key, sampled)
         num_embeddings = variant.embeddings.fill(decision) if key.has_embeddings else 0
+        if key.has_adapters:
+            variant.adapters.fill(decision, sampled)
         counts = (decision.num_batched_tokens, len(decision.scheduled), len(sampled))
         return sampled, (*counts, width, *sizes, num_embeddings)
 
@@ -217,9 +228,12 @@ class ModelRunner:
         padding.write(len(sampled), padded, width)
         return sampled, (padded, padded, padded, width, 0, 0, 0, 0)
 
-    def executor_of(self, part: Part) -> Executor:
-        """The executor of a graph that is about texts instead of steps."""
-        return self._variant(GraphKey(part=part)).executor
+    def executor_of(self, part: Part, adapter: int = -1) -> Executor:
+        """The executor of a graph that is about texts instead of steps, set to the adapter of that number, if any."""
+        variant = self._variant(GraphKey(part=part, has_adapters=adapter >= 0))
+        if adapter >= 0:
+            variant.adapters.fill_all(adapter)
+        return variant.executor
 
     def turn_keys(self, shifts: Sequence[BlockShift]) -> None:
         """Turn cached keys to where their tokens stand now, before a step reads them; ConfigError where keys have no
@@ -229,9 +243,9 @@ class ModelRunner:
             raise ConfigError("This model's keys have no rotary positions, so its cached tokens cannot be moved.")
         turn_keys(self.executor_of(Part.KEY_SHIFT), shifts)
 
-    def prepare_embeddings(self) -> None:
+    def prepare_embeddings(self, *, has_adapters: bool = False) -> None:
         """Compile the steps that have embeddings, so that a model that cannot take them says so before one runs."""
-        self._variant(GraphKey(has_embeddings=True))
+        self._variant(GraphKey(has_embeddings=True, has_adapters=has_adapters))
 
     def logits(self, num_rows: int) -> np.ndarray[Any, Any]:
         """The logits of the last plain, fused step, float32 [num_rows, V]; a view that the next step overwrites."""
@@ -312,7 +326,7 @@ class ModelRunner:
     ) -> list[SampledToken]:
         """Out of the outputs that `_read_of` names, a row for each of `sampled`."""
         token_ids = outputs[0].tolist()
-        if key == _PLAIN:
+        if key in (_PLAIN, _ADAPTED):
             return [SampledToken(request_of(one), token_id) for one, token_id in zip(sampled, token_ids, strict=True)]
         wanted = [one.params.logprobs for one in sampled]
         logprobs = read_logprobs(outputs[1:], wanted) if outputs[1:] else [None] * len(sampled)
@@ -327,7 +341,8 @@ class ModelRunner:
 
     def _value_names(self, fuse: bool) -> list[str]:
         """The values that steps compute, those of adjusted and masked steps among them."""
-        plans = [self.planned.compile(key, fuse=fuse).plan for key in (_PLAIN, GraphKey(True), GraphKey(False, True))]
+        keys = [_PLAIN, GraphKey(True), GraphKey(False, True), *([_ADAPTED] if self.planned.adapters else [])]
+        plans = [self.planned.compile(key, fuse=fuse).plan for key in keys]
         return list(dict.fromkeys(name for plan in plans for step in plan.steps for name in step.names))
 
 
@@ -337,8 +352,10 @@ def _read_of(sampled: Sequence[SampledRow]) -> tuple[str, ...]:
     return ("token_ids", *LOGPROB_OUTPUTS) if has_logprobs else ("token_ids",)
 
 
-def _needs(decision: ScheduleDecision) -> tuple[GraphKey, bool]:
-    """Which graph a step needs, and whether the host changes logits."""
+def _needs(decision: ScheduleDecision, *, may_adapt: bool) -> tuple[GraphKey, bool]:
+    """Which graph a step needs, and whether the host changes logits. Where there are adapters, each request is looked
+    at for one.
+    """
     key, has_processors = _PLAIN, False
     # Mostly all are plain: that is one look at each.
     if any(entry.needs_logits and not entry.request.params.is_plain for entry in decision.scheduled):
@@ -346,4 +363,8 @@ def _needs(decision: ScheduleDecision) -> tuple[GraphKey, bool]:
         is_masked = any(request.params.is_masked for request in requests)
         key = GraphKey(any(map(needs_adjusted_logits, requests)), is_masked)
         has_processors = any(request.params.logits_processors for request in requests)
-    return (key._replace(has_embeddings=True) if needs_embeddings(decision) else key), has_processors
+    if needs_embeddings(decision):
+        key = key._replace(has_embeddings=True)
+    if may_adapt and needs_adapters(decision):
+        key = key._replace(has_adapters=True)
+    return key, has_processors

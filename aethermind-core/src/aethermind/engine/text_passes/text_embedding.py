@@ -23,9 +23,15 @@ POOLINGS = ("last", "mean", "cls")
 
 
 def embed_text(
-    runner: ModelRunner, cache: KVCache, token_ids: Sequence[int], pooling: str, *, is_normalized: bool
+    runner: ModelRunner,
+    cache: KVCache,
+    token_ids: Sequence[int],
+    pooling: str,
+    *,
+    is_normalized: bool,
+    adapter: int = -1,
 ) -> npt.NDArray[np.float32]:
-    """The vector of a text, float32 [hidden_size], of length 1 if normalised.
+    """The vector of a text, float32 [hidden_size], of length 1 if normalised, by the adapter of that number, if any.
 
     InvalidArgumentError for an unknown pooling, OutOfMemoryError where the KV cache has no room for the text.
     """
@@ -33,7 +39,7 @@ def embed_text(
 
     if pooling not in POOLINGS:
         raise InvalidArgumentError(f"pooling should be one of {', '.join(POOLINGS)}, got {pooling!r}.")
-    executor = runner.executor_of(Part.HIDDEN_STATES)
+    executor = runner.executor_of(Part.HIDDEN_STATES, adapter)
     total: npt.NDArray[Any] | None = None
     for start, _, symbols in run_text(executor, runner.kv_memory, cache, token_ids):
         states = executor.output("hidden_states", symbols).astype(np.float64)

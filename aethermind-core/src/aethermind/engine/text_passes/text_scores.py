@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aethermind.engine.loading.model_graph import LOGPROB_OUTPUTS, Part
@@ -11,21 +10,21 @@ from aethermind.engine.text_passes.text_pass import run_text
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
+    from aethermind.engine.requests.request import Request
     from aethermind.engine.steps.model_runner import ModelRunner
 
 __all__ = ["score_prompt"]
 
 
-def score_prompt(
-    runner: ModelRunner, cache: KVCache, token_ids: Sequence[int], num_top: int, extra_key: bytes = b""
-) -> list[TokenLogprobs | None]:
-    """What the model thought of each token of a prompt before it saw it; None for the first.
+def score_prompt(runner: ModelRunner, cache: KVCache, request: Request, num_top: int) -> list[TokenLogprobs | None]:
+    """What the model, with the request's adapter, thought of each token of a prompt before it saw it; None for the
+    first.
 
-    The prompt's keys and values are left to the prefix cache, so that its request, which has that `extra_key`, need
-    not compute them again.
+    The prompt's keys and values are left to the prefix cache, so that the request need not compute them again.
     OutOfMemoryError where the KV cache has no room for the prompt.
     """
-    executor = runner.executor_of(Part.SCORES)
+    token_ids, extra_key = request.prompt_token_ids, request.extra_key
+    executor = runner.executor_of(Part.SCORES, request.adapter)
     targets = [*token_ids[1:], token_ids[-1]]  # nobody reads what comes of the last row
 
     def fill(start: int, count: int) -> None:
