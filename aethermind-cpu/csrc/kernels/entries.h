@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/add.h"
+#include "kernels/add_low_rank.h"
 #include "kernels/add_rms_norm.h"
 #include "kernels/alibi.h"
 #include "kernels/argmax.h"
@@ -70,6 +71,7 @@ inline constexpr const PackEntry* kPanels<Float16> = &kPanelsFloat16;
   inline constexpr am_kernel k_##op = make_kernel(#op "/" AETHER_VARIANT, inputs, outputs, attrs, __VA_ARGS__)
 
 AETHER_KERNEL(add, 2, 1, 0, add<T>);
+AETHER_KERNEL(add_low_rank, 6, 1, 0, add_low_rank<T>, add_low_rank_scratch<T>);
 AETHER_KERNEL(add_rms_norm, 3, 2, 1, add_rms_norm<T>);
 AETHER_KERNEL(alibi, 2, 1, 0, alibi<T>);
 AETHER_KERNEL(argmax, 1, 1, 0, argmax<T>);
@@ -145,7 +147,7 @@ constexpr KernelEntry packed_entry(const char* name, const am_kernel& kernel, in
 
 // What is worth writing in vector instructions; operators that only copy stay portable.
 #define AETHER_VECTOR_ENTRIES                                                                                         \
-  AETHER_ENTRIES(add), AETHER_ENTRIES(add_rms_norm), AETHER_ENTRIES(alibi), AETHER_ENTRIES(argmax),                   \
+  AETHER_ENTRIES(add), AETHER_ENTRIES(add_low_rank), AETHER_ENTRIES(add_rms_norm), AETHER_ENTRIES(alibi), AETHER_ENTRIES(argmax),                   \
       AETHER_ENTRIES(attention), AETHER_ENTRIES(div), AETHER_ENTRIES(exp), AETHER_PACKED_ENTRIES(gate_up_silu, 1, 2), \
       AETHER_ENTRIES(gelu), AETHER_ENTRIES(kv_cache_write_quantized), AETHER_ENTRIES(layer_norm),                     \
       AETHER_PACKED_ENTRIES(linear, 1, 1), AETHER_PACKED_ENTRIES(lm_head, 1, 1), AETHER_ENTRIES(log),                 \

@@ -18,6 +18,7 @@ using namespace AETHER_ISA;
 
 const KernelEntry kPortableKernels[] = {
     AETHER_ENTRIES(add),
+    AETHER_ENTRIES(add_low_rank),
     AETHER_ENTRIES(add_rms_norm),
     AETHER_ENTRIES(alibi),
     AETHER_ENTRIES(argmax),
