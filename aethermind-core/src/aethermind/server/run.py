@@ -175,7 +175,7 @@ async def dismiss(app: FastAPI) -> None:
     if not state.admission.num_open:
         return
     _log.warning("%d answers are not finished and end with an error", state.admission.num_open)
-    await asyncio.gather(*(model.engine.close() for model in state.models))
+    await asyncio.gather(*(model.engine.close() for model in state.models.loaded))
     with suppress(TimeoutError):
         async with asyncio.timeout(_FAREWELL_S):
             await state.admission.wait_until_empty()

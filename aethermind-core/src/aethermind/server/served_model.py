@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from aethermind.errors import ContextLengthError
+from aethermind.errors import ContextLengthError, InvalidArgumentError
 from aethermind.server.openai.errors import ApiError
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ _BEGINNING_CHARS = 16
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model behind one name; `sampling_defaults` are those of its generation_config.json."""
+    """One model behind one name; `sampling_defaults` are those of its generation_config.json.
+
+    A model with one of its adapters has the adapter's name, and its `parent` is the model's.
+    """
 
     name: str
     engine: EngineClient
@@ -41,6 +45,16 @@ class ServedModel:
     vocab_size: int
     answer_format: AnswerFormat
     created: int = field(default_factory=lambda: int(time.time()))
+    parent: str | None = None
+
+    @property
+    def adapter(self) -> str:
+        """The adapter that answers, by its name; empty for none."""
+        return "" if self.parent is None else self.name
+
+    def with_adapters(self) -> list[ServedModel]:
+        """The model, and with each of its adapters."""
+        return [self, *(replace(self, name=name, parent=self.name) for name in self.info.adapters)]
 
     @classmethod
     def of(cls, name: str, llm: LLM, engine: EngineClient) -> ServedModel:
@@ -89,10 +103,19 @@ class ServedModel:
 
 
 class ServedModels:
-    """The models of a server by name; the first also answers requests that name none."""
+    """The models of a server by name, and their adapters by theirs."""
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
-        self._models = {model.name: model for model in models}
+        """InvalidArgumentError where an adapter has a name that is taken."""
+        self.loaded = tuple(models)
+        """Those with an engine of their own."""
+        self._models: dict[str, ServedModel] = {}
+        for model in chain.from_iterable(one.with_adapters() for one in models):
+            if model.name in self._models:
+                raise InvalidArgumentError(
+                    f"Two models are called {model.name!r:.80}; give the adapter another name by NAME=PATH."
+                )
+            self._models[model.name] = model
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
@@ -111,4 +134,6 @@ class ServedModels:
     @property
     def failure(self) -> str | None:
         """Which engine serves nothing, and why; None while all do."""
-        return next((f"{one.name}: {failure}" for one in self if (failure := one.engine.failure) is not None), None)
+        return next(
+            (f"{one.name}: {failure}" for one in self.loaded if (failure := one.engine.failure) is not None), None
+        )

@@ -92,7 +92,7 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """One family for each reading."""
-        stats = {model.name: model.engine.stats for model in self._models}
+        stats = {model.name: model.engine.stats for model in self._models.loaded}
         for reading in _READINGS:
             family = reading.kind(f"aethermind_{reading.name}", reading.help, labels=["model_name"])
             for name, of_model in stats.items():
@@ -103,7 +103,7 @@ class EngineCollector(Collector):
             "aethermind_model_memory_bytes", "Taken on the device, by use.", labels=["model_name", "use"]
         )
         loaded = InfoMetricFamily("aethermind_model", "What is loaded, and where.", labels=["model_name"])
-        for model in self._models:
+        for model in self._models.loaded:
             info = model.info
             for use, of_info in _MEMORY.items():
                 memory.add_metric([model.name, use], of_info(info))

@@ -35,7 +35,7 @@ class EngineProcessCollector(Collector):
         memory = GaugeMetricFamily(
             "aethermind_engine_resident_memory_bytes", "Memory that an engine's process holds.", labels=labels
         )
-        for model in self._models:
+        for model in self._models.loaded:
             if model.engine.pid is None:
                 continue
             taken = [use for pid in _family(model.engine.pid) if (use := _use(pid)) is not None]

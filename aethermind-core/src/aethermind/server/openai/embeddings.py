@@ -90,7 +90,7 @@ async def _vectors(
     # One after the other, so that steps of other requests come between.
     vectors = []
     for prompt in prompts:
-        vector = await model.engine.embed(prompt, body.pooling, is_normalized=True)
+        vector = await model.engine.embed(prompt, body.pooling, is_normalized=True, adapter=model.adapter)
         stay.begin()
         if body.dimensions is not None and body.dimensions != len(vector):
             message = f"dimensions can only be {len(vector)}, which is what this model's vectors have; leave it out."

@@ -68,7 +68,7 @@ async def embeddings(
 @model_router.get("/v1/models/", include_in_schema=False)
 @model_router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """The models there are."""
+    """The models there are, each followed by its adapters."""
     return {"object": "list", "data": [_described(model) for model in request.app.state.models]}
 
 
@@ -85,4 +85,5 @@ def _described(model: ServedModel) -> dict[str, Any]:
         "created": model.created,
         "owned_by": "aethermind",
         "max_model_len": model.info.max_model_len,
+        "parent": model.parent,
     }

@@ -141,7 +141,7 @@ class SamplingFields(CommonFields):
         return self.n or 1
 
     def options(self, tenant: Tenant, model: ServedModel) -> RequestOptions:
-        """What the request asks of the scheduler. ApiError 400 for values out of range or without effect."""
+        """What the request asks of the engine besides. ApiError 400 for values out of range or without effect."""
         for name in model.info.ignored_options:
             if getattr(self, name):
                 raise ApiError(
@@ -157,6 +157,7 @@ class SamplingFields(CommonFields):
                 cache_salt=tenant.salt(self.cache_salt),
                 session="" if self.session_id is None else f"{tenant.id}/{self.session_id}",
                 tenant=tenant.id,
+                adapter=model.adapter,
             )
 
     @property

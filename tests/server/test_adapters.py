@@ -1,0 +1,137 @@
+"""Adapters over HTTP: models of their own to a client, on one engine, wherever that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tests.adapters import linear_shapes, write_adapter
+from tests.server.conftest import serving
+
+from aethermind import LLM, Runtime, SamplingParams
+from aethermind.engine.config import EngineConfig
+from aethermind.engine.process import EngineProcess
+from aethermind.errors import ConfigError, InvalidArgumentError
+from aethermind.server.app import create_app
+from aethermind.server.served_model import ServedModel
+
+PROMPT = "Once upon a time"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+LIMITS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 128}
+
+
+@pytest.fixture(scope="module")
+def adapters(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    shapes = linear_shapes(json.loads((runtime.models.locate("demo") / "config.json").read_text()))
+    root = tmp_path_factory.mktemp("adapters")
+    return {name: str(write_adapter(root / name, shapes, seed=seed, size=0.3)) for seed, name in enumerate("xy")}
+
+
+@pytest.fixture(scope="module")
+def adapted(runtime: Runtime, adapters: dict[str, str]) -> Iterator[LLM]:
+    with LLM(runtime=runtime, adapters=adapters, **LIMITS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def wanted(adapted: LLM) -> dict[str, str]:
+    """The answer of the model and of each adapter, before a server has the engine."""
+    names = ["demo", "x", "y"]
+    outputs = adapted.generate([PROMPT] * 3, GREEDY, adapter=[None, "x", "y"])
+    return {name: output.outputs[0].text for name, output in zip(names, outputs, strict=True)}
+
+
+@pytest.fixture(scope="module", params=["inprocess", "process"])
+def address(
+    request: pytest.FixtureRequest, adapted: LLM, adapters: dict[str, str], runtime: Runtime, wanted: dict[str, str]
+) -> Iterator[str]:
+    assert len(set(wanted.values())) == 3
+    is_inprocess = request.param == "inprocess"
+    engine = (
+        adapted if is_inprocess else EngineProcess("demo", EngineConfig(adapters=adapters, **LIMITS), runtime=runtime)
+    )
+    with serving(engine) as address:  # type: ignore[arg-type]
+        yield address
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def http(address: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=address, timeout=30) as client:
+        yield client
+
+
+def test_each_is_a_model_with_a_parent(client: openai.OpenAI, http: httpx.Client) -> None:
+    listed = client.models.list().data
+    assert [(one.id, one.model_extra["parent"]) for one in listed if one.model_extra] == [
+        ("demo", None),
+        ("x", "demo"),
+        ("y", "demo"),
+    ]
+    assert client.models.retrieve("y").id == "y"
+    assert http.get("/v1/models/x").json()["max_model_len"] == 128
+
+
+@pytest.mark.parametrize("name", ["demo", "x", "y"])
+def test_completions(client: openai.OpenAI, wanted: dict[str, str], name: str) -> None:
+    asked: dict[str, Any] = {"model": name, "prompt": PROMPT, "max_tokens": 8, "temperature": 0.0}
+    whole = client.completions.create(**asked)
+    assert (whole.model, whole.choices[0].text) == (name, wanted[name])
+    parts = list(client.completions.create(**asked, stream=True))
+    assert "".join(part.choices[0].text for part in parts) == wanted[name]
+    assert {part.model for part in parts} == {name}
+
+
+def test_other_endpoints(client: openai.OpenAI, http: httpx.Client) -> None:
+    messages: Any = [{"role": "user", "content": "Who are you?"}]
+    chats, responses, vectors = [], [], []
+    for name in ("demo", "x"):
+        chat = client.chat.completions.create(model=name, messages=messages, max_tokens=8, temperature=0.0)
+        chats.append(chat.choices[0].message.content)
+        response = client.responses.create(model=name, input="Who are you?", max_output_tokens=8, temperature=0.0)
+        responses.append(response.output_text)
+        vectors.append(client.embeddings.create(model=name, input=PROMPT).data[0].embedding)
+    assert chats == responses
+    assert chats[0] != chats[1]
+    assert vectors[0] != vectors[1]
+    assert http.post("/tokenize", json={"model": "x", "prompt": PROMPT}).json()["count"] > 0
+
+
+def test_names_that_there_are_not(http: httpx.Client) -> None:
+    refused = http.post("/v1/completions", json={"model": "z", "prompt": PROMPT})
+    assert refused.status_code == 404
+    assert refused.json()["error"]["message"] == "There is no model 'z'; this server has demo, x, y."
+
+
+def test_metrics_are_told_by_what_was_asked_and_once_an_engine(client: openai.OpenAI, http: httpx.Client) -> None:
+    client.completions.create(model="x", prompt=PROMPT, max_tokens=2)
+    lines = http.get("/metrics").text.splitlines()
+    running = [line for line in lines if line.startswith("aethermind_num_requests_running{")]
+    assert [line.partition("}")[0] for line in running] == ['aethermind_num_requests_running{model_name="demo"']
+    assert any(line.startswith("aethermind_request_success_total{") and 'model_name="x"' in line for line in lines)
+
+
+def test_an_adapter_needs_a_name_of_its_own(adapted: LLM) -> None:
+    model = ServedModel.of("x", adapted, None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="Two models are called 'x'; give the adapter another name"):
+        create_app([model])
+
+
+def test_a_directory_that_is_no_adapter_ends_the_start(runtime: Runtime, tmp_path: Path) -> None:
+    async def start() -> None:
+        async with EngineProcess("demo", EngineConfig(adapters={"x": str(tmp_path)}, **LIMITS), runtime=runtime):
+            pass
+
+    with pytest.raises(ConfigError, match=r"holds no adapter_config\.json"):
+        asyncio.run(start())
