@@ -67,11 +67,13 @@ class FakeLLM:
         self.prompts: list[Any] = []
         self.params: list[SamplingParams] = []
         self.options: dict[str, Any] = {}
+        self.adapter: str | None = None
         self.tokenizer = SimpleNamespace(chat_template="a template", special_tokens={})
         self.is_closed = False
         self.is_stream_closed = False
 
-    def stream(self, prompt: Any, params: SamplingParams) -> Iterator[RequestOutput]:
+    def stream(self, prompt: Any, params: SamplingParams, *, adapter: str) -> Iterator[RequestOutput]:
+        self.adapter = adapter
         self.prompts.append(prompt)
         self.params.append(params)
         try:
@@ -84,10 +86,10 @@ class FakeLLM:
             self.is_stream_closed = True
 
     def stream_chat(
-        self, messages: Any, params: SamplingParams, *, memory: Any, chat_template: str | None
+        self, messages: Any, params: SamplingParams, *, memory: Any, adapter: str, chat_template: str | None
     ) -> Iterator[RequestOutput]:
         self.chat_template, self.memory = chat_template, memory
-        return self.stream(messages, params)
+        return self.stream(messages, params, adapter=adapter)
 
     def close(self) -> None:
         self.is_closed = True

@@ -68,6 +68,7 @@ def generate(
     from aethermind.sampling.params import SamplingParams
 
     text = read_text(prompt, prompt_file, noun="prompt", option="--prompt-file")
+    adapter = options.chosen_adapter(numbers.adapters)
     given = sampling.given(
         seed=int.from_bytes(os.urandom(4)) if sampling.seed is None else sampling.seed,
         structured_outputs=read_structured_outputs(json_schema, regex, choice, grammar),
@@ -75,18 +76,26 @@ def generate(
     with closing(open_llm(options.chosen_model(model), numbers, engine, steps, max_num_seqs=1)) as llm:
         params = SamplingParams(**{**SAMPLING_DEFAULTS, **llm.sampling_defaults, **given})
         has_stats = console.is_terminal(sys.stderr) if stats is None else stats
-        answer(llm, text, params, is_streaming=stream and not as_json, has_stats=has_stats, as_json=as_json)
+        is_streaming = stream and not as_json
+        answer(llm, text, params, adapter=adapter, is_streaming=is_streaming, has_stats=has_stats, as_json=as_json)
 
 
 def answer(
-    llm: LLM, prompt: str, params: SamplingParams, *, is_streaming: bool, has_stats: bool, as_json: bool
+    llm: LLM,
+    prompt: str,
+    params: SamplingParams,
+    *,
+    adapter: str = "",
+    is_streaming: bool,
+    has_stats: bool,
+    as_json: bool,
 ) -> None:
     """Generate and print. After Ctrl-C what exists is printed, and the command exits with 130."""
     writer = TextWriter(sys.stdout)
     output: RequestOutput | None = None
     is_interrupted = False
     try:
-        with closing(llm.stream(prompt, params)) as outputs:
+        with closing(llm.stream(prompt, params, adapter=adapter)) as outputs:
             for output in outputs:
                 if is_streaming:
                     writer.show(output.outputs[0].text)

@@ -50,11 +50,12 @@ class NumberOptions:
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions(NumberOptions):
-    """The same, what its weights are, and who splits its text."""
+    """The same, what its weights are and what is added to them, and who splits its text."""
 
     load_format: options.LoadFormat = "auto"
     weight_cache: options.WeightCache = 16.0
     tokenizer: options.Tokenizer = None
+    adapters: options.Adapters = None
 
 
 @dataclass(frozen=True, slots=True)

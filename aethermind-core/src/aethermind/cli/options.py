@@ -11,6 +11,7 @@ from aethermind import env
 from aethermind.errors import InvalidArgumentError
 
 __all__ = [
+    "Adapters",
     "ApiKeyToSend",
     "AsJson",
     "BlockSize",
@@ -35,6 +36,7 @@ __all__ = [
     "Regex",
     "Tokenizer",
     "WeightCache",
+    "chosen_adapter",
     "chosen_model",
 ]
 
@@ -68,6 +70,10 @@ Tokenizer = Annotated[
         help="Another tokenizer: a directory, tokenizer.json, .gguf, or a model's name.",
         show_default="the model's",
     ),
+]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option("--adapter", metavar="[NAME=]PATH", help="A LoRA adapter of the model, in a directory as of PEFT."),
 ]
 MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Longest context in tokens.")]
 NumKvBlocks = Annotated[int | None, typer.Option("--num-kv-blocks", help="Blocks of the KV cache.")]
@@ -120,3 +126,15 @@ def chosen_model(model: str | None) -> str:
     if model == "":
         raise InvalidArgumentError("--model is empty; name a model directory, a .gguf file or an installed model.")
     return model or env.model_path() or "demo"
+
+
+def chosen_adapter(adapters: list[str] | None) -> str:
+    """The name of the only adapter, by which a command answers that has one request; empty where there is none."""
+    from aethermind.engine.config import named_adapters
+
+    names = list(named_adapters(adapters or []))
+    if len(names) > 1:
+        raise InvalidArgumentError(
+            f"This command answers with one of the adapters {', '.join(names)}; give it alone with --adapter."
+        )
+    return names[0] if names else ""

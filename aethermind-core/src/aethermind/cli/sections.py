@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from aethermind import log
 from aethermind.config import Section, setting
-from aethermind.engine.config import EngineConfig
+from aethermind.engine.config import EngineConfig, named_adapters
 from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.params import SamplingParams
 
@@ -50,6 +50,7 @@ class ModelSettings:
     tokenizer: str | None = setting(
         None, "another tokenizer: a directory, tokenizer.json, .gguf, or a model's name", unset="the model's"
     )
+    adapters: tuple[str, ...] | None = setting(None, "LoRA adapters, each PATH or NAME=PATH", unset="none")
 
     def __post_init__(self) -> None:
         EngineConfig(
@@ -58,6 +59,7 @@ class ModelSettings:
             load_format=self.load_format,
             weight_cache=self.weight_cache,
             tokenizer=self.tokenizer,
+            adapters=None if self.adapters is None else named_adapters(self.adapters),
         )
 
 

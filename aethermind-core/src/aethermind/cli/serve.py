@@ -71,7 +71,7 @@ def serve(
     except ImportError as error:
         raise SettingsError(f"The server needs {error.name}. Run `pip install aethermind[serve]`.") from None
     from aethermind.cli.load import LoadProgress, open_llm
-    from aethermind.engine.config import EngineConfig
+    from aethermind.engine.config import EngineConfig, named_adapters
     from aethermind.engine.process import EngineProcess
 
     log.set_format(logging.log_format)
@@ -79,6 +79,10 @@ def serve(
     paths = named_models(model, served_model_name)
     if numbers.tokenizer is not None and len(paths) > 1:
         raise InvalidArgumentError("--tokenizer is that of one model, and several are given; serve them one by one.")
+    if numbers.adapters and len(paths) > 1:
+        raise InvalidArgumentError("--adapter is that of one model, and several are given; serve them one by one.")
+    if taken := sorted(paths.keys() & named_adapters(numbers.adapters or []).keys()):
+        raise InvalidArgumentError(f"A model and an adapter are both called {taken[0]!r}; write --adapter NAME=PATH.")
     groups = (numbers, served, steps)
     with ExitStack() as stack:
         listening = stack.enter_context(server.bind(access.host, access.port))

@@ -254,7 +254,8 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _named(given: Any) -> tuple[Any, Any]:
-    if not isinstance(given, str) or Path(given).exists() or "=" not in given:
-        return Path(given).resolve().name if isinstance(given, str | Path) else None, given
-    name, _, path = given.partition("=")
-    return name, path
+    if not isinstance(given, str | Path):
+        return None, given
+    name, _, path = str(given).partition("=")
+    is_named = name and path and not Path(given).exists()
+    return (name, path) if is_named else (Path(given).resolve().name, given)

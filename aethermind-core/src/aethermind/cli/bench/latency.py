@@ -37,6 +37,7 @@ def latency(
     model: options.Model = None,
     *,
     load_format: options.LoadFormat = "auto",
+    adapters: options.Adapters = None,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens in each prompt.", min=1)] = 512,
     output_tokens: Annotated[int, typer.Option(help="Tokens in each answer.", min=1)] = 128,
     batch: Annotated[int, typer.Option(help="Requests at a time.", min=1)] = 1,
@@ -54,17 +55,21 @@ def latency(
 
     Limits are measured just before and after the runs. Both are compared with the least
     time of their steps: that of reading weights, keys and values from memory, or of the
-    arithmetic that is used, whichever is longer for each operator.
+    arithmetic that is used, whichever is longer for each operator. With an adapter all
+    requests have it.
     """
     from aethermind.cli.load import open_llm
+    from aethermind.engine.loading.model_graph import GraphKey
     from aethermind.engine.loading.weight_formats import format_uses
     from aethermind.engine.observation.roofline import least_seconds
 
+    adapter = options.chosen_adapter(adapters)
     llm = open_llm(
         options.chosen_model(model),
         numbers,
         steps,
         load_format=load_format,
+        adapters=adapters,
         kv_cache_dtype=kv_cache_dtype,
         num_threads=num_threads,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -78,18 +83,17 @@ def latency(
     with closing(llm):
         planned = llm.engine.planned
         backend = planned.open_device.backend
-        _run(llm, prompt_tokens, min(output_tokens, WARM_UP_TOKENS), batch)
+        sizes = (prompt_tokens, output_tokens, batch, adapter)
+        _run(llm, prompt_tokens, min(output_tokens, WARM_UP_TOKENS), batch, adapter)
         peak_memory_bytes = _peak_memory_bytes()  # before the limits are measured: that takes memory of its own
         # Steps that are looked at are neither padded nor run ahead: there nobody looks while the time is taken.
-        shapes = _run(llm, prompt_tokens, output_tokens, batch).shapes if llm.engine.pipeline.runs_ahead else []
+        shapes = _run(llm, *sizes).shapes if llm.engine.pipeline.runs_ahead else []
         before = limits.measure_limits(backend, num_threads)
-        runs = [_run(llm, prompt_tokens, output_tokens, batch, is_watched=not shapes) for _ in range(repeat)]
+        runs = [_run(llm, *sizes, is_watched=not shapes) for _ in range(repeat)]
         measured = limits.average(before, limits.measure_limits(backend, num_threads))
+        plan = planned.compile(GraphKey(has_adapters=True)).plan if adapter else planned.compiled.plan
         least_s = Phases(
-            *(
-                least_seconds(planned.compiled.plan, planned.operators, shapes, measured)
-                for shapes in split(shapes or runs[0].shapes)
-            )
+            *(least_seconds(plan, planned.operators, shapes, measured) for shapes in split(shapes or runs[0].shapes))
         )
         formats = [as_record(use) for use in format_uses(planned)]
         report = {
@@ -99,6 +103,7 @@ def latency(
             "weight_formats": formats,
             "num_threads": llm.info.num_threads,
             "load_format": load_format,
+            "adapter": adapter or None,
             "prompt_tokens": prompt_tokens,
             "output_tokens": output_tokens,
             "batch": batch,
@@ -170,7 +175,7 @@ class Run:
         return self.finished_s - max(self.first_tokens_s.values())
 
 
-def _run(llm: LLM, prompt_tokens: int, output_tokens: int, batch: int, *, is_watched: bool = True) -> Run:
+def _run(llm: LLM, prompt_tokens: int, output_tokens: int, batch: int, adapter: str, *, is_watched: bool = True) -> Run:
     import time
 
     from aethermind.engine.observation.roofline import StepRecorder
@@ -183,7 +188,7 @@ def _run(llm: LLM, prompt_tokens: int, output_tokens: int, batch: int, *, is_wat
     params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
     recorder = StepRecorder()
     llm.engine.runner.observer = recorder if is_watched else None
-    llm.generate(prompts, params, on_output=lambda output: run.record(output, time.perf_counter()))
+    llm.generate(prompts, params, adapter=adapter, on_output=lambda output: run.record(output, time.perf_counter()))
     run.shapes = recorder.shapes
     return run
 

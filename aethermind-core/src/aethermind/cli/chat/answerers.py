@@ -60,17 +60,20 @@ class LocalAnswerer:
     has_steps = True
     unsaid: str | None = None
 
-    def __init__(self, llm: LLM, chat_template: str | None = None) -> None:
+    def __init__(self, llm: LLM, chat_template: str | None = None, adapter: str = "") -> None:
         self.max_model_len: int | None = llm.info.max_model_len
         self._llm = llm
         self._memory = TokenMemory(llm.tokenizer)
         self._chat_template = chat_template
+        self._adapter = adapter
 
     def answer(self, conversation: Conversation, attempt: int) -> Generator[Reply, None, None]:
         """Answer, with the keys and values of earlier turns used again."""
         params = conversation.params(attempt)
         prompt, template = conversation.prompt(), self._chat_template
-        stream = self._llm.stream_chat(prompt, params, memory=self._memory, chat_template=template)
+        stream = self._llm.stream_chat(
+            prompt, params, memory=self._memory, adapter=self._adapter, chat_template=template
+        )
         with closing(stream) as outputs:
             for output in outputs:
                 completion, times = output.outputs[0], output.metrics

@@ -74,13 +74,14 @@ def chat(
             server = stack.enter_context(closing(_server(url, model if is_flag(ctx, "model") else None, api_key)))
             _talk(server, server.model, f"at {url}", system, given, has_stats=stats)
             return
+        adapter = options.chosen_adapter(numbers.adapters)
         template = None if chat_template is None else _read_template(chat_template)
         name = options.chosen_model(model)
         llm = stack.enter_context(closing(open_llm(name, numbers, engine, steps, max_num_seqs=1)))
         _check_template(llm, name, template)
         given = {**SAMPLING_DEFAULTS, **llm.sampling_defaults, **given}
         place = f"on {llm.info.device} {llm.info.dtype}"
-        _talk(LocalAnswerer(llm, template), name, place, system, given, has_stats=stats)
+        _talk(LocalAnswerer(llm, template, adapter), name, place, system, given, has_stats=stats)
 
 
 def _talk(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from aethermind import env
 from aethermind.engine.loading.adapter_choice import AdapterChoice
 from aethermind.errors import CheckpointError, InvalidArgumentError
 from aethermind.graph.ir import Graph
@@ -44,7 +44,7 @@ class Adapters:
 
         shapes = {name: resolve(type.shape, {}) for name, type in adaptable_weights(graph, operators).items()}
         matrices = {name: (shape[0], shape[1]) for name, shape in shapes.items()}
-        adapters = {name: Adapter.read(Path(path), matrices) for name, path in paths.items()}
+        adapters = {name: Adapter.read(env.expand_home(path), matrices) for name, path in paths.items()}
         ranks: dict[str, int] = {}
         parameters: dict[str, Array] = {}
         for weight in matrices:
