@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.adapters import linear_shapes, write_adapter
 from tests.documentation.commands import ROOT, help_commands, page_commands
 from tests.end_to_end.gguf_files import write_gguf
 from tests.end_to_end.models import DEMO
@@ -22,6 +24,7 @@ MODELS = ("Qwen2-0.5B", "Qwen2-0.5B-Instruct", "checkpoints/first", "my-model")
 """What readers are told to put there themselves; here it is the demo model."""
 
 
+ADAPTERS = ("rhymes", "letters")
 QUANTISED = "model-Q4_K_M.gguf"
 
 
@@ -40,6 +43,9 @@ def folder(tmp_path: Path, quantised: Path) -> Path:
     """Where a reader might stand."""
     for name in MODELS:
         shutil.copytree(DEMO, tmp_path / name)
+    shapes = linear_shapes(json.loads((DEMO / "config.json").read_text(encoding="utf-8")))
+    for seed, name in enumerate(ADAPTERS):
+        write_adapter(tmp_path / "adapters" / name, shapes, seed=seed, size=0.2)
     shutil.copy(quantised, tmp_path)
     shutil.copy(ROOT / "README.md", tmp_path)
     return tmp_path

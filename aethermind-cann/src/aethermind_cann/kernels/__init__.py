@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aethermind.dispatch import Kernel
 from aethermind_cann.kernels import (
+    add_low_rank,
     attention,
     collectives,
     elementwise,
@@ -19,7 +20,10 @@ from aethermind_cann.kernels import (
 
 __all__ = ["load"]
 
-_ROOMS = (elementwise, norms, matrix, rotary, kv_cache, paged_attention, attention, rows, logits, sampling, collectives)
+_ROOMS = (
+    *(elementwise, norms, matrix, add_low_rank, rotary, kv_cache, paged_attention, attention, rows, logits, sampling),
+    collectives,
+)
 
 
 def load() -> list[Kernel]:

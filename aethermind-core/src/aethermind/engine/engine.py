@@ -133,7 +133,7 @@ class Engine:
         adapter = self.planned.choose_adapter(options.adapter)
         if embeddings:
             check_embeddings(embeddings, len(prompt_token_ids), self.planned.model.config.hidden_size)
-            self.runner.prepare_embeddings(has_adapters=adapter.index >= 0)
+            self.runner.prepare_embeddings(has_adapters=adapter.number >= 0)
             if params.prompt_logprobs is not None:
                 raise InvalidArgumentError("prompt_logprobs are for prompts of tokens; leave them out with embeddings.")
         self.sessions.expire()
@@ -230,8 +230,8 @@ class Engine:
             )
         check_token_ids(self.planned, token_ids)
         pooling = self.planned.pooling if pooling is None else pooling
-        index = self.planned.choose_adapter(adapter).index
-        return embed_text(self.runner, self.cache, token_ids, pooling, is_normalized=is_normalized, adapter=index)
+        number = self.planned.choose_adapter(adapter).number
+        return embed_text(self.runner, self.cache, token_ids, pooling, is_normalized=is_normalized, adapter=number)
 
     def step(self) -> list[RequestOutput]:
         """Compute one step and return the requests that grew or ended in it."""

@@ -10,7 +10,7 @@ __all__ = ["NO_ADAPTER", "AdapterChoice"]
 class AdapterChoice(NamedTuple):
     """An adapter's number for the operators, and what its keys and values depend on besides tokens."""
 
-    index: int
+    number: int
     key: bytes
 
 

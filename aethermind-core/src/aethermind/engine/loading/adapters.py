@@ -53,8 +53,8 @@ class Adapters:
                 ranks[weight] = len(joined[0])
                 parameters.update(zip(part_names(weight), joined, strict=True))
         choices = {
-            name: AdapterChoice(index, b"adapter " + adapter.digest)
-            for index, (name, adapter) in enumerate(adapters.items())
+            name: AdapterChoice(number, b"adapter " + adapter.digest)
+            for number, (name, adapter) in enumerate(adapters.items())
         }
         return cls(choices, ranks, parameters)
 

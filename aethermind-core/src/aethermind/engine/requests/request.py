@@ -130,7 +130,7 @@ class Request:
         self.embeddings = tuple(embeddings)
         """What the model sees at some positions of the prompt instead of the embeddings of their token ids."""
         self.embeddings_end = self.embeddings[-1].end if self.embeddings else 0
-        self.adapter = adapter.index
+        self.adapter = adapter.number
         """The number of its adapter, negative for none."""
         self.extra_key = adapter.key + options.cache_salt + b"".join(span.digest() for span in self.embeddings)
         """What keys and values depend on besides token ids."""
