@@ -147,12 +147,12 @@ constexpr KernelEntry packed_entry(const char* name, const am_kernel& kernel, in
 
 // What is worth writing in vector instructions; operators that only copy stay portable.
 #define AETHER_VECTOR_ENTRIES                                                                                         \
-  AETHER_ENTRIES(add), AETHER_ENTRIES(add_low_rank), AETHER_ENTRIES(add_rms_norm), AETHER_ENTRIES(alibi), AETHER_ENTRIES(argmax),                   \
-      AETHER_ENTRIES(attention), AETHER_ENTRIES(div), AETHER_ENTRIES(exp), AETHER_PACKED_ENTRIES(gate_up_silu, 1, 2), \
-      AETHER_ENTRIES(gelu), AETHER_ENTRIES(kv_cache_write_quantized), AETHER_ENTRIES(layer_norm),                     \
-      AETHER_PACKED_ENTRIES(linear, 1, 1), AETHER_PACKED_ENTRIES(lm_head, 1, 1), AETHER_ENTRIES(log),                 \
-      AETHER_ENTRIES(matmul), AETHER_ENTRIES(max), AETHER_ENTRIES(mean), AETHER_ENTRIES(min), AETHER_ENTRIES(mul),    \
-      AETHER_ENTRIES(paged_attention), AETHER_ENTRIES(paged_attention_quantized),                                     \
+  AETHER_ENTRIES(add), AETHER_ENTRIES(add_low_rank), AETHER_ENTRIES(add_rms_norm), AETHER_ENTRIES(alibi),             \
+      AETHER_ENTRIES(argmax), AETHER_ENTRIES(attention), AETHER_ENTRIES(div), AETHER_ENTRIES(exp),                    \
+      AETHER_PACKED_ENTRIES(gate_up_silu, 1, 2), AETHER_ENTRIES(gelu), AETHER_ENTRIES(kv_cache_write_quantized),      \
+      AETHER_ENTRIES(layer_norm), AETHER_PACKED_ENTRIES(linear, 1, 1), AETHER_PACKED_ENTRIES(lm_head, 1, 1),          \
+      AETHER_ENTRIES(log), AETHER_ENTRIES(matmul), AETHER_ENTRIES(max), AETHER_ENTRIES(mean), AETHER_ENTRIES(min),    \
+      AETHER_ENTRIES(mul), AETHER_ENTRIES(paged_attention), AETHER_ENTRIES(paged_attention_quantized),                \
       AETHER_PACKED_ENTRIES(qkv_rope_cache_write, 1, 3), AETHER_PACKED_ENTRIES(qkv_rope_cache_write_quantized, 1, 3), \
       AETHER_ENTRIES(relu), AETHER_ENTRIES(rms_norm), AETHER_ENTRIES(rope), AETHER_ENTRY(sample_tokens, float),       \
       AETHER_ENTRIES(shift_keys), AETHER_ENTRY(shift_keys_quantized, float), AETHER_ENTRIES(silu),                    \

@@ -36,9 +36,7 @@ struct Inputs {
     cuts = integers(ends);
     adapters = integers(call.adapters);
   }
-  std::vector<am_tensor> abi() const {
-    return {y.abi(), x.abi(), down.abi(), up.abi(), cuts.abi(), adapters.abi()};
-  }
+  std::vector<am_tensor> abi() const { return {y.abi(), x.abi(), down.abi(), up.abi(), cuts.abi(), adapters.abi()}; }
 };
 
 void check_results(const KernelEntry& entry, const Call& call, const Inputs& in, const Tensor& out) {
@@ -62,7 +60,8 @@ void check_results(const KernelEntry& entry, const Call& call, const Inputs& in,
       const int64_t i = row * call.columns + c;
       double want = in.y.get(i), magnitude = std::fabs(want);
       for (size_t j = 0; j < weights.size(); ++j) {
-        const double value = up[(static_cast<size_t>(begin) + j) * static_cast<size_t>(call.columns) + static_cast<size_t>(c)];
+        const double value =
+            up[(static_cast<size_t>(begin) + j) * static_cast<size_t>(call.columns) + static_cast<size_t>(c)];
         want += weights[j] * value;
         magnitude += magnitudes[j] * std::fabs(value);
       }
@@ -117,7 +116,8 @@ void test_rows_are_independent(const KernelEntry& entry) {
   run(*entry.kernel, in.abi(), {all.abi()}, {}, 2);
   for (int64_t row = 0; row < 30; ++row) {
     std::vector<am_tensor> inputs = in.abi();
-    for (const auto& [i, bytes] : {std::pair{0, in.y.num_bytes()}, {1, in.x.num_bytes()}, {5, in.adapters.num_bytes()}}) {
+    for (const auto& [i, bytes] :
+         {std::pair{0, in.y.num_bytes()}, {1, in.x.num_bytes()}, {5, in.adapters.num_bytes()}}) {
       am_tensor& input = inputs[static_cast<size_t>(i)];
       input.data = static_cast<char*>(input.data) + static_cast<size_t>(row) * bytes / 30;
       input.shape[0] = 1;

@@ -16,12 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from tests.adapters import adapt_weights, linear_shapes, write_adapter
+from tests.core.engine.speculative.drafting import Scripted, speculate_with
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.checkpoint import Checkpoint
 from aethermind.engine.engine import Engine
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.engine_stats import EngineStats
+from aethermind.engine.requests.request import Request
 from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.errors import ConfigError, InvalidArgumentError
 from aethermind.sampling.structured import StructuredOutputs
@@ -143,18 +145,22 @@ def test_prompts_of_one_batch_choose_for_themselves(llm: LLM) -> None:
     assert tokens_of(llm.generate([PROMPT] * 3, GREEDY, options=options)) == alone
 
 
-@pytest.mark.parametrize(
-    "options", [{"speculative_method": "prompt_lookup"}, {"speculative_method": "draft", "draft_model": "demo"}]
-)
-def test_drafts_are_checked_with_the_adapter(
-    device: str, adapters: dict[str, Path], llm: LLM, options: dict[str, Any]
-) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-    prompts, names = [PROMPT, "one two one two one two"], ["wide", "thin"]
-    with LLM("demo", device=device, adapters=adapters, **LIMITS, **options) as drafting:
+def test_drafts_are_checked_with_the_adapter(device: str, adapters: dict[str, Path], llm: LLM) -> None:
+    prompts, names = [PROMPT, "Once upon a time", PROMPT], ["wide", "thin", None]
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    wanted = tokens_of(llm.generate(prompts, params, adapter=names))
+
+    def draft(request: Request, most: int) -> list[int]:
+        """What comes next, but for one token in three."""
+        start = request.num_output_tokens
+        tokens = wanted[int(request.request_id)][start : start + most]
+        return [token if (start + place) % 3 else 7 for place, token in enumerate(tokens)]
+
+    with LLM("demo", device=device, adapters=adapters, speculative_method="prompt_lookup", **LIMITS) as drafting:
+        speculate_with(drafting.engine, Scripted(draft))
         outputs = drafting.generate(prompts, params, adapter=names)
-    assert sum(one.metrics.num_draft_tokens for one in outputs) > 0
-    assert tokens_of(outputs) == tokens_of(llm.generate(prompts, params, adapter=names))
+    assert tokens_of(outputs) == wanted
+    assert all(one.metrics.num_draft_tokens > one.metrics.num_accepted_tokens > 0 for one in outputs)
 
 
 def test_keys_and_values_are_shared_within_an_adapter_only(device: str, adapters: dict[str, Path]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["NO_ADAPTER", "AdapterChoice"]
+__all__ = ["AdapterChoice", "NO_ADAPTER"]
 
 
 class AdapterChoice(NamedTuple):
