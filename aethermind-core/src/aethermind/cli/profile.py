@@ -36,6 +36,7 @@ def profile(
     model: options.Model = None,
     *,
     load_format: options.LoadFormat = "auto",
+    adapters: options.Adapters = None,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens in each prompt.", min=1)] = 128,
     output_tokens: Annotated[int, typer.Option(help="Tokens to decode of each.", min=1)] = 16,
     batch: Annotated[int, typer.Option(help="Requests at a time.", min=1)] = 1,
@@ -55,12 +56,13 @@ def profile(
     take at the memory's bandwidth, or its operations at the peak of the arithmetic used, whichever
     is longer; both are measured before and after. Marks between calls may take time themselves,
     which weighs on small calls most; how much is told. In the trace calls follow one another
-    without the host's time in between.
+    without the host's time in between. With an adapter all requests have it.
     """
     from aethermind.cli.bench.limits import as_record, average, measure_limits
     from aethermind.engine.loading.loader import plan_model
     from aethermind.runtime import Runtime
 
+    adapter = options.chosen_adapter(adapters)
     if trace is not None:
         check_writable(trace, "Trace file")
     planned = plan_model(
@@ -68,6 +70,7 @@ def profile(
         options.chosen_model(model),
         **as_arguments(numbers),
         load_format=load_format,
+        adapters=adapters,
         kv_cache_dtype=kv_cache_dtype,
         num_threads=num_threads,
         max_model_len=prompt_tokens + output_tokens + 1,
@@ -79,7 +82,7 @@ def profile(
     backend = planned.open_device.backend
     with closing(backend):
         before = measure_limits(backend, num_threads)
-        steps, memory = _run(planned, prompt_tokens, output_tokens, batch, repeat)
+        steps, memory = _run(planned, prompt_tokens, output_tokens, batch, repeat, adapter)
         limits = average(before, measure_limits(backend, num_threads))
     if trace is not None:
         _write_trace(trace, steps, memory, str(planned.open_device.device))
@@ -108,7 +111,7 @@ def profile(
 
 
 def _run(
-    planned: PlannedModel, prompt_tokens: int, output_tokens: int, batch: int, repeat: int
+    planned: PlannedModel, prompt_tokens: int, output_tokens: int, batch: int, repeat: int, adapter: str
 ) -> tuple[list[StepProfile], list[tuple[int, MemoryUse]]]:
     """The profile of requests that all take the same steps, and the memory after so many of these."""
     from aethermind.cli.load import LoadProgress
@@ -116,6 +119,7 @@ def _run(
     from aethermind.engine.observation.memory_use import measure_memory
     from aethermind.engine.observation.profiler import Profiler
     from aethermind.engine.observation.sample_prompt import sample_prompt
+    from aethermind.engine.requests.request_options import RequestOptions
     from aethermind.sampling.params import SamplingParams
 
     memory = [(0, measure_memory("planned", planned))]
@@ -127,7 +131,8 @@ def _run(
     def add_requests(kind: str, max_tokens: int) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
         for index in range(batch):
-            engine.add_request(f"{kind} {index}", sample_prompt(prompt_tokens, vocab_size, index), params)
+            prompt = sample_prompt(prompt_tokens, vocab_size, index)
+            engine.add_request(f"{kind} {index}", prompt, params, options=RequestOptions(adapter=adapter))
 
     add_requests("warm-up", 2)
     while engine.has_unfinished:
