@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import get_type_hints
 
@@ -14,8 +15,8 @@ from aethermind.errors import InvalidArgumentError
 
 
 def test_the_documented_options_are_those_that_are_checked() -> None:
-    takes = get_type_hints(EngineOptions) | {"tokenizer": str | None, "draft_model": str | None}
-    assert takes == get_type_hints(EngineConfig)
+    written = {"tokenizer": str | None, "draft_model": str | None, "adapters": Mapping[str, str] | None}
+    assert get_type_hints(EngineOptions) | written == get_type_hints(EngineConfig)
 
 
 def test_paths_may_be_given_where_names_may() -> None:

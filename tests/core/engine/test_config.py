@@ -19,7 +19,7 @@ from aethermind.errors import InvalidArgumentError
         (["sql=./a", "law=b"], {"sql": "./a", "law": "b"}),
         (("dir/law", Path("sql")), {"law": "dir/law", "sql": "sql"}),
         (["a=b=c"], {"a": "b=c"}),
-        ([], {}),
+        ({}, {}),
         (None, None),
     ],
 )
@@ -37,8 +37,8 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("sql=./a", "should be a mapping or a list, got 'sql=./a'"),
-        (3, "should be a mapping or a list, got 3"),
+        ("sql=./a", "should be a mapping, or a list of one or more, got 'sql=./a'"),
+        (3, "should be a mapping, or a list of one or more, got 3"),
         ({"": "a"}, "has a name and a path, got '' and 'a'"),
         ({"a": ""}, "has a name and a path, got 'a' and ''"),
         ({3: "a"}, "has a name and a path, got 3 and 'a'"),

@@ -132,7 +132,7 @@ def chosen_adapter(adapters: list[str] | None) -> str:
     """The name of the only adapter, by which a command answers that has one request; empty where there is none."""
     from aethermind.engine.config import named_adapters
 
-    names = list(named_adapters(adapters or []))
+    names = list(named_adapters(adapters or {}))
     if len(names) > 1:
         raise InvalidArgumentError(
             f"This command answers with one of the adapters {', '.join(names)}; give it alone with --adapter."

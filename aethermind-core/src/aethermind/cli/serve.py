@@ -81,7 +81,7 @@ def serve(
         raise InvalidArgumentError("--tokenizer is that of one model, and several are given; serve them one by one.")
     if numbers.adapters and len(paths) > 1:
         raise InvalidArgumentError("--adapter is that of one model, and several are given; serve them one by one.")
-    if taken := sorted(paths.keys() & named_adapters(numbers.adapters or []).keys()):
+    if taken := sorted(paths.keys() & named_adapters(numbers.adapters or {}).keys()):
         raise InvalidArgumentError(f"A model and an adapter are both called {taken[0]!r}; write --adapter NAME=PATH.")
     groups = (numbers, served, steps)
     with ExitStack() as stack:

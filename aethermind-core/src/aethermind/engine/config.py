@@ -248,9 +248,10 @@ def named_adapters(given: Any) -> dict[str, str]:
 
 
 def _listed(given: Any) -> list[Any]:
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise InvalidArgumentError(f"adapters should be a mapping or a list, got {given!r:.80}.")
-    return list(given)
+    is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes)
+    if not is_list or not (listed := list(given)):
+        raise InvalidArgumentError(f"adapters should be a mapping, or a list of one or more, got {given!r:.80}.")
+    return listed
 
 
 def _named(given: Any) -> tuple[Any, Any]:
