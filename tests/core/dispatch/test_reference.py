@@ -128,7 +128,7 @@ def as_tuple(outputs: Any) -> tuple[Any, ...]:
 
 
 def test_what_depends_on_the_batch_says_so_and_has_a_form_that_does_not() -> None:
-    assert set(BY_ROW) == {"attention", "linear", "lm_head", "matmul", "paged_attention"}
+    assert set(BY_ROW) == {"add_low_rank", "attention", "linear", "lm_head", "matmul", "paged_attention"}
     assert all(kernel.is_batch_invariant for kernel in BY_ROW.values())
     assert {name for name, kernel in KERNELS.items() if not kernel.is_batch_invariant} == set(BY_ROW)
 
@@ -156,3 +156,17 @@ def test_a_row_of_a_product_has_the_same_bits_alone() -> None:
         together = by_row(x, weight, *rest)
         for row in range(len(x)):
             np.testing.assert_array_equal(by_row(x[row : row + 1], weight, *rest)[0], together[row])
+
+
+def test_a_row_with_an_adapter_has_the_same_bits_alone() -> None:
+    rng = np.random.default_rng(3)
+    y, x, down, up = (
+        rng.standard_normal(shape).astype(np.float32) for shape in ((17, 33), (17, 130), (9, 130), (9, 33))
+    )
+    cuts, adapters = np.array([0, 4, 9], np.int32), rng.integers(-1, 2, 17).astype(np.int32)
+    by_row = REGISTRY["add_low_rank"].by_row
+    assert by_row is not None
+    together = by_row(y, x, down, up, cuts, adapters)
+    for row in range(len(x)):
+        own = slice(row, row + 1)
+        np.testing.assert_array_equal(by_row(y[own], x[own], down, up, cuts, adapters[own])[0], together[row])
