@@ -1,10 +1,10 @@
-"""Plans on a GPU: every step's work is bound once for each size that comes up, and then only enqueued."""
+"""Plans on a GPU: every step's work is bound once for the sizes that come up, and then only enqueued."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from aethermind.errors import DeviceError
@@ -14,6 +14,7 @@ from aethermind.graph.repeated_runs import is_decode_size
 from aethermind.hal.buffer import Buffer
 from aethermind.hal.stream import Stream
 from aethermind.ops.dims import resolve
+from aethermind_cuda.bound_steps import BoundSteps, Enqueue
 from aethermind_cuda.graph_capture import CapturedSteps
 from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, KernelFunction
 from aethermind_cuda.library import KernelLibrary
@@ -22,13 +23,11 @@ from aethermind_cuda.streams import CudaStream
 
 __all__ = ["CudaExecutable"]
 
-_MOST_SIZES = 32
-
-Enqueue = Callable[[int], None]
+Address = Callable[[Operand], int]
 
 
 class CudaExecutable:
-    """What is enqueued for the sizes of a run is remembered, of the last 32 that came up."""
+    """Enqueues steps one by one, or, where their sizes are those of padded decodes, as a graph."""
 
     def __init__(
         self,
@@ -46,12 +45,13 @@ class CudaExecutable:
         self._facts = facts
         self._library = library
         self._names = tuple(plan.symbols)
-        self._bound: OrderedDict[tuple[int, ...], list[list[Enqueue] | None]] = OrderedDict()
+        self._bound = BoundSteps(plan)
         self._captured = captured
         self._annotate = find_annotate()
-        nbytes = max(
-            (_function(step).workspace_bytes(self._call(step, plan.symbols, 0)) for step in plan.steps), default=0
-        )
+        address = addresses_in_run(plan, memory, plan.symbols)
+        calls = (self._call(step, plan.symbols, address, workspace=0) for step in plan.steps)
+        sizes = (_function(step).workspace_bytes(call) for step, call in zip(plan.steps, calls, strict=True))
+        nbytes = max(sizes, default=0)
         self._workspace = allocate(nbytes)
 
     @property
@@ -73,23 +73,18 @@ class CudaExecutable:
 
     def _enqueue(self, symbols: tuple[int, ...], begin: int, end: int, stream: int) -> None:
         """What was never bound for these sizes is bound one by one, so that the device has work meanwhile."""
-        if symbols not in self._bound:
-            self._bound[symbols] = [None] * len(self._plan.steps)
-            if len(self._bound) > _MOST_SIZES:
-                self._bound.popitem(last=False)
-        self._bound.move_to_end(symbols)
-        work = self._bound[symbols]
+        sizes = self._sizes(symbols)
+        address = addresses_in_run(self._plan, self._memory, sizes)
         for position in range(begin, end):
-            step_work = work[position]
-            if step_work is None:
-                step_work = work[position] = self._bind(self._plan.steps[position], self._sizes(symbols))
-            with nullcontext() if self._annotate is None else self._annotate(self._plan.steps[position].source):
-                for enqueue in step_work:
+            step = self._plan.steps[position]
+            work = self._bound.of_step(position, symbols, partial(self._bind, step, sizes, address))
+            with nullcontext() if self._annotate is None else self._annotate(step.source):
+                for enqueue in work:
                     enqueue(stream)
 
-    def _bind(self, step: Step, sizes: Mapping[str, int]) -> list[Enqueue]:
+    def _bind(self, step: Step, sizes: Mapping[str, int], address: Address) -> list[Enqueue]:
         """What puts the work of a step on a stream."""
-        call = self._call(step, sizes, self._workspace.address)
+        call = self._call(step, sizes, address, self._workspace.address)
         return [work.bind(self._library) for work in _function(step)(call)]
 
     def _handle(self, stream: Stream) -> int:
@@ -101,9 +96,7 @@ class CudaExecutable:
     def _sizes(self, symbols: tuple[int, ...]) -> dict[str, int]:
         return dict(zip(self._names, symbols, strict=True))
 
-    def _call(self, step: Step, sizes: Mapping[str, int], workspace: int) -> Call:
-        address = addresses_in_run(self._plan, self._memory, sizes)
-
+    def _call(self, step: Step, sizes: Mapping[str, int], address: Address, workspace: int) -> Call:
         def array(operand: Operand) -> DeviceArray:
             return DeviceArray(address(operand), operand.dtype, resolve(operand.shape, sizes))
 

@@ -1,0 +1,72 @@
+"""What enqueues a step is made anew only for sizes that the step depends on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cuda.emulator.builder import CSRC
+from tests.cuda.host_driver import HostDriver, fake_cubins
+
+from aethermind import LLM, Runtime, SamplingParams
+from aethermind.graph.plan import Step
+from aethermind.hal import Probe
+from aethermind_cuda.backend import CudaBackend
+from aethermind_cuda.bound_steps import BoundSteps, Enqueue
+from aethermind_cuda.executable import CudaExecutable
+
+PROMPT = {"prompt_token_ids": list(range(5, 25))}
+
+
+@pytest.fixture
+def llm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LLM:
+    """The demo model on a GPU that computes nothing."""
+    driver = HostDriver(memory=1 << 40)
+    cubins = fake_cubins(tmp_path, [source.stem for source in CSRC.glob("*.cu")])
+    monkeypatch.setattr("aethermind_cuda.probe.probe", lambda: Probe(1, "a GPU that computes nothing."))
+    monkeypatch.setattr("aethermind_cuda.probe.open_backend", lambda: CudaBackend(driver, cubins))
+    monkeypatch.setattr("aethermind_cuda.kernels._cublaslt.find_cublaslt", lambda: None)
+    return LLM(
+        "demo", device="cuda", max_model_len=256, max_num_seqs=8, enable_prefix_caching=False, runtime=Runtime.boot()
+    )
+
+
+def test_other_lists_of_the_sampler_leave_the_models_steps_as_they_are(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound: list[str] = []
+    bind = CudaExecutable._bind
+
+    def noted(self: CudaExecutable, step: Step, *rest: Any) -> list[Enqueue]:
+        bound.append(step.source)
+        return bind(self, step, *rest)
+
+    monkeypatch.setattr(CudaExecutable, "_bind", noted)
+    counts = []
+    for num_biased in (3, 5, 3):
+        bias = dict.fromkeys(range(num_biased), 1.0)
+        llm.generate(PROMPT, SamplingParams(max_tokens=6, temperature=0.0, logit_bias=bias, ignore_eos=True))
+        counts.append(len(bound))
+        bound.clear()
+    assert counts[0] > len(llm.engine.runner.executor.plan.steps)
+    assert 0 < counts[1] <= counts[0] / 5, "of a prompt's step and those of tokens, what reads the lists"
+    assert counts[2] == 0
+
+
+def test_a_step_is_remembered_for_the_last_sizes(llm: LLM) -> None:
+    plan = llm.engine.runner.executor.plan
+    steps = BoundSteps(plan)
+    made: list[int] = []
+
+    def bind() -> list[Enqueue]:
+        made.append(1)
+        return [made.append]
+
+    sizes = [tuple(number for _ in plan.symbols) for number in range(1, 34)]
+    first = [steps.of_step(0, one, bind) for one in sizes]
+    assert len(made) == len(sizes)
+    assert steps.of_step(0, sizes[-1], bind) is first[-1]
+    assert len(made) == len(sizes)
+    steps.of_step(0, sizes[0], bind)
+    assert len(made) == len(sizes) + 1, "the first of 33 was forgotten"
