@@ -1,0 +1,120 @@
+// Attention of one query a sequence over the paged cache, at the shapes of Qwen2-0.5B, beside the memory's limit
+// measured in the same run.
+//
+//   bench_attention [num_workers] [variant] [num_heads] [num_kv_heads] [head_dim] [stored: bfloat16, int8] [context]
+//
+// "Cold" calls take their keys and values in turn from more memory than the caches hold, as the layers of a model do;
+// "warm" ones find them there. Cycles are not counted: nanoseconds a key are of one kv head and one worker.
+#include <algorithm>
+#include <chrono>
+#include <cinttypes>
+#include <numeric>
+
+#include "allocator.h"
+#include "kernel_testing.h"
+#include "machine_limits.h"
+#include "parallel.h"
+
+using namespace aether::cpu;
+using namespace aether::cpu::testing;
+
+namespace {
+
+constexpr int64_t kContexts[] = {128, 512, 2048, 16384};
+constexpr int64_t kBlockSize = 16;
+constexpr size_t kColdBytes = size_t{400} << 20;
+
+struct Heads {
+  int64_t queries, keys, dim;
+};
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// The median of calls that take the inputs in turn.
+double seconds_of(Team& team, const am_kernel& kernel, const std::vector<std::vector<am_tensor>>& inputs,
+                  const am_tensor& out) {
+  const am_attr attributes[] = {attr(0.125), attr(0)};
+  const auto lock = team.acquire();
+  team.reserve_scratch(lock, kernel.scratch_bytes(inputs[0].data(), &out, attributes, team.num_workers()));
+  struct Call {
+    const am_kernel& kernel;
+    const am_tensor *in, *out;
+    const am_attr* attributes;
+  };
+  std::vector<double> seconds;
+  const double begin = seconds_now();
+  for (size_t i = 0; i < 3 || seconds_now() < begin + 1.0; ++i) {
+    Call call{kernel, inputs[i % inputs.size()].data(), &out, attributes};
+    const double start = seconds_now();
+    team.run(
+        lock,
+        [](void* context, const am_team& view) {
+          const Call& c = *static_cast<const Call*>(context);
+          c.kernel.run(c.in, c.out, c.attributes, &view);
+        },
+        &call);
+    seconds.push_back(seconds_now() - start);
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + static_cast<ptrdiff_t>(seconds.size() / 2), seconds.end());
+  return seconds[seconds.size() / 2];
+}
+
+void bench(Team& team, const KernelEntry& entry, const Heads& heads, int64_t context, am_dtype stored,
+           double bytes_per_s) {
+  const int64_t num_blocks = context / kBlockSize;
+  const std::vector<int64_t> cache_shape = {num_blocks, heads.keys, kBlockSize, heads.dim};
+  const std::vector<int64_t> factor_shape = {num_blocks, heads.keys, kBlockSize};
+  const Tensor q = random(entry.dtype, {1, heads.queries, heads.dim});
+  const Tensor out(entry.dtype, {1, heads.queries, heads.dim});
+  const Tensor cu_seqlens = of(AM_INT32, {0, 1}), seqlens = of(AM_INT32, {static_cast<double>(context)});
+  const Tensor table(AM_INT32, {1, num_blocks});
+  table.fill([](int64_t i) { return static_cast<double>(i); });
+  const Tensor keys = random(stored, cache_shape, 0, stored == AM_INT8 ? 40.0 : 1.0);
+  Tensor factors(AM_FLOAT32, factor_shape);
+  factors.fill([](int64_t) { return 0.02; });
+  const size_t num_copies = std::max<size_t>(1, kColdBytes / (2 * keys.num_bytes()));
+  Block memory;
+  memory.reserve(2 * num_copies * keys.num_bytes());
+  std::vector<std::vector<am_tensor>> calls;
+  for (size_t i = 0; i < num_copies; ++i) {
+    am_tensor both[2] = {keys.abi(), keys.abi()};
+    for (size_t j = 0; j < 2; ++j) {
+      both[j].data = static_cast<char*>(memory.address()) + (2 * i + j) * keys.num_bytes();
+      std::memcpy(both[j].data, keys.bytes(), keys.num_bytes());
+    }
+    calls.push_back({q.abi(), both[0], both[1], cu_seqlens.abi(), seqlens.abi(), table.abi()});
+    if (stored != entry.dtype) calls.back().insert(calls.back().end(), {factors.abi(), factors.abi()});
+  }
+  const double cold = seconds_of(team, *entry.kernel, calls, out.abi());
+  calls.resize(1);
+  const double warm = seconds_of(team, *entry.kernel, calls, out.abi());
+  const double bytes = 2.0 * static_cast<double>(keys.num_bytes());
+  const double keys_of_worker = static_cast<double>(context * heads.keys) / team.num_workers();
+  std::printf("%-12s context %-6" PRId64
+              " cold %8.1f us %6.1f GB/s (%3.0f %%) %6.1f ns a key; warm %8.1f us %6.1f ns\n",
+              entry.variant, context, cold * 1e6, bytes / cold / 1e9, 100 * bytes / cold / bytes_per_s,
+              cold * 1e9 / keys_of_worker, warm * 1e6, warm * 1e9 / keys_of_worker);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto number = [&](int index, int otherwise) { return argc > index ? std::atoi(argv[index]) : otherwise; };
+  Team team(number(1, 2));
+  const char* variant = argc > 2 ? argv[2] : "avx512_bf16";
+  const Heads heads = {number(3, 14), number(4, 2), number(5, 64)};
+  const bool is_coded = argc > 6 && std::strcmp(argv[6], "int8") == 0;
+  const Limits limits = measure_limits(team);
+  std::printf("%d workers: %.1f GB/s\n", team.num_workers(), limits.memory_bytes_per_s / 1e9);
+  const char* name = is_coded ? "paged_attention_quantized" : "paged_attention";
+  for (int64_t context : kContexts) {
+    if (argc > 7 && context != std::atoi(argv[7])) continue;
+    for_each_kernel(name, [&](const KernelEntry& entry) {
+      if (std::strcmp(entry.variant, variant) == 0 && entry.dtype == AM_BFLOAT16)
+        bench(team, entry, heads, context, is_coded ? AM_INT8 : entry.dtype, limits.memory_bytes_per_s);
+    });
+  }
+  return 0;
+}
