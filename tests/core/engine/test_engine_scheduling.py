@@ -19,6 +19,11 @@ PROMPT = [5, 9, 13, 17, 21, 25, 29, 33, 37, 41]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
 
+def replace_params(params: SamplingParams, **changes: Any) -> SamplingParams:
+    kept = {"temperature": params.temperature, "max_tokens": params.max_tokens, "ignore_eos": params.ignore_eos}
+    return SamplingParams(**{**kept, **changes})
+
+
 def observe_rows(engine: Engine) -> list[tuple[int, int]]:
     """Tokens and rows of logits of every step from now on."""
     seen = []
@@ -99,6 +104,45 @@ def test_quotas_end_answers_and_refuse_prompts(runtime: Runtime) -> None:
     assert {one.finish_reason for one in finished.values()} == {"length"}
     with pytest.raises(ContextLengthError, match="10 tokens and the request's quota is 10"):
         engine.add_request("long", PROMPT, GREEDY, options=RequestOptions(max_context_tokens=10))
+
+
+def test_a_prompt_that_is_to_be_scored_waits_in_the_queue(runtime: Runtime) -> None:
+    limits = {"num_kv_blocks": 8, "block_size": 4, "max_num_seqs": 4, "enable_prefix_caching": False}
+    engine = open_engine(runtime, "null", **limits)
+    small, added = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True), 0
+    finished: dict[str, Any] = {}
+    for number in range(40):
+        while len(engine.waiting) < 2:  # a steady load that leaves no room for more
+            engine.add_request(f"small {added}", PROMPT[:3], small)
+            added += 1
+        if number == 4:
+            engine.add_request("scored", [7] * 26, replace_params(GREEDY, prompt_logprobs=1, n=2))
+            before = added
+        finished.update({one.request_id: one for one in engine.step() if one.finished})
+    assert len(finished["scored"].prompt_logprobs) == 26
+    earlier = {f"small {index}" for index in range(before)}
+    assert {name for name in list(finished)[: list(finished).index("scored")] if name != "scored"} <= earlier
+
+
+def test_a_prompt_without_room_for_its_scores_is_refused(runtime: Runtime) -> None:
+    engine = open_engine(runtime, "null", num_kv_blocks=8, block_size=4)
+    engine.cache.open("somebody else's")
+    engine.cache.reserve("somebody else's", 24)
+    engine.add_request("scored", [7] * 20, replace_params(GREEDY, prompt_logprobs=1))
+    assert engine.step() == []
+    (refused,) = engine.step()
+    assert refused.error is not None
+    assert "no room for a text of 20 tokens" in refused.error
+    assert not engine.has_unfinished
+
+
+def test_a_request_that_waits_for_its_scores_can_be_aborted(runtime: Runtime) -> None:
+    engine = open_engine(runtime, "null")
+    engine.add_request("scored", PROMPT, replace_params(GREEDY, prompt_logprobs=1))
+    assert engine.step() == []
+    assert engine.abort("scored") is not None
+    assert not engine.has_unfinished
+    assert engine.step() == []
 
 
 def test_the_policy_is_chosen_by_name(runtime: Runtime) -> None:

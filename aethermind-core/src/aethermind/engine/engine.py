@@ -18,7 +18,7 @@ from aethermind.engine.policies import SharingPolicy
 from aethermind.engine.requests.output import RequestOutput
 from aethermind.engine.requests.output_builder import Growth, OutputBuilder, state_of
 from aethermind.engine.requests.prompt_reader import check_embeddings
-from aethermind.engine.requests.request import FinishReason, Request
+from aethermind.engine.requests.request import FinishReason, Request, RequestState
 from aethermind.engine.requests.request_checks import check_prompt, check_token_ids
 from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.engine.requests.sample_group import SampleGroup
@@ -93,7 +93,7 @@ class Engine:
         self.pipeline = StepPipeline(self.runner, self.scheduler, self.cache, self.costs, queues, clock)
         self._outputs: dict[str, OutputBuilder] = {}
         self._groups = SampleGroups()
-        self._unscored: list[Request] = []
+        self._unscored: Request | None = None
         self._controls = ControlsReader(planned, tokenizer)
         self._clock = clock
         self._num_added = 0
@@ -110,7 +110,7 @@ class Engine:
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs."""
         is_fetching = self.kv_offload is not None and self.kv_offload.num_waiting > 0
-        return bool(self.waiting or self.running or is_fetching or self._unscored or self._groups)
+        return bool(self.waiting or self.running or is_fetching or self._groups)
 
     def add_request(
         self,
@@ -140,7 +140,7 @@ class Engine:
         engine_seed = derive_seed(self.planned.config.seed, self._num_added)
         self._num_added += 1
         seed = engine_seed if params.seed is None else params.seed
-        requests = []
+        requests: list[Request] = []
         for index, answer_id in enumerate(answer_ids(request_id, params.n)):
             if index and controls is not None:
                 controls = controls.fork(self._controls.processors(params))
@@ -159,18 +159,19 @@ class Engine:
             )
             if index:  # the first answer is the one that n = 1 gives
                 request.seed = derive_seed(seed, index)
-            if isinstance(self.scheduler.policy, SharingPolicy):
-                request.place = self.scheduler.policy.place(request, self.waiting, self.running)
             requests.append(request)
-            self._outputs[answer_id] = builder = OutputBuilder(request, prompt, self.tokenizer)
-            for token_id in forced_beginning(request):
+        self._place(requests)
+        builders = {request.request_id: OutputBuilder(request, prompt, self.tokenizer) for request in requests}
+        for builder in builders.values():
+            for token_id in forced_beginning(builder.request):
                 builder.begin(token_id)
+        self._outputs.update(builders)
         if params.n > 1:
             self._groups.open(request_id, requests)
-        if params.prompt_logprobs is not None:
-            self._unscored.append(requests[0])
-        elif self.kv_offload is None or not self.kv_offload.fetch(requests[0]):
-            self.waiting.add(requests[0], requests[0].arrival)
+        first = requests[0]
+        first.needs_scores = params.prompt_logprobs is not None
+        if first.needs_scores or self.kv_offload is None or not self.kv_offload.fetch(first):
+            self.waiting.add(first, first.arrival)
 
     def adjust(
         self,
@@ -242,9 +243,9 @@ class Engine:
         `state_of` until it ends.
         """
         if self.kv_offload is not None and self.kv_offload.num_waiting:
-            for request in self.kv_offload.arrived(may_wait=not (self.running or self.waiting or self._unscored)):
+            for request in self.kv_offload.arrived(may_wait=not (self.running or self.waiting)):
                 self.waiting.add(request, request.arrival)
-        outputs: list[Growth] = [*self._score_prompts()] if self._unscored else []
+        outputs: list[Growth] = [] if self._unscored is None else [*self._score(self._unscored)]
         if self._groups:
             self._groups.start(self.cache, self.budget.max_num_seqs, self.waiting, self.running, self._clock())
         if self.speculator is not None:
@@ -256,7 +257,9 @@ class Engine:
         if self.speculator is not None:
             sampled = self.speculator.settle(step.decision, sampled)
         outputs += [self._append(request, tokens, now) for request, tokens in groupby(sampled, _REQUEST)]
+        self._unscored = None
         for decision in step.decisions:
+            self._unscored = decision.unscored
             self.num_preemptions += len(decision.preempted)
             if decision.rejected:
                 outputs += self._refuse(decision, now)
@@ -301,11 +304,8 @@ class Engine:
         return builder.snapshot(now)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        if request in self._unscored:
-            self._unscored.remove(request)
-            self.waiting.add(request, request.arrival)
-        elif self.kv_offload is not None and self.kv_offload.cancel(request):
-            self.waiting.add(request, request.arrival)
+        if self.kv_offload is not None:
+            self.kv_offload.cancel(request)
         self.pipeline.keep_blocks(request)
         self.scheduler.finish(request, reason, self.waiting, self.running)
         # What was cancelled is no turn: the next one goes on from the last that was completed.
@@ -314,28 +314,24 @@ class Engine:
         if self.speculator is not None:
             self.speculator.forget(request.request_id)
 
-    def _score_prompts(self) -> list[RequestOutput]:
-        """Score prompts that wait for it and queue their requests; returns those that cannot be served.
+    def _score(self, request: Request) -> list[RequestOutput]:
+        """Score the prompt of a request whose turn has come; returns the request where it cannot be served.
 
-        Where running requests leave no room for a prompt, it waits until they do.
+        Where running requests have taken the prompt's room since, its turn comes again.
         """
-        refused = []
-        for request in list(self._unscored):
-            num_blocks = self.cache.spec.num_blocks_for(request.num_prompt_tokens)
-            if self.running and num_blocks > self.cache.num_available_blocks:
-                break
-            builder = self._outputs[request.request_id]
-            num_top = request.params.prompt_logprobs
-            assert num_top is not None, "who wants no scores is queued at once"
-            try:
-                scores = score_prompt(self.runner, self.cache, request, num_top)
-            except OutOfMemoryError as error:
-                refused.append(self._give_up(builder, str(error), self._clock()))
-                continue
-            builder.add_prompt(scores)
-            self._unscored.remove(request)
-            self.waiting.add(request, request.arrival)
-        return refused
+        num_blocks = self.cache.spec.num_blocks_for(request.num_prompt_tokens)
+        if request.is_finished or (self.running and num_blocks > self.cache.num_available_blocks):
+            return []
+        builder = self._outputs[request.request_id]
+        num_top = request.params.prompt_logprobs
+        assert num_top is not None, "who wants no scores waits for none"
+        try:
+            scores = score_prompt(self.runner, self.cache, request, num_top)
+        except OutOfMemoryError as error:
+            return [self._give_up(builder, str(error), self._clock())]
+        builder.add_prompt(scores)
+        request.needs_scores = False
+        return []
 
     def _merge_groups(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         """One output a group in place of those of its answers."""
@@ -352,14 +348,21 @@ class Engine:
     def _end_group(self, group: SampleGroup) -> None:
         """End what is left of a group and forget it."""
         self._groups.forget(group)
+        group.pending.clear()
         for request in group.requests:
             self._outputs.pop(request.request_id, None)
-            if request.is_finished:
-                continue
-            if request in group.pending:
-                self.waiting.add(request, request.arrival)
-            self._finish(request, FinishReason.ABORT)
-        group.pending.clear()
+            if not request.is_finished:
+                self._finish(request, FinishReason.ABORT)
+
+    def _place(self, requests: list[Request]) -> None:
+        """Where the policy shares, the answers to a prompt stand at one place behind all that is open, in whatever room
+        it waits.
+        """
+        if isinstance(self.scheduler.policy, SharingPolicy):
+            waiting = (one.request for one in self._outputs.values() if one.request.state is not RequestState.RUNNING)
+            place = self.scheduler.policy.place(requests[0], waiting, self.running)
+            for request in requests:
+                request.place = place
 
     def _with_quotas(self, options: RequestOptions) -> RequestOptions:
         """The options with the engine's quota, where it allows less than they do."""

@@ -93,6 +93,25 @@ def test_a_light_user_is_not_held_up_by_a_crowd(runtime: Runtime, room: dict[str
     assert unfair > alone + 3
 
 
+@pytest.mark.parametrize(
+    ("options", "wishes"), [({}, {}), ({"kv_store": "host:64MiB"}, {}), ({}, {"prompt_logprobs": 0}), ({}, {"n": 3})]
+)
+def test_a_crowd_is_counted_wherever_it_waits(
+    runtime: Runtime, options: dict[str, str], wishes: dict[str, int]
+) -> None:
+    engine = open_engine(runtime, "null", block_size=4, **options)
+    params = SamplingParams(temperature=1.0, max_tokens=6, **wishes)  # type: ignore[arg-type]
+    for number in range(3):
+        engine.add_request(f"crowd {number}", [number + 1] * 20, params, options=RequestOptions(tenant="crowd"))
+    requests = [builder.request for builder in engine._outputs.values()]
+    firsts = requests[:: params.n]
+    assert [round(one.place - one.arrival) for one in firsts] == [30 * params.n * number for number in range(3)]
+    assert [one.place for one in requests] == [first.place for first in firsts for _ in range(params.n)]
+    while engine.has_unfinished:
+        engine.step()
+    engine.close()
+
+
 def test_giving_a_seat_up_changes_no_token(runtime: Runtime) -> None:
     def answers(policy: str, max_num_seqs: int) -> dict[str, list[int]]:
         engine = open_engine(runtime, scheduling_policy=policy, max_num_seqs=max_num_seqs, block_size=4)

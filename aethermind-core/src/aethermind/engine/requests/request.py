@@ -63,6 +63,7 @@ class Request:
         "extra_key",
         "finish_reason",
         "max_total_tokens",
+        "needs_scores",
         "num_accepted_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -151,6 +152,8 @@ class Request:
         self.num_preemptions = 0
         self.num_tokens_at_resume = 0
         """Prompt and output tokens there were when it was let in again after a preemption."""
+        self.needs_scores = False
+        """Whether its prompt is to be scored before it is let in (`prompt_logprobs`)."""
         self.state = RequestState.WAITING
         self.finish_reason: FinishReason | None = None
 

@@ -56,6 +56,9 @@ class Admission:
                 if self._take_seat(step, request):
                     continue
                 break
+            if request.needs_scores:
+                decision.unscored = request
+                break
             is_brought_back = cache.state(request.request_id) is CacheState.SWAPPED
             chunk = self._open(step, request)
             if chunk == 0 and running:

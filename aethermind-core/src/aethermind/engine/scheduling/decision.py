@@ -78,6 +78,8 @@ class ScheduleDecision:
     """Moved back to `waiting`, their blocks released or swapped out."""
     rejected: list[RejectedRequest] = field(default_factory=list)
     """Taken from both queues, their blocks released; the caller finishes them with an error."""
+    unscored: Request | None = None
+    """Whose turn to be let in has come, and whose prompt is to be scored before; nobody is let in past it."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """`(source, destination)` blocks to copy, in order, before the step runs."""
     shifts: list[BlockShift] = field(default_factory=list)

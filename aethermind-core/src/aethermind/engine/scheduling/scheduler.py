@@ -53,7 +53,7 @@ class Scheduler:
 
         Both queues are changed in place: who is admitted moves from `waiting` to `running`, who is preempted goes back
         to `waiting`, who is rejected leaves. After the step has run, call `advance`. A step comes out empty only if
-        nothing can run, or if a request was rejected.
+        nothing can run, or if a request was rejected or is to be scored first.
         """
         decision = ScheduleDecision()
         scheduled = decision.scheduled
@@ -126,7 +126,8 @@ class Scheduler:
             running.remove(request)
             self._cache.release(request.request_id, request.all_token_ids)
         elif request.state is not RequestState.FINISHED:
-            waiting.remove(request)
+            if request in waiting:  # others wait elsewhere: for a store, or for a sibling
+                waiting.remove(request)
             self._cache.release(request.request_id)  # holds something only if it was swapped out
         request.state = RequestState.FINISHED
         request.finish_reason = reason
