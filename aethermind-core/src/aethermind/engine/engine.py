@@ -202,6 +202,8 @@ class Engine:
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now and free its blocks; returns what there is of it, None for unknown and finished ids."""
         group = self._groups.get(request_id)
+        if group is not None and group.request_id != request_id:
+            return None  # one answer of several, which end together
         if group is not None:
             builders = [self._outputs[one.request_id] for one in group.requests if not one.is_finished]
             self._end_group(group)
@@ -372,6 +374,6 @@ class Engine:
         return replace(options, max_new_tokens=most)
 
     def _check_id(self, request_id: str, num_answers: int) -> None:
-        is_open = self._groups.get(request_id) is not None
-        if is_open or not self._outputs.keys().isdisjoint(answer_ids(request_id, num_answers)):
+        ids = answer_ids(request_id, num_answers)
+        if any(one in self._outputs or self._groups.get(one) is not None for one in ids):
             raise InvalidArgumentError(f"Request id {request_id!r} is in use; give each request an id of its own.")

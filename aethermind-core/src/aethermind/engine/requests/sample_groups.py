@@ -36,8 +36,8 @@ class SampleGroups:
         return any(group.pending for group in self._groups.values())
 
     def get(self, request_id: str) -> SampleGroup | None:
-        """The group that was asked for under this id."""
-        return self._groups.get(request_id)
+        """The group that an answer of this id belongs to: the first has that of the group."""
+        return self._of_answer.get(request_id)
 
     def open(self, request_id: str, requests: list[Request]) -> None:
         """Begin a group."""
