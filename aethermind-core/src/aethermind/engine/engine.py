@@ -308,6 +308,10 @@ class Engine:
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if self.kv_offload is not None:
             self.kv_offload.cancel(request)
+        group = self._groups.get(request.request_id)
+        if group is not None and reason is not FinishReason.ABORT:  # siblings copy its prompt first, one in its seat
+            num_seats = self.budget.max_num_seqs - len(self.running) + 1
+            group.start(self.cache, num_seats, self.waiting, self.running, self._clock())
         self.pipeline.keep_blocks(request)
         self.scheduler.finish(request, reason, self.waiting, self.running)
         # What was cancelled is no turn: the next one goes on from the last that was completed.

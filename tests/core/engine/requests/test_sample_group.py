@@ -6,7 +6,9 @@ import pytest
 from tests.core.engine.engines import open_engine
 
 from aethermind import Runtime, SamplingParams
+from aethermind.engine.scheduling.decision import ScheduleDecision
 from aethermind.errors import InvalidArgumentError
+from aethermind.graph.executor import Executor
 
 PROMPT = list(range(5, 25))
 
@@ -24,3 +26,23 @@ def test_one_answer_of_several_is_no_request_of_its_own(runtime: Runtime) -> Non
     assert [one.finish_reason for one in ended.outputs] == ["abort"] * 3
     assert not engine.has_unfinished
     assert engine.cache.num_sequences == 0
+
+
+@pytest.mark.parametrize(("max_num_seqs", "num_steps"), [(8, 2), (3, 3), (1, 5)])
+def test_siblings_copy_the_prompt_of_one_that_ends_with_its_first_token(
+    runtime: Runtime, max_num_seqs: int, num_steps: int
+) -> None:
+    engine = open_engine(runtime, "null", max_num_seqs=max_num_seqs, enable_prefix_caching=False)
+    engine.add_request("a", PROMPT, SamplingParams(temperature=1.0, max_tokens=1, n=5))
+    computed: list[int] = []
+
+    def run(executor: Executor, symbols: tuple[int, ...], decision: ScheduleDecision) -> None:
+        computed.append(decision.num_batched_tokens)
+        executor.run(symbols)
+
+    engine.runner.observer = run
+    while engine.has_unfinished:
+        outputs = engine.step()
+    assert [len(one.token_ids) for one in outputs[0].outputs] == [1] * 5
+    assert sum(computed) == len(PROMPT) + 4
+    assert len(computed) == num_steps
