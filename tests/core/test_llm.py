@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
 import aethermind
-from aethermind import LLM, EngineOptions
+from aethermind import LLM, EngineOptions, Runtime, SamplingParams
 from aethermind.engine.config import EngineConfig
 from aethermind.errors import InvalidArgumentError
 
@@ -41,3 +42,40 @@ def test_an_option_that_does_not_exist_is_named() -> None:
 def test_the_package_exports_what_it_names() -> None:
     for name in aethermind.__all__:
         assert getattr(aethermind, name) is not None
+
+
+def test_whatever_interrupts_the_reading_of_prompts_leaves_no_request_behind(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM("demo", device="null", runtime=runtime) as llm:
+        read, num_read = llm._prompts.read, itertools.count()
+
+        def interrupted(prompt: Any) -> Any:
+            if next(num_read) == 2:
+                raise KeyboardInterrupt
+            return read(prompt)
+
+        monkeypatch.setattr(llm._prompts, "read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["one", "two", "three"], SamplingParams(max_tokens=2))
+        assert not llm.engine.has_unfinished
+
+
+def test_an_answer_whose_logits_processor_cannot_be_made_leaves_no_sibling_behind(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM("demo", device="null", runtime=runtime) as llm:
+        engine, num_made = llm.engine, itertools.count()
+
+        def processors(params: SamplingParams) -> tuple[()]:
+            if next(num_made) == 2:
+                raise RuntimeError("a plugin's own")
+            return ()
+
+        monkeypatch.setattr(engine._controls, "processors", processors)
+        biased = SamplingParams(max_tokens=2, n=3, logit_bias={5: 1.0})
+        with pytest.raises(RuntimeError, match="a plugin's own"):
+            engine.add_request("a", [5, 6, 7], biased)
+        engine.add_request("a", [5, 6, 7], biased)
+        assert engine.abort("a") is not None
+        assert not engine.has_unfinished

@@ -269,7 +269,7 @@ class LLM:
                     request_id, read.token_ids, one, prompt=read.text, embeddings=read.embeddings, options=wishes
                 )
                 ids.append(request_id)
-        except AetherMindError:
+        except BaseException:  # Ctrl-C and a plugin's own errors, too
             for request_id in ids:
                 self.engine.abort(request_id)
             raise
