@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 
 import aethermind
-from aethermind import LLM, EngineOptions, Runtime, SamplingParams
+from aethermind import LLM, EngineOptions, RequestOptions, Runtime, SamplingParams
 from aethermind.engine.config import EngineConfig
 from aethermind.errors import InvalidArgumentError
 
@@ -79,3 +79,33 @@ def test_an_answer_whose_logits_processor_cannot_be_made_leaves_no_sibling_behin
         engine.add_request("a", [5, 6, 7], biased)
         assert engine.abort("a") is not None
         assert not engine.has_unfinished
+
+
+def test_a_step_looks_at_those_who_grew_and_not_at_all_who_wait(runtime: Runtime) -> None:
+    class Counted(set[str]):
+        num_looks = 0
+
+        def __contains__(self, name: object) -> bool:
+            self.num_looks += 1
+            return super().__contains__(name)
+
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("every step would look at every request that waits")
+
+    with LLM("demo", device="null", runtime=runtime, max_num_seqs=2) as llm:
+        params = [SamplingParams(max_tokens=5, ignore_eos=True)] * 20
+        ids = Counted(llm._add_all([{"prompt_token_ids": [5, 6]}] * 20, params, [RequestOptions()] * 20))
+        (first, second), num_steps = llm._next(ids, True), 5
+        assert (first.finished, second.finished) == (True, True)
+        assert ids.num_looks <= 2 * num_steps
+        llm._forget(list(map(str, range(20))))
+
+
+def test_a_whole_answer_and_a_stream_can_be_open_at_once(runtime: Runtime) -> None:
+    with LLM("demo", device="null", runtime=runtime) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+        outputs = llm.stream({"prompt_token_ids": [5, 6]}, params)
+        assert len(next(outputs).outputs[0].token_ids) == 1
+        (whole,) = llm.generate({"prompt_token_ids": [5, 6]}, params)
+        assert whole.finished
+        assert [one.finished for one in outputs][-1]

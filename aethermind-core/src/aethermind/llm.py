@@ -23,6 +23,7 @@ from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.model_info import ModelInfo, describe_model
 from aethermind.engine.progress_bar import ProgressBar
 from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
+from aethermind.engine.requests.output_builder import Growth, has_ended, state_of
 from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt, PromptReader
 from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.errors import AetherMindError, InvalidArgumentError
@@ -80,7 +81,7 @@ class LLM:
         self._prompts = PromptReader.of(planned, self.tokenizer)
         self.info = describe_model(self.engine, time.perf_counter() - started)
         self._num_requests = 0
-        self._unseen: dict[str, RequestOutput] = {}
+        self._unseen: dict[str, Growth] = {}
         self._is_closed = False
 
     def __enter__(self) -> LLM:
@@ -134,7 +135,9 @@ class LLM:
             items, _one_each(items, given, "sampling_params", SamplingParams), _options_for(items, options, adapter)
         )
         finished: dict[str, RequestOutput] = {}
-        with ProgressBar(len(ids), use_tqdm) as advance, closing(self._outputs(ids)) as outputs:
+        with ProgressBar(len(ids), use_tqdm) as advance, closing(
+            self._outputs(ids, only_last=on_output is None)
+        ) as outputs:
             for output in outputs:
                 if on_output is not None:
                     on_output(output)
@@ -228,27 +231,33 @@ class LLM:
             raise InvalidArgumentError("This LLM was closed; make another one.")
         return self._prompts.read(prompt)
 
-    def _outputs(self, ids: Sequence[str]) -> Generator[RequestOutput, None, None]:
-        """What these requests got, whenever one has grown, until all have ended; those that have not end with it."""
+    def _outputs(self, ids: Sequence[str], *, only_last: bool = False) -> Generator[RequestOutput, None, None]:
+        """What these requests got, whenever one has grown, until all have ended; those that have not end with it.
+
+        With `only_last` only their last states: to write one down takes longer than to make a token.
+        """
         open_ids = set(ids)
         try:
             while open_ids:
-                for output in self._next(open_ids):
+                for output in self._next(open_ids, only_last):
                     if output.finished:
                         open_ids.remove(output.request_id)
                     yield output
         finally:
             self._forget(ids)
 
-    def _next(self, ids: Collection[str]) -> list[RequestOutput]:
-        """Step until some of these requests grew; what others got is kept until they ask (several may be open)."""
+    def _next(self, ids: Collection[str], only_last: bool) -> list[RequestOutput]:
+        """Step until some of these requests grew, or ended; what others got is kept until they ask (several may be
+        open).
+        """
+        unseen = self._unseen
         while True:
-            ready = [self._unseen.pop(request_id) for request_id in ids if request_id in self._unseen]
+            ready = [name for name in unseen if name in ids and (not only_last or has_ended(unseen[name]))]
             if ready:
-                return ready
+                return [state_of(unseen.pop(name)) for name in ready]
             if not self.engine.has_unfinished:
                 raise AetherMindError(f"Request {', '.join(sorted(ids))} was aborted before it was answered.")
-            self._unseen.update((output.request_id, output) for output in self.engine.step())
+            unseen.update((growth.request_id, growth) for growth in self.engine.advance())
 
     def _forget(self, ids: Sequence[str]) -> None:
         for request_id in ids:
