@@ -118,11 +118,10 @@ class HashedPrefixCache:
         entries: list[RememberedBlock] = []
         if not self._by_key:
             return entries
-        content, stride = array(_TOKEN_TYPE, token_ids).tobytes(), self._block_size * _TOKEN_BYTES
         parent: RememberedBlock | bytes = extra_key
         key = self._first_key(extra_key)
-        for end in range(stride, len(content) + 1, stride):
-            tokens = content[end - stride : end]
+        for end in range(self._block_size, len(token_ids) + 1, self._block_size):
+            tokens = array(_TOKEN_TYPE, token_ids[end - self._block_size : end]).tobytes()
             key = self._hash(key, tokens)
             entry = self._by_key.get(key)
             if entry is None or entry.tokens != tokens or entry.parent != parent:

@@ -141,7 +141,12 @@ class KVCache:
 
     def query(self, token_ids: Sequence[int], extra_key: bytes = b"") -> int:
         """Return how many leading tokens `open` with these ids would reuse."""
-        return len(self._match(token_ids, extra_key)) * self._block_size
+        return len(self.match(token_ids, extra_key)) * self._block_size
+
+    def match(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[int]:
+        """Return the blocks that `open` with these ids would reuse, idle or in use."""
+        blocks = self._supply.prefix_cache.match(token_ids, extra_key)
+        return list(blocks[: max(len(token_ids) - 1, 0) // self._block_size])
 
     def num_tokens(self, seq_id: str) -> int:
         """Return how many tokens of the sequence are committed."""
@@ -170,10 +175,6 @@ class KVCache:
         table = self._sequences[seq_id].block_table
         out[out_offset : out_offset + count] = slots_of(table, start, count, self._block_size)
 
-    def _match(self, token_ids: Sequence[int], extra_key: bytes) -> list[int]:
-        blocks = self._supply.prefix_cache.match(token_ids, extra_key)
-        return list(blocks[: max(len(token_ids) - 1, 0) // self._block_size])
-
     # -- the life of a sequence ------------------------------------------------------------------------------
 
     def open(self, seq_id: str, token_ids: Sequence[int] = (), extra_key: bytes = b"") -> OpenResult:
@@ -186,7 +187,7 @@ class KVCache:
             return OpenResult(Outcome.ALREADY_OPEN)
         if len(token_ids) > self.max_model_len:
             return OpenResult(Outcome.TOO_LONG)
-        blocks = self._match(token_ids, extra_key)
+        blocks = self.match(token_ids, extra_key)
         self._supply.acquire(blocks)
         num_cached_tokens = len(blocks) * self._block_size
         self._sequences[seq_id] = CachedSequence(blocks, num_cached_tokens, extra_key)

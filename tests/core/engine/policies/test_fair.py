@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.core.engine.engines import open_engine
+from tests.core.engine.loops import Loop
 
 from aethermind import RequestOptions, Runtime, SamplingParams
 from aethermind.engine.engine import Engine
@@ -110,6 +111,46 @@ def test_a_crowd_is_counted_wherever_it_waits(
     while engine.has_unfinished:
         engine.step()
     engine.close()
+
+
+def crowded(num_others: int, limits: dict[str, int]) -> Loop:
+    """A loop in which a tenant runs some requests of three blocks each."""
+    loop = Loop(policy=POLICY, **limits)
+    for _ in range(num_others):
+        loop.add(9, max_tokens=4, tenant="crowd")
+    loop.step()
+    assert len(loop.running) == num_others
+    return loop
+
+
+@pytest.mark.parametrize(("num_seats", "num_prompt"), [(8, 48), (3, 48)], ids=["no room", "no room and no seat"])
+def test_nobody_gives_way_where_that_would_not_be_enough(num_seats: int, num_prompt: int) -> None:
+    loop = crowded(3, {"num_blocks": 13, "max_num_seqs": num_seats})
+    light = loop.add(num_prompt, tenant="light")
+    assert loop.step().preempted == []
+    assert loop.scheduler.needs_no_victim(loop.now, loop.waiting, loop.running, loop.budget)
+    loop.run()
+    assert light in loop.finished
+
+
+def test_as_many_give_way_as_have_to_and_at_once() -> None:
+    loop = crowded(4, {"num_blocks": 13, "max_num_seqs": 4})
+    *_, third, last = loop.running
+    light = loop.add(26, tenant="light")
+    assert not loop.scheduler.needs_no_victim(loop.now, loop.waiting, loop.running, loop.budget)
+    assert loop.step().preempted == [last, third]
+    assert light in loop.running
+
+
+def test_what_a_giver_shares_with_the_newcomer_is_counted_once() -> None:
+    loop = Loop(policy=POLICY, num_blocks=13, is_reusing=True)
+    loop.add(5, max_tokens=30, tenant="crowd")
+    other = loop.add(17, max_tokens=30, tenant="crowd")
+    giver = loop.add(16, max_tokens=30, tenant="crowd", family=1)
+    loop.step()
+    light = loop.add(36, tenant="light", family=1)  # nine blocks, of which four are the giver's
+    assert loop.step().preempted == [giver, other]
+    assert light in loop.running
 
 
 def test_giving_a_seat_up_changes_no_token(runtime: Runtime) -> None:

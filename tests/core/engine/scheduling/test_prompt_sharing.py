@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from tests.core.engine.engines import answer, open_engine
-from tests.core.engine.loops import Loop
+from tests.core.engine.loops import Loop, SwapRoom, Swaps
 
 from aethermind import Runtime, SamplingParams
 from aethermind.cache import Outcome
@@ -25,6 +25,30 @@ def test_who_comes_while_another_answers_reuses_its_prompt() -> None:
     assert [num_tokens for _, num_tokens, _ in decision.scheduled] == [1, 3]
     assert second.num_cached_tokens == 12
     assert loop.cache.block_table(first.request_id)[:3] == loop.cache.block_table(second.request_id)[:3]
+
+
+def test_room_is_wanted_for_what_others_do_not_hold_already() -> None:
+    loop = Loop(num_blocks=16, is_reusing=True)
+    requests = [loop.add(42, max_tokens=3, family=1) for _ in range(4)]
+    loop.step()
+    assert loop.running == requests[:1]
+    loop.step()  # ten blocks are shared, and each has one of its own
+    assert loop.running == requests
+    loop.run()
+    assert [request.num_preemptions for request in requests] == [0] * 4
+
+
+def test_what_others_hold_of_a_victim_is_not_carried_out_but_found_again() -> None:
+    room = SwapRoom(20)
+    loop = Loop(num_blocks=11, is_reusing=True, swap_store=room, costs=Swaps(9))
+    first = loop.add(30, max_tokens=12, family=1)
+    loop.step()
+    victim = loop.add(30, max_tokens=12, family=1)  # seven blocks of it are the first's, too
+    while not victim.num_preemptions:
+        loop.step()
+    assert (victim.num_computed_tokens, room.held) == (0, {})
+    loop.run()
+    assert loop.finished == [first, victim]
 
 
 def test_what_was_read_of_a_prompt_under_way_is_reused() -> None:

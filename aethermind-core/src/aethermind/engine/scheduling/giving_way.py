@@ -103,8 +103,13 @@ class GivingWay:
     def _swap_out(self, victim: Request) -> bool:
         if self._costs is None or victim.num_computed_tokens == 0:
             return False
-        spec = self._cache.spec
+        cache = self._cache
+        spec, own = cache.spec, frozenset(cache.block_table(victim.request_id))
+        # What others hold of it is found again, and shared again; what comes back from the swap space is its alone.
+        known = cache.match(victim.all_token_ids, victim.extra_key)
+        num_shared = sum(cache.pool.num_users(block) > (block in own) for block in known)
+        num_tokens = victim.num_computed_tokens - num_shared * spec.block_size
         num_bytes = spec.num_blocks_for(victim.num_computed_tokens) * spec.bytes_per_block
-        if not self._costs.prefers_swap(victim.num_computed_tokens, num_bytes):
+        if num_tokens <= 0 or not self._costs.prefers_swap(num_tokens, num_bytes):
             return False
-        return self._cache.swap_out(victim.request_id) is Outcome.OK
+        return cache.swap_out(victim.request_id) is Outcome.OK

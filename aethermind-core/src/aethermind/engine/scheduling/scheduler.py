@@ -105,7 +105,7 @@ class Scheduler:
         if num_blocks > self._cache.num_available_blocks:
             return False
         first = waiting.first(now) if self._is_sharing and waiting else None
-        return first is None or self._admission.giver(first, running, now) is None
+        return first is None or not self._admission.givers(first, running, budget, now)
 
     def advance(self, decision: ScheduleDecision) -> None:
         """Record that a step has run and its KV is in the cache. Call it before appending sampled tokens."""
