@@ -75,3 +75,25 @@ def test_a_block_is_kept_once() -> None:
     pool.keep(0)
     with pytest.raises(AssertionError, match="already kept"):
         pool.keep(0)
+
+
+def test_who_is_passed_over_stands_behind_all_others_until_it_is_recalled() -> None:
+    pool = BlockPool(4)
+    for block in pool.allocate(4) or ():
+        pool.keep(block)
+        pool.release(block)
+    assert pool.pass_over(0)
+    assert not pool.pass_over(0)
+    assert (pool.num_idle, pool.is_idle(0), pool.oldest_idle()) == (4, True, 1)
+    pool.recall(0)
+    pool.recall(3)  # was not passed over
+    assert pool.oldest_idle() == 0
+    pool.pass_over(0)
+    for block in (1, 2, 3):
+        pool.drop(block)
+    assert pool.oldest_idle() == 0
+    pool.acquire(0)
+    pool.release(0)
+    assert pool.pass_over(0), "who was used since stands among the others"
+    pool.drop(0)
+    assert (pool.num_idle, pool.num_free) == (0, 4)

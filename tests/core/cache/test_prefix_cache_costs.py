@@ -104,3 +104,14 @@ def test_a_miss_ends_the_search(num_known: int) -> None:
     rig.num_hashes = 0
     assert len(rig.prefixes.match([*known, *[8] * 400])) == num_known
     assert rig.num_hashes == num_known + 1
+
+
+def test_giving_up_passes_over_a_pinned_block_once() -> None:
+    def lines(num_pinned: int) -> int:
+        rig = Rig(num_pinned + 10)
+        for number in range(num_pinned):
+            rig.prefixes.pin([number] * 8)
+        rig.prefixes.reclaim(20)  # all that are not pinned
+        return count_lines(lambda: rig.prefixes.reclaim(6))
+
+    assert lines(10) == lines(200)

@@ -16,7 +16,7 @@ class BlockPool:
     thread-safe.
     """
 
-    __slots__ = ("_free", "_idle", "_kept", "_ref_counts", "num_blocks")
+    __slots__ = ("_free", "_idle", "_kept", "_passed_over", "_ref_counts", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks >= 1, f"a pool needs a block, got num_blocks={num_blocks}"
@@ -25,6 +25,7 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._kept: set[int] = set()
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._passed_over: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
@@ -44,19 +45,32 @@ class BlockPool:
     @property
     def num_idle(self) -> int:
         """Blocks that are kept and that nobody else references."""
-        return len(self._idle)
+        return len(self._idle) + len(self._passed_over)
 
     def is_idle(self, block: int) -> bool:
         """Whether `block` is kept and nobody else references it."""
-        return block in self._idle
+        return block in self._idle or block in self._passed_over
 
     def oldest_idle(self) -> int:
-        """The block that has been idle for longest. Raises `StopIteration` if none is."""
-        return next(iter(self._idle))
+        """The block that has been idle for longest, of those passed over only where there is no other. Raises
+        `StopIteration` if none is idle.
+        """
+        return next(iter(self._idle or self._passed_over))
 
-    def touch(self, block: int) -> None:
-        """Make an idle block the one that has been so for the shortest time."""
-        self._idle.move_to_end(block)
+    def pass_over(self, block: int) -> bool:
+        """Have the oldest idle block stand behind all others; False where it does already."""
+        if block in self._passed_over:
+            return False
+        del self._idle[block]
+        self._passed_over[block] = None
+        return True
+
+    def recall(self, block: int) -> None:
+        """If `block` was passed over, make it the oldest again."""
+        if block in self._passed_over:
+            del self._passed_over[block]
+            self._idle[block] = None
+            self._idle.move_to_end(block, last=False)
 
     def ref_count(self, block: int) -> int:
         """References to `block`; 0 means free."""
@@ -86,7 +100,7 @@ class BlockPool:
         if count == 0:
             raise AssertionError(f"block {block} is free and cannot be shared")
         if count == 1:
-            self._idle.pop(block, None)
+            self._busy(block)
         self._ref_counts[block] = count + 1
 
     def release(self, block: int) -> None:
@@ -109,5 +123,9 @@ class BlockPool:
     def drop(self, block: int) -> None:
         """Take back the reference of `keep`; an idle block becomes free."""
         self._kept.remove(block)
-        self._idle.pop(block, None)
+        self._busy(block)
         self.release(block)
+
+    def _busy(self, block: int) -> None:
+        self._idle.pop(block, None)
+        self._passed_over.pop(block, None)

@@ -113,6 +113,8 @@ class HashedPrefixCache:
         """Take back what `pin` returned, whatever has become of it."""
         for entry in pinned:
             entry.num_pins -= 1
+            if not entry.num_pins:
+                self._pool.recall(entry.block)
 
     def _known(self, token_ids: Sequence[int], extra_key: bytes) -> list[RememberedBlock]:
         entries: list[RememberedBlock] = []
@@ -159,13 +161,11 @@ class HashedPrefixCache:
             self._forget(self._next_to_go())
 
     def _next_to_go(self) -> RememberedBlock:
-        pool = self._pool
-        for _ in range(pool.num_idle):
-            entry = self._by_block[pool.oldest_idle()]
-            if not entry.num_pins:
+        """Each pinned block is passed over once, however often others are given up after that."""
+        while True:
+            entry = self._by_block[self._pool.oldest_idle()]
+            if not (entry.num_pins and self._pool.pass_over(entry.block)):
                 return entry
-            pool.touch(entry.block)
-        return self._by_block[pool.oldest_idle()]
 
     def _first_key(self, extra_key: bytes) -> bytes:
         return self._hash(self._root, extra_key) if extra_key else self._root
