@@ -156,15 +156,16 @@ class ModelRunner:
 
     def launch(self, decision: ScheduleDecision, before: RunningStep | None = None) -> RunningStep:
         """Enqueue a step. Where `before` is given, which has not been read, it goes on from the tokens of that one."""
+        # What the cache counts on comes first: it is not asked for again where the step then fails.
+        self.kv_memory.wait_for_swaps(lambda: self._blocks_of(decision))
+        self.kv_memory.copy_blocks(decision.copies)
+        if decision.shifts:
+            self.turn_keys(decision.shifts)
         wanted, has_processors = _needs(decision, may_adapt=self.planned.adapters is not None)
         model = wanted._replace(is_adjusted=False, has_mask=False) if has_processors else wanted
         hooks = self.hooks
         is_plain = model == _PLAIN and not hooks.is_active
         variant = self._plain if is_plain else self._variant(model, hooks.fuse)
-        self.kv_memory.wait_for_swaps(lambda: self._blocks_of(decision))
-        self.kv_memory.copy_blocks(decision.copies)
-        if decision.shifts:
-            self.turn_keys(decision.shifts)
         is_decode = is_plain and decision.num_decodes == len(decision.scheduled)
         if is_decode and self._padding is not None and self.observer is None:
             sampled, symbols = self._write_padded(self._padding, decision)
