@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.core.engine.engines import open_engine
 from tests.core.engine.speculative.drafting import finish, speculate_with
 
-from aethermind import Runtime, SamplingParams
+from aethermind import RequestOptions, Runtime, SamplingParams
 from aethermind.engine.engine import Engine
 from aethermind.engine.speculative.draft import DraftModel
 from aethermind.errors import InvalidArgumentError
@@ -134,3 +134,13 @@ def test_it_needs_a_model_with_the_same_tokens(runtime: Runtime, small_model: Pa
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(InvalidArgumentError, match=r"has other tokens: 300 is .* Take a smaller model"):
         open_engine(runtime, "null", speculative_method="draft", draft_model=str(other))
+
+
+def test_what_was_computed_is_reused_for_requests_of_the_same_salt(runtime: Runtime) -> None:
+    engine, proposer = open_drafted(runtime, "null", block_size=4)
+    reused = []
+    for name, salt in (("a", b"one"), ("b", b"one"), ("c", b"two")):
+        engine.add_request(name, PROMPTS[2], GREEDY, options=RequestOptions(cache_salt=salt))
+        reused.append(proposer.cache.query(PROMPTS[2], engine._outputs[name].request.extra_key))
+        finish(engine)
+    assert reused == [0, 20, 0]

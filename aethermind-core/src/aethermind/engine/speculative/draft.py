@@ -104,7 +104,7 @@ class DraftModel:
         shadow = self._shadows.get(request.request_id)
         if shadow is None:
             shadow = self._shadows[request.request_id] = _Shadow(request, self._planned.max_model_len)
-            opened = self.cache.open(request.request_id, request.all_token_ids)
+            opened = self.cache.open(request.request_id, request.all_token_ids, request.extra_key)
             shadow.num_computed_tokens = opened.num_cached_tokens
             shadow.all_token_ids = list(request.all_token_ids)
             shadow.num_known = len(shadow.all_token_ids)
