@@ -138,6 +138,21 @@ def test_nobody_gives_way_for_a_draft() -> None:
     assert loop.num_checked == 0, "both blocks of each are needed, and there are four"
 
 
+def test_drafts_of_a_step_that_failed_are_forgotten_though_the_next_one_has_none() -> None:
+    loop = DraftingLoop([[False] * 4], max_draft_tokens=8)
+    requests = [loop.add(5, max_tokens=12) for _ in range(2)]
+    loop.step()
+    loop.speculator.propose(loop.running, 8, is_alone=True)
+    assert all(request.draft_token_ids for request in requests)
+    loop.speculator._controller._wakes_at = 5  # the step came to nothing, and those until the fifth have no drafts
+    loop.run()
+    expected = Loop()
+    for _ in requests:
+        expected.add(5, max_tokens=12)
+    expected.run()
+    assert outputs(loop) == outputs(expected)
+
+
 @pytest.mark.parametrize(
     ("drafts", "sampled", "expected"),
     [([], [5], 0), ([5, 6], [5, 6, 7], 2), ([5, 6], [5, 7, 7], 1), ([5, 6], [6, 6, 6], 0)],

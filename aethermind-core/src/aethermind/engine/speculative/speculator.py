@@ -55,6 +55,7 @@ class Speculator:
 
     def propose(self, running: Sequence[Request], most: int, *, is_alone: bool) -> None:
         """Draft at most `most` tokens for those who decode; `is_alone` says that nothing else is in the step."""
+        self._take_back()  # of a step that failed, nobody settled any
         self._is_awake = self._controller.begin_step()
         if not self._is_awake:
             return
@@ -75,12 +76,12 @@ class Speculator:
             self._proposed_s = self._clock()
             return
         requests, limits = [request for request, _ in wanted], [limit for _, limit in wanted]
+        self._drafted = requests
         for request, limit, drafts in zip(requests, limits, self._proposer.propose(requests, limits), strict=True):
             request.draft_token_ids = self._known_tokens(drafts[:limit])
             if drafts and request.request_id not in self._known:
                 self._known.add(request.request_id)
                 self._has_newcomer = True
-        self._drafted = requests
         self._proposed_s = self._clock()
 
     def settle(self, decision: ScheduleDecision, sampled: list[SampledToken]) -> list[SampledToken]:
@@ -101,9 +102,7 @@ class Speculator:
         kept += sampled[position:]
         if len(sampled) == decision.num_batched_tokens:  # tokens that a grammar forced are computed without a row
             self._learn_times(decision, len(kept), now)
-        for request in self._drafted:
-            request.draft_token_ids = []
-        self._drafted = []
+        self._take_back()
         self._settling_s = self._clock() - now
         return kept
 
@@ -112,6 +111,12 @@ class Speculator:
         self._proposer.forget(request_id)
         self._controller.forget(request_id)
         self._known.discard(request_id)
+
+    def _take_back(self) -> None:
+        """No request has drafts."""
+        for request in self._drafted:
+            request.draft_token_ids = []
+        self._drafted = []
 
     def _known_tokens(self, drafts: list[int]) -> list[int]:
         """Those before the first that the model does not have: no row of its embedding is behind it."""
