@@ -162,6 +162,10 @@ def test_min_tokens_holds_stop_tokens_and_stop_strings_back(demo: LLM) -> None:
     (by_string,) = demo.generate(PROMPTS[0], greedy(12, min_tokens=6, stop=[whole.outputs[0].text]))
     assert len(tokens(by_string)) >= 6
     assert tokens(by_string) == tokens(free)[: len(tokens(by_string))]
+    texts = [demo.tokenizer.token_text(token) for token in tokens(free)]
+    across = texts[4][-1] + texts[5]  # complete with the sixth token
+    (stopped,) = demo.generate(PROMPTS[0], greedy(12, min_tokens=6, stop=[across]))
+    assert (tokens(stopped), stopped.outputs[0].stop_reason) == (tokens(free)[:6], across)
 
 
 def test_as_many_stop_tokens_as_allowed_can_be_held_back(demo: LLM) -> None:

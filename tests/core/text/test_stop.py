@@ -60,6 +60,30 @@ def test_holds_back_only_what_may_become_a_stop(text: str, stop: list[str]) -> N
         assert held == max(tails, key=len, default="")
 
 
+@given(passed=st.lists(few_letters, max_size=4), chunks=st.lists(few_letters), stop=stop_strings)
+@example(passed=["bab"], chunks=["b"], stop=["ab", "baba"])
+@example(passed=["bab"], chunks=["a"], stop=["ab", "baba"])
+def test_what_is_complete_too_early_does_not_count_and_what_begins_there_does(
+    passed: list[str], chunks: list[str], stop: list[str]
+) -> None:
+    checker = StopChecker(stop)
+    results = [checker.push(chunk, may_stop=False) for chunk in passed]
+    assert not any(result.is_stopped for result in results)
+    for chunk in chunks:
+        results.append(checker.push(chunk))
+        if results[-1].is_stopped:
+            break
+    text, num_passed = "".join([*passed, *chunks]), len("".join(passed))
+    matched = None
+    for end in range(num_passed + 1, len(text) + 1):
+        if endings := [one for one in stop if text[:end].endswith(one)]:
+            matched = max(endings, key=len)
+            text = text[: end - len(matched)]
+            break
+    assert results[-1].matched == matched if results else matched is None
+    assert "".join(result.text for result in results) + checker.flush() == text
+
+
 def test_no_stop_strings_pass_everything() -> None:
     assert StopChecker([]).push("a\nb") == StopResult("a\nb", False, None)
 

@@ -45,14 +45,17 @@ class StopChecker:
         self._held = ""
         self._matched: str | None = None
 
-    def push(self, delta: str) -> StopResult:
-        """Add text; return what is certain. After a stop, everything pushed is dropped."""
+    def push(self, delta: str, *, may_stop: bool = True) -> StopResult:
+        """Add text; return what is certain. After a stop, everything pushed is dropped.
+
+        Unless it `may_stop`, what is complete in it is text like any other; what begins in it still counts.
+        """
         if not self._stop:
             return StopResult(delta, False, None)
         if self._matched is not None:
             return StopResult("", True, self._matched)
         text = self._held + delta
-        if (match := self._first_match(text)) is not None:
+        if may_stop and (match := self._first_match(text)) is not None:
             begin, end = match
             self._held = ""
             self._matched = text[begin:end]
@@ -67,8 +70,12 @@ class StopChecker:
         return held
 
     def _first_match(self, text: str) -> tuple[int, int] | None:
-        """Bounds of the stop string that is complete first, the longest of those that end there."""
-        found = ((text.find(stop), len(stop)) for stop in self._stop)
+        """Bounds of the stop string that is complete first, the longest of those that end there.
+
+        One that was complete in what is held back did not count.
+        """
+        num_held = len(self._held)
+        found = ((text.find(stop, max(num_held - len(stop) + 1, 0)), len(stop)) for stop in self._stop)
         matches = [(begin + length, begin) for begin, length in found if begin >= 0]
         if not matches:
             return None

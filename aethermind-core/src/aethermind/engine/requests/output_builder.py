@@ -113,12 +113,11 @@ class OutputBuilder:
         )
 
     def _emit(self, delta: str) -> bool:
-        """Add text; True when a stop string ended it. Stop strings count only from `min_tokens` on."""
-        params = self.request.params
-        if self._stop is None or self.request.num_output_tokens < params.min_tokens:
+        """Add text; True when a stop string ended it. Those count that are complete from `min_tokens` on."""
+        if self._stop is None:
             self._text += delta
             return False
-        result = self._stop.push(delta)
+        result = self._stop.push(delta, may_stop=self.request.num_output_tokens >= self.request.params.min_tokens)
         self._text += result.text
         if result.is_stopped:
             self._stop_reason = result.matched
