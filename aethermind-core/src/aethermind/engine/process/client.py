@@ -130,14 +130,6 @@ class EngineProcess(EngineClient):
         """A prompt as token ids, read in this process; `generate` takes either."""
         return await self.face.prompts.read_beside(prompt)
 
-    def abort(self, request_id: str) -> bool:
-        """End an open request; whoever waits for it gets what there is, finished with `abort`. False if none is."""
-        handle = self._handles.get(request_id)
-        if handle is None:
-            return False
-        self._supervisor.send(Abort(handle))
-        return True
-
     async def close(self) -> None:
         """End the process after the step under way; requests that are open end with EngineDeadError."""
         await self._supervisor.close()
@@ -158,6 +150,10 @@ class EngineProcess(EngineClient):
             return await answer
         finally:
             del self._asked[number]
+
+    def _abort(self, name: str) -> None:
+        if (handle := self._handles.get(name)) is not None:
+            self._supervisor.send(Abort(handle))
 
     def _forget(self, name: str) -> None:
         handle = self._handles.pop(name, None)

@@ -87,13 +87,6 @@ class AsyncEngine(EngineClient):
         """A prompt as token ids; `generate` takes either. InvalidArgumentError says what is wrong with it."""
         return await self._prompts.read_beside(prompt)
 
-    def abort(self, request_id: str) -> bool:
-        """End an open request; whoever waits for it gets what there is, finished with `abort`. False if none is."""
-        if request_id not in self._requests:
-            return False
-        self._submit(lambda: self._put(self._engine.abort(request_id)))
-        return True
-
     async def call(self, function: Callable[[Engine], _Result]) -> _Result:
         """Run `function` on the engine between two steps, and return what it returns or raise what it raises.
 
@@ -127,6 +120,9 @@ class AsyncEngine(EngineClient):
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
         self._fail(EngineDeadError("The engine was closed before the request was finished."))
+
+    def _abort(self, name: str) -> None:
+        self._submit(lambda: self._put(self._engine.abort(name)))
 
     def _forget(self, name: str) -> None:
         def forget() -> None:

@@ -86,9 +86,9 @@ class EngineClient(ABC):
         answer is not finished after `timeout_s` seconds, EngineDeadError when the engine failed or was closed.
         """
 
-    @abstractmethod
     def abort(self, request_id: str) -> bool:
         """End an open request; whoever waits for it gets what there is, finished with `abort`. False if none is."""
+        return self._requests.abort(request_id, self._abort)
 
     async def embed(
         self, prompt: EnginePrompt, pooling: str | None, *, is_normalized: bool, adapter: str = ""
@@ -126,3 +126,7 @@ class EngineClient(ABC):
     @abstractmethod
     async def _ask(self, what: str, **arguments: Any) -> Any:
         """Have the engine's method of that name called between two steps; returns or raises what it does."""
+
+    @abstractmethod
+    def _abort(self, name: str) -> None:
+        """Have the engine end a request that was added, and tell what there is of it."""

@@ -53,6 +53,9 @@ class OpenRequests:
         try:
             async with asyncio.timeout(timeout_s):
                 await add(name)
+            mailbox.is_added = True
+            if mailbox.abort is not None:
+                mailbox.abort(name)
             while True:
                 output = await mailbox.take()
                 if output.error is not None:
@@ -69,6 +72,17 @@ class OpenRequests:
             if not self._mailboxes:
                 self._is_idle.set()
             forget(name)
+
+    def abort(self, name: str, abort: Callable[[str], None]) -> bool:
+        """Have an open request aborted, as soon as it was added; False if none is open."""
+        mailbox = self._mailboxes.get(name)
+        if mailbox is None:
+            return False
+        if mailbox.is_added:
+            abort(name)
+        else:
+            mailbox.abort = abort
+        return True
 
     def deliver(self, name: str, news: RequestOutput | Exception) -> None:
         """The newest state of a request, or why it has none; nobody's where it is not open."""
@@ -104,11 +118,16 @@ def _too_late(name: str, timeout_s: float | None) -> RequestTimeoutError:
 
 
 class _Mailbox:
-    """The newest state of one request. What was not taken in time is replaced by what came after."""
+    """The newest state of one request. What was not taken in time is replaced by what came after.
 
-    __slots__ = ("_newest", "_waiter")
+    `abort` is what to call once it `is_added`, where somebody wanted its end before.
+    """
+
+    __slots__ = ("_newest", "_waiter", "abort", "is_added")
 
     def __init__(self) -> None:
+        self.is_added = False
+        self.abort: Callable[[str], None] | None = None
         self._newest: RequestOutput | Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
