@@ -67,7 +67,7 @@ def test_an_answer_whose_logits_processor_cannot_be_made_leaves_no_sibling_behin
     with LLM("demo", device="null", runtime=runtime) as llm:
         engine, num_made = llm.engine, itertools.count()
 
-        def processors(params: SamplingParams) -> tuple[()]:
+        def processors(_: SamplingParams) -> tuple[()]:
             if next(num_made) == 2:
                 raise RuntimeError("a plugin's own")
             return ()

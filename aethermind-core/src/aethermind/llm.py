@@ -135,9 +135,10 @@ class LLM:
             items, _one_each(items, given, "sampling_params", SamplingParams), _options_for(items, options, adapter)
         )
         finished: dict[str, RequestOutput] = {}
-        with ProgressBar(len(ids), use_tqdm) as advance, closing(
-            self._outputs(ids, only_last=on_output is None)
-        ) as outputs:
+        with (
+            ProgressBar(len(ids), use_tqdm) as advance,
+            closing(self._outputs(ids, only_last=on_output is None)) as outputs,
+        ):
             for output in outputs:
                 if on_output is not None:
                     on_output(output)

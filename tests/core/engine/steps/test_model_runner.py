@@ -25,9 +25,10 @@ def answers(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, *, does_fail: boo
     engine.step()
     if does_fail:
         engine.add_request("b", PROMPT, SamplingParams(max_tokens=5, logit_bias={5: 1.0}))
-        with monkeypatch.context() as patched, pytest.raises(OutOfMemoryError):
+        with monkeypatch.context() as patched:
             patched.setattr(engine.runner, "_variant", fail)
-            engine.step()
+            with pytest.raises(OutOfMemoryError):
+                engine.step()
         engine.abort("b")
     while engine.has_unfinished:
         (last,) = engine.step()
