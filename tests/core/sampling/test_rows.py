@@ -14,6 +14,7 @@ from aethermind.sampling.controls import TokenControls
 from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.random import uniform
 from aethermind.sampling.rows import SamplingRows, needs_adjusted_logits
+from aethermind.sampling.tally import TokenTally
 
 MAX_ROWS = 6
 VOCAB_SIZE = 10
@@ -33,6 +34,10 @@ class Sampled:
     @property
     def all_token_ids(self) -> list[int]:
         return self.prompt_token_ids + self.output_token_ids
+
+    @property
+    def tally(self) -> TokenTally:
+        return TokenTally(self.params).follow(self.all_token_ids, self.output_token_ids)
 
 
 token_ids = st.integers(0, VOCAB_SIZE - 1)

@@ -21,6 +21,7 @@ from aethermind.sampling.controls import TokenControls, pack_mask
 from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.random import derive_seed
 from aethermind.sampling.rows import SamplingRows
+from aethermind.sampling.tally import TokenTally
 
 NUM_DRAWS = 6000
 VOCAB_SIZE = 48
@@ -63,6 +64,10 @@ class Sampled:
     output_token_ids: list[int] = field(default_factory=lambda: list(OUTPUT))
     all_token_ids: list[int] = field(default_factory=lambda: list(SEEN))
     stop_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def tally(self) -> TokenTally:
+        return TokenTally(self.params).follow(self.all_token_ids, self.output_token_ids)
 
 
 def rows_of(seed: int, params: SamplingParams) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aethermind.sampling.masks import MaskRows
@@ -13,6 +13,7 @@ from aethermind.sampling.random import uniform
 
 if TYPE_CHECKING:
     from aethermind.sampling.controls import TokenControls
+    from aethermind.sampling.tally import TokenTally
 
 __all__ = ["AdjustmentSizes", "SampledRequest", "SamplingRows", "needs_adjusted_logits"]
 
@@ -45,6 +46,9 @@ class SampledRequest(Protocol):
     @property
     def controls(self) -> TokenControls | None: ...
 
+    @property
+    def tally(self) -> TokenTally: ...
+
 
 def needs_adjusted_logits(request: SampledRequest) -> bool:
     """Whether this token needs more than a mask: changed logits, a token held back, or log probabilities."""
@@ -70,41 +74,37 @@ class SamplingRows:
 
     def fill(self, requests: Sequence[SampledRequest]) -> None:
         """temperature, top_k, top_p, min_p [R], and one random number a row that depends on its request alone."""
-        for row, request in enumerate(requests):
-            params = request.params
-            self._temperature[row] = params.temperature
-            self._top_k[row] = min(params.top_k, _MAX_TOP_K)
-            self._top_p[row] = params.top_p
-            self._min_p[row] = params.min_p
-            self._uniform[row] = (
-                0.0 if params.temperature == 0.0 else uniform(request.seed, len(request.output_token_ids))
-            )
+        count, given = len(requests), [request.params for request in requests]
+        self._temperature[:count] = [params.temperature for params in given]
+        self._top_k[:count] = [min(params.top_k, _MAX_TOP_K) for params in given]
+        self._top_p[:count] = [params.top_p for params in given]
+        self._min_p[:count] = [params.min_p for params in given]
+        self._uniform[:count] = [
+            0.0 if request.params.temperature == 0.0 else uniform(request.seed, len(request.output_token_ids))
+            for request in requests
+        ]
 
     def fill_adjustments(self, requests: Sequence[SampledRequest]) -> AdjustmentSizes:
         """penalty [R] with the tokens each row has seen, the tokens it may not choose, and biases of others."""
-        seen: list[Collection[int]] = []
-        held_back: list[Collection[int]] = []
-        biases: list[Mapping[int, float]] = []
-        for row, request in enumerate(requests):
-            params = request.params
-            self._arrays["penalty"][row] = params.repetition_penalty
-            seen.append(dict.fromkeys(request.all_token_ids) if params.repetition_penalty != 1.0 else ())
-            held_back.append(_held_back(request))
-            biases.append(_biases(request))
-        num_biased = self._fill_ragged("biased", biases)
-        values = self._arrays["bias"]
-        values[:num_biased] = [value for bias in biases for value in bias.values()]
-        return self._fill_ragged("seen", seen), self._fill_ragged("held_back", held_back), num_biased
+        tallies = [request.tally for request in requests]
+        self._arrays["penalty"][: len(requests)] = [request.params.repetition_penalty for request in requests]
+        num_seen = self._fill_ragged("seen", [tally.seen for tally in tallies])
+        num_held_back = self._fill_ragged("held_back", [list(_held_back(request)) for request in requests])
+        num_biased = self._fill_ragged("biased", [tally.biased for tally in tallies])
+        values, position = self._arrays["bias"], 0
+        for tally in tallies:
+            values[position : position + len(tally.biases)] = tally.biases
+            position += len(tally.biases)
+        return num_seen, num_held_back, num_biased
 
-    def _fill_ragged(self, name: str, rows: Sequence[Collection[int]]) -> int:
+    def _fill_ragged(self, name: str, rows: Sequence[Sequence[int]]) -> int:
         tokens, starts = self._arrays[f"{name}_tokens"], self._arrays[f"cu_{name}"]
-        position = 0
-        starts[0] = 0
-        for row, ids in enumerate(rows):
-            tokens[position : position + len(ids)] = list(ids)
-            position += len(ids)
-            starts[row + 1] = position
-        return position
+        ends = list(accumulate(map(len, rows), initial=0))
+        starts[: len(ends)] = ends
+        for ids, start, end in zip(rows, ends, ends[1:], strict=False):
+            if start < end:
+                tokens[start:end] = ids
+        return ends[-1]
 
 
 def _held_back(request: SampledRequest) -> Collection[int]:
@@ -113,13 +113,3 @@ def _held_back(request: SampledRequest) -> Collection[int]:
     if controls is None or not controls.bad_words:
         return early
     return {*early, *controls.banned(request.output_token_ids)}
-
-
-def _biases(request: SampledRequest) -> Mapping[int, float]:
-    params = request.params
-    biases = dict(params.logit_bias)
-    if params.presence_penalty or params.frequency_penalty:
-        for token_id, count in Counter(request.output_token_ids).items():
-            penalty = params.presence_penalty + params.frequency_penalty * count
-            biases[token_id] = biases.get(token_id, 0.0) - penalty
-    return biases

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from aethermind.engine.loading.adapter_choice import NO_ADAPTER, AdapterChoice
 from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.sampling.params import SamplingParams
+from aethermind.sampling.tally import TokenTally
 
 if TYPE_CHECKING:
     from aethermind.model.input_processor import EmbeddingSpan
@@ -50,6 +51,7 @@ class Request:
     """
 
     __slots__ = (
+        "_tally",
         "adapter",
         "admitted",
         "all_token_ids",
@@ -141,6 +143,7 @@ class Request:
         self.all_token_ids = list(self.prompt_token_ids)
         """Prompt and output in one growing list."""
         self.output_token_ids: list[int] = []
+        self._tally: TokenTally | None = None
         self.draft_token_ids: list[int] = []
         """What a proposer thinks comes next; the step that follows may check it (see `engine.speculative`)."""
         self.num_draft_tokens = 0
@@ -166,6 +169,13 @@ class Request:
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.output_token_ids)
+
+    @property
+    def tally(self) -> TokenTally:
+        """Its tokens as penalties count them, up to date."""
+        if self._tally is None:
+            self._tally = TokenTally(self.params)
+        return self._tally.follow(self.all_token_ids, self.output_token_ids)
 
     @property
     def num_missing_tokens(self) -> int:

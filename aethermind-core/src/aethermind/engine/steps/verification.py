@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.request import Request
     from aethermind.sampling.controls import TokenControls
     from aethermind.sampling.params import SamplingParams
+    from aethermind.sampling.tally import TokenTally
 
 __all__ = ["DraftRow", "SampledRow", "count_accepted", "request_of"]
 
@@ -44,6 +45,10 @@ class DraftRow:
     @property
     def controls(self) -> TokenControls | None:
         return self.request.controls
+
+    @property
+    def tally(self) -> TokenTally:
+        return self.request.tally.fork().follow(self.all_token_ids, self.output_token_ids)
 
     @property
     def prompt_token_ids(self) -> list[int]:
