@@ -7,6 +7,8 @@ the seed first so that neighbouring seeds start far apart, and then to the posit
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 __all__ = ["derive_seed", "uniform"]
 
 _MASK = 0xFFFFFFFFFFFFFFFF
@@ -20,12 +22,18 @@ def uniform(seed: int, position: int) -> float:
     `seed` is taken modulo 2**64; `position` is 0 or more, by convention the number of tokens that precede the
     one being sampled.
     """
-    return (_mix(_mix(seed) + position * _GOLDEN) >> 11) * _TO_UNIT
+    return (_mix(_start(seed) + position * _GOLDEN) >> 11) * _TO_UNIT
 
 
 def derive_seed(seed: int, index: int) -> int:
     """Return the seed, in [0, 2**64), of the `index`-th request of an engine that was given `seed`."""
     return _mix(_mix(seed ^ _GOLDEN) + index)
+
+
+@lru_cache(maxsize=1024)
+def _start(seed: int) -> int:
+    """Where the stream of a seed starts: asked for with each of its tokens, and half of what a number costs."""
+    return _mix(seed)
 
 
 def _mix(value: int) -> int:
