@@ -106,7 +106,7 @@ class SequenceRules(RuleBasedStateMachine):
         result = cache.reserve(name, len(new_tokens))
         tokens, positions = self.tokens(name), self.positions(name)
         if result.outcome is not Outcome.OK:
-            assert cache.block_table(name) == before
+            assert list(cache.block_table(name)) == before
             assert (self.states(), self.prefixes.num_blocks) == (states, num_known)
             is_too_long = len(tokens) + len(new_tokens) > self.cache.max_model_len
             assert result.outcome is (Outcome.TOO_LONG if is_too_long else Outcome.NO_ROOM)
@@ -153,7 +153,7 @@ class SequenceRules(RuleBasedStateMachine):
         state, blocks = self.cache.state(name), list(self.cache.block_table(name))
         outcome = self.cache.publish(name, self.tokens(name))
         assert outcome is (Outcome.ILLEGAL_STATE if state is CacheState.SWAPPED else Outcome.OK)
-        assert (self.cache.state(name), self.cache.block_table(name)) == (state, blocks)
+        assert (self.cache.state(name), list(self.cache.block_table(name))) == (state, blocks)
 
     @rule(name=consumes(sequences), is_published=st.booleans())
     def release(self, name: str, is_published: bool) -> None:
@@ -277,7 +277,7 @@ class SequenceRules(RuleBasedStateMachine):
         assert outcome is (Outcome.OK if has_room else Outcome.NO_ROOM)
         assert self.cache.state(name) is (CacheState.SWAPPED if has_room else before)
         if not has_room:
-            assert self.cache.block_table(name) == blocks
+            assert list(self.cache.block_table(name)) == blocks
         self.poison_freed(blocks)
 
     def poison_freed(self, blocks: list[int]) -> None:

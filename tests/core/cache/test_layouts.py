@@ -82,7 +82,7 @@ def test_a_full_cache_says_so_and_nothing_changes(rig: Rig) -> None:
     assert rig.cache.open("e").outcome is Outcome.OK
     before = [list(rig.cache.block_table(seq_id)) for seq_id in "abcde"]
     assert rig.cache.reserve("e", 1).outcome is Outcome.NO_ROOM
-    assert [rig.cache.block_table(seq_id) for seq_id in "abcde"] == before
+    assert [list(rig.cache.block_table(seq_id)) for seq_id in "abcde"] == before
     assert (rig.cache.usage, rig.cache.memory_pressure) == (1.0, 0.5)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from aethermind.cache.block_pool import BlockPool
 from aethermind.cache.prefix_cache import PrefixCache
 from aethermind.cache.sequence import CachedSequence
@@ -37,12 +39,12 @@ class BlockSupply:
             self.prefix_cache.reclaim(num_lacking)
         return self.pool.allocate(num_blocks)
 
-    def acquire(self, blocks: list[int]) -> None:
+    def acquire(self, blocks: Iterable[int]) -> None:
         """Add a reference to each of `blocks`."""
         for block in blocks:
             self.pool.acquire(block)
 
-    def release(self, blocks: list[int]) -> None:
+    def release(self, blocks: Sequence[int]) -> None:
         """Drop a reference to each of `blocks`, from the end: a prefix cache gives up first what was released first."""
         for block in reversed(blocks):
             self.pool.release(block)

@@ -7,6 +7,7 @@ writer gets a copy first. Nothing here knows what a slot holds or where it lies.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
 from aethermind.cache.block_pool import BlockPool
@@ -161,8 +162,8 @@ class KVCache:
         """Return where the token of an index stands; of an index past the last, where it will stand."""
         return self._sequences[seq_id].positions.position(index)
 
-    def block_table(self, seq_id: str) -> list[int]:
-        """Return the sequence's blocks in order: the live list, to be read only."""
+    def block_table(self, seq_id: str) -> array[int]:
+        """Return the sequence's blocks in order: the live table, to be read only."""
         return self._sequences[seq_id].block_table
 
     def slot(self, seq_id: str, index: int) -> int:

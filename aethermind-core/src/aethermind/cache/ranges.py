@@ -74,6 +74,6 @@ def _drop(sequence: CachedSequence, first: int, last: int, block_size: int) -> D
         sequence.disturb(first, sequence.positions.without(first, last))
         sequence.num_tokens -= last - first
         begin, end = first // block_size, last // block_size
-    dropped = sequence.block_table[begin:end]
+    dropped = sequence.block_table[begin:end].tolist()
     del sequence.block_table[begin:end]
     return Outcome.OK, dropped

@@ -90,7 +90,7 @@ class Residency:
         """To the store, without reservations; its blocks are given back."""
         if not _may(sequence, CacheState.SWAPPED):
             return Outcome.ILLEGAL_STATE
-        if not self._store.save(seq_id, sequence.block_table[: self._num_blocks(sequence)]):
+        if not self._store.save(seq_id, sequence.block_table[: self._num_blocks(sequence)].tolist()):
             return Outcome.NO_ROOM
         self._supply.trim(sequence, 0)
         sequence.num_writable = sequence.num_tokens

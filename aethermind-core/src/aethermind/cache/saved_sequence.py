@@ -48,7 +48,7 @@ def pack_sequence(
         "extra_key": sequence.extra_key.hex(),
     }
     token_hash = hash_tokens(token_ids[: sequence.num_tokens])
-    tensors = contents.read(sequence.block_table[:num_blocks])
+    tensors = contents.read(sequence.block_table[:num_blocks].tolist())
     return write_blocks(StoredBlocks(contents.fingerprint, token_hash, sequence.num_tokens, tensors, notes))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from array import array
+from collections.abc import Iterable
 
 from aethermind.cache.positions import PLAIN, TokenPositions
 from aethermind.cache.states import CacheState
@@ -27,9 +29,9 @@ class CachedSequence:
         "state",
     )
 
-    def __init__(self, block_table: list[int], num_tokens: int = 0, extra_key: bytes = b"") -> None:
-        self.block_table = block_table
-        """Its blocks, the one with index 0 first."""
+    def __init__(self, blocks: Iterable[int], num_tokens: int = 0, extra_key: bytes = b"") -> None:
+        self.block_table = array("i", blocks)
+        """Its blocks, the one with index 0 first. An array, as a step copies the tables of all that it runs."""
         self.extra_key = extra_key
         self.num_tokens = num_tokens
         self.num_writable = num_tokens
@@ -42,7 +44,7 @@ class CachedSequence:
 
     def fork(self) -> CachedSequence:
         """Another on the same blocks and tokens; references are the caller's business."""
-        child = CachedSequence(list(self.block_table), self.num_tokens, self.extra_key)
+        child = CachedSequence(self.block_table, self.num_tokens, self.extra_key)
         child.num_original = self.num_original
         child.positions = self.positions
         return child

@@ -197,7 +197,7 @@ class KVOffload:
         num_tokens = len(missing) * block_size
         is_useful = num_there >= begin and cache.reserve(_SEQUENCE, num_tokens).outcome is Outcome.OK
         if is_useful:
-            self._incoming.put(missing, cache.block_table(_SEQUENCE)[end - len(missing) : end])
+            self._incoming.put(missing, cache.block_table(_SEQUENCE)[end - len(missing) : end].tolist())
             cache.commit(_SEQUENCE, num_tokens)
             self._writer.learn(prompt.fetch.keys[prompt.num_loaded : prompt.num_loaded + len(contents)])
             prompt.num_loaded += len(contents)

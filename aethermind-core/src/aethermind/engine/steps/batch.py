@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping
-from itertools import chain
 from typing import Any
 
 from aethermind.cache.kv_cache import KVCache
@@ -41,9 +41,10 @@ class BatchWriter:
         cache = self._cache
         tables = [cache.block_table(entry.request.request_id) for entry in decision.scheduled]
         width = widen(max(map(len, tables)))
-        padding = [0] * width
-        padded = list(chain.from_iterable(chain(table, padding[len(table) :]) for table in tables))
-        self._block_tables[: len(padded)] = padded
+        padded = self._block_tables[: len(tables) * width].reshape(len(tables), width)
+        padded[:] = 0
+        for row, table in zip(padded, tables, strict=True):
+            row[: len(table)] = table
         self._cu_seqlens_q[0] = 0
         sampled: list[SampledRow] = list(self._write_decodes(decision, tables))
         position = num_decodes = decision.num_decodes
@@ -65,7 +66,7 @@ class BatchWriter:
             position = end
         return sampled, width
 
-    def _write_decodes(self, decision: ScheduleDecision, tables: list[list[int]]) -> list[Request]:
+    def _write_decodes(self, decision: ScheduleDecision, tables: list[array[int]]) -> list[Request]:
         """Write the leading entries, of one token each, array by array: element by element costs ten times that."""
         count = decision.num_decodes
         cache, block_size = self._cache, self._cache.spec.block_size
