@@ -161,7 +161,10 @@ class Engine:
                 request.seed = derive_seed(seed, index)
             requests.append(request)
         self._place(requests)
-        builders = {request.request_id: OutputBuilder(request, prompt, self.tokenizer) for request in requests}
+        builders = {
+            request.request_id: OutputBuilder(request, prompt, self.tokenizer, index)
+            for index, request in enumerate(requests)
+        }
         for builder in builders.values():
             for token_id in forced_beginning(builder.request):
                 builder.begin(token_id)

@@ -1,7 +1,7 @@
 """What penalties are made of: which tokens a request holds, and how often its answer holds each.
 
-A request only grows, so each of its tokens is counted once, when it has come, and a step costs as much late in an answer
-as it does at its beginning. The arrays are what the sampler takes; whoever reads them leaves them as they are.
+A request only grows, so each of its tokens is counted once, when it has come, and a step costs as much late in an
+answer as it does at its beginning. The arrays are what the sampler takes; whoever reads them leaves them as they are.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class Run:
     def record(self, output: RequestOutput, now: float) -> None:
         """Take one output of the engine."""
         self.started_s = min(self.started_s, output.metrics.arrival_s)
-        self.counts[output.request_id] = len(output.outputs[0].token_ids)
+        self.counts[output.request_id] = output.outputs[0].num_tokens
         if output.request_id not in self.first_tokens_s and output.metrics.first_token_s is not None:
             self.first_tokens_s[output.request_id] = output.metrics.first_token_s
             self.num_tokens_at_prefill_end = sum(self.counts.values())

@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["GrowingOutput", "SentOutput"]
 
-_GROWING = ("text", "token_ids", "logprobs")
 _OF_REQUEST = ("request_id", "prompt", "prompt_token_ids")
 """What the far end knows without being told."""
 
-_OTHERS = tuple(one.name for one in fields(CompletionOutput) if one.name not in _GROWING)
+_OTHERS = ("index", "finish_reason", "stop_reason")
 _SETTLED = tuple(
     one.name for one in fields(RequestOutput) if one.name not in (*_OF_REQUEST, "outputs", "metrics", "prompt_logprobs")
 )
@@ -48,12 +47,13 @@ class SentOutput:
             num_chars, num_tokens, before = self._answers.get(one.index, (0, 0, None))
             others = _others_of(one)
             is_settled = others == before
-            if is_settled and len(one.token_ids) == num_tokens and len(one.text) == num_chars:
+            if is_settled and one.num_tokens == num_tokens and len(one.text) == num_chars:
                 continue
-            self._answers[one.index] = (len(one.text), len(one.token_ids), others)
-            logprobs = None if one.logprobs is None else _flat(one.logprobs[num_tokens:])
+            self._answers[one.index] = (len(one.text), one.num_tokens, others)
+            token_ids, logprobs = one.since(num_tokens)
+            named = None if logprobs is None else _flat(logprobs)
             told = None if is_settled else list(others)
-            pieces.append([one.index, one.text[num_chars:], one.token_ids[num_tokens:], logprobs, told])
+            pieces.append([one.index, one.text[num_chars:], token_ids, named, told])
         rest = (_times_of(output.metrics), _settled_of(output))
         news: list[Any] = [pieces, None if rest == self._rest else list(map(list, rest)), None]
         self._rest = rest
@@ -113,12 +113,13 @@ class _Answer:
         self.text += text
         self.token_ids += token_ids
         if logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *_named(logprobs)]
+            self.logprobs = [] if self.logprobs is None else self.logprobs
+            self.logprobs += _named(logprobs)
         if others is not None:
             self.others = dict(zip(_OTHERS, others, strict=True))
 
     def state(self) -> CompletionOutput:
-        return CompletionOutput(text=self.text, token_ids=list(self.token_ids), logprobs=self.logprobs, **self.others)
+        return CompletionOutput(text=self.text, token_ids=self.token_ids, logprobs=self.logprobs, **self.others)
 
 
 def _flat(logprobs: Sequence[dict[int, Logprob] | None]) -> list[Any]:

@@ -36,18 +36,68 @@ class RequestMetrics:
     num_accepted_tokens: int = 0
 
 
-@dataclass(slots=True)
 class CompletionOutput:
     """One of the answers to a prompt. `finish_reason` is None while it grows, then stop, length or abort;
     `stop_reason` is the stop string or token.
+
+    The lists that it is made of may grow on, it shows what they held. Who follows a long answer asks for what is new
+    (`num_tokens`, `since`): the whole of it is cut out when somebody asks for that.
     """
 
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[dict[int, Logprob]] | None
-    finish_reason: str | None
-    stop_reason: str | int | None
+    __slots__ = (
+        "_logprobs",
+        "_num_logprobs",
+        "_token_ids",
+        "finish_reason",
+        "index",
+        "num_tokens",
+        "stop_reason",
+        "text",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        text: str,
+        token_ids: list[int],
+        logprobs: list[dict[int, Logprob]] | None,
+        finish_reason: str | None,
+        stop_reason: str | int | None,
+    ) -> None:
+        self.index = index
+        self.text = text
+        self._token_ids = token_ids
+        self.num_tokens = len(token_ids)
+        self._logprobs = logprobs
+        self._num_logprobs = 0 if logprobs is None else len(logprobs)
+        self.finish_reason = finish_reason
+        self.stop_reason = stop_reason
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens of the answer."""
+        return self._token_ids[: self.num_tokens]
+
+    @property
+    def logprobs(self) -> list[dict[int, Logprob]] | None:
+        """For each token its log probability and those of others, by token id; None where nobody asked for them."""
+        return None if self._logprobs is None else self._logprobs[: self._num_logprobs]
+
+    def since(self, num_tokens: int) -> tuple[list[int], list[dict[int, Logprob]] | None]:
+        """`token_ids` and `logprobs` behind the first `num_tokens`."""
+        logprobs = None if self._logprobs is None else self._logprobs[num_tokens : self._num_logprobs]
+        return self._token_ids[num_tokens : self.num_tokens], logprobs
+
+    def __eq__(self, other: object) -> bool:
+        return self._values() == other._values() if isinstance(other, CompletionOutput) else NotImplemented
+
+    def __repr__(self) -> str:
+        names = ("index", "text", "token_ids", "logprobs", "finish_reason", "stop_reason")
+        given = ", ".join(f"{name}={value!r}" for name, value in zip(names, self._values(), strict=True))
+        return f"CompletionOutput({given})"
+
+    def _values(self) -> tuple[object, ...]:
+        return (self.index, self.text, self.token_ids, self.logprobs, self.finish_reason, self.stop_reason)
 
 
 @dataclass(slots=True)

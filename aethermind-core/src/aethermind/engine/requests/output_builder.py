@@ -26,6 +26,7 @@ class OutputBuilder:
     __slots__ = (
         "_detokenizer",
         "_first_token_s",
+        "_index",
         "_logprobs",
         "_prompt",
         "_prompt_logprobs",
@@ -38,8 +39,10 @@ class OutputBuilder:
         "request_id",
     )
 
-    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer, index: int = 0) -> None:
+        """`index` is the answer's among those to its prompt."""
         self.request = request
+        self._index = index
         self.request_id = request.request_id
         self.error: str | None = None
         self._prompt = prompt
@@ -84,10 +87,10 @@ class OutputBuilder:
         request = self.request
         reason = request.finish_reason
         completion = CompletionOutput(
-            0,
+            self._index,
             self._text,
-            list(request.output_token_ids),
-            list(self._logprobs) if request.params.logprobs is not None else None,
+            request.output_token_ids,
+            self._logprobs if request.params.logprobs is not None else None,
             reason.value if reason else None,
             self._stop_reason,
         )

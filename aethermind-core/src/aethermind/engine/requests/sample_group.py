@@ -61,7 +61,7 @@ class SampleGroup:
         for output in outputs:
             self._latest[self._index_of[output.request_id]] = output
         known = [self._latest[index] for index in sorted(self._latest)]
-        completions = [replace(self._latest[index].outputs[0], index=index) for index in sorted(self._latest)]
+        completions = [one.outputs[0] for one in known]
         firsts = [time for one in known if (time := one.metrics.first_token_s) is not None]
         ends = [time for one in known if (time := one.metrics.finished_s) is not None]
         is_finished = self.is_finished

@@ -45,7 +45,7 @@ class GenerationRecord:
 
     def grow(self, output: RequestOutput) -> int:
         """Take the newest state; returns how many tokens came with it."""
-        lengths = [len(one.token_ids) for one in output.outputs]
+        lengths = [one.num_tokens for one in output.outputs]
         num_output_tokens = sum(lengths)
         self.longest_answer = max(lengths, default=0)
         num_new = num_output_tokens - self.num_output_tokens

@@ -52,20 +52,20 @@ class PartCutter:
         """
         if self._is_over:
             return None
-        has_news = len(output.text) > self._num_chars or output.finish_reason is not None
-        if not has_news and (output.logprobs is None or len(output.token_ids) == self._num_tokens):
+        token_ids, logprobs = output.since(self._num_tokens)
+        if len(output.text) == self._num_chars and output.finish_reason is None and not logprobs:
             return None
         part = TextPart(
             output.text[self._num_chars :],
-            output.token_ids[self._num_tokens :],
-            None if output.logprobs is None else output.logprobs[self._num_tokens :],
+            token_ids,
+            logprobs,
             self._num_chars,
             self._is_first,
             output.finish_reason,
             output.stop_reason,
         )
         self._num_chars = len(output.text)
-        self._num_tokens = len(output.token_ids)
+        self._num_tokens = output.num_tokens
         self._is_first = False
         self._is_over = output.finish_reason is not None
         return part
@@ -102,7 +102,7 @@ def own_id(request_id: str, prefix: str) -> str:
 def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     """Tokens read and written, in OpenAI's names."""
     num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    num_written = sum(len(one.token_ids) for output in outputs for one in output.outputs)
+    num_written = sum(one.num_tokens for output in outputs for one in output.outputs)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_written,
