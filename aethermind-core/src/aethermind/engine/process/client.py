@@ -140,7 +140,7 @@ class EngineProcess(EngineClient):
         return ModelFace.open(self._runtime or Runtime.boot(), self._model, self._tokenizer)
 
     async def _ask(self, what: str, **arguments: Any) -> Any:
-        """Have one of `calls.CALLS` done between two steps; returns or raises what it does."""
+        """Have one of `CALLS` called between two steps; returns or raises what it does."""
         if self._requests.failure is not None:
             raise self._requests.failure
         number = next(self._numbers)

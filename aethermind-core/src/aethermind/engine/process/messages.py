@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.request_options import RequestOptions
     from aethermind.sampling.params import SamplingParams
 
-__all__ = ["ALL", "Abort", "Add", "Ask", "Close", "Forget", "Loaded", "LogLine", "News", "Reply", "Setup"]
+__all__ = ["ALL", "Abort", "Add", "Ask", "CALLS", "Close", "Forget", "Loaded", "LogLine", "News", "Reply", "Setup"]
+
+CALLS = frozenset({"adjust", "embed"})
+"""What can be asked of an engine besides answers, by the names of its methods; `EngineClient` asks for it. Arguments
+and results are values that `wire` knows.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Do one of `calls.CALLS` between two steps. The reply has the same number."""
+    """Have one of the engine's methods in `CALLS` called between two steps. The reply has the same number."""
 
     number: int
     what: str

@@ -21,8 +21,7 @@ from aethermind.engine.engine import Engine
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.observation.model_info import describe_model
-from aethermind.engine.process.calls import CALLS
-from aethermind.engine.process.messages import Abort, Add, Ask, Close, Forget, Loaded, LogLine, Reply, Setup
+from aethermind.engine.process.messages import CALLS, Abort, Add, Ask, Close, Forget, Loaded, LogLine, Reply, Setup
 from aethermind.engine.process.outbox import Outbox
 from aethermind.engine.process.start import begin, check_version
 from aethermind.engine.process.wire import Unpacker
@@ -214,7 +213,8 @@ class _Worker:
 
     def _answer(self, number: int, what: str, arguments: dict[str, Any]) -> Reply:
         try:
-            return Reply(number, CALLS[what](self._engine, **arguments))
+            assert what in CALLS, f"nobody asks an engine for {what}"
+            return Reply(number, getattr(self._engine, what)(**arguments))
         except Exception as error:
             return Reply(number, None, _told(error))
 
