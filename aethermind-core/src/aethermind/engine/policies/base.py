@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from aethermind.engine.requests.request import Request
 
-__all__ = ["OrderKey", "SchedulingPolicy", "SharingPolicy", "estimated_work_s", "fits_now", "ignored_options"]
+__all__ = [
+    "ByOrder",
+    "OrderKey",
+    "SchedulingPolicy",
+    "SharingPolicy",
+    "estimated_work_s",
+    "fits_now",
+    "ignored_options",
+]
 
 _WISHES = ("priority", "deadline_ms")
 
@@ -56,6 +65,24 @@ class SharingPolicy(SchedulingPolicy, Protocol):
     def giver(self, request: Request, running: Sequence[Request], movable: Iterable[Request]) -> Request | None:
         """Who of `movable`, some of `running`, gives way to the first that waits; None where nobody has to."""
         ...
+
+
+class ByOrder(ABC):
+    """Who goes first gives way last, and is let in where all its tokens fit: what the policies here have in common."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def order_key(self, request: Request, now: float) -> OrderKey:
+        """Waiting requests are admitted by ascending key."""
+
+    def victim_key(self, request: Request, now: float) -> OrderKey | None:
+        """The last in order gives way."""
+        return self.order_key(request, now)
+
+    def admit(self, request: Request, num_blocks_needed: int, num_available_blocks: int) -> bool:
+        """Only if all its tokens fit now."""
+        return fits_now(num_blocks_needed, num_available_blocks)
 
 
 def ignored_options(policy: SchedulingPolicy) -> tuple[str, ...]:

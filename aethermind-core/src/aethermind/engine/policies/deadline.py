@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from aethermind.engine.policies.base import OrderKey, estimated_work_s, fits_now
+from aethermind.engine.policies.base import ByOrder, OrderKey, estimated_work_s
 from aethermind.engine.requests.request import Request
 from aethermind.errors import InvalidArgumentError
 
@@ -13,7 +13,7 @@ __all__ = ["EarliestDeadline"]
 
 
 @dataclass(frozen=True, slots=True)
-class EarliestDeadline:
+class EarliestDeadline(ByOrder):
     """Orders by deadline; a request without one has it `default_s` after its arrival.
 
     Under overload plain earliest-deadline serves whoever is about to be late and so makes everybody late. Whose work no
@@ -43,10 +43,6 @@ class EarliestDeadline:
     def victim_key(self, request: Request, now: float) -> OrderKey | None:
         """The latest deadline gives way, to be kept or not: an order that changed would undo what was computed."""
         return (self._deadline(request), request.arrival, request.request_id)
-
-    def admit(self, request: Request, num_blocks_needed: int, num_available_blocks: int) -> bool:
-        """Only if all its tokens fit now."""
-        return fits_now(num_blocks_needed, num_available_blocks)
 
     def _deadline(self, request: Request) -> float:
         return request.arrival + self.default_s if request.deadline is None else request.deadline

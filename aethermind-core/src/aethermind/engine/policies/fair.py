@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar
 
-from aethermind.engine.policies.base import OrderKey, fits_now
+from aethermind.engine.policies.base import ByOrder, OrderKey
 from aethermind.engine.requests.request import Request
 from aethermind.errors import InvalidArgumentError
 
@@ -16,7 +16,7 @@ __all__ = ["FairShare"]
 
 
 @dataclass(frozen=True, slots=True)
-class FairShare:
+class FairShare(ByOrder):
     """Orders by a place in time: arrival, and `spacing_s` for each request that the tenant had open when this came.
 
     So one that comes to a tenant's first request stands before the many of another, and nobody waits for ever: who
@@ -46,14 +46,6 @@ class FairShare:
     def order_key(self, request: Request, now: float) -> OrderKey:
         """Earlier places first, then earlier arrivals."""
         return (request.place, request.arrival, request.request_id)
-
-    def victim_key(self, request: Request, now: float) -> OrderKey | None:
-        """The last place gives way."""
-        return self.order_key(request, now)
-
-    def admit(self, request: Request, num_blocks_needed: int, num_available_blocks: int) -> bool:
-        """Only if all its tokens fit now."""
-        return fits_now(num_blocks_needed, num_available_blocks)
 
     def giver(self, request: Request, running: Sequence[Request], movable: Iterable[Request]) -> Request | None:
         """Who of `movable`, standing behind a request that waits, gives way: the last of the tenant that runs most."""

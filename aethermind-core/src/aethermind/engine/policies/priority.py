@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from aethermind.engine.policies.base import OrderKey, fits_now
+from aethermind.engine.policies.base import ByOrder, OrderKey
 from aethermind.engine.requests.request import Request
 from aethermind.errors import InvalidArgumentError
 
@@ -13,7 +13,7 @@ __all__ = ["PriorityWithAging"]
 
 
 @dataclass(frozen=True, slots=True)
-class PriorityWithAging:
+class PriorityWithAging(ByOrder):
     """Orders by `priority`, smaller being more urgent; `aging_s` seconds since arrival gain one level.
 
     A request's effective priority is `priority - (now - arrival) / aging_s`. As everybody ages at the same
@@ -40,7 +40,3 @@ class PriorityWithAging:
     def victim_key(self, request: Request, now: float) -> OrderKey | None:
         """The least urgent gives way, a VIP never."""
         return None if request.priority <= self.vip_priority else self.order_key(request, now)
-
-    def admit(self, request: Request, num_blocks_needed: int, num_available_blocks: int) -> bool:
-        """Only if all its tokens fit now."""
-        return fits_now(num_blocks_needed, num_available_blocks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from aethermind.engine.policies.base import OrderKey, estimated_work_s, fits_now
+from aethermind.engine.policies.base import ByOrder, OrderKey, estimated_work_s
 from aethermind.engine.requests.request import Request
 from aethermind.errors import InvalidArgumentError
 
@@ -13,7 +13,7 @@ __all__ = ["ShortestFirst"]
 
 
 @dataclass(frozen=True, slots=True)
-class ShortestFirst:
+class ShortestFirst(ByOrder):
     """Orders by arrival plus `patience` times the estimated seconds of work.
 
     Work is what the prompt and the longest answer allowed take, see `estimated_work_s`. Pure shortest-first starves the
@@ -38,11 +38,3 @@ class ShortestFirst:
     def order_key(self, request: Request, now: float) -> OrderKey:
         """The shorter and the earlier first."""
         return (request.arrival + self.patience * self.work_s(request), request.arrival, request.request_id)
-
-    def victim_key(self, request: Request, now: float) -> OrderKey | None:
-        """The longest and latest gives way."""
-        return self.order_key(request, now)
-
-    def admit(self, request: Request, num_blocks_needed: int, num_available_blocks: int) -> bool:
-        """Only if all its tokens fit now."""
-        return fits_now(num_blocks_needed, num_available_blocks)
