@@ -186,28 +186,16 @@ class SamplingParams:
                     )
 
     def _derive(self) -> None:
-        is_adjusted = (
-            self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-            or bool(self.logit_bias)
-            or bool(self.bad_words)
-            or self.logprobs is not None
-        )
-        is_masked = self.allowed_token_ids is not None or self.structured_outputs is not None
-        is_plain = not (is_adjusted or is_masked or self.min_tokens or self.logits_processors)
-        looks_back = (
-            self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-            or bool(self.bad_words)
-            or self.structured_outputs is not None
-            or bool(self.logits_processors)
-        )
-        object.__setattr__(self, "looks_back", looks_back)
+        is_penalised = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        looks_back = is_penalised or bool(self.bad_words)
+        is_adjusted = looks_back or bool(self.logit_bias) or self.logprobs is not None
+        is_guided = self.structured_outputs is not None
+        is_masked = self.allowed_token_ids is not None or is_guided
+        has_processors = bool(self.logits_processors)
+        object.__setattr__(self, "looks_back", looks_back or is_guided or has_processors)
         object.__setattr__(self, "is_adjusted", is_adjusted)
         object.__setattr__(self, "is_masked", is_masked)
-        object.__setattr__(self, "is_plain", is_plain)
+        object.__setattr__(self, "is_plain", not (is_adjusted or is_masked or self.min_tokens or has_processors))
 
 
 def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
