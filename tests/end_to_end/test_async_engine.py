@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from aethermind import LLM, RequestOutput, SamplingParams
+from aethermind import LLM, RequestOutput, SamplingParams, StructuredOutputs
 from aethermind.engine.requests.output_builder import Growth
 from aethermind.engine.serving.async_engine import AsyncEngine
 from aethermind.errors import ContextLengthError, EngineDeadError, InvalidArgumentError, RequestTimeoutError
@@ -103,6 +104,34 @@ def test_a_cancelled_task_ends_its_request_and_no_other(demo: LLM) -> None:
             await lost
 
     run(demo, scenario)
+
+
+def test_others_go_on_while_a_grammar_is_compiled(
+    open_demo: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, may_compile = open_demo(), threading.Event()
+    grammars = llm.engine._controls._grammars
+    compile = grammars._compile
+
+    def compile_late(wanted: StructuredOutputs) -> object:
+        assert may_compile.wait(60)
+        return compile(wanted)
+
+    monkeypatch.setattr(grammars, "_compile", compile_late)
+
+    async def scenario(engine: AsyncEngine) -> None:
+        chosen = SamplingParams(max_tokens=24, structured_outputs=StructuredOutputs(choice=["yes", "yes indeed"]))
+        waits = asyncio.create_task(answer(engine, "Once", chosen))
+        broken = SamplingParams(structured_outputs=StructuredOutputs(regex="("))
+        refused = asyncio.create_task(answer(engine, "Once", broken))
+        await answer(engine, "Once upon a time")
+        assert not waits.done()
+        may_compile.set()
+        assert (await waits).outputs[0].text.startswith("yes")
+        with pytest.raises(InvalidArgumentError, match="cannot be served"):
+            await refused
+
+    run(llm, scenario)
 
 
 def test_an_aborted_request_finishes_with_what_there_is(demo: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

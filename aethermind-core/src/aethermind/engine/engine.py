@@ -39,11 +39,14 @@ from aethermind.errors import ContextLengthError, InvalidArgumentError, OutOfMem
 from aethermind.sampling.random import derive_seed
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import numpy as np
     import numpy.typing as npt
 
     from aethermind.engine.executors import Executor
     from aethermind.model.input_processor import EmbeddingSpan
+    from aethermind.sampling.guidance import TokenGuide
     from aethermind.sampling.params import SamplingParams
     from aethermind.text.tokenizer import Tokenizer
 
@@ -112,6 +115,12 @@ class Engine:
         is_fetching = self.kv_offload is not None and self.kv_offload.num_waiting > 0
         return bool(self.waiting or self.running or is_fetching or self._groups)
 
+    def prepare(self, params: SamplingParams) -> Future[TokenGuide] | None:
+        """Have what takes long about a request's parameters done in a thread, so that steps go on: the grammar of
+        structured outputs, compiled. None where nothing takes long. May be called from any thread.
+        """
+        return self._controls.prepare(params)
+
     def add_request(
         self,
         request_id: str,
@@ -121,15 +130,17 @@ class Engine:
         prompt: str | None = None,
         embeddings: Sequence[EmbeddingSpan] = (),
         options: RequestOptions | None = None,
+        guide: TokenGuide | None = None,
     ) -> None:
-        """Queue a request; `embeddings` replace those of some of its token ids, `options` are about the whole request.
+        """Queue a request; `embeddings` replace those of some of its token ids, `options` are about the whole request,
+        and `guide` is what `prepare` made for its parameters, if it was asked.
 
         InvalidArgumentError or ContextLengthError when its prompt cannot be served.
         """
         options = self._with_quotas(options or RequestOptions())
         self._check_id(request_id, params.n)
         check_prompt(self.planned, prompt_token_ids, params, options)
-        controls = self._controls.read(params)
+        controls = self._controls.read(params, guide)
         adapter = self.planned.choose_adapter(options.adapter)
         if embeddings:
             check_embeddings(embeddings, len(prompt_token_ids), self.planned.model.config.hidden_size)

@@ -7,8 +7,10 @@ along the trie of all tokens, and writes one bit a token.
 from __future__ import annotations
 
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -76,20 +78,39 @@ class Grammars:
         self._eos_token_ids = sorted(eos_token_ids)
         self._compiled: OrderedDict[tuple[StructuredOutputs, int], Any] = OrderedDict()
         self._lanes: list[WeakSet[TokenGuide]] = [WeakSet() for _ in range(num_lanes)]
+        self._lock = threading.Lock()
 
     def guide(self, wanted: StructuredOutputs) -> TokenGuide:
         """A guide at the beginning of an answer; InvalidArgumentError says why a demand cannot be served."""
-        lane = min(range(len(self._lanes)), key=lambda index: len(self._lanes[index]))
-        matcher = self._compiled.get((wanted, lane))
-        if matcher is None:
-            matcher = self._compiled[wanted, lane] = self._compile(wanted)
-            if len(self._compiled) > _MAX_CACHED:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end((wanted, lane))
+        return self._guide(wanted, self._freest_lane())
+
+    def prepare(self, wanted: StructuredOutputs) -> Future[TokenGuide]:
+        """The same from a thread, as some grammars take seconds; at once where it was compiled before."""
+        lane = self._freest_lane()
+        if (wanted, lane) not in self._compiled:
+            return self._thread.submit(self.guide, wanted)
+        done: Future[TokenGuide] = Future()
+        done.set_result(self._guide(wanted, lane))
+        return done
+
+    def _freest_lane(self) -> int:
+        return min(range(len(self._lanes)), key=lambda index: len(self._lanes[index]))
+
+    def _guide(self, wanted: StructuredOutputs, lane: int) -> TokenGuide:
+        matcher = self._compiled.get((wanted, lane)) or self._compile(wanted)
         end = self._eos_token_ids[0] if len(self._eos_token_ids) == 1 else None
         guide = TokenGuide(matcher.deep_copy(), end, lane)
-        self._lanes[lane].add(guide)
+        with self._lock:
+            self._compiled[wanted, lane] = matcher
+            self._compiled.move_to_end((wanted, lane))
+            if len(self._compiled) > _MAX_CACHED:
+                self._compiled.popitem(last=False)
+            self._lanes[lane].add(guide)
         return guide
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "grammars")
 
     @cached_property
     def _library(self) -> Any:

@@ -23,6 +23,7 @@ from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.observation.model_info import describe_model
 from aethermind.engine.process.messages import CALLS, Abort, Add, Ask, Close, Forget, Loaded, LogLine, Reply, Setup
 from aethermind.engine.process.outbox import Outbox
+from aethermind.engine.process.preparing import Preparing
 from aethermind.engine.process.start import begin, check_version
 from aethermind.engine.process.wire import Unpacker
 from aethermind.engine.requests.output_builder import has_ended
@@ -33,13 +34,18 @@ from aethermind.sampling.generation_config import read_sampling_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from concurrent.futures import Future
 
     from aethermind.engine.requests.output_builder import Growth
+    from aethermind.sampling.guidance import TokenGuide
 
 __all__ = ["main"]
 
 _IDLE_S = 1.0
 """How long log lines of other threads may wait while there is nothing to do."""
+
+_POLL_S = 0.02
+"""How long what a thread has made for a request may wait while there is nothing else to do."""
 
 _LAST_WORDS_S = 2.0
 _STATS_EVERY_S = 0.01
@@ -150,6 +156,7 @@ class _Worker:
         self._outbox = outbox
         self._names: dict[int, str] = {}
         self._handles: dict[str, int] = {}
+        self._preparing = Preparing()
         self._told_stats_s = 0.0
 
     def run(self) -> None:
@@ -159,11 +166,13 @@ class _Worker:
             self._tell_stats()
             is_all_said = outbox.flush()
             if not engine.has_unfinished:
-                select.select([self._inbox.sock], [] if is_all_said else [self._inbox.sock], [], _IDLE_S)
+                most_s = _POLL_S if self._preparing else _IDLE_S
+                select.select([self._inbox.sock], [] if is_all_said else [self._inbox.sock], [], most_s)
             for message in self._inbox.take():
                 if isinstance(message, Close):
                     return
                 self._obey(message)
+            self._add_prepared()
             if engine.has_unfinished:
                 self._put(engine.advance())
 
@@ -179,7 +188,13 @@ class _Worker:
     def _obey(self, message: Add | Abort | Forget | Ask) -> None:
         match message:
             case Add():
-                self._add(message)
+                made = self._engine.prepare(message.params)
+                if made is None or made.done():
+                    self._add(message, made)
+                else:
+                    self._preparing.hold(message, made)
+            case Abort() | Forget() if self._preparing.hear(message):
+                pass
             case Abort(handle):
                 if (name := self._names.get(handle)) is not None:
                     ended = self._engine.abort(name)
@@ -193,7 +208,13 @@ class _Worker:
             case _:
                 assert_never(message)
 
-    def _add(self, request: Add) -> None:
+    def _add_prepared(self) -> None:
+        for request, made, is_aborted in self._preparing.take():
+            self._add(request, made)
+            if is_aborted:
+                self._obey(Abort(request.handle))
+
+    def _add(self, request: Add, made: Future[TokenGuide] | None) -> None:
         prompt = request.prompt
         self._names[request.handle] = request.name
         self._handles[request.name] = request.handle
@@ -206,6 +227,7 @@ class _Worker:
                 prompt=prompt.text,
                 embeddings=prompt.embeddings,
                 options=request.options,
+                guide=None if made is None else made.result(),
             )
         except Exception as error:
             self._drop(request.handle)

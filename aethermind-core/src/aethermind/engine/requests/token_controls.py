@@ -12,7 +12,10 @@ from aethermind.sampling.controls import TokenControls, pack_mask
 from aethermind.sampling.guidance import Grammars
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from aethermind.sampling.controls import LogitsProcessor
+    from aethermind.sampling.guidance import TokenGuide
     from aethermind.sampling.params import SamplingParams
     from aethermind.text.tokenizer import Tokenizer
 
@@ -37,8 +40,14 @@ class ControlsReader:
             self._tokenizer.as_json, self._vocab_size, self._planned.eos_token_ids, num_lanes=max(num_lanes, 1)
         )
 
-    def read(self, params: SamplingParams) -> TokenControls | None:
-        """The controls of one answer, None if it needs none; InvalidArgumentError where they cannot be had."""
+    def prepare(self, params: SamplingParams) -> Future[TokenGuide] | None:
+        """Have the guide of an answer made in a thread; None if it needs none. For any thread."""
+        return None if params.structured_outputs is None else self._grammars.prepare(params.structured_outputs)
+
+    def read(self, params: SamplingParams, guide: TokenGuide | None = None) -> TokenControls | None:
+        """The controls of one answer, None if it needs none; InvalidArgumentError where they cannot be had. Without the
+        `guide` that was prepared for it, one is made here.
+        """
         if params.is_plain:
             return None
         self._check(params.allowed_token_ids or ())
@@ -48,7 +57,7 @@ class ControlsReader:
             # Like vLLM: what ends an answer has to be allowed by the caller.
             controls.allowed = pack_mask(params.allowed_token_ids, self._vocab_size)
         if params.structured_outputs is not None:
-            controls.guide = self._grammars.guide(params.structured_outputs)
+            controls.guide = guide or self._grammars.guide(params.structured_outputs)
         return controls
 
     def processors(self, params: SamplingParams) -> tuple[LogitsProcessor, ...]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.output import RequestOutput
     from aethermind.engine.requests.prompt_reader import Prompt
     from aethermind.engine.requests.request_options import RequestOptions
+    from aethermind.sampling.guidance import TokenGuide
     from aethermind.sampling.params import SamplingParams
 
 __all__ = ["AsyncEngine"]
@@ -79,7 +80,10 @@ class AsyncEngine(EngineClient):
 
         async def add(name: str) -> None:
             read = prompt if isinstance(prompt, EnginePrompt) else await self.read(prompt)
-            await self.call(lambda engine: self._add(engine, name, read, params, options, hold_s))
+            guide: TokenGuide | None = None
+            if (made := self._engine.prepare(params)) is not None:
+                guide = await asyncio.wrap_future(made)
+            await self.call(lambda engine: self._add(engine, name, read, params, options, guide, hold_s))
 
         return self._requests.follow(request_id, add, self._forget, timeout_s=timeout_s)
 
@@ -171,10 +175,17 @@ class AsyncEngine(EngineClient):
         prompt: EnginePrompt,
         params: SamplingParams,
         options: RequestOptions | None,
+        guide: TokenGuide | None,
         hold_s: float,
     ) -> None:
         engine.add_request(
-            name, prompt.token_ids, params, prompt=prompt.text, embeddings=prompt.embeddings, options=options
+            name,
+            prompt.token_ids,
+            params,
+            prompt=prompt.text,
+            embeddings=prompt.embeddings,
+            options=options,
+            guide=guide,
         )
         self._news.open(name, hold_s)
 

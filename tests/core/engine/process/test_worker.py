@@ -1,0 +1,98 @@
+"""The loop of an engine's process, message by message, over an engine in this one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+from tests.core.engine.engines import open_engine
+
+from aethermind import Runtime, SamplingParams, StructuredOutputs
+from aethermind.engine.process.messages import Abort, Add, Forget, News
+from aethermind.engine.process.outbox import Outbox
+from aethermind.engine.process.wire import Unpacker
+from aethermind.engine.process.worker import _Worker
+from aethermind.engine.requests.prompt_reader import EnginePrompt
+from aethermind.errors import InvalidArgumentError
+
+PLAIN = SamplingParams(max_tokens=3, ignore_eos=True)
+
+
+class Rig:
+    """A worker whose grammars are compiled when `may_compile` is set."""
+
+    def __init__(self, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.engine = open_engine(runtime, "null")
+        self._sock, far = socket.socketpair()
+        self.worker = _Worker(self.engine, cast(Any, None), Outbox(far))
+        self._unpacker = Unpacker()
+        self.may_compile = threading.Event()
+        grammars = self.engine._controls._grammars
+        compile = grammars._compile
+
+        def compile_late(wanted: StructuredOutputs) -> Any:
+            assert self.may_compile.wait(60)
+            return compile(wanted)
+
+        monkeypatch.setattr(grammars, "_compile", compile_late)
+
+    def add(self, handle: int, params: SamplingParams) -> None:
+        self.worker._obey(Add(handle, f"r{handle}", EnginePrompt("Once", [5, 6]), params, None, 0.0))
+
+    def compile(self) -> None:
+        """Let all compile that waits for it, and take it."""
+        made = [prepared.made for prepared in self.worker._preparing._waiting.values()]
+        self.may_compile.set()
+        for future in made:
+            future.exception()
+        self.worker._add_prepared()
+
+    def run(self) -> None:
+        while self.engine.has_unfinished:
+            self.worker._put(self.engine.advance())
+
+    def told(self) -> Iterator[News]:
+        self.worker._outbox.flush()
+        yield from self._unpacker.feed(self._sock.recv(1 << 16))
+
+
+def demand(text: str) -> SamplingParams:
+    return SamplingParams(max_tokens=3, structured_outputs=StructuredOutputs(regex=text))
+
+
+@pytest.fixture
+def rig(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig(runtime, monkeypatch)
+
+
+def test_others_go_on_while_a_grammar_is_compiled(rig: Rig) -> None:
+    rig.add(1, demand("a+"))
+    rig.add(2, PLAIN)
+    rig.run()
+    (news,) = rig.told()
+    assert [handle for handle, *_ in news.states or ()] == [2]
+    rig.compile()
+    assert [builder.request_id for builder in rig.engine._outputs.values()] == ["r1"]
+    rig.may_compile.clear()
+    rig.add(3, demand("a+"))  # was compiled, and waits for nobody
+    assert len(rig.engine._outputs) == 2
+    rig.run()
+
+
+def test_what_is_said_of_a_request_meanwhile_is_heard(rig: Rig) -> None:
+    for handle, text in ((1, "a+"), (2, "b+"), (3, "(")):
+        rig.add(handle, demand(text))
+    rig.worker._obey(Abort(1))
+    rig.worker._obey(Forget(2))
+    rig.compile()
+    assert not rig.engine.has_unfinished
+    (news,) = rig.told()
+    (state,) = news.states or ()
+    assert (state[0], news.refused is not None) == (1, True)
+    ((handle, error),) = news.refused or ()
+    assert handle == 3
+    assert isinstance(error, InvalidArgumentError)
+    assert not rig.worker._names
