@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.core.engine.engines import open_engine
 from tests.core.engine.loops import Loop
@@ -98,10 +100,10 @@ def test_a_light_user_is_not_held_up_by_a_crowd(runtime: Runtime, room: dict[str
     ("options", "wishes"), [({}, {}), ({"kv_store": "host:64MiB"}, {}), ({}, {"prompt_logprobs": 0}), ({}, {"n": 3})]
 )
 def test_a_crowd_is_counted_wherever_it_waits(
-    runtime: Runtime, options: dict[str, str], wishes: dict[str, int]
+    runtime: Runtime, options: dict[str, str], wishes: dict[str, Any]
 ) -> None:
     engine = open_engine(runtime, "null", block_size=4, **options)
-    params = SamplingParams(temperature=1.0, max_tokens=6, **wishes)  # type: ignore[arg-type]
+    params = SamplingParams(temperature=1.0, max_tokens=6, **wishes)
     for number in range(3):
         engine.add_request(f"crowd {number}", [number + 1] * 20, params, options=RequestOptions(tenant="crowd"))
     requests = [builder.request for builder in engine._outputs.values()]
