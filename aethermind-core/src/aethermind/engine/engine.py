@@ -137,7 +137,7 @@ class Engine:
 
         InvalidArgumentError or ContextLengthError when its prompt cannot be served.
         """
-        options = self._with_quotas(options or RequestOptions())
+        options = (options or RequestOptions()).within(self.planned.config.max_new_tokens)
         self._check_id(request_id, params.n)
         check_prompt(self.planned, prompt_token_ids, params, options)
         controls = self._controls.read(params, guide)
@@ -383,13 +383,6 @@ class Engine:
             place = self.scheduler.policy.place(requests[0], waiting, self.running)
             for request in requests:
                 request.place = place
-
-    def _with_quotas(self, options: RequestOptions) -> RequestOptions:
-        """The options with the engine's quota, where it allows less than they do."""
-        most = self.planned.config.max_new_tokens
-        if most is None or (options.max_new_tokens is not None and options.max_new_tokens <= most):
-            return options
-        return replace(options, max_new_tokens=most)
 
     def _check_id(self, request_id: str, num_answers: int) -> None:
         ids = answer_ids(request_id, num_answers)

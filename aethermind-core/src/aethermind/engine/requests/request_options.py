@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 
 from aethermind.errors import InvalidArgumentError
@@ -51,6 +51,13 @@ class RequestOptions:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise InvalidArgumentError(f"{name} is {value!r} but must be an integer of 1 or more; None sets none.")
+
+    def within(self, max_new_tokens: int | None) -> RequestOptions:
+        """The options with somebody else's quota of the answer, where that allows less than they do."""
+        own = self.max_new_tokens
+        if max_new_tokens is None or (own is not None and own <= max_new_tokens):
+            return self
+        return replace(self, max_new_tokens=max_new_tokens)
 
     def max_total_tokens(self, num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> int:
         """Prompt and output tokens at which a request ends: the least of what it asked for and what it may have."""
