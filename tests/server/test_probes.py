@@ -32,7 +32,9 @@ def test_probes(http: httpx.Client) -> None:
 @pytest.mark.parametrize(("is_draining", "failure", "code"), [(True, None, "draining"), (False, "gone", "engine_dead")])
 def test_who_is_not_ready_says_when_to_ask_again(is_draining: bool, failure: str | None, code: str) -> None:
     engine = SimpleNamespace(failure=failure, stats=None, pid=None)
-    app = create_app([SimpleNamespace(name="demo", engine=engine)])  # type: ignore[list-item]
+    model: Any = SimpleNamespace(name="demo", engine=engine)
+    model.with_adapters = lambda: [model]
+    app = create_app([model])
     app.state.admission.is_draining = is_draining
 
     async def ask() -> httpx.Response:
@@ -78,7 +80,8 @@ def test_metrics_tell_what_is_kept_where() -> None:
     )
     info = SimpleNamespace(architecture="A", device="cpu:0", dtype="float32", max_model_len=64, block_size=16,
                            weight_bytes=1, kv_cache_bytes=2, arena_bytes=3)  # fmt: skip
-    models: Any = [SimpleNamespace(name="demo", engine=SimpleNamespace(stats=stats, pid=None), info=info)]
+    model = SimpleNamespace(name="demo", engine=SimpleNamespace(stats=stats, pid=None), info=info)
+    models: Any = SimpleNamespace(loaded=(model,))
     admission: Any = SimpleNamespace(num_open=3, num_queued=2, num_queued_tokens=70)
     samples = read_samples(Metrics(models, admission).render().decode())
     assert samples["aethermind_kv_cache_usage_ratio"] == 6 / 8

@@ -32,7 +32,7 @@ def test_engines_end_before_connections_are_cut() -> None:
 
         answer = open_answer()
         next(answer)
-        models = [SimpleNamespace(engine=SimpleNamespace(close=close))]
+        models = SimpleNamespace(loaded=(SimpleNamespace(engine=SimpleNamespace(close=close)),))
         state = SimpleNamespace(admission=admission, open_requests=requests, models=models)
         await dismiss(SimpleNamespace(state=state))  # type: ignore[arg-type]
         answer.close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
+from aethermind.engine.requests.output import CompletionOutput
 from aethermind.server.framing import TextEvents
 from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
 from aethermind.server.openai.inputs import TextsOrTokens, prompts_of
@@ -15,7 +16,7 @@ from aethermind.text.token_offsets import TokenOffsets, prompt_offsets
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
+    from aethermind.engine.requests.output import Logprob, RequestOutput
     from aethermind.engine.requests.prompt_reader import Prompt
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.framing import Event
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     """A token, what was likely in its place, and where it begins in the text."""
 
 __all__ = ["CompletionAnswer", "CompletionRequest"]
-
-_Answer = TypeVar("_Answer", "CompletionOutput", TextPart)
 
 MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16
@@ -98,12 +97,13 @@ class CompletionAnswer(Answer):
 
     def part(self, index: int, output: RequestOutput, part: TextPart) -> Iterable[Event]:
         if self._is_only_echo:
-            part = _emptied(part)
+            part = replace(part, text="", token_ids=[], finish_reason="length", stop_reason=None)
+            part.logprobs = None if part.logprobs is None else []
         text = self._echoed(output) + part.text if part.is_first else part.text
         if part.is_only_text:
             return (self._texts.written(index, text),)
-        logprobs = self._logprobs(index, part.token_ids, part.logprobs, output if part.is_first else None)
-        return (self._chunk(_choice(index, text, part.finish_reason, part.stop_reason, logprobs)),)
+        told = self._logprobs(index, part.token_ids, part.logprobs, output if part.is_first else None)
+        return (self._chunk(_choice(index, text, part.finish_reason, part.stop_reason, told)),)
 
     def end(self, outputs: Sequence[RequestOutput]) -> Iterable[Event]:
         if not self._has_usage:
@@ -146,10 +146,10 @@ class CompletionAnswer(Answer):
         return output.prompt if output.prompt is not None else self._tokenizer.decode(output.prompt_token_ids)
 
 
-def _emptied(answer: _Answer) -> _Answer:
-    """An answer, or a part of one, of which nothing is told but its end."""
+def _emptied(answer: CompletionOutput) -> CompletionOutput:
+    """An answer of which nothing is told but its end."""
     logprobs: list[dict[int, Logprob]] | None = None if answer.logprobs is None else []
-    return replace(answer, text="", token_ids=[], logprobs=logprobs, finish_reason="length", stop_reason=None)
+    return CompletionOutput(answer.index, "", [], logprobs, "length", None)
 
 
 def _choice(
