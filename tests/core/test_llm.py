@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -109,3 +111,37 @@ def test_a_whole_answer_and_a_stream_can_be_open_at_once(runtime: Runtime) -> No
         (whole,) = llm.generate({"prompt_token_ids": [5, 6]}, params)
         assert whole.finished
         assert [one.finished for one in outputs][-1]
+
+
+def test_threads_may_share_a_model_and_its_steps() -> None:
+    """Each gets what it would get alone, though they add requests, step and give up answers in each other's midst."""
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    prompts = [f"Once upon a time there was a {animal}" for animal in ("fox", "hen", "frog", "mole")]
+    with LLM("demo", dtype="float32") as llm:
+        alone = [output.outputs[0].text for output in llm.generate(prompts, params)]
+        num_blocks, num_steps, advance = llm.engine.cache.num_available_blocks, itertools.count(), llm.engine.advance
+
+        def counted() -> Any:
+            next(num_steps)
+            return advance()
+
+        llm.engine.advance = counted  # type: ignore[method-assign]
+        start = threading.Barrier(len(prompts))
+
+        def ask(index: int) -> list[str]:
+            start.wait()
+            texts = []
+            for _ in range(2):
+                stream = llm.stream(prompts[index - 1], params)
+                next(stream)
+                stream.close()
+                texts.append(llm.generate(prompts[index], params)[0].outputs[0].text)
+                llm.embed(prompts[index])
+            return texts
+
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            answers = list(pool.map(ask, range(len(prompts))))
+        assert answers == [[text] * 2 for text in alone]
+        assert next(num_steps) < 2 * len(prompts) * params.max_tokens, "steps are shared"
+        assert not llm.engine.has_unfinished
+        assert llm.engine.cache.num_available_blocks == num_blocks

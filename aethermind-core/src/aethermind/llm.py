@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
@@ -26,6 +27,7 @@ from aethermind.engine.requests.output import CompletionOutput, Logprob, Request
 from aethermind.engine.requests.output_builder import Growth, has_ended, state_of
 from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt, PromptReader
 from aethermind.engine.requests.request_options import RequestOptions
+from aethermind.engine.turns import Turns
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults
@@ -57,7 +59,10 @@ _T = TypeVar("_T")
 
 
 class LLM:
-    """A model loaded on a device. Every bad argument is an AetherMindError whose message says what to do."""
+    """A model loaded on a device. Every bad argument is an AetherMindError whose message says what to do.
+
+    Threads may share one: what they ask for at the same time is answered together, in the same steps.
+    """
 
     def __init__(
         self,
@@ -80,7 +85,8 @@ class LLM:
         self.tokenizer = self.engine.tokenizer
         self._prompts = PromptReader.of(planned, self.tokenizer)
         self.info = describe_model(self.engine, time.perf_counter() - started)
-        self._num_requests = 0
+        self._names = map(str, count())
+        self._turns = Turns()
         self._unseen: dict[str, Growth] = {}
         self._is_closed = False
 
@@ -94,8 +100,9 @@ class LLM:
 
     def close(self) -> None:
         """Finish the device's work and give everything back."""
-        self._is_closed = True
-        self.engine.close()
+        with self._turns:
+            self._is_closed = True
+            self.engine.close()
 
     @property
     def hooks(self) -> HookRegistry:
@@ -224,7 +231,9 @@ class LLM:
         vectors = []
         for prompt in _listed(prompts):
             token_ids = self._read(prompt).tokens_to_embed()
-            vectors.append(self.engine.embed(token_ids, pooling, is_normalized=normalize, adapter=adapter or ""))
+            with self._turns:
+                vectors.append(self.engine.embed(token_ids, pooling, is_normalized=normalize, adapter=adapter or ""))
+            self._turns.give_way()
         return vectors
 
     def _read(self, prompt: Prompt) -> EnginePrompt:
@@ -253,17 +262,22 @@ class LLM:
         """
         unseen = self._unseen
         while True:
-            ready = [name for name in unseen if name in ids and (not only_last or has_ended(unseen[name]))]
-            if ready:
-                return [state_of(unseen.pop(name)) for name in ready]
-            if not self.engine.has_unfinished:
-                raise AetherMindError(f"Request {', '.join(sorted(ids))} was aborted before it was answered.")
-            unseen.update((growth.request_id, growth) for growth in self.engine.advance())
+            with self._turns:
+                ready = [name for name in unseen if name in ids and (not only_last or has_ended(unseen[name]))]
+                if ready:
+                    return [state_of(unseen.pop(name)) for name in ready]
+                if self._is_closed:
+                    raise AetherMindError("This LLM was closed before the request was answered.")
+                if not self.engine.has_unfinished:
+                    raise AetherMindError(f"Request {', '.join(sorted(ids))} was aborted before it was answered.")
+                unseen.update((growth.request_id, growth) for growth in self.engine.advance())
+            self._turns.give_way()
 
     def _forget(self, ids: Sequence[str]) -> None:
-        for request_id in ids:
-            self.engine.abort(request_id)
-            self._unseen.pop(request_id, None)
+        with self._turns:
+            for request_id in ids:
+                self.engine.abort(request_id)
+                self._unseen.pop(request_id, None)
 
     def _add_all(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], options: Sequence[RequestOptions]
@@ -272,16 +286,14 @@ class LLM:
         ids: list[str] = []
         try:
             for prompt, one, wishes in zip(prompts, params, options, strict=True):
-                read = self._read(prompt)
-                self._num_requests += 1
-                request_id = str(self._num_requests - 1)
-                self.engine.add_request(
-                    request_id, read.token_ids, one, prompt=read.text, embeddings=read.embeddings, options=wishes
-                )
+                read, request_id = self._read(prompt), next(self._names)
+                with self._turns:
+                    self.engine.add_request(
+                        request_id, read.token_ids, one, prompt=read.text, embeddings=read.embeddings, options=wishes
+                    )
                 ids.append(request_id)
         except BaseException:  # Ctrl-C and a plugin's own errors, too
-            for request_id in ids:
-                self.engine.abort(request_id)
+            self._forget(ids)
             raise
         return ids
 
