@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.core.cli.conftest import request_output
 
 from aethermind.cli.chat.answerers import LocalAnswerer
 from aethermind.cli.chat.conversation import Conversation
@@ -187,9 +189,12 @@ def test_ctrl_c_just_after_an_answer_does_not_end_the_chat(fake_llm: Any) -> Non
     assert [prompt[-1]["content"] for prompt in llm.prompts] == ["a", "b"]
 
 
-def test_the_first_ctrl_c_is_noted_and_the_second_raised() -> None:
+def test_the_first_ctrl_c_after_a_text_is_noted_and_any_other_raised() -> None:
     before = signal.getsignal(signal.SIGINT)
     with Interrupt(is_caught=True) as interrupt:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        interrupt.is_patient = True
         assert not interrupt.is_requested
         signal.raise_signal(signal.SIGINT)
         assert interrupt.is_requested
@@ -198,6 +203,26 @@ def test_the_first_ctrl_c_is_noted_and_the_second_raised() -> None:
     assert signal.getsignal(signal.SIGINT) is before
     with Interrupt(is_caught=False), pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(("text", "steps", "shown"), [("", ["press"], ""), ("a", ["press", "step"], "a")])
+def test_ctrl_c_waits_for_a_token_only_once_there_is_a_text(
+    fake_llm: Any, capsys: pytest.CaptureFixture[str], text: str, steps: list[str], shown: str
+) -> None:
+    llm, seen = fake_llm(), []
+
+    def stream(*_: Any) -> Iterator[Any]:
+        yield request_output(text, [1])
+        seen.append("press")
+        signal.raise_signal(signal.SIGINT)
+        seen.append("step")
+        yield request_output(text, [1, 2])
+        seen.append("another step")
+
+    llm.stream = stream
+    repl = chat(llm, "a")
+    assert (seen, said(repl)) == (steps, [("u", "a"), ("a", shown)])
+    assert "[stopped" in capsys.readouterr().err
 
 
 def test_a_pipe_is_interrupted_as_a_whole(invoke: Any, fake_llm: Any) -> None:

@@ -82,6 +82,7 @@ class Repl:
         with Interrupt(is_caught=is_caught) as interrupt, closing(stream) as replies:
             try:
                 for reply in replies:
+                    interrupt.is_patient = bool(reply.text)
                     writer.show(reply.text)
                     if interrupt.is_requested:
                         break
@@ -133,12 +134,15 @@ class Repl:
 
 
 class Interrupt:
-    """Ctrl-C noted while inside, to be looked at between two tokens, so that no step is left half done.
+    """Ctrl-C while an answer is made. Does nothing unless `is_caught`.
 
-    A second one is raised as KeyboardInterrupt, for steps that take too long. Does nothing unless `is_caught`.
+    Once it `is_patient` the first press is noted, to be looked at between two tokens, so that no step is left half
+    done. Before, because a long prompt takes many steps until there is a token to look after, and at the second press,
+    because a step may take too long, KeyboardInterrupt is raised.
     """
 
     def __init__(self, *, is_caught: bool) -> None:
+        self.is_patient = False
         self.is_requested = False
         self._is_caught = is_caught
         self._previous: Any = None
@@ -155,6 +159,6 @@ class Interrupt:
             signal.signal(signal.SIGINT, self._previous)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        if self.is_requested:
+        if self.is_requested or not self.is_patient:
             raise KeyboardInterrupt
         self.is_requested = True
