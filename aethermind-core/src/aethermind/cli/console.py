@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any, TextIO
 
-__all__ = ["columns", "examples", "is_terminal", "print_json", "quantity", "style", "version"]
+__all__ = ["columns", "examples", "is_terminal", "print_json", "quantity", "style", "version", "without_nan"]
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
@@ -48,7 +49,7 @@ def examples(*lines: str) -> str:
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on standard output; what JSON has no type for (a path, say) is written as text.
+    """One JSON object on standard output; what JSON has no type for (a path, say) is written as text, NaN as null.
 
     Where the output's encoding has not every character, those outside of ASCII are written by their numbers.
     """
@@ -56,7 +57,17 @@ def print_json(value: Any) -> None:
 
     is_unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
     indent = 2 if is_terminal(sys.stdout) else None
-    print(json.dumps(value, indent=indent, default=str, ensure_ascii=not is_unicode))
+    text = json.dumps(without_nan(value), indent=indent, default=str, ensure_ascii=not is_unicode, allow_nan=False)
+    print(text)
+
+
+def without_nan(value: Any) -> Any:
+    """A value for JSON, which has no word for NaN and infinity: there None stands in their place."""
+    if isinstance(value, Mapping):
+        return {name: without_nan(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def version() -> str:

@@ -35,7 +35,7 @@ from aethermind.engine.steps.model_runner import SampledToken
 from aethermind.engine.steps.step_pipeline import StepPipeline
 from aethermind.engine.text_passes.text_embedding import embed_text
 from aethermind.engine.text_passes.text_scores import score_prompt
-from aethermind.errors import ContextLengthError, InvalidArgumentError, OutOfMemoryError
+from aethermind.errors import AetherMindError, ContextLengthError, InvalidArgumentError
 from aethermind.sampling.random import derive_seed
 
 if TYPE_CHECKING:
@@ -347,7 +347,7 @@ class Engine:
         assert num_top is not None, "who wants no scores waits for none"
         try:
             scores = score_prompt(self.runner, self.cache, request, num_top)
-        except OutOfMemoryError as error:
+        except AetherMindError as error:
             return [self._give_up(builder, str(error), self._clock())]
         builder.add_prompt(scores)
         request.needs_scores = False

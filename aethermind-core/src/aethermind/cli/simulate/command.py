@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -153,14 +152,8 @@ def _record(run: Simulation, costs: StepCosts, budget: StepBudget) -> dict[str, 
     """A run's figures; JSON has no word for what cannot be told, so that is null."""
     from aethermind.engine.simulation import Report
 
-    record: dict[str, Any] = _without_nan(asdict(Report.of(run, costs, budget.max_num_batched_tokens)))
+    record: dict[str, Any] = console.without_nan(asdict(Report.of(run, costs, budget.max_num_batched_tokens)))
     return record
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nan(inner) for name, inner in value.items()}
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _measured(runtime: Runtime, model: str, device: str, load_format: str, budget: StepBudget) -> StepCosts:

@@ -37,7 +37,10 @@ class Part(Enum):
     """Where a graph begins and ends."""
 
     STEP = "step"
-    """From tokens to tokens: outputs token_ids i32[R], logits f32[R, V] unless masked, LOGPROB_OUTPUTS if adjusted."""
+    """From tokens to tokens: outputs token_ids i32[R], logits f32[R, V], LOGPROB_OUTPUTS if adjusted.
+
+    The logits are those of the model, or, because a mask changes them in place, what it leaves of them.
+    """
     SAMPLER = "sampler"
     """From the input `logits` f32[R, V] on."""
     SCORES = "scores"
@@ -134,8 +137,7 @@ class StepGraphs:
                 chosen_from = builder.op("mask_tokens", chosen_from, mask)
             token_ids = builder.op("sample_tokens", chosen_from, *row_inputs)
             builder.output("token_ids", token_ids)
-            if not key.has_mask:  # which changes them in place where nobody else reads them
-                builder.output("logits", logits)
+            builder.output("logits", chosen_from if key.has_mask else logits)
             if key.is_adjusted:
                 _report_logprobs(builder, logits, token_ids)
 

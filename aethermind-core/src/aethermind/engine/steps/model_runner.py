@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 from typing import TYPE_CHECKING, Any, cast
 
 from aethermind.cache.kv_cache import KVCache
@@ -21,6 +22,7 @@ from aethermind.engine.steps.adapter_rows import AdapterRows, needs_adapters
 from aethermind.engine.steps.batch import BatchWriter
 from aethermind.engine.steps.decode_padding import DecodePadding
 from aethermind.engine.steps.embedding_rows import EmbeddingRows, needs_embeddings
+from aethermind.engine.steps.finite_logits import NOT_FINITE, rows_without_number
 from aethermind.engine.steps.logits_processors import process_logits
 from aethermind.engine.steps.running_step import RunningStep, TokenReadback, fed_tokens, rows_of
 from aethermind.engine.steps.verification import SampledRow, request_of
@@ -75,6 +77,12 @@ class _Variant:
     def rows(self) -> SamplingRows:
         """Of variants that end in sampled tokens."""
         return SamplingRows(self.executor.host_inputs)
+
+    @cached_property
+    def logits(self) -> np.ndarray[Any, Any] | None:
+        """What the last step chose its tokens from, f32 [most rows, V]; None where the host cannot look."""
+        executor = self.executor
+        return None if executor.copies_inputs else executor.output("logits", tuple(executor.plan.symbols.values()))
 
     @cached_property
     def embeddings(self) -> EmbeddingRows:
@@ -181,7 +189,7 @@ class ModelRunner:
             return RunningStep(
                 decision,
                 sampled,
-                lambda: self._tokens(variant, model, sampled, arrived(), failures),
+                lambda: self._tokens(variant, model, sampled, arrived(), failures, variant.logits),
                 None if looks_back else rows[0],
             )
 
@@ -193,7 +201,7 @@ class ModelRunner:
                 logits = variant.executor.output("logits", symbols)[: len(sampled)]
                 return self._sample_processed(wanted, sampled, logits)
             outputs = [variant.executor.output(name, symbols)[: len(sampled)] for name in _read_of(sampled)]
-            return self._tokens(variant, model, sampled, outputs, failures)
+            return self._tokens(variant, model, sampled, outputs, failures, variant.logits)
 
         return RunningStep(decision, sampled, read)
 
@@ -315,7 +323,7 @@ class ModelRunner:
         variant.executor.run(symbols)
         variant.executor.synchronize()
         outputs = [variant.executor.output(name, symbols) for name in _read_of(sampled)]
-        return self._tokens(variant, key, sampled, outputs, failures)
+        return self._tokens(variant, key, sampled, outputs, failures, rows)
 
     def _tokens(
         self,
@@ -324,17 +332,21 @@ class ModelRunner:
         sampled: list[SampledRow],
         outputs: list[np.ndarray[Any, Any]],
         failures: dict[int, str],
+        logits: np.ndarray[Any, Any] | None,
     ) -> list[SampledToken]:
-        """Out of the outputs that `_read_of` names, a row for each of `sampled`."""
+        """Out of the outputs that `_read_of` names, a row for each of `sampled`, and the logits if they are here."""
         token_ids = outputs[0].tolist()
-        if key in (_PLAIN, _ADAPTED):
+        unfit = () if logits is None else rows_without_number(logits, token_ids)
+        if key in (_PLAIN, _ADAPTED) and not unfit:
             return [SampledToken(request_of(one), token_id) for one, token_id in zip(sampled, token_ids, strict=True)]
         wanted = [one.params.logprobs for one in sampled]
         logprobs = read_logprobs(outputs[1:], wanted) if outputs[1:] else [None] * len(sampled)
+        unlikely = (row for row, one in enumerate(logprobs) if one is not None and not isfinite(one.logprob))
+        failures = dict.fromkeys((*unfit, *unlikely), NOT_FINITE) | failures
         if key.has_mask:
             for row, (one, token_id) in enumerate(zip(sampled, token_ids, strict=True)):
-                if not variant.rows.masks.allows(row, one, token_id):
-                    failures.setdefault(row, "what is asked of its tokens leaves none of them")
+                if row not in failures and not variant.rows.masks.allows(row, one, token_id):
+                    failures[row] = "what is asked of its tokens leaves none of them"
         return [
             SampledToken(request_of(one), token_id, its_logprobs, failures.get(row))
             for row, (one, token_id, its_logprobs) in enumerate(zip(sampled, token_ids, logprobs, strict=True))

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.requests.request_checks import check_token_ids
+from aethermind.engine.steps.finite_logits import NOT_FINITE
 from aethermind.engine.text_passes.text_pass import run_text
+from aethermind.errors import AetherMindError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,10 +26,15 @@ def text_logits(engine: Engine, token_ids: Sequence[int], executor: Executor | N
     `executor` is that of another graph with the inputs and outputs of a plain step, over the same cache.
     InvalidArgumentError for ids that the model does not have, of a tokenizer with more tokens than it, say: kernels do
     not look whether the embedding has such a row. OutOfMemoryError where the KV cache has no room for the text.
+    AetherMindError where the logits are no numbers.
     """
+    import numpy as np
+
     executor = executor or engine.runner.executor
     symbols = run_whole_text(engine, token_ids, executor)
     logits: np.ndarray[Any, Any] = executor.output("logits", symbols).copy()
+    if not np.isfinite(logits).all():
+        raise AetherMindError(f"Nothing can be said of this text: {NOT_FINITE}.")
     return logits
 
 

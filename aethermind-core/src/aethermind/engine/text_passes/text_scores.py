@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from aethermind.engine.loading.model_graph import LOGPROB_OUTPUTS, Part
 from aethermind.engine.requests.logprobs import TokenLogprobs, read_logprobs
+from aethermind.engine.steps.finite_logits import NOT_FINITE
 from aethermind.engine.text_passes.text_pass import run_text
+from aethermind.errors import AetherMindError
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
@@ -21,7 +24,7 @@ def score_prompt(runner: ModelRunner, cache: KVCache, request: Request, num_top:
     first.
 
     The prompt's keys and values are left to the prefix cache, so that the request need not compute them again.
-    OutOfMemoryError where the KV cache has no room for the prompt.
+    OutOfMemoryError where the KV cache has no room for the prompt, AetherMindError where the scores are no numbers.
     """
     token_ids, extra_key = request.prompt_token_ids, request.extra_key
     executor = runner.executor_of(Part.SCORES, request.adapter)
@@ -35,4 +38,7 @@ def score_prompt(runner: ModelRunner, cache: KVCache, request: Request, num_top:
     for _, count, symbols in pieces:
         columns = [executor.output(name, symbols) for name in LOGPROB_OUTPUTS]
         found.extend(read_logprobs(columns, [num_top] * count))
-    return found[: len(token_ids)]
+    scores = found[: len(token_ids)]
+    if not all(isfinite(score.logprob) for score in scores if score is not None):
+        raise AetherMindError(f"The prompt cannot be scored: {NOT_FINITE}.")
+    return scores

@@ -20,7 +20,7 @@ def _reference(logits: Array, temperature: Array, top_k: Array, top_p: Array, mi
 
 
 def _sample(logits: Array, temperature: float, top_k: int, top_p: float, min_p: float, uniform: float) -> int:
-    if temperature == 0:
+    if temperature == 0 or not np.isfinite(logits.max()):  # without numbers there are no shares
         return int(np.argmax(logits))
     # A running sum over a large vocabulary loses the tail in float32.
     logits = logits.astype(np.float64)

@@ -17,7 +17,7 @@ __all__ = ["as_record", "as_text"]
 
 def as_record(figures: Figures) -> dict[str, Any]:
     """Figures for `--json`; what cannot be told is null."""
-    record: dict[str, Any] = _without_nan(asdict(figures))
+    record: dict[str, Any] = console.without_nan(asdict(figures))
     return record
 
 
@@ -50,9 +50,3 @@ def _numbered(figures: Figures) -> enumerate[tuple[str, int]]:
 def _milliseconds(latency: Latency) -> tuple[str, str, str]:
     p50, p90, p99 = ("-" if math.isnan(one) else f"{one * 1e3:.1f}" for one in (latency.p50, latency.p90, latency.p99))
     return p50, p90, p99
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nan(inner) for name, inner in value.items()}
-    return None if isinstance(value, float) and math.isnan(value) else value
