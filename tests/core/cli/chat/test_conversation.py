@@ -52,6 +52,12 @@ def test_retracting_and_editing_leave_a_question_to_answer() -> None:
     assert said(conversation) == ["a", "b", "x"]
 
 
+def test_a_question_without_an_answer_gives_way_to_the_next() -> None:
+    conversation = talk("a", "b", "c")
+    conversation.ask("d")
+    assert said(conversation) == ["a", "b", "d"]
+
+
 @pytest.mark.parametrize("name", ["undo", "retract_answer"])
 def test_without_a_question_there_is_nothing_to_take_back(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match="Nothing was said yet"):

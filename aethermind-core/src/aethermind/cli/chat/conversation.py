@@ -32,7 +32,7 @@ class Message:
 
 @dataclass(slots=True)
 class Conversation:
-    """Questions and answers in turn; the last question may still lack its answer. Mutable."""
+    """Questions and answers in turn; only the last question may still lack its answer. Mutable."""
 
     model: str
     system: str | None = None
@@ -56,7 +56,9 @@ class Conversation:
         return system + [{"role": message.role, "content": message.content} for message in self.messages]
 
     def ask(self, text: str) -> None:
-        """Add a question."""
+        """Add a question, in the place of a last one that got no answer: models are taught turns that alternate."""
+        if self.messages and self.messages[-1].role == "user":
+            self.messages.pop()
         self.messages.append(Message("user", text))
 
     def answer(self, text: str, *, is_interrupted: bool = False) -> None:
