@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,9 +16,11 @@ from tests.server.conftest import await_idle
 
 from aethermind.cli.app import app
 from aethermind.cli.chat import server
+from aethermind.cli.chat.answerers import Reply
 from aethermind.cli.chat.conversation import Conversation
 from aethermind.cli.chat.repl import Repl
 from aethermind.cli.chat.server import ServerAnswerer
+from aethermind.cli.chat.statistics import Statistics
 from aethermind.server.tenants import Tenants
 
 GREEDY = ("--max-tokens", "16", "--temperature", "0")
@@ -92,11 +95,12 @@ def test_a_key_lets_in(open_server: Callable[..., httpx.Client]) -> None:
 def other(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Repl]:
     """Ask a server that answers with these events, or with this status and error; its requests are in `sent`."""
 
-    def ask(*events: Any, status: int = 200) -> Repl:
+    def ask(*events: Any, status: int = 200, works: Callable[[], Any] = lambda: None) -> Repl:
         def handle(request: httpx.Request) -> httpx.Response:
             if request.method == "GET":
                 return httpx.Response(200, json={"data": [{"id": "theirs"}]})
             sent.append(json.loads(request.content))
+            works()
             if status != 200:
                 return httpx.Response(status, json=events[0])
             return httpx.Response(
@@ -157,3 +161,15 @@ def test_what_goes_wrong_is_said_and_the_chat_goes_on(
     shown = capsys.readouterr().err
     assert all(word in shown for word in words), shown
     assert "  turns" in shown, "the command after it was run"
+
+
+def test_the_first_token_is_timed_from_the_request_on(
+    other: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers send the head of an answer together with its first token."""
+    now = [10.0]
+    monkeypatch.setattr(server, "time", SimpleNamespace(perf_counter=lambda: now[-1]))
+    replies: list[Reply] = []
+    monkeypatch.setattr(Statistics, "add", lambda _, reply: replies.append(reply))
+    other(delta(content="Yes"), delta("stop"), works=lambda: now.append(10.5))
+    assert [reply.ttft_s for reply in replies] == [0.5]

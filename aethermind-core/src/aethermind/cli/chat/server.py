@@ -48,13 +48,14 @@ class ServerAnswerer:
     def answer(self, conversation: Conversation, attempt: int) -> Generator[Reply, None, None]:
         """Answer. Closing the generator hangs up, by which a server knows that nobody waits any more."""
         body = self._body(conversation, attempt)
+        sent_s = time.perf_counter()
         try:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
                     response.read()
                     check_key(self._client, response)
                     raise _as_error(response.status_code, error_of(response))
-                yield from _replies(response, body.get("seed"))
+                yield from _replies(response, sent_s, body.get("seed"))
         except httpx.ConnectError as error:
             raise connection_error(self._client, error) from None
         except httpx.HTTPError as error:
@@ -93,8 +94,9 @@ class _GrowingText:
         return bool(thought or said)
 
 
-def _replies(response: httpx.Response, seed: int | None) -> Iterator[Reply]:
-    sent_s, first_s, last_s = time.perf_counter(), None, 0.0
+def _replies(response: httpx.Response, sent_s: float, seed: int | None) -> Iterator[Reply]:
+    first_s: float | None = None
+    last_s = 0.0
     growing, num_pieces = _GrowingText(), 0
     reason: str | None = None
     usage: dict[str, Any] = {}
