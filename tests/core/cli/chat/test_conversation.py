@@ -114,7 +114,18 @@ def test_json_is_the_whole_conversation(turns: list[tuple[str, bool]], system: s
         Message("assistant" if i % 2 else "user", text, bool(i % 2) and cut) for i, (text, cut) in enumerate(turns)
     ]
     conversation = Conversation("demo", system, sampling, messages)
-    assert Conversation.from_record(json.loads(json.dumps(conversation.as_record()))) == conversation
+    assert (
+        Conversation.from_record(json.loads(json.dumps(conversation.as_record())), Conversation("other", "x"))
+        == conversation
+    )
+
+
+def test_what_a_record_does_not_say_stays_as_it_is() -> None:
+    now = talk("lost", system="be brief")
+    now.set("seed", 3)
+    read = Conversation.from_record({"messages": [QUESTION]}, now)
+    assert read == Conversation("demo", "be brief", {"seed": 3}, [Message("user", "a")])
+    assert Conversation.from_record({"messages": [], "system": None, "sampling": {}}, now) == Conversation("demo")
 
 
 QUESTION = {"role": "user", "content": "a"}
@@ -141,4 +152,4 @@ QUESTION = {"role": "user", "content": "a"}
 )
 def test_what_is_no_conversation_is_said(record: Any, complaint: str) -> None:
     with pytest.raises(InvalidArgumentError, match=complaint):
-        Conversation.from_record(record)
+        Conversation.from_record(record, Conversation("demo"))

@@ -14,10 +14,12 @@ from aethermind.errors import InvalidArgumentError
 
 CONVERSATION = Conversation("demo", "sé brief", {"seed": 3}, [Message("user", "a\nb"), Message("assistant", "c", True)])
 
+OTHER = Conversation("other")
+
 
 def test_a_file_holds_the_whole_conversation(tmp_path: Path) -> None:
     path = save(CONVERSATION, str(tmp_path / "chat.json"))
-    assert load(str(path)) == CONVERSATION
+    assert load(str(path), OTHER) == CONVERSATION
     assert json.loads(path.read_text(encoding="utf-8")) == {
         "model": "demo",
         "system": "sé brief",
@@ -33,7 +35,7 @@ def test_a_file_holds_the_whole_conversation(tmp_path: Path) -> None:
 def test_only_a_conversation_is_overwritten(tmp_path: Path) -> None:
     path = save(CONVERSATION, str(tmp_path / "chat.json"))
     save(Conversation("demo"), str(path))
-    assert load(str(path)).messages == []
+    assert load(str(path), OTHER).messages == []
     other = tmp_path / "notes.txt"
     other.write_text("precious")
     with pytest.raises(InvalidArgumentError, match=r"notes\.txt exists and is something else"):
@@ -44,7 +46,7 @@ def test_only_a_conversation_is_overwritten(tmp_path: Path) -> None:
 def test_the_home_directory_has_a_short_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert save(CONVERSATION, "~/chat.json") == tmp_path / "chat.json"
-    assert load("~/chat.json") == CONVERSATION
+    assert load("~/chat.json", OTHER) == CONVERSATION
 
 
 def test_what_cannot_be_written_or_read_is_a_sentence(tmp_path: Path) -> None:
@@ -61,7 +63,7 @@ def test_what_cannot_be_written_or_read_is_a_sentence(tmp_path: Path) -> None:
         ("nul\0.json", "is not a saved conversation|cannot be read"),
     ):
         with pytest.raises(InvalidArgumentError, match=complaint):
-            load(str(tmp_path / name))
+            load(str(tmp_path / name), OTHER)
 
 
 def test_odd_names_are_sentences_and_nothing_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,5 +85,5 @@ def test_odd_names_are_sentences_and_nothing_waits(tmp_path: Path, monkeypatch: 
         with pytest.raises(InvalidArgumentError):
             save(CONVERSATION, name)
         with pytest.raises(InvalidArgumentError):
-            load(name)
+            load(name, OTHER)
     assert sorted(tmp_path.iterdir()) == [file, loop, pipe]

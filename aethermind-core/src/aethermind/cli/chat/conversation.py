@@ -121,19 +121,22 @@ class Conversation:
         raise InvalidArgumentError("Nothing was said yet; write a message first.")
 
     @classmethod
-    def from_record(cls, record: Any) -> Conversation:
-        """Read what `as_record` made. Raises InvalidArgumentError that says what is wrong where."""
+    def from_record(cls, record: Any, unsaid: Conversation) -> Conversation:
+        """Read what `as_record` made; what a record has no word about is as in `unsaid`, messages excepted.
+
+        Raises InvalidArgumentError that says what is wrong where.
+        """
         _require(isinstance(record, dict), f"it holds a JSON {type(record).__name__}, not an object")
         names = {"model", "system", "sampling", "messages"}
         for name in record:
             _require(name in names, f"it has an unknown key {name!r}{did_you_mean(name, names)}")
         _require("messages" in record, 'it has no "messages"')
-        model, system = record.get("model", ""), record.get("system")
+        model, system = record.get("model", unsaid.model), record.get("system", unsaid.system)
         _require(isinstance(model, str), '"model" is not a text')
         _require(system is None or isinstance(system, str), '"system" is neither a text nor null')
         _require(isinstance(record["messages"], list), '"messages" is not a list')
         messages = [_from_record(message, f"messages[{i}]") for i, message in enumerate(record["messages"])]
-        sampling = record.get("sampling", {})
+        sampling = record.get("sampling", unsaid.sampling)
         _require(isinstance(sampling, dict), '"sampling" is not an object')
         for name in sampling:
             _require(name in SETTINGS, f'"sampling" has an unknown key {name!r}{did_you_mean(name, SETTINGS)}')

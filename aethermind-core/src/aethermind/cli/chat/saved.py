@@ -19,7 +19,7 @@ def save(conversation: Conversation, file: str) -> Path:
     path = _path(file)
     if os.path.lexists(path):
         try:
-            load(file)
+            load(file, conversation)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"{path} exists and is something else; choose another name.") from error
     text = json.dumps(conversation.as_record(), indent=2, ensure_ascii=False) + "\n"
@@ -34,8 +34,11 @@ def save(conversation: Conversation, file: str) -> Path:
     return path
 
 
-def load(file: str) -> Conversation:
-    """Read a conversation. Raises InvalidArgumentError that names the file and what is wrong with it."""
+def load(file: str, unsaid: Conversation) -> Conversation:
+    """Read a conversation; what the file has no word about is as in `unsaid`.
+
+    Raises InvalidArgumentError that names the file and what is wrong with it.
+    """
     path = _path(file)
     try:
         if path.exists() and not path.is_file():
@@ -50,7 +53,7 @@ def load(file: str) -> Conversation:
     except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"{path} is not a saved conversation: it is not JSON ({error}).") from error
     try:
-        return Conversation.from_record(record)
+        return Conversation.from_record(record, unsaid)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{path} cannot be loaded. {error}") from error
 

@@ -106,7 +106,7 @@ def _save(repl: Repl, argument: str) -> Next:
 
 
 def _load(repl: Repl, argument: str) -> Next:
-    loaded = saved.load(_file(argument, "load"))
+    loaded = saved.load(_file(argument, "load"), repl.conversation)
     origin = f", which were answered by {loaded.model}" if loaded.model != repl.conversation.model else ""
     loaded.model = repl.conversation.model
     repl.conversation = loaded
