@@ -103,8 +103,8 @@ def test_a_conversation_from_the_first_prompt_to_exit(terminal: Any, tmp_path: P
     num_known = int(first[1]) + int(first[3]) - 1
     assert int(second[2]) == num_known // 16 * 16, "all but the last token of the first turn"
 
-    chat.enter("/set max_tokens 1900", "max_tokens +1900")
-    chat.enter("/set ignore_eos true", "ignore_eos +True")
+    chat.enter("/set max_tokens 1900", r"\[max_tokens: 1900\]")
+    chat.enter("/set ignore_eos true", r"\[ignore_eos: True\]")
     chat.press("On and on.\n")
     chat.read_until(r"On and on\.\n.{20}")
     chat.press("\x03")
@@ -118,7 +118,7 @@ def test_a_conversation_from_the_first_prompt_to_exit(terminal: Any, tmp_path: P
     chat.enter("/clear", "cleared")
     chat.enter(f"/load {saved}", "loaded 6 messages")
     chat.enter("/undo", "took back")
-    chat.enter("/set max_tokens 5", "max_tokens +5")
+    chat.enter("/set max_tokens 5", r"\[max_tokens: 5\]")
     assert int(chat.enter("/regen", STATS)[1]) == int(second[1])
     chat.enter('"""\nOne\n\ntwo"""', STATS)
     chat.enter("/sav", "did you mean /save")

@@ -279,6 +279,13 @@ def test_what_is_said_of_an_error_begins_a_line(fake_llm: Any, capsys: pytest.Ca
     assert said(repl) == [("u", "a")]
 
 
+@pytest.mark.parametrize("line", ["top-p 0.5", "top_p=0.5", "top_p = 0.5", "top_p   0.5"])
+def test_what_was_set_is_said_in_a_line(fake_llm: Any, capsys: pytest.CaptureFixture[str], line: str) -> None:
+    repl = chat(fake_llm(), f"/set {line}", '/set stop "a=b"')
+    assert capsys.readouterr().err == "[top_p: 0.5]\n[stop: 'a=b']\n"
+    assert repl.conversation.sampling == {"top_p": 0.5, "stop": "a=b"}
+
+
 def test_settings_are_those_that_do_something_here(fake_llm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     others = {"n", "prompt_logprobs", "structured_outputs", "is_plain", "looks_back"}
     chat(fake_llm("answer"), "/set")

@@ -85,14 +85,18 @@ class Conversation:
         """Forget what was said; system text and settings stay."""
         self.messages.clear()
 
-    def set(self, name: str, value: Any) -> None:
-        """Change a setting; InvalidArgumentError, and nothing changed, for an unknown name or a bad value."""
+    def set(self, name: str, value: Any) -> str:
+        """Change a setting; returns its name as it is written here.
+
+        InvalidArgumentError, and nothing changed, for an unknown name or a bad value.
+        """
         name = name.replace("-", "_")
         if name not in SETTINGS:
             raise InvalidArgumentError(f"There is no setting {name!r}{did_you_mean(name, SETTINGS)} /set shows all.")
         changed = {**self.sampling, name: value}
         SamplingParams(**changed)
         self.sampling = changed
+        return name
 
     def settings(self) -> dict[str, Any]:
         """Every setting with its value."""

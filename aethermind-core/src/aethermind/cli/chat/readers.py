@@ -38,22 +38,28 @@ class Reader(Protocol):
 
 
 class _Lines:
-    """Entries out of lines: `/` begins a command, `//` a message with a slash, `FENCE` a message of many lines."""
+    """Entries out of lines: `/` begins a command, `//` a message with a slash, `FENCE` a message of many lines.
+
+    Space before any of these does not count, and what is blank is no entry.
+    """
 
     def _line(self, prompt: str) -> str | None:
         raise NotImplementedError
 
     def read(self) -> Entry | None:
-        line = self._line(PROMPT)
-        while line is not None and not line.strip():
-            line = self._line(PROMPT)
-        if line is None:
-            return None
-        if line.lstrip().startswith(FENCE):
-            return Entry(self._fenced(line.lstrip().removeprefix(FENCE)), False)
-        if line.startswith("//"):
-            return Entry(line[1:], False)
-        return Entry(line[1:], True) if line.startswith("/") else Entry(line, False)
+        while (line := self._line(PROMPT)) is not None:
+            entry = self._entry(line)
+            if entry.is_command or entry.text.strip():
+                return entry
+        return None
+
+    def _entry(self, line: str) -> Entry:
+        begun = line.lstrip()
+        if begun.startswith(FENCE):
+            return Entry(self._fenced(begun.removeprefix(FENCE)), False)
+        if begun.startswith("//"):
+            return Entry(begun[1:], False)
+        return Entry(begun[1:], True) if begun.startswith("/") else Entry(line, False)
 
     def _fenced(self, line: str | None) -> str:
         lines = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +26,10 @@ class Next(Enum):
     ANSWER = "answer"
     """The last question is answered again."""
     LEAVE = "leave"
+
+
+_BETWEEN = re.compile(r"\s*=\s*|\s+")
+"""Stands between a setting's name and its value."""
 
 
 def run(repl: Repl, line: str) -> Next:
@@ -59,12 +64,14 @@ def _system(repl: Repl, argument: str) -> Next:
 
 
 def _set(repl: Repl, argument: str) -> Next:
-    name, _, value = argument.partition(" ")
-    if value.strip():
-        repl.conversation.set(name, parse_setting(value.strip()))
-    elif name:
+    if not argument:
+        repl.say(console.columns((key, _shown(value)) for key, value in repl.shown_settings().items()))
+        return Next.READ
+    name, *value = _BETWEEN.split(argument, maxsplit=1)
+    if not "".join(value):
         raise InvalidArgumentError(f"A value is missing: /set {name} VALUE; /set alone shows all.")
-    repl.say(console.columns((key, _shown(value)) for key, value in repl.shown_settings().items()))
+    changed = repl.conversation.set(name, parse_setting(value[0]))
+    repl.say(f"[{changed}: {_shown(repl.shown_settings()[changed])}]")
     return Next.READ
 
 
