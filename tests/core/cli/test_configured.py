@@ -45,6 +45,14 @@ def test_the_file_is_named_before_or_after_the_verb(invoke: Any, fake_llm: Any, 
     assert llm.options["model"] == "of-file"
 
 
+@pytest.mark.parametrize("args", [("doctor",), ("plugins", "list"), ("conform", "numpy")])
+def test_a_file_for_a_verb_without_settings_is_refused(invoke: Any, args: tuple[str, ...]) -> None:
+    result = invoke("--config", "missing.toml", *args)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"Error: --config has no effect on {args[0]}, which takes no settings. Leave it out.\n"
+    assert "missing.toml, which does not exist" in invoke("--config", "missing.toml", "bench", "limits").stderr
+
+
 def test_print_config_names_origins(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("x.toml").write_text(FILE)
     monkeypatch.setenv("AETHERMIND_ENGINE__BLOCK_SIZE", "8")

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from aethermind import env, log
 from aethermind.cli import console
 from aethermind.cli.verbs import VERBS, Verbs
-from aethermind.errors import AetherMindError
+from aethermind.errors import AetherMindError, SettingsError
 
 __all__ = ["app", "run"]
 
@@ -46,6 +46,12 @@ class Commands(TyperGroup):
         rows += [(name, command.get_short_help_str(limit=80)) for name, command in sorted(self._of_plugins.items())]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if ctx.params.get("config_file") is not None and not _takes_settings(command):
+            raise SettingsError(f"--config has no effect on {name}, which takes no settings. Leave it out.")
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -84,6 +90,13 @@ def _place_of(error: OSError) -> str:
 def _fail(message: str, exit_code: int) -> None:
     print(f"{console.style('Error:', 'red', sys.stderr)} {message}", file=sys.stderr)
     sys.exit(exit_code)
+
+
+def _takes_settings(command: Any) -> bool:
+    """Whether a verb, or one of a group, has options that can come from a file."""
+    if any(parameter.name == "config_file" for parameter in command.params):
+        return True
+    return any(map(_takes_settings, getattr(command, "commands", {}).values()))
 
 
 def _show_version(is_wanted: bool) -> None:
