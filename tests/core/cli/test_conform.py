@@ -31,11 +31,13 @@ def test_what_cannot_be_run_is_said_in_a_sentence(invoke: Any) -> None:
     for words, sentence in (
         (("nochip",), "Unknown device 'nochip'"),
         (("numpy", "--suite", "kernels"), "There is no suite 'kernels'; pass --suite hal, operators, models."),
+        (("numpy", "--suite", "models", "-m", "nope"), "No model 'nope'"),
+        (("numpy", "--suite", "hal", "--compare", "zz"), "Unknown device 'zz'"),
         (("numpy", "--expectations", "nowhere.toml"), "nowhere.toml cannot be read"),
         (("numpy", "--device", "cpu"), "--device has no effect on numpy"),
         (("qwen2", "--suite", "hal"), "--suite has no effect on qwen2"),
         (("qwen2", "--compare", "numpy"), "--compare has no effect on qwen2"),
     ):
         result = invoke("conform", *words)
-        assert result.exit_code == 2
+        assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
         assert sentence in result.stderr

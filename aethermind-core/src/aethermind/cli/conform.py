@@ -15,6 +15,7 @@ from aethermind.cli.writable import check_writable
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from aethermind.runtime import Runtime
     from aethermind.testing.report import CaseResult, Report
 
 __all__ = ["EXAMPLES", "conform"]
@@ -48,7 +49,7 @@ def conform(
         list[str] | None, typer.Option(help="Run this suite only: hal, operators or models. May be repeated.")
     ] = None,
     keyword: Annotated[str | None, typer.Option("-k", help="Run cases whose names match, as pytest's -k does.")] = None,
-    model: Annotated[str, typer.Option(help="The model of the models suite.")] = "demo",
+    model: Annotated[str, typer.Option("--model", "-m", help="The model of the models suite.")] = "demo",
     device: Annotated[str, typer.Option(help="Where the models of a model package are computed.")] = "numpy",
     expectations: Annotated[
         Path | None,
@@ -71,19 +72,25 @@ def conform(
     Of a model package, small random models of its families are compared with transformers.
     Exits with 1 when something fails, or when nothing ran.
     """
+    from aethermind.runtime import Runtime
     from aethermind.testing.run import SUITES, run_family, run_suites
 
     progress = _Progress(not as_json)
     expected = None if expectations is None else str(expectations)
-    is_family = _is_family(name)
+    runtime = Runtime.boot()
+    is_family = _is_family(runtime, name)
     _check_flags(ctx, name, _OF_DEVICES if is_family else _OF_FAMILIES)
+    suites = _known(suite or SUITES, SUITES)
+    if "models" in suites and not is_family:
+        runtime.open_source(model)
+    if compare is not None:
+        runtime.devices.select(compare)
     if badge is not None:
         check_writable(badge, "Badge")
     try:
         if is_family:
             report = run_family(name, device=device, expectations=expected, keyword=keyword, on_case=progress)
         else:
-            suites = _known(suite or SUITES, SUITES)
             report = run_suites(
                 name, suites=suites, model=model, expectations=expected, keyword=keyword, on_case=progress
             )
@@ -100,12 +107,10 @@ def conform(
     raise typer.Exit(0 if report.is_ok else 1)
 
 
-def _is_family(name: str) -> bool:
+def _is_family(runtime: Runtime, name: str) -> bool:
     """Devices come first: a package may provide one beside its models."""
-    from aethermind.runtime import Runtime
     from aethermind.testing.families.find import architectures_of
 
-    runtime = Runtime.boot()
     is_device = any(entry.name == name.partition(":")[0] for entry in runtime.devices)
     return not is_device and bool(architectures_of(runtime, name))
 
