@@ -205,6 +205,17 @@ def test_closed_streams_are_no_bugs(closed: str) -> None:
     assert (result.returncode, "rror" in result.stderr) == (0, False)
 
 
+@pytest.mark.parametrize("words", [("tokenize", "hi"), ("plugins", "list", "--json")])
+def test_output_that_nobody_reads_ends_a_command_as_it_ends_others(words: tuple[str, ...]) -> None:
+    """As a shell tells a death by SIGPIPE."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "aethermind", *words]
+    with os.fdopen(write_end, "w") as output:
+        result = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    assert (result.returncode, "rror" in result.stderr) == (141, False)
+
+
 @pytest.mark.parametrize(
     ("number", "says"),
     [

@@ -73,6 +73,10 @@ def test_only_what_is_ours_and_asked_for_is_deleted(invoke: Any, filled: Path) -
     assert files(filled) == {"weights/notes.txt", "own/d"}
 
 
+def interrupt(_: str) -> str:
+    raise KeyboardInterrupt
+
+
 def test_nothing_is_deleted_unasked(invoke: Any, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = files(filled)
     result = invoke("cache", "clear", input="y\n")
@@ -82,7 +86,12 @@ def test_nothing_is_deleted_unasked(invoke: Any, filled: Path, monkeypatch: pyte
     assert result.exit_code == 2
     assert "'wieghts'" in result.stderr
     monkeypatch.setattr("aethermind.cli.console.is_terminal", lambda stream: True)
-    assert invoke("cache", "clear", input="n\n").exit_code == 1
+    for answer in ("n\n", "\n", ""):
+        result = invoke("cache", "clear", input=answer)
+        assert (result.exit_code, result.stdout.endswith("Nothing was deleted.\n")) == (0, True)
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.input", interrupt)
+        assert invoke("cache", "clear").exit_code == 130
     assert files(filled) == before
     assert invoke("cache", "clear", input="y\n").exit_code == 0
     assert files(filled) == {"weights/notes.txt", "own/d"}

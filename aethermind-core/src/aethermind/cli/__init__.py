@@ -6,7 +6,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line of this process; exits with 0, 1 (a bug), 2 (a user error) or 130 (Ctrl-C)."""
+    """Run the command line of this process; exits with 0, 1 (a bug), 2 (a user error), 130 (Ctrl-C) or 141 (unread)."""
     import atexit
     import gc
 

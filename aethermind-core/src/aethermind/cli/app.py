@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import select
 import sys
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -59,6 +60,10 @@ class Commands(TyperGroup):
             sys.stdout.flush()
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
+        except BrokenPipeError:
+            if not _is_unread(sys.stdout):
+                raise
+            raise typer.Exit(141) from None
         return result
 
     def main(self, *args: Any, **options: Any) -> Any:
@@ -90,6 +95,16 @@ def _place_of(error: OSError) -> str:
 def _fail(message: str, exit_code: int) -> None:
     print(f"{console.style('Error:', 'red', sys.stderr)} {message}", file=sys.stderr)
     sys.exit(exit_code)
+
+
+def _is_unread(stream: TextIO) -> bool:
+    """Whether nobody reads a stream any more, as behind `| head`; what it still holds is then dropped."""
+    watched = select.poll()
+    watched.register(stream.fileno(), 0)
+    if not any(events & select.POLLERR for _, events in watched.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return True
 
 
 def _takes_settings(command: Any) -> bool:

@@ -122,9 +122,14 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _ask(question: str) -> None:
-    """Go on where the answer is yes, else end with exit code 1. InvalidArgumentError where nobody can be asked."""
+    """Go on where the answer is yes, else end: to say no is no failure. InvalidArgumentError where nobody is there."""
     if not console.is_terminal(sys.stdin):
         raise InvalidArgumentError("There is no terminal to ask on; pass --yes to delete without being asked.")
-    if not typer.confirm(question):
+    try:
+        answer = input(f"{question} [y/N]: ")
+    except EOFError:
+        answer = ""
+        print()
+    if answer.strip().lower() not in ("y", "yes"):
         print("Nothing was deleted.")
-        raise typer.Exit(1)
+        raise typer.Exit()
