@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -42,3 +43,27 @@ def test_a_command_says_so_at_once(invoke: Any, tmp_path: Path, words: tuple[str
     result = invoke(*(word.format(tmp_path / "nowhere" / "run") for word in words))
     assert (result.exit_code, result.stdout) == (2, "")
     assert "cannot be written: No such file or directory. Pass another one." in result.stderr
+
+
+def test_a_full_disk_is_named_after_the_file_and_leaves_no_half_of_a_package(
+    invoke: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Path] = []
+
+    def write(path: Path, *_: Any, **__: Any) -> None:
+        if written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        path.touch()
+        written.append(path)
+
+    monkeypatch.setattr(Path, "write_text", write)
+    result = invoke("plugin", "new", "policy", "my-own-policy", "--directory", str(tmp_path))
+    assert (result.exit_code, result.stdout, len(written)) == (2, "", 1)
+    assert f"Folder {tmp_path}/aethermind-my-own-policy cannot be written: No space left" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_device_is_not_taken_for_the_output(invoke: Any) -> None:
+    result = invoke("conform", "numpy", "--suite", "hal", "-k", "alone", "--badge", "/dev/full")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Badge /dev/full cannot be written: No space left on device" in result.stderr

@@ -11,7 +11,7 @@ import typer
 
 from aethermind.cli import console, options
 from aethermind.cli.given import is_flag
-from aethermind.cli.writable import check_writable
+from aethermind.cli.writable import check_writable, writing
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ def conform(
     finally:
         progress.clear()
     if badge is not None:
-        badge.write_text(report.badge(), encoding="utf-8")
+        with writing(badge, "Badge"):
+            badge.write_text(report.badge(), encoding="utf-8")
     if as_json:
         console.print_json(report.record())
     else:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from aethermind.cli.writable import check_writable
+from aethermind.cli.writable import check_writable, writing
 from aethermind.errors import InvalidArgumentError
 
 __all__ = ["COLORS", "check_plot", "picture"]
@@ -49,5 +49,6 @@ def picture(path: Path, *, num_axes: int) -> Iterator[tuple[Any, Any]]:
     with pyplot.rc_context(style):
         figure, axes = pyplot.subplots(1, num_axes, figsize=(4 * num_axes, 3.6), layout="constrained")
         yield figure, axes
-        figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None, dpi=144)
+        with writing(path, "Picture"):
+            figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None, dpi=144)
         pyplot.close(figure)

@@ -12,8 +12,7 @@ import typer
 
 from aethermind.cli import console, options
 from aethermind.cli.groups import NumberOptions, as_arguments, with_groups
-from aethermind.cli.writable import check_writable
-from aethermind.errors import InvalidArgumentError
+from aethermind.cli.writable import check_writable, writing
 
 if TYPE_CHECKING:
     from aethermind.engine.loading.planned_model import PlannedModel
@@ -198,12 +197,8 @@ def _write_trace(path: Path, steps: list[StepProfile], memory: list[tuple[int, M
 
     from aethermind.engine.observation.chrome_trace import chrome_trace
 
-    try:
+    with writing(path, "Trace file"):
         path.write_text(json.dumps(chrome_trace(steps, memory, device)))
-    except OSError as error:
-        raise InvalidArgumentError(
-            f"Trace file {path} cannot be written: {error.strerror}. Pass another one."
-        ) from None
 
 
 def _print_report(report: dict[str, Any], limits: MeasuredLimits | None) -> None:

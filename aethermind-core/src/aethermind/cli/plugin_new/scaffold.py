@@ -6,11 +6,13 @@ become hidden.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from aethermind.cli.plugin_new.kinds import KINDS, Kind
 from aethermind.cli.plugin_new.names import Names
+from aethermind.cli.writable import writing
 
 __all__ = ["render", "write"]
 
@@ -19,14 +21,22 @@ _SUFFIX = ".jinja"
 
 
 def write(kind: Kind, names: Names, folder: Path, version: str) -> list[Path]:
-    """Write a package into a folder that does not exist yet; returns its files, sorted."""
-    folder.mkdir(parents=True)
+    """Write a package into a folder that does not exist yet; returns its files, sorted.
+
+    InvalidArgumentError where it cannot be written; nothing of it is left then.
+    """
     files = []
-    for name, text in render(kind, names, version):
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        files.append(path)
+    try:
+        with writing(folder, "Folder"):
+            folder.mkdir(parents=True)
+            for name, text in render(kind, names, version):
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+                files.append(path)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return sorted(files)
 
 
