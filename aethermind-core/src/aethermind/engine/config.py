@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -129,6 +129,15 @@ def _option(default: Any, check: _Check) -> Any:
     return field(default=default, metadata={"check": check})
 
 
+_OF_SPECULATION = {
+    "draft_model": "draft",
+    "num_speculative_tokens": "prompt_lookup",
+    "prompt_lookup_max": "prompt_lookup",
+    "prompt_lookup_min": "prompt_lookup",
+}
+"""Options that say nothing without a method, each with one that takes it."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """The options of one engine, checked; `EngineOptions` says what each of them means.
@@ -204,6 +213,13 @@ class EngineConfig:
             return self.executor
         return "inline" if self.tensor_parallel_size == 1 else "multiproc"
 
+    def without_speculation(self) -> EngineConfig:
+        """The same, with nothing that drafts tokens."""
+        unset: dict[str, Any] = {
+            option.name: option.default for option in fields(self) if option.name in _OF_SPECULATION
+        }
+        return replace(self, speculative_method=None, **unset)
+
     def _check_store(self) -> None:
         if self.kv_store is None:
             return
@@ -226,10 +242,13 @@ class EngineConfig:
                 f"prompt_lookup_min is {self.prompt_lookup_min} but prompt_lookup_max is {self.prompt_lookup_max}; "
                 "lower the one or raise the other."
             )
-        if self.draft_model is not None and self.speculative_method is None:
-            raise InvalidArgumentError(
-                "draft_model is given and speculative_method is not; set that to draft, or leave both out."
-            )
+        for option in fields(self):
+            is_idle = self.speculative_method is None and option.name in _OF_SPECULATION
+            if is_idle and getattr(self, option.name) != option.default:
+                raise InvalidArgumentError(
+                    f"{option.name} is given and speculative_method is not; set that to "
+                    f"{_OF_SPECULATION[option.name]}, or leave both out."
+                )
 
 
 def named_adapters(given: Any) -> dict[str, str]:

@@ -206,7 +206,8 @@ def test_structured_answers_are_not_drafted(runtime: Runtime) -> None:
 
 
 def test_more_drafts_than_a_step_has_rows_for(runtime: Runtime) -> None:
-    engine = open_engine(runtime, "cpu", **OPTIONS, num_speculative_tokens=2, max_num_seqs=2)
+    drafting = {"speculative_method": "prompt_lookup", "num_speculative_tokens": 2}
+    engine = open_engine(runtime, "cpu", **{**OPTIONS, **drafting}, max_num_seqs=2)
     assert engine.budget.max_draft_tokens == 4
     speculator = speculate_with(engine, Scripted(lambda _, most: [17] * most), most=30)
     expected = run(open_engine(runtime, "cpu", **OPTIONS, max_num_seqs=2), "greedy", "sampled", "greedy")
@@ -259,6 +260,8 @@ def finish_one(engine: Engine, prompt: list[int]) -> list[int]:
         ({"draft_model": "demo"}, InvalidArgumentError, "draft_model is given and speculative_method is not"),
         ({"num_speculative_tokens": 0}, InvalidArgumentError, "num_speculative_tokens should be a positive integer"),
         ({"num_speculative_tokens": 33}, InvalidArgumentError, "at most 32"),
+        ({"num_speculative_tokens": 4}, InvalidArgumentError, "num_speculative_tokens is given and speculative_method"),
+        ({"prompt_lookup_max": 6}, InvalidArgumentError, "prompt_lookup_max is given .*; set that to prompt_lookup"),
         ({"prompt_lookup_min": 5}, InvalidArgumentError, "prompt_lookup_min is 5 but prompt_lookup_max is 4"),
     ],
 )

@@ -140,13 +140,11 @@ def _plan_draft(runtime: Runtime, config: EngineConfig, num_blocks: int, opened:
     if config.draft_model is None:
         return None
     own = replace(
-        config,
+        config.without_speculation(),
         max_model_len=None,
         num_kv_blocks=num_blocks,
         swap_space=0.0,
         kv_store=None,
-        speculative_method=None,
-        draft_model=None,
         adapters=None,
         executor="auto",
         tensor_parallel_size=1,
