@@ -47,7 +47,9 @@ def test_hardware_without_software(nodes: Path, monkeypatch: pytest.MonkeyPatch)
 def test_asking_for_the_device_gives_the_reason_and_a_way_out(nodes: Path) -> None:
     with pytest.raises(DeviceError) as caught:
         LLM("demo", device="cann")
-    expected = f"Device 'cann' is not available: {absent(nodes)} Pass --device auto to use what this machine has."
+    expected = (
+        f"Device 'cann' is not available: {absent(nodes)} Name another one; auto is the best that this machine has."
+    )
     assert str(caught.value) == expected
     with pytest.raises(DeviceError, match=r"^Device 'cann' cannot be opened: no Ascend NPU is visible"):
         open_backend()

@@ -104,7 +104,7 @@ def test_asking_for_the_device_gives_the_reason_and_a_way_out(
     install_driver: Any, driver: FakeDriver | None, reason: str
 ) -> None:
     install_driver(driver)
-    expected = f"Device 'cuda:1' is not available: {reason} Pass --device auto to use what this machine has."
+    expected = f"Device 'cuda:1' is not available: {reason} Name another one; auto is the best that this machine has."
     with pytest.raises(DeviceError) as caught:
         LLM("demo", device="cuda:1")
     assert str(caught.value) == expected

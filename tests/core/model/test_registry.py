@@ -92,3 +92,10 @@ def test_a_name_of_the_hub_is_told_how_to_get_it(name: str, tmp_path: Path, monk
     (tmp_path / name).parent.mkdir()
     assert ModelRegistry().locate(name) == Path(name), "a place next to others is a path"
     assert ModelRegistry().locate(f"./{name}") == Path(name)
+
+
+@pytest.mark.parametrize("model", ["None", "someone/model"])
+def test_hints_fit_python_as_well_as_the_command_line(model: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        ModelRegistry().locate(model)
+    assert "--model" not in str(error.value)

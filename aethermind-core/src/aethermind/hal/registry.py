@@ -101,7 +101,7 @@ class DeviceRegistry:
         if not probe.is_available:
             raise DeviceError(
                 f"Device {text!r} is not available: {_clause(probe.reason)}. "
-                "Pass --device auto to use what this machine has."
+                "Name another one; auto is the best that this machine has."
             )
         if device.index >= probe.count:
             raise DeviceError(
@@ -119,7 +119,7 @@ class DeviceRegistry:
         failed = f" Plugins that failed: {', '.join(sorted(self._failures))}." if self._failures else ""
         return DeviceError(
             f"Unknown device {text!r}. Installed: {known}.{failed} "
-            "Install the plugin that provides it, or pass --device auto."
+            "Name one of these, or install the plugin that provides it."
         )
 
     def _select_automatically(self) -> Selection:
@@ -172,7 +172,7 @@ def _guarded_open(name: str, open: Callable[[], Backend]) -> Callable[[], Backen
         except BaseException as error:  # SystemExit included
             raise DeviceError(
                 f"Device {name!r} could not be opened: {type(error).__name__}: {_clause(str(error))}. "
-                "Run `aethermind doctor`, or pass another --device."
+                "Run `aethermind doctor`, or name another device."
             ) from error
 
     return guarded

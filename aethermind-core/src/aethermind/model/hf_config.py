@@ -30,7 +30,7 @@ def require_directory(directory: Path) -> None:
     if not directory.exists():
         raise ConfigError(
             f"Model directory {str(directory)!r} does not exist. "
-            "Pass --model the path of a Hugging Face model directory or of a .gguf file."
+            "Pass the path of a Hugging Face model directory or of a .gguf file."
         )
     if not directory.is_dir():
         raise ConfigError(

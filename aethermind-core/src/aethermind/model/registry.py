@@ -118,12 +118,12 @@ class ModelRegistry:
             name = path.name
             raise ConfigError(
                 f"There is no {model!r} here. If it is a model of the Hugging Face Hub, download it with "
-                f"`hf download {model} --local-dir {name}`, and pass --model ./{name}."
+                f"`hf download {model} --local-dir {name}`, and name ./{name}."
             )
         if not path.exists() and "/" not in model:
             known = ", ".join(self.names()) or "none"
             raise ConfigError(
                 f"No model {model!r}: it is neither an installed model ({known}) nor a directory or .gguf file. "
-                "Pass --model a path."
+                "Name one of these, or a path."
             )
         return path
