@@ -46,6 +46,7 @@ def test_it_is_a_value() -> None:
     params = SamplingParams(seed=3, stop="x")
     assert hash(params) == hash(SamplingParams(seed=3, stop="x"))
     assert dataclasses.replace(params, max_tokens=None).max_tokens is None
+    assert dataclasses.replace(params, max_tokens=-1).max_tokens is None
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.seed = 4  # type: ignore[misc]
 
@@ -133,6 +134,7 @@ def test_limits_are_inclusive(params: dict[str, Any]) -> None:
         ("seed", 1.0),
         ("max_tokens", 0),
         ("max_tokens", -5),
+        ("max_tokens", -1.0),
         ("max_tokens", True),
         ("min_tokens", -1),
         ("min_tokens", None),

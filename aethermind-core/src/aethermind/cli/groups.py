@@ -113,7 +113,13 @@ class SamplingOptions:
     """How tokens are chosen, and when an answer ends."""
 
     max_tokens: Annotated[
-        int | None, typer.Option(help="The most tokens to write.", show_default=_of_the_model("max_tokens"))
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            "-n",
+            help="The most tokens to write; -1 goes on to the end of the context.",
+            show_default=_of_the_model("max_tokens"),
+        ),
     ] = None
     temperature: Annotated[
         float | None,

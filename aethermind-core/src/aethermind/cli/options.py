@@ -56,7 +56,11 @@ Quantization = Annotated[
 ]
 LmHead = Annotated[
     str | None,
-    typer.Option("--lm-head", help="The same for the matrix that makes logits.", show_default="int8, or more bits"),
+    typer.Option(
+        "--lm-head",
+        help="The same for the matrix that makes logits.",
+        show_default="as --quantization, of at least int8",
+    ),
 ]
 LoadFormat = Annotated[str, typer.Option("--load-format", help="auto reads the weights, dummy makes random ones.")]
 WeightCache = Annotated[

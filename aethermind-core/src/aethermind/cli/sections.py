@@ -43,7 +43,7 @@ class ModelSettings:
     dtype: str = setting("auto", "auto (the checkpoint's), float32, bfloat16 or float16")
     quantization: str | None = setting(None, "weight format to convert to on loading", unset="the checkpoint's")
     lm_head: str | None = setting(
-        None, "that of the matrix that makes logits", unset="int8, or quantization's if finer"
+        None, "that of the matrix that makes logits", unset="as quantization, of at least int8"
     )
     load_format: str = setting("auto", "auto reads the weights, dummy makes random ones")
     weight_cache: float = setting(16.0, "GiB on disk for packed weights, which later starts map; 0 for none")
@@ -111,7 +111,9 @@ class EngineSettings:
 class SamplingSettings:
     """How tokens are chosen, and when an answer ends."""
 
-    max_tokens: int | None = setting(None, "the most tokens to write", unset=_OF_THE_MODEL)
+    max_tokens: int | None = setting(
+        None, "the most tokens to write; -1 goes on to the end of the context", unset=_OF_THE_MODEL
+    )
     temperature: float | None = setting(
         None, "divides the logits; 0 always takes the likeliest token", unset=_OF_THE_MODEL
     )

@@ -89,7 +89,7 @@ class SamplingParams:
     seed: int | None
     """Makes the request's random numbers reproducible, in any batch; None lets the engine choose."""
     max_tokens: int | None
-    """The most tokens to generate; None goes on to the end of the context."""
+    """The most tokens to generate; None, written -1 too, goes on to the end of the context."""
     min_tokens: int
     """Tokens to generate before a stop token or stop string may end the output."""
     stop: tuple[str, ...]
@@ -153,14 +153,14 @@ class SamplingParams:
             "structured_outputs": _structured(structured_outputs),
             "logits_processors": strings("logits_processors", logits_processors, 16, "leave it out for none"),
             "extra_args": _extra_args(extra_args),
-            "seed": optional("seed", seed, 0, 2**64 - 1, "None lets the engine choose"),
-            "max_tokens": optional("max_tokens", max_tokens, 1, None, "None goes on to the end of the context"),
+            "seed": optional("seed", seed, 0, 2**64 - 1, "leave it out for a random one"),
+            "max_tokens": _max_tokens(max_tokens),
             "min_tokens": integer("min_tokens", min_tokens, 0, None, "0 turns it off"),
             "stop": strings("stop", stop, MAX_STOP_STRINGS, "leave it out to stop at end of text only"),
             "stop_token_ids": token_ids("stop_token_ids", stop_token_ids, MAX_STOP_TOKEN_IDS),
             "ignore_eos": boolean("ignore_eos", ignore_eos),
-            "logprobs": optional("logprobs", logprobs, 0, MAX_LOGPROBS, "None turns them off"),
-            "prompt_logprobs": optional("prompt_logprobs", prompt_logprobs, 0, MAX_LOGPROBS, "None turns them off"),
+            "logprobs": optional("logprobs", logprobs, 0, MAX_LOGPROBS, "leave it out for none"),
+            "prompt_logprobs": optional("prompt_logprobs", prompt_logprobs, 0, MAX_LOGPROBS, "leave it out for none"),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -196,6 +196,11 @@ class SamplingParams:
         object.__setattr__(self, "is_adjusted", is_adjusted)
         object.__setattr__(self, "is_masked", is_masked)
         object.__setattr__(self, "is_plain", not (is_adjusted or is_masked or self.min_tokens or has_processors))
+
+
+def _max_tokens(value: object) -> int | None:
+    is_unbounded = value == -1 and not isinstance(value, float)
+    return None if is_unbounded else optional("max_tokens", value, 1, None, "-1 goes on to the end of the context")
 
 
 def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:

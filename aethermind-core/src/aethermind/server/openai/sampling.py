@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.errors import InvalidArgumentError
+from aethermind.sampling.checks import optional
 from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.structured import StructuredOutputs
 from aethermind.server.openai.errors import ApiError
@@ -203,6 +204,7 @@ def sampling_params(
     """
     given = {name: value for name in _OWN_NAMES if (value := getattr(fields, name)) is not None}
     with named_fields(fields):
+        optional("max_tokens", max_tokens, 1, None, "leave it out for the default")  # -1 has a meaning in Python only
         params = SamplingParams(
             **{**model.sampling_defaults, **given},
             max_tokens=max_tokens,
