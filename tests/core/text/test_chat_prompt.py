@@ -52,3 +52,22 @@ def test_a_model_without_a_template_takes_one() -> None:
     with pytest.raises(TokenizerError, match="has no chat template"):
         chat_prompt(mute, HELLO)
     assert chat_prompt(mute, HELLO, chat_template="{{ messages[0].content }}") == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("content", "prompt"),
+    [
+        ([{"type": "text", "text": "He"}, {"type": "text", "text": "llo"}], "^<user>Hello<me>"),
+        ([], "^<user><me>"),
+        ([{"type": "picture"}], "^<user>[{'type': 'picture'}]<me>"),
+    ],
+)
+def test_parts_of_text_are_one_text(content: Any, prompt: str) -> None:
+    messages = [{"role": "user", "content": content}]
+    assert chat_prompt(Speaker(), messages) == prompt  # type: ignore[arg-type]
+    assert messages == [{"role": "user", "content": content}]
+
+
+def test_a_part_without_text_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="A part of a message is"):
+        chat_prompt(Speaker(), [{"role": "user", "content": [{"type": "text"}]}])  # type: ignore[arg-type]

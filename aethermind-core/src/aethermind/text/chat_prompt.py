@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 __all__ = ["Message", "RESERVED_NAMES", "TemplateOptions", "chat_prompt"]
 
 Message = Mapping[str, Any]
-"""`{"role": "user", "content": "…"}`, of JSON types; further keys are the template's business."""
+"""`{"role": "user", "content": "…"}`, of JSON types; further keys are the template's business.
+
+The content may be in parts, `[{"type": "text", "text": "…"}]`, as OpenAI's clients write it.
+"""
 
 
 RESERVED_NAMES = frozenset({"messages", "add_generation_prompt"})
@@ -63,7 +66,21 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Un
         "tools": options.get("tools"),
         **(options.get("chat_template_kwargs") or {}),
     }
-    return render_chat(template, messages, add_generation_prompt=options.get("add_generation_prompt", True), **names)
+    plain = [_with_plain_content(message) for message in messages]
+    return render_chat(template, plain, add_generation_prompt=options.get("add_generation_prompt", True), **names)
+
+
+def _with_plain_content(message: Message) -> Message:
+    """With one text for the parts of a content that has nothing but text: few templates know parts."""
+    parts = message.get("content")
+    if not isinstance(parts, Sequence) or isinstance(parts, str):
+        return message
+    if not all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts):
+        return message
+    texts = [part.get("text") for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidArgumentError(f'A part of a message is {{"type": "text", "text": "…"}}, got {parts!r:.80}.')
+    return {**message, "content": "".join(texts)}
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

@@ -49,7 +49,8 @@ class ChatMessage(StrictModel):
 
     def plain(self) -> dict[str, Any]:
         """The message as chat templates take it; a developer is what used to be the system."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        given = self.content or ""
+        content = given if isinstance(given, str) else [part.model_dump() for part in given]
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
         for key in ("name", "tool_call_id", "reasoning_content"):
             if (value := getattr(self, key)) is not None:
