@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from aethermind.errors import CheckpointError, ConfigError, TokenizerError
 from aethermind.model.gguf_source import GgufSource
 from aethermind.model.registry import GgufFamilyRegistry
-from aethermind.model.source import DirectorySource, open_source
+from aethermind.model.source import DirectorySource, RetokenizedSource, open_source
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "MODEL.GGUF", "not-there.gguf"])
@@ -44,3 +46,16 @@ def test_a_directory_is_read_piece_by_piece(tmp_path: Path) -> None:
         source.tokenizer()
     with pytest.raises(CheckpointError, match="no weights"):
         source.weights()
+
+
+@pytest.mark.parametrize(("num_rows", "fits"), [(3, False), (4, True), (64, True), (None, True)])
+def test_another_tokenizer_has_no_more_tokens_than_the_model(num_rows: int | None, fits: bool) -> None:
+    tokenizer = SimpleNamespace(vocab_size=4)
+    model: Any = SimpleNamespace(config=lambda: {} if num_rows is None else {"vocab_size": num_rows})
+    other: Any = SimpleNamespace(tokenizer=lambda: tokenizer, path=Path("there"))
+    source: Any = RetokenizedSource(model, other)
+    if fits:
+        assert source.tokenizer() is tokenizer
+        return
+    with pytest.raises(TokenizerError, match="tokenizer at 'there' has 4 tokens and the model 3"):
+        source.tokenizer()

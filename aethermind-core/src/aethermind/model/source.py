@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from aethermind.errors import TokenizerError
 from aethermind.model.hf_config import read_hf_config, read_optional_json, require_directory
 
 if TYPE_CHECKING:
@@ -133,7 +134,15 @@ class RetokenizedSource:
         return self.model.generation()
 
     def tokenizer(self) -> Tokenizer:
-        return self.of_tokenizer.tokenizer()
+        """TokenizerError for one with more tokens than the model has rows; fewer are usual, as rows are padded."""
+        tokenizer = self.of_tokenizer.tokenizer()
+        num_rows = self.config().get("vocab_size")
+        if isinstance(num_rows, int) and tokenizer.vocab_size > num_rows:
+            raise TokenizerError(
+                f"The tokenizer at {str(self.of_tokenizer.path)!r} has {tokenizer.vocab_size} tokens and the model "
+                f"{num_rows}: they do not belong together. Name the tokenizer that the model was trained with."
+            )
+        return tokenizer
 
     def pooling(self) -> str | None:
         return self.model.pooling()
