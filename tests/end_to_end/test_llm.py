@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from tests.end_to_end.models import CONFIG, DEMO, copy_demo
 
 from aethermind import LLM, Logprob, RequestOutput, SamplingParams
+from aethermind.errors import EngineDeadError
 from aethermind.text.tokenizer import Tokenizer
 
 PROMPTS = ("Once upon a time", "The old fox", "A", "One day, a little girl named Lily found a needle in her room.")
@@ -270,6 +273,24 @@ def _weights(llm: LLM) -> list[object]:
 
     checkpoint = Checkpoint.open(Path(llm.info.model))
     return [checkpoint.info(name) for name in checkpoint.names]
+
+
+def test_a_fork_says_what_it_lacks_instead_of_waiting_for_it(demo: LLM) -> None:
+    told, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        for ask in (demo.generate, demo.embed):
+            try:
+                ask("Once")
+            except EngineDeadError as error:
+                os.write(tell, f"{error}\n".encode())
+        os._exit(0)
+    os.close(tell)
+    assert os.waitpid(child, 0)[1] == 0
+    with os.fdopen(told) as lines:
+        assert [line[:52] for line in lines] == ["The model was loaded before this process was forked,"] * 2
+    assert demo.generate("Once", SamplingParams(max_tokens=1))
 
 
 def test_context_manager_closes_the_device(open_demo: Callable[..., LLM]) -> None:

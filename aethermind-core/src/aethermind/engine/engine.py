@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +36,7 @@ from aethermind.engine.steps.model_runner import SampledToken
 from aethermind.engine.steps.step_pipeline import StepPipeline
 from aethermind.engine.text_passes.text_embedding import embed_text
 from aethermind.engine.text_passes.text_scores import score_prompt
-from aethermind.errors import AetherMindError, ContextLengthError, InvalidArgumentError
+from aethermind.errors import AetherMindError, ContextLengthError, EngineDeadError, InvalidArgumentError
 from aethermind.sampling.random import derive_seed
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class Engine:
         self._unscored: Request | None = None
         self._controls = ControlsReader(planned, tokenizer)
         self._clock = clock
+        self._pid = os.getpid()
         self._num_added = 0
         self.num_preemptions = 0
         """Times that a request gave way to others."""
@@ -137,6 +139,7 @@ class Engine:
 
         InvalidArgumentError or ContextLengthError when its prompt cannot be served.
         """
+        self._check_process()
         options = (options or RequestOptions()).within(self.planned.config.max_new_tokens)
         self._check_id(request_id, params.n)
         check_prompt(self.planned, prompt_token_ids, params, options)
@@ -239,6 +242,7 @@ class Engine:
         """The vector of a text, float32 [hidden_size] (see `text_embedding`), pooled as the model says where `pooling`
         is None; between steps. InvalidArgumentError also for an adapter that there is not.
         """
+        self._check_process()
         if not token_ids:
             raise InvalidArgumentError("The text is empty; give it at least one token.")
         if len(token_ids) > self.planned.max_model_len:
@@ -383,6 +387,14 @@ class Engine:
             place = self.scheduler.policy.place(requests[0], waiting, self.running)
             for request in requests:
                 request.place = place
+
+    def _check_process(self) -> None:
+        """EngineDeadError in a fork of the process that has the device's threads: it would wait for them for ever."""
+        if os.getpid() != self._pid:
+            raise EngineDeadError(
+                "The model was loaded before this process was forked, and its threads are not here. Load it in this "
+                "process, or start processes by spawn instead of fork."
+            )
 
     def _check_id(self, request_id: str, num_answers: int) -> None:
         ids = answer_ids(request_id, num_answers)
