@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from aethermind.engine.config import EngineOptions
     from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
     from aethermind.engine.requests.request_options import RequestOptions
+    from aethermind.engine.serving.async_engine import AsyncEngine
     from aethermind.errors import AetherMindError
     from aethermind.llm import LLM
     from aethermind.runtime import Runtime
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AetherMindError",
+    "AsyncEngine",
     "CompletionOutput",
     "EngineOptions",
     "LLM",
@@ -35,6 +37,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AetherMindError": "aethermind.errors",
+    "AsyncEngine": "aethermind.engine.serving.async_engine",
     "CompletionOutput": "aethermind.engine.requests.output",
     "EngineOptions": "aethermind.engine.config",
     "LLM": "aethermind.llm",
