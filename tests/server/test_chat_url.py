@@ -73,6 +73,7 @@ def test_stopping_an_answer_hangs_up(address: str, http: httpx.Client, monkeypat
         (("--url", "localhost:8000"), ["--url is 'localhost:8000'"]),
         (("--url", "http://127.0.0.1:1"), ["No server answers", "aethermind serve"]),
         (("--url", "{}", "--model", "gpt-9"), ["no model 'gpt-9'", "it has demo"]),
+        (("gpt-9", "--url", "{}"), ["no model 'gpt-9'", "it has demo"]),
         (("--url", "{}", "--threads", "2"), ["--threads", "--url"]),
         (("--url", "{}", "--chat-template", "x"), ["--chat-template", "--url"]),
         (("--url", "{}", "--top-k", "-7"), ["top_k"]),

@@ -106,9 +106,8 @@ def test_unknown_words_are_usage_errors(invoke: Any, args: tuple[str, ...]) -> N
 @pytest.mark.parametrize(
     ("args", "hint"),
     [
-        (("serve", "demo"), "Name a model with --model."),
-        (("chat", "./model"), "Name a model with --model."),
-        (("bench", "latency", "demo"), "Name a model with --model."),
+        (("chat", "demo", "hello"), "Got unexpected extra arguments (hello)."),
+        (("chat", "demo", "-m", "demo"), "A model is given with --model and one without it"),
         (("generate", "Once", "upon"), "Put a text of several words in quotes."),
         (("tokenize", "Once", "upon", "a"), "Put a text of several words in quotes."),
         (("bench", "limits", "x"), "Got unexpected extra arguments (x)."),

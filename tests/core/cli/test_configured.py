@@ -53,6 +53,22 @@ def test_a_file_for_a_verb_without_settings_is_refused(invoke: Any, args: tuple[
     assert "missing.toml, which does not exist" in invoke("--config", "missing.toml", "bench", "limits").stderr
 
 
+@pytest.mark.parametrize(
+    ("verb", "words", "model"),
+    [
+        (("chat",), ("there",), '"there"'),
+        (("bench", "latency"), ("there",), '"there"'),
+        (("serve",), ("a=there", "b=here"), '["a=there", "b=here"]'),
+    ],
+)
+def test_a_model_needs_no_flag_where_nothing_else_has_none(
+    invoke: Any, verb: tuple[str, ...], words: tuple[str, ...], model: str
+) -> None:
+    Path("aethermind.toml").write_text(FILE)
+    assert f"path = {model}  # flag --model" in invoke(*verb, *words, "--print-config").stdout.splitlines()
+    assert 'path = "of-file"  # aethermind.toml:model.path' in invoke(*verb, "--print-config").stdout.splitlines()
+
+
 def test_print_config_names_origins(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("x.toml").write_text(FILE)
     monkeypatch.setenv("AETHERMIND_ENGINE__BLOCK_SIZE", "8")

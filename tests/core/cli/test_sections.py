@@ -32,7 +32,11 @@ def leaves(command: Any) -> list[Any]:
 def test_every_option_of_a_configured_verb_is_a_setting() -> None:
     commands = [one for one in leaves(typer.main.get_group(app)) if isinstance(one, ConfiguredCommand)]
     assert {"generate", "explain", "latency"} <= {one.name for one in commands}
-    options = {option.name for one in commands for option in one.params} - {"config_file", "print_config"}
+    options = {option.name for one in commands for option in one.params} - {
+        "config_file",
+        "print_config",
+        "named_model",
+    }
     assert options - OF_ONE_CALL == {one.parameter for one in SETTINGS} - {"level"}
 
 

@@ -9,25 +9,42 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from aethermind import env, log
 from aethermind.cli.given import is_flag
 from aethermind.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from aethermind.config import Configuration, Setting, Value
 
 __all__ = ["ConfiguredCommand"]
 
+_NAMED = "named_model"
+"""A model that is given without a dash, until it is what `--model` gives."""
+
 
 class ConfiguredCommand(TyperCommand):
-    """A verb whose options are settings. Adds `--config` and `--print-config`."""
+    """A verb whose options are settings. Adds `--config` and `--print-config`.
+
+    A verb that takes a model and nothing else without a dash takes it without `--model`, too.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._model = next((one for one in self.params if one.name == "model"), None)
+        if any(one.param_type_name == "argument" for one in self.params):
+            self._model = None
+        if self._model is not None:
+            several = getattr(self._model, "multiple", False)
+            self.params.insert(
+                0,
+                TyperArgument(
+                    param_decls=[_NAMED], type=str, nargs=-1 if several else 1, metavar="MODEL", help="As with --model."
+                ),
+            )
         self.params += [
             TyperOption(
                 param_decls=["--config", "config_file"],
@@ -46,8 +63,15 @@ class ConfiguredCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.allow_extra_args = True  # so that more can be said than that they are too many
         rest: list[str] = super().parse_args(ctx, args)
+        if self._model is not None and (named := ctx.params.pop(_NAMED)):
+            if is_flag(ctx, self._model.name):
+                ctx.fail("A model is given with --model and one without it; keep one of them.")
+            ctx.params[self._model.name] = list(named) if isinstance(named, tuple) else named
+            ctx.set_parameter_source(self._model.name, ctx.get_parameter_source(_NAMED))
         if ctx.args and not ctx.resilient_parsing:
-            ctx.fail(f"Got unexpected extra arguments ({' '.join(ctx.args)}).{_what_was_meant(self.params)}")
+            is_text = any(one.param_type_name == "argument" and one.name != _NAMED for one in self.params)
+            hint = " Put a text of several words in quotes." if is_text else ""
+            ctx.fail(f"Got unexpected extra arguments ({' '.join(ctx.args)}).{hint}")
         return rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -77,13 +101,6 @@ class ConfiguredCommand(TyperCommand):
             if origin != "default" and name not in flags and one.parameter in ctx.params:
                 ctx.params[one.parameter] = _as_parameter(value, is_list=one.parameter in lists)
         log.set_level(configuration.values["log.level"].value)
-
-
-def _what_was_meant(parameters: Sequence[Any]) -> str:
-    """A sentence about words that stand where none belong: the rest of a text, or a model."""
-    if any(parameter.param_type_name == "argument" for parameter in parameters):
-        return " Put a text of several words in quotes."
-    return " Name a model with --model." if any("--model" in parameter.opts for parameter in parameters) else ""
 
 
 def _as_parameter(value: Any, *, is_list: bool) -> Any:

@@ -31,7 +31,7 @@ __all__ = ["EXAMPLES", "named_models", "serve"]
 
 EXAMPLES = console.examples(
     "aethermind serve",
-    "aethermind serve --model ./Qwen2-0.5B-Instruct --quantization int8 --port 8080",
+    "aethermind serve ./Qwen2-0.5B-Instruct --quantization int8 --port 8080",
     "aethermind serve --served-model-name storyteller --max-open-requests 16",
     "aethermind serve --model small=demo --model large=./Qwen2-0.5B-Instruct",
 )

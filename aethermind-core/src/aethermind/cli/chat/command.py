@@ -36,7 +36,7 @@ EXAMPLES = console.examples(
     "aethermind chat --url http://127.0.0.1:8000",
 )
 
-_OF_A_SERVER = frozenset({"url", "api_key", "model", "system", "stats", "config_file", "print_config"})
+_OF_A_SERVER = frozenset({"url", "api_key", "model", "named_model", "system", "stats", "config_file", "print_config"})
 """Options that a chat with a server has besides those of sampling; all others are about a model loaded here."""
 
 
