@@ -15,7 +15,7 @@ import pytest
 from tests.core.cli.conftest import INFO, request_output
 
 from aethermind import SamplingParams
-from aethermind.cli.generate import TextWriter, describe
+from aethermind.cli.generate import TextWriter, describe, measure
 
 SEED = ("--device", "numpy", "--max-tokens", "6", "--seed", "3")
 
@@ -64,6 +64,12 @@ def test_stats_count_drafts() -> None:
     assert "tokens/s · 4 of 9 drafts right · fake:0" in describe(drafted, SamplingParams(), INFO)
 
 
+def test_stats_count_what_was_reused() -> None:
+    output = replace(request_output("ab", [1, 2], finish_reason="stop", now=0.1), num_cached_tokens=1)
+    assert describe(output, SamplingParams(), INFO).startswith("[2 + 2 tokens · 1 reused · first after")
+    assert measure(output)["num_cached_tokens"] == 1
+
+
 def test_json_is_one_object(invoke: Any, fake_llm: Any) -> None:
     fake_llm("a", "ab", "äbc")
     result = invoke("generate", "hi", "--json", "--seed", "5")
@@ -81,7 +87,8 @@ def test_options_reach_the_model_and_the_sampler(invoke: Any, fake_llm: Any) -> 
     options = (
         "--model there --device cuda:1 --dtype bfloat16 --load-format dummy --max-model-len 32 --num-kv-blocks 2 "
         "--block-size 8 --threads 3 --max-tokens 9 --temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 "
-        "--repetition-penalty 1.1 --seed 8 --stop x --stop yy --ignore-eos"
+        "--repetition-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.3 --n 2 --seed 8 "
+        "--stop x --stop yy --ignore-eos"
     )
     assert invoke("generate", "hi", *options.split()).exit_code == 0
     wanted = {
@@ -98,7 +105,30 @@ def test_options_reach_the_model_and_the_sampler(invoke: Any, fake_llm: Any) -> 
     (params,) = llm.params
     assert (params.max_tokens, params.temperature, params.top_k, params.top_p) == (9, 0.5, 4, 0.9)
     assert (params.min_p, params.repetition_penalty, params.seed) == (0.1, 1.1, 8)
+    assert (params.presence_penalty, params.frequency_penalty, params.n) == (0.2, 0.3, 2)
     assert (params.stop, params.ignore_eos) == (("x", "yy"), True)
+
+
+def test_short_flags_are_those_of_other_programs(invoke: Any, fake_llm: Any) -> None:
+    llm = fake_llm("a")
+    assert invoke("generate", "hi", *["-m", "there", "-t", "3", "-c", "32", "-n", "-1", "--temp", "0.5"]).exit_code == 0
+    assert {"model": "there", "num_threads": 3, "max_model_len": 32}.items() <= llm.options.items()
+    assert (llm.params[0].max_tokens, llm.params[0].temperature) == (None, 0.5)
+
+
+def test_several_answers_and_what_else_was_likely(invoke: Any) -> None:
+    words = ("generate", "Once upon a time", *SEED, "--dtype", "float32")
+    one = json.loads(invoke(*words, "--json").stdout)
+    two = json.loads(invoke(*words, "--n", "2", "--logprobs", "2", "--json").stdout)
+    assert "answers" not in one
+    assert two["text"] == one["text"] == two["answers"][0]["text"]
+    assert two["answers"][1]["text"] != one["text"]
+    first = two["logprobs"][0]
+    assert (first["token_id"], len(first["candidates"]) >= 2) == (two["token_ids"][0], True)
+    assert [one["rank"] for one in first["candidates"]][:2] == [1, 2]
+    assert invoke(*words, "--n", "2").stdout == "".join(f"{answer['text']}\n" for answer in two["answers"])
+    refused = invoke("generate", "hi", "--logprobs", "2")
+    assert (refused.exit_code, "--json" in refused.stderr) == (2, True)
 
 
 def test_what_is_not_given_is_the_model_s_then_ours(invoke: Any, fake_llm: Any) -> None:

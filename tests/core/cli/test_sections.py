@@ -17,7 +17,7 @@ from aethermind.engine.config import EngineConfig
 SETTINGS = [one for section in SECTIONS for one in section.settings.values()]
 OF_ONE_CALL = {
     *("prompt", "prompt_file", "text", "file", "token_ids", "directories", "estimate", "as_json"),
-    *("json_schema", "regex", "choice", "grammar"),
+    *("json_schema", "regex", "choice", "grammar", "n", "logprobs"),
     *("cost_model", "calibrate", "limit", "rate_scale", "urgent_share", "slack", "plot"),
     *("url", "endpoint", "num_prompts", "concurrency", "request_rate", "slo_ttft_ms", "slo_tpot_ms"),
     *("diff", "tokens", "no_fuse", "rtol", "atol", "trace", "formats", "first_formats", "reuse", "distill"),

@@ -48,7 +48,9 @@ def test_auto_without_any_device() -> None:
 
 def test_an_unknown_device_lists_the_installed() -> None:
     registry = registry_of(("numpy", 0, HERE), ("cpu", 10, HERE))
-    with pytest.raises(DeviceError, match=r"^Unknown device 'gpu:1'\. Installed: cpu, numpy\. Name one of these, or install"):
+    with pytest.raises(
+        DeviceError, match=r"^Unknown device 'gpu:1'\. Installed: cpu, numpy\. Name one of these, or install"
+    ):
         registry.select("gpu:1")
 
 

@@ -22,9 +22,10 @@ from aethermind.cli.groups import (
 )
 from aethermind.cli.prompt_text import read_text
 from aethermind.cli.structured import read_structured_outputs
+from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from aethermind.engine.requests.output import RequestOutput
+    from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
     from aethermind.llm import LLM, ModelInfo
     from aethermind.sampling.params import SamplingParams
 
@@ -47,6 +48,10 @@ def generate(
     *,
     numbers: ModelOptions,
     sampling: SamplingOptions,
+    n: Annotated[int, typer.Option("--n", help="So many answers, each printed when all are there.")] = 1,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: log probabilities, of so many others a token, too.")
+    ] = None,
     json_schema: options.JsonSchema = None,
     regex: options.Regex = None,
     choice: options.Choice = None,
@@ -67,16 +72,20 @@ def generate(
     from aethermind.cli.load import open_llm
     from aethermind.sampling.params import SamplingParams
 
+    if logprobs is not None and not as_json:
+        raise InvalidArgumentError("--logprobs are a part of what --json prints; add that, or leave them out.")
     text = read_text(prompt, prompt_file, noun="prompt", option="--prompt-file")
     adapter = options.chosen_adapter(numbers.adapters)
     given = sampling.given(
         seed=int.from_bytes(os.urandom(4)) if sampling.seed is None else sampling.seed,
         structured_outputs=read_structured_outputs(json_schema, regex, choice, grammar),
+        n=n,
+        logprobs=logprobs,
     )
-    with closing(open_llm(options.chosen_model(model), numbers, engine, steps, max_num_seqs=1)) as llm:
+    with closing(open_llm(options.chosen_model(model), numbers, engine, steps, max_num_seqs=n)) as llm:
         params = SamplingParams(**{**SAMPLING_DEFAULTS, **llm.sampling_defaults, **given})
         has_stats = console.is_terminal(sys.stderr) if stats is None else stats
-        is_streaming = stream and not as_json
+        is_streaming = stream and n == 1 and not as_json
         answer(llm, text, params, adapter=adapter, is_streaming=is_streaming, has_stats=has_stats, as_json=as_json)
 
 
@@ -105,7 +114,9 @@ def answer(
         if as_json:
             console.print_json(as_record(output, params, llm.info))
         else:
-            writer.finish(output.outputs[0].text)
+            for completion in output.outputs:
+                writer.finish(completion.text)
+                writer = TextWriter(sys.stdout)
         if has_stats:
             print(console.style(describe(output, params, llm.info), "dim", sys.stderr), file=sys.stderr)
     if is_interrupted:
@@ -134,25 +145,45 @@ class TextWriter:
 
 
 def as_record(output: RequestOutput, params: SamplingParams, info: ModelInfo) -> dict[str, Any]:
-    """The answer for `--json`."""
-    completion = output.outputs[0]
+    """The answer for `--json`; where several were asked for, it is the first, and all are in `answers`."""
+    answers = [_as_record(completion) for completion in output.outputs]
     return {
         "prompt": output.prompt,
         "prompt_token_ids": list(output.prompt_token_ids),
-        "text": completion.text,
-        "token_ids": list(completion.token_ids),
-        "finish_reason": completion.finish_reason or "abort",
-        "stop_reason": completion.stop_reason,
+        **answers[0],
+        **({"answers": answers} if params.n > 1 else {}),
         "seed": params.seed,
         "metrics": measure(output),
         "model": asdict(info),
     }
 
 
+def _as_record(completion: CompletionOutput) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason or "abort",
+        "stop_reason": completion.stop_reason,
+    }
+    if completion.logprobs is not None:
+        record["logprobs"] = [
+            {"token_id": token_id, "logprob": known[token_id].logprob, "candidates": _candidates(known)}
+            for token_id, known in zip(completion.token_ids, completion.logprobs, strict=True)
+        ]
+    return record
+
+
+def _candidates(known: dict[int, Logprob]) -> list[dict[str, Any]]:
+    return [
+        {"token_id": token_id, "text": one.decoded_token, "logprob": one.logprob, "rank": one.rank}
+        for token_id, one in sorted(known.items(), key=lambda item: item[1].rank)
+    ]
+
+
 def measure(output: RequestOutput) -> dict[str, float | int | None]:
     """Counts, seconds and rates of one request; None where too little happened to tell."""
     metrics = output.metrics
-    num_tokens = len(output.outputs[0].token_ids)
+    num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
     ttft_s = total_s = rate = None
     if metrics.first_token_s is not None:
         ttft_s = metrics.first_token_s - metrics.arrival_s
@@ -162,6 +193,7 @@ def measure(output: RequestOutput) -> dict[str, float | int | None]:
             rate = (num_tokens - 1) / decode_s if num_tokens > 1 and decode_s > 0 else None
     return {
         "num_prompt_tokens": len(output.prompt_token_ids),
+        "num_cached_tokens": output.num_cached_tokens,
         "num_output_tokens": num_tokens,
         "ttft_s": ttft_s,
         "total_s": total_s,
@@ -175,6 +207,8 @@ def describe(output: RequestOutput, params: SamplingParams, info: ModelInfo) -> 
     """The answer's speed and circumstances in one line."""
     measured = measure(output)
     parts = [f"{measured['num_prompt_tokens']} + {measured['num_output_tokens']} tokens"]
+    if measured["num_cached_tokens"]:
+        parts.append(f"{measured['num_cached_tokens']} reused")
     if measured["ttft_s"] is not None:
         parts.append(f"first after {measured['ttft_s'] * 1e3:.0f} ms")
     if measured["decode_tokens_per_s"] is not None:

@@ -124,7 +124,10 @@ class SamplingOptions:
     temperature: Annotated[
         float | None,
         typer.Option(
-            help="Divides the logits; 0 always takes the likeliest token.", show_default=_of_the_model("temperature")
+            "--temperature",
+            "--temp",
+            help="Divides the logits; 0 always takes the likeliest token.",
+            show_default=_of_the_model("temperature"),
         ),
     ] = None
     top_k: Annotated[
@@ -146,6 +149,12 @@ class SamplingOptions:
         typer.Option(
             help="Above 1 discourages tokens already there.", show_default=_of_the_model("repetition_penalty")
         ),
+    ] = None
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Subtracted from the logits of tokens in the answer.", show_default="0")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="The same once for each time that they are there.", show_default="0")
     ] = None
     seed: Annotated[int | None, typer.Option(help="Repeat a run; --stats shows the seed.", show_default="random")] = (
         None

@@ -79,7 +79,7 @@ Adapters = Annotated[
     list[str] | None,
     typer.Option("--adapter", metavar="[NAME=]PATH", help="A LoRA adapter of the model, in a directory as of PEFT."),
 ]
-MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Longest context in tokens.")]
+MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", "-c", help="Longest context in tokens.")]
 NumKvBlocks = Annotated[int | None, typer.Option("--num-kv-blocks", help="Blocks of the KV cache.")]
 KvCacheDType = Annotated[
     str,
@@ -107,7 +107,7 @@ Fallback = Annotated[
 Deterministic = Annotated[
     bool, typer.Option("--deterministic", help="Refuse kernels whose results depend on the batch.")
 ]
-NumThreads = Annotated[int | None, typer.Option("--threads", help="Worker threads of the device.")]
+NumThreads = Annotated[int | None, typer.Option("--threads", "-t", help="Worker threads of the device.")]
 ApiKeyToSend = Annotated[
     list[str] | None,
     typer.Option(

@@ -123,6 +123,8 @@ class SamplingSettings:
     )
     min_p: float | None = setting(None, "drop tokens below this fraction of the likeliest one", unset=_OF_THE_MODEL)
     repetition_penalty: float | None = setting(None, "above 1 discourages tokens already there", unset=_OF_THE_MODEL)
+    presence_penalty: float | None = setting(None, "subtracted from the logits of tokens in the answer", unset="0")
+    frequency_penalty: float | None = setting(None, "the same once for each time that they are there", unset="0")
     seed: int | None = setting(None, "repeats a run", unset="random")
     stop: tuple[str, ...] | None = setting(None, "texts before which an answer ends", unset="none")
     ignore_eos: bool = setting(False, "go on past the end-of-text token")
