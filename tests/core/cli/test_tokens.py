@@ -50,6 +50,17 @@ def test_of_a_gguf_file(invoke: Any, tmp_path: Path) -> None:
     assert explained["architecture"] == "Qwen2ForCausalLM"
 
 
+def test_a_tokenizer_needs_no_model(invoke: Any, tmp_path: Path) -> None:
+    """Not even one that it would fit: it may have more tokens than the demo model."""
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(9000)}, "w0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    for place in (tmp_path, tmp_path / "tokenizer.json"):
+        result = invoke("tokenize", "w7 w8765", "--tokenizer", str(place), "--json")
+        assert json.loads(result.stdout)["token_ids"] == [7, 8765]
+    assert invoke("detokenize", "8765", "--tokenizer", str(tmp_path)).stdout == "w8765\n"
+
+
 def test_a_line_for_each_token(invoke: Any, reference: tokenizers.Tokenizer) -> None:
     result = invoke("tokenize", "Once upon 😀")
     assert result.exit_code == 0

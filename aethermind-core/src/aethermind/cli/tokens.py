@@ -33,6 +33,7 @@ def tokenize(
     text: Annotated[str | None, typer.Argument(help="The text; - reads standard input.")] = None,
     file: Annotated[Path | None, typer.Option("--file", help="Read the text from a UTF-8 file.")] = None,
     model: options.Model = None,
+    tokenizer: options.Tokenizer = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show the tokens of a text: a line with id and text for each.
@@ -41,13 +42,13 @@ def tokenize(
     count as such.
     """
     content = read_text(text, file, noun="text", option="--file")
-    tokenizer = open_tokenizer(model)
-    token_ids = tokenizer.encode(content)
+    opened = open_tokenizer(model, tokenizer)
+    token_ids = opened.encode(content)
     if as_json:
-        names = [tokenizer.id_to_token(token_id) for token_id in token_ids]
+        names = [opened.id_to_token(token_id) for token_id in token_ids]
         console.print_json({"text": content, "token_ids": token_ids, "tokens": names})
         return
-    rows = [(str(token_id), _shown(tokenizer, token_id)) for token_id in token_ids]
+    rows = [(str(token_id), _shown(opened, token_id)) for token_id in token_ids]
     width = max((len(token_id) for token_id, _ in rows), default=0)
     for token_id, shown in rows:
         print(f"{token_id:>{width}}  {shown}")
@@ -61,6 +62,7 @@ def detokenize(
         typer.Argument(metavar="IDS...", help="Token ids; - reads them, or what `tokenize --json` prints, from stdin."),
     ] = None,
     model: options.Model = None,
+    tokenizer: options.Tokenizer = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Print the text of token ids, special tokens included."""
@@ -69,25 +71,25 @@ def detokenize(
     ids = parse_token_ids(text)
     if not ids:
         raise InvalidArgumentError("Found no token ids. Give them as arguments, or as - for standard input.")
-    tokenizer = open_tokenizer(model)
+    opened = open_tokenizer(model, tokenizer)
     for token_id in ids:
-        if tokenizer.id_to_token(token_id) is None:
+        if opened.id_to_token(token_id) is None:
             raise InvalidArgumentError(
-                f"Token id {token_id} is not in the vocabulary of {tokenizer.vocab_size} tokens. "
+                f"Token id {token_id} is not in the vocabulary of {opened.vocab_size} tokens. "
                 "Pass --model the model that the ids come from."
             )
-    decoded = tokenizer.decode(ids, skip_special_tokens=False)
+    decoded = opened.decode(ids, skip_special_tokens=False)
     if as_json:
         console.print_json({"text": decoded, "token_ids": ids})
     else:
         print(decoded)
 
 
-def open_tokenizer(model: str | None) -> Tokenizer:
-    """The tokenizer of the chosen model, without the model."""
+def open_tokenizer(model: str | None, tokenizer: str | None) -> Tokenizer:
+    """The tokenizer that is named, else that of the chosen model, without the model."""
     from aethermind.runtime import Runtime
 
-    return Runtime.boot().open_source(options.chosen_model(model)).tokenizer()
+    return Runtime.boot().open_tokenizer_source(tokenizer or options.chosen_model(model)).tokenizer()
 
 
 def parse_token_ids(text: str) -> list[int]:

@@ -137,11 +137,13 @@ class Runtime:
         `tokenizer` is where its tokenizer is instead: a directory, its tokenizer.json, a .gguf file, or a model's name.
         """
         source = open_source(self.models.locate(str(model)), self.gguf_families)
-        if tokenizer is None:
-            return source
+        return source if tokenizer is None else RetokenizedSource(source, self.open_tokenizer_source(tokenizer))
+
+    def open_tokenizer_source(self, tokenizer: str | Path) -> ModelSource:
+        """What has a tokenizer: a directory, its tokenizer.json, a .gguf file, or an installed model."""
         path = self.models.locate(str(tokenizer))
         is_vocabulary = path.name == "tokenizer.json" and path.is_file()
-        return RetokenizedSource(source, open_source(path.parent if is_vocabulary else path, self.gguf_families))
+        return open_source(path.parent if is_vocabulary else path, self.gguf_families)
 
     def open_device(
         self,
