@@ -313,3 +313,7 @@ def test_slots_beyond_the_cache_are_errors_and_nothing_is_written(session: Eager
 def test_block_tables_may_hold_anything_beyond_the_keys(session: Eager) -> None:
     operands = (FLOATS[:1, None], CACHE, CACHE, ints(0, 1), ints(1), ints([1, -7]))
     assert session.paged_attention(*operands, scale=1.0).shape == (1, 1, 8)
+
+
+def test_operators_are_found_by_who_looks_for_names() -> None:
+    assert {"Eager", "pack", "rms_norm", "silu"} <= set(dir(eager))

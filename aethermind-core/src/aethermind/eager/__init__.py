@@ -25,6 +25,10 @@ def _default() -> Eager:
     return Eager()
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *dir(_default())})
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
