@@ -35,6 +35,7 @@ VERBS = (
     ("plugin", "new"),
     ("plugins",),
     ("plugins", "list"),
+    ("plugins", "new"),
     ("cache",),
     ("cache", "list"),
     ("cache", "clear"),
@@ -85,6 +86,15 @@ def test_every_verb_is_covered() -> None:
 def test_the_list_of_verbs_says_what_their_own_help_says() -> None:
     for name, command in typer.main.get_group(app).commands.items():
         assert (command.help or "").startswith(verbs.VERBS[name].summary)
+
+
+@pytest.mark.parametrize("group", ["plugins", "cache"])
+def test_a_group_that_lists_does_so_without_being_told(invoke: Any, group: str) -> None:
+    bare, told = invoke(group), invoke(group, "list")
+    assert bare.exit_code == 0
+    assert [line.split()[0] for line in bare.stdout.splitlines()] == [
+        line.split()[0] for line in told.stdout.splitlines()
+    ]
 
 
 def test_version(invoke: Any) -> None:

@@ -51,13 +51,18 @@ KINDS: Mapping[str, Kind] = {
 }
 
 app = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Show or delete what later starts find ready.", epilog=EXAMPLES
+    rich_markup_mode=None,
+    invoke_without_command=True,
+    help="Show or delete what later starts find ready.",
+    epilog=EXAMPLES,
 )
 
 
 @app.callback()
-def _root() -> None:
+def _root(ctx: typer.Context) -> None:
     """Show or delete what later starts find ready."""
+    if ctx.invoked_subcommand is None:
+        list_kinds()
 
 
 @app.command("list", epilog=LIST_EXAMPLES)

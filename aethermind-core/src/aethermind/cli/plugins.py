@@ -8,6 +8,7 @@ import typer
 
 from aethermind import env
 from aethermind.cli import console, options
+from aethermind.cli.plugin_new import new
 from aethermind.plugins.contracts import negotiate
 
 if TYPE_CHECKING:
@@ -34,12 +35,17 @@ _FIELDS = (
 
 EXAMPLES = console.examples("aethermind plugins list", "aethermind plugins list --json")
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="List installed plugins.", epilog=EXAMPLES)
+app = typer.Typer(rich_markup_mode=None, invoke_without_command=True, help="List installed plugins.", epilog=EXAMPLES)
 
 
 @app.callback()
-def _root() -> None:
+def _root(ctx: typer.Context) -> None:
     """List installed plugins."""
+    if ctx.invoked_subcommand is None:
+        list_plugins()
+
+
+app.command("new", hidden=True, epilog=new.EXAMPLES.replace("plugin new", "plugins new"))(new.new)
 
 
 @app.command("list", epilog=EXAMPLES)
