@@ -19,8 +19,15 @@ def test_a_table_has_a_column_for_each_policy(invoke: Any) -> None:
     result = invoke("simulate", str(SMALL))
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("8 requests in 2 s, 64 sequences and 512 tokens a step at most")
-    for word in ("fcfs", "priority", "shortest", "deadline", "first token, p50/p90/p99", "fairness (Jain)"):
+    for word in ("fair", "fcfs", "priority", "shortest", "deadline", "first token, p50/p90/p99", "fairness (Jain)"):
         assert word in result.stdout
+
+
+def test_a_cache_that_is_too_small_is_told_of(invoke: Any) -> None:
+    assert "rejected;" not in invoke("simulate", str(SMALL)).stdout
+    result = invoke("simulate", str(SMALL), "--num-kv-blocks", "2")
+    assert result.exit_code == 0, result.output
+    assert "of 8 requests need more tokens than the 32 that the KV cache holds, and were rejected" in result.stdout
 
 
 def test_the_record_says_the_same(invoke: Any) -> None:

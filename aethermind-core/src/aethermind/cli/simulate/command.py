@@ -30,7 +30,7 @@ EXAMPLES = console.examples(
     "aethermind simulate a.jsonl --policy fcfs,deadline --json",
 )
 
-_POLICIES = "fcfs,priority,shortest,deadline"
+_POLICIES = "fair,fcfs,priority,shortest,deadline"
 _CACHE_TOKENS = 800_000
 """What the keys and values of the model that the default costs stand for take, in 45 GB."""
 

@@ -28,6 +28,13 @@ def print_table(report: dict[str, Any]) -> None:
         rows.append((title, *(show(one) for one in policies.values())))
     first, *rest = console.columns(rows, indent="").splitlines()
     print("\n".join([console.style(first, "bold", sys.stdout), *rest]))
+    num_rejected = max(one["num_rejected"] for one in policies.values())
+    if num_rejected:
+        print(
+            f"{num_rejected} of {report['num_requests']} requests need more tokens than the "
+            f"{report['num_kv_blocks'] * report['block_size']} that the KV cache holds, and were rejected; raise "
+            "--num-kv-blocks."
+        )
 
 
 def _time(seconds: float | None) -> str:
