@@ -72,6 +72,8 @@ def test_table_for_people(invoke: Any) -> None:
     assert "8 tokens of its own writing" in title
     assert header.split()[0] == "format"
     assert row.split()[:3] == ["int8_channel", "29", "int8_channel"]
+    result = invoke("bench", "quality", "--device", "numpy", "--kv-cache-dtype", "int8", "--tokens", "8")
+    assert result.stdout.splitlines()[-1].startswith("  dense, KV int8  ")
 
 
 @pytest.mark.parametrize(

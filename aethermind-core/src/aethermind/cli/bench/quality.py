@@ -196,15 +196,16 @@ def _print_report(report: dict[str, Any]) -> None:
         f"tokens of {report['text'] or 'its own writing'}"
     )
     header = ("format", "matrices", "bits/weight", "KL mean", "KL p99", "same top token")
-    rows = [header, *map(_row, report["formats"])]
+    kv_cache = "" if report["kv_cache_dtype"] == "auto" else f", KV {report['kv_cache_dtype']}"
+    rows = [header, *(_row(record, kv_cache) for record in report["formats"])]
     first, *rest = console.columns(rows).splitlines()
     print("\n".join([console.style(first, "bold", sys.stdout), *rest]))
 
 
-def _row(record: dict[str, Any]) -> tuple[str, ...]:
+def _row(record: dict[str, Any], kv_cache: str) -> tuple[str, ...]:
     bits = record["bits_per_weight"]
     return (
-        record["quantization"],
+        f"{record['quantization']}{kv_cache}",
         ", ".join(f"{use['num_parameters']} {use['name']}" for use in record["weight_formats"]) or "all dense",
         "-" if bits is None else f"{bits:.2f}",
         f"{record['kl_mean']:.3g}",
