@@ -82,7 +82,7 @@ def test_broken_directories_are_rows(invoke: Any, tmp_path: Path) -> None:
     by_name = {record["name"]: record for record in listed(invoke, *paths, "--estimate", "--device", "numpy")}
     for name, reason in reasons.items():
         assert reason in by_name[name]["error"]
-        assert "estimate" not in by_name[name]
+        assert ("estimate" in by_name[name]) == (name in ("truncated", "weightless")), "it takes a configuration"
     assert by_name["unknown"]["architecture"] == "AbacusForCausalLM"
     assert by_name["weightless"]["context_length"] == 2048
     result = invoke("models", *paths, str(DEMO))
@@ -105,6 +105,14 @@ def test_the_estimate_is_what_loading_takes(runtime: Runtime, device: str, forma
         assert estimate[name] == getattr(info, name), name
     assert [use["name"] for use in estimate["weight_formats"]] == list(info.weight_formats)
     assert estimate["total_bytes"] == info.weight_bytes + info.kv_cache_bytes + info.arena_bytes
+
+
+def test_the_estimate_needs_no_weights(invoke: Any, tmp_path: Path) -> None:
+    options = ("--estimate", "--device", "numpy", "--max-model-len", "64")
+    bare = copy_demo(tmp_path / "bare", files={"model.safetensors": None})
+    whole, without = listed(invoke, "demo", str(bare), *options)
+    assert without["estimate"] == whole["estimate"]
+    assert "no weights" in without["error"]
 
 
 def test_the_estimate_takes_the_options(invoke: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from math import prod
 from os.path import abspath, isfile
 from pathlib import Path
@@ -63,8 +64,10 @@ def models(
         runtime.devices.select(numbers.device)
     records = [describe_model(runtime, name, path) for name, path in _find(runtime, directories or [])]
     for record in records:
-        if estimate and record["error"] is None:
-            _add_estimate(record, runtime, config)
+        if estimate and record["context_length"] is not None:
+            # Memory depends on what a model is, which its configuration says also where its weights are missing.
+            has_weights = record["error"] is None
+            _add_estimate(record, runtime, config if has_weights else replace(config, load_format="dummy"))
     if as_json:
         console.print_json({"models": records})
     elif records:
@@ -172,7 +175,7 @@ def _add_estimate(record: dict[str, Any], runtime: Runtime, config: EngineConfig
     try:
         record["estimate"] = estimate_memory(runtime, Path(record["path"]), config)
     except AetherMindError as error:
-        record["error"] = str(error)
+        record["error"] = record["error"] or str(error)
 
 
 def _print_records(records: list[dict[str, Any]]) -> None:
