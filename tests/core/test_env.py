@@ -52,6 +52,8 @@ def test_the_cache_is_below_an_absolute_path(monkeypatch: pytest.MonkeyPatch) ->
     for value, path in {"/var/cache": "/var/cache", "": "/home/me/.cache", "near": "/home/me/.cache"}.items():
         monkeypatch.setenv("XDG_CACHE_HOME", value)
         assert env.cache_directory() == Path(path, "aethermind")
+        monkeypatch.setenv("XDG_STATE_HOME", value)
+        assert env.state_directory() == Path(path.replace(".cache", ".local/state"), "aethermind")
 
 
 def test_who_has_no_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ class Terminal:
     def __init__(self, inputrc: Path, *options: str) -> None:
         self._screen, keyboard = pty.openpty()
         command = (sys.executable, "-m", "aethermind", "chat", "--device", "cpu", "--dtype", "float32", *options)
-        environment = {**os.environ, "TERM": "dumb", "INPUTRC": str(inputrc)}
+        environment = {**os.environ, "TERM": "dumb", "INPUTRC": str(inputrc), "XDG_STATE_HOME": str(inputrc.parent)}
         self._process = subprocess.Popen(
             command,
             stdin=keyboard,
@@ -147,6 +147,21 @@ def test_ctrl_c_drops_what_was_typed_and_twice_at_an_empty_prompt_leaves(termina
     chat.read_until(r"\[Ctrl-C again.*" + PROMPT)
     chat.interrupt()
     assert chat.exit_code() == 0
+
+
+def test_what_was_typed_is_there_in_the_next_chat(terminal: Any, tmp_path: Path) -> None:
+    kept = tmp_path / "aethermind" / "chat_history"
+    for options, keys in (((), "/clear\n"), (("--no-history",), "/stats\n"), ((), "/undo\n")):
+        chat = terminal(*options)
+        chat.press(keys)
+        chat.read_until(PROMPT)
+        chat.press("\x04")
+        assert chat.exit_code() == 0
+    assert kept.read_text().splitlines() == ["/clear", "/undo"]
+    assert kept.stat().st_mode & 0o77 == 0
+    chat = terminal()
+    chat.press("\x10")
+    chat.read_until("/undo")
 
 
 def test_ctrl_d_leaves(terminal: Any) -> None:

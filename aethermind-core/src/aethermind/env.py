@@ -21,7 +21,18 @@ def cache_directory() -> Path:
     Relative paths do not count, as the XDG Base Directory Specification has it. Users without a home, such as those of
     containers that run under any number, get a place where nothing can be: they go without.
     """
-    folders = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"), os.devnull)
+    return _directory("XDG_CACHE_HOME", "~/.cache")
+
+
+def state_directory() -> Path:
+    """Where lies what is kept from run to run: `aethermind` under `XDG_STATE_HOME`, else under `~/.local/state`, as
+    with `cache_directory`.
+    """
+    return _directory("XDG_STATE_HOME", "~/.local/state")
+
+
+def _directory(variable: str, usual: str) -> Path:
+    folders = (os.environ.get(variable, ""), os.path.expanduser(usual), os.devnull)
     return Path(next(filter(os.path.isabs, folders)), "aethermind")
 
 

@@ -140,6 +140,7 @@ class ChatSettings:
 
     system: str | None = setting(None, "what the model is told before a conversation", unset="nothing")
     chat_template: str | None = setting(None, "a file with a Jinja template", unset="the model's")
+    history: bool = setting(True, "keep what is typed on a terminal for the next chat")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 conversation   who said what, under which settings: data without terminal or model
 saved          conversations as JSON files
 readers        where lines come from: a terminal, or a pipe
+history        what was typed, for the next chat
 answerers      who answers: a model loaded here
 server         … or one behind a URL
 slash          the commands that begin with a slash

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aethermind import env
 from aethermind.cli import console, options
 from aethermind.cli.given import is_flag
 from aethermind.cli.groups import (
@@ -36,7 +37,9 @@ EXAMPLES = console.examples(
     "aethermind chat --url http://127.0.0.1:8000",
 )
 
-_OF_A_SERVER = frozenset({"url", "api_key", "model", "named_model", "system", "stats", "config_file", "print_config"})
+_OF_A_SERVER = frozenset(
+    {"url", "api_key", "model", "named_model", "system", "stats", "history", "config_file", "print_config"}
+)
 """Options that a chat with a server has besides those of sampling; all others are about a model loaded here."""
 
 
@@ -58,6 +61,9 @@ def chat(
     engine: EngineOptions,
     steps: StepOptions,
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Print tokens and speed of each answer.")] = False,
+    history: Annotated[
+        bool, typer.Option("--history/--no-history", help="On a terminal, keep what is typed for the next chat.")
+    ] = True,
 ) -> None:
     """Talk to a model that was trained to.
 
@@ -72,7 +78,7 @@ def chat(
         if url is not None:
             _check_flags(ctx)
             server = stack.enter_context(closing(_server(url, model if is_flag(ctx, "model") else None, api_key)))
-            _talk(server, server.model, f"at {url}", system, given, has_stats=stats)
+            _talk(server, server.model, f"at {url}", system, given, has_stats=stats, has_history=history)
             return
         adapter = options.chosen_adapter(numbers.adapters)
         template = None if chat_template is None else _read_template(chat_template)
@@ -81,14 +87,22 @@ def chat(
         _check_template(llm, name, template)
         given = {**SAMPLING_DEFAULTS, **llm.sampling_defaults, **given}
         place = f"on {llm.info.device} {llm.info.dtype}"
-        _talk(LocalAnswerer(llm, template, adapter), name, place, system, given, has_stats=stats)
+        _talk(LocalAnswerer(llm, template, adapter), name, place, system, given, has_stats=stats, has_history=history)
 
 
 def _talk(
-    answerer: Answerer, name: str, place: str, system: str | None, sampling: dict[str, Any], *, has_stats: bool
+    answerer: Answerer,
+    name: str,
+    place: str,
+    system: str | None,
+    sampling: dict[str, Any],
+    *,
+    has_stats: bool,
+    has_history: bool,
 ) -> None:
     """Have the conversation, on the terminal or through a pipe."""
     from aethermind.cli.chat.conversation import Conversation
+    from aethermind.cli.chat.history import kept_history
     from aethermind.cli.chat.readers import PipeReader, TerminalReader
     from aethermind.cli.chat.repl import Repl
     from aethermind.cli.chat.slash import COMMANDS
@@ -100,7 +114,8 @@ def _talk(
         repl.say(f"{name} {place} · /help shows commands, Ctrl-D leaves")
     elif console.is_terminal(sys.stdin):
         repl.say(f"{name} {place} · each line is a message, Ctrl-D leaves")
-    repl.run()
+    with kept_history(env.state_directory() / "chat_history") if is_interactive and has_history else nullcontext():
+        repl.run()
 
 
 def _server(url: str, model: str | None, api_key: list[str] | None) -> ServerAnswerer:
