@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.loading.model_weights import open_input_processor
 from aethermind.engine.loading.planned_model import PlannedModel
-from aethermind.errors import InvalidArgumentError
+from aethermind.errors import ContextLengthError, InvalidArgumentError
 from aethermind.model.input_processor import EmbeddingSpan
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ two perhaps with `multi_modal_data`: what a model's input processor takes, by mo
 """
 
 _LONG_TEXT_CHARS = 8192
+_LIKELY_CHARS = 16
+"""So many characters for each token of a context are more than two tokens each, but for runs of spaces and the like."""
 _FORMS = ("prompt", "prompt_token_ids", "prompt_embeds")
 _PLACEHOLDER_ID = 0
 """The token id in the places of a prompt that is given as embeddings."""
@@ -48,19 +50,27 @@ class EnginePrompt:
 
 
 class PromptReader:
-    """Reads prompts for one model; its input processor is opened when a prompt first needs it."""
+    """Reads prompts for one model; its input processor is opened when a prompt first needs it.
+
+    Of a text that is far longer than `max_model_len`, where that is known, no more is read than tells it.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, architecture: str, open_processor: Callable[[], InputProcessor | None]
+        self,
+        tokenizer: Tokenizer,
+        architecture: str,
+        open_processor: Callable[[], InputProcessor | None],
+        max_model_len: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
         self._architecture = architecture
         self._open_processor = open_processor
 
     @classmethod
     def of(cls, planned: PlannedModel, tokenizer: Tokenizer) -> PromptReader:
         """A reader for a model that was planned."""
-        return cls(tokenizer, planned.architecture, partial(open_input_processor, planned))
+        return cls(tokenizer, planned.architecture, partial(open_input_processor, planned), planned.max_model_len)
 
     async def read_beside(self, prompt: Any) -> EnginePrompt:
         """Like `read`, long texts in a thread, so that other tasks go on."""
@@ -72,7 +82,7 @@ class PromptReader:
     def read(self, prompt: Any) -> EnginePrompt:
         """Read one prompt; InvalidArgumentError says what is wrong with it."""
         if isinstance(prompt, str):
-            return EnginePrompt(prompt, self._tokenizer.encode(prompt, add_special_tokens=True))
+            return EnginePrompt(prompt, self._encode(prompt))
         if not isinstance(prompt, Mapping):
             raise _no_prompt(prompt)
         form = _form_of(prompt)
@@ -85,9 +95,20 @@ class PromptReader:
         text = given if form == "prompt" else None
         data = prompt.get("multi_modal_data")
         if not data:
-            return EnginePrompt(text, given if text is None else self._tokenizer.encode(text, add_special_tokens=True))
+            return EnginePrompt(text, given if text is None else self._encode(text))
         processed = self._processor_for(data).process(given, data, self._tokenizer)
         return EnginePrompt(text, processed.token_ids, tuple(processed.embeddings))
+
+    def _encode(self, text: str) -> list[int]:
+        most = self._max_model_len
+        if most is not None and len(text) > 2 * _LIKELY_CHARS * most:
+            num_tokens = len(self._tokenizer.encode(text[: _LIKELY_CHARS * most]))
+            if num_tokens > 2 * most:  # those beside the cut may come out otherwise, but not half of all
+                raise ContextLengthError(
+                    f"The beginning of the prompt alone has {num_tokens} tokens, of {len(text)} characters in all, and "
+                    f"the context holds {most}. Shorten the prompt."
+                )
+        return self._tokenizer.encode(text, add_special_tokens=True)
 
     @cached_property
     def _processor(self) -> InputProcessor | None:

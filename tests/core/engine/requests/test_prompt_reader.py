@@ -1,0 +1,43 @@
+"""How much of a text is read before it is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aethermind.engine.requests.prompt_reader import PromptReader
+from aethermind.errors import ContextLengthError
+
+
+class Splitter:
+    """A tokenizer of words."""
+
+    def __init__(self) -> None:
+        self.num_chars = 0
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        self.num_chars += len(text)
+        return [0] * len(text.split())
+
+
+def reader(max_model_len: int | None) -> tuple[PromptReader, Splitter]:
+    splitter: Any = Splitter()
+    return PromptReader(splitter, "Any", lambda: None, max_model_len), splitter
+
+
+@pytest.mark.parametrize("form", [str, lambda text: {"prompt": text}])
+def test_a_text_far_too_long_is_refused_by_its_beginning(form: Any) -> None:
+    prompts, splitter = reader(10)
+    with pytest.raises(ContextLengthError, match="has 32 tokens, of 50000 characters in all, and the context holds 10"):
+        prompts.read(form("word " * 10_000))
+    assert splitter.num_chars == 160
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "text", "num_tokens"),
+    [(10, "word " * 12, 12), (10, "a" + " " * 10_000 + "b", 2), (None, "word " * 10_000, 10_000)],
+)
+def test_any_other_text_is_read_as_a_whole(max_model_len: int | None, text: str, num_tokens: int) -> None:
+    """Whether that fits is for the engine to say, which knows what else has to."""
+    assert len(reader(max_model_len)[0].read(text).token_ids) == num_tokens
