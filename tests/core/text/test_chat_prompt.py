@@ -63,11 +63,13 @@ def test_a_model_without_a_template_takes_one() -> None:
     ],
 )
 def test_parts_of_text_are_one_text(content: Any, prompt: str) -> None:
+    speaker: Any = Speaker()
     messages = [{"role": "user", "content": content}]
-    assert chat_prompt(Speaker(), messages) == prompt  # type: ignore[arg-type]
+    assert chat_prompt(speaker, messages) == prompt
     assert messages == [{"role": "user", "content": content}]
 
 
 def test_a_part_without_text_is_refused() -> None:
+    speaker: Any = Speaker()
     with pytest.raises(InvalidArgumentError, match="A part of a message is"):
-        chat_prompt(Speaker(), [{"role": "user", "content": [{"type": "text"}]}])  # type: ignore[arg-type]
+        chat_prompt(speaker, [{"role": "user", "content": [{"type": "text"}]}])
