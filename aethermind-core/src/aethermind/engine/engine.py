@@ -20,7 +20,7 @@ from aethermind.engine.requests.output import RequestOutput
 from aethermind.engine.requests.output_builder import Growth, OutputBuilder, state_of
 from aethermind.engine.requests.prompt_reader import check_embeddings
 from aethermind.engine.requests.request import FinishReason, Request, RequestState
-from aethermind.engine.requests.request_checks import check_prompt, check_token_ids
+from aethermind.engine.requests.request_checks import check_process, check_prompt, check_token_ids
 from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.engine.requests.sample_group import SampleGroup
 from aethermind.engine.requests.sample_groups import SampleGroups, answer_ids
@@ -36,7 +36,7 @@ from aethermind.engine.steps.model_runner import SampledToken
 from aethermind.engine.steps.step_pipeline import StepPipeline
 from aethermind.engine.text_passes.text_embedding import embed_text
 from aethermind.engine.text_passes.text_scores import score_prompt
-from aethermind.errors import AetherMindError, ContextLengthError, EngineDeadError, InvalidArgumentError
+from aethermind.errors import AetherMindError, ContextLengthError, InvalidArgumentError
 from aethermind.sampling.random import derive_seed
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Engine:
 
         InvalidArgumentError or ContextLengthError when its prompt cannot be served.
         """
-        self._check_process()
+        check_process(self._pid)
         options = (options or RequestOptions()).within(self.planned.config.max_new_tokens)
         self._check_id(request_id, params.n)
         check_prompt(self.planned, prompt_token_ids, params, options)
@@ -242,7 +242,7 @@ class Engine:
         """The vector of a text, float32 [hidden_size] (see `text_embedding`), pooled as the model says where `pooling`
         is None; between steps. InvalidArgumentError also for an adapter that there is not.
         """
-        self._check_process()
+        check_process(self._pid)
         if not token_ids:
             raise InvalidArgumentError("The text is empty; give it at least one token.")
         if len(token_ids) > self.planned.max_model_len:
@@ -387,14 +387,6 @@ class Engine:
             place = self.scheduler.policy.place(requests[0], waiting, self.running)
             for request in requests:
                 request.place = place
-
-    def _check_process(self) -> None:
-        """EngineDeadError in a fork of the process that has the device's threads: it would wait for them for ever."""
-        if os.getpid() != self._pid:
-            raise EngineDeadError(
-                "The model was loaded before this process was forked, and its threads are not here. Load it in this "
-                "process, or start processes by spawn instead of fork."
-            )
 
     def _check_id(self, request_id: str, num_answers: int) -> None:
         ids = answer_ids(request_id, num_answers)

@@ -211,7 +211,7 @@ def test_ctrl_c_waits_for_a_token_only_once_there_is_a_text(
 ) -> None:
     llm, seen = fake_llm(), []
 
-    def stream(*_: Any) -> Iterator[Any]:
+    def stream(*_: Any, **__: Any) -> Iterator[Any]:
         yield request_output(text, [1])
         seen.append("press")
         signal.raise_signal(signal.SIGINT)

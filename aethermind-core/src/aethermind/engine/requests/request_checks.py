@@ -1,18 +1,28 @@
-"""Whether a prompt can be served at all, said in a sentence before it is queued."""
+"""Whether a prompt can be served at all, and here, said in a sentence before it is queued."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from aethermind.errors import ContextLengthError, InvalidArgumentError
+from aethermind.errors import ContextLengthError, EngineDeadError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from aethermind.engine.loading.planned_model import PlannedModel
     from aethermind.engine.requests.request_options import RequestOptions
     from aethermind.sampling.params import SamplingParams
 
-__all__ = ["check_prompt", "check_token_ids"]
+__all__ = ["check_process", "check_prompt", "check_token_ids"]
+
+
+def check_process(loaded_by: int) -> None:
+    """EngineDeadError in a fork of the process that has the device's threads: it would wait for them for ever."""
+    if os.getpid() != loaded_by:
+        raise EngineDeadError(
+            "The model was loaded before this process was forked, and its threads are not here. Load it in this "
+            "process, or start processes by spawn instead of fork."
+        )
 
 
 def check_prompt(
