@@ -136,6 +136,7 @@ AETHER_INLINE int32_t sample_descending(const float* weights, int64_t size, doub
     }
     count = kept;
   }
+  if (count == 0) return 0;  // logits are NaN, all of them
   const double target = static_cast<double>(uniform) * total_weight(items, count);
   return items[select_front(items, count, weight, [&](double sum) { return sum > target; }) - 1].token;
 }

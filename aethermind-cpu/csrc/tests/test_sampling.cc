@@ -132,6 +132,28 @@ void test_frequencies(const KernelEntry& entry) {
   }
 }
 
+// Of logits that are no numbers any token may come, but one of the vocabulary.
+void test_no_numbers(const KernelEntry& entry) {
+  const auto rows = static_cast<int64_t>(kParams.size()), vocab = int64_t{48};
+  std::vector<std::vector<double>> columns(4);
+  for (const Params& p : kParams) {
+    columns[0].push_back(p.temperature);
+    columns[1].push_back(p.top_k);
+    columns[2].push_back(p.top_p);
+    columns[3].push_back(p.min_p);
+  }
+  for (double value : {static_cast<double>(NAN), static_cast<double>(INFINITY), -static_cast<double>(INFINITY)}) {
+    const Tensor logits(AM_FLOAT32, {rows, vocab}), out(AM_INT32, {rows});
+    logits.fill([&](int64_t) { return value; });
+    run(*entry.kernel,
+        {logits.abi(), of(AM_FLOAT32, columns[0]).abi(), of(AM_INT32, columns[1]).abi(),
+         of(AM_FLOAT32, columns[2]).abi(), of(AM_FLOAT32, columns[3]).abi(),
+         of(AM_FLOAT32, std::vector<double>(kParams.size(), 0.5)).abi()},
+        {out.abi()}, {}, 2);
+    for (int64_t r = 0; r < rows; ++r) check(out.get(r) >= 0 && out.get(r) < vocab, entry, "no numbers");
+  }
+}
+
 void test_token_logprobs(const KernelEntry& entry) {
   for (int64_t vocab : {1, 5, 40, 3001}) {
     for (int64_t k : {0, 1, 7, 20}) {
@@ -215,6 +237,7 @@ void test_mask_tokens(const KernelEntry& entry) {
 int main() {
   for_each_kernel("sample_tokens", test_sample_tokens);
   for_each_kernel("sample_tokens", test_frequencies);
+  for_each_kernel("sample_tokens", test_no_numbers);
   for_each_kernel("token_logprobs", test_token_logprobs);
   for_each_kernel("suppress_tokens", test_listed_tokens);
   for_each_kernel("repetition_penalty", test_listed_tokens);
