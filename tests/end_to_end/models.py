@@ -10,9 +10,10 @@ from typing import Any
 
 import aethermind_qwen2
 
-__all__ = ["CONFIG", "DEMO", "copy_demo"]
+__all__ = ["BOS", "CONFIG", "DEMO", "copy_demo", "copy_demo_with_bos"]
 
 DEMO = Path(aethermind_qwen2.__file__).parent / "demo"
+BOS = "<|endoftext|>"
 CONFIG: Mapping[str, Any] = json.loads((DEMO / "config.json").read_text())
 
 
@@ -30,3 +31,19 @@ def copy_demo(
         else:
             (directory / name).write_bytes(content)
     return directory
+
+
+def copy_demo_with_bos(directory: Path) -> Path:
+    """The demo model whose tokenizer begins texts with a BOS token, which its chat template writes, too."""
+    tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
+    (bos_id,) = (token["id"] for token in tokenizer["added_tokens"] if token["content"] == BOS)
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": BOS, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {BOS: {"id": BOS, "ids": [bos_id], "tokens": [BOS]}},
+    }
+    config = json.loads((DEMO / "tokenizer_config.json").read_text())
+    config |= {"bos_token": BOS, "chat_template": "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"}
+    files = {"tokenizer.json": json.dumps(tokenizer).encode(), "tokenizer_config.json": json.dumps(config).encode()}
+    return copy_demo(directory, files=files)

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from tests.end_to_end.models import copy_demo
+from tests.end_to_end.models import BOS, copy_demo, copy_demo_with_bos
 
 from aethermind import LLM, SamplingParams
 from aethermind.errors import AetherMindError, InvalidArgumentError, TokenizerError
@@ -98,6 +98,19 @@ def test_a_model_without_a_template(tmp_path: Any, runtime: Any) -> None:
         llm.chat(HELLO, PARAMS)
     (answer,) = llm.chat(HELLO, PARAMS, chat_template="{{ messages[0].content }}")
     assert answer.prompt == "Tell me a story."
+
+
+def test_a_bos_token_that_the_template_writes_comes_once(tmp_path: Any, runtime: Any) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    directory = copy_demo_with_bos(tmp_path / "model")
+    expected = PreTrainedTokenizerFast.from_pretrained(directory).apply_chat_template(HELLO, return_dict=False)
+    with LLM(directory, device="numpy", max_model_len=64, runtime=runtime) as llm:
+        (answer,) = llm.chat(HELLO, PARAMS)
+        *_, streamed = llm.stream_chat(HELLO, PARAMS)
+        (text,) = llm.generate("Tell me a story.", PARAMS)
+    assert answer.prompt_token_ids == streamed.prompt_token_ids == text.prompt_token_ids == expected
+    assert answer.prompt == streamed.prompt == f"{BOS}Tell me a story."
 
 
 def test_a_conversation_longer_than_the_context(demo: LLM) -> None:

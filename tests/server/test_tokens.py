@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 import openai
+from tests.end_to_end.models import copy_demo_with_bos
+from tests.server.conftest import serving
 
-from aethermind import LLM
+from aethermind import LLM, Runtime
 
 TEXT = "Once upon a time, in Köln: 🦊"
 
@@ -41,6 +45,18 @@ def test_what_fits_no_context_is_not_worked_at(http: httpx.Client) -> None:
         assert error["code"] == "context_length_exceeded"
     assert http.post("/tokenize", json={"model": "demo", "prompt": "word " * 600}).json()["count"] > 512
     assert http.post("/detokenize", json={"model": "demo", "tokens": [5] * 1024}).status_code == 200
+
+
+def test_a_bos_token_that_the_template_writes_comes_once(tmp_path: Path, runtime: Runtime) -> None:
+    llm = LLM(copy_demo_with_bos(tmp_path / "model"), device="cpu", max_model_len=64, runtime=runtime)
+    messages = [{"role": "user", "content": TEXT}]
+    tokens = llm.tokenizer.encode(TEXT, add_special_tokens=True)
+    with serving(llm) as address, httpx.Client(base_url=address, timeout=30) as http:
+        for body in ({"messages": messages}, {"prompt": TEXT}):
+            assert http.post("/tokenize", json={"model": "demo", **body}).json()["tokens"] == tokens
+        for url, body in (("chat/completions", {"messages": messages}), ("responses", {"input": TEXT})):
+            usage = http.post(f"/v1/{url}", json={"model": "demo", **body}).json()["usage"]
+            assert (usage.get("prompt_tokens") or usage["input_tokens"]) == len(tokens)
 
 
 def test_bad_input(http: httpx.Client) -> None:

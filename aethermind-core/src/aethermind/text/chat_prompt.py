@@ -10,7 +10,7 @@ from aethermind.errors import InvalidArgumentError, TokenizerError
 if TYPE_CHECKING:
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["Message", "RESERVED_NAMES", "TemplateOptions", "chat_prompt"]
+__all__ = ["RESERVED_NAMES", "Message", "TemplateOptions", "WrittenChat", "chat_prompt"]
 
 Message = Mapping[str, Any]
 """`{"role": "user", "content": "…"}`, of JSON types; further keys are the template's business.
@@ -21,6 +21,15 @@ The content may be in parts, `[{"type": "text", "text": "…"}]`, as OpenAI's cl
 
 RESERVED_NAMES = frozenset({"messages", "add_generation_prompt"})
 """Names of the template that `chat_template_kwargs` cannot set."""
+
+
+class WrittenChat(str):
+    """A conversation as a template wrote it, special tokens and all: nothing is put around it when it is encoded.
+
+    Templates of Llama and Mistral write the BOS token, which would otherwise come twice.
+    """
+
+    __slots__ = ()
 
 
 class TemplateOptions(TypedDict, total=False):
@@ -36,7 +45,7 @@ class TemplateOptions(TypedDict, total=False):
     """Further names for the template."""
 
 
-def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> str:
+def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> WrittenChat:
     """Return the prompt of `messages`.
 
     Raises InvalidArgumentError for messages that are none, TokenizerError where there is no template or it fails.
@@ -67,7 +76,8 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Un
         **(options.get("chat_template_kwargs") or {}),
     }
     plain = [_with_plain_content(message) for message in messages]
-    return render_chat(template, plain, add_generation_prompt=options.get("add_generation_prompt", True), **names)
+    add_generation_prompt = options.get("add_generation_prompt", True)
+    return WrittenChat(render_chat(template, plain, add_generation_prompt=add_generation_prompt, **names))
 
 
 def _with_plain_content(message: Message) -> Message:

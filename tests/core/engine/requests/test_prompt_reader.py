@@ -1,13 +1,19 @@
-"""How much of a text is read before it is refused."""
+"""Prompts as users write them: their special tokens, and how much of a text is read before it is refused."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers, processors
 
 from aethermind.engine.requests.prompt_reader import PromptReader
 from aethermind.errors import ContextLengthError
+from aethermind.text.chat_prompt import chat_prompt
+from aethermind.text.tokenizer import Tokenizer
+
+HELLO = [{"role": "user", "content": "hello"}]
 
 
 class Splitter:
@@ -24,6 +30,27 @@ class Splitter:
 def reader(max_model_len: int | None) -> tuple[PromptReader, Splitter]:
     splitter: Any = Splitter()
     return PromptReader(splitter, "Any", lambda: None, max_model_len), splitter
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    fast = tokenizers.Tokenizer(models.WordLevel({"<s>": 0, "hello": 1, "?": 2}, unk_token="?"))
+    fast.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast.add_special_tokens(["<s>"])
+    fast.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    template = "{{ bos_token }}{{ messages[0].content }}"
+    return Tokenizer(fast, special_tokens={"bos_token": "<s>"}, chat_template=template)
+
+
+@pytest.mark.parametrize("is_mapping", [False, True])
+def test_a_text_begins_with_one_bos_token_and_so_does_a_chat(tokenizer: Tokenizer, is_mapping: bool) -> None:
+    prompts = PromptReader(tokenizer, "Any", lambda: None)
+    chat = chat_prompt(tokenizer, HELLO)
+    for text, written in (("hello", "hello"), (chat, "<s>hello")):
+        prompt: Any = {"prompt": text} if is_mapping else text
+        read = prompts.read(prompt)
+        assert (read.text, read.token_ids) == (written, [0, 1])
+        assert type(read.text) is str, "it crosses to other processes"
 
 
 @pytest.mark.parametrize("form", [str, lambda text: {"prompt": text}])

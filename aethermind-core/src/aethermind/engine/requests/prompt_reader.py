@@ -11,6 +11,7 @@ from aethermind.engine.loading.model_weights import open_input_processor
 from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.errors import ContextLengthError, InvalidArgumentError
 from aethermind.model.input_processor import EmbeddingSpan
+from aethermind.text.chat_prompt import WrittenChat
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,7 +83,7 @@ class PromptReader:
     def read(self, prompt: Any) -> EnginePrompt:
         """Read one prompt; InvalidArgumentError says what is wrong with it."""
         if isinstance(prompt, str):
-            return EnginePrompt(prompt, self._encode(prompt))
+            return self._of_text(prompt)
         if not isinstance(prompt, Mapping):
             raise _no_prompt(prompt)
         form = _form_of(prompt)
@@ -92,14 +93,15 @@ class PromptReader:
             return EnginePrompt(None, [_PLACEHOLDER_ID] * len(values), (EmbeddingSpan(0, values),))
         if not (isinstance(given, str) if form == "prompt" else _are_token_ids(given)):
             raise _no_prompt(prompt)
-        text = given if form == "prompt" else None
+        text = str(given) if form == "prompt" else None
         data = prompt.get("multi_modal_data")
         if not data:
-            return EnginePrompt(text, given if text is None else self._encode(text))
+            return EnginePrompt(None, given) if text is None else self._of_text(given)
         processed = self._processor_for(data).process(given, data, self._tokenizer)
         return EnginePrompt(text, processed.token_ids, tuple(processed.embeddings))
 
-    def _encode(self, text: str) -> list[int]:
+    def _of_text(self, text: str) -> EnginePrompt:
+        """A text with the special tokens that the tokenizer puts around it, unless a template wrote them already."""
         most = self._max_model_len
         if most is not None and len(text) > 2 * _LIKELY_CHARS * most:
             num_tokens = len(self._tokenizer.encode(text[: _LIKELY_CHARS * most]))
@@ -108,7 +110,8 @@ class PromptReader:
                     f"The beginning of the prompt alone has {num_tokens} tokens, of {len(text)} characters in all, and "
                     f"the context holds {most}. Shorten the prompt."
                 )
-        return self._tokenizer.encode(text, add_special_tokens=True)
+        is_chat = isinstance(text, WrittenChat)
+        return EnginePrompt(str(text), self._tokenizer.encode(text, add_special_tokens=not is_chat))
 
     @cached_property
     def _processor(self) -> InputProcessor | None:

@@ -14,7 +14,7 @@ from aethermind.server.openai.reading import AnswerReader, token_logprobs
 from aethermind.server.openai.sampling import SamplingFields, named_fields, sampling_params
 from aethermind.server.openai.tools import RecalledCall, Tool, ToolChoice, delta_of, demand_for
 from aethermind.text.answer_parser import Content
-from aethermind.text.chat_prompt import RESERVED_NAMES, chat_prompt
+from aethermind.text.chat_prompt import RESERVED_NAMES, WrittenChat, chat_prompt
 from aethermind.text.chat_template import names_read
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def written(
     model: ServedModel,
     tools: Sequence[dict[str, Any]] = (),
     names: dict[str, Any] | None = None,
-) -> str:
+) -> WrittenChat:
     """A conversation as the model's template writes it; `names` are further ones for the template."""
     if not messages:
         raise ApiError(400, "messages is empty; a conversation has at least one message.", param="messages")
