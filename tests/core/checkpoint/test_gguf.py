@@ -107,6 +107,14 @@ def test_metadata_of_every_type(tmp_path: Path) -> None:
     assert metadata["general.architecture"] == "llama"
 
 
+def test_some_strings_of_a_long_array(tmp_path: Path) -> None:
+    texts = [f"t{i}" * (i % 3) for i in range(3000)]
+    strings = GgufFile(write(tmp_path / "long.gguf", lambda writer: writer.add_array("texts", texts))).metadata["texts"]
+    assert list(strings) == texts
+    for indices in ([], [0], [2999], [5, 6, 1023, 1024, 2047, 2050, 2999], range(3000)):
+        assert list(strings.picked(indices)) == [texts[i] for i in indices]
+
+
 def test_types_that_cannot_be_read_are_named_when_they_are_asked_for(tmp_path: Path) -> None:
     def fill(writer: gguf.GGUFWriter) -> None:
         writer.add_tensor("plain", np.zeros((2, 64), np.float32))
@@ -206,8 +214,9 @@ def test_a_vocabulary_that_is_not_utf8_is_found_when_it_is_read(tmp_path: Path) 
     path = tmp_path / "bad.gguf"
     path.write_bytes(header(text(b"k") + struct.pack("<IIQ", 9, 8, 1) + text(b"\xff"), num_keys=1))
     strings = GgufFile(path).metadata["k"]
-    with pytest.raises(CheckpointError, match="not UTF-8"):
-        list(strings)
+    for read in (strings, strings.picked([0])):
+        with pytest.raises(CheckpointError, match="not UTF-8"):
+            list(read)
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import mmap
 import os
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -35,6 +35,7 @@ _DEFAULT_ALIGNMENT = 32
 _MAX_RANK = 4
 _LENGTH = struct.Struct("<Q")
 _STRING, _ARRAY = 8, 9
+_MARK_DISTANCE = 1024
 _NUMBERS = {
     0: "<u1",
     1: "<i1",
@@ -58,12 +59,12 @@ _UNREADABLE = {
 
 
 class GgufStrings:
-    """The strings of an array in a mapped file, decoded each time they are walked through."""
+    """The strings of an array in a mapped file, decoded each time they are asked for."""
 
-    def __init__(self, file: GgufFile, begin: int, count: int) -> None:
-        """The file, the byte at which the first string's length stands, and how many there are."""
+    def __init__(self, file: GgufFile, marks: Sequence[int], count: int) -> None:
+        """The file, the bytes at which every `_MARK_DISTANCE`th string's length stands, and how many there are."""
         self._file = file
-        self._begin = begin
+        self._marks = marks
         self._count = count
 
     def __len__(self) -> int:
@@ -71,14 +72,34 @@ class GgufStrings:
 
     def __iter__(self) -> Iterator[str]:
         """CheckpointError where a string is not UTF-8."""
-        data, position = self._file.map, self._begin
+        data, position = self._file.map, self._marks[0]
         for _ in range(self._count):
             begin = position + _LENGTH.size
             position = begin + _LENGTH.unpack_from(data, position)[0]
             try:
                 yield data[begin:position].decode()
             except UnicodeDecodeError:
-                self._file.fail(f"has a string at byte {begin} that is not UTF-8")
+                self._refuse(begin)
+
+    def picked(self, indices: Iterable[int]) -> Iterator[str]:
+        """The strings at increasing indices, without a walk through all that are before them."""
+        data, passed, position = self._file.map, 0, self._marks[0]
+        for index in indices:
+            mark = index // _MARK_DISTANCE
+            if mark * _MARK_DISTANCE > passed:
+                passed, position = mark * _MARK_DISTANCE, self._marks[mark]
+            begin = position
+            while passed <= index:
+                begin = position + _LENGTH.size
+                position = begin + _LENGTH.unpack_from(data, position)[0]
+                passed += 1
+            try:
+                yield data[begin:position].decode()
+            except UnicodeDecodeError:
+                self._refuse(begin)
+
+    def _refuse(self, begin: int) -> NoReturn:
+        self._file.fail(f"has a string at byte {begin} that is not UTF-8")
 
 
 class GgufFile:
@@ -270,19 +291,21 @@ class _Reader:
             return self.numbers(_NUMBERS[element], count)
         if element != _STRING:
             self._file.fail(f"has an array of type {element} for {key!r:.80}, which is not one of numbers or strings")
-        strings = GgufStrings(self._file, self.position, count)
-        self._skip_strings(count)
-        return strings
+        return GgufStrings(self._file, self._skip_strings(count), count)
 
-    def _skip_strings(self, count: int) -> None:
-        position = self.position
+    def _skip_strings(self, count: int) -> list[int]:
+        """Go on behind so many strings; returns where some of them begin."""
+        data, position, marks = self._file.map, self.position, [self.position]
         try:
-            for _ in range(count):
-                position += _LENGTH.size + _LENGTH.unpack_from(self._file.map, position)[0]
+            for passed in range(0, count, _MARK_DISTANCE):
+                for _ in range(min(_MARK_DISTANCE, count - passed)):
+                    position += _LENGTH.size + _LENGTH.unpack_from(data, position)[0]
+                marks.append(position)
         except (struct.error, OverflowError):
             self._truncated()
         self.position = position
         self._advance(0)
+        return marks
 
     def _advance(self, num_bytes: int) -> int:
         begin = self.position

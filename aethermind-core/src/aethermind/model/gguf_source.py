@@ -12,6 +12,7 @@ import numpy as np
 from aethermind.checkpoint.gguf import GgufFile
 from aethermind.checkpoint.gguf_names import ROPE_FACTORS, GgufTensors
 from aethermind.errors import CheckpointError, ConfigError
+from aethermind.model.gguf_ends import end_token_ids
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import TensorInfo
@@ -50,7 +51,6 @@ _GENERATION = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
-_END_TOKENS = ("eos", "eot", "eom")
 
 
 class GgufSource:
@@ -65,7 +65,7 @@ class GgufSource:
         """What config.json would say; ConfigError for what is missing or unknown, CheckpointError for what is broken
         or quantised in a way that cannot be read.
         """
-        family, metadata, sizes = self._family, self._file.metadata, self._sizes()
+        family, sizes = self._family, self._sizes()
         tensors = self.weights()
         if "rotary_dim" in sizes:
             sizes["partial_rotary_factor"] = sizes.pop("rotary_dim") / max(sizes["head_dim"], 1)
@@ -76,9 +76,7 @@ class GgufSource:
             "vocab_size": tensors.info("model.embed_tokens.weight").shape[0],
             "tie_word_embeddings": "lm_head.weight" not in tensors.names,
             "dtype": _computed_in([tensors.info(name) for name in tensors.names]),
-            "eos_token_id": [
-                metadata[key] for name in _END_TOKENS if (key := f"tokenizer.ggml.{name}_token_id") in metadata
-            ],
+            "eos_token_id": end_token_ids(self._file.metadata),
         }
 
     def generation(self) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from aethermind.errors import TokenizerError
 from aethermind.text.sentencepiece_bpe import sentencepiece_bpe
 from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["SplitRule", "gguf_tokenizer"]
+__all__ = ["CONTROL", "SplitRule", "gguf_tokenizer"]
 
 MANY_TOKENS = 1 << 15
 """Fewer are read as fast as tables of them are found (see `text.kept_tables`)."""
 
 _KEY = "tokenizer.ggml."
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_NORMAL, _UNKNOWN, CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unknown": "unk_token"}
 
 
@@ -148,9 +148,9 @@ def _add_tokens(fast: Any, typed: Iterable[tuple[str, int]]) -> None:
     from tokenizers import AddedToken
 
     added = [
-        AddedToken(token, special=type == _CONTROL, normalized=False)
+        AddedToken(token, special=type == CONTROL, normalized=False)
         for token, type in typed
-        if type in (_CONTROL, _USER_DEFINED)
+        if type in (CONTROL, _USER_DEFINED)
     ]
     fast.add_tokens(added)
 
