@@ -12,4 +12,6 @@ _CASES = "aethermind_bert.conformance:CASES"
 
 @hookimpl
 def register_architectures(registry: Any) -> None:
-    registry.register("BertModel", "aethermind_bert.architecture:BERT", provider=_PROVIDER, cases=_CASES)
+    registry.register(
+        "BertModel", "aethermind_bert.architecture:BERT", provider=_PROVIDER, cases=_CASES, aliases=("bert",)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from aethermind.plugins import hookimpl
@@ -12,8 +13,9 @@ _CASES = "aethermind_llama.conformance:CASES"
 
 @hookimpl
 def register_architectures(registry: Any) -> None:
-    registry.register("LlamaForCausalLM", "aethermind_llama.architecture:LLAMA", provider=_PROVIDER, cases=_CASES)
-    registry.register("MistralForCausalLM", "aethermind_llama.architecture:MISTRAL", provider=_PROVIDER, cases=_CASES)
+    register = partial(registry.register, provider=_PROVIDER, cases=_CASES)
+    register("LlamaForCausalLM", "aethermind_llama.architecture:LLAMA", aliases=("LlamaModel", "llama"))
+    register("MistralForCausalLM", "aethermind_llama.architecture:MISTRAL", aliases=("MistralModel", "mistral"))
 
 
 @hookimpl

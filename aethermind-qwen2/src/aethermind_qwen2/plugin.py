@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ _CASES = "aethermind_qwen2.conformance:CASES"
 
 @hookimpl
 def register_architectures(registry: Any) -> None:
-    registry.register("Qwen2ForCausalLM", "aethermind_qwen2.architecture:QWEN2", provider=_PROVIDER, cases=_CASES)
-    registry.register("Qwen3ForCausalLM", "aethermind_qwen2.architecture:QWEN3", provider=_PROVIDER, cases=_CASES)
+    register = partial(registry.register, provider=_PROVIDER, cases=_CASES)
+    register("Qwen2ForCausalLM", "aethermind_qwen2.architecture:QWEN2", aliases=("Qwen2Model", "qwen2"))
+    register("Qwen3ForCausalLM", "aethermind_qwen2.architecture:QWEN3", aliases=("Qwen3Model", "qwen3"))
 
 
 @hookimpl

@@ -49,6 +49,11 @@ def test_broken_json(tmp_path: Path, content: bytes) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_type_stands_in_for_architectures(tmp_path: Path) -> None:
+    assert architecture_name({"model_type": "a"}, tmp_path) == "a"
+    assert architecture_name({"model_type": "a", "architectures": None}, tmp_path) == "a"
+
+
 @pytest.mark.parametrize("value", [None, [], "Qwen2ForCausalLM", [3]])
 def test_architectures_must_be_a_list_of_names(tmp_path: Path, value: object) -> None:
     with pytest.raises(ConfigError, match="names no architectures"):

@@ -19,6 +19,24 @@ def test_an_architecture_is_imported_when_it_is_first_used() -> None:
     assert registry.names() == ["PathForCausalLM", "Unused"]
 
 
+def test_an_architecture_goes_by_other_names_too(tmp_path: Path) -> None:
+    registry = ArchitectureRegistry()
+    registry.register("AForCausalLM", "pathlib:Path", provider="first", aliases=("AModel", "a"))
+    registry.register("BForCausalLM", "pathlib:Path", provider="second", aliases=("AModel", "BModel"))
+    registry.register("BModel", "pathlib:PurePath", provider="third")
+    registry.freeze()
+    assert registry.names() == ["AForCausalLM", "BForCausalLM", "BModel"]
+    for raw, name in (
+        ({"architectures": ["AForCausalLM"], "model_type": "b"}, "AForCausalLM"),
+        ({"architectures": ["AModel"]}, "AForCausalLM"),
+        ({"model_type": "a"}, "AForCausalLM"),
+        ({"architectures": [], "model_type": "a"}, "AForCausalLM"),
+        ({"architectures": ["BModel"]}, "BModel"),
+        ({"architectures": ["C"], "model_type": "a"}, "C"),
+    ):
+        assert registry.name_in(raw, tmp_path) == name
+
+
 def test_an_unknown_architecture_lists_the_installed() -> None:
     registry = ArchitectureRegistry()
     with pytest.raises(ConfigError, match=r"'X'.*Installed: none"):

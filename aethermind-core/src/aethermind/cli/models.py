@@ -126,10 +126,8 @@ _FACTS = ("architecture", "parameters", "size_bytes", "dtype", "format", "contex
 
 
 def _facts_of_config(runtime: Runtime, source: ModelSource, record: dict[str, Any]) -> dict[str, Any]:
-    from aethermind.model.hf_config import architecture_name
-
     raw = source.config()
-    name = record["architecture"] = architecture_name(raw, source.path)
+    name = record["architecture"] = runtime.architectures.name_in(raw, source.path)
     return {"context_length": runtime.architectures.get(name).create(raw).config.max_position_embeddings}
 
 

@@ -93,6 +93,11 @@ class GraphBuilder:
         finally:
             self._scope.pop()
 
+    @property
+    def parameter_names(self) -> frozenset[str]:
+        """What the graph takes from the checkpoint or has computed, so far."""
+        return frozenset(value.name for value in self._given.values() if value.kind is ValueKind.PARAMETER)
+
     def finish(self) -> Graph:
         """The graph as written so far."""
         by_kind = {kind: tuple(v for v in self._given.values() if v.kind is kind) for kind in ValueKind}

@@ -96,6 +96,9 @@ class GgufSource:
     def pooling(self) -> str | None:
         return None
 
+    def names(self) -> tuple[str, ...]:
+        return self.weights().names
+
     def weights(self) -> GgufTensors:
         family, head_dim = self._family, self._sizes()["head_dim"]
         if not isinstance(head_dim, int):

@@ -45,11 +45,11 @@ def read_optional_json(path: Path) -> dict[str, Any]:
 
 
 def architecture_name(raw: Mapping[str, Any], directory: Path) -> str:
-    """The first entry of `architectures`; ConfigError when there is none."""
-    names = raw.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+    """The first entry of `architectures`, or `model_type` where there are none; ConfigError when there is neither."""
+    names = raw.get("architectures") or [raw.get("model_type")]
+    if not isinstance(names, list) or not isinstance(names[0], str):
         raise ConfigError(
-            f"config.json in {str(directory)!r} names no architectures (got {names!r}). "
+            f"config.json in {str(directory)!r} names no architectures (got {raw.get('architectures')!r}). "
             'Add a line such as "architectures": ["Qwen2ForCausalLM"].'
         )
     return names[0]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aethermind import env
 from aethermind.errors import ConfigError, PluginError
 from aethermind.model.architecture import Architecture
+from aethermind.model.hf_config import architecture_name
 from aethermind.plugins.claims import Claims, import_object
 
 if TYPE_CHECKING:
@@ -30,16 +31,28 @@ class ArchitectureRegistry(Claims):
     def __init__(self) -> None:
         super().__init__()
         self._cases: dict[str, str] = {}
+        self._aliases: dict[str, str] = {}
 
     def register(
-        self, name: str, target: str, *, provider: str, replaces: str | None = None, cases: str | None = None
+        self,
+        name: str,
+        target: str,
+        *,
+        provider: str,
+        replaces: str | None = None,
+        cases: str | None = None,
+        aliases: Sequence[str] = (),
     ) -> None:
         """Claim a name; a taken one is a PluginError unless `replaces=` names its provider.
 
         `cases` is the `"module:OBJECT"` of what the conformance kit tries of it, a sequence of
         `aethermind.testing.families.ModelCase`; those of other architectures in it are passed over.
+        `aliases` are what else config.json may say and mean the same: the base model's name, or its `model_type`. A
+        name that a package registers itself goes before, and the first who gives an alias keeps it.
         """
         super().register(name, target, provider=provider, replaces=replaces)
+        for alias in aliases:
+            self._aliases.setdefault(alias, name)
         self._cases.pop(name, None)
         if cases is not None:
             self._cases[name] = cases
@@ -48,6 +61,11 @@ class ArchitectureRegistry(Claims):
         """Import the cases of an architecture, or return None where none were declared."""
         target = self._cases.get(name)
         return None if target is None else import_object(target)
+
+    def name_in(self, raw: Mapping[str, Any], directory: Path) -> str:
+        """The registered name of what config.json names, or what it names; ConfigError where it names nothing."""
+        named = architecture_name(raw, directory)
+        return named if named in self._entries else self._aliases.get(named, named)
 
     def get(self, name: str) -> Architecture:
         """Import an architecture; ConfigError lists the installed ones when it is unknown."""

@@ -50,6 +50,10 @@ class ModelSource(Protocol):
         """How vectors of texts are pooled (last, mean, cls), None where nothing is said."""
         ...
 
+    def names(self) -> tuple[str, ...]:
+        """What the tensors are called, packed ones by their parts; CheckpointError says why there are none."""
+        ...
+
     def weight_formats(self) -> dict[str, WeightFormat]:
         """The formats of those tensors that are stored quantised, by Hugging Face's names; values are not read."""
         ...
@@ -89,6 +93,11 @@ class DirectorySource:
     def pooling(self) -> str | None:
         modes = read_optional_json(self.path / "1_Pooling" / "config.json")
         return next((ours for theirs, ours in _POOLING_MODES.items() if modes.get(theirs) is True), None)
+
+    def names(self) -> tuple[str, ...]:
+        from aethermind.checkpoint.sharded_index import Checkpoint
+
+        return Checkpoint.open(self.path).names
 
     def weight_formats(self) -> dict[str, WeightFormat]:
         if self._packing() is None:
@@ -146,6 +155,9 @@ class RetokenizedSource:
 
     def pooling(self) -> str | None:
         return self.model.pooling()
+
+    def names(self) -> tuple[str, ...]:
+        return self.model.names()
 
     def weight_formats(self) -> dict[str, WeightFormat]:
         return self.model.weight_formats()

@@ -12,6 +12,7 @@ from aethermind.cache.spec import KVCacheSpec
 from aethermind.dispatch import Fallback
 from aethermind.engine.config import EngineConfig, EngineOptions
 from aethermind.engine.loading.adapters import Adapters
+from aethermind.engine.loading.base_model import is_base_model
 from aethermind.engine.loading.kv_plan import for_whole_texts, plan_kv
 from aethermind.engine.loading.model_graph import StepGraphs
 from aethermind.engine.loading.planned_model import PlannedModel, compile_for
@@ -23,7 +24,6 @@ from aethermind.hal.dtype import DType
 from aethermind.log import get_logger
 from aethermind.model.architecture import AdaptsWeights, TextEncoder
 from aethermind.model.config import DecoderConfig
-from aethermind.model.hf_config import architecture_name
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.sampling.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 
@@ -56,7 +56,7 @@ def plan_model(
     create_executor = runtime.executors.get(config.executor_name)
     source = runtime.open_source(model, config.tokenizer)
     raw = source.config()
-    name = architecture_name(raw, source.path)
+    name = runtime.architectures.name_in(raw, source.path)
     architecture = runtime.architectures.get(name)
     network = architecture.create(raw)
     decoder = network.config
@@ -78,6 +78,10 @@ def plan_model(
     if is_encoder:
         symbols["R"] = symbols["T"]
     builder = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype).build()
+    is_headless = config.load_format != "dummy" and is_base_model(source, builder.parameter_names)
+    if is_headless:  # embeddings stand in for an output matrix, whose logits nobody gets
+        network = architecture.create({**raw, "tie_word_embeddings": True})
+        builder = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype).build()
     graph = builder.finish()
     stored = {} if config.load_format == "dummy" else held_formats(source.weight_formats(), opened.dispatcher)
     if parallel is not None:
@@ -123,6 +127,7 @@ def plan_model(
         draft=_plan_draft(runtime, config, kv.num_blocks, opened),
         parallel=parallel,
         adapters=adapters,
+        is_headless=is_headless,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from aethermind.engine.loading.base_model import HEAD, with_whole_names
 from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.engine.loading.tensor_parallel import PartialTensors
 from aethermind.engine.weight_cache import WeightCache
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["open_constants", "open_input_processor", "open_weights"]
 
-_HEAD = "lm_head.weight"
 _PIECE_BYTES = 4 << 20
 
 
@@ -64,7 +64,7 @@ def _open_checkpoint(planned: PlannedModel, types: Mapping[str, TensorType]) -> 
     }
     if planned.config.load_format == "dummy":
         return DummyCheckpoint(shapes, planned.dtype.numpy, planned.config.seed)
-    checkpoint = planned.source.weights()
+    checkpoint = with_whole_names(planned.source.weights(), shapes)
     if isinstance(planned.model, AdaptsWeights):
         checkpoint = planned.model.adapt(checkpoint)
     found = match_names(shapes, checkpoint, ignore=(*planned.ignored_names, *checkpoint.neutral_names))
@@ -81,14 +81,14 @@ def _open_checkpoint(planned: PlannedModel, types: Mapping[str, TensorType]) -> 
 
 def _check_tied(checkpoint: TensorSource, unread: Iterable[str], read: Mapping[str, TensorInfo]) -> None:
     """CheckpointError where an output matrix, which a tied model does not read, is not that of its embeddings."""
-    if _HEAD not in unread or checkpoint.info(_HEAD).weight_format is not None:
+    if HEAD not in unread or checkpoint.info(HEAD).weight_format is not None:
         return
-    head = checkpoint.info(_HEAD)
+    head = checkpoint.info(HEAD)
     alike = [name for name, info in read.items() if (info.shape, info.dtype_name) == (head.shape, head.dtype_name)]
-    if not any(_are_same(checkpoint, _HEAD, name) for name in alike):
+    if not any(_are_same(checkpoint, HEAD, name) for name in alike):
         raise CheckpointError(
-            f"config.json ties the output to the embeddings, and the checkpoint has a {_HEAD} of other values. Set "
-            f"tie_word_embeddings to false in config.json, or take {_HEAD} out of the checkpoint."
+            f"config.json ties the output to the embeddings, and the checkpoint has a {HEAD} of other values. Set "
+            f"tie_word_embeddings to false in config.json, or take {HEAD} out of the checkpoint."
         )
 
 

@@ -85,6 +85,8 @@ class PlannedModel:
     """The rank of several that this is: its graphs are divided, and `parameter_types` those of its parts."""
     adapters: Adapters | None = None
     """Those that requests can name; what they consist of is not among `parameter_types`."""
+    is_headless: bool = False
+    """Whether the checkpoint has no output matrix: then the logits that the graphs have mean nothing."""
 
     @property
     def max_draft_tokens(self) -> int:
@@ -98,8 +100,13 @@ class PlannedModel:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether the model computes vectors of texts and generates nothing."""
+        """Whether the model is made to compute vectors of texts."""
         return isinstance(self.model, TextEncoder)
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model answers; else it computes vectors of texts only."""
+        return not (self.is_encoder or self.is_headless)
 
     @property
     def pooling(self) -> str:

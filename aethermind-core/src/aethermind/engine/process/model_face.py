@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aethermind.engine.requests.prompt_reader import PromptReader
-from aethermind.model.hf_config import architecture_name
 
 if TYPE_CHECKING:
     from aethermind.model.input_processor import InputProcessor
@@ -33,7 +32,7 @@ class ModelFace:
         """
         source = runtime.open_source(model, tokenizer)
         raw = source.config()
-        architecture = architecture_name(raw, source.path)
+        architecture = runtime.architectures.name_in(raw, source.path)
         found = source.tokenizer()
         found.read_whole()
         factory = runtime.input_processors.find(architecture)

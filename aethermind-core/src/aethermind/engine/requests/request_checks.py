@@ -29,10 +29,11 @@ def check_prompt(
     planned: PlannedModel, token_ids: Sequence[int], params: SamplingParams, options: RequestOptions
 ) -> None:
     """InvalidArgumentError for ids that the model does not have, ContextLengthError where no answer would fit."""
-    if planned.is_encoder:
+    if not planned.generates:
+        why = ": the checkpoint has no output matrix" if planned.is_headless else ""
         raise InvalidArgumentError(
-            f"{planned.architecture} computes vectors of texts and generates nothing. Use LLM.embed, or /v1/embeddings "
-            "of a server."
+            f"{planned.architecture} computes vectors of texts and generates nothing{why}. Use LLM.embed, or "
+            "/v1/embeddings of a server."
         )
     if not token_ids:
         raise InvalidArgumentError("The prompt is empty; give it at least one token.")
