@@ -94,7 +94,7 @@ class BertArchitecture:
         if kind != "absolute":
             raise ConfigError(f"position_embedding_type {kind!r} in config.json is not supported, only 'absolute'.")
         is_approximate = is_gelu_approximate("hidden_act", fields.pop("hidden_act", "gelu"))
-        fields["rms_norm_eps"] = fields["layer_norm_eps"]
+        fields |= {"rms_norm_eps": fields["layer_norm_eps"], "is_causal": True}  # in place of what decoders may say
         return Bert(read_decoder_config(fields, defaults={}), is_approximate)
 
 

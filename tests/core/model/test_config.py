@@ -103,6 +103,7 @@ def test_end_of_text(value: Any, ids: tuple[int, ...]) -> None:
         ({"use_sliding_window": True, "max_window_layers": [2], "sliding_window": 8}, ("max_window_layers", "[2]")),
         ({"eos_token_id": "</s>"}, ("eos_token_id", "'</s>'")),
         ({"eos_token_id": [1, -1]}, ("eos_token_id", "-1")),
+        ({"is_causal": False}, ("is_causal", "both directions")),
     ],
 )
 def test_bad_fields_are_named_with_their_values(changes: dict[str, Any], says: tuple[str, ...]) -> None:

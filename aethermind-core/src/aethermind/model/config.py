@@ -58,6 +58,11 @@ def read_decoder_config(raw: Mapping[str, Any], *, defaults: Mapping[str, Any]) 
         raise ConfigError(
             f"hidden_act {activation!r} in config.json is not supported by this architecture; it computes silu."
         )
+    if not fields.get("is_causal", True):
+        raise ConfigError(
+            "This model attends in both directions (is_causal is false), and this architecture computes causal "
+            "attention only. Take another model for embeddings."
+        )
     num_layers = positive_int(fields, "num_hidden_layers")
     max_positions = positive_int(fields, "max_position_embeddings")
     return DecoderConfig(
