@@ -37,6 +37,7 @@ COMMON = {
     "tie_word_embeddings": True,
     "dtype": "float16",
     "eos_token_id": [],
+    "is_causal": True,
 }
 
 
@@ -119,6 +120,16 @@ def test_a_factor_of_no_kind_is_linear(source: Callable[..., GgufSource], key: s
     assert source({f"toy.rope.{key}": 1.0}).config() == COMMON
     with pytest.raises(ConfigError, match="attn_factor in its metadata, which is not supported"):
         source({f"toy.rope.{key}": 8.0, "toy.rope.scaling.attn_factor": 2.0}).config()
+
+
+def test_what_files_of_encoders_say(source: Callable[..., GgufSource]) -> None:
+    assert source().pooling() is None
+    kinds = gguf.PoolingType
+    for kind, pooling in ((kinds.NONE, None), (kinds.MEAN, "mean"), (kinds.CLS, "cls"), (kinds.LAST, "last")):
+        assert source({"toy.pooling_type": int(kind)}).pooling() == pooling
+    with pytest.raises(ConfigError, match=r"toy\.pooling_type 4.*last, mean or cls"):
+        source({"toy.pooling_type": int(kinds.RANK)}).pooling()
+    assert source({"toy.attention.causal": False}).config() == {**COMMON, "is_causal": False}
 
 
 def test_sampling_is_as_decimal_as_it_was(source: Callable[..., GgufSource]) -> None:

@@ -138,6 +138,20 @@ def test_a_first_token_is_added_where_the_file_asks_for_it(metadata: dict[str, A
     assert tokenizer.encode("Once", add_special_tokens=True) == [bos, *tokenizer.encode("Once")]
 
 
+def test_a_last_token_is_added_where_the_file_asks_for_it(metadata: dict[str, Any]) -> None:
+    bos, eos = (metadata[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos"))
+    word = read(metadata).encode("Once")
+    assert read(metadata, add_eos_token=False).encode("Once", add_special_tokens=True) == word
+    assert read(metadata, add_eos_token=True).encode("Once", add_special_tokens=True) == [*word, eos]
+    both = read(metadata, add_eos_token=True, add_bos_token=True)
+    assert both.encode("Once", add_special_tokens=True) == [bos, *word, eos]
+    same = read(metadata, add_eos_token=True, add_bos_token=True, eos_token_id=bos)
+    assert same.encode("Once", add_special_tokens=True) == [bos, *word, bos]
+    unused = len(metadata["tokenizer.ggml.tokens"]) - 1
+    with pytest.raises(TokenizerError, match="around texts, which are no special tokens"):
+        read(metadata, add_eos_token=True, eos_token_id=unused)
+
+
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
@@ -157,6 +171,7 @@ def test_a_first_token_is_added_where_the_file_asks_for_it(metadata: dict[str, A
         ({"merges": ["single"]}, "vocabulary that is not one"),
         ({"eos_token_id": 10**6}, "eos_token_id 1000000, which is none of its"),
         ({"eos_token_id": "x"}, "eos_token_id 'x'"),
+        ({"eos_token_id": -1}, "eos_token_id -1"),
     ],
 )
 def test_bad_metadata_is_one_sentence(metadata: dict[str, Any], changed: dict[str, Any], says: str) -> None:

@@ -44,6 +44,7 @@ _ROPE_SCALING = {
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
 }
+_POOLINGS = {0: None, 1: "mean", 2: "cls", 3: "last"}
 _GENERATION = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -77,6 +78,7 @@ class GgufSource:
             "tie_word_embeddings": "lm_head.weight" not in tensors.names,
             "dtype": _computed_in([tensors.info(name) for name in tensors.names]),
             "eos_token_id": end_token_ids(self._file.metadata),
+            "is_causal": self._file.metadata.get(f"{self._family_name}.attention.causal", True),
         }
 
     def generation(self) -> dict[str, Any]:
@@ -94,7 +96,14 @@ class GgufSource:
         return gguf_tokenizer(self._file.metadata, self._family.splits, self.path)
 
     def pooling(self) -> str | None:
-        return None
+        key = f"{self._family_name}.pooling_type"
+        kind = self._file.metadata.get(key, 0)
+        if kind not in _POOLINGS:
+            raise ConfigError(
+                f"{self.path} has {key} {kind!r:.40}, which is none of those that are computed. Say which pooling to "
+                "use instead: last, mean or cls."
+            )
+        return _POOLINGS[kind]
 
     def names(self) -> tuple[str, ...]:
         return self.weights().names

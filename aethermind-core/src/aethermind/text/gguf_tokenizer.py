@@ -89,9 +89,18 @@ def _read(metadata: Mapping[str, Any], rule: SplitRule | None, path: Path) -> An
     else:
         fast, adds_bos = _byte_level(vocabulary, _listed(metadata, "merges", str, path), rule, path), rule.adds_bos
     _add_tokens(fast, zip(tokens, types, strict=True))
-    bos_token_id = _token_id(metadata, "bos_token_id", len(tokens), path)
-    if metadata.get(_KEY + "add_bos_token", adds_bos) and bos_token_id is not None:
-        _add_bos(fast, tokens[bos_token_id])
+    around = []
+    for name, is_added in (("bos", adds_bos), ("eos", False)):
+        token_id = _token_id(metadata, f"{name}_token_id", len(tokens), path)
+        is_there = metadata.get(f"{_KEY}add_{name}_token", is_added) and token_id is not None
+        around.append(tokens[token_id] if is_there else None)
+    try:
+        _add_around(fast, *around)
+    except Exception as error:  # the library raises bare Exception, for a name with a colon, say
+        raise TokenizerError(
+            f"{path} puts {around} around texts, which are no special tokens. Pass --tokenizer with the model's "
+            "Hugging Face directory."
+        ) from error
     return fast
 
 
@@ -155,12 +164,14 @@ def _add_tokens(fast: Any, typed: Iterable[tuple[str, int]]) -> None:
     fast.add_tokens(added)
 
 
-def _add_bos(fast: Any, bos_token: str) -> None:
+def _add_around(fast: Any, before: str | None, behind: str | None) -> None:
+    """Put tokens around texts that are to have special ones: a BOS, and the EOS whose vector is the text's."""
     from tokenizers.processors import TemplateProcessing
 
-    fast.post_processor = TemplateProcessing(
-        single=f"{bos_token} $A", special_tokens=[(bos_token, fast.token_to_id(bos_token))]
-    )
+    if added := {token for token in (before, behind) if token is not None}:
+        pieces = [piece for piece in (before, "$A", behind) if piece is not None]
+        ids = [(token, fast.token_to_id(token)) for token in sorted(added)]
+        fast.post_processor = TemplateProcessing(single=pieces, special_tokens=ids)
 
 
 def _required(metadata: Mapping[str, Any], name: str, path: Path) -> Any:
