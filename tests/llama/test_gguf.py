@@ -13,9 +13,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.end_to_end.gguf_files import interleaved, write_gguf
 from tests.qwen2.checkpoints import DEMO, reference_model, write_checkpoint
-from tokenizers import Regex
+from tokenizers import Regex, pre_tokenizers
 from tokenizers.pre_tokenizers import Split
 
 from aethermind import LLM, Runtime, SamplingParams
@@ -95,6 +97,8 @@ def test_text_goes_in_and_comes_out(runtime: Runtime, checkpoint: Callable[[Mode
     ("name", "pieces"),
     [
         ("llama-bpe", ["FooBar", " don", "'t", " ", "123", "4", "/\n", " ", " x"]),
+        ("falcon3", ["FooBar", " don", "'t", " ", "123", "4", "/\n", " ", " x"]),
+        ("smollm", ["FooBar", " don", "'t", " ", "1", "2", "3", "4", "/", "\n ", " x"]),
         ("tekken", ["Foo", "Bar", " don", "'t", " ", "1", "2", "3", "4", "/\n", " ", " x"]),
     ],
 )
@@ -102,6 +106,19 @@ def test_text_is_cut_as_the_tokenizers_of_both_families_do(name: str, pieces: li
     """By hand, from what is said of them: digits by three or one, and Tekken's words that end before a capital."""
     rule = Split(Regex(LLAMA.splits[name].pattern), "isolated")
     assert [piece for piece, _ in rule.pre_tokenize_str("FooBar don't 1234/\n  x")] == pieces
+
+
+@given(st.text(alphabet="aé '\ts1٣½/\n\u00a0\u3000漢", max_size=20))
+def test_smollms_pieces_are_those_of_its_two_steps(text: str) -> None:
+    """SmolLM's tokenizer.json cuts out digits, and then as GPT-2's does; our one expression cuts the same."""
+    steps = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    rule = pre_tokenizers.Sequence(
+        [
+            Split(Regex(LLAMA.splits["smollm"].pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    assert rule.pre_tokenize_str(text) == steps.pre_tokenize_str(text)
 
 
 @pytest.mark.parametrize(

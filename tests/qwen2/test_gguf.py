@@ -18,6 +18,7 @@ from aethermind import LLM, Runtime
 from aethermind.model import read_decoder_config
 from aethermind.testing.families import ModelCase
 from aethermind.testing.families.generation import generate
+from aethermind_qwen2.gguf import QWEN2, QWEN3
 
 NAMES = ("head_dim_8", "seven_kv_heads_tied_odd_intermediate", "yarn", "linear", "qwen3_head_dim_64_tied")
 CHOSEN = [family for family in CASES if family.name in NAMES]
@@ -72,3 +73,7 @@ def test_the_configuration_is_that_of_config_json(
     ours = read_decoder_config(found, defaults={})
     assert ours == replace(theirs, rms_norm_eps=ours.rms_norm_eps, eos_token_ids=ours.eos_token_ids)
     assert np.float32(ours.rms_norm_eps) == np.float32(theirs.rms_norm_eps)
+
+
+def test_distilled_models_split_text_as_the_others_do() -> None:
+    assert QWEN2.splits["deepseek-r1-qwen"] == QWEN2.splits["qwen2"] == QWEN3.splits["qwen2"]

@@ -21,9 +21,15 @@ _TEKKEN = SplitRule(
     keeps_whole_words=True,
     adds_bos=True,
 )
+# SmolLM's: digits are cut out first, then GPT-2's pieces of what is between them, which ends where a digit begins.
+_SMOLLM = SplitRule(r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+")
 
 LLAMA = GgufFamily(
     "LlamaForCausalLM",
-    {"llama-bpe": _LLAMA_3, "llama3": _LLAMA_3, "llama-v3": _LLAMA_3, "tekken": _TEKKEN},
+    {
+        **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LLAMA_3),
+        "smollm": _SMOLLM,
+        "tekken": _TEKKEN,
+    },
     interleaved=("attn_q", "attn_k"),
 )

@@ -12,5 +12,8 @@ _SPLIT = SplitRule(
     is_nfc=True,
 )
 
-QWEN2 = GgufFamily("Qwen2ForCausalLM", {"qwen2": _SPLIT})
-QWEN3 = GgufFamily("Qwen3ForCausalLM", {"qwen2": _SPLIT})
+# DeepSeek's distilled models have Qwen's words, other special tokens, and so another name.
+_SPLITS = {"qwen2": _SPLIT, "deepseek-r1-qwen": _SPLIT}
+
+QWEN2 = GgufFamily("Qwen2ForCausalLM", _SPLITS)
+QWEN3 = GgufFamily("Qwen3ForCausalLM", _SPLITS)
