@@ -89,11 +89,11 @@ def _read(metadata: Mapping[str, Any], rule: SplitRule | None, path: Path) -> An
     else:
         fast, adds_bos = _byte_level(vocabulary, _listed(metadata, "merges", str, path), rule, path), rule.adds_bos
     _add_tokens(fast, zip(tokens, types, strict=True))
-    around = []
-    for name, is_added in (("bos", adds_bos), ("eos", False)):
+    around: list[str | None] = []
+    for name, is_usual in (("bos", adds_bos), ("eos", False)):
         token_id = _token_id(metadata, f"{name}_token_id", len(tokens), path)
-        is_there = metadata.get(f"{_KEY}add_{name}_token", is_added) and token_id is not None
-        around.append(tokens[token_id] if is_there else None)
+        is_added = metadata.get(f"{_KEY}add_{name}_token", is_usual)
+        around.append(tokens[token_id] if is_added and token_id is not None else None)
     try:
         _add_around(fast, *around)
     except Exception as error:  # the library raises bare Exception, for a name with a colon, say
