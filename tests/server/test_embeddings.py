@@ -6,14 +6,17 @@ import base64
 import itertools
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import openai
 import pytest
+from tests.end_to_end.models import copy_demo
+from tests.server.conftest import serving
 
-from aethermind import LLM
+from aethermind import LLM, Runtime
 from aethermind.server.limits import Limits
 
 TEXTS = ["The old fox", "A small hen lives here."]
@@ -35,6 +38,20 @@ def test_every_form_of_input(client: openai.OpenAI, llm: LLM, expected: list[np.
             assert np.linalg.norm(one.embedding) == pytest.approx(1.0, abs=1e-5)
         num_tokens = sum(map(len, ids[: len(vectors)]))
         assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (num_tokens, num_tokens)
+
+
+def test_texts_are_cut_where_the_model_says_so(tmp_path: Path, runtime: Runtime, llm: LLM) -> None:
+    """However long they are: nothing but the first tokens is looked at."""
+    limits = {"modules.json": b"[]", "sentence_bert_config.json": b'{"max_seq_length": 3}'}
+    cut = LLM(copy_demo(tmp_path / "model", files=limits), device="cpu", max_model_len=64, runtime=runtime)
+    ids = llm.tokenizer.encode(TEXTS[1])[:3]
+    with serving(cut) as address, httpx.Client(base_url=address, timeout=30) as http:
+        answers = [
+            http.post("/v1/embeddings", json={"model": "demo", "input": given}).json()
+            for given in (ids, TEXTS[1], TEXTS[1] * 1000)
+        ]
+        assert all(answer["data"] == answers[0]["data"] for answer in answers)
+        assert [answer["usage"]["prompt_tokens"] for answer in answers] == [3, 3, 3]
 
 
 def test_floats_and_base64_are_the_same(http: httpx.Client) -> None:

@@ -25,7 +25,7 @@ from aethermind.engine.observation.model_info import ModelInfo, describe_model
 from aethermind.engine.progress_bar import ProgressBar
 from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
 from aethermind.engine.requests.output_builder import Growth, has_ended, state_of
-from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt, PromptReader
+from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt, PromptReader, TextToEmbed
 from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.engine.turns import Turns
 from aethermind.errors import AetherMindError, InvalidArgumentError
@@ -225,12 +225,13 @@ class LLM:
         """One vector for each prompt, float32 [hidden_size]: the hidden states behind the model's final norm, pooled.
 
         `pooling` takes the last token's, the mean of all, or the first token's (`last`, `mean`, `cls`), by default as
-        the model says; with `normalize` vectors have length 1. Prompts are texts or token ids, `adapter` is the
-        name of the one that computes the vectors. Between requests of other callers, too.
+        the model says; with `normalize` vectors have length 1. Prompts are texts, cut where the model says that they
+        are, or token ids; `adapter` is the name of the one that computes the vectors. Between requests of other
+        callers, too.
         """
         vectors = []
         for prompt in _listed(prompts):
-            token_ids = self._read(prompt).tokens_to_embed()
+            token_ids = self._read(TextToEmbed.of(prompt)).tokens_to_embed()
             with self._turns:
                 vectors.append(self.engine.embed(token_ids, pooling, is_normalized=normalize, adapter=adapter or ""))
             self._turns.give_way()

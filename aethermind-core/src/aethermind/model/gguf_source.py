@@ -105,6 +105,9 @@ class GgufSource:
             )
         return _POOLINGS[kind]
 
+    def text_limit(self) -> int | None:
+        return None
+
     def names(self) -> tuple[str, ...]:
         return self.weights().names
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aethermind.errors import TokenizerError
 from aethermind.model.hf_config import read_hf_config, read_optional_json, require_directory
+from aethermind.model.sentence_modules import read_pooling, read_text_limit
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.packing import Packing
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["DirectorySource", "ModelSource", "RetokenizedSource", "open_source"]
-
-_POOLING_MODES = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_lasttoken": "last",
-}
-"""Of `1_Pooling/config.json`, as sentence-transformers writes it."""
 
 
 class ModelSource(Protocol):
@@ -47,7 +41,13 @@ class ModelSource(Protocol):
         ...
 
     def pooling(self) -> str | None:
-        """How vectors of texts are pooled (last, mean, cls), None where nothing is said."""
+        """How vectors of texts are pooled (last, mean, cls), None where nothing is said; ConfigError for a way that is
+        not computed.
+        """
+        ...
+
+    def text_limit(self) -> int | None:
+        """To how many tokens texts are cut before vectors of them are computed; None where they are not."""
         ...
 
     def names(self) -> tuple[str, ...]:
@@ -91,8 +91,10 @@ class DirectorySource:
         return Tokenizer.from_directory(self.path)
 
     def pooling(self) -> str | None:
-        modes = read_optional_json(self.path / "1_Pooling" / "config.json")
-        return next((ours for theirs, ours in _POOLING_MODES.items() if modes.get(theirs) is True), None)
+        return read_pooling(self.path)
+
+    def text_limit(self) -> int | None:
+        return read_text_limit(self.path)
 
     def names(self) -> tuple[str, ...]:
         from aethermind.checkpoint.sharded_index import Checkpoint
@@ -155,6 +157,9 @@ class RetokenizedSource:
 
     def pooling(self) -> str | None:
         return self.model.pooling()
+
+    def text_limit(self) -> int | None:
+        return self.model.text_limit()
 
     def names(self) -> tuple[str, ...]:
         return self.model.names()

@@ -82,7 +82,8 @@ class ServedModel:
         """A prompt as token ids. A text that is far too long is refused by its beginning: megabytes take seconds."""
         limit = self.info.max_model_len
         if isinstance(prompt, str) and len(prompt) > limit * _BEGINNING_CHARS:
-            self.check_length(len((await self.engine.read(prompt[: limit * _BEGINNING_CHARS])).token_ids))
+            beginning = await self.engine.read(type(prompt)(prompt[: limit * _BEGINNING_CHARS]))
+            self.check_length(len(beginning.token_ids))
         return await self.engine.read(prompt)
 
     async def read_all(self, prompts: Sequence[Prompt]) -> list[EnginePrompt]:

@@ -1,4 +1,4 @@
-"""Prompts as users write them: their special tokens, and how much of a text is read before it is refused."""
+"""Prompts as users write them: which special tokens a text, a chat and a text to embed have, and where they are cut."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
-from aethermind.engine.requests.prompt_reader import PromptReader
+from aethermind.engine.requests.prompt_reader import PromptReader, TextToEmbed
 from aethermind.errors import ContextLengthError
 from aethermind.text.chat_prompt import chat_prompt
 from aethermind.text.tokenizer import Tokenizer
@@ -68,3 +68,20 @@ def test_a_text_far_too_long_is_refused_by_its_beginning(form: Any) -> None:
 def test_any_other_text_is_read_as_a_whole(max_model_len: int | None, text: str, num_tokens: int) -> None:
     """Whether that fits is for the engine to say, which knows what else has to."""
     assert len(reader(max_model_len)[0].read(text).token_ids) == num_tokens
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("num_words", [0, 1, 3, 8, 3000])
+def test_a_text_to_embed_is_cut_as_the_library_cuts(tokenizer: Tokenizer, limit: int, num_words: int) -> None:
+    """The special tokens around it stay."""
+    text = "hello ? " * (num_words // 2) + "hello" * (num_words % 2)
+    theirs = tokenizers.Tokenizer.from_str(tokenizer.as_json())
+    theirs.enable_truncation(limit)
+    reader = PromptReader(tokenizer, "Any", lambda: None, text_limit=limit)
+    for prompt in (text, {"prompt": text}):
+        assert reader.read(TextToEmbed.of(prompt)).token_ids == theirs.encode(text).ids
+        assert len(reader.read(prompt).token_ids) == num_words + 1, "other texts are not cut"
+    spaces = " " * 10_000 + text  # of which the beginning says nothing
+    assert reader.read(TextToEmbed(spaces)).token_ids == theirs.encode(spaces).ids
+    ids: Any = {"prompt_token_ids": [1] * 20}
+    assert reader.read(TextToEmbed.of(ids)).token_ids == [1] * 20

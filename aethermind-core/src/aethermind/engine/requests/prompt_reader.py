@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aethermind.model.input_processor import InputProcessor
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["EnginePrompt", "Prompt", "PromptReader", "check_embeddings"]
+__all__ = ["EnginePrompt", "Prompt", "PromptReader", "TextToEmbed", "check_embeddings"]
 
 Prompt = str | Mapping[str, Any]
 """A text, or a mapping with one of `prompt`, `prompt_token_ids` and `prompt_embeds` (float [n, hidden_size]), the first
@@ -30,9 +30,25 @@ two perhaps with `multi_modal_data`: what a model's input processor takes, by mo
 _LONG_TEXT_CHARS = 8192
 _LIKELY_CHARS = 16
 """So many characters for each token of a context are more than two tokens each, but for runs of spaces and the like."""
+_CHARS_OF_A_TOKEN = 64
+"""Where a text is cut to so many tokens, as much of it is encoded first; nearly always that is enough."""
 _FORMS = ("prompt", "prompt_token_ids", "prompt_embeds")
 _PLACEHOLDER_ID = 0
 """The token id in the places of a prompt that is given as embeddings."""
+
+
+class TextToEmbed(str):
+    """A text of which a vector is wanted: it is cut where the model says that texts are."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, prompt: Prompt) -> Prompt:
+        """A prompt whose text, where it has one, is to be embedded."""
+        if isinstance(prompt, str):
+            return cls(prompt)
+        is_text = isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str)
+        return {**prompt, "prompt": cls(prompt["prompt"])} if is_text else prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +78,20 @@ class PromptReader:
         architecture: str,
         open_processor: Callable[[], InputProcessor | None],
         max_model_len: int | None = None,
+        text_limit: int | None = None,
     ) -> None:
+        """`text_limit` is how many tokens are left of a `TextToEmbed`."""
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
+        self._text_limit = text_limit
         self._architecture = architecture
         self._open_processor = open_processor
 
     @classmethod
     def of(cls, planned: PlannedModel, tokenizer: Tokenizer) -> PromptReader:
         """A reader for a model that was planned."""
-        return cls(tokenizer, planned.architecture, partial(open_input_processor, planned), planned.max_model_len)
+        open_processor, limit = partial(open_input_processor, planned), planned.source.text_limit()
+        return cls(tokenizer, planned.architecture, open_processor, planned.max_model_len, limit)
 
     async def read_beside(self, prompt: Any) -> EnginePrompt:
         """Like `read`, long texts in a thread, so that other tasks go on."""
@@ -102,6 +122,8 @@ class PromptReader:
 
     def _of_text(self, text: str) -> EnginePrompt:
         """A text with the special tokens that the tokenizer puts around it, unless a template wrote them already."""
+        if isinstance(text, TextToEmbed) and self._text_limit is not None:
+            return EnginePrompt(str(text), self._cut(text, self._text_limit))
         most = self._max_model_len
         if most is not None and len(text) > 2 * _LIKELY_CHARS * most:
             num_tokens = len(self._tokenizer.encode(text[: _LIKELY_CHARS * most]))
@@ -112,6 +134,18 @@ class PromptReader:
                 )
         is_chat = isinstance(text, WrittenChat)
         return EnginePrompt(str(text), self._tokenizer.encode(text, add_special_tokens=not is_chat))
+
+    def _cut(self, text: str, limit: int) -> list[int]:
+        """The first tokens of a text, with the special ones on both of its sides."""
+        beginning = text[: limit * _CHARS_OF_A_TOKEN]
+        own = self._tokenizer.encode(beginning)
+        if len(beginning) < len(text) and len(own) <= 2 * limit:
+            beginning, own = text, self._tokenizer.encode(text)
+        whole = self._tokenizer.encode(beginning, add_special_tokens=True)
+        num_around = len(whole) - len(own)
+        before = next((i for i in range(num_around) if whole[i : i + len(own)] == own), num_around)
+        kept = max(min(limit - num_around, len(own)), 0)
+        return [*whole[: before + kept], *whole[before + len(own) :]]
 
     @cached_property
     def _processor(self) -> InputProcessor | None:

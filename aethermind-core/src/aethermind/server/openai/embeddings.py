@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
+from aethermind.engine.requests.prompt_reader import TextToEmbed
 from aethermind.errors import RequestTimeoutError
 from aethermind.server.observation.records import EmbeddingRecord
 from aethermind.server.openai.errors import ApiError
@@ -53,7 +54,7 @@ async def embed(request: Request, body: EmbeddingRequest, model: ServedModel) ->
     prompts = prompts_of(body.input, "input", MAX_INPUTS)
     timeout_s = state.limits.request_timeout_s
     with state.admission.enter(1, request.state.tenant) as stay:
-        read = await model.read_all(prompts)
+        read = await model.read_all([TextToEmbed.of(prompt) for prompt in prompts])
         check_prompt_ids(read, model, "input")
         num_tokens = sum(len(prompt.token_ids) for prompt in read)
         record.embedding = EmbeddingRecord(model.name, num_tokens)
