@@ -66,6 +66,27 @@ def test_chatml_equals_apply_chat_template(
     )
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": None, "tool_calls": [{"type": "function", "function": None}]},
+        {"content": "x", "tool_calls": None},
+        {"content": "x", "reasoning": "because"},
+        {"content": "x", "thinking": "because", "reasoning": "never"},
+        {"content": "x", "reasoning_content": "because", "thinking": "aloud"},
+        {"content": "x", "reasoning_content": None, "reasoning": ""},
+    ],
+)
+def test_messages_are_seen_as_transformers_shows_them(
+    make_fast: Callable[[str], tokenizers.Tokenizer], message: dict[str, Any]
+) -> None:
+    """Keys without a value are not there, and reasoning goes by the name that templates read."""
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", **message}]
+    template = "{{ messages | tojson(sort_keys=true) }}"
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_object=make_fast("byte_level"), chat_template=template)
+    assert render_chat(template, messages) == reference.apply_chat_template(messages, tokenize=False)
+
+
 def test_today() -> None:
     assert render_chat("{{ strftime_now('%Y') }}", []) == str(datetime.now().year)
 

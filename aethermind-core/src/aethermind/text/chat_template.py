@@ -40,6 +40,8 @@ _MAX_RANGE_STEPS = 1_000_000
 _MAX_EXPONENT = 64
 _MAX_INTEGER_BITS = 1 << 16
 _MAX_CACHED_TEMPLATES = 16
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""What clients and models call what was thought before an answer."""
 _PADDING = ("center", "expandtabs", "format", "ljust", "rjust", "zfill")
 _NUMBER = re.compile(r"\d+")
 _TAKES_WIDTH = re.compile(r"\*|\{[^{}]*\{")
@@ -59,7 +61,8 @@ def render_chat(
 
     Args:
         template: Jinja source, `Tokenizer.chat_template`. Compiled once and remembered.
-        messages: `{"role": ..., "content": ...}` in order, of JSON types.
+        messages: `{"role": ..., "content": ...}` in order, of JSON types. What is None in one is left out, and what it
+            calls `thinking` or `reasoning` goes by `reasoning_content`, too.
         add_generation_prompt: end with the header of the assistant's turn, so that the model answers.
         extra: further names for the template, of JSON types: special tokens (`eos_token=...`), `tools`,
             `documents`, `enable_thinking`.
@@ -72,7 +75,7 @@ def render_chat(
     names: dict[str, Any] = {"tools": None, "documents": None}
     try:
         names |= {name: _plain(value, name) for name, value in extra.items()}
-        names["messages"] = [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        names["messages"] = [_usual(_plain(message, f"messages[{i}]")) for i, message in enumerate(messages)]
     except RecursionError as error:
         raise InvalidArgumentError("A chat message is nested too deeply. Flatten its content.") from error
     names |= {"add_generation_prompt": add_generation_prompt, "range": _budgeted_range()}
@@ -243,6 +246,13 @@ def _budgeted_range() -> Callable[..., range]:
         return steps
 
     return budgeted_range
+
+
+def _usual(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: they ask whether a key is there, and read reasoning by one name."""
+    given = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((given[key] for key in _REASONING if key in given), None)
+    return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
 
 
 def _plain(value: Any, where: str) -> Any:
