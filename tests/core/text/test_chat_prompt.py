@@ -21,7 +21,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 class Speaker:
     """The part of a tokenizer that a prompt needs."""
 
-    chat_template: str | None = TEMPLATE
+    chat_templates: dict[str, str] = field(default_factory=lambda: {"default": TEMPLATE})
     special_tokens: dict[str, str] = field(default_factory=lambda: {"bos_token": "^"})
 
 
@@ -48,7 +48,7 @@ def test_what_is_no_conversation_is_refused(messages: Any) -> None:
 
 
 def test_a_model_without_a_template_takes_one() -> None:
-    mute: Any = Speaker(chat_template=None)
+    mute: Any = Speaker(chat_templates={})
     with pytest.raises(TokenizerError, match="has no chat template"):
         chat_prompt(mute, HELLO)
     assert chat_prompt(mute, HELLO, chat_template="{{ messages[0].content }}") == "Hello"

@@ -138,6 +138,13 @@ def test_a_first_token_is_added_where_the_file_asks_for_it(metadata: dict[str, A
     assert tokenizer.encode("Once", add_special_tokens=True) == [bos, *tokenizer.encode("Once")]
 
 
+def test_templates_have_names(metadata: dict[str, Any], chatml: str) -> None:
+    key = "tokenizer.chat_template"
+    assert read({**metadata, f"{key}.tool_use": "T"}).chat_templates == {"default": chatml, "tool_use": "T"}
+    with pytest.raises(TokenizerError, match=r"tokenizer\.chat_template\.rag that is not text"):
+        read({**metadata, f"{key}.rag": 3})
+
+
 def test_a_last_token_is_added_where_the_file_asks_for_it(metadata: dict[str, Any]) -> None:
     bos, eos = (metadata[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos"))
     word = read(metadata).encode("Once")

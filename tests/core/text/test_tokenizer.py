@@ -123,7 +123,9 @@ def test_template_file_wins_over_config(directory: Path) -> None:
 def test_default_of_several_named_templates(directory: Path) -> None:
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert Tokenizer.from_directory(directory).chat_template == "D"
+    tokenizer = Tokenizer.from_directory(directory)
+    assert tokenizer.chat_template == "D"
+    assert tokenizer.chat_templates == {"default": "D", "tool_use": "T"}
 
 
 def test_config_is_optional(directory: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from aethermind.errors import InvalidArgumentError, TokenizerError
+from aethermind.errors import InvalidArgumentError
+from aethermind.text.chat_templates import choose_template
 
 if TYPE_CHECKING:
     from aethermind.text.tokenizer import Tokenizer
@@ -36,7 +37,7 @@ class TemplateOptions(TypedDict, total=False):
     """How messages become a prompt; each may be left out."""
 
     chat_template: str | None
-    """Jinja source to use in place of the model's."""
+    """Jinja source to use in place of the model's, or the name of one of the model's."""
     add_generation_prompt: bool
     """End where the assistant's answer begins (the default)."""
     tools: Sequence[Mapping[str, Any]] | None
@@ -60,14 +61,9 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Un
             raise InvalidArgumentError(
                 f'A chat message is {{"role": "user", "content": "…"}} or alike, got {message!r:.80}.'
             )
-    template = options.get("chat_template")
-    if template is None:
-        template = tokenizer.chat_template
-    if template is None:
-        raise TokenizerError(
-            "The model has no chat template, so it was not taught to tell speakers apart. Continue a text with "
-            "`generate` instead, or give a template as Jinja source."
-        )
+    template = choose_template(
+        tokenizer.chat_templates, options.get("chat_template"), has_tools=options.get("tools") is not None
+    )
     from aethermind.text.chat_template import render_chat
 
     names = {

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from aethermind.errors import TokenizerError
+from aethermind.text.chat_templates import DEFAULT
 from aethermind.text.sentencepiece_bpe import sentencepiece_bpe
 from aethermind.text.tokenizer import Tokenizer
 
@@ -22,6 +23,7 @@ MANY_TOKENS = 1 << 15
 """Fewer are read as fast as tables of them are found (see `text.kept_tables`)."""
 
 _KEY = "tokenizer.ggml."
+_TEMPLATE = "tokenizer.chat_template"
 _NORMAL, _UNKNOWN, CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unknown": "unk_token"}
 
@@ -72,10 +74,18 @@ def gguf_tokenizer(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule],
         for name, role in _ROLES.items()
         if (token_id := _token_id(metadata, f"{name}_token_id", num_tokens, path)) is not None
     }
-    template = metadata.get("tokenizer.chat_template")
-    if not isinstance(template, str | None):
-        raise TokenizerError(f"{path} has a tokenizer.chat_template that is not text. Convert the model again.")
-    return Tokenizer(fast, special_tokens=special_tokens, chat_template=template)
+    return Tokenizer(fast, special_tokens=special_tokens, chat_template=_chat_templates(metadata, path))
+
+
+def _chat_templates(metadata: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """Templates by name: the default one's key has none behind it."""
+    found = {}
+    for key, value in metadata.items():
+        if key == _TEMPLATE or key.startswith(_TEMPLATE + "."):
+            if not isinstance(value, str):
+                raise TokenizerError(f"{path} has a {key} that is not text. Convert the model again.")
+            found[key[len(_TEMPLATE) + 1 :] or DEFAULT] = value
+    return found
 
 
 def _read(metadata: Mapping[str, Any], rule: SplitRule | None, path: Path) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
 from aethermind.text.byte_alphabet import BYTE_OF_CHAR
+from aethermind.text.chat_templates import DEFAULT, read_chat_templates
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
@@ -38,14 +39,14 @@ class Tokenizer:
         fast: FastTokenizer | MappedBpe,
         *,
         special_tokens: Mapping[str, str] | None = None,
-        chat_template: str | None = None,
+        chat_template: str | Mapping[str, str] | None = None,
     ) -> None:
         """Wrap a loaded `tokenizers.Tokenizer`; use `from_directory` to read one from disk.
 
         Args:
             fast: the library's tokenizer, or what stands in for it. Its truncation and padding are switched off.
             special_tokens: texts by role (`bos_token`, `eos_token`, `pad_token`, `unk_token`).
-            chat_template: Jinja source for `render_chat`, if the model has one.
+            chat_template: Jinja source for `render_chat`, if the model has one, or several by name.
 
         Raises:
             TokenizerError: the `eos_token` is not in the vocabulary.
@@ -56,7 +57,8 @@ class Tokenizer:
             fast.no_padding()
         self._fast = fast
         self._special_tokens = MappingProxyType(dict(special_tokens or {}))
-        self._chat_template = chat_template
+        named = {DEFAULT: chat_template} if isinstance(chat_template, str) else chat_template
+        self._chat_templates = MappingProxyType(dict(named or {}))
         added = fast.get_added_tokens_decoder()
         self._special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._eos_token_id: int | None = None
@@ -75,8 +77,7 @@ class Tokenizer:
         """Read the tokenizer of a model directory in the Hugging Face layout.
 
         Reads `tokenizer.json` (or, with transformers, what stands in its place), `tokenizer_config.json` (named
-        special tokens, chat template; a directory without one has neither) and `chat_template.jinja`, which wins
-        over the config's template.
+        special tokens, chat templates; a directory without one has neither), and templates in files of their own.
 
         Raises:
             TokenizerError: a file is missing, unreadable or corrupt.
@@ -88,7 +89,7 @@ class Tokenizer:
             return cls(
                 fast,
                 special_tokens={**special_tokens, **_special_tokens(config)},
-                chat_template=_chat_template(config, path),
+                chat_template=read_chat_templates(config, path),
             )
         except TokenizerError as error:
             raise TokenizerError(f"{path}: {error}") from error
@@ -115,8 +116,13 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """Jinja source that turns messages into a prompt, None for a model that has none."""
-        return self._chat_template
+        """Jinja source that turns messages into a prompt, None for a model that has none for all conversations."""
+        return self._chat_templates.get(DEFAULT)
+
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """All of the model's templates by name, the one of `chat_template` as `default`."""
+        return self._chat_templates
 
     @property
     def is_byte_level(self) -> bool:
@@ -266,25 +272,6 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
             )
         tokens[role] = value
     return tokens
-
-
-def _chat_template(config: Mapping[str, Any], path: Path) -> str | None:
-    own_file = path / "chat_template.jinja"
-    if own_file.is_file():
-        try:
-            return own_file.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise TokenizerError(f"chat_template.jinja is not readable UTF-8: {_flat(error)}.") from error
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several named templates: chats use the one called "default"
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    if template is not None and not isinstance(template, str):
-        raise TokenizerError(
-            f"tokenizer_config.json gives chat_template as a JSON {type(template).__name__}; "
-            'write Jinja source, or a list of {"name", "template"} objects.'
-        )
-    return template
 
 
 def _why_not_text(text: object) -> str:
