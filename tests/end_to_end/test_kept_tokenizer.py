@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from aethermind import LLM, Runtime, SamplingParams, StructuredOutputs
-from aethermind.text import kept_tables, tokenizer
+from aethermind.text import kept_tables, tokenizer_files
 from aethermind.text.mapped_bpe import MappedBpe
 
 PROMPTS = ["Once upon a time", "<|im_start|>user\nWas the fox kind?<|im_end|>", "Überall 漢字 👍🏽"]
@@ -30,7 +30,7 @@ def answers(runtime: Runtime) -> tuple[bool, list[object]]:
 
 def test_answers_are_the_same(runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(tokenizer, "LARGE_FILE_BYTES", 0)
+    monkeypatch.setattr(tokenizer_files, "LARGE_FILE_BYTES", 0)
     monkeypatch.setattr(kept_tables, "atexit", SimpleNamespace(register=lambda keep, *arguments: keep(*arguments)))
     was_mapped, before = answers(runtime)
     is_mapped, after = answers(runtime)

@@ -18,7 +18,7 @@ from aethermind.checkpoint import file_digest
 from aethermind.checkpoint.file_digest import digest_files
 from aethermind.engine.weight_cache import WeightCache, WeightFolder
 from aethermind.plugins.kept_answers import KeptAnswers
-from aethermind.text import kept_tables, tokenizer
+from aethermind.text import kept_tables, tokenizer_files
 
 SIZES = {"weights/a.safetensors": 3_000_000, "tokenizers/b.bpe": 500, "digests/c": 32, "probes.json": 2}
 
@@ -103,7 +103,7 @@ def test_what_is_written_is_known(
     """Every file that is left in the cache directory belongs to a kind."""
     monkeypatch.setattr(WeightCache, "least_bytes", 1)
     monkeypatch.setattr(WeightFolder, "needs_huge_pages", False)
-    monkeypatch.setattr(tokenizer, "LARGE_FILE_BYTES", 0)
+    monkeypatch.setattr(tokenizer_files, "LARGE_FILE_BYTES", 0)
     monkeypatch.setattr(kept_tables, "atexit", SimpleNamespace(register=lambda keep, *arguments: keep(*arguments)))
     model = copy_demo(tmp_path / "model")
     with closing(LLM(model, device="cpu", dtype="float32", num_kv_blocks=16, max_num_seqs=1, runtime=runtime)):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
-from aethermind.text import Tokenizer, kept_tables, mapped_bpe, tokenizer
+from aethermind.text import Tokenizer, kept_tables, mapped_bpe, tokenizer_files
 from aethermind.text.bpe_tables import has_tables
 from aethermind.text.mapped_bpe import MappedBpe
 
@@ -78,7 +78,7 @@ FAMILIES = {"gpt2": like_gpt2, "qwen2": like_qwen2, "llama3": like_llama3}
 
 @pytest.fixture(autouse=True)
 def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer, "LARGE_FILE_BYTES", 0)
+    monkeypatch.setattr(tokenizer_files, "LARGE_FILE_BYTES", 0)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def pair(
     """A tokenizer over tables that never gives way to the library's, and the library's."""
     directory = saved(FAMILIES[request.param](texts), tmp_path_factory.mktemp("family") / "model")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizer, "LARGE_FILE_BYTES", 0)
+        patch.setattr(tokenizer_files, "LARGE_FILE_BYTES", 0)
         patch.setattr(mapped_bpe, "_MUCH_TEXT", 1 << 40)
         patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
         theirs, ours = opened(directory), opened(directory)
@@ -262,6 +262,21 @@ def test_a_changed_file_is_read_anew(directory: Path, texts: tuple[str, ...]) ->
 
 
 @pytest.mark.usefixtures("cache")
+def test_tokens_named_by_other_files_are_in_the_tables(directory: Path) -> None:
+    plain = opened(directory)
+    assert is_mapped(opened(directory))
+    (directory / "added_tokens.json").write_text(json.dumps({"<new>": plain.vocab_size}))
+    described = {"extra_special_tokens": ["<new>"]}
+    (directory / "tokenizer_config.json").write_text(json.dumps(described))
+    whole, mapped = opened(directory), opened(directory)
+    assert not is_mapped(whole), "the tables are of other tokens"
+    assert is_mapped(mapped)
+    for one in (whole, mapped):
+        assert one.encode("a<new>b") == [*plain.encode("a"), plain.vocab_size, *plain.encode("b")]
+        assert one.decode([plain.vocab_size]) == ""
+
+
+@pytest.mark.usefixtures("cache")
 def test_a_file_that_changes_meanwhile_is_not_mixed_up_with_the_old(directory: Path, texts: tuple[str, ...]) -> None:
     opened(directory)
     changed, gone = opened(directory), opened(directory)
@@ -298,8 +313,8 @@ def test_damaged_tables_are_made_again(directory: Path, cache: Path, damage: Cal
 def test_tables_are_made_at_the_end_of_a_process(directory: Path, cache: Path) -> None:
     program = f"""
 from pathlib import Path
-from aethermind.text import tokenizer
-tokenizer.LARGE_FILE_BYTES = 0
+from aethermind.text import tokenizer, tokenizer_files
+tokenizer_files.LARGE_FILE_BYTES = 0
 one = tokenizer.Tokenizer.from_directory(Path({str(directory)!r}))
 assert not Path({str(cache)!r}).exists()
 print(one.encode("Once upon a time"))

@@ -64,8 +64,12 @@ def _of_config(value: Any) -> dict[str, str]:
     if isinstance(value, str):
         return {DEFAULT: value}
     entries = value if isinstance(value, list) else [None]
-    named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
-    if len(named) != len(entries) or not all(isinstance(item, str) for pair in named.items() for item in pair):
+    named: dict[str, str] = {}
+    for entry in entries:
+        name, template = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        if isinstance(name, str) and isinstance(template, str):
+            named[name] = template
+    if len(named) != len(entries):
         raise TokenizerError(
             f"tokenizer_config.json gives chat_template as a JSON {type(value).__name__}; "
             'write Jinja source, or a list of {"name", "template"} objects.'

@@ -9,11 +9,11 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
 from aethermind.text.byte_alphabet import BYTE_OF_CHAR
-from aethermind.text.chat_templates import DEFAULT, read_chat_templates
+from aethermind.text.chat_templates import DEFAULT
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from aethermind.text.mapped_bpe import MappedBpe
 
 __all__ = ["Tokenizer"]
-
-LARGE_FILE_BYTES = 1 << 20
-"""A smaller tokenizer.json is read as fast as tables of it are found (see `text.kept_tables`)."""
-
-_NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class Tokenizer:
@@ -45,7 +40,7 @@ class Tokenizer:
 
         Args:
             fast: the library's tokenizer, or what stands in for it. Its truncation and padding are switched off.
-            special_tokens: texts by role (`bos_token`, `eos_token`, `pad_token`, `unk_token`).
+            special_tokens: texts by role (`bos_token`, `eos_token`, `pad_token`, …).
             chat_template: Jinja source for `render_chat`, if the model has one, or several by name.
 
         Raises:
@@ -76,23 +71,20 @@ class Tokenizer:
     def from_directory(cls, path: Path) -> Tokenizer:
         """Read the tokenizer of a model directory in the Hugging Face layout.
 
-        Reads `tokenizer.json` (or, with transformers, what stands in its place), `tokenizer_config.json` (named
-        special tokens, chat templates; a directory without one has neither), and templates in files of their own.
+        Reads `tokenizer.json` (or, with transformers, what stands in its place), `tokenizer_config.json` (special
+        tokens, chat templates; a directory without one has neither), and the files that may hold more of both.
 
         Raises:
             TokenizerError: a file is missing, unreadable or corrupt.
         """
+        from aethermind.text.tokenizer_files import read_tokenizer_files
+
         path = Path(path)
-        config = _read_config(path / "tokenizer_config.json")
-        fast, special_tokens = _read_vocabulary(path)
         try:
-            return cls(
-                fast,
-                special_tokens={**special_tokens, **_special_tokens(config)},
-                chat_template=read_chat_templates(config, path),
-            )
+            fast, special_tokens, templates = read_tokenizer_files(path)
+            return cls(fast, special_tokens=special_tokens, chat_template=templates)
         except TokenizerError as error:
-            raise TokenizerError(f"{path}: {error}") from error
+            raise TokenizerError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 
     @property
     def vocab_size(self) -> int:
@@ -214,66 +206,6 @@ def _decoder_kinds(fast: FastTokenizer | MappedBpe) -> tuple[str, ...]:
     return tuple(step["type"] for step in steps)
 
 
-def _read_vocabulary(directory: Path) -> tuple[FastTokenizer | MappedBpe, dict[str, str]]:
-    """The library's tokenizer or what stands in for it, and special tokens by role that its files name without
-    tokenizer_config.json.
-    """
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        from aethermind.text.transformers_tokenizer import find_vocabulary_files, read_with_transformers
-
-        if find_vocabulary_files(directory):
-            return read_with_transformers(directory)
-        raise TokenizerError(
-            f"{path} does not exist, nor other files to make a tokenizer from. Put the model's tokenizer.json there, "
-            "or pass --tokenizer."
-        )
-
-    def read() -> FastTokenizer:
-        from tokenizers import Tokenizer as FastTokenizer
-
-        return FastTokenizer.from_file(str(path))
-
-    try:
-        if path.stat().st_size < LARGE_FILE_BYTES:
-            return read(), {}
-        from aethermind.text.kept_tables import open_tokenizer
-
-        return open_tokenizer(path, read), {}
-    except Exception as error:  # the library raises bare Exception for every kind of corrupt file
-        raise TokenizerError(
-            f"{path} ({path.stat().st_size} bytes) is not a readable tokenizer: {_flat(error)}. Fetch the file again."
-        ) from error
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise TokenizerError(f"{path} is not readable JSON: {_flat(error)}. Fetch the file again.") from error
-    if not isinstance(config, dict):
-        raise TokenizerError(f"{path} holds a JSON {type(config).__name__}, not an object. Fetch the file again.")
-    return config
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    tokens = {}
-    for role in _NAMED_SPECIAL_TOKENS:
-        value = config.get(role)
-        if isinstance(value, dict):
-            value = value.get("content")
-        if value is None:
-            continue
-        if not isinstance(value, str):
-            raise TokenizerError(
-                f'tokenizer_config.json gives {role} as {value!r}; write the token\'s text, as in "<|im_end|>".'
-            )
-        tokens[role] = value
-    return tokens
-
-
 def _why_not_text(text: object) -> str:
     if not isinstance(text, str):
         return f"A prompt must be a string, not {type(text).__name__}."
@@ -285,7 +217,3 @@ def _why_not_text(text: object) -> str:
             f"{len(text)}, which is not Unicode text. Decode the input as UTF-8, with errors='replace' if need be."
         )
     return "The tokenizer refused the text."
-
-
-def _flat(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")

@@ -1,0 +1,139 @@
+"""Tokens that a model's files name beside tokenizer.json: by role, and those that were added to its vocabulary.
+
+Fine-tuning adds tokens, and tools write them into tokenizer_config.json, added_tokens.json or special_tokens_map.json,
+not always into tokenizer.json. Read is what transformers reads, in its order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aethermind.errors import TokenizerError
+from aethermind.text.json_file import read_json_object
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as FastTokenizer
+
+__all__ = ["DeclaredToken", "add_missing_tokens", "declared_tokens", "tokens_by_role", "with_special_tokens_map"]
+
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+
+
+class DeclaredToken(NamedTuple):
+    """A token that a file names, with its id where the file gives one."""
+
+    text: str
+    token_id: int | None
+    flags: tuple[bool, ...]
+    """As in `_FLAGS`."""
+    is_optional: bool = False
+    """Whether it is passed over where the vocabulary does not have it: a role alone makes no token."""
+
+
+def with_special_tokens_map(config: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """tokenizer_config.json's contents with those of special_tokens_map.json, which older tools wrote instead."""
+    if "added_tokens_decoder" in config:
+        return dict(config)
+    return {**config, **read_json_object(directory / "special_tokens_map.json")}
+
+
+def tokens_by_role(config: Mapping[str, Any]) -> dict[str, str]:
+    """Texts by role: the usual ones, and whatever else a model calls `..._token`."""
+    tokens = {}
+    for role in _ROLES:
+        value = _text_of(config.get(role))
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise TokenizerError(
+                f'tokenizer_config.json gives {role} as {value!r}; write the token\'s text, as in "<|im_end|>".'
+            )
+        tokens[role] = value
+    extra = config.get("extra_special_tokens")
+    own = {**config, **extra} if isinstance(extra, dict) else config
+    return tokens | {
+        role: value
+        for role, value in own.items()
+        if role.endswith("_token") and role not in _ROLES and isinstance(value, str)
+    }
+
+
+def declared_tokens(config: Mapping[str, Any], directory: Path) -> list[DeclaredToken]:
+    """All that the files name, those with ids first and in their order."""
+    named = set(tokens_by_role(config).values())
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    if not isinstance(extra, list | dict):
+        raise _is_no_token(extra)
+    extra = list(extra.values()) if isinstance(extra, dict) else extra
+    by_role = [config[role] for role in _ROLES if config.get(role) is not None]
+    found: dict[str, DeclaredToken] = {}
+    decoder = config.get("added_tokens_decoder")
+    if isinstance(decoder, dict):
+        for token_id, value in decoder.items():
+            found |= _declared(value, token_id, is_special=_text_of(value) in named)
+    elif decoder is None:
+        special = named | {_text_of(value) for value in extra}
+        for text, token_id in read_json_object(directory / "added_tokens.json").items():
+            is_special = text in special
+            found |= _declared({"content": text, "normalized": not is_special}, token_id, is_special=is_special)
+    else:
+        raise _is_no_token(decoder)
+    first = sorted(found.values(), key=lambda token: token.token_id or 0)
+    behind: dict[str, DeclaredToken] = {}
+    for values, is_optional in ((by_role, True), (extra, False)):
+        for value in values:
+            behind |= _declared(value, None, is_special=True, is_optional=is_optional)
+    return [*first, *(token for text, token in behind.items() if text not in found)]
+
+
+def add_missing_tokens(fast: FastTokenizer, declared: Sequence[DeclaredToken]) -> None:
+    """Add what tokenizer.json does not have; TokenizerError where a token would not get the id that a file gives."""
+    there = {token.content for token in fast.get_added_tokens_decoder().values()}
+    missing = [
+        token
+        for token in declared
+        if token.text not in there and not (token.is_optional and fast.token_to_id(token.text) is None)
+    ]
+    fast.add_tokens([_as_added(token) for token in missing])
+    for token in missing:
+        token_id = fast.token_to_id(token.text)
+        if token.token_id not in (None, token_id):
+            raise TokenizerError(
+                f"The token {token.text!r} has the id {token.token_id} by the files beside tokenizer.json, where it "
+                f"would be {token_id}. Make these files come from the same model."
+            )
+
+
+def _as_added(token: DeclaredToken) -> AddedToken:
+    from tokenizers import AddedToken
+
+    lstrip, rstrip, single_word, normalized, special = token.flags
+    return AddedToken(
+        token.text, lstrip=lstrip, rstrip=rstrip, single_word=single_word, normalized=normalized, special=special
+    )
+
+
+def _declared(value: Any, token_id: Any, *, is_special: bool, is_optional: bool = False) -> dict[str, DeclaredToken]:
+    """A token by its text: what a file holds is its text alone, or an object with flags."""
+    text, described = _text_of(value), value if isinstance(value, dict) else {}
+    usual = {"special": is_special, "normalized": not (is_special or described.get("special"))}
+    flags = [described.get(flag, usual.get(flag, False)) for flag in _FLAGS]
+    flags[-1] = flags[-1] is True or is_special
+    is_id = token_id is None or (isinstance(token_id, int | str) and str(token_id).isdecimal())
+    if not isinstance(text, str) or not text or not is_id or not all(isinstance(flag, bool) for flag in flags):
+        raise _is_no_token(value)
+    return {text: DeclaredToken(text, None if token_id is None else int(token_id), tuple(flags), is_optional)}
+
+
+def _text_of(value: Any) -> Any:
+    return value.get("content") if isinstance(value, dict) else value
+
+
+def _is_no_token(value: Any) -> TokenizerError:
+    return TokenizerError(
+        f"The files beside tokenizer.json have {value!r:.80} where a token should be. Fetch them again from one place."
+    )

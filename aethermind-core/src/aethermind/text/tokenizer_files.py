@@ -1,0 +1,71 @@
+"""The files of a tokenizer in a model directory, read: its vocabulary, its special tokens and its chat templates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aethermind.errors import TokenizerError
+from aethermind.text.chat_templates import read_chat_templates
+from aethermind.text.json_file import flat, read_json_object
+from aethermind.text.special_tokens import (
+    DeclaredToken,
+    add_missing_tokens,
+    declared_tokens,
+    tokens_by_role,
+    with_special_tokens_map,
+)
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as FastTokenizer
+
+    from aethermind.text.mapped_bpe import MappedBpe
+
+__all__ = ["LARGE_FILE_BYTES", "read_tokenizer_files"]
+
+LARGE_FILE_BYTES = 1 << 20
+"""A smaller tokenizer.json is read as fast as tables of it are found (see `text.kept_tables`)."""
+
+
+def read_tokenizer_files(directory: Path) -> tuple[FastTokenizer | MappedBpe, dict[str, str], dict[str, str]]:
+    """The library's tokenizer or what stands in for it, special tokens by role, and chat templates by name.
+
+    TokenizerError says what is missing, unreadable or contradicts itself.
+    """
+    config = with_special_tokens_map(read_json_object(directory / "tokenizer_config.json"), directory)
+    templates = read_chat_templates(config, directory)
+    path = directory / "tokenizer.json"
+    if path.is_file():
+        return _read_vocabulary(path, declared_tokens(config, directory)), tokens_by_role(config), templates
+    from aethermind.text.transformers_tokenizer import find_vocabulary_files, read_with_transformers
+
+    if not find_vocabulary_files(directory):
+        raise TokenizerError(
+            f"{path} does not exist, nor other files to make a tokenizer from. Put the model's tokenizer.json there, "
+            "or pass --tokenizer."
+        )
+    fast, special_tokens = read_with_transformers(directory)
+    return fast, {**special_tokens, **tokens_by_role(config)}, templates
+
+
+def _read_vocabulary(path: Path, declared: Sequence[DeclaredToken]) -> FastTokenizer | MappedBpe:
+    def read() -> FastTokenizer:
+        from tokenizers import Tokenizer as FastTokenizer
+
+        fast = FastTokenizer.from_file(str(path))
+        add_missing_tokens(fast, declared)
+        return fast
+
+    try:
+        if path.stat().st_size < LARGE_FILE_BYTES:
+            return read()
+        from aethermind.text.kept_tables import open_tokenizer
+
+        return open_tokenizer(path, read, repr(declared))
+    except TokenizerError:
+        raise
+    except Exception as error:  # the library raises bare Exception for every kind of corrupt file
+        raise TokenizerError(
+            f"{path} ({path.stat().st_size} bytes) is not a readable tokenizer: {flat(error)}. Fetch the file again."
+        ) from error
