@@ -32,7 +32,7 @@ def has_tables(fast: FastTokenizer) -> bool:
     """Whether tables say all of a tokenizer: byte-level BPE as GPT-2, Llama 3 and Qwen have it.
 
     Its vocabulary has every byte, so no text is unknown; it merges by rank alone; and added tokens are found in a text
-    as they are written, whatever is beside them.
+    as they are written, all of them and whatever is beside them.
     """
     model: Any = fast.model
     if type(model).__name__ != "BPE" or fast.pre_tokenizer is None:
@@ -40,7 +40,8 @@ def has_tables(fast: FastTokenizer) -> bool:
     splitters = _steps(fast.pre_tokenizer, "pretokenizers")
     added = fast.get_added_tokens_decoder().values()
     return (
-        not (model.dropout or model.continuing_subword_prefix or model.end_of_word_suffix)
+        not fast.encode_special_tokens
+        and not (model.dropout or model.continuing_subword_prefix or model.end_of_word_suffix)
         and splitters[-1] == "ByteLevel"
         and _SPLITTERS.issuperset(splitters)
         and not any(one.lstrip or one.rstrip or one.single_word or not one.content for one in added)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LARGE_FILE_BYTES", "read_tokenizer_files"]
 
+_FLAGS = ("add_prefix_space", "do_lower_case", "split_special_tokens")
 LARGE_FILE_BYTES = 1 << 20
 """A smaller tokenizer.json is read as fast as tables of it are found (see `text.kept_tables`)."""
 
@@ -37,7 +38,9 @@ def read_tokenizer_files(directory: Path) -> tuple[FastTokenizer | MappedBpe, di
     templates = read_chat_templates(config, directory)
     path = directory / "tokenizer.json"
     if path.is_file():
-        return _read_vocabulary(path, declared_tokens(config, directory)), tokens_by_role(config), templates
+        flags = {name: config[name] for name in _FLAGS if isinstance(config.get(name), bool)}
+        fast = _read_vocabulary(path, declared_tokens(config, directory), flags)
+        return fast, tokens_by_role(config), templates
     from aethermind.text.transformers_tokenizer import find_vocabulary_files, read_with_transformers
 
     if not find_vocabulary_files(directory):
@@ -49,12 +52,15 @@ def read_tokenizer_files(directory: Path) -> tuple[FastTokenizer | MappedBpe, di
     return fast, {**special_tokens, **tokens_by_role(config)}, templates
 
 
-def _read_vocabulary(path: Path, declared: Sequence[DeclaredToken]) -> FastTokenizer | MappedBpe:
+def _read_vocabulary(
+    path: Path, declared: Sequence[DeclaredToken], flags: Mapping[str, bool]
+) -> FastTokenizer | MappedBpe:
     def read() -> FastTokenizer:
         from tokenizers import Tokenizer as FastTokenizer
 
         fast = FastTokenizer.from_file(str(path))
         add_missing_tokens(fast, declared)
+        _set_flags(fast, flags)
         return fast
 
     try:
@@ -62,10 +68,23 @@ def _read_vocabulary(path: Path, declared: Sequence[DeclaredToken]) -> FastToken
             return read()
         from aethermind.text.kept_tables import open_tokenizer
 
-        return open_tokenizer(path, read, repr(declared))
+        return open_tokenizer(path, read, repr(declared), repr(flags))
     except TokenizerError:
         raise
     except Exception as error:  # the library raises bare Exception for every kind of corrupt file
         raise TokenizerError(
             f"{path} ({path.stat().st_size} bytes) is not a readable tokenizer: {flat(error)}. Fetch the file again."
         ) from error
+
+
+def _set_flags(fast: FastTokenizer, flags: Mapping[str, bool]) -> None:
+    """What tokenizer_config.json says of BERT's normaliser and GPT-2's spaces counts, also where tokenizer.json says
+    otherwise.
+    """
+    normalizer, splitter = fast.normalizer, fast.pre_tokenizer
+    if "do_lower_case" in flags and type(normalizer).__name__ == "BertNormalizer":
+        normalizer.lowercase = flags["do_lower_case"]
+    if "add_prefix_space" in flags and type(splitter).__name__ == "ByteLevel":
+        splitter.add_prefix_space = flags["add_prefix_space"]
+    if flags.get("split_special_tokens"):
+        fast.encode_special_tokens = True
