@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from aethermind import LLM, Runtime
 from aethermind.errors import ConfigError, ContextLengthError, InvalidArgumentError
-from aethermind.testing.families import Checkpoints
+from aethermind.testing.families import Checkpoints, ModelCase
 from aethermind_bert.architecture import BERT
 from aethermind_bert.conformance import CASES
 
@@ -104,6 +104,18 @@ def test_older_names_of_tensors(runtime: Runtime, directory: Path, tmp_path: Pat
     np.testing.assert_array_equal(*vectors)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification", "BertForTokenClassification"],
+)
+def test_models_with_a_head_are_encoders_without_it(runtime: Runtime, name: str, tmp_path: Path) -> None:
+    case = ModelCase(name, name, CASES[0].config)
+    path, ids = Checkpoints(lambda _: tmp_path).directory(case), [5, 8, 99, 3]
+    with LLM(path, device="cpu", runtime=runtime) as llm:
+        (found,) = llm.embed({"prompt_token_ids": ids}, pooling="mean")
+    np.testing.assert_allclose(found, reference(path, [ids], "mean")[0], rtol=0, atol=2e-6)
+
+
 def test_it_generates_nothing(runtime: Runtime, directory: Path) -> None:
     with (
         LLM(directory, device="numpy", runtime=runtime) as llm,
@@ -117,3 +129,5 @@ def test_what_is_not_computed_is_named() -> None:
         BERT.create({"position_embedding_type": "relative_key"})
     with pytest.raises(ConfigError, match="hidden_act 'relu'"):
         BERT.create({"hidden_act": "relu"})
+    with pytest.raises(ConfigError, match=r"is_decoder is true.*as an encoder only"):
+        BERT.create({"is_decoder": True})

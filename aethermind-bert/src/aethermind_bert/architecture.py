@@ -84,18 +84,20 @@ class Bert:
 
 
 class BertArchitecture:
-    """`BertModel`."""
+    """`BertModel`, and models with a head on top, which vectors of texts have no use for."""
 
-    ignored_names = ("pooler.*", "cls.*", "embeddings.position_ids")
+    ignored_names = ("pooler.*", "cls.*", "classifier.*", "embeddings.position_ids")
 
     def create(self, raw: Mapping[str, Any]) -> Bert:
         fields = {**_DEFAULTS, **{name: value for name, value in raw.items() if value is not None}}
         kind = fields.get("position_embedding_type", "absolute")
         if kind != "absolute":
             raise ConfigError(f"position_embedding_type {kind!r} in config.json is not supported, only 'absolute'.")
+        if fields.get("is_decoder", False):
+            raise ConfigError("is_decoder is true in config.json; this package computes BERT as an encoder only.")
         is_approximate = is_gelu_approximate("hidden_act", fields.pop("hidden_act", "gelu"))
         fields |= {"rms_norm_eps": fields["layer_norm_eps"], "is_causal": True}  # in place of what decoders may say
-        return Bert(read_decoder_config(fields, defaults={}), is_approximate)
+        return Bert(read_decoder_config(fields, defaults={}, has_rotary=False), is_approximate)
 
 
 BERT = BertArchitecture()

@@ -8,7 +8,11 @@ __all__ = ["CASES"]
 
 CASES = variations(
     "BertModel",
-    {"bert": {}, "gelu_new": {"hidden_act": "gelu_new", "num_attention_heads": 2}},
+    {
+        "bert": {},
+        "gelu_new": {"hidden_act": "gelu_new", "num_attention_heads": 2},
+        "head_dim_3": {"num_attention_heads": 16},
+    },
     base={
         "vocab_size": 131,
         "hidden_size": 48,

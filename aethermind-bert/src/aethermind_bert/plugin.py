@@ -9,9 +9,17 @@ from aethermind.plugins import hookimpl
 _PROVIDER = "aethermind-bert"
 _CASES = "aethermind_bert.conformance:CASES"
 
+_ALIASES = (
+    "bert",
+    "BertForMaskedLM",
+    "BertForPreTraining",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+)
+
 
 @hookimpl
 def register_architectures(registry: Any) -> None:
     registry.register(
-        "BertModel", "aethermind_bert.architecture:BERT", provider=_PROVIDER, cases=_CASES, aliases=("bert",)
+        "BertModel", "aethermind_bert.architecture:BERT", provider=_PROVIDER, cases=_CASES, aliases=_ALIASES
     )

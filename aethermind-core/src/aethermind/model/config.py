@@ -33,10 +33,13 @@ class DecoderConfig:
     eos_token_ids: tuple[int, ...]
 
 
-def read_decoder_config(raw: Mapping[str, Any], *, defaults: Mapping[str, Any]) -> DecoderConfig:
+def read_decoder_config(
+    raw: Mapping[str, Any], *, defaults: Mapping[str, Any], has_rotary: bool = True
+) -> DecoderConfig:
     """Read a decoder's config.json; fields that it leaves out come from the architecture's `defaults`.
 
-    ConfigError names a bad field.
+    `has_rotary` says whether positions are rotary embeddings, for which heads are made of pairs. ConfigError names a
+    bad field.
     """
     fields = {**defaults, **{name: value for name, value in raw.items() if value is not None}}
     hidden_size = positive_int(fields, "hidden_size")
@@ -51,7 +54,7 @@ def read_decoder_config(raw: Mapping[str, Any], *, defaults: Mapping[str, Any]) 
             f"hidden_size ({hidden_size}) is not a multiple of num_attention_heads ({heads}) in config.json."
         )
     head_dim = positive_int(fields, "head_dim", default=hidden_size // heads)
-    if head_dim % 2:
+    if has_rotary and head_dim % 2:
         raise ConfigError(f"head_dim ({head_dim}) in config.json is odd; rotary embeddings need an even one.")
     activation = fields.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
