@@ -44,10 +44,12 @@ _UNUSUAL = ("scale_attn_by_inverse_layer_idx", "add_cross_attention")
 
 @dataclass(frozen=True, slots=True)
 class Gpt2:
-    """One model: its configuration, and whether its gelu is the approximate one."""
+    """One model: its configuration, and what else there is to choose from."""
 
     config: DecoderConfig
     is_gelu_approximate: bool
+    scale: float
+    """What scores of attention are multiplied with."""
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
         """Logits, float32 [R, vocab_size]."""
@@ -60,7 +62,8 @@ class Gpt2:
                 x_TD = builder.op("add", x_TD, self._attention(builder, x_TD, inputs, layer))
                 x_TD = builder.op("add", x_TD, self._mlp(builder, x_TD, layer))
         x_RD = builder.op("gather_rows", x_TD, inputs.logits_rows)
-        return lm_head(builder, self._norm(builder, x_RD, "ln_f"), config, "wte.weight")
+        head = "wte.weight" if config.tie_word_embeddings else "lm_head.weight"
+        return lm_head(builder, self._norm(builder, x_RD, "ln_f"), config, head)
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
         """Matrices are stored [in, out], those of queries, keys and values in one; names begin with the model's or not.
@@ -88,8 +91,7 @@ class Gpt2:
             builder.op("split_heads", linear(builder, normed_TD, f"{base}.attn.{name}", size, size), num_heads=heads)
             for name in ("q", "k", "v")
         )
-        scale = self.config.head_dim**-0.5
-        mixed_THC = cached_attention(builder, q_THC, k_THC, v_THC, inputs, layer, scale=scale)
+        mixed_THC = cached_attention(builder, q_THC, k_THC, v_THC, inputs, layer, scale=self.scale)
         return linear(builder, builder.op("merge_heads", mixed_THC), f"{base}.attn.c_proj", size, size)
 
     def _mlp(self, builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
@@ -116,8 +118,10 @@ class Gpt2Architecture:
         common = {ours: fields[theirs] for ours, theirs in _FIELDS.items()}
         same = {name: fields[name] for name in _SAME if name in fields}
         inner = fields.get("n_inner", 4 * common["hidden_size"])
-        config = {**common, **same, "intermediate_size": inner, "tie_word_embeddings": True}
-        return Gpt2(read_decoder_config(config, defaults={}), is_approximate)
+        common |= {"intermediate_size": inner, "tie_word_embeddings": fields.get("tie_word_embeddings", True)}
+        config = read_decoder_config({**common, **same}, defaults={}, has_rotary=False)
+        scale = config.head_dim**-0.5 if fields.get("scale_attn_weights", True) else 1.0
+        return Gpt2(config, is_approximate, scale)
 
 
 GPT2 = Gpt2Architecture()
