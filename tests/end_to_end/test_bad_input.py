@@ -83,7 +83,7 @@ MISTAKES = (
     Mistake("broken_config", ("config.json", "not valid JSON", "line 1"), replaced("config.json", b'{"hidden_size": ')),
     Mistake("config_is_no_object", ("config.json", "list"), replaced("config.json", b"[]")),
     Mistake("config_is_binary", ("config.json", "not valid JSON"), replaced("config.json", b"\xff\xfe\x00")),
-    Mistake("no_architectures", ("architectures", "None"), changed(architectures=None)),
+    Mistake("no_architectures", ("architectures", "None"), changed(architectures=None, model_type=None)),
     Mistake(
         "unknown_architecture",
         ("'NoSuchForCausalLM'", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
