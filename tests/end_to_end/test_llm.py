@@ -202,9 +202,12 @@ def test_end_of_text(open_demo: Callable[..., LLM], tmp_path: Path) -> None:
 def test_an_end_of_text_below_zero_is_told(
     open_demo: Callable[..., LLM], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    files: dict[str, bytes | None] = {"generation_config.json": b'{"eos_token_id": [-1, 2]}'}
     with caplog.at_level(logging.WARNING, "aethermind"):
-        open_demo(model=copy_demo(tmp_path / "model", files={"generation_config.json": b'{"eos_token_id": [-1, 2]}'}))
-    assert "eos_token_id in generation_config.json is -1, which no token has: no answer ends with it." in caplog.text
+        llm = open_demo(model=copy_demo(tmp_path / "model", {"eos_token_id": [3, -2]}, files))
+    assert llm.engine.planned.eos_token_ids == {2, 3}
+    for name, value in (("config", -2), ("generation_config", -1)):
+        assert f"eos_token_id in {name}.json is {value}, which no token has: no answer ends with it." in caplog.text
 
 
 def test_max_tokens_none_goes_on_to_the_end_of_the_context(open_demo: Callable[..., LLM]) -> None:

@@ -51,6 +51,12 @@ def test_dtype_in_both_spellings(name: str, value: str) -> None:
 
 def test_todays_dtype_wins() -> None:
     assert read(dtype="float16", torch_dtype="float32").dtype is DType.FLOAT16
+    assert read(dtype=None, torch_dtype="bfloat16").dtype is DType.BFLOAT16
+
+
+def test_a_dtype_that_is_left_open_is_none() -> None:
+    assert read(dtype="auto").dtype is read(torch_dtype="auto").dtype is DType.FLOAT32
+    assert read(dtype="auto", torch_dtype="float16").dtype is DType.FLOAT16
 
 
 def test_rotary_embedding_in_both_spellings() -> None:
@@ -73,7 +79,7 @@ def test_sliding_windows_in_both_spellings() -> None:
     assert read(sliding_window=None, layer_types=["full_attention"] * 4).sliding_windows == (0,) * 4
 
 
-@pytest.mark.parametrize(("value", "ids"), [(None, ()), (7, (7,)), ([7, 9], (7, 9))])
+@pytest.mark.parametrize(("value", "ids"), [(None, ()), (7, (7,)), ([7, 9], (7, 9)), (-1, (-1,))])
 def test_end_of_text(value: Any, ids: tuple[int, ...]) -> None:
     assert read(eos_token_id=value).eos_token_ids == ids
 
@@ -102,7 +108,7 @@ def test_end_of_text(value: Any, ids: tuple[int, ...]) -> None:
         ({"layer_types": ["sliding_attention"] * 4}, ("sliding_window",)),
         ({"use_sliding_window": True, "max_window_layers": [2], "sliding_window": 8}, ("max_window_layers", "[2]")),
         ({"eos_token_id": "</s>"}, ("eos_token_id", "'</s>'")),
-        ({"eos_token_id": [1, -1]}, ("eos_token_id", "-1")),
+        ({"eos_token_id": [1, True]}, ("eos_token_id", "True")),
         ({"is_causal": False}, ("is_causal", "both directions")),
     ],
 )

@@ -15,7 +15,9 @@ __all__ = ["DecoderConfig", "positive_int", "read_decoder_config"]
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """What decoders have in common. `sliding_windows[i]` is the window of layer i in tokens, 0 for full attention."""
+    """What decoders have in common. `sliding_windows[i]` is the window of layer i in tokens, 0 for full attention;
+    among `eos_token_ids` may be some that no token has.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -102,7 +104,8 @@ def _positive_float(fields: Mapping[str, Any], name: str, default: float) -> flo
 
 
 def _read_dtype(fields: Mapping[str, Any]) -> DType:
-    name = fields.get("dtype", fields.get("torch_dtype", "float32"))
+    given = (fields.get("dtype"), fields.get("torch_dtype"))
+    name = next((name for name in given if name not in (None, "auto")), "float32")
     dtype = DType.parse(str(name).removeprefix("torch."))
     if not dtype.is_floating:
         raise ConfigError(f"dtype {name!r} in config.json is not a type that models compute in.")
@@ -138,6 +141,6 @@ def _read_sliding_windows(fields: Mapping[str, Any], num_layers: int) -> tuple[i
 
 def _read_token_ids(value: Any) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
+    if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
         raise ConfigError(f"eos_token_id in config.json should be a token id or a list of them, got {value!r}.")
     return tuple(ids)

@@ -196,8 +196,7 @@ def _eos_token_ids(decoder: DecoderConfig, generation: Mapping[str, Any]) -> fro
         raise ConfigError(
             f"eos_token_id in generation_config.json should be a token id or a list of them, got {value!r}."
         )
-    if negative := [item for item in ids if item < 0]:  # transformers warns as well
-        logger.warning(
-            "eos_token_id in generation_config.json is %s, which no token has: no answer ends with it.", negative[0]
-        )
+    for file, given in (("config.json", decoder.eos_token_ids), ("generation_config.json", ids)):
+        if negative := [item for item in given if item < 0]:  # transformers warns as well
+            logger.warning("eos_token_id in %s is %s, which no token has: no answer ends with it.", file, negative[0])
     return frozenset(item for item in (*decoder.eos_token_ids, *ids) if 0 <= item < decoder.vocab_size)
