@@ -84,7 +84,7 @@ def _check_tied(checkpoint: TensorSource, unread: Iterable[str], read: Mapping[s
     if HEAD not in unread or checkpoint.info(HEAD).weight_format is not None:
         return
     head = checkpoint.info(HEAD)
-    alike = [name for name, info in read.items() if (info.shape, info.dtype_name) == (head.shape, head.dtype_name)]
+    alike = [name for name, info in read.items() if info.shape == head.shape and info.weight_format is None]
     if not any(_are_same(checkpoint, HEAD, name) for name in alike):
         raise CheckpointError(
             f"config.json ties the output to the embeddings, and the checkpoint has a {HEAD} of other values. Set "
@@ -93,12 +93,20 @@ def _check_tied(checkpoint: TensorSource, unread: Iterable[str], read: Mapping[s
 
 
 def _are_same(checkpoint: TensorSource, *names: str) -> bool:
-    """Whether two tensors of one shape and dtype are the same to the bit, read in pieces whose memory is let go."""
+    """Whether two tensors of one shape are the same to the bit, rounded to the narrower dtype where they have two; read
+    in pieces whose memory is let go.
+    """
     import numpy as np
 
-    left, right = (np.ascontiguousarray(checkpoint.array(name)).reshape(-1).view(np.uint8) for name in names)
-    pieces = range(0, left.size, _PIECE_BYTES)
-    are_same = all(np.array_equal(left[at : at + _PIECE_BYTES], right[at : at + _PIECE_BYTES]) for at in pieces)
+    left, right = (np.ascontiguousarray(checkpoint.array(name)).reshape(-1) for name in names)
+    narrow = min((left.dtype, right.dtype), key=lambda dtype: dtype.itemsize)
+    num_values = _PIECE_BYTES // narrow.itemsize
+
+    def bits(array: np.ndarray[Any, Any], at: int) -> np.ndarray[Any, Any]:
+        return array[at : at + num_values].astype(narrow, copy=False).view(np.uint8)
+
+    with np.errstate(over="ignore"):
+        are_same = all(np.array_equal(bits(left, at), bits(right, at)) for at in range(0, left.size, num_values))
     for array in (left, right):
         drop_mapped_pages(array)
     return are_same

@@ -1,0 +1,41 @@
+"""A tied model whose checkpoint stores its output matrix, too: it has to be that of its embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.end_to_end.models import copy_demo
+
+from aethermind import LLM, Runtime
+from aethermind.errors import CheckpointError
+
+TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@pytest.mark.parametrize(
+    ("head_of", "fits"),
+    [
+        (lambda table: table, True),
+        (lambda table: table.half(), True),
+        (lambda table: table.double(), True),
+        (lambda table: (table * 1.1).half(), False),
+        (lambda table: table.half()[:, :-1], False),
+    ],
+    ids=["same", "narrower", "wider", "others", "of_another_shape"],
+)
+def test_a_stored_head(
+    runtime: Runtime, tmp_path: Path, head_of: Callable[[torch.Tensor], torch.Tensor], fits: bool
+) -> None:
+    directory = copy_demo(tmp_path / "model")
+    tensors = load_file(directory / "model.safetensors")
+    tensors[HEAD] = head_of(tensors[TABLE]).clone()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    if fits:
+        LLM(directory, device="numpy", max_model_len=64, runtime=runtime).close()
+    else:
+        with pytest.raises(CheckpointError, match=r"a lm_head\.weight of other values"):
+            LLM(directory, device="numpy", max_model_len=64, runtime=runtime)
