@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import transformers
 
 from aethermind.errors import ConfigError
 from aethermind_llama.architecture import LLAMA, MISTRAL
@@ -12,6 +13,14 @@ from aethermind_llama.conformance import CASES
 def test_what_is_not_computed_is_named() -> None:
     with pytest.raises(ConfigError, match="attention_bias is true"):
         LLAMA.create({"attention_bias": True})
+
+
+def test_mistral_has_a_window_unless_it_says_none() -> None:
+    """As transformers' MistralConfig has it."""
+    said_nothing = {name: value for name, value in CASES[0].config.items() if name != "sliding_window"}
+    theirs = transformers.MistralConfig(**said_nothing).sliding_window
+    assert MISTRAL.create(said_nothing).config.sliding_windows == (theirs, theirs)
+    assert MISTRAL.create({**said_nothing, "sliding_window": None}).config.sliding_windows == (0, 0)
 
 
 def test_mistral_reads_the_window_of_its_older_config() -> None:

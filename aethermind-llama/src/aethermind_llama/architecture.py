@@ -45,14 +45,15 @@ class LlamaArchitecture:
 
 
 class MistralArchitecture:
-    """`MistralForCausalLM`: a window, where there is one, is every layer's."""
+    """`MistralForCausalLM`: a window, where there is one, is every layer's; where nothing is said, there is."""
 
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
 
     def create(self, raw: Mapping[str, Any]) -> Llama:
-        has_window = raw.get("sliding_window") is not None and raw.get("layer_types") is None
+        fields = {"sliding_window": 4096, **raw}
+        has_window = fields["sliding_window"] is not None and raw.get("layer_types") is None
         windows = {"use_sliding_window": True, "max_window_layers": 0} if has_window else {}
-        return Llama(read_decoder_config({**raw, **windows}, defaults=_MISTRAL))
+        return Llama(read_decoder_config({**fields, **windows}, defaults=_MISTRAL))
 
 
 LLAMA = LlamaArchitecture()
