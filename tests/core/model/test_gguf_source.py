@@ -108,6 +108,14 @@ def test_the_most_that_a_file_says(source: Callable[..., GgufSource]) -> None:
     }
 
 
+def test_factors_of_one_change_no_scaling(source: Callable[..., GgufSource]) -> None:
+    scaling = {"toy.rope.scaling.type": "yarn", "toy.rope.scaling.factor": 4.0}
+    ones = {f"toy.rope.scaling.{key}": 1.0 for key in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor")}
+    assert source({**scaling, **ones}).config() == source(scaling).config()
+    with pytest.raises(ConfigError, match="yarn_attn_factor in its metadata"):
+        source({**scaling, "toy.rope.scaling.yarn_attn_factor": 0.5}).config()
+
+
 def test_rope_scaling_of_no_kind_is_none(source: Callable[..., GgufSource]) -> None:
     assert source({"toy.rope.scaling.type": "none", "toy.rope.scaling.factor": 2.0}).config() == COMMON
 

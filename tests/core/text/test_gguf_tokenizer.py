@@ -138,6 +138,18 @@ def test_a_first_token_is_added_where_the_file_asks_for_it(metadata: dict[str, A
     assert tokenizer.encode("Once", add_special_tokens=True) == [bos, *tokenizer.encode("Once")]
 
 
+def test_the_unknown_token_is_special(metadata: dict[str, Any]) -> None:
+    """As transformers has it, and llama.cpp: found where it is written, and left out of answers."""
+    token_id = metadata["tokenizer.ggml.tokens"].index("<think>")
+    types = metadata["tokenizer.ggml.token_type"].copy()
+    types[token_id] = 2
+    tokenizer = read(metadata, token_type=types)
+    assert tokenizer.encode("a<think>") == [*tokenizer.encode("a"), token_id]
+    assert token_id in tokenizer.special_token_ids
+    assert tokenizer.decode([token_id]) == ""
+    assert read(metadata).decode([token_id]) == "<think>"
+
+
 def test_templates_have_names(metadata: dict[str, Any], chatml: str) -> None:
     key = "tokenizer.chat_template"
     assert read({**metadata, f"{key}.tool_use": "T"}).chat_templates == {"default": chatml, "tool_use": "T"}

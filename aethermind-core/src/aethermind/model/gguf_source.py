@@ -44,6 +44,8 @@ _ROPE_SCALING = {
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
 }
+_NEUTRAL_AT_ONE = ("attn_factor", "yarn_attn_factor", "yarn_ext_factor")
+"""What rotary scaling multiplies with, besides what follows from its factor."""
 _POOLINGS = {0: None, 1: "mean", 2: "cls", 3: "last"}
 _GENERATION = {
     "temp": "temperature",
@@ -163,6 +165,9 @@ class GgufSource:
         prefix = f"{self._family_name}.rope.scaling."
         given = self._under(prefix)
         given.pop("finetuned", None)
+        for key in _NEUTRAL_AT_ONE:
+            if given.get(key) == 1.0:
+                del given[key]
         # Files from before there were types, by the specification of GGUF; llama.cpp reads a factor alone so, too.
         factor = given.get("factor", self._file.metadata.get(f"{self._family_name}.rope.scale_linear"))
         if "type" not in given and factor not in (None, 0.0, 1.0):

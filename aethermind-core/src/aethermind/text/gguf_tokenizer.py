@@ -163,13 +163,13 @@ def _pair(merge: str) -> tuple[str, str]:
 
 
 def _add_tokens(fast: Any, typed: Iterable[tuple[str, int]]) -> None:
-    """Tokens that are recognised in a text as they are written; control tokens are left out of answers."""
+    """Tokens that are recognised in a text as they are written; all but the user's own are left out of answers."""
     from tokenizers import AddedToken
 
     added = [
-        AddedToken(token, special=type == CONTROL, normalized=False)
+        AddedToken(token, special=type != _USER_DEFINED, normalized=False)
         for token, type in typed
-        if type in (CONTROL, _USER_DEFINED)
+        if type in (_UNKNOWN, CONTROL, _USER_DEFINED)
     ]
     fast.add_tokens(added)
 
