@@ -21,7 +21,9 @@ def test_seeds_are_valid(tmp_path: Path, target: str) -> None:
         assert survives(TARGETS[target], path), path.name
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize(
+    "kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"]
+)
 def test_a_quantised_tensor_may_have_no_rows(tmp_path: Path, kind: str) -> None:
     """Found by the fuzzer."""
     type = gguf.GGMLQuantizationType[kind]

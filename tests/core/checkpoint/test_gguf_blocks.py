@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 ROWS, COLUMNS = 5, 768
 BY_NAME = {block.name: block for block in BLOCK_TYPES.values()}
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2),
-          "Q6_K": (208,)}  # fmt: skip
+          "Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,)}  # fmt: skip
 """Where in a block float16 numbers lie."""
 
 
@@ -61,7 +61,7 @@ def theirs(name: str, stored: Array) -> Array:
     return values
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "IQ4_NL"])
 def test_codes_and_scales_are_taken_over_exactly(tmp_path: Path, name: str) -> None:
     stored = random_blocks(name)
     np.testing.assert_array_equal(read(tmp_path / "w.gguf", name, stored), theirs(name, stored))
@@ -85,9 +85,16 @@ def test_products_of_scales_are_rounded_to_float16_and_codes_are_not(tmp_path: P
     assert np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 3e-4
 
 
-def test_q6_k_is_off_by_half_a_step_of_int8(tmp_path: Path) -> None:
-    stored = random_blocks("Q6_K")
-    wanted, found = theirs("Q6_K", stored), read(tmp_path / "w.gguf", "Q6_K", stored)
+def test_scales_of_iq4_xs_are_rounded_to_float16_and_codes_are_not(tmp_path: Path) -> None:
+    stored = random_blocks("IQ4_XS")
+    wanted, found = theirs("IQ4_XS", stored), read(tmp_path / "w.gguf", "IQ4_XS", stored)
+    assert (np.abs(found - wanted) <= np.abs(wanted) * 2.0**-11 + 127 * 2.0**-25).all()
+
+
+@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q6_K"])
+def test_what_is_requantised_is_off_by_half_a_step_of_int8(tmp_path: Path, name: str) -> None:
+    stored = random_blocks(name)
+    wanted, found = theirs(name, stored), read(tmp_path / "w.gguf", name, stored)
     largest = np.abs(wanted).reshape(ROWS, -1, 32).max(-1).repeat(32, axis=1)
     assert (np.abs(found - wanted) <= largest * (1 / 254 + 1e-3 / 127 + 2.0**-11) + 2.0**-24).all()
 
@@ -101,6 +108,10 @@ def test_q6_k_is_off_by_half_a_step_of_int8(tmp_path: Path) -> None:
         ("Q5_K", 0, 0x7BFF, "not finite in float16"),
         ("Q6_K", 208, 0x7C00, "not finite"),
         ("Q6_K", 208, 0x7BFF, "magnitude"),
+        ("Q2_K", 82, 0x7C00, "not finite"),
+        ("Q3_K", 108, 0x7E00, "not finite"),
+        ("IQ4_NL", 0, 0x7C00, "not finite"),
+        ("IQ4_XS", 0, 0x7BFF, "not finite in float16"),
     ],
 )
 def test_scales_that_are_no_numbers(tmp_path: Path, name: str, position: int, bits: int, says: str) -> None:

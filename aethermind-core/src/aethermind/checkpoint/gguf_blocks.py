@@ -7,10 +7,12 @@ A row is a sequence of blocks of so many values and bytes, each with scales of i
     Q4_K Q5_K         the same; scales and offsets of 32 values are 6-bit multiples of two numbers of 256 values: our
                       format in two levels, of 4 bits. For Q5_K the products are rounded to float16, by a relative 2⁻¹²
                       at most
-    Q6_K              16 values share a scale, which no format of ours has: requantised as int8 of 32 values. Each value
+    IQ4_NL IQ4_XS     codes name 16 values of int8, which are our codes then. Scales of IQ4_XS are 6-bit multiples of
+                      one number of 256 values; the products are rounded to float16
+    Q2_K Q3_K Q6_K    16 values share a scale, which no format of ours has: requantised as int8 of 32 values. Each value
                       is off by half a step of int8 at most, 1/254 of the largest magnitude of its 32
 
-Codes are taken over as they are, except those of Q6_K.
+Codes are taken over as they are, except those that are requantised.
 """
 
 from __future__ import annotations
@@ -154,17 +156,58 @@ def _decode_q5_k(blocks: Array) -> _Parts:
         return _Parts(codes, (both[..., 0] * scales).astype(np.float16), (both[..., 1] * offsets).astype(np.float16))
 
 
-def _decode_q6_k(blocks: Array) -> _Parts:
-    low = _nibbles(blocks[:, :128], 64)
-    # Of each half, a byte holds the upper two bits of four values 32 apart.
-    upper = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    codes = (low | upper.reshape(low.shape) << 4).view(np.int8) - np.int8(32)
-    steps = blocks[:, 192:208].view(np.int8).astype(np.float32) * _halves(blocks, 208).astype(np.float32)
+def _pairs_of_bits(stored: Array) -> Array:
+    """64 bytes, two bits for each of 256 values: of each half, a byte holds those of four values 32 apart."""
+    pairs: Array = stored.reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    return pairs.reshape(len(stored), -1)
+
+
+def _requantised(codes: Array, steps: Array, offsets: Array | None = None) -> _Parts:
+    """Codes [n, 256] with a step, and perhaps an offset, for each 16, as int8 of 32."""
     values = codes.reshape(-1, 16, 16) * steps[..., None]
+    if offsets is not None:
+        values += offsets[..., None]
     found = _REQUANTISED.quantize(values.reshape(-1, 256))
     return _Parts(found.codes, found.scales)
 
 
+def _decode_q2_k(blocks: Array) -> _Parts:
+    units = _halves(blocks, 80, 2).astype(np.float32)
+    steps, offsets = units[:, :1] * (blocks[:, :16] & 15), units[:, 1:] * (blocks[:, :16] >> 4)
+    return _requantised(_pairs_of_bits(blocks[:, 16:80]), steps, -offsets)
+
+
+def _decode_q3_k(blocks: Array) -> _Parts:
+    # A value's third bit lies in the byte of its place among 32, at the bit of its run; where it is 0, 4 is taken off.
+    third = blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    codes = (_pairs_of_bits(blocks[:, 32:96]) | third.reshape(len(blocks), -1) << 2).view(np.int8) - np.int8(4)
+    low = np.concatenate([blocks[:, 96:104] & 15, blocks[:, 96:104] >> 4], axis=1)
+    upper = blocks[:, None, 104:108] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    multiples = (low | upper.reshape(low.shape) << 4).view(np.int8) - np.int8(32)
+    return _requantised(codes, multiples * _halves(blocks, 108).astype(np.float32))
+
+
+def _decode_q6_k(blocks: Array) -> _Parts:
+    low = _nibbles(blocks[:, :128], 64)
+    codes = (low | _pairs_of_bits(blocks[:, 128:192]) << 4).view(np.int8) - np.int8(32)
+    return _requantised(codes, blocks[:, 192:208].view(np.int8) * _halves(blocks, 208).astype(np.float32))
+
+
+def _decode_iq4_nl(blocks: Array) -> _Parts:
+    return _Parts(_NONLINEAR[_nibbles(blocks[:, 2:], 16)], _halves(blocks, 0))
+
+
+def _decode_iq4_xs(blocks: Array) -> _Parts:
+    low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=2).reshape(-1, 8)
+    upper = blocks[:, 2:4, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
+    multiples = (low | upper.reshape(low.shape) << 4).view(np.int8) - np.int8(32)
+    with np.errstate(over="ignore"):  # told by who asked
+        scales = (multiples * _halves(blocks, 0).astype(np.float32)).astype(np.float16)
+    return _Parts(_NONLINEAR[_nibbles(blocks[:, 8:], 16)], scales)
+
+
+_NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+"""What the codes of IQ4_NL and IQ4_XS stand for: denser around zero, as weights are."""
 _REQUANTISED = WeightFormat("int8", 8, _LENGTH, has_zero_point=False)
 
 BLOCK_TYPES = {
@@ -173,8 +216,12 @@ BLOCK_TYPES = {
     6: BlockType("Q5_0", 32, 22, "int8", _decode_q5_0),
     7: BlockType("Q5_1", 32, 24, "int8_offset", _decode_q5_1),
     8: BlockType("Q8_0", 32, 34, "int8", _decode_q8_0),
+    10: BlockType("Q2_K", 256, 84, "int8", _decode_q2_k),
+    11: BlockType("Q3_K", 256, 110, "int8", _decode_q3_k),
     12: BlockType("Q4_K", 256, 144, "int4_k", _decode_q4_k),
     13: BlockType("Q5_K", 256, 176, "int8_offset", _decode_q5_k),
     14: BlockType("Q6_K", 256, 210, "int8", _decode_q6_k),
+    20: BlockType("IQ4_NL", 32, 18, "int8", _decode_iq4_nl),
+    23: BlockType("IQ4_XS", 256, 136, "int8", _decode_iq4_xs),
 }
 """By the number that a tensor's header holds."""
