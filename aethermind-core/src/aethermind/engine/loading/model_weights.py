@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.loading.base_model import HEAD, with_whole_names
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["open_constants", "open_input_processor", "open_weights"]
 
 _PIECE_BYTES = 4 << 20
+_WEIGHT, _BIAS = ".weight", ".bias"
+_CACHE_SCALES = ("*.k_scale", "*.v_scale")
+"""What keys and values are divided by where a cache holds them in 8 bits: ours has scales of its own."""
 
 
 def open_weights(planned: PlannedModel) -> TensorSource:
@@ -67,7 +70,8 @@ def _open_checkpoint(planned: PlannedModel, types: Mapping[str, TensorType]) -> 
     checkpoint = with_whole_names(planned.source.weights(), shapes)
     if isinstance(planned.model, AdaptsWeights):
         checkpoint = planned.model.adapt(checkpoint)
-    found = match_names(shapes, checkpoint, ignore=(*planned.ignored_names, *checkpoint.neutral_names))
+    neutral = (*checkpoint.neutral_names, *_neutral_names(checkpoint, shapes), *_CACHE_SCALES)
+    found = match_names(shapes, checkpoint, ignore=(*planned.ignored_names, *neutral))
     for name, info in found.items():
         if info.weight_format is None and info.dtype.kind in "biu" and types[name].dtype.is_floating:
             raise CheckpointError(
@@ -77,6 +81,15 @@ def _open_checkpoint(planned: PlannedModel, types: Mapping[str, TensorType]) -> 
     if planned.model.config.tie_word_embeddings and not planned.is_encoder:
         _check_tied(checkpoint, [name for name in checkpoint.names if name not in found], found)
     return checkpoint
+
+
+def _neutral_names(checkpoint: TensorSource, shapes: Collection[str]) -> list[str]:
+    """Biases of zeros, which some tools write for modules that have none; others would change what is computed."""
+    import numpy as np
+
+    extra = [name for name in checkpoint.names if name.endswith(_BIAS) and name not in shapes]
+    biases = [name for name in extra if name.removesuffix(_BIAS) + _WEIGHT in shapes]
+    return [name for name in biases if not np.any(np.asarray(checkpoint.array(name)))]
 
 
 def _check_tied(checkpoint: TensorSource, unread: Iterable[str], read: Mapping[str, TensorInfo]) -> None:
