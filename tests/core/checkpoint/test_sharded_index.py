@@ -165,3 +165,13 @@ def test_no_weights_names_the_ones_it_cannot_read(tmp_path: Path) -> None:
 def test_not_a_directory(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"nowhere is not a directory\. Pass the directory of a model"):
         Checkpoint.open(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00001.safetensors", "mine.safetensors"])
+def test_the_only_file_may_have_any_name(tmp_path: Path, name: str) -> None:
+    for other in ("adapter_model.safetensors", name):
+        safetensors.torch.save_file({other: torch.ones(2)}, tmp_path / other)
+    assert Checkpoint.open(tmp_path).names == (name,)
+    safetensors.torch.save_file({"more": torch.ones(2)}, tmp_path / "more.safetensors")
+    with pytest.raises(CheckpointError, match=r"has no weights.*more\.safetensors"):
+        Checkpoint.open(tmp_path)

@@ -190,7 +190,7 @@ def test_directories_with_one_file(tmp_path: Path, name: str) -> None:
 def test_two_files_leave_it_open(tmp_path: Path) -> None:
     for name in ("one.pt", "two.pth"):
         torch.save({"a": torch.ones(1)}, tmp_path / name)
-    with pytest.raises(CheckpointError, match=r"a single \.pt or \.pth file, found one\.pt, two\.pth\."):
+    with pytest.raises(CheckpointError, match=r"\.pt or \.pth file, found one\.pt, two\.pth\."):
         Checkpoint.open(tmp_path)
 
 

@@ -35,8 +35,13 @@ _LAYOUTS = (
     _Layout("model.safetensors", ".safetensors", SafetensorsFile),
     _Layout("pytorch_model.bin", ".bin", TorchFile),
 )
-_LONE_PATTERNS = ("*.pt", "*.pth")
-_OTHER_PATTERNS = ("*.bin", *_LONE_PATTERNS, "*.gguf", "*.safetensors")
+_LONE: tuple[tuple[tuple[str, ...], Callable[[Path], TensorFile]], ...] = (
+    (("*.safetensors",), SafetensorsFile),
+    (("*.pt", "*.pth"), TorchFile),
+)
+_OTHER_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.safetensors")
+_NO_MODEL = ("adapter_model.safetensors", "consolidated.safetensors")
+"""What is added to a model, and a model by other names of its tensors."""
 
 
 class Checkpoint:
@@ -51,7 +56,8 @@ class Checkpoint:
         """Map the weights of a model directory in the Hugging Face layout.
 
         `model.safetensors` is taken first, else the shards that `model.safetensors.index.json` lists, else
-        `pytorch_model.bin` or its shards, else the only .pt or .pth file. The last ones need torch.
+        `pytorch_model.bin` or its shards, else the only .safetensors file, or the only .pt or .pth file. All but
+        .safetensors need torch.
 
         Raises:
             CheckpointError: there are no weights; a file is corrupt; the index and its shards disagree; torch is
@@ -66,16 +72,18 @@ class Checkpoint:
                 return cls(dict.fromkeys(file.names, file))
             if (directory / layout.index).is_file():
                 return cls(_open_shards(directory / layout.index, layout))
-        lone = [path for pattern in _LONE_PATTERNS for path in directory.glob(pattern)]
-        if len(lone) == 1:
-            file = TorchFile(lone[0])
-            return cls(dict.fromkeys(file.names, file))
+        for patterns, open_file in _LONE:
+            paths = [path for pattern in patterns for path in directory.glob(pattern)]
+            lone = [path for path in paths if path.name not in _NO_MODEL]
+            if len(lone) == 1:
+                file = open_file(lone[0])
+                return cls(dict.fromkeys(file.names, file))
         others = sorted({path.name for pattern in _OTHER_PATTERNS for path in directory.glob(pattern)})
         found = f"found {', '.join(others[:5])}{', ...' if len(others) > 5 else ''}" if others else "found none of them"
         wanted = ", ".join(name for layout in _LAYOUTS for name in (layout.single, layout.index))
         raise CheckpointError(
-            f"{directory} has no weights: looked for {wanted} and a single .pt or .pth file, {found}. Put the model's "
-            "weights there, or pass --load-format dummy to run with made-up ones."
+            f"{directory} has no weights: looked for {wanted} and a single .safetensors, .pt or .pth file, {found}. "
+            "Put the model's weights there, or pass --load-format dummy to run with made-up ones."
         )
 
     @property
