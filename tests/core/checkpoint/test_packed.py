@@ -103,6 +103,11 @@ def test_files_of_the_tools_themselves() -> None:
     assert (auto_awq.method, auto_awq.zero_shift, auto_awq.group_size) == ("awq", 0, 128)
 
 
+def test_other_spellings() -> None:
+    spelled = {"quant_method": "GPTQ", "bits": "4", "group_size": None}
+    assert read_packing(gptq(**spelled), "m") == read_packing(gptq(group_size=-1), "m")
+
+
 @pytest.mark.parametrize(
     ("described", "says"),
     [

@@ -98,14 +98,18 @@ def read_packing(described: Any, where: str) -> Packing:
     if not isinstance(described, Mapping):
         raise ConfigError(f"The quantization_config of {where!r} should be an object, not {type(described).__name__}.")
     # Only AWQ's own file says w_bit; AutoGPTQ's own says neither that nor its method.
-    method = described.get("quant_method", "awq" if "w_bit" in described else "gptq")
+    given = described.get("quant_method", "awq" if "w_bit" in described else "gptq")
+    method = given.lower() if isinstance(given, str) else given
     if method not in _METHODS:
         raise ConfigError(
-            f"{where!r} is quantised by {method!r:.80}, which cannot be read. Take the model itself and pass "
+            f"{where!r} is quantised by {given!r:.80}, which cannot be read. Take the model itself and pass "
             f"--quantization, or take it quantised by {' or '.join(_METHODS)}, or as .gguf."
         )
     bits = described.get("bits", described.get("w_bit"))
-    group_size = described.get("group_size", described.get("q_group_size", -1))
+    if isinstance(bits, str) and bits.isdecimal():
+        bits = int(bits)
+    group_size = described.get("group_size", described.get("q_group_size"))
+    group_size = -1 if group_size is None else group_size
     if isinstance(bits, bool) or bits not in ((4, 8) if method == "gptq" else (4,)):
         wanted = "4 or 8" if method == "gptq" else "4"
         raise ConfigError(f"{where!r} is quantised by {method} to {bits!r:.80} bits; {wanted} bits can be read.")
