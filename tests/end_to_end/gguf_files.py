@@ -114,7 +114,7 @@ def add_tensors(writer: gguf.GGUFWriter, directory: Path, arch: str, quantised: 
         name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         assert name is not None
         values: np.ndarray[Any, Any] = tensor.float().numpy()
-        if arch == "llama" and hf_name.endswith(("q_proj.weight", "k_proj.weight")):
+        if arch == "llama" and ("q_proj" in hf_name or "k_proj" in hf_name):
             heads = "num_attention_heads" if "q_proj" in hf_name else "num_key_value_heads"
             values = interleaved(values, config[heads])
         type_name = quantised.get(name, "F32" if values.ndim == 1 else _TYPES[tensor.dtype])

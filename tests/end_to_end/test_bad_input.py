@@ -111,11 +111,6 @@ MISTAKES = (
         ("max_window_layers", "'all'"),
         changed(use_sliding_window=True, max_window_layers="all"),
     ),
-    Mistake(
-        "qwen3_attention_bias",
-        ("attention_bias", "true"),
-        changed(architectures=["Qwen3ForCausalLM"], attention_bias=True),
-    ),
     Mistake("config_dtype", ("'floaty'", "bfloat16"), changed(dtype="floaty")),
     Mistake(
         "broken_generation_config",

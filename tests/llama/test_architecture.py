@@ -11,8 +11,8 @@ from aethermind_llama.conformance import CASES
 
 
 def test_what_is_not_computed_is_named() -> None:
-    with pytest.raises(ConfigError, match="attention_bias is true"):
-        LLAMA.create({"attention_bias": True})
+    with pytest.raises(ConfigError, match="mlp_bias is true"):
+        LLAMA.create({"mlp_bias": True})
 
 
 def test_mistral_has_a_window_unless_it_says_none() -> None:

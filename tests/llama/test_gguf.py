@@ -35,7 +35,9 @@ QUANTISED = ModelCase(
     "LlamaForCausalLM",
     {**SMALL, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
 )
-DENSE = [case for case in CASES if case.name in ("llama", "llama_tied", "llama_3_1", "mistral_wide")]
+DENSE = [
+    case for case in CASES if case.name in ("llama", "llama_tied", "llama_attention_bias", "llama_3_1", "mistral_wide")
+]
 DEMO_VOCAB_SIZE = json.loads((DEMO / "config.json").read_text())["vocab_size"]
 TEXT = np.random.default_rng(4).integers(0, 131, 40).tolist()
 

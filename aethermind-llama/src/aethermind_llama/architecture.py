@@ -1,4 +1,4 @@
-"""Llama and Mistral as graphs: the common decoder, with no biases and no norms on queries and keys.
+"""Llama and Mistral as graphs: the common decoder, as a rule without biases, and no norms on queries and keys.
 
 Llama 2 (Touvron et al. 2023, arXiv:2307.09288), Llama 3 (Dubey et al. 2024, arXiv:2407.21783), Mistral (Jiang et al.
 2023, arXiv:2310.06825), whose layers may all see a window only.
@@ -23,13 +23,15 @@ _MISTRAL: Mapping[str, Any] = {**_LLAMA, "max_position_embeddings": 131072, "num
 
 @dataclass(frozen=True, slots=True)
 class Llama:
-    """One model: its configuration."""
+    """One model: its configuration, and whether the projections of attention have biases."""
 
     config: DecoderConfig
+    has_bias: bool = False
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
         """Logits, float32 [R, vocab_size]."""
-        return decoder(builder, inputs, self.config, max_model_len, has_qkv_bias=False, has_qk_norm=False)
+        biases = {"has_qkv_bias": self.has_bias, "has_output_bias": self.has_bias}
+        return decoder(builder, inputs, self.config, max_model_len, has_qk_norm=False, **biases)
 
 
 class LlamaArchitecture:
@@ -38,10 +40,9 @@ class LlamaArchitecture:
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
 
     def create(self, raw: Mapping[str, Any]) -> Llama:
-        for name in ("attention_bias", "mlp_bias"):
-            if raw.get(name, False):
-                raise ConfigError(f"{name} is true in config.json; this package computes Llama models without biases.")
-        return Llama(read_decoder_config(raw, defaults=_LLAMA))
+        if raw.get("mlp_bias", False):
+            raise ConfigError("mlp_bias is true in config.json; this package has no biases in feed-forward networks.")
+        return Llama(read_decoder_config(raw, defaults=_LLAMA), bool(raw.get("attention_bias", False)))
 
 
 class MistralArchitecture:

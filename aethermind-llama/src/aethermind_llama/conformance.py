@@ -23,6 +23,7 @@ CASES = (
         {
             "llama": {},
             "llama_tied": {"tie_word_embeddings": True, "num_key_value_heads": 4},
+            "llama_attention_bias": {"attention_bias": True},
             "llama_3_1": {"rope_parameters": _SCALED, "head_dim": 64},
         },
     ),

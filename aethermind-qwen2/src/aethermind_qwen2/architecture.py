@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
 from aethermind.model import DecoderConfig, StepInputs, read_decoder_config
 from aethermind.model.blocks import decoder
@@ -22,16 +21,23 @@ _COMMON: Mapping[str, Any] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 3
 
 @dataclass(frozen=True, slots=True)
 class Qwen:
-    """One model: its configuration and the two things in which the generations differ."""
+    """One model: its configuration and the things in which the generations differ."""
 
     config: DecoderConfig
     has_qkv_bias: bool
     has_qk_norm: bool
+    has_output_bias: bool = False
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
         """Logits, float32 [R, vocab_size]."""
         return decoder(
-            builder, inputs, self.config, max_model_len, has_qkv_bias=self.has_qkv_bias, has_qk_norm=self.has_qk_norm
+            builder,
+            inputs,
+            self.config,
+            max_model_len,
+            has_qkv_bias=self.has_qkv_bias,
+            has_qk_norm=self.has_qk_norm,
+            has_output_bias=self.has_output_bias,
         )
 
 
@@ -51,13 +57,9 @@ class Qwen3Architecture:
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
 
     def create(self, raw: Mapping[str, Any]) -> Qwen:
-        if raw.get("attention_bias", False):
-            raise ConfigError(
-                "attention_bias is true in config.json; published Qwen3 models have no attention biases, "
-                "and this one is not supported."
-            )
         defaults = {**_COMMON, "head_dim": 128, "max_window_layers": 28, "sliding_window": 4096}
-        return Qwen(read_decoder_config(raw, defaults=defaults), has_qkv_bias=False, has_qk_norm=True)
+        has_bias = bool(raw.get("attention_bias", False))
+        return Qwen(read_decoder_config(raw, defaults=defaults), has_bias, has_qk_norm=True, has_output_bias=has_bias)
 
 
 QWEN2 = Qwen2Architecture()

@@ -86,6 +86,7 @@ _QWEN3 = variations(
             "head_dim": 128,
         },
         "qwen3_head_dim_64_tied": {"hidden_size": 40, "head_dim": 64, "tie_word_embeddings": True},
+        "qwen3_attention_bias": {"attention_bias": True, "head_dim": 16},
         "qwen3_sliding": {**_WINDOWS, "head_dim": 16, "max_window_layers": 2},
     },
 )

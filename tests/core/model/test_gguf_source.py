@@ -37,6 +37,7 @@ COMMON = {
     "tie_word_embeddings": True,
     "dtype": "float16",
     "eos_token_id": [],
+    "attention_bias": False,
     "is_causal": True,
 }
 

@@ -80,6 +80,7 @@ class GgufSource:
             "tie_word_embeddings": "lm_head.weight" not in tensors.names,
             "dtype": _computed_in([tensors.info(name) for name in tensors.names]),
             "eos_token_id": end_token_ids(self._file.metadata),
+            "attention_bias": "model.layers.0.self_attn.o_proj.bias" in tensors.names,
             "is_causal": self._file.metadata.get(f"{self._family_name}.attention.causal", True),
         }
 

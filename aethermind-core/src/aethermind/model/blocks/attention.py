@@ -25,6 +25,7 @@ def attention(
     *,
     has_qkv_bias: bool,
     has_qk_norm: bool,
+    has_output_bias: bool = False,
 ) -> Value:
     """Grouped-query attention with rotary positions (half-split pairs), writing this step's keys and values to the
     cache first.
@@ -45,6 +46,7 @@ def attention(
         for name in ("q_norm", "k_norm")
     ]
     o_DQ = builder.parameter(f"{prefix}.o_proj.weight", (config.hidden_size, heads * head_dim))
+    o_D = builder.parameter(f"{prefix}.o_proj.bias", (config.hidden_size,)) if has_output_bias else None
     with builder.scope(prefix):
         q_THC, *cache = builder.op(
             for_cache("qkv_rope_cache_write", inputs),
@@ -61,5 +63,5 @@ def attention(
         )
         window = config.sliding_windows[layer]
         mixed_THC = attend(builder, q_THC, cache, inputs, scale=head_dim**-0.5, window=window)
-        out_TD: Value = builder.op("linear", builder.op("merge_heads", mixed_THC), o_DQ)
+        out_TD: Value = builder.op("linear", builder.op("merge_heads", mixed_THC), o_DQ, o_D)
     return out_TD

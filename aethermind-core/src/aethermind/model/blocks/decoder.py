@@ -22,6 +22,7 @@ def decoder(
     *,
     has_qkv_bias: bool,
     has_qk_norm: bool,
+    has_output_bias: bool = False,
     prefix: str = "model",
 ) -> Value:
     """Logits, float32 [R, vocab_size], with the weight names that Hugging Face gives to decoders.
@@ -45,6 +46,7 @@ def decoder(
             f"{base}.self_attn",
             has_qkv_bias=has_qkv_bias,
             has_qk_norm=has_qk_norm,
+            has_output_bias=has_output_bias,
         )
         is_last = layer == config.num_hidden_layers - 1
         if is_last:  # nothing after the last attention mixes tokens, so only the rows that need logits go on
