@@ -8,8 +8,8 @@ import gguf
 import numpy as np
 import pytest
 
-from aethermind.checkpoint.gguf import GgufFile
 from aethermind.checkpoint.gguf_names import GgufTensors, hf_name
+from aethermind.checkpoint.gguf_parts import GgufParts
 from aethermind.errors import CheckpointError
 
 HF_NAMES = (
@@ -57,7 +57,7 @@ def test_modules_of_one_family_only() -> None:
     assert hf_name("blk.3.attn_q.weight", more) == "model.layers.3.self_attn.q_proj.weight"
 
 
-def write(path: Path, kind: str) -> GgufFile:
+def write(path: Path, kind: str) -> GgufParts:
     writer = gguf.GGUFWriter(path, "llama")
     type = gguf.GGMLQuantizationType[kind]
     writer.add_tensor("output.weight", gguf.quantize(np.ones((2, 256), np.float32), type), raw_dtype=type)
@@ -65,7 +65,7 @@ def write(path: Path, kind: str) -> GgufFile:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return GgufFile(path)
+    return GgufParts(path)
 
 
 def test_tensors_by_their_new_names(tmp_path: Path) -> None:

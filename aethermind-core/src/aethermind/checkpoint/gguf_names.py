@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aethermind.checkpoint.gguf import GgufFile
+from aethermind.checkpoint.gguf_parts import GgufParts
 from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError
 from aethermind.ops.weight_format import QuantizedWeight
@@ -62,7 +62,7 @@ class GgufTensors:
 
     def __init__(
         self,
-        file: GgufFile,
+        file: GgufParts,
         modules: Mapping[str, str] | None = None,
         interleaved: Collection[str] = (),
         head_dim: int = 0,
@@ -79,8 +79,8 @@ class GgufTensors:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The one file that holds the tensors."""
-        return (self._file.path,)
+        """The files that hold the tensors."""
+        return self._file.paths
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aethermind.checkpoint.gguf import GgufFile
 from aethermind.checkpoint.gguf_names import ROPE_FACTORS, GgufTensors
-from aethermind.errors import CheckpointError, ConfigError
+from aethermind.checkpoint.gguf_parts import GgufParts
+from aethermind.errors import ConfigError
 from aethermind.model.gguf_ends import end_token_ids
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _GENERATION = {
 
 
 class GgufSource:
-    """One .gguf file; implements `ModelSource`. The file is mapped when first asked for something."""
+    """One .gguf file, or the first of several; implements `ModelSource`. Mapped when first asked for something."""
 
     def __init__(self, path: Path, families: GgufFamilyRegistry) -> None:
         """Name the file and who knows what its `general.architecture` means."""
@@ -126,14 +126,8 @@ class GgufSource:
         return {name: format for name, format in found.items() if format is not None}
 
     @cached_property
-    def _file(self) -> GgufFile:
-        file = GgufFile(self.path)
-        num_parts = file.metadata.get("split.count", 1)
-        if num_parts != 1:
-            raise CheckpointError(
-                f"{self.path} is one of {num_parts} parts of a model. Join them with `llama-gguf-split --merge`."
-            )
-        return file
+    def _file(self) -> GgufParts:
+        return GgufParts(self.path)
 
     @property
     def _family_name(self) -> str:
