@@ -45,7 +45,7 @@ def test_pooling(tmp_path: Path, described: Any, expected: str | None) -> None:
 @pytest.mark.parametrize(
     ("described", "says"),
     [
-        ({"pooling_mode_max_tokens": True}, "pooled by max "),
+        ({"pooling_mode_max_tokens": True}, "pooled by max"),
         ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len_tokens"),
         ({"pooling_mode": "weightedmean"}, "weightedmean"),
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "cls, mean"),

@@ -90,6 +90,6 @@ def _modules(directory: Path) -> list[tuple[str, str]]:
 
 def _not_computed(directory: Path, what: str) -> ConfigError:
     return ConfigError(
-        f"{what[0].upper()}{what[1:]} in {str(directory)!r}, which is not computed. Say which pooling to use instead: "
+        f"The vectors of {str(directory)!r} are not computed as it says: {what}. Say which pooling to use instead: "
         "last, mean or cls."
     )
