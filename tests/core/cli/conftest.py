@@ -68,7 +68,9 @@ class FakeLLM:
         self.params: list[SamplingParams] = []
         self.options: dict[str, Any] = {}
         self.adapter: str | None = None
-        self.tokenizer = SimpleNamespace(chat_template="a template", special_tokens={})
+        self.tokenizer = SimpleNamespace(
+            chat_template="a template", chat_templates={"default": "a template"}, special_tokens={}
+        )
         self.is_closed = False
         self.is_stream_closed = False
 
