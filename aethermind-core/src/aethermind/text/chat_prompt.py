@@ -11,7 +11,7 @@ from aethermind.text.chat_templates import choose_template
 if TYPE_CHECKING:
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["RESERVED_NAMES", "Message", "TemplateOptions", "WrittenChat", "chat_prompt"]
+__all__ = ["Message", "RESERVED_NAMES", "TemplateOptions", "WrittenChat", "chat_prompt"]
 
 Message = Mapping[str, Any]
 """`{"role": "user", "content": "…"}`, of JSON types; further keys are the template's business.
