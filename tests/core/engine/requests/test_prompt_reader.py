@@ -29,7 +29,7 @@ class Splitter:
 
 def reader(max_model_len: int | None) -> tuple[PromptReader, Splitter]:
     splitter: Any = Splitter()
-    return PromptReader(splitter, "Any", lambda: None, max_model_len), splitter
+    return PromptReader(splitter, "Any", lambda: None, max_model_len=max_model_len), splitter
 
 
 @pytest.fixture

@@ -40,5 +40,5 @@ class ModelFace:
         def open_processor() -> InputProcessor | None:
             return None if factory is None else factory.create(raw, source.weights())
 
-        prompts = PromptReader(found, architecture, open_processor, source.text_limit())
+        prompts = PromptReader(found, architecture, open_processor, text_limit=source.text_limit())
         return cls(found, prompts, runtime.answer_formats.find(architecture))

@@ -77,6 +77,7 @@ class PromptReader:
         tokenizer: Tokenizer,
         architecture: str,
         open_processor: Callable[[], InputProcessor | None],
+        *,
         max_model_len: int | None = None,
         text_limit: int | None = None,
     ) -> None:
@@ -90,8 +91,13 @@ class PromptReader:
     @classmethod
     def of(cls, planned: PlannedModel, tokenizer: Tokenizer) -> PromptReader:
         """A reader for a model that was planned."""
-        open_processor, limit = partial(open_input_processor, planned), planned.source.text_limit()
-        return cls(tokenizer, planned.architecture, open_processor, planned.max_model_len, limit)
+        return cls(
+            tokenizer,
+            planned.architecture,
+            partial(open_input_processor, planned),
+            max_model_len=planned.max_model_len,
+            text_limit=planned.source.text_limit(),
+        )
 
     async def read_beside(self, prompt: Any) -> EnginePrompt:
         """Like `read`, long texts in a thread, so that other tasks go on."""
