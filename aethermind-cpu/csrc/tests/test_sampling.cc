@@ -20,6 +20,18 @@ const std::vector<Params> kParams = {
     {0.01, 40, 0.9, 0}, {100, 0, 0.5, 0}, {50, 300, 0.7, 0.9}, {1, 0, 0.95, 1e-9},  {3, 0, 0.9999, 0},
 };
 
+// Their temperatures, top_k, top_p and min_p.
+std::vector<std::vector<double>> columns_of_params() {
+  std::vector<std::vector<double>> columns(4);
+  for (const Params& p : kParams) {
+    columns[0].push_back(p.temperature);
+    columns[1].push_back(p.top_k);
+    columns[2].push_back(p.top_p);
+    columns[3].push_back(p.min_p);
+  }
+  return columns;
+}
+
 // The kept tokens in the order of the inverse CDF, with cumulated probability.
 std::vector<std::pair<int, double>> kept_tokens(const Tensor& logits, int64_t row, const Params& params) {
   const int64_t vocab = logits.dim(1);
@@ -67,13 +79,7 @@ void test_sample_tokens(const KernelEntry& entry) {
         logits.set(r * vocab + 1, -INFINITY);
         logits.set(r * vocab + vocab - 1, logits.get(r * vocab));  // a tie
       }
-      std::vector<std::vector<double>> columns(4);
-      for (const Params& p : kParams) {
-        columns[0].push_back(p.temperature);
-        columns[1].push_back(p.top_k);
-        columns[2].push_back(p.top_p);
-        columns[3].push_back(p.min_p);
-      }
+      const auto columns = columns_of_params();
       const Tensor out(AM_INT32, {num_rows});
       run_with_teams(entry,
                      {logits.abi(), of(AM_FLOAT32, columns[0]).abi(), of(AM_INT32, columns[1]).abi(),
@@ -135,13 +141,7 @@ void test_frequencies(const KernelEntry& entry) {
 // Of logits that are no numbers any token may come, but one of the vocabulary.
 void test_no_numbers(const KernelEntry& entry) {
   const auto rows = static_cast<int64_t>(kParams.size()), vocab = int64_t{48};
-  std::vector<std::vector<double>> columns(4);
-  for (const Params& p : kParams) {
-    columns[0].push_back(p.temperature);
-    columns[1].push_back(p.top_k);
-    columns[2].push_back(p.top_p);
-    columns[3].push_back(p.min_p);
-  }
+  const auto columns = columns_of_params();
   for (double value : {static_cast<double>(NAN), static_cast<double>(INFINITY), -static_cast<double>(INFINITY)}) {
     const Tensor logits(AM_FLOAT32, {rows, vocab}), out(AM_INT32, {rows});
     logits.fill([&](int64_t) { return value; });

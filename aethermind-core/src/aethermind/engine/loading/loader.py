@@ -89,14 +89,11 @@ def plan_model(
         stored = parallel.formats(stored)
     weight_formats = formats.of_parameters(graph, operators, stored)
     row_formats = formats.of_rows(weight_formats, stored)
-    adapters = None
-    if config.adapters:
-        if is_encoder or isinstance(network, AdaptsWeights):
-            raise ConfigError(
-                f"{name} takes no adapters: its weights are named and laid out otherwise than PEFT names them. Leave "
-                "the adapters out."
-            )
-        adapters = Adapters.read(config.adapters, graph, operators, dtype)
+    if config.adapters and (is_encoder or isinstance(network, AdaptsWeights)):
+        raise ConfigError(
+            f"{name} takes no adapters: its weights are named and laid out otherwise than PEFT names them. Leave the "
+            "adapters out."
+        )
     factory = runtime.input_processors.find(name)
     return PlannedModel(
         source=source,
@@ -126,7 +123,7 @@ def plan_model(
         create_proposer=create_proposer,
         draft=_plan_draft(runtime, config, kv.num_blocks, opened),
         parallel=parallel,
-        adapters=adapters,
+        adapters=Adapters.read(config.adapters, graph, operators, dtype) if config.adapters else None,
         is_headless=is_headless,
     )
 
