@@ -37,7 +37,7 @@ class HcclCommunicator:
     def close(self) -> None:
         """Leave the others; afterwards other ranks can be met."""
         dist.destroy_process_group()
-        del self._group  # else its threads outlive it, into the interpreter's end, which aborts the process
+        del self._group  # else its threads may live on into the interpreter's end, which can abort the process
 
     @property
     def rank(self) -> int:

@@ -43,7 +43,7 @@ ranks.all_gather(joined, part, stream)
 assert on_host(summed) == [2.0, 5.0], on_host(summed)
 assert on_host(told) == [1, 7], on_host(told)
 assert on_host(joined) == [[1.0], [1.0], [2.0], [2.0]], on_host(joined)
-backend.close()  # before the interpreter ends, which threads of the collectives would not survive
+backend.close()  # before the interpreter ends, which threads of the collectives may not survive
 """
 
 
