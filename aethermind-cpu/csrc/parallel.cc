@@ -3,6 +3,7 @@
 #include <cassert>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace aether::cpu {
 namespace {
@@ -15,16 +16,19 @@ constexpr Patience kIdlePatience{.num_pauses = 50, .num_yields = 300};
 // With more workers than cores somebody always waits for a core that a spinning worker would keep.
 constexpr Patience kCrowdedPatience{.num_pauses = 20, .num_yields = 20};
 
-void require_positive(int num_workers) {
+void require_team(int num_workers, const std::vector<Place>& places) {
   if (num_workers < 1)
     throw std::invalid_argument("a team needs at least one worker, not " + std::to_string(num_workers));
+  if (!places.empty() && places.size() != static_cast<size_t>(num_workers))
+    throw std::invalid_argument("a team of " + std::to_string(num_workers) + " has as many places, not " +
+                                std::to_string(places.size()));
 }
 
 }  // namespace
 
-Team::Team(int num_workers) {
-  require_positive(num_workers);
-  start(num_workers);
+Team::Team(int num_workers, std::vector<Place> places) {
+  require_team(num_workers, places);
+  start(num_workers, std::move(places));
 }
 
 Team::~Team() {
@@ -32,20 +36,29 @@ Team::~Team() {
   stop();
 }
 
-void Team::set_num_workers(int num_workers) {
-  require_positive(num_workers);
+void Team::set_num_workers(int num_workers, std::vector<Place> places) {
+  require_team(num_workers, places);
   const Lock held = acquire();
-  if (num_workers == this->num_workers()) return;
+  if (num_workers == this->num_workers() && places == places_) return;
   stop();
-  start(num_workers);
+  start(num_workers, std::move(places));
 }
 
-void Team::start(int num_workers) {
+void Team::settle(uint64_t& settled) {
+  if (settled == num_starts_.load(std::memory_order_acquire)) return;
+  const Lock held = acquire();
+  if (!places_.empty()) places_[0].keep(pthread_self());
+  settled = num_starts_.load(std::memory_order_relaxed);
+}
+
+void Team::start(int num_workers, std::vector<Place> places) {
   const bool is_crowded = num_workers > static_cast<int>(std::thread::hardware_concurrency());
   barrier_patience_ = is_crowded ? kCrowdedPatience : kBarrierPatience;
   idle_patience_ = is_crowded ? kCrowdedPatience : kIdlePatience;
   is_stopping_ = false;
   workers_ = std::vector<Worker>(num_workers);
+  places_ = std::move(places);
+  num_starts_.fetch_add(1, std::memory_order_release);
   num_workers_.store(num_workers, std::memory_order_relaxed);
   const uint64_t num_runs_before = num_runs_.value();
   for (int index = 0; index < num_workers; ++index) {
@@ -63,10 +76,11 @@ void Team::start(int num_workers) {
     for (int index = 1; index < num_workers; ++index) {
       const am_team& view = workers_[index].view;
       workers_[index].thread = std::thread([this, &view, num_runs_before] { help(view, num_runs_before); });
+      if (!places_.empty()) places_[index].keep(workers_[index].thread.native_handle());
     }
   } catch (...) {
     stop();
-    start(1);
+    start(1, {});
     throw;
   }
 }

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "affinity.h"
 #include "allocator.h"
 #include "wait_counter.h"
 
@@ -23,17 +24,22 @@ class Team {
   using Lock = std::unique_lock<std::mutex>;
   using Body = void (*)(void* context, const am_team& view);
 
-  // Throws std::system_error when threads cannot be started, std::invalid_argument when `num_workers` < 1.
-  explicit Team(int num_workers);
+  // `places` has one for each worker, or none. Throws std::system_error when threads cannot be started,
+  // std::invalid_argument when `num_workers` < 1 or when there is another number of places.
+  explicit Team(int num_workers, std::vector<Place> places = {});
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
   int num_workers() const noexcept { return num_workers_.load(std::memory_order_relaxed); }
 
-  // Waits for the run in progress, then changes the number of workers. Throws like the constructor, and then
-  // leaves one worker.
-  void set_num_workers(int num_workers);
+  // Waits for the run in progress, then changes the number of workers, and where they run. Throws like the constructor,
+  // and then leaves one worker.
+  void set_num_workers(int num_workers, std::vector<Place> places = {});
+
+  // Keeps the calling thread, which is going to call `run` again and again, in the place of worker 0. `settled` is its
+  // own, 0 at first: which of the team's places it is in.
+  void settle(uint64_t& settled);
 
   // Waits for the run in progress and reserves the team.
   Lock acquire() { return Lock(mutex_); }
@@ -57,7 +63,7 @@ class Team {
     std::thread thread;
   };
 
-  void start(int num_workers);
+  void start(int num_workers, std::vector<Place> places);
   void stop() noexcept;
   void help(const am_team& view, uint64_t num_runs_before) noexcept;
   template <typename LastAction>
@@ -69,6 +75,8 @@ class Team {
 
   std::mutex mutex_;
   std::vector<Worker> workers_;
+  std::vector<Place> places_;
+  std::atomic<uint64_t> num_starts_{0};
   std::atomic<int> num_workers_{0};
   size_t scratch_bytes_ = 0;
   Patience barrier_patience_{};

@@ -55,6 +55,7 @@ void Stream::work() noexcept {
 
 void Stream::execute(Task& task) {
   if (auto* run = std::get_if<PlanTask>(&task)) {
+    team_->settle(settled_);
     run->plan->run(*team_, run->symbols, run->begin, run->end, run->marks);
   } else if (auto* copy = std::get_if<CopyTask>(&task)) {
     std::memmove(reinterpret_cast<void*>(copy->destination), reinterpret_cast<const void*>(copy->source), copy->nbytes);

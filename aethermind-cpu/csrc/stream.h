@@ -89,6 +89,7 @@ class Stream {
   void remember_failure(const char* what) noexcept;
 
   std::shared_ptr<Team> team_;
+  uint64_t settled_ = 0;
   std::array<Task, kCapacity> tasks_;
   std::mutex submit_mutex_;
   WaitCounter num_submitted_;

@@ -71,3 +71,15 @@ def test_threads_are_physical_cores_within_the_quota(
     monkeypatch.setattr(devices, "_core_of", lambda cpu: ("0", str(cpu // 2)))
     monkeypatch.setattr(devices, "processor_quota", lambda: quota)
     assert devices.num_physical_cores() == expected
+
+
+def test_workers_keep_to_cores_only_where_each_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AETHERMIND_CPU_AFFINITY", raising=False)
+    monkeypatch.setattr(devices, "_allowed_cpus", lambda: {0, 1, 4, 5})
+    monkeypatch.setattr(devices, "_core_of", lambda cpu: ("0", str(cpu % 4)))  # 0 and 4 are hyperthreads of one core
+    monkeypatch.setattr(devices, "processor_quota", lambda: None)
+    assert devices.worker_places(2) == [[0, 4], [1, 5]]
+    assert devices.worker_places(1) == [[0, 1, 4, 5]]
+    assert devices.worker_places(3) == [[0, 1, 4, 5]] * 3
+    monkeypatch.setattr(devices, "processor_quota", lambda: 1.0)
+    assert devices.worker_places(2) == [[0, 1, 4, 5]] * 2

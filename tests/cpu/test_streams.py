@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 from tests.cpu.native_kernel import native_kernel, plan, step
 
-from aethermind.errors import DeviceError
+from aethermind.errors import DeviceError, InvalidArgumentError
 from aethermind.hal import Tensor
 from aethermind.hal.device import DeviceId
 from aethermind_cpu.backend import CpuBackend
+from aethermind_cpu.devices import num_physical_cores
 from aethermind_cpu.executable import CpuExecutable
 
 PATIENCE_S = 60
@@ -161,3 +163,37 @@ def test_there_is_one_device(backend: CpuBackend) -> None:
         backend.streams.create(1)
     with pytest.raises(DeviceError, match="cpu:1 does not exist"):
         backend.streams.default(1)
+
+
+def test_a_worker_for_every_core_stays_there_and_others_go_anywhere(
+    backend: CpuBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, places = backend.streams.create(), dict[int, set[int]]()
+
+    def note(*arguments: Any) -> None:
+        places[arguments[-1].worker] = os.sched_getaffinity(0)
+
+    executable = backend.compile(plan(step(native_kernel(note, 0, 0), [], [])), {})
+
+    def places_of(num_threads: int | None) -> list[set[int]]:
+        places.clear()
+        num_workers = backend.set_num_threads(num_threads)
+        executable.run((), stream)
+        stream.synchronize()
+        assert sorted(places) == list(range(num_workers))
+        return [places[worker] for worker in range(num_workers)]
+
+    monkeypatch.delenv("AETHERMIND_NUM_THREADS", raising=False)
+    monkeypatch.delenv("AETHERMIND_CPU_AFFINITY", raising=False)
+    everywhere = os.sched_getaffinity(0)
+    on_cores = places_of(None)
+    assert set[int]().union(*on_cores) == everywhere
+    assert sum(map(len, on_cores)) == len(everywhere)
+    assert places_of(num_physical_cores() + 1) == [everywhere] * (num_physical_cores() + 1)
+    assert places_of(None) == on_cores
+    monkeypatch.setenv("AETHERMIND_CPU_AFFINITY", "none")
+    assert places_of(None) == [everywhere] * num_physical_cores()
+    monkeypatch.setenv("AETHERMIND_CPU_AFFINITY", "all")
+    with pytest.raises(InvalidArgumentError, match="AETHERMIND_CPU_AFFINITY is 'all'; set it to cores or none"):
+        backend.set_num_threads(1)
+    assert os.sched_getaffinity(0) == everywhere

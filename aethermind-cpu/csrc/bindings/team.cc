@@ -1,15 +1,32 @@
+#include <pybind11/stl.h>
+
 #include "bindings/bindings.h"
 #include "parallel.h"
 
 namespace py = pybind11;
 
 namespace aether::cpu {
+namespace {
+
+using Processors = std::vector<std::vector<int>>;  // of each worker; the outer list may be empty
+
+std::vector<Place> as_places(const Processors& processors) { return {processors.begin(), processors.end()}; }
+
+}  // namespace
 
 void bind_team(py::module_& module) {
   py::class_<Team, std::shared_ptr<Team>>(module, "Team")
-      .def(py::init([](int num_workers) { return held(new Team(num_workers)); }))
+      .def(py::init([](int num_workers, const Processors& places) {
+             return held(new Team(num_workers, as_places(places)));
+           }),
+           py::arg("num_workers"), py::arg("places") = Processors())
       .def_property_readonly("num_workers", &Team::num_workers)
-      .def("set_num_workers", &Team::set_num_workers, py::call_guard<ReleasedGil>());
+      .def(
+          "set_num_workers",
+          [](Team& team, int num_workers, const Processors& places) {
+            team.set_num_workers(num_workers, as_places(places));
+          },
+          py::arg("num_workers"), py::arg("places") = Processors(), py::call_guard<ReleasedGil>());
 }
 
 }  // namespace aether::cpu

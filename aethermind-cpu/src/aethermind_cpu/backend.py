@@ -14,7 +14,7 @@ from aethermind.hal.device import DeviceId
 from aethermind.hal.dtype import DType
 from aethermind_cpu import _native
 from aethermind_cpu.allocator import CpuAllocator
-from aethermind_cpu.devices import CpuDevices, num_physical_cores
+from aethermind_cpu.devices import CpuDevices, num_physical_cores, worker_places
 from aethermind_cpu.events import CpuEvents
 from aethermind_cpu.executable import CpuExecutable
 from aethermind_cpu.isa import Isa, isa_limit
@@ -32,7 +32,7 @@ class CpuBackend(Backend):
 
     def __init__(self) -> None:
         self.name = "cpu"
-        self._team = _native.Team(_default_num_threads())
+        self._team = _new_team(_default_num_threads())
         self.streams: CpuStreams = CpuStreams(self._team)
         self.events = CpuEvents()
         self.devices = CpuDevices(tuple(_native.cpu_features()), self.streams.synchronize_all)
@@ -57,7 +57,7 @@ class CpuBackend(Backend):
     def measure_limits(self, dtypes: Sequence[DType], num_threads: int | None = None) -> MeasuredLimits:
         """Memory bandwidth, and the peak rates of those of `dtypes` that have one: float32, float16, bfloat16, int8."""
         _check_num_threads(num_threads)
-        team = self._team if num_threads in (None, self.num_threads) else _native.Team(num_threads)
+        team = self._team if num_threads in (None, self.num_threads) else _new_team(num_threads)
         limits = _native.measure_limits(team, isa_limit().label)
         rates = {
             DType.FLOAT32: limits.float32_flops_per_s,
@@ -70,10 +70,18 @@ class CpuBackend(Backend):
         )
 
     def set_num_threads(self, num_threads: int | None) -> int:
-        """Use this many workers from the next run on; None means `AETHERMIND_NUM_THREADS`, or one per physical core."""
+        """Use this many workers from the next run on; None means `AETHERMIND_NUM_THREADS`, or one per physical core.
+
+        As many as there are cores stay on one each (`worker_places`).
+        """
         _check_num_threads(num_threads)
-        self._team.set_num_workers(num_threads or _default_num_threads())
+        num_threads = num_threads or _default_num_threads()
+        self._team.set_num_workers(num_threads, worker_places(num_threads))
         return self.num_threads
+
+
+def _new_team(num_threads: int) -> _native.Team:
+    return _native.Team(num_threads, worker_places(num_threads))
 
 
 def _check_num_threads(num_threads: int | None) -> None:

@@ -7,21 +7,37 @@ import platform
 from collections.abc import Callable
 from pathlib import Path
 
-from aethermind.errors import DeviceError
+from aethermind.errors import DeviceError, InvalidArgumentError
 from aethermind.hal.device import DeviceManager, DeviceProperties
 from aethermind.hal.host_memory import host_memory_bytes
 from aethermind_cpu.cgroup import memory_room, processor_quota
 
-__all__ = ["CpuDevices", "available_memory_bytes", "num_physical_cores"]
+__all__ = ["CpuDevices", "available_memory_bytes", "num_physical_cores", "worker_places"]
 
 _CPUS = Path("/sys/devices/system/cpu")
 
 
 def num_physical_cores() -> int:
     """Physical cores this process may use: its affinity without hyperthreads, and no more than a container's quota."""
-    cores = {_core_of(cpu) for cpu in _allowed_cpus()}
     quota = processor_quota()
-    return max(1, len(cores) if quota is None else min(len(cores), round(quota)))
+    return max(1, len(_cores()) if quota is None else min(len(_cores()), round(quota)))
+
+
+def worker_places(num_threads: int) -> list[list[int]]:
+    """The processors on which each of so many workers may run.
+
+    As many workers as cores have one each, with all its hyperthreads: left to itself the system now and then puts two
+    on one core, where the others wait for them at every barrier. Fewer workers go wherever there is room, so that those
+    of several processes do not meet on the first cores, and so do more, and all with `AETHERMIND_CPU_AFFINITY=none`
+    (`cores` by default; InvalidArgumentError for anything else).
+    """
+    affinity = os.environ.get("AETHERMIND_CPU_AFFINITY") or "cores"
+    if affinity not in ("cores", "none"):
+        raise InvalidArgumentError(f"AETHERMIND_CPU_AFFINITY is {affinity!r}; set it to cores or none, or unset it.")
+    cores = _cores()
+    if affinity == "cores" and num_threads == len(cores) == num_physical_cores():
+        return cores
+    return [sorted(_allowed_cpus())] * num_threads
 
 
 def available_memory_bytes() -> int:
@@ -70,6 +86,14 @@ def _allowed_cpus() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
+
+
+def _cores() -> list[list[int]]:
+    """The processors that this process may use, those of one core together."""
+    cores: dict[tuple[str, str], list[int]] = {}
+    for cpu in sorted(_allowed_cpus()):
+        cores.setdefault(_core_of(cpu), []).append(cpu)
+    return list(cores.values())
 
 
 def _core_of(cpu: int) -> tuple[str, str]:

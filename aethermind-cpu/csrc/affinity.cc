@@ -1,0 +1,33 @@
+#include "affinity.h"
+
+#if defined(__linux__)
+#include <sched.h>
+
+#include <algorithm>
+#endif
+
+namespace aether::cpu {
+
+#if defined(__linux__)
+
+Place::Place(const std::vector<int>& processors) {
+  if (processors.empty()) return;
+  const size_t nbytes = CPU_ALLOC_SIZE(*std::max_element(processors.begin(), processors.end()) + 1);
+  mask_.resize(nbytes / sizeof(mask_[0]));
+  for (const int processor : processors) CPU_SET_S(processor, nbytes, reinterpret_cast<cpu_set_t*>(mask_.data()));
+}
+
+void Place::keep(pthread_t thread) const noexcept {
+  if (mask_.empty()) return;
+  pthread_setaffinity_np(thread, mask_.size() * sizeof(mask_[0]), reinterpret_cast<const cpu_set_t*>(mask_.data()));
+}
+
+#else
+
+Place::Place(const std::vector<int>&) {}
+
+void Place::keep(pthread_t) const noexcept {}
+
+#endif
+
+}  // namespace aether::cpu
