@@ -16,7 +16,7 @@ class Place {
 
   bool operator==(const Place&) const = default;
 
-  // Keeps a thread there. Where the system refuses, which it may, the thread goes on where it was: as right, and slower.
+  // Keeps a thread there. The system may refuse: then the thread goes on where it was, as right, and slower.
   void keep(pthread_t thread) const noexcept;
 
  private:

@@ -1,7 +1,7 @@
 """What programs that never sleep, one for each core, cost sixteen requests, in turns with a machine without them.
 
 make bench
-MODEL=DIR python -m pytest tests/bench/bench_busy_machine.py -s -q -o python_files='bench_*.py' -o python_functions='bench_*'
+MODEL=DIR python -m pytest tests/bench/bench_busy.py -s -q -o python_files='bench_*.py' -o python_functions='bench_*'
 
 DIR holds config.json and a tokenizer; weights are random. `ROUNDS` is how many turns there are. A scheduler that is
 fair leaves half.
