@@ -19,8 +19,8 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 def num_physical_cores() -> int:
     """Physical cores this process may use: its affinity without hyperthreads, and no more than a container's quota."""
-    quota = processor_quota()
-    return max(1, len(_cores()) if quota is None else min(len(_cores()), round(quota)))
+    num_cores, quota = len(_cores()), processor_quota()
+    return max(1, num_cores if quota is None else min(num_cores, round(quota)))
 
 
 def worker_places(num_threads: int) -> list[list[int]]:
