@@ -166,7 +166,7 @@ class Prefetcher {
       const int64_t row = block_.rows[first_ + (is_key ? done_ : done_ - count_)] * head_dim_;
       const char* line = reinterpret_cast<const char*>((is_key ? stored_.keys : stored_.values) + row);
       for (int64_t byte = 0; byte < head_dim_ * static_cast<int64_t>(sizeof(S)); byte += kLineBytes) {
-        __builtin_prefetch(line + byte, 0, 3);
+        fetch_line(line + byte);
       }
     }
   }
@@ -225,10 +225,11 @@ AETHER_INLINE void attend_tile(const QueryRun& run, int64_t begin, const BlockRo
 }
 
 // The packed queries against the keys of parts [part_begin, part_end). `find_rows(key, count, rows)` tells the rows of
-// neighbouring keys. `finish(part, begin, end)` takes the sums and Softened of a tile's rows out of scratch.
-template <class T, class S, class FindFn, class FinishFn>
+// neighbouring keys. `find_next(block)` finds what this worker is likely to read after the last of them, or leaves the
+// block empty. `finish(part, begin, end)` takes the sums and Softened of a tile's rows out of scratch.
+template <class T, class S, class FindFn, class NextFn, class FinishFn>
 AETHER_INLINE void attend_parts(const QueryRun& run, int64_t part_begin, int64_t part_end,
-                                const KeysAndValues<S>& stored, FindFn find_rows, float scale,
+                                const KeysAndValues<S>& stored, FindFn find_rows, NextFn find_next, float scale,
                                 const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& at,
                                 FinishFn finish) {
   const int64_t num_rows = run.count * layout.group;
@@ -243,6 +244,7 @@ AETHER_INLINE void attend_parts(const QueryRun& run, int64_t part_begin, int64_t
     const BlockRows& block = blocks[b % 2];
     BlockRows& next = blocks[(b + 1) % 2];
     next.find(run, (b + 1) * kKeyBlock, end, find_rows);
+    if (next.num_panels == 0) find_next(next);
     if constexpr (AttentionTypes<T, S>::kHasFactors) {
       for (int64_t j = 0; j < block.num_panels * kPanelColumns; ++j) {
         at.key_factors[j] = stored.key_factors[block.rows[j]] * scale * kLog2E;
@@ -273,13 +275,14 @@ AETHER_INLINE void pack_queries(const T* q, const QueryRun& run, const Attention
 }
 
 // All parts of a run, from queries to outputs.
-template <class T, class S, class FindFn>
+template <class T, class S, class FindFn, class NextFn>
 AETHER_INLINE void attend(const T* q, T* out, const QueryRun& run, const KeysAndValues<S>& stored, FindFn find_rows,
-                          float scale, const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& at) {
+                          NextFn find_next, float scale, const AttentionLayout<T, S>& layout,
+                          const AttentionScratch<T, S>& at) {
   const int64_t num_rows = run.count * layout.group;
   pack_queries(q, run, layout, at);
   for (int64_t r = 0; r < num_rows; ++r) at.all[r] = {kHidden, 0.0f};
-  attend_parts(run, run.first_part(), run.end_part(), stored, find_rows, scale, layout, at,
+  attend_parts(run, run.first_part(), run.end_part(), stored, find_rows, find_next, scale, layout, at,
                [&](int64_t, int64_t row_begin, int64_t row_end) {
                  for (int64_t r = row_begin; r < row_end; ++r) {
                    const int64_t i = r - row_begin, size = layout.padded_dim;

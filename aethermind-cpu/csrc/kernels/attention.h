@@ -30,7 +30,9 @@ void attention(const am_tensor* in, const am_tensor* out, const am_attr* attrs, 
     const auto find_rows = [&](int64_t key, int64_t count, int64_t* rows) {
       for (int64_t i = 0; i < count; ++i) rows[i] = (batch * num_keys + key + i) * num_kv_heads + head;
     };
-    attend(data<const T>(in[0]) + offset, data<T>(out[0]) + offset, run, stored, find_rows, scale, layout, scratch);
+    const auto nothing_next = [](BlockRows&) {};
+    attend(data<const T>(in[0]) + offset, data<T>(out[0]) + offset, run, stored, find_rows, nothing_next, scale, layout,
+           scratch);
   });
 }
 

@@ -27,6 +27,10 @@ namespace aether::cpu::AETHER_ISA {
 // Steps for which a tile kernel looks once at what to fetch.
 inline constexpr int64_t kStepsAtOnce = 8;
 
+// Fetches a line of what will be read once, no nearer than the second-level cache: the first has no room for it beside
+// what is computed with. On a core of Zen 4 attention of one query took twice as long with lines fetched into the first.
+AETHER_INLINE void fetch_line(const void* line) { __builtin_prefetch(line, 0, 2); }
+
 // What a tile kernel fetches beside what it multiplies: in every turn, which is kStepsAtOnce steps or a unit of
 // quantised weights, `count` lines of each panel, one after another from `distance` bytes further on.
 struct Fetch {
@@ -78,14 +82,14 @@ __attribute__((noinline)) void multiply_tile(const Tile& tile, const char* const
   for (; step + kLineSteps<E> <= num_steps; step += kLineSteps<E>) {
     if (kMayFetch && fetch.rows_distance) {
 #pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) __builtin_prefetch(x.row(r) + fetch.rows_distance, 0, 2);
+      for (int r = 0; r < R; ++r) fetch_line(x.row(r) + fetch.rows_distance);
     }
 #pragma GCC unroll 2
     for (int64_t i = 0; i < kLineSteps<E>; i += kStepsAtOnce) {
       // As many at every turn, which a core learns to expect.
       for (int64_t j = 0; kMayFetch && j < fetch.count; ++j, ahead += kLineBytes) {
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) __builtin_prefetch(w[p] + ahead, 0, 2);
+        for (int p = 0; p < P; ++p) fetch_line(w[p] + ahead);
       }
 #pragma GCC unroll 8
       for (int64_t j = i; j < i + kStepsAtOnce; ++j) {

@@ -135,6 +135,59 @@ AETHER_INLINE void join_split(const PagedBatch<T, S>& batch, const PartialRows& 
   }
 }
 
+// One piece of the work: some queries of a sequence, one kv head, and the parts of the context that they are taken
+// against.
+struct Unit {
+  SequenceCut cut;
+  int64_t sequence, head, index;  // index: of the run, or of the chunk of a split context
+  QueryRun run;
+
+  int64_t part_begin() const { return run.first_part() + (cut.is_split() ? index * cut.chunk : 0); }
+  int64_t part_end() const {
+    return cut.is_split() ? smaller(part_begin() + cut.chunk, run.end_part()) : run.end_part();
+  }
+};
+
+// The units of all sequences in one order.
+template <class T, class S>
+class UnitWalk {
+ public:
+  explicit UnitWalk(const PagedBatch<T, S>& batch) : batch_(batch) {
+    if (batch.num_sequences > 0) cut_ = batch.cut(0, 0);
+  }
+
+  // Unit `number`, which is none before the last one asked for: the walk over the sequences goes on where it stopped.
+  Unit at(int64_t number) {
+    while (number - first_unit_ >= cut_.num_units * batch_.num_heads) {
+      first_unit_ += cut_.num_units * batch_.num_heads;
+      cut_ = batch_.cut(++sequence_, batch_.end_row(cut_));
+    }
+    // The last run sees the most keys: longest first evens out the end.
+    const int64_t index = cut_.num_units - 1 - (number - first_unit_) / batch_.num_heads;
+    const int64_t head = (number - first_unit_) % batch_.num_heads;
+    return {cut_, sequence_, head, index, batch_.run(sequence_, cut_.is_split() ? 0 : index)};
+  }
+
+ private:
+  const PagedBatch<T, S>& batch_;
+  int64_t sequence_ = 0, first_unit_ = 0;
+  SequenceCut cut_{};
+};
+
+// Where one sequence's keys of one head lie among the rows of the cache.
+struct PageRows {
+  const int32_t* block_table;
+  int64_t num_heads, block_size, head;
+
+  void operator()(int64_t key, int64_t count, int64_t* rows) const {
+    int64_t entry = key / block_size, offset = key % block_size;
+    for (int64_t i = 0; i < count; ++entry, offset = 0) {
+      const int64_t first = (block_table[entry] * num_heads + head) * block_size;
+      for (; offset < block_size && i < count; ++i, ++offset) rows[i] = first + offset;
+    }
+  }
+};
+
 template <class T, class S>
 AETHER_INLINE void attend_pages(const am_tensor* in, const am_tensor* out, const am_attr* attrs,
                                 const KeysAndValues<S>& stored, const am_team* team) {
@@ -152,40 +205,36 @@ AETHER_INLINE void attend_pages(const am_tensor* in, const am_tensor* out, const
     num_units += cut.num_units * cache.num_heads;
     num_partial_rows = batch.end_row(cut);
   }
+  const auto rows_of = [&](const Unit& unit) {
+    return PageRows{batch.block_tables + unit.sequence * batch.table_width, cache.num_heads, cache.block_size,
+                    unit.head};
+  };
 
-  int64_t s = 0, first_unit = 0;  // tickets ascend, so the walk over the sequences goes on where it stopped
-  SequenceCut cut = num_units > 0 ? batch.cut(0, 0) : SequenceCut{};
-  for_each_claimed(team, num_units, [&](int64_t unit) {
-    while (unit - first_unit >= cut.num_units * cache.num_heads) {
-      first_unit += cut.num_units * cache.num_heads;
-      cut = batch.cut(++s, batch.end_row(cut));
-    }
-    // The last run sees the most keys: longest first evens out the end.
-    const int64_t index = cut.num_units - 1 - (unit - first_unit) / cache.num_heads;
-    const int64_t head = (unit - first_unit) % cache.num_heads;
-    const int32_t* block_table = batch.block_tables + s * batch.table_width;
-    const auto find_rows = [&](int64_t key, int64_t count, int64_t* rows) {
-      int64_t entry = key / cache.block_size, offset = key % cache.block_size;
-      for (int64_t i = 0; i < count; ++entry, offset = 0) {
-        const int64_t first = (block_table[entry] * cache.num_heads + head) * cache.block_size;
-        for (; offset < cache.block_size && i < count; ++i, ++offset) rows[i] = first + offset;
-      }
+  UnitWalk<T, S> walk(batch);
+  for_each_claimed(team, num_units, [&](int64_t number) {
+    const Unit unit = walk.at(number);
+    const QueryRun& run = unit.run;
+    const PageRows find_rows = rows_of(unit);
+    // Workers that keep step take units in turns.
+    const auto find_next = [&](BlockRows& block) {
+      if (number + team->num_workers >= num_units) return;
+      const Unit next = UnitWalk<T, S>(walk).at(number + team->num_workers);
+      const int64_t part = next.part_begin();
+      block.find(next.run, part * kKeyBlock, smaller(next.run.end(), next.part_end() * kKeyBlock), rows_of(next));
     };
-    const QueryRun run = batch.run(s, cut.is_split() ? 0 : index);
-    const int64_t first_query = batch.cu_seqlens_q[s] + (cut.is_split() ? 0 : index * layout.queries);
-    const int64_t offset = first_query * row_stride + head * layout.group * cache.head_dim;
+    const int64_t first_query =
+        batch.cu_seqlens_q[unit.sequence] + (unit.cut.is_split() ? 0 : unit.index * layout.queries);
+    const int64_t offset = first_query * row_stride + unit.head * layout.group * cache.head_dim;
     const T* q = data<const T>(in[0]) + offset;
-    if (!cut.is_split()) {
-      attend(q, data<T>(out[0]) + offset, run, stored, find_rows, scale, layout, scratch);
+    if (!unit.cut.is_split()) {
+      attend(q, data<T>(out[0]) + offset, run, stored, find_rows, find_next, scale, layout, scratch);
       return;
     }
-    const int64_t part_begin = run.first_part() + index * cut.chunk;
-    const int64_t part_end = smaller(part_begin + cut.chunk, run.end_part());
     pack_queries(q, run, layout, scratch);
-    attend_parts(run, part_begin, part_end, stored, find_rows, scale, layout, scratch,
+    attend_parts(run, unit.part_begin(), unit.part_end(), stored, find_rows, find_next, scale, layout, scratch,
                  [&](int64_t part, int64_t row_begin, int64_t row_end) {
                    for (int64_t r = row_begin; r < row_end; ++r) {
-                     float* sums = partial.sums(partial_row(batch, cut, head, part, r));
+                     float* sums = partial.sums(partial_row(batch, unit.cut, unit.head, part, r));
                      std::memcpy(sums, scratch.part_sums + (r - row_begin) * layout.padded_dim,
                                  static_cast<size_t>(layout.padded_dim) * sizeof(float));
                      *partial.softened(sums) = scratch.part[r - row_begin];

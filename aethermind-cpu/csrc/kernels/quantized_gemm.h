@@ -28,12 +28,12 @@ __attribute__((noinline)) void multiply_quantized(const char* x, const char* con
 #pragma GCC unroll 8
       for (int64_t step = 0; step < kFormat.bits; ++step) {
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) __builtin_prefetch(codes[p] + fetch.distance + step * kStepBytes, 0, 3);
+        for (int p = 0; p < P; ++p) fetch_line(codes[p] + fetch.distance + step * kStepBytes);
       }
     } else {
       for (int64_t i = 0; i < fetch.count; ++i, ahead += kLineBytes) {
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) __builtin_prefetch(panels[p] + ahead, 0, 3);
+        for (int p = 0; p < P; ++p) fetch_line(panels[p] + ahead);
       }
     }
   };
