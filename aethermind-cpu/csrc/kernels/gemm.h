@@ -28,7 +28,7 @@ namespace aether::cpu::AETHER_ISA {
 inline constexpr int64_t kStepsAtOnce = 8;
 
 // Fetches a line of what will be read once, no nearer than the second-level cache: the first has no room for it beside
-// what is computed with. On a core of Zen 4 attention of one query took twice as long with lines fetched into the first.
+// what is computed with. Where lines went to the first, attention of one query took twice as long on a core of Zen 4.
 AETHER_INLINE void fetch_line(const void* line) { __builtin_prefetch(line, 0, 2); }
 
 // What a tile kernel fetches beside what it multiplies: in every turn, which is kStepsAtOnce steps or a unit of
