@@ -27,7 +27,7 @@ namespace aether::cpu::AETHER_ISA {
 // Steps for which a tile kernel looks once at what to fetch.
 inline constexpr int64_t kStepsAtOnce = 8;
 
-// Fetches a line of what will be read once, no nearer than the second-level cache: the first has no room for it beside
+// Fetches a line of what is read next, no nearer than the second-level cache: the first has no room for it beside
 // what is computed with. Where lines went to the first, attention of one query took twice as long on a core of Zen 4.
 AETHER_INLINE void fetch_line(const void* line) { __builtin_prefetch(line, 0, 2); }
 
