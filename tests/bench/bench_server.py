@@ -66,7 +66,7 @@ _ENGINES = ("process", "inprocess")
 def prompts(turn: int) -> list[list[int]]:
     """Token ids of sixteen prompts that nobody has computed before."""
     rows = range(turn * NUM_REQUESTS, (turn + 1) * NUM_REQUESTS)
-    return [[7 + (31 * row + index) % 500 for index in range(NUM_PROMPT_TOKENS)] for row in rows]
+    return [[7 + (31 * row + (1 + row // 500) * index) % 500 for index in range(NUM_PROMPT_TOKENS)] for row in rows]
 
 
 def generated_s(llm: LLM, turn: int) -> float:

@@ -8,8 +8,9 @@
 //                 the negated sum of a unit's bytes is what the integers start from. Runs of 8-bit weights lie within
 //                 a block: the integers times the product of the two scales are added to the row's float32 sum. Fewer
 //                 bits round so coarsely that longer runs cost nothing: the integers times the weight's scale are
-//                 added to the run's float32 sum, which times the run's scale is added to the row's. A scale that
-//                 8-bit weights have for a whole row multiplies that at the very end.
+//                 added to the run's float32 sum, which times the run's scale is added to the row's; of 4-bit blocks
+//                 that hold whole runs, a run's integers are summed as those of 8 bits. A scale that 8-bit weights
+//                 have for a whole row multiplies that at the very end.
 //
 // A tile is what the rows are brought into:
 //
@@ -40,6 +41,7 @@ struct ExactEngine {
   static constexpr int64_t kRowBytes = kUnitK * static_cast<int64_t>(sizeof(float));  // of a unit
   static constexpr bool kHasRunSums = false;
   static constexpr bool kScalesAtEnd = false;
+  static constexpr bool kJoinsUnits = false;
   static constexpr int panels_at_once(int) { return 1; }
   using Zero = Vec;
 
@@ -101,8 +103,10 @@ struct ByteEngine {
   static constexpr int kRows = kByteTileRows;
   static constexpr int64_t kUnitRowBytes = kFormat.has_row_scale ? kUnitK : kUnitK + 4;
   static constexpr int64_t kRowBytes = kUnitK + 4 + 4;  // of a unit, at most
-  static constexpr bool kHasRunSums = kFormat.bits < 8;
+  static constexpr bool kHasRunSums = kFormat.bits < 8 && !kFormat.has_long_blocks;
   static constexpr bool kScalesAtEnd = kFormat.has_row_scale;
+  // Whether integers of few bits can be summed over several units.
+  static constexpr bool kJoinsUnits = !kSumsUnitsInHalves<4>;
   static constexpr int panels_at_once(int rows) { return kTilePanels > 1 && 2 * rows <= kRows ? 2 : 1; }
   using Zero = typename ShiftOf<kFormat.has_offset>::Type;
 
@@ -200,11 +204,12 @@ struct ByteEngine {
   AETHER_INLINE static void add_units(Vec (&sums)[R][P], const char*& x, const char* (&codes)[P],
                                       const Vec (&scales)[P], const Zero (&zeros)[P], int64_t num_units,
                                       FetchFn fetch) {
-    if constexpr (kFormat.has_row_scale) return add_run(sums, x, codes, num_units, fetch);
     if constexpr (R == 1 && !kFormat.has_offset && kMultipliesFieldsInPlace &&
                   (kFormat.bits == 4 || kFormat.bits == 2)) {
-      return add_unit_of_one_row(sums, x, codes, scales, zeros, fetch);
+      return add_units_of_one_row(sums, x, codes, scales, zeros, num_units, fetch);
     }
+    if constexpr (kFormat.has_row_scale || kFormat.has_long_blocks)
+      return add_run(sums, x, codes, scales, zeros, num_units, fetch);
     IntVec dots[R][P];
     int32_t negated[R] = {};
 #pragma GCC unroll 16
@@ -237,14 +242,13 @@ struct ByteEngine {
         for (int p = 0; p < P; ++p) dots[r][p] = add_words(dots[r][p], start(x + R * kUnitK + r * 4, zeros[p]));
       }
     }
+    add_integers(sums, dots, x, scales);
+    if constexpr (kFormat.has_offset) {
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const float run_scale = kHasRunSums ? 1.0f : load_float(x + r * 4);
+      for (int r = 0; r < R; ++r) {
+        const float run_scale = kHasRunSums ? 1.0f : load_float(x + r * 4);
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) {
-        const Vec scale = kHasRunSums ? scales[p] : scales[p] * set1(run_scale);
-        sums[r][p] = fma(to_floats(dots[r][p]), scale, sums[r][p]);
-        if constexpr (kFormat.has_offset) {
+        for (int p = 0; p < P; ++p) {
           const Vec moved = fma(scales[p], set1(static_cast<float>(kCodeOffset<kFormat.bits>)), zeros[p]);
           const Vec offset = kCodeOffset<kFormat.bits> == 0 ? zeros[p] : moved;
           sums[r][p] = fma(set1(-run_scale * static_cast<float>(negated[r])), offset, sums[r][p]);
@@ -254,23 +258,44 @@ struct ByteEngine {
     if constexpr (!kHasRunSums) x += R * 4;
   }
 
-  // The same of one unit and one row, of which instructions bound how far ahead a core reads: fields are multiplied
-  // where they stand in their bytes, and so by a power of two too much, which is taken from their sums.
-  template <int P, class FetchFn>
-  AETHER_INLINE static void add_unit_of_one_row(Vec (&sums)[1][P], const char*& x, const char* (&codes)[P],
-                                                const Vec (&scales)[P], const Zero (&zeros)[P], FetchFn fetch) {
-    fetch();
+  // Adds integers times the scales that they share, that of their run at `x` unless it has sums of its own.
+  template <int R, int P>
+  AETHER_INLINE static void add_integers(Vec (&sums)[R][P], const IntVec (&dots)[R][P], const char* x,
+                                         const Vec (&scales)[P]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Vec run_scale = kHasRunSums ? zero() : set1(load_float(x + r * 4));
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) {
-      IntVec dots[8 / kFormat.bits] = {start(x + kUnitK, zeros[p])};
-#pragma GCC unroll 8
-      for (int64_t step = 0; step < kFormat.bits; ++step) {
-        add_in_place<0>(dots, x + step * (kUnitK / kFormat.bits), load_words(codes[p] + step * kStepBytes));
+      for (int p = 0; p < P; ++p) {
+        const Vec scale = kHasRunSums ? scales[p] : scales[p] * run_scale;
+        sums[r][p] = fma(to_floats(dots[r][p]), scale, sums[r][p]);
       }
-      sums[0][p] = fma(to_floats(sum_of_fields<8 / kFormat.bits - 1>(dots)), scales[p], sums[0][p]);
-      codes[p] += kFormat.bits * kStepBytes;
     }
-    x += kUnitRowBytes;
+  }
+
+  // `add_units` of one row, of which instructions bound how far ahead a core reads: fields are multiplied where they
+  // stand in their bytes, and so by a power of two too much, which is taken from their sums.
+  template <int P, class FetchFn>
+  AETHER_INLINE static void add_units_of_one_row(Vec (&sums)[1][P], const char*& x, const char* (&codes)[P],
+                                                 const Vec (&scales)[P], const Zero (&zeros)[P], int64_t num_units,
+                                                 FetchFn fetch) {
+    IntVec totals[1][P] = {};
+    for (int64_t unit = 0; unit < (kHasRunSums ? 1 : num_units); ++unit) {
+      fetch();
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        IntVec dots[8 / kFormat.bits] = {start(x + kUnitK, zeros[p])};
+#pragma GCC unroll 8
+        for (int64_t step = 0; step < kFormat.bits; ++step) {
+          add_in_place<0>(dots, x + step * (kUnitK / kFormat.bits), load_words(codes[p] + step * kStepBytes));
+        }
+        totals[0][p] = add_words(totals[0][p], sum_of_fields<8 / kFormat.bits - 1>(dots));
+        codes[p] += kFormat.bits * kStepBytes;
+      }
+      x += kUnitRowBytes;
+    }
+    add_integers(sums, totals, x, scales);
+    if constexpr (!kHasRunSums) x += 4;
   }
 
   template <int Field>
@@ -289,18 +314,22 @@ struct ByteEngine {
     }
   }
 
-  // The same of a run whose weights' scales are for whole rows, which the caller multiplies by. Rows of the tile end
+  // `add_units` of a whole run. By scales that weights have for whole rows the caller multiplies. Rows of the tile end
   // one by one, between the last products of those that follow: a core does both at once.
   template <int R, int P, class FetchFn>
-  AETHER_INLINE static void add_run(Vec (&sums)[R][P], const char*& x, const char* (&codes)[P], int64_t num_units,
-                                    FetchFn fetch) {
-    const char* negated = x + num_units * R * kUnitRowBytes;
-    const char* run_scales = negated + R * 4;
+  AETHER_INLINE static void add_run(Vec (&sums)[R][P], const char*& x, const char* (&codes)[P], const Vec (&scales)[P],
+                                    const Zero (&zeros)[P], int64_t num_units, FetchFn fetch) {
+    const char* end = x + num_units * R * kUnitRowBytes;
+    const char* run_scales = kFormat.has_row_scale ? end + R * 4 : end;
     IntVec dots[R][P];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
+      int32_t negated = kFormat.has_row_scale ? load_word(end + r * 4) : 0;
+      for (const char* unit = x; !kFormat.has_row_scale && unit < end; unit += R * kUnitRowBytes) {
+        negated += load_word(unit + R * kUnitK + r * 4);
+      }
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) dots[r][p] = broadcast_word(negated + r * 4);
+      for (int p = 0; p < P; ++p) dots[r][p] = start(reinterpret_cast<const char*>(&negated), zeros[p]);
     }
     const auto move_on = [&]() __attribute__((always_inline)) {
       x += R * kUnitRowBytes;
@@ -316,9 +345,12 @@ struct ByteEngine {
       move_on();
     }
     add_step(dots, x, codes, kFormat.bits - 1, [&](int r) __attribute__((always_inline)) {
-      const Vec scale = set1(load_float(run_scales + r * 4));
+      const Vec run_scale = set1(load_float(run_scales + r * 4));
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) sums[r][p] = fma(to_floats(dots[r][p]), scale, sums[r][p]);
+      for (int p = 0; p < P; ++p) {
+        const Vec scale = kFormat.has_row_scale ? run_scale : scales[p] * run_scale;
+        sums[r][p] = fma(to_floats(dots[r][p]), scale, sums[r][p]);
+      }
     });
     move_on();
     x = run_scales + R * 4;

@@ -136,6 +136,13 @@ template <class F>
 AETHER_INLINE auto with_format(const QuantizedLayout& layout, F f) {
   if (layout.has_levels)
     return f.template operator()<QuantizedFormat{.bits = 4, .has_offset = true, .has_levels = true}>();
+  if constexpr (AnyQuantizedEngine::kJoinsUnits) {
+    if (layout.bits == 4 && !layout.has_offset && layout.block % (kMostRunUnits * kUnitK) == 0) {
+      if (layout.has_zero_point)
+        return f.template operator()<QuantizedFormat{.bits = 4, .has_zero_point = true, .has_long_blocks = true}>();
+      return f.template operator()<QuantizedFormat{.bits = 4, .has_long_blocks = true}>();
+    }
+  }
   if (layout.has_offset) {
     if (layout.bits == 4) return f.template operator()<QuantizedFormat{.bits = 4, .has_offset = true}>();
     return f.template operator()<QuantizedFormat{.bits = 8, .has_offset = true}>();

@@ -9,8 +9,6 @@
 namespace aether::cpu {
 namespace {
 
-constexpr int64_t kMostRunUnits = 4;
-
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 QuantizedPackFn packer() {

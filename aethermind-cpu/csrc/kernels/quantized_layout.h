@@ -29,6 +29,7 @@
 namespace aether::cpu {
 
 inline constexpr int64_t kUnitK = 32;
+inline constexpr int64_t kMostRunUnits = 4;  // of activations that share a scale
 inline constexpr int64_t kHeaderBytes = 64;
 inline constexpr int64_t kScaleBytes = 32;  // of a block
 inline constexpr int64_t kZeroBytes = 16;
@@ -53,8 +54,9 @@ struct QuantizedFormat {
   int bits;
   bool has_zero_point = false;
   bool has_offset = false;
-  bool has_levels = false;     // of scales and offsets
-  bool has_row_scale = false;  // a single block a row
+  bool has_levels = false;       // of scales and offsets
+  bool has_row_scale = false;    // a single block a row
+  bool has_long_blocks = false;  // each of whole runs of activations
 };
 
 // Where activations are quantised as well, units_per_run · kUnitK neighbours share a scale (quantized_engines.h).

@@ -127,6 +127,8 @@ def test_several_answers_and_what_else_was_likely(invoke: Any) -> None:
     assert (first["token_id"], len(first["candidates"]) >= 2) == (two["token_ids"][0], True)
     assert [one["rank"] for one in first["candidates"]][:2] == [1, 2]
     assert invoke(*words, "--n", "2").stdout == "".join(f"{answer['text']}\n" for answer in two["answers"])
+    told = invoke(*words, "--n", "2", "--stats").stderr.splitlines()
+    assert [line for line in told if " of 2]" in line] == ["[1 of 2]", "[2 of 2]"]
     refused = invoke("generate", "hi", "--logprobs", "2")
     assert (refused.exit_code, "--json" in refused.stderr) == (2, True)
 

@@ -61,7 +61,11 @@ def generate(
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is written.")] = True,
     stats: Annotated[
         bool | None,
-        typer.Option("--stats/--no-stats", help="Print speed and seed on stderr.", show_default="on a terminal"),
+        typer.Option(
+            "--stats/--no-stats",
+            help="Print speed, seed, and numbers before several answers on stderr.",
+            show_default="on a terminal",
+        ),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -114,13 +118,20 @@ def answer(
         if as_json:
             console.print_json(as_record(output, params, llm.info))
         else:
-            for completion in output.outputs:
+            for number, completion in enumerate(output.outputs, 1):
+                if has_stats and params.n > 1:
+                    _tell(f"[{number} of {params.n}]")
                 writer.finish(completion.text)
                 writer = TextWriter(sys.stdout)
         if has_stats:
-            print(console.style(describe(output, params, llm.info), "dim", sys.stderr), file=sys.stderr)
+            _tell(describe(output, params, llm.info))
     if is_interrupted:
         raise typer.Exit(130)
+
+
+def _tell(line: str) -> None:
+    """Print something about answers, beside them."""
+    print(console.style(line, "dim", sys.stderr), file=sys.stderr)
 
 
 class TextWriter:
