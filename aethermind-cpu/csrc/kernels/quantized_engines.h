@@ -242,10 +242,10 @@ struct ByteEngine {
         for (int p = 0; p < P; ++p) dots[r][p] = add_words(dots[r][p], start(x + R * kUnitK + r * 4, zeros[p]));
       }
     }
-    add_integers(sums, dots, x, scales);
-    if constexpr (kFormat.has_offset) {
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < R; ++r) {
+      add_integers(sums[r], dots[r], x + r * 4, scales);
+      if constexpr (kFormat.has_offset) {
         const float run_scale = kHasRunSums ? 1.0f : load_float(x + r * 4);
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
@@ -258,18 +258,16 @@ struct ByteEngine {
     if constexpr (!kHasRunSums) x += R * 4;
   }
 
-  // Adds integers times the scales that they share, that of their run at `x` unless it has sums of its own.
-  template <int R, int P>
-  AETHER_INLINE static void add_integers(Vec (&sums)[R][P], const IntVec (&dots)[R][P], const char* x,
+  // Adds a row's integers times the scales that they share: of the weight unless that multiplies at the end, and of
+  // their run, which is at `at`, unless it has sums of its own.
+  template <int P>
+  AETHER_INLINE static void add_integers(Vec (&sums)[P], const IntVec (&dots)[P], const char* at,
                                          const Vec (&scales)[P]) {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const Vec run_scale = kHasRunSums ? zero() : set1(load_float(x + r * 4));
+    const Vec run_scale = kHasRunSums ? zero() : set1(load_float(at));
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) {
-        const Vec scale = kHasRunSums ? scales[p] : scales[p] * run_scale;
-        sums[r][p] = fma(to_floats(dots[r][p]), scale, sums[r][p]);
-      }
+    for (int p = 0; p < P; ++p) {
+      const Vec scale = kHasRunSums ? scales[p] : kScalesAtEnd ? run_scale : scales[p] * run_scale;
+      sums[p] = fma(to_floats(dots[p]), scale, sums[p]);
     }
   }
 
@@ -279,7 +277,7 @@ struct ByteEngine {
   AETHER_INLINE static void add_units_of_one_row(Vec (&sums)[1][P], const char*& x, const char* (&codes)[P],
                                                  const Vec (&scales)[P], const Zero (&zeros)[P], int64_t num_units,
                                                  FetchFn fetch) {
-    IntVec totals[1][P] = {};
+    IntVec totals[P] = {};
     for (int64_t unit = 0; unit < (kHasRunSums ? 1 : num_units); ++unit) {
       fetch();
 #pragma GCC unroll 4
@@ -289,12 +287,12 @@ struct ByteEngine {
         for (int64_t step = 0; step < kFormat.bits; ++step) {
           add_in_place<0>(dots, x + step * (kUnitK / kFormat.bits), load_words(codes[p] + step * kStepBytes));
         }
-        totals[0][p] = add_words(totals[0][p], sum_of_fields<8 / kFormat.bits - 1>(dots));
+        totals[p] = add_words(totals[p], sum_of_fields<8 / kFormat.bits - 1>(dots));
         codes[p] += kFormat.bits * kStepBytes;
       }
       x += kUnitRowBytes;
     }
-    add_integers(sums, totals, x, scales);
+    add_integers(sums[0], totals, x, scales);
     if constexpr (!kHasRunSums) x += 4;
   }
 
@@ -344,14 +342,8 @@ struct ByteEngine {
       add_step(dots, x, codes, kFormat.bits - 1, kGoOn);
       move_on();
     }
-    add_step(dots, x, codes, kFormat.bits - 1, [&](int r) __attribute__((always_inline)) {
-      const Vec run_scale = set1(load_float(run_scales + r * 4));
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) {
-        const Vec scale = kFormat.has_row_scale ? run_scale : scales[p] * run_scale;
-        sums[r][p] = fma(to_floats(dots[r][p]), scale, sums[r][p]);
-      }
-    });
+    add_step(dots, x, codes, kFormat.bits - 1,
+             [&](int r) __attribute__((always_inline)) { add_integers(sums[r], dots[r], run_scales + r * 4, scales); });
     move_on();
     x = run_scales + R * 4;
   }
