@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, TextIO
 
-__all__ = ["columns", "examples", "is_terminal", "print_json", "quantity", "style", "version", "without_nan"]
+__all__ = ["aside", "columns", "examples", "is_terminal", "print_json", "quantity", "style", "version", "without_nan"]
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
@@ -22,6 +22,11 @@ def style(text: str, name: str, stream: TextIO) -> str:
     """Text in a style, where the stream is a terminal and NO_COLOR is not set."""
     has_colour = is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return f"\x1b[{_CODES[name]}m{text}\x1b[0m" if has_colour else text
+
+
+def aside(text: str) -> None:
+    """Print something that is no part of what was asked for: on stderr, dim on a terminal."""
+    print(style(text, "dim", sys.stderr), file=sys.stderr)
 
 
 def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:

@@ -120,18 +120,13 @@ def answer(
         else:
             for number, completion in enumerate(output.outputs, 1):
                 if has_stats and params.n > 1:
-                    _tell(f"[{number} of {params.n}]")
+                    console.aside(f"[{number} of {params.n}]")
                 writer.finish(completion.text)
                 writer = TextWriter(sys.stdout)
         if has_stats:
-            _tell(describe(output, params, llm.info))
+            console.aside(describe(output, params, llm.info))
     if is_interrupted:
         raise typer.Exit(130)
-
-
-def _tell(line: str) -> None:
-    """Print something about answers, beside them."""
-    print(console.style(line, "dim", sys.stderr), file=sys.stderr)
 
 
 class TextWriter:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,7 +52,7 @@ def tokenize(
     for token_id, shown in rows:
         print(f"{token_id:>{width}}  {shown}")
     total = f"{len(token_ids)} token{'s' * (len(token_ids) != 1)}"
-    print(console.style(total, "dim", sys.stderr), file=sys.stderr)
+    console.aside(total)
 
 
 def detokenize(

@@ -72,7 +72,7 @@ class Repl:
 
     def say(self, text: str) -> None:
         """Print something that is not an answer."""
-        print(console.style(text, "dim", sys.stderr), file=sys.stderr)
+        console.aside(text)
 
     def _answer(self) -> None:
         writer = TextWriter(sys.stdout)
