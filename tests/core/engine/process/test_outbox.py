@@ -18,11 +18,11 @@ from aethermind.errors import ContextLengthError
 PROMPT = EnginePrompt("Once", [3])
 
 
-def state(num_tokens: int, *, finished: bool = False) -> RequestOutput:
+def state(num_tokens: int, *, finished: bool = False, name: str = "name") -> RequestOutput:
     answer = CompletionOutput(
         0, "word " * num_tokens, list(range(num_tokens)), None, "stop" if finished else None, None
     )
-    return RequestOutput("name", "Once", [3], [answer], finished, RequestMetrics(0.0, None, None))
+    return RequestOutput(name, "Once", [3], [answer], finished, RequestMetrics(0.0, None, None))
 
 
 @pytest.fixture
@@ -49,17 +49,17 @@ def read_all(outbox: Outbox, sock: socket.socket) -> list[News]:
 def test_states_that_nobody_read_are_merged(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     outbox = Outbox(theirs)
-    outbox.open(1)
+    outbox.open(1, "name")
     growing = GrowingOutput("name", PROMPT)
     num_told = 1
-    outbox.put([(1, state(num_told))])
+    outbox.put([state(num_told)])
     while outbox.flush():  # until the system takes no more, which is sooner or later
         num_told += 1
-        outbox.put([(1, state(num_told))])
+        outbox.put([state(num_told)])
     for num_tokens in range(num_told + 1, num_told + 2000, 7):
-        outbox.put([(1, state(num_tokens))])
+        outbox.put([state(num_tokens)])
         outbox.flush()
-    outbox.put([(1, state(num_told + 2000, finished=True))])
+    outbox.put([state(num_told + 2000, finished=True)])
     pieces = [piece[1:] for one in read_all(outbox, ours) for piece in one.states or ()]
     assert len(pieces) == num_told + 1
     assert [growing.grow(piece) for piece in pieces][-1] == state(num_told + 2000, finished=True)
@@ -70,12 +70,11 @@ def test_news_may_be_held_back_but_for_the_first_and_the_last(ends: tuple[socket
     ours, theirs = ends
     now_s = 5.0
     outbox, growing = Outbox(theirs, lambda: now_s), GrowingOutput("name", PROMPT)
-    outbox.open(1, 0.5)
-    outbox.open(2)
+    outbox.open(1, "name", 0.5)
+    outbox.open(2, "other")
 
     def told(num_tokens: int, *, finished: bool = False) -> list[int]:
-        for handle in (1, 2):
-            outbox.put([(handle, state(num_tokens, finished=finished))])
+        outbox.put([state(num_tokens, finished=finished, name=name) for name in ("name", "other")])
         pieces = [piece for news in read_all(outbox, ours) for piece in news.states or ()]
         for handle, *piece in pieces:
             if handle == 1:
@@ -125,11 +124,26 @@ def test_refusals_and_replies_all_arrive_and_logs_are_bounded(ends: tuple[socket
 def test_dropped_requests_are_not_told_of(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     outbox = Outbox(theirs)
-    outbox.open(1)
-    outbox.put([(1, state(1))])
+    outbox.open(1, "name")
+    outbox.put([state(1)])
     outbox.drop(1)
     outbox.drop(1)
+    assert outbox.name_of(1) is None
     assert read_all(outbox, ours) == []
+
+
+def test_a_name_that_comes_again_gets_nothing_of_the_request_before(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    outbox = Outbox(theirs)
+    outbox.open(1, "name")
+    outbox.put([state(5, finished=True)])
+    assert outbox.name_of(1) == "name", "its end was not told yet"
+    outbox.drop(1)
+    outbox.open(2, "name")
+    outbox.put([state(2)])
+    ((handle, *piece),) = [piece for news in read_all(outbox, ours) for piece in news.states or ()]
+    assert handle == 2
+    assert GrowingOutput("name", PROMPT).grow(piece) == state(2)
 
 
 def test_a_reader_that_has_gone_is_an_error(ends: tuple[socket.socket, socket.socket]) -> None:

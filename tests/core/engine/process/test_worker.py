@@ -52,7 +52,7 @@ class Rig:
 
     def run(self) -> None:
         while self.engine.has_unfinished:
-            self.worker._put(self.engine.advance())
+            self.worker._outbox.put(self.engine.advance())
 
     def told(self) -> Iterator[News]:
         self.worker._outbox.flush()
@@ -95,4 +95,4 @@ def test_what_is_said_of_a_request_meanwhile_is_heard(rig: Rig) -> None:
     ((handle, error),) = news.refused or ()
     assert handle == 3
     assert isinstance(error, InvalidArgumentError)
-    assert not rig.worker._names
+    assert [rig.worker._outbox.name_of(handle) for handle in (1, 2, 3)] == [None] * 3

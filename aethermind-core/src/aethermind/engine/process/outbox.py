@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from aethermind.engine.process.growth import SentOutput
@@ -30,8 +30,9 @@ class Outbox:
         sock.setblocking(False)
         self._sock = sock
         self._unsent = memoryview(b"")
-        self._states: HeldNews[int] = HeldNews(clock)
-        self._sent: dict[int, SentOutput] = {}
+        self._states = HeldNews(clock)
+        self._names: dict[int, str] = {}
+        self._sent: dict[str, tuple[int, SentOutput]] = {}
         self._refused: list[tuple[int, Exception]] = []
         self._replies: list[Reply] = []
         self._logs: deque[LogLine] = deque(maxlen=_MOST_LOG_LINES)
@@ -51,14 +52,21 @@ class Outbox:
         once = (self.progress, self.loaded, self.failure, self.stats)
         return bool(self._refused or self._replies or self._logs or self._states.is_due) or once != (None,) * 4
 
-    def open(self, handle: int, hold_s: float = 0.0) -> None:
-        """Expect states of a request, whose news may be held back so long."""
-        self._states.open(handle, hold_s)
-        self._sent[handle] = SentOutput()
+    def open(self, handle: int, name: str, hold_s: float = 0.0) -> None:
+        """Expect states of a request, whose news may be held back so long. Its name may come again once its end was
+        told or it was dropped, its handle never.
+        """
+        self._states.open(name, hold_s)
+        self._names[handle] = name
+        self._sent[name] = handle, SentOutput()
 
-    def put(self, grown: Iterable[tuple[int, Growth]]) -> None:
-        """Requests have grown."""
-        self._states.put(grown)
+    def name_of(self, handle: int) -> str | None:
+        """What the engine calls a request; None where it is not open."""
+        return self._names.get(handle)
+
+    def put(self, growths: Sequence[Growth]) -> None:
+        """What came of a step; nobody's where a request is not open."""
+        self._states.put(growths)
 
     def refuse(self, handle: int, error: Exception) -> None:
         """A request was not taken."""
@@ -66,8 +74,9 @@ class Outbox:
 
     def drop(self, handle: int) -> None:
         """Nobody wants to know of a request any more."""
-        self._states.drop(handle)
-        self._sent.pop(handle, None)
+        if (name := self._names.pop(handle, None)) is not None:
+            self._states.drop(name)
+            del self._sent[name]
 
     def reply(self, reply: Reply) -> None:
         """The outcome of an `Ask`."""
@@ -91,10 +100,11 @@ class Outbox:
     def _next(self) -> bytes:
         """All there is to be said now, as one message."""
         states = []
-        for handle, output in self._states.take():
-            states.append([handle, *self._sent[handle].cut(output)])
+        for name, output in self._states.take():
+            handle, sent = self._sent[name]
+            states.append([handle, *sent.cut(output)])
             if output.finished:
-                del self._sent[handle]
+                del self._sent[name], self._names[handle]
         news = News(
             [self._logs.popleft() for _ in range(len(self._logs))],
             self.progress,

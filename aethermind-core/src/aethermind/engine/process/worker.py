@@ -26,17 +26,14 @@ from aethermind.engine.process.outbox import Outbox
 from aethermind.engine.process.preparing import Preparing
 from aethermind.engine.process.start import begin, check_version
 from aethermind.engine.process.wire import Unpacker
-from aethermind.engine.requests.output_builder import has_ended
 from aethermind.errors import AetherMindError, EngineDeadError
 from aethermind.log import get_logger
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from concurrent.futures import Future
 
-    from aethermind.engine.requests.output_builder import Growth
     from aethermind.sampling.guidance import TokenGuide
 
 __all__ = ["main"]
@@ -154,8 +151,6 @@ class _Worker:
         self._engine = engine
         self._inbox = inbox
         self._outbox = outbox
-        self._names: dict[int, str] = {}
-        self._handles: dict[str, int] = {}
         self._preparing = Preparing()
         self._told_stats_s = 0.0
 
@@ -174,7 +169,7 @@ class _Worker:
                 self._obey(message)
             self._add_prepared()
             if engine.has_unfinished:
-                self._put(engine.advance())
+                outbox.put(engine.advance())
 
     def _tell_stats(self) -> None:
         """With other news, and now and then without: silence would be taken for a step that never ends."""
@@ -196,13 +191,13 @@ class _Worker:
             case Abort() | Forget() if self._preparing.hear(message):
                 pass
             case Abort(handle):
-                if (name := self._names.get(handle)) is not None:
-                    ended = self._engine.abort(name)
-                    self._put([ended] if ended is not None else [])
+                name = self._outbox.name_of(handle)
+                if name is not None and (ended := self._engine.abort(name)) is not None:
+                    self._outbox.put([ended])
             case Forget(handle):
-                if (name := self._names.get(handle)) is not None:
-                    self._engine.abort(name)
-                    self._drop(handle)
+                if (name := self._outbox.name_of(handle)) is not None:
+                    self._engine.abort(name)  # nothing where it has finished
+                    self._outbox.drop(handle)
             case Ask(number, what, arguments):
                 self._outbox.reply(self._answer(number, what, arguments))
             case _:
@@ -216,9 +211,7 @@ class _Worker:
 
     def _add(self, request: Add, made: Future[TokenGuide] | None) -> None:
         prompt = request.prompt
-        self._names[request.handle] = request.name
-        self._handles[request.name] = request.handle
-        self._outbox.open(request.handle, request.hold_s)
+        self._outbox.open(request.handle, request.name, request.hold_s)
         try:
             self._engine.add_request(
                 request.name,
@@ -230,7 +223,7 @@ class _Worker:
                 guide=None if made is None else made.result(),
             )
         except Exception as error:
-            self._drop(request.handle)
+            self._outbox.drop(request.handle)
             self._outbox.refuse(request.handle, _told(error))
 
     def _answer(self, number: int, what: str, arguments: dict[str, Any]) -> Reply:
@@ -239,21 +232,6 @@ class _Worker:
             return Reply(number, getattr(self._engine, what)(**arguments))
         except Exception as error:
             return Reply(number, None, _told(error))
-
-    def _put(self, growths: Iterable[Growth]) -> None:
-        grown = []
-        for growth in growths:
-            handle = self._handles.get(growth.request_id)
-            if handle is None:
-                continue
-            grown.append((handle, growth))
-            if has_ended(growth):
-                del self._handles[growth.request_id], self._names[handle]
-        self._outbox.put(grown)
-
-    def _drop(self, handle: int) -> None:
-        self._outbox.drop(handle)
-        del self._handles[self._names.pop(handle)]
 
 
 class _Forwarding(logging.Handler):

@@ -45,7 +45,7 @@ class AsyncEngine(EngineClient):
         self._prompts = PromptReader.of(engine.planned, engine.tokenizer)
         self._calls: set[asyncio.Future[Any]] = set()
         self._commands: list[Callable[[], object]] = []
-        self._news: HeldNews[str] = HeldNews()
+        self._news = HeldNews()
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="aethermind-engine", daemon=True)
         self._is_stopping = False
@@ -161,7 +161,7 @@ class AsyncEngine(EngineClient):
                 if self._is_stopping:
                     return
                 if engine.has_unfinished:
-                    self._news.put([(growth.request_id, growth) for growth in engine.advance()])
+                    self._news.put(engine.advance())
                 if news := self._news.take():
                     self._tell(self._deliver, news)
         except Exception as error:
@@ -191,7 +191,7 @@ class AsyncEngine(EngineClient):
 
     def _put(self, output: RequestOutput | None) -> None:
         if output is not None:
-            self._news.put([(output.request_id, output)])
+            self._news.put([output])
 
     def _deliver(self, news: list[tuple[str, RequestOutput]]) -> None:
         for name, output in news:

@@ -3,92 +3,114 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Generic, TypeVar
 
 from aethermind.engine.requests.output import RequestOutput
 from aethermind.engine.requests.output_builder import Growth, has_ended, state_of
 
 __all__ = ["HeldNews"]
 
-Key = TypeVar("Key")
 
+class HeldNews:
+    """Of each open request, by its name, is kept that it has grown, until it is due, and its state then written down.
+    Mutable.
 
-class HeldNews(Generic[Key]):
-    """Of each open request is kept that it has grown, until it is due, and its state then written down. Mutable.
+    The first and the last are due at once, and so is what a step took half of the hold or longer to make: there is
+    hardly anything to tell it together with. Any other is due when the request's time to hold news back is over. These
+    times are multiples of the hold, so that requests with the same are due at the same moments: whoever is told wakes
+    up, takes a core from the engine, and might as well hear of all.
 
-    The first and the last are due at once, and so is what took half of the hold or longer to come: there is hardly
-    anything to tell it together with. Any other is due when the request's time to hold news back is over. These times
-    are multiples of the hold, so that requests with the same are due at the same moments: whoever is told wakes up,
-    takes a core from the engine, and might as well hear of all.
+    Most steps come soon after the one before, begin and end nothing, and nothing is due after them. What grew in these
+    is noted as a whole, without looking at each request.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._grown: dict[Key, Growth] = {}
-        self._open: dict[Key, _Open] = {}
+        self._open: dict[str, _Open] = {}
+        self._grown: dict[str, Growth] = {}
+        self._noted: set[Growth] = set()
+        self._put_s = -inf
         self._due_s = inf
-        """When something of it is due. Everybody is asked in every step, so the answer has to be quick."""
+        """When something of it may be due."""
+        self._shortest_hold_s = inf
+        self._next_due_s = inf
+        """The shortest hold, and when the first is over, of all open requests: whether they have grown or not."""
 
-    def open(self, key: Key, hold_s: float = 0.0) -> None:
+    def open(self, name: str, hold_s: float = 0.0) -> None:
         """Expect states of a request, which may be held back so long."""
-        self._open[key] = _Open(hold_s)
+        self._read_notes()
+        self._open[name] = _Open(hold_s)
+        self._look_ahead()
 
-    def put(self, grown: Iterable[tuple[Key, Growth]]) -> None:
-        """Requests have grown; nobody's where they are not open."""
+    def put(self, growths: Sequence[Growth]) -> None:
+        """What came of a step; nobody's where a request is not open."""
         now = self._clock()
-        for key, growth in grown:
-            request = self._open.get(key)
-            if request is None:
-                continue
-            if now - request.grown_s >= request.hold_s / 2:
-                request.due_s = now
-            request.grown_s = now
-            self._grown[key] = growth
-            due_s = 0.0 if has_ended(growth) else request.due_s
-            if due_s < self._due_s:
-                self._due_s = due_s
+        took_s, self._put_s = now - self._put_s, now
+        is_quick = took_s < self._shortest_hold_s / 2 and now < self._next_due_s
+        if is_quick and RequestOutput not in map(type, growths):
+            self._noted.update(growths)
+            self._due_s = min(self._due_s, self._next_due_s)
+            return
+        self._read_notes()
+        for growth in growths:
+            if (request := self._open.get(growth.request_id)) is not None:
+                self._grown[growth.request_id] = growth
+                if took_s >= request.hold_s / 2:
+                    request.due_s = now
+        self._due_s = self._earliest()
 
-    def drop(self, key: Key) -> None:
+    def drop(self, name: str) -> None:
         """Nobody wants to know of a request any more."""
-        self._open.pop(key, None)
-        self._grown.pop(key, None)
-        self._due_s = self._next_due_s()
+        self._read_notes()
+        self._open.pop(name, None)
+        self._grown.pop(name, None)
+        self._look_ahead()
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something to tell now."""
+        """Whether there may be something to tell now. Everybody is asked in every step, so the answer is quick."""
         return self._due_s <= self._clock()
 
-    def take(self) -> list[tuple[Key, RequestOutput]]:
+    def take(self) -> list[tuple[str, RequestOutput]]:
         """What is to be told now; requests that have finished are open no more."""
         now = self._clock()
         if self._due_s > now:
             return []
+        self._read_notes()
         taken = []
-        for key in [key for key, growth in self._grown.items() if self._due_s_of(key, growth) <= now]:
-            state, request = state_of(self._grown.pop(key)), self._open[key]
+        for name in [name for name, growth in self._grown.items() if self._due_s_of(name, growth) <= now]:
+            state, request = state_of(self._grown.pop(name)), self._open[name]
             if state.finished:
-                del self._open[key]
+                del self._open[name]
             elif request.hold_s:
                 request.due_s = (now // request.hold_s + 1) * request.hold_s
-            taken.append((key, state))
-        self._due_s = self._next_due_s()
+            taken.append((name, state))
+        self._look_ahead()
         return taken
 
-    def _next_due_s(self) -> float:
-        return min((self._due_s_of(key, growth) for key, growth in self._grown.items()), default=inf)
+    def _read_notes(self) -> None:
+        for growth in self._noted:
+            if growth.request_id in self._open:
+                self._grown[growth.request_id] = growth
+        self._noted.clear()
 
-    def _due_s_of(self, key: Key, growth: Growth) -> float:
-        return 0.0 if has_ended(growth) else self._open[key].due_s
+    def _look_ahead(self) -> None:
+        self._due_s = self._earliest()
+        self._shortest_hold_s = min((one.hold_s for one in self._open.values()), default=inf)
+        self._next_due_s = min((one.due_s for one in self._open.values()), default=inf)
+
+    def _earliest(self) -> float:
+        return min((self._due_s_of(name, growth) for name, growth in self._grown.items()), default=inf)
+
+    def _due_s_of(self, name: str, growth: Growth) -> float:
+        return 0.0 if has_ended(growth) else self._open[name].due_s
 
 
 @dataclass(slots=True)
 class _Open:
-    """How long a request's news may be held back, and until when the next are; when it grew last."""
+    """How long a request's news may be held back, and until when the next are."""
 
     hold_s: float
     due_s: float = 0.0
-    grown_s: float = -inf
