@@ -1,7 +1,8 @@
-// Attention of one query a sequence over the paged cache, at the shapes of Qwen2-0.5B, beside the memory's limit
-// measured in the same run.
+// Attention of one query a sequence over the paged cache, of one sequence or several, at the shapes of Qwen2-0.5B,
+// beside the memory's limit measured in the same run.
 //
 //   bench_attention [num_workers] [variant] [num_heads] [num_kv_heads] [head_dim] [stored: bfloat16, int8] [context]
+//                   [sequences]
 //
 // "Cold" calls take their keys and values in turn from more memory than the caches hold, as the layers of a model do;
 // "warm" ones find them there. Cycles are not counted: nanoseconds a key are of one kv head and one worker.
@@ -20,7 +21,6 @@ using namespace aether::cpu::testing;
 
 namespace {
 
-constexpr int64_t kContexts[] = {128, 512, 2048, 16384};
 constexpr int64_t kBlockSize = 16;
 constexpr size_t kColdBytes = size_t{400} << 20;
 
@@ -61,15 +61,17 @@ double seconds_of(Team& team, const am_kernel& kernel, const std::vector<std::ve
   return seconds[seconds.size() / 2];
 }
 
-void bench(Team& team, const KernelEntry& entry, const Heads& heads, int64_t context, am_dtype stored,
-           double bytes_per_s) {
-  const int64_t num_blocks = context / kBlockSize;
+void bench(Team& team, const KernelEntry& entry, const Heads& heads, int64_t context, int64_t sequences,
+           am_dtype stored, double bytes_per_s) {
+  const int64_t blocks_of_sequence = context / kBlockSize, num_blocks = sequences * blocks_of_sequence;
   const std::vector<int64_t> cache_shape = {num_blocks, heads.keys, kBlockSize, heads.dim};
   const std::vector<int64_t> factor_shape = {num_blocks, heads.keys, kBlockSize};
-  const Tensor q = random(entry.dtype, {1, heads.queries, heads.dim});
-  const Tensor out(entry.dtype, {1, heads.queries, heads.dim});
-  const Tensor cu_seqlens = of(AM_INT32, {0, 1}), seqlens = of(AM_INT32, {static_cast<double>(context)});
-  const Tensor table(AM_INT32, {1, num_blocks});
+  const Tensor q = random(entry.dtype, {sequences, heads.queries, heads.dim});
+  const Tensor out(entry.dtype, {sequences, heads.queries, heads.dim});
+  const Tensor cu_seqlens(AM_INT32, {sequences + 1}), seqlens(AM_INT32, {sequences});
+  cu_seqlens.fill([](int64_t i) { return static_cast<double>(i); });
+  seqlens.fill([&](int64_t) { return static_cast<double>(context); });
+  const Tensor table(AM_INT32, {sequences, blocks_of_sequence});
   table.fill([](int64_t i) { return static_cast<double>(i); });
   const Tensor keys = random(stored, cache_shape, 0, stored == AM_INT8 ? 40.0 : 1.0);
   Tensor factors(AM_FLOAT32, factor_shape);
@@ -91,7 +93,7 @@ void bench(Team& team, const KernelEntry& entry, const Heads& heads, int64_t con
   calls.resize(1);
   const double warm = seconds_of(team, *entry.kernel, calls, out.abi());
   const double bytes = 2.0 * static_cast<double>(keys.num_bytes());
-  const double keys_of_worker = static_cast<double>(context * heads.keys) / team.num_workers();
+  const double keys_of_worker = static_cast<double>(sequences * context * heads.keys) / team.num_workers();
   std::printf("%-12s context %-6" PRId64
               " cold %8.1f us %6.1f GB/s (%3.0f %%) %6.1f ns a key; warm %8.1f us %6.1f ns\n",
               entry.variant, context, cold * 1e6, bytes / cold / 1e9, 100 * bytes / cold / bytes_per_s,
@@ -105,15 +107,17 @@ int main(int argc, char** argv) {
   Team team(number(1, 2));
   const char* variant = argc > 2 ? argv[2] : "avx512_bf16";
   const Heads heads = {number(3, 14), number(4, 2), number(5, 64)};
+  const int64_t sequences = number(8, 1);
   const bool is_coded = argc > 6 && std::strcmp(argv[6], "int8") == 0;
   const Limits limits = measure_limits(team);
   std::printf("%d workers: %.1f GB/s\n", team.num_workers(), limits.memory_bytes_per_s / 1e9);
   const char* name = is_coded ? "paged_attention_quantized" : "paged_attention";
-  for (int64_t context : kContexts) {
-    if (argc > 7 && context != std::atoi(argv[7])) continue;
+  std::vector<int64_t> contexts = {128, 512, 2048, 16384};
+  if (argc > 7) contexts = {number(7, 0)};
+  for (int64_t context : contexts) {
     for_each_kernel(name, [&](const KernelEntry& entry) {
       if (std::strcmp(entry.variant, variant) == 0 && entry.dtype == AM_BFLOAT16)
-        bench(team, entry, heads, context, is_coded ? AM_INT8 : entry.dtype, limits.memory_bytes_per_s);
+        bench(team, entry, heads, context, sequences, is_coded ? AM_INT8 : entry.dtype, limits.memory_bytes_per_s);
     });
   }
   return 0;
