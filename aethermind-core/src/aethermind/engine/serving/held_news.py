@@ -22,8 +22,8 @@ class HeldNews:
     times are multiples of the hold, so that requests with the same are due at the same moments: whoever is told wakes
     up, takes a core from the engine, and might as well hear of all.
 
-    Most steps come soon after the one before, begin and end nothing, and nothing is due after them. What grew in these
-    is noted as a whole, without looking at each request.
+    Most steps come soon after the one before, what grew in them is what grew before, and nothing is due after them.
+    What grew in these is noted as a whole, without looking at each request.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,39 +34,42 @@ class HeldNews:
         self._put_s = -inf
         self._due_s = inf
         """When something of it may be due."""
+        self._usual: set[Growth] = set()
         self._shortest_hold_s = inf
         self._next_due_s = inf
-        """The shortest hold, and when the first is over, of all open requests: whether they have grown or not."""
+        """Answers that were last looked at, of those that go on; their shortest hold, and when the first is over."""
 
     def open(self, name: str, hold_s: float = 0.0) -> None:
         """Expect states of a request, which may be held back so long."""
-        self._read_notes()
         self._open[name] = _Open(hold_s)
-        self._look_ahead()
 
     def put(self, growths: Sequence[Growth]) -> None:
         """What came of a step; nobody's where a request is not open."""
         now = self._clock()
         took_s, self._put_s = now - self._put_s, now
         is_quick = took_s < self._shortest_hold_s / 2 and now < self._next_due_s
-        if is_quick and RequestOutput not in map(type, growths):
+        if is_quick and RequestOutput not in map(type, growths) and self._usual.issuperset(growths):
             self._noted.update(growths)
             self._due_s = min(self._due_s, self._next_due_s)
             return
-        self._read_notes()
+        self._forget_usual()
         for growth in growths:
             if (request := self._open.get(growth.request_id)) is not None:
                 self._grown[growth.request_id] = growth
                 if took_s >= request.hold_s / 2:
                     request.due_s = now
+                if type(growth) is not RequestOutput:
+                    self._usual.add(growth)
+                    self._shortest_hold_s = min(self._shortest_hold_s, request.hold_s)
+                    self._next_due_s = min(self._next_due_s, request.due_s)
         self._due_s = self._earliest()
 
     def drop(self, name: str) -> None:
         """Nobody wants to know of a request any more."""
-        self._read_notes()
+        self._forget_usual()
         self._open.pop(name, None)
         self._grown.pop(name, None)
-        self._look_ahead()
+        self._due_s = self._earliest()
 
     @property
     def is_due(self) -> bool:
@@ -78,7 +81,7 @@ class HeldNews:
         now = self._clock()
         if self._due_s > now:
             return []
-        self._read_notes()
+        self._forget_usual()
         taken = []
         for name in [name for name, growth in self._grown.items() if self._due_s_of(name, growth) <= now]:
             state, request = state_of(self._grown.pop(name)), self._open[name]
@@ -87,19 +90,17 @@ class HeldNews:
             elif request.hold_s:
                 request.due_s = (now // request.hold_s + 1) * request.hold_s
             taken.append((name, state))
-        self._look_ahead()
+        self._due_s = self._earliest()
         return taken
 
-    def _read_notes(self) -> None:
+    def _forget_usual(self) -> None:
+        """Take what was noted to what has grown; the next step is looked at again."""
         for growth in self._noted:
             if growth.request_id in self._open:
                 self._grown[growth.request_id] = growth
         self._noted.clear()
-
-    def _look_ahead(self) -> None:
-        self._due_s = self._earliest()
-        self._shortest_hold_s = min((one.hold_s for one in self._open.values()), default=inf)
-        self._next_due_s = min((one.due_s for one in self._open.values()), default=inf)
+        self._usual.clear()
+        self._shortest_hold_s = self._next_due_s = inf
 
     def _earliest(self) -> float:
         return min((self._due_s_of(name, growth) for name, growth in self._grown.items()), default=inf)
