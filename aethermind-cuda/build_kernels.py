@@ -1,6 +1,6 @@
 """Compiles csrc/*.cu ahead of time: a cubin for each operator and target, and a manifest of what is in them.
 
-    python aethermind-cuda/build_kernels.py [--targets 80,90a] [--jobs 2] [--only rms_norm]
+    python aethermind-cuda/build_kernels.py [--targets 80,90a] [--jobs 2] [--only rms_norm] [--line-info]
 
 A cubin is made again when its source, a header that it includes, the flags or the compiler changed; comments and
 spaces do not count. The compiler is that of CUDA_HOME, of the `nvidia-cuda-nvcc` wheel, or of PATH; a host compiler
@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FLAGS", "TARGETS", "BuildError", "build", "find_tool", "read_manifest", "source_digest"]
+__all__ = ["FLAGS", "LINE_INFO", "TARGETS", "BuildError", "build", "find_tool", "read_manifest", "source_digest"]
 
 ROOT = Path(__file__).resolve().parent
 SOURCES = ROOT / "csrc"
@@ -32,6 +32,9 @@ CUBINS = ROOT / "src" / "aethermind_cuda" / "cubins"
 TARGETS = ("80", "86", "89", "90a", "100f", "120")
 """Compute capabilities: `a` is for this one alone, `f` for its family (10.0 and 10.3)."""
 FLAGS = ("-cubin", "-std=c++17", "-O3", "--expt-relaxed-constexpr", "-Xptxas", "-v", "-Werror", "all-warnings")
+
+LINE_INFO = ("-lineinfo",)
+"""For profilers and sanitizers, which then name lines of source. It triples the size of the cubins."""
 
 _IDLE = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/|\\\n|\s+', re.DOTALL)
 """What a compiler skips, or a string, which it does not."""
@@ -78,7 +81,11 @@ def source_digest(source: Path, salt: Iterable[str] = ()) -> str:
 
 
 def build(
-    targets: Sequence[str] = TARGETS, jobs: int = 2, only: Sequence[str] = (), output: Path = CUBINS
+    targets: Sequence[str] = TARGETS,
+    jobs: int = 2,
+    only: Sequence[str] = (),
+    output: Path = CUBINS,
+    flags: Sequence[str] = FLAGS,
 ) -> dict[str, Any]:
     """Bring the cubins in `output` up to date and return the manifest; BuildError when the compiler refuses."""
     nvcc = find_tool("nvcc")
@@ -89,7 +96,7 @@ def build(
     stale: list[tuple[Path, str, str]] = []
     for source in sorted(SOURCES.glob("*.cu")):
         name = source.stem
-        digest = source_digest(source, (version, *FLAGS))
+        digest = source_digest(source, (version, *flags))
         known = before["operators"].get(name, {})
         is_fresh = known.get("digest") == digest
         kept = {
@@ -100,10 +107,10 @@ def build(
         operators[name] = {"digest": digest, "targets": kept}
         if not only or name in only:
             stale += [(source, name, target) for target in targets if target not in kept]
-    manifest = {"compiler": version, "operators": operators}
+    manifest = {"compiler": version, "flags": list(flags), "operators": operators}
     failures = []
     with ThreadPoolExecutor(jobs) as pool:
-        jobs_of = [pool.submit(_compile, nvcc, source, target, output) for source, _, target in stale]
+        jobs_of = [pool.submit(_compile, nvcc, flags, source, target, output) for source, _, target in stale]
         for (_, name, target), job in zip(stale, jobs_of, strict=True):
             try:
                 operators[name]["targets"][target] = job.result()
@@ -118,10 +125,10 @@ def build(
     return manifest
 
 
-def _compile(nvcc: Path, source: Path, target: str, output: Path) -> dict[str, Any]:
+def _compile(nvcc: Path, flags: Sequence[str], source: Path, target: str, output: Path) -> dict[str, Any]:
     file = output / f"{source.stem}.sm_{target}.cubin"
     began = time.monotonic()
-    command = [str(nvcc), *FLAGS, f"-arch=sm_{target}", "-I", str(SOURCES), "-o", str(file), str(source)]
+    command = [str(nvcc), *flags, f"-arch=sm_{target}", "-I", str(SOURCES), "-o", str(file), str(source)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise BuildError(f"{source.name} does not compile for sm_{target}:\n{result.stdout}{result.stderr}")
@@ -182,10 +189,13 @@ def main() -> int:
     parser.add_argument("--targets", default=",".join(TARGETS), help="compute capabilities, such as 80,90a")
     parser.add_argument("--jobs", type=int, default=2, help="compilers that run at a time")
     parser.add_argument("--only", default="", help="operators to compile, instead of all")
+    parser.add_argument("--line-info", action="store_true", help="for profilers: three times as large")
     arguments = parser.parse_args()
+    flags = FLAGS + LINE_INFO if arguments.line_info else FLAGS
     began = time.monotonic()
     try:
-        manifest = build(arguments.targets.split(","), arguments.jobs, list(filter(None, arguments.only.split(","))))
+        only = list(filter(None, arguments.only.split(",")))
+        manifest = build(arguments.targets.split(","), arguments.jobs, only, flags=flags)
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1

@@ -28,10 +28,16 @@ class Cubins:
         self.folder = folder or CUBINS
 
     @cached_property
-    def operators(self) -> Mapping[str, Any]:
-        """What the manifest says of each source; empty where nothing was built."""
+    def manifest(self) -> Mapping[str, Any]:
+        """What was built, and the release of the compiler; empty where nothing was."""
         path = self.folder / "manifest.json"
-        operators: Mapping[str, Any] = json.loads(path.read_text())["operators"] if path.is_file() else {}
+        manifest: Mapping[str, Any] = json.loads(path.read_text()) if path.is_file() else {"operators": {}}
+        return manifest
+
+    @property
+    def operators(self) -> Mapping[str, Any]:
+        """What the manifest says of each source."""
+        operators: Mapping[str, Any] = self.manifest["operators"]
         return operators
 
     def reason_against(self, capability: tuple[int, int]) -> str | None:

@@ -1,53 +1,133 @@
-"""Prefill and decode of Qwen2-7B's shapes in bfloat16 by `aethermind bench latency`: a batch, given as argument."""
+"""Prefill and decode of Qwen2-7B's shapes in bfloat16, end to end: one load, one line of figures after each batch."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
-from tests.cuda.check.qwen2_7b import OUTPUT_TOKENS, PROMPT_TOKENS, write_model
+from tests.cuda.check.qwen2_7b import CONFIG, write_model
+from tests.cuda.check.records import CaseLog
 
-__all__ = ["measure"]
+from aethermind import LLM, SamplingParams
+from aethermind.cli.bench.latency import Phases, Run, split, summarize
+from aethermind.engine.observation.roofline import StepRecorder, StepShape, least_seconds
+from aethermind.engine.observation.sample_prompt import sample_prompt
+from aethermind.hal import DType
 
+if TYPE_CHECKING:
+    from aethermind.hal.backend import MeasuredLimits
 
-def measure(model: Path, batch: int) -> dict[str, object]:
-    """What the command reports of one batch."""
-    options = {
-        "--model": str(model),
-        "--load-format": "dummy",
-        "--device": "cuda",
-        "--dtype": "bfloat16",
-        "--batch": str(batch),
-        "--prompt-tokens": str(PROMPT_TOKENS if batch < 256 else PROMPT_TOKENS // 4),
-        "--output-tokens": str(OUTPUT_TOKENS),
-        "--max-num-batched-tokens": "4096",
-        "--repeat": "3",  # the first binds kernels and captures graphs
-    }
-    arguments = [part for pair in options.items() for part in pair]
-    command = [sys.executable, "-m", "aethermind", "bench", "latency", *arguments, "--json"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise SystemExit(f"batch {batch}: {result.stderr.strip().splitlines()[-1:]}")
-    report: dict[str, object] = json.loads(result.stdout)
-    return report
+__all__: list[str] = []
+
+BATCHES = ((1, 512, 64), (64, 512, 64), (8, 512, 64), (256, 128, 64))
+"""Requests, tokens of a prompt, tokens of an answer: the most telling first."""
+PROMPTS = (2048, 16384)
+NEW_LENGTHS = (2047, 1993, 481)
+_MOST_CONTEXT = 16_448
+_RUNS = 3
 
 
-def main() -> None:
-    """Print the report, and what is in it of speed."""
+def generate(llm: LLM, batch: int, prompt_tokens: int, output_tokens: int) -> Run:
+    """Answer a batch of prompts of one length greedily."""
+    prompts = [
+        {"prompt_token_ids": sample_prompt(prompt_tokens, llm.engine.planned.model.config.vocab_size, index)}
+        for index in range(batch)
+    ]
+    run = Run(batch, prompt_tokens)
+    params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
+    llm.generate(prompts, params, on_output=lambda output: run.record(output, time.perf_counter()))
+    return run
+
+
+def shapes_of(llm: LLM, generate: Callable[[], object]) -> list[StepShape]:
+    """The steps that a run takes, in one that is not timed."""
+    recorder = StepRecorder()
+    llm.engine.runner.observer = recorder
+    try:
+        generate()
+    finally:
+        llm.engine.runner.observer = None
+    return recorder.shapes
+
+
+def measure(llm: LLM, limits: MeasuredLimits, batch: int, prompt_tokens: int, output_tokens: int, facts: Any) -> None:
+    """Rates of a batch, and the fraction of what the measured limits allow."""
+    generate(llm, batch, prompt_tokens, min(8, output_tokens))
+    shapes = shapes_of(llm, lambda: generate(llm, batch, prompt_tokens, output_tokens))
+    runs = [generate(llm, batch, prompt_tokens, output_tokens) for _ in range(_RUNS)]
+    planned = llm.engine.planned
+    least = Phases(*(least_seconds(planned.compiled.plan, planned.operators, part, limits) for part in split(shapes)))
+    facts |= {name: value for name, value in summarize(runs, least).items() if value is not None}
+    facts["prefill_ms"] = 1e3 * median(run.prefill_s for run in runs)
+    if output_tokens > 1:
+        facts["step_ms"] = 1e3 * median(run.decode_s for run in runs) / (output_tokens - 1)
+
+
+def open_model(folder: Path, device: str, config: dict[str, Any], num_kv_blocks: int) -> LLM:
+    """The model of made-up weights, with room for the largest batch."""
+    model = write_model(folder, config)
+    return LLM(
+        model,
+        device=device,
+        load_format="dummy",
+        dtype="bfloat16",
+        max_model_len=min(_MOST_CONTEXT, config["max_position_embeddings"]),
+        max_num_batched_tokens=4096,
+        max_num_seqs=256,
+        num_kv_blocks=num_kv_blocks,
+        enable_prefix_caching=False,
+    )
+
+
+def main() -> int:
+    """Load once and measure everything; `--small` rehearses with two narrow layers."""
+    is_small = "--small" in sys.argv
+    small = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "vocab_size": 1024, "max_position_embeddings": 512}  # fmt: skip
+    batches = ((1, 32, 8), (4, 16, 8)) if is_small else BATCHES
+    prompts = (64,) if is_small else PROMPTS
+    new_lengths = (63, 50) if is_small else NEW_LENGTHS
+    log = CaseLog.of_environment("figures")
+    begun = log.begun()
     with TemporaryDirectory() as folder:
-        report = measure(write_model(Path(folder) / "qwen2-7b"), int(sys.argv[1]))
-    print(json.dumps(report), flush=True)
-    print(", ".join(f"{phase} {rate(report, phase)}" for phase in ("prefill", "decode")))
+        with log.case("load") as facts:
+            began = time.perf_counter()
+            config = CONFIG | small if is_small else CONFIG
+            llm = open_model(Path(folder) / "model", "cuda", config, 64 if is_small else 3328)
+            facts["seconds"] = round(time.perf_counter() - began, 1)
+        with log.case("limits") as facts:
+            limits = llm.engine.planned.open_device.backend.measure_limits([DType.BFLOAT16, DType.FLOAT32])
+            facts["copy GB/s"] = round(limits.memory_bytes_per_s / 1e9)
+            facts |= {f"{name} TFLOP/s": round(rate / 1e12) for name, rate in limits.flops_per_s.items()}
+        for batch, prompt_tokens, output_tokens in batches:
+            if (name := f"{batch} x ({prompt_tokens} + {output_tokens})") not in begun:
+                with log.case(name) as facts:
+                    measure(llm, limits, batch, prompt_tokens, output_tokens, facts)
+        for length in new_lengths:
+            if (name := f"a new length of {length}") not in begun:
+                with log.case(name) as facts:
+                    first, *others = (generate(llm, 1, length, 1).prefill_s for _ in range(4))
+                    facts |= {"first_ms": 1e3 * first, "known_ms": 1e3 * median(others)}
+        for length in prompts:
+            if (name := f"a prompt of {length}") not in begun:
+                with log.case(name) as facts:
+                    measure(llm, limits, 1, length, 1, facts)
+        if not is_small and "trace" not in begun:
+            from tests.cuda.check.trace import trace
 
-
-def rate(report: dict[str, object], phase: str) -> str:
-    """Tokens per second of a phase, and the part of what the hardware allows."""
-    rate, fraction = report[f"{phase}_tokens_per_s"], report[f"{phase}_limit_fraction"]
-    return f"{rate:.0f} tok/s" + ("" if fraction is None else f" ({fraction:.0%})")
+            for batch in (1, 64):
+                with log.case(f"trace of decodes of {batch}") as facts:
+                    facts |= trace(lambda: generate(llm, batch, 128, 48))  # noqa: B023 - called at once
+            with log.case("trace of a prompt of 2048") as facts:
+                facts |= trace(lambda: generate(llm, 1, 2048, 1), skipped=0.0)
+        llm.close()
+    return 1 if log.failures() else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-__all__ = ["BATCHES", "CONFIG", "NUM_PARAMETERS", "OUTPUT_TOKENS", "PROMPT_TOKENS", "write_model"]
+__all__ = ["CONFIG", "NUM_PARAMETERS", "PROMPT_TOKENS", "write_model"]
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
     "hidden_size": 3584,
@@ -25,16 +27,15 @@ CONFIG = {
     "dtype": "bfloat16",
 }
 NUM_PARAMETERS = 7_615_616_512
-PROMPT_TOKENS, OUTPUT_TOKENS = 512, 64
-BATCHES = (1, 8, 64, 256)
+PROMPT_TOKENS = 512
 
 
-def write_model(folder: Path) -> Path:
-    """A folder with the configuration and the demo model's tokenizer."""
+def write_model(folder: Path, config: Mapping[str, Any] = CONFIG) -> Path:
+    """A folder with a configuration and the demo model's tokenizer."""
     import aethermind_qwen2
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(dict(config)))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(Path(aethermind_qwen2.__file__).parent / "demo" / name, folder / name)
     return folder

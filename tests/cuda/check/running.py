@@ -85,9 +85,12 @@ def run_steps(
 
 
 def execute(step: Step, limit_s: float, log: Path) -> tuple[int | None, str]:
-    """Run it in a session of its own, which ends with it; everything it prints goes to `log`, too."""
+    """Run it in a session of its own, which ends with it; everything it prints is appended to `log` as it comes."""
     environment = {**os.environ, **step.environment, "PYTHONUNBUFFERED": "1"}
-    with log.open("wb") as stream:
+    with log.open("ab") as stream:
+        stream.write(f"== {step.title}\n".encode())
+        stream.flush()
+        begin = stream.tell()
         process = subprocess.Popen(
             step.command, stdout=stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
@@ -97,7 +100,10 @@ def execute(step: Step, limit_s: float, log: Path) -> tuple[int | None, str]:
             status = None
         finally:
             _end_session(process)
-    return status, log.read_text(errors="replace")
+            os.fsync(stream.fileno())
+    with log.open("rb") as stream:
+        stream.seek(begin)
+        return status, stream.read().decode(errors="replace")
 
 
 def table(header: dict[str, str], results: Sequence[Result]) -> str:

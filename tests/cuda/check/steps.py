@@ -1,27 +1,29 @@
-"""What is checked on a GPU, the most telling first."""
+"""What is checked on a GPU, the most telling first; each writes what it found before the next begins."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.cuda.check.qwen2_7b import BATCHES
+from tests.cuda.check.kernels import reason_to_keep
+from tests.cuda.check.machine import find_tool, target
+from tests.cuda.check.records import CASES_FILE
 from tests.cuda.check.running import Step
 
 from aethermind import testing
-from aethermind_cuda.cublas import find_cublaslt
-from aethermind_cuda.library import Cubins
 from aethermind_cuda.probe import capability_of_first, probe_driver
 
-__all__ = ["describe_machine", "reason_against_machine", "sanitizing_steps", "steps"]
+__all__ = ["reason_against_machine", "sanitizing_steps", "steps"]
 
-_ROOT = Path(__file__).parents[3]
-_NEEDS_TORCH = "it needs torch and transformers, which are not installed"
+_SUITES = Path(testing.__file__).parent / "suites"
+_HARDWARE = "tests/cuda/hardware"
+_WORKERS = 8
+_SANITIZER_OPTIONS = ("--error-exitcode=9", "--print-limit=20", "--report-api-errors=no")
+"""NVIDIA's bindings ask the driver for calls that it need not have; each answer would count as an error."""
+_SHAPES = {"linear": 12, "gate_up": 8, "qkv": 8, "decode": 12, "prefill": 12, "quantized": 40, "sampling": 8}
+"""Groups of `shapes`, and the seconds that each should take at most."""
 
 
 def reason_against_machine() -> str | None:
@@ -30,93 +32,108 @@ def reason_against_machine() -> str | None:
     return None if answer.is_available else answer.reason
 
 
-def describe_machine() -> dict[str, str]:
-    """Card, driver, and the libraries that are used and compared with."""
-    from aethermind_cuda.bindings_driver import load_driver
+def steps(out: Path, *, is_small: bool = False) -> list[Step]:
+    """All of them; those that need what is not here say so. `is_small` rehearses them with narrow matrices."""
+    torch = None if find_spec("torch") else "it compares with torch, which is not installed"
+    transformers = None if find_spec("torch") and find_spec("transformers") else "it needs torch and transformers"
+    small = ["--small"] if is_small else []
+    built = target()
+    compile_kernels = ["aethermind-cuda/build_kernels.py", "--targets", built, "--jobs", "16"]
+    kept = reason_to_keep(built, capability_of_first())
 
-    driver = load_driver()
-    spoken = ".".join(map(str, driver.version()))
-    card = f"{driver.device_name(0)}, {driver.device_memory(0) / 2**30:.0f} GiB"
-    return {
-        "card": card,
-        "driver": f"{_driver_release()}, CUDA {spoken}",
-        "kernels": f"sm_{_target()}",
-        "cublasLt": "found" if find_cublaslt() else "not installed",
-        "torch": _version("torch"),
-    }
+    def recorded(title: str, command: Sequence[str], limit_s: float, reason: str | None, least_s: float) -> Step:
+        environment = {CASES_FILE: str(out / "cases.jsonl")}
+        return Step(title, command, limit_s, reason, least_s=least_s, environment=environment)
 
-
-def steps(log: Path) -> list[Step]:
-    """All of them; those that need what is not here say so."""
-    target = _target()
-    against_torch = None if find_spec("torch") and find_spec("transformers") else _NEEDS_TORCH
-    compile_kernels = ["aethermind-cuda/build_kernels.py", "--targets", target, "--jobs", "16"]
-    hardware, figures = "tests/cuda/hardware", ("-m", "tests.cuda.check.figures")
+    shapes = [
+        recorded(f"shapes: {group}", _worker(group, "tests.cuda.check.shapes", group, *small), 60, torch, least_s)
+        for group, least_s in _SHAPES.items()
+    ]
     return [
-        Step("compile kernels", _python(*compile_kernels), 150, _reason_to_keep_kernels(), least_s=30, is_needed=True),
-        Step("conform: hal", _conform("hal"), 40, least_s=5),
-        Step("conform: operators", _conform("operators"), 90, least_s=40),
-        Step("conform: models", _conform("models"), 60, least_s=20),
-        Step("hardware tests", _pytest(hardware, "-k", "not parity and not ragged"), 60, least_s=30),
-        Step("parity with transformers", _pytest(hardware, "-k", "parity"), 90, against_torch, least_s=40),
-        Step("1000 ragged batches", _pytest(hardware, "-k", "ragged"), 60, least_s=30),
-        *(Step(f"figures: batch {batch}", _python(*figures, str(batch)), 45, least_s=20) for batch in BATCHES),
-        Step(
-            "figures: transformers",
-            _python("-m", "tests.cuda.check.transformers_figures"),
-            120,
-            against_torch,
-            least_s=60,
-        ),
-        *sanitizing_steps(log, 60, least_s=20, chosen=("-k", "bfloat16", "-x")),
+        Step("compile kernels", _python(*compile_kernels), 150, kept, least_s=30, is_needed=True),
+        Step("machine", _python("-m", "tests.cuda.check.machine"), 25, least_s=5),
+        recorded("loading", _python("-m", "tests.cuda.check.loading"), 40, None, 10),
+        *shapes,
+        recorded("figures", _worker("figures", "tests.cuda.check.figures", *small, patience=60), 90, None, 45),
+        Step("conform: operators", _conform(out, "operators", "-n", str(_WORKERS)), 80, least_s=20),
+        Step("conform: hal", _conform(out, "hal"), 30, least_s=5),
+        Step("conform: models", _conform(out, "models"), 45, least_s=10),
+        Step("hardware tests", _pytest("-k", "not parity and not ragged"), 60, least_s=20),
+        Step("ragged batches", _pytest("-k", "ragged", "-n", str(_WORKERS)), 60, least_s=35),
+        Step("parity", _pytest("-k", "parity", "-n", "6"), 90, transformers, least_s=30),
+        *sanitizing_steps(out, 60, least_s=20),
+        profiling_step(out, 45, least_s=20),
+        Step("transformers", _python("-m", "tests.cuda.check.transformers_figures"), 120, transformers, least_s=30),
     ]
 
 
-def sanitizing_steps(log: Path, limit_s: float, *, least_s: float = 5, chosen: Sequence[str] = ()) -> list[Step]:
-    """compute-sanitizer over samples of all operators, or those `chosen`: stray access, and races for shared memory."""
-    sanitizer = shutil.which("compute-sanitizer")
-    reason = None if sanitizer else "compute-sanitizer, which comes with the CUDA toolkit, is not on PATH"
-    suite = Path(testing.__file__).parent / "suites" / "test_operators.py"
-    options = ["--backend", "cuda", "--conformance-report", str(log / "sanitized.jsonl"), "-q", *chosen]
-    watched = _python("-m", "aethermind.testing", str(suite), *options)
+def sanitizing_steps(out: Path, limit_s: float, *, least_s: float = 5, everything: bool = False) -> list[Step]:
+    """compute-sanitizer over a sample of every entry point, or all: stray access, and races for shared memory."""
+    sanitizer = find_tool("compute-sanitizer")
+    reason = None if sanitizer else "compute-sanitizer, which comes with the CUDA toolkit, was not found"
+
+    def watched(tool: str) -> list[str]:
+        if everything:
+            report = ["--conformance-report", str(out / "cases.jsonl"), "-q"]
+            suite = str(_SUITES / "test_operators.py")
+            return _python("-m", "aethermind.testing", suite, "--backend", "cuda", *report)
+        return _python("-m", "tests.cuda.check.entry_points", tool)
+
     return [
-        Step(tool, [str(sanitizer), f"--tool={tool}", "--error-exitcode=9", *watched], limit_s, reason, least_s=least_s)
+        Step(
+            tool,
+            [str(sanitizer), f"--tool={tool}", *_SANITIZER_OPTIONS, *watched(tool)],
+            limit_s,
+            reason,
+            least_s=least_s,
+            environment={CASES_FILE: str(out / "cases.jsonl")},
+        )
         for tool in ("memcheck", "racecheck")
     ]
 
 
-def _reason_to_keep_kernels() -> str | None:
-    """Why kernels that are there are taken as they are. A compiler knows which of them are fresh."""
-    has_compiler = shutil.which("nvcc") or find_spec("nvidia.cu13") or os.environ.get("CUDA_HOME")
-    has_kernels = Cubins().reason_against(capability_of_first()) is None
-    return "they were compiled elsewhere, and there is no nvcc" if has_kernels and not has_compiler else None
+def profiling_step(out: Path, limit_s: float, *, least_s: float) -> Step:
+    """ncu over one call each of the kernels that a token's time goes to, with the card's clocks as they are."""
+    ncu = find_tool("ncu")
+    reason = None if ncu else "ncu, which comes with the CUDA toolkit, was not found"
+    if not find_spec("torch"):
+        reason = "it makes its inputs with torch, which is not installed"
+    sections = [part for name in ("SpeedOfLight", "Occupancy", "WarpStateStats") for part in ("--section", name)]
+    chosen = "regex:^(linear|gate_up|paged|sample|qkv|add_rms|dequantize)"
+    options = ["--clock-control", "none", "--kernel-name-base", "function", "-k", chosen, *sections]
+    command = [str(ncu), *options, *_python("-m", "tests.cuda.check.shapes", "profiled", "--once")]
+    environment = {CASES_FILE: str(out / "cases.jsonl")}
+    return Step("ncu", command, limit_s, reason, least_s=least_s, environment=environment)
 
 
 def _python(*arguments: str) -> list[str]:
     return [sys.executable, *arguments]
 
 
+def _worker(suite: str, module: str, *arguments: str, patience: float = 25) -> list[str]:
+    watched = _python("-m", module, *arguments)
+    return _python("-m", "tests.cuda.check.workers", suite, "--patience", str(patience), "--", *watched)
+
+
 def _pytest(*arguments: str) -> list[str]:
-    return _python("-m", "pytest", "-q", "--confcutdir=tests/cuda/hardware", "-m", "cuda", *arguments)
+    plain = ["-q", "--tb=short", "--confcutdir=tests/cuda/hardware", "-m", "cuda", _HARDWARE]
+    return _python("-m", "pytest", *plain, *_isolated(arguments))
 
 
-def _conform(suite: str) -> list[str]:
-    return _python("-m", "aethermind", "conform", "cuda", "--suite", suite)
+def _conform(out: Path, suite: str, *arguments: str) -> list[str]:
+    report = ["--conformance-report", str(out / "cases.jsonl"), "-q", "--tb=short"]
+    file = str(_SUITES / f"test_{suite}.py")
+    return _python("-m", "aethermind.testing", file, "--backend", "cuda", *report, *_isolated(arguments))
 
 
-def _target() -> str:
-    major, minor = capability_of_first()
-    return {(9, 0): "90a", (10, 0): "100f", (10, 3): "100f"}.get((major, minor), f"{major}{minor}")
-
-
-def _driver_release() -> str:
-    path = Path("/proc/driver/nvidia/version")
-    words = path.read_text().split() if path.is_file() else []
-    return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), "driver of unknown release")
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
+def _isolated(arguments: Sequence[str]) -> list[str]:
+    """Options for plugins of pytest that may be missing: then one process runs everything, without a limit a case."""
+    given = list(arguments)
+    if "-n" in given and not find_spec("xdist"):
+        position = given.index("-n")
+        del given[position : position + 2]
+    if "-n" in given:
+        given += ["--max-worker-restart", "60"]
+    if find_spec("pytest_timeout"):
+        given += ["--timeout", "40", "--timeout-method", "thread"]
+    return [*given, "-p", "tests.cuda.check.lost_device"]

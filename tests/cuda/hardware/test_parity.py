@@ -34,4 +34,5 @@ def test_what_the_kit_asks_of_families(runtime: Runtime, checkpoints: Checkpoint
 def test_sixteen_bits_are_no_further_from_the_truth_than_in_transformers(
     runtime: Runtime, checkpoints: Checkpoints, case: ModelCase, dtype: str
 ) -> None:
-    assert_no_further_from_the_truth(case, checkpoints.directory(case), dtype, "cuda", runtime)
+    # Tensor cores add up in another order than the CPU does: of a small model that moves the ratio by a few percent.
+    assert_no_further_from_the_truth(case, checkpoints.directory(case), dtype, "cuda", runtime, most=1.1)

@@ -1,0 +1,86 @@
+"""The fewest samples of the conformance kit that launch every entry point: what a sanitizer has time for.
+
+Which sample launches what is found out over a driver that computes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.cuda.check.records import CaseLog
+from tests.cuda.host_driver import HostDriver, fake_cubins
+
+from aethermind import Runtime
+from aethermind.dispatch import Dispatcher
+from aethermind.dispatch.reference import rounded_inputs
+from aethermind.hal import DeviceId
+from aethermind.runtime import OpenDevice
+from aethermind.testing.kernel_cases import kernel_cases
+from aethermind.testing.operator_calls import KernelCase, check_kernel, run_kernel
+from aethermind_cuda.backend import CudaBackend
+from aethermind_cuda.library import Cubins
+
+__all__ = ["all_cases", "covering_cases"]
+
+SOURCES = Path(__file__).parents[3] / "aethermind-cuda" / "csrc"
+
+
+class _NoProducts:
+    """In place of cuBLASLt, whose kernels are not ours to check."""
+
+    def bind(self, _product: object) -> Any:
+        return lambda _stream: None
+
+    def close(self) -> None: ...
+
+
+def all_cases(runtime: Runtime) -> list[KernelCase]:
+    """Those of the operators suite."""
+    return list(kernel_cases(runtime.operators, runtime.kernels.kernels("cuda"), runtime.weight_formats))
+
+
+def covering_cases(runtime: Runtime) -> Iterator[tuple[KernelCase, frozenset[str]]]:
+    """Cases of which each launches an entry point that none before it did, and those points."""
+    with TemporaryDirectory() as folder:
+        driver = HostDriver()
+        backend = CudaBackend(driver, _cubins(Path(folder)))
+        opened = OpenDevice(backend, DeviceId("cuda", 0), Dispatcher([]), "chosen by the check", None)
+        backend._library(0).__dict__["cublas"] = _NoProducts()
+        known: set[str] = set()
+        for case in all_cases(runtime):
+            driver.launches.clear()
+            inputs = rounded_inputs(case.operator, case.sample, case.float_type)
+            run_kernel(case, runtime.operators, opened, inputs)
+            new = {launch.function for launch in driver.launches} - known
+            if new:
+                known |= new
+                yield case, frozenset(new)
+        backend.close()
+
+
+def _cubins(folder: Path) -> Cubins:
+    return fake_cubins(folder, [source.stem for source in SOURCES.glob("*.cu")])
+
+
+def main() -> int:
+    """Run them on the card."""
+    log = CaseLog.of_environment(sys.argv[1])
+    runtime = Runtime.boot()
+    chosen = list(covering_cases(runtime))
+    begun = log.begun()
+    opened = runtime.open_device("cuda")
+    for case, entries in chosen:
+        if str(case) not in begun:
+            with log.case(str(case)) as facts:
+                facts["entry points"] = len(entries)
+                check_kernel(case, runtime.operators, opened)
+    opened.backend.close()
+    return 1 if log.failures() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
