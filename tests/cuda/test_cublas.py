@@ -11,7 +11,8 @@ import pytest
 from aethermind.errors import DeviceError
 from aethermind.hal import DType
 from aethermind_cuda.cublas import WORKSPACE_BYTES, CublasLt, DenseProduct
-from aethermind_cuda.launch import DeviceArray
+from aethermind_cuda.kernels.linear import dense_product
+from aethermind_cuda.launch import DeviceArray, Enqueue, Launch, Relocate
 
 TYPES = {0: np.dtype(np.float32), 2: np.dtype(np.float16), 14: DType.BFLOAT16.numpy}
 
@@ -27,6 +28,7 @@ class FakeCublasLt:
     def __init__(self, num_algorithms: int = 1) -> None:
         self.things: list[Any] = [None]
         self.num_algorithms = num_algorithms
+        self.num_heuristics = self.heuristics_status = 0
         self.streams: list[int] = []
         self.preferences: dict[int, int] = {}
 
@@ -72,7 +74,8 @@ class FakeCublasLt:
         assert wanted == 1
         assert ctypes.sizeof(result._obj) == 96
         count._obj.value = self.num_algorithms
-        return 0
+        self.num_heuristics += 1
+        return self.heuristics_status
 
     def cublasLtMatmul(self, *arguments: Any) -> int:  # noqa: N802
         _, desc, alpha, a, a_layout, b, b_layout, beta, _, _, d, d_layout, _, _, workspace_bytes, stream = arguments
@@ -100,8 +103,7 @@ def on_device(array: np.ndarray[Any, Any]) -> DeviceArray:
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16], ids=str)
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("widens", [False, True])
+@pytest.mark.parametrize(("has_bias", "widens"), [(False, False), (False, True), (True, False)])
 def test_a_product_is_the_one_of_the_operators_page(dtype: DType, has_bias: bool, widens: bool) -> None:
     rng = np.random.default_rng(3)
     x, weight, bias = (rng.normal(size=shape).astype(dtype.numpy) for shape in ((3, 8), (5, 8), (5, 1)))
@@ -111,6 +113,7 @@ def test_a_product_is_the_one_of_the_operators_page(dtype: DType, has_bias: bool
     enqueue = cublas.bind(
         DenseProduct(on_device(out), on_device(x), on_device(weight), on_device(bias) if has_bias else None, 0x1000)
     )
+    assert enqueue is not None
     assert not out.any()
     enqueue(77)
     exact = x.astype(np.float32) @ weight.astype(np.float32).T + (bias.astype(np.float32)[:, 0] if has_bias else 0)
@@ -125,18 +128,107 @@ def test_a_product_is_the_one_of_the_operators_page(dtype: DType, has_bias: bool
     assert set(library.things) == {None}
 
 
+def product_of(bias: np.ndarray[Any, Any], seed: int = 0) -> tuple[DenseProduct, np.ndarray[Any, Any]]:
+    """Arrays at multiples of 256, and what `out` is to become."""
+    rng = np.random.default_rng(seed)
+    arrays = [aligned(rng.normal(size=shape).astype(np.float32)) for shape in ((3, 5), (3, 8), (5, 8))]
+    out, x, weight = arrays
+    return DenseProduct(*map(on_device, (out, x, weight, bias)), 0x1000), x @ weight.T + bias
+
+
+def aligned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A copy at a multiple of 256."""
+    room = np.zeros(array.nbytes + 256, np.uint8)
+    KEPT.append(room)
+    begin = -room.ctypes.data % 256
+    copy = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+KEPT: list[np.ndarray[Any, Any]] = []
+
+
+def result_of(product: DenseProduct) -> np.ndarray[Any, Any]:
+    """What lies in `out`."""
+    memory = (ctypes.c_float * product.out.size).from_address(product.out.address)
+    return np.ctypeslib.as_array(memory).reshape(product.out.shape)
+
+
+def test_products_of_a_kind_share_an_algorithm_and_have_biases_of_their_own() -> None:
+    library = FakeCublasLt()
+    cublas = CublasLt(library)
+    biases = [aligned(np.full(5, value, np.float32)) for value in (1.0, 2.0, 3.0)]
+    products = [product_of(bias, seed) for seed, bias in enumerate(biases)]
+    bound = [cublas.bind(product) for product, _ in products]
+    assert library.num_heuristics == 1
+    for enqueue, (product, expected) in zip(bound, products, strict=True):
+        assert enqueue is not None
+        enqueue(7)
+        np.testing.assert_allclose(result_of(product), expected, rtol=1e-5)
+    other = products[0][0]
+    for changed in (
+        other._replace(bias=None),
+        other._replace(x=other.x._replace(address=other.x.address + 4)),
+        other._replace(bias=other.bias and other.bias._replace(address=other.bias.address + 4)),
+        other._replace(out=other.out._replace(shape=(2, 5)), x=other.x._replace(shape=(2, 8))),
+    ):
+        before = library.num_heuristics
+        assert cublas.bind(changed)
+        assert library.num_heuristics == before + 1
+        assert cublas.bind(changed)
+        assert library.num_heuristics == before + 1
+    num_things = sum(thing is not None for thing in library.things)
+    bound.clear()
+    enqueue = None
+    assert sum(thing is not None for thing in library.things) == num_things - len(biases), "descriptions of biases"
+
+
 def test_without_tokens_nothing_is_asked() -> None:
     nothing = DeviceArray(0, DType.FLOAT32, (0, 8))
     product = DenseProduct(nothing, nothing, DeviceArray(0, DType.FLOAT32, (5, 8)), None, 0)
     library = FakeCublasLt()
-    CublasLt(library).bind(product)(1)
+    enqueue = CublasLt(library).bind(product)
+    assert enqueue is not None
+    enqueue(1)
+    assert (library.streams, library.num_heuristics) == ([], 0)
+
+
+class Launches:
+    """What work is bound with: launches come back as they are."""
+
+    def __init__(self, library: FakeCublasLt) -> None:
+        self.cublas = CublasLt(library)
+        self.bound: list[Launch] = []
+
+    def bind_launch(self, launch: Launch) -> Enqueue:
+        self.bound.append(launch)
+        return lambda _: None
+
+    def bind_relocatable(self, launch: Launch) -> Relocate | None:
+        raise AssertionError(launch)
+
+
+@pytest.mark.parametrize("refusal", ["no algorithm", "status", "bias of another dtype"])
+def test_what_the_library_has_no_algorithm_for_is_our_own_kernels(refusal: str) -> None:
+    library = FakeCublasLt(num_algorithms=int(refusal != "no algorithm"))
+    library.heuristics_status = 15 if refusal == "status" else 0
+    context = Launches(library)
+    out_dtype = DType.FLOAT32 if refusal == "bias of another dtype" else DType.BFLOAT16
+    x, weight, bias = (DeviceArray(0x1000, DType.BFLOAT16, shape) for shape in ((40, 8), (5, 8), (5,)))
+    out = DeviceArray(0x2000, out_dtype, (40, 5))
+    for _ in range(2):
+        dense_product(out, x, weight, bias, 0).bind(context)(1)
     assert library.streams == []
+    assert library.num_heuristics == int(refusal != "bias of another dtype")
+    assert {launch.kernel for launch in context.bound} == {"linear_many_bfloat16"}
+    assert context.bound[0].arguments == (out, x, weight, bias, 40, 5, 8, out_dtype is DType.FLOAT32)
 
 
 def test_failures_say_which_call_and_why() -> None:
     array = on_device(np.zeros((8, 8), np.float32))
     with pytest.raises(DeviceError, match="no algorithm for a product of this shape"):
-        CublasLt(FakeCublasLt(num_algorithms=0)).bind(DenseProduct(array, array, array, None, 0))
+        DenseProduct(array, array, array, None, 0).bind(Launches(FakeCublasLt(num_algorithms=0)))
     library = FakeCublasLt()
     library.cublasLtCreate = lambda _: 1  # type: ignore[method-assign]
     with pytest.raises(DeviceError, match=r"cublasLtCreate failed with status 1 \(not initialised\)"):

@@ -21,8 +21,9 @@ from aethermind.hal import DeviceId, DType
 from aethermind.ops.dims import SymDim
 from aethermind_cuda.backend import CudaBackend
 from aethermind_cuda.kernels import load_kernels
-from aethermind_cuda.launch import DeviceArray, DeviceFacts, Int64, Launch, Parameters
+from aethermind_cuda.launch import DeviceArray, DeviceFacts, Int64, Launch
 from aethermind_cuda.library import Cubins, KernelLibrary
+from aethermind_cuda.parameters import Parameters
 from aethermind_cuda.targets import best_target, runs_on
 
 A100 = DeviceFacts((8, 0), 108, 163 << 10)

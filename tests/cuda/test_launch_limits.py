@@ -23,8 +23,9 @@ from aethermind.graph.plan import Operand, Plan
 from aethermind.hal import Probe
 from aethermind.ops.dims import resolve
 from aethermind_cuda.backend import CudaBackend
-from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, Launch, Parameters
+from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, Launch
 from aethermind_cuda.library import Cubins
+from aethermind_cuda.parameters import Parameters
 
 SHARED_BYTES = {"80": 163 << 10, "86": 99 << 10, "89": 99 << 10, "90a": 227 << 10, "100f": 227 << 10, "120": 99 << 10}
 """What a block can have at most (CUDA C++ Programming Guide, 20.2); 1 KiB more is the driver's."""

@@ -7,14 +7,17 @@ Numbers are those of cublasLt.h; see https://docs.nvidia.com/cuda/cublas/#using-
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from aethermind.errors import DeviceError
 from aethermind.hal.dtype import DType
-from aethermind_cuda.launch import Context, DeviceArray
+from aethermind_cuda.launch import Context, DeviceArray, Enqueue, Launch, Relocate
+from aethermind_cuda.relocation import relocated_address
 
 __all__ = ["CublasLt", "DenseProduct", "WORKSPACE_BYTES", "find_cublaslt"]
 
@@ -31,6 +34,9 @@ _IN_FLOAT32 = 2
 _PREFERENCE_ALIGNMENTS = 5, 6, 7, 8
 """Of A, B, C and D."""
 _MOST_ALIGNED = 256
+_MOST_ALGORITHMS = 1024
+"""Those kept: the least recently used ones are dropped."""
+
 _STATUS = {
     1: "not initialised",
     3: "out of memory",
@@ -65,130 +71,187 @@ def find_cublaslt() -> Any | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class DenseProduct:
-    """out[T, N] = x[T, K] · weight[N, K]ᵀ + bias[N], summed in float32; `workspace` is WORKSPACE_BYTES of memory."""
+class DenseProduct(NamedTuple):
+    """out[T, N] = x[T, K] · weight[N, K]ᵀ + bias[N], summed in float32; `workspace` is WORKSPACE_BYTES of memory.
+
+    `fallback(out, x, weight, bias)` is launched where cuBLASLt has no algorithm; without one that is a DeviceError.
+    """
 
     out: DeviceArray
     x: DeviceArray
     weight: DeviceArray
     bias: DeviceArray | None
     workspace: int
+    fallback: Callable[[DeviceArray, DeviceArray, DeviceArray, DeviceArray | None], Launch] | None = None
 
-    def bind(self, context: Context) -> Callable[[int], None]:
+    def bind(self, context: Context) -> Enqueue:
         """See `launch.Work`."""
-        return context.cublas.bind(self)
+        enqueue = context.cublas.bind(self)
+        if enqueue is not None:
+            return enqueue
+        if self.fallback is None:
+            raise DeviceError("cuBLASLt has no algorithm for a product of this shape and type on this GPU.")
+        return self.fallback(self.out, self.x, self.weight, self.bias).bind(context)
+
+    def bind_relocatable(self, context: Context) -> Relocate:
+        """See `launch.Work`."""
+
+        def moved(array: DeviceArray, bases: Sequence[int]) -> DeviceArray:
+            return DeviceArray(relocated_address(array.address, bases), array.dtype, array.shape)
+
+        def relocate(bases: Sequence[int]) -> Enqueue:
+            out, x, weight = (moved(array, bases) for array in (self.out, self.x, self.weight))
+            bias = None if self.bias is None else moved(self.bias, bases)
+            workspace = relocated_address(self.workspace, bases)
+            return DenseProduct(out, x, weight, bias, workspace, self.fallback).bind(context)
+
+        return relocate
 
 
 class CublasLt:
-    """The library for the device whose context is current."""
+    """The library for the device whose context is current.
+
+    Asking for an algorithm takes much longer than binding a product does, so algorithms are kept by shapes, dtypes and
+    alignments: the layers of a model share them.
+    """
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        handle = ctypes.c_void_p()
-        self._call("cublasLtCreate", ctypes.byref(handle))
-        self._handle = handle
+        self._handle = ctypes.c_void_p()
+        self._call("cublasLtCreate", ctypes.byref(self._handle))
+        self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        self._lock = Lock()
+        self._algorithms: OrderedDict[tuple[int, ...], _Algorithm | None] = OrderedDict()
+        self._operations: WeakValueDictionary[tuple[int, int], _Owned] = WeakValueDictionary()
 
     def close(self) -> None:
         """Give back what the library holds."""
+        self._algorithms.clear()
         self._call("cublasLtDestroy", self._handle)
 
-    def bind(self, product: DenseProduct) -> Callable[[int], None]:
-        """Choose an algorithm by the library's own heuristics; what is returned enqueues it on a stream."""
-        num_tokens, num_inputs = product.x.shape
-        num_outputs = product.weight.shape[0]
+    def bind(self, product: DenseProduct) -> Enqueue | None:
+        """What enqueues a product, or None where the library has no algorithm for it."""
+        num_tokens, num_outputs = product.out.shape
         if not num_tokens or not num_outputs:
-            return lambda _: None
+            return _nothing
+        with self._lock:
+            algorithm = self._algorithm(product)
+            if algorithm is None:
+                return None
+            operation = self._operation(product.bias)
+        weight, x, out, heuristic = algorithm
+        weight_at, x_at, out_at = (ctypes.c_void_p(one.address) for one in (product.weight, product.x, product.out))
+        # Handles are among the arguments, so they live as long as these. The call takes C's types as they are: with
+        # `argtypes` ctypes would convert every one of them each time.
+        arguments = (
+            *(self._handle, operation, ctypes.byref(self._one), weight_at, weight, x_at, x, ctypes.byref(self._zero)),
+            *(out_at, out, out_at, out, ctypes.byref(heuristic.algorithm)),
+            *(ctypes.c_void_p(product.workspace), ctypes.c_size_t(WORKSPACE_BYTES)),
+        )
+        matmul, pointer = self._library.cublasLtMatmul, ctypes.c_void_p
+
+        def enqueue(stream: int) -> None:
+            status = matmul(*arguments, pointer(stream))
+            if status:
+                raise _error("cublasLtMatmul", status)
+
+        return enqueue
+
+    def _algorithm(self, product: DenseProduct) -> _Algorithm | None:
+        """The one that the library's heuristics choose, as they chose it before for such a product."""
+        kind = _kind(product)
+        if kind in self._algorithms:
+            self._algorithms.move_to_end(kind)
+            return self._algorithms[kind]
+        found = self._algorithms[kind] = self._choose(product)
+        if len(self._algorithms) > _MOST_ALGORITHMS:
+            self._algorithms.popitem(last=False)
+        return found
+
+    def _choose(self, product: DenseProduct) -> _Algorithm | None:
+        if product.bias is not None and product.bias.dtype is not product.out.dtype:
+            return None
+        (num_tokens, num_inputs), num_outputs = product.x.shape, product.weight.shape[0]
         # The library counts columns first: there our row-major matrices are their own transposes.
         weight = self._layout(product.weight.dtype, num_inputs, num_outputs)
         x = self._layout(product.x.dtype, num_inputs, num_tokens)
         out = self._layout(product.out.dtype, num_outputs, num_tokens)
-        operation = self._operation(product)
-        chosen = self._choose(operation, product, (weight, x, out))
-        one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
-        call, handle = self._call, self._handle
-        addresses = [ctypes.c_void_p(array.address) for array in (product.weight, product.x, product.out)]
-        weight_at, x_at, out_at = addresses
-        workspace, workspace_bytes = ctypes.c_void_p(product.workspace), ctypes.c_size_t(WORKSPACE_BYTES)
-
-        def enqueue(stream: int) -> None:
-            call(
-                "cublasLtMatmul",
-                handle,
-                operation,
-                ctypes.byref(one),
-                weight_at,
-                weight,
-                x_at,
-                x,
-                ctypes.byref(zero),
-                out_at,
-                out,
-                out_at,
-                out,
-                ctypes.byref(chosen.algorithm),
-                workspace,
-                workspace_bytes,
-                ctypes.c_void_p(stream),
-            )
-
-        return enqueue
+        preference, found, count = self._preference(product), _Heuristic(), ctypes.c_int()
+        status = self._library.cublasLtMatmulAlgoGetHeuristic(
+            *(self._handle, self._operation(product.bias), weight, x, out, out, preference),
+            *(1, ctypes.byref(found), ctypes.byref(count)),
+        )
+        return None if status or not count.value or found.state else _Algorithm(weight, x, out, found)
 
     def _layout(self, dtype: DType, rows: int, columns: int) -> _Owned:
-        layout = ctypes.c_void_p()
         sizes = ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(rows)
-        self._call("cublasLtMatrixLayoutCreate", ctypes.byref(layout), _DATA_TYPES[dtype], *sizes)
-        return _Owned(layout, self._library.cublasLtMatrixLayoutDestroy)
+        return self._create("MatrixLayout", _DATA_TYPES[dtype], *sizes)
 
-    def _operation(self, product: DenseProduct) -> _Owned:
-        operation = ctypes.c_void_p()
-        self._call("cublasLtMatmulDescCreate", ctypes.byref(operation), _COMPUTE_32F, _REAL_32F)
-        owned = _Owned(operation, self._library.cublasLtMatmulDescDestroy)
-        self._set(operation, _DESC_TRANSA, ctypes.c_int32(_TRANSPOSED))
-        if product.bias is not None:
-            self._set(operation, _DESC_EPILOGUE, ctypes.c_uint32(_EPILOGUE_BIAS))
-            self._set(operation, _DESC_BIAS_POINTER, ctypes.c_void_p(product.bias.address))
-            self._set(operation, _DESC_BIAS_DATA_TYPE, ctypes.c_int32(_DATA_TYPES[product.bias.dtype]))
+    def _operation(self, bias: DeviceArray | None) -> _Owned:
+        """The one description for a bias, whose address is part of it; a product without one has address 0."""
+        key = (0, 0) if bias is None else (bias.address, bias.dtype.code)
+        operation = self._operations.get(key)
+        if operation is None:
+            operation = self._operations[key] = self._create("MatmulDesc", _COMPUTE_32F, _REAL_32F)
+            self._set("MatmulDesc", operation, _DESC_TRANSA, ctypes.c_int32(_TRANSPOSED))
+            if bias is not None:
+                self._set("MatmulDesc", operation, _DESC_EPILOGUE, ctypes.c_uint32(_EPILOGUE_BIAS))
+                self._set("MatmulDesc", operation, _DESC_BIAS_POINTER, ctypes.c_void_p(bias.address))
+                self._set("MatmulDesc", operation, _DESC_BIAS_DATA_TYPE, ctypes.c_int32(_DATA_TYPES[bias.dtype]))
+        return operation
+
+    def _preference(self, product: DenseProduct) -> _Owned:
+        """The heuristics take operands to begin at multiples of 256 bytes, unless they are told how these lie."""
+        preference = self._create("MatmulPreference")
+        self._set("MatmulPreference", preference, _PREFERENCE_MAX_WORKSPACE, ctypes.c_uint64(WORKSPACE_BYTES))
+        self._set("MatmulPreference", preference, _PREFERENCE_REDUCTION_SCHEMES, ctypes.c_uint32(_IN_FLOAT32))
+        arrays = product.weight, product.x, product.out, product.out
+        for attribute, array in zip(_PREFERENCE_ALIGNMENTS, arrays, strict=True):
+            self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(_alignment(array.address)))
+        return preference
+
+    def _create(self, kind: str, *arguments: Any) -> _Owned:
+        owned = _Owned()
+        self._call(f"cublasLt{kind}Create", ctypes.byref(owned), *arguments)
+        owned.destroy = getattr(self._library, f"cublasLt{kind}Destroy")
         return owned
 
-    def _set(self, operation: ctypes.c_void_p, attribute: int, value: Any) -> None:
+    def _set(self, kind: str, owned: _Owned, attribute: int, value: Any) -> None:
         size = ctypes.c_size_t(ctypes.sizeof(value))
-        self._call("cublasLtMatmulDescSetAttribute", operation, attribute, ctypes.byref(value), size)
-
-    def _choose(self, operation: _Owned, product: DenseProduct, layouts: tuple[_Owned, _Owned, _Owned]) -> _Heuristic:
-        """The heuristics take operands to begin at multiples of 256 bytes, unless they are told how these lie."""
-        preference, found, count = ctypes.c_void_p(), _Heuristic(), ctypes.c_int()
-        self._call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
-        owned = _Owned(preference, self._library.cublasLtMatmulPreferenceDestroy)
-        weight, x, out = layouts
-        arrays = product.weight, product.x, product.out, product.out
-        aligned = (ctypes.c_uint32(_alignment(array.address)) for array in arrays)
-        limits = dict(zip(_PREFERENCE_ALIGNMENTS, aligned, strict=True))
-        limits[_PREFERENCE_REDUCTION_SCHEMES] = ctypes.c_uint32(_IN_FLOAT32)
-        for attribute, limit in {_PREFERENCE_MAX_WORKSPACE: ctypes.c_uint64(WORKSPACE_BYTES), **limits}.items():
-            value = ctypes.byref(limit), ctypes.c_size_t(ctypes.sizeof(limit))
-            self._call("cublasLtMatmulPreferenceSetAttribute", preference, attribute, *value)
-        operands = self._handle, operation, weight, x, out, out, owned
-        self._call("cublasLtMatmulAlgoGetHeuristic", *operands, 1, ctypes.byref(found), ctypes.byref(count))
-        if not count.value:
-            raise DeviceError("cuBLASLt has no algorithm for a product of this shape and type on this GPU.")
-        return found
+        self._call(f"cublasLt{kind}SetAttribute", owned, attribute, ctypes.byref(value), size)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        status = getattr(self._library, name)(*(_plain(argument) for argument in arguments))
+        status = getattr(self._library, name)(*arguments)
         if status:
-            raise DeviceError(f"{name} failed with status {status} ({_STATUS.get(status, 'see cublas_api.h')}).")
+            raise _error(name, status)
 
 
-class _Owned:
+class _Owned(ctypes.c_void_p):
     """A handle that is given back with its last reference."""
 
-    def __init__(self, handle: ctypes.c_void_p, destroy: Callable[[ctypes.c_void_p], int]) -> None:
-        self.handle = handle
-        self._destroy = destroy
+    destroy: Callable[[ctypes.c_void_p], int] | None = None
 
     def __del__(self) -> None:
-        self._destroy(self.handle)
+        if self.destroy is not None:
+            self.destroy(ctypes.c_void_p(self.value))
+
+
+class _Algorithm(NamedTuple):
+    """What products of one kind share: the layouts of the three matrices, and the algorithm."""
+
+    weight: _Owned
+    x: _Owned
+    out: _Owned
+    heuristic: _Heuristic
+
+
+def _kind(product: DenseProduct) -> tuple[int, ...]:
+    """All that an algorithm is chosen by; -1 and 0 stand for a bias that is not there."""
+    out, x, weight, bias, *_ = product
+    of_bias = (-1, 0) if bias is None else (bias.dtype.code, _alignment(bias.address))
+    dtypes = out.dtype.code, x.dtype.code, weight.dtype.code
+    alignments = _alignment(out.address), _alignment(x.address), _alignment(weight.address)
+    return (*x.shape, weight.shape[0], *dtypes, *alignments, *of_bias)
 
 
 def _alignment(address: int) -> int:
@@ -196,5 +259,9 @@ def _alignment(address: int) -> int:
     return min(_MOST_ALIGNED, address & -address) or _MOST_ALIGNED
 
 
-def _plain(argument: Any) -> Any:
-    return argument.handle if isinstance(argument, _Owned) else argument
+def _nothing(_: int) -> None:
+    """A product without tokens or outputs."""
+
+
+def _error(name: str, status: int) -> DeviceError:
+    return DeviceError(f"{name} failed with status {status} ({_STATUS.get(status, 'see cublas_api.h')}).")

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
-from typing import Any
 
 from aethermind.errors import DeviceError
-from aethermind.graph.executor import MemoryMap, addresses_in_run
-from aethermind.graph.plan import Operand, Plan, Step
+from aethermind.graph.executor import MemoryMap
+from aethermind.graph.plan import Plan
 from aethermind.graph.repeated_runs import is_decode_size
 from aethermind.hal.buffer import Buffer
 from aethermind.hal.stream import Stream
-from aethermind.ops.dims import resolve
-from aethermind_cuda.bound_steps import BoundSteps, Enqueue
 from aethermind_cuda.graph_capture import CapturedSteps
-from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, KernelFunction
+from aethermind_cuda.launch import DeviceFacts
+from aethermind_cuda.launch_cache import LaunchCache
 from aethermind_cuda.library import KernelLibrary
 from aethermind_cuda.nvtx_ranges import find_annotate
+from aethermind_cuda.step_binding import StepBinder, workspace_bytes
 from aethermind_cuda.streams import CudaStream
 
 __all__ = ["CudaExecutable"]
 
-Address = Callable[[Operand], int]
+_UNNAMED = nullcontext()
 
 
 class CudaExecutable:
@@ -40,19 +38,13 @@ class CudaExecutable:
         allocate: Callable[[int], Buffer],
     ) -> None:
         self._plan = plan
-        self._memory = memory
         self._device = device
-        self._facts = facts
-        self._library = library
         self._names = tuple(plan.symbols)
-        self._bound = BoundSteps(plan)
+        self._cache = LaunchCache(plan)
         self._captured = captured
         self._annotate = find_annotate()
-        address = addresses_in_run(plan, memory, plan.symbols)
-        calls = (self._call(step, plan.symbols, address, workspace=0) for step in plan.steps)
-        sizes = (_function(step).workspace_bytes(call) for step, call in zip(plan.steps, calls, strict=True))
-        nbytes = max(sizes, default=0)
-        self._workspace = allocate(nbytes)
+        self._workspace = allocate(workspace_bytes(plan, facts))
+        self._binder = StepBinder(plan, memory, facts, library, self._workspace.address)
 
     @property
     def num_native_breaks(self) -> int:
@@ -73,19 +65,12 @@ class CudaExecutable:
 
     def _enqueue(self, symbols: tuple[int, ...], begin: int, end: int, stream: int) -> None:
         """What was never bound for these sizes is bound one by one, so that the device has work meanwhile."""
-        sizes = self._sizes(symbols)
-        address = addresses_in_run(self._plan, self._memory, sizes)
+        get, bind, annotate = self._cache.get, self._binder.bind, self._annotate
         for position in range(begin, end):
-            step = self._plan.steps[position]
-            work = self._bound.of_step(position, symbols, partial(self._bind, step, sizes, address))
-            with nullcontext() if self._annotate is None else self._annotate(step.source):
-                for enqueue in work:
+            launches = get(position, symbols, bind)
+            with _UNNAMED if annotate is None else annotate(self._plan.steps[position].source):
+                for enqueue in launches:
                     enqueue(stream)
-
-    def _bind(self, step: Step, sizes: Mapping[str, int], address: Address) -> list[Enqueue]:
-        """What puts the work of a step on a stream."""
-        call = self._call(step, sizes, address, self._workspace.address)
-        return [work.bind(self._library) for work in _function(step)(call)]
 
     def _handle(self, stream: Stream) -> int:
         assert isinstance(stream, CudaStream), "the stream is of another backend"
@@ -95,20 +80,3 @@ class CudaExecutable:
 
     def _sizes(self, symbols: tuple[int, ...]) -> dict[str, int]:
         return dict(zip(self._names, symbols, strict=True))
-
-    def _call(self, step: Step, sizes: Mapping[str, int], address: Address, workspace: int) -> Call:
-        def array(operand: Operand) -> DeviceArray:
-            return DeviceArray(address(operand), operand.dtype, resolve(operand.shape, sizes))
-
-        inputs = tuple(None if operand is None else array(operand) for operand in step.inputs)
-        return Call(inputs, tuple(map(array, step.outputs)), step.attributes, self._facts, workspace)
-
-
-def _function(step: Step) -> KernelFunction:
-    function: Any = step.kernel.function
-    if not isinstance(function, KernelFunction):
-        raise DeviceError(
-            f"Kernel {step.kernel.name} of {step.kernel.operator} is not one that a CUDA device can run: its "
-            "function has to be an aethermind_cuda.launch.KernelFunction."
-        )
-    return function

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -13,9 +13,26 @@ from aethermind.hal.dtype import DType
 if TYPE_CHECKING:
     from aethermind_cuda.cublas import CublasLt
 
-__all__ = ["Call", "DeviceArray", "DeviceFacts", "Int64", "KernelFunction", "Launch", "Parameters", "Work"]
+__all__ = [
+    "Call",
+    "Context",
+    "DeviceArray",
+    "DeviceFacts",
+    "Enqueue",
+    "Int64",
+    "KernelFunction",
+    "Launch",
+    "Relocate",
+    "Work",
+]
 
-_INT32 = range(-(2**31), 2**31)
+Enqueue = Callable[[int], None]
+"""Puts work on a stream, by the driver's handle."""
+
+Relocate = Callable[[Sequence[int]], Enqueue]
+"""Binds work to the addresses of a call: those of the inputs that are there, of the outputs, and of the workspace, each
+rounded down to a multiple of `relocation.ALIGNMENT`.
+"""
 
 
 class Int64(ctypes.c_int64):
@@ -68,14 +85,21 @@ class Context(Protocol):
     def cublas(self) -> CublasLt:
         """The library of dense products on this device."""
 
-    def bind_launch(self, launch: Launch) -> Callable[[int], None]:
+    def bind_launch(self, launch: Launch) -> Enqueue:
         """A function of a stream that launches."""
+
+    def bind_relocatable(self, launch: Launch) -> Relocate | None:
+        """The same for a launch whose addresses are symbolic; None where its arguments may hide an address."""
 
 
 class Work(Protocol):
-    """Something that a stream can do."""
+    """Something that a stream can do.
 
-    def bind(self, context: Context) -> Callable[[int], None]:
+    Work with a method `bind_relocatable(context)` is bound once for calls that differ in their addresses only: its own
+    addresses are symbolic then (see `relocation`). It returns None where it cannot be relocated after all.
+    """
+
+    def bind(self, context: Context) -> Enqueue:
         """What enqueues it on a stream: all that can be decided before is decided now."""
 
 
@@ -94,50 +118,30 @@ class Launch:
     arguments: tuple[Any, ...]
     shared_bytes: int = 0
 
-    def bind(self, context: Context) -> Callable[[int], None]:
+    def bind(self, context: Context) -> Enqueue:
         """See `Work`."""
         return context.bind_launch(self)
+
+    def bind_relocatable(self, context: Context) -> Relocate | None:
+        """See `Work`."""
+        return context.bind_relocatable(self)
 
 
 class KernelFunction(NamedTuple):
     """What stands in `Kernel.function` on this device: it says what to enqueue and computes nothing.
 
     `workspace_bytes` is asked with the largest sizes of a plan, and has to be enough for smaller ones.
+
+    With `is_relocatable`, steps that differ in their addresses only (the layers of a model) share one call, whose
+    addresses are symbolic. What is launched may then depend on the alignment of addresses, up to 256 bytes, and on
+    which of them are equal, but not on their values. An address, or one with a number of bytes added, is passed as a
+    DeviceArray, a `c_void_p`, or such a field of a structure.
     """
 
     launches: Callable[[Call], Iterable[Work]]
     workspace_bytes: Callable[[Call], int] = lambda _: 0
+    is_relocatable: bool = False
 
     def __call__(self, call: Call) -> Iterable[Work]:
         """The work of one call, in order."""
         return self.launches(call)
-
-
-class Parameters:
-    """Arguments as the driver takes them: an array of pointers to their values, kept alive together.
-
-    `address` is that of the array. TypeError and OverflowError for what no kernel takes.
-    """
-
-    def __init__(self, arguments: Iterable[Any]) -> None:
-        self._values = [_packed(argument) for argument in arguments]
-        addresses = (ctypes.addressof(value) for value in self._values)
-        self._pointers = (ctypes.c_void_p * max(1, len(self._values)))(*addresses)
-        self.address = ctypes.addressof(self._pointers)
-
-
-def _packed(argument: Any) -> Any:
-    """A ctypes value of the kind that the kernel's parameter has."""
-    if argument is None:
-        return ctypes.c_void_p(0)
-    if isinstance(argument, DeviceArray):
-        return ctypes.c_void_p(argument.address)
-    if isinstance(argument, (bool, int)):
-        if argument not in _INT32:
-            raise OverflowError(f"A kernel's argument {argument} has more than 32 bits; pass it as Int64.")
-        return ctypes.c_int32(argument)
-    if isinstance(argument, float):
-        return ctypes.c_float(argument)
-    if isinstance(argument, (ctypes._SimpleCData, ctypes.Structure, ctypes.Array)):
-        return argument
-    raise TypeError(f"A kernel cannot take a {type(argument).__name__} as its argument.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 from aethermind.errors import DeviceError
 from aethermind_cuda.cublas import CublasLt, find_cublaslt
 from aethermind_cuda.driver import Driver
-from aethermind_cuda.launch import DeviceFacts, Launch, Parameters
+from aethermind_cuda.launch import DeviceFacts, Enqueue, Launch, Relocate
+from aethermind_cuda.parameters import Parameters
+from aethermind_cuda.relocation import find_operand
 from aethermind_cuda.targets import best_target
 
 __all__ = ["CUBINS", "Cubins", "KernelLibrary"]
@@ -96,19 +98,41 @@ class KernelLibrary:
             self._functions[key] = self._driver.get_function(self._modules[source], kernel)
         return self._functions[key]
 
-    def bind_launch(self, launch: Launch) -> Callable[[int], None]:
+    def bind_launch(self, launch: Launch) -> Enqueue:
         """What launches on a stream; DeviceError for more shared memory than a block can have."""
+        return self._launcher(launch)(Parameters(launch.arguments)) if all(launch.grid) else _nothing
+
+    def bind_relocatable(self, launch: Launch) -> Relocate | None:
+        """The same for symbolic addresses: arguments are packed once, and then copied with other pointers."""
         if not all(launch.grid):
-            return _nothing
+            return lambda _: _nothing
+        template = Parameters(launch.arguments)
+        pointers = template.pointers()
+        if pointers is None:
+            return None
+        found = [(offset, find_operand(pointer)) for offset, pointer in pointers]
+        relocations = [(offset, *operand) for offset, operand in found if operand is not None]
+        bind = self._launcher(launch)
+
+        def relocate(bases: Sequence[int]) -> Enqueue:
+            return bind(template.relocated([(offset, bases[index] + addend) for offset, index, addend in relocations]))
+
+        return relocate
+
+    def _launcher(self, launch: Launch) -> Callable[[Parameters], Enqueue]:
+        """Everything about a launch but its arguments, decided."""
         function = self.function(launch.source, launch.kernel)
         self._allow_shared(function, launch)
-        launch_kernel, parameters = self._driver.launch_kernel, Parameters(launch.arguments)
+        launch_kernel = self._driver.launch_kernel
         grid, block, shared_bytes = launch.grid, launch.block, launch.shared_bytes
 
-        def enqueue(stream: int) -> None:
-            launch_kernel(function, grid, block, shared_bytes, stream, parameters.address)
+        def bind(parameters: Parameters) -> Enqueue:
+            def enqueue(stream: int) -> None:
+                launch_kernel(function, grid, block, shared_bytes, stream, parameters.address)
 
-        return enqueue
+            return enqueue
+
+        return bind
 
     def close(self) -> None:
         """Unload all modules."""

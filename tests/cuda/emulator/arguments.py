@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 from tests.cuda.emulator.kernels import Kernel
 
-from aethermind_cuda.launch import Parameters
+from aethermind_cuda.parameters import Parameters
 
 __all__ = ["JudgedParameters", "check_arguments"]
 
@@ -19,9 +18,8 @@ class JudgedParameters(Parameters):
 
     known: ClassVar[WeakValueDictionary[int, JudgedParameters]] = WeakValueDictionary()
 
-    def __init__(self, arguments: Iterable[Any]) -> None:
-        super().__init__(arguments)
-        self.values: list[Any] = self._values
+    def _place(self, image: bytes) -> None:
+        super()._place(image)
         self.known[self.address] = self
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from aethermind_cuda.bindings_driver import CudaDriver, load_driver
 from aethermind_cuda.driver import NO_BINARY, OUT_OF_MEMORY, CudaError
-from aethermind_cuda.launch import Parameters
+from aethermind_cuda.parameters import Parameters
 
 __all__: list[str] = []
 

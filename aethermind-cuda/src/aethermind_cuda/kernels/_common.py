@@ -28,7 +28,7 @@ def cuda_kernel(
     **rest: Any,
 ) -> Kernel:
     """A kernel of this device; `rest` are further fields of `Kernel`."""
-    function: Any = KernelFunction(launches, workspace_bytes)
+    function: Any = KernelFunction(launches, workspace_bytes, is_relocatable=True)
     return Kernel(operator, "cuda", name, dtypes, function=function, supports=supports, packs=packs or {}, **rest)
 
 

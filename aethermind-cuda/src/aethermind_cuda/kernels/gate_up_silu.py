@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct
+from aethermind_cuda.cublas import WORKSPACE_BYTES
 from aethermind_cuda.kernels._common import cuda_kernel
 from aethermind_cuda.kernels._cublaslt import LEAST_TOKENS, has_cublaslt
 from aethermind_cuda.kernels._projection import Projection
 from aethermind_cuda.kernels.elementwise import elementwise
+from aethermind_cuda.kernels.linear import dense_product
 from aethermind_cuda.launch import Call, Launch, Work
 
 __all__ = ["KERNELS"]
@@ -43,8 +44,8 @@ def _products(call: Call) -> Iterator[Work]:
         yield from _by_any_number(call)
         return
     up = out._replace(address=call.workspace + WORKSPACE_BYTES)
-    yield DenseProduct(out, x, w_gate, None, call.workspace)
-    yield DenseProduct(up, x, w_up, None, call.workspace)
+    yield dense_product(out, x, w_gate, None, call.workspace)
+    yield dense_product(up, x, w_up, None, call.workspace)
     yield elementwise("silu_mul", out, out, up)
 
 

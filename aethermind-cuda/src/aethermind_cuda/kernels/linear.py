@@ -8,38 +8,50 @@ from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct
 from aethermind_cuda.kernels._common import cuda_kernel
 from aethermind_cuda.kernels._cublaslt import LEAST_TOKENS, has_cublaslt
 from aethermind_cuda.kernels._projection import Projection
-from aethermind_cuda.launch import Call, Launch, Work
+from aethermind_cuda.launch import Call, DeviceArray, Launch, Work
 
-__all__ = ["KERNELS"]
+__all__ = ["KERNELS", "dense_product"]
 
 _LINEAR = Projection("linear", num_weights=1, group_chunks=2, few_tokens=32)
 
 
+def _launch(
+    out: DeviceArray, x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, *, is_invariant: bool = False
+) -> Launch:
+    sizes = x.shape[0], out.shape[1], x.shape[1]
+    arguments = (out, x, weight, bias, *sizes, out.dtype is not x.dtype)
+    return _LINEAR.launch(str(x.dtype), sizes, arguments, x.dtype, is_invariant=is_invariant)
+
+
+def dense_product(
+    out: DeviceArray, x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, workspace: int
+) -> DenseProduct:
+    """The product by cuBLASLt, or by our own kernel where that has no algorithm for it."""
+    return DenseProduct(out, x, weight, bias, workspace, _launch)
+
+
 def _launches(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
     def launches(call: Call) -> Iterator[Launch]:
-        x, weight, *biases = call.inputs
-        (out,) = call.outputs
-        assert x is not None
-        (num_tokens, num_inputs), num_outputs = x.shape, out.shape[1]
-        sizes = num_tokens, num_outputs, num_inputs
-        bias = biases[0] if biases else None
-        arguments = (out, x, weight, bias, *sizes, out.dtype is not x.dtype)
-        yield _LINEAR.launch(str(x.dtype), sizes, arguments, x.dtype, is_invariant=is_invariant)
+        yield _launch(*_arrays(call), is_invariant=is_invariant)
 
     return launches
+
+
+def _arrays(call: Call) -> tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray | None]:
+    x, weight, *biases = call.inputs
+    assert x is not None
+    assert weight is not None
+    return call.outputs[0], x, weight, biases[0] if biases else None
 
 
 _by_any_number = _launches(is_invariant=False)
 
 
 def _products(call: Call) -> Iterator[Work]:
-    x, weight, *biases = call.inputs
-    assert x is not None
-    assert weight is not None
-    if x.shape[0] < LEAST_TOKENS:
+    if call.outputs[0].shape[0] < LEAST_TOKENS:
         yield from _by_any_number(call)
     else:
-        yield DenseProduct(call.outputs[0], x, weight, biases[0] if biases else None, call.workspace)
+        yield dense_product(*_arrays(call), call.workspace)
 
 
 KERNELS = tuple(

@@ -1,4 +1,4 @@
-"""What enqueues a plan's steps, remembered step by step under the sizes that it depends on."""
+"""The launches of a plan's steps, cached for each step by the sizes that it depends on."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from itertools import chain
 
 from aethermind.graph.plan import Operand, Place, Plan, Step
 from aethermind.ops.dims import Shape, SymDim
+from aethermind_cuda.launch import Enqueue
 
-__all__ = ["BoundSteps", "Enqueue"]
+__all__ = ["LaunchCache"]
 
 _MOST_SIZES = 32
-"""Of a step: those that came up last."""
-
-Enqueue = Callable[[int], None]
-"""Puts work on a stream, by the driver's handle."""
+"""Sizes kept for each step: the least recently used ones are dropped."""
 
 
-class BoundSteps:
-    """Sizes change from run to run, and most only for some steps: where a sampler's lists grow with every token, what
-    the model's own steps enqueue stays.
+class LaunchCache:
+    """Most sizes of a run change for some steps only: where a sampler's lists grow with every token, the model's own
+    steps keep their launches.
     """
 
     def __init__(self, plan: Plan) -> None:
         positions = {name: position for position, name in enumerate(plan.symbols)}
         self._depends = [sorted(positions[name] for name in _symbols_of(plan, step)) for step in plan.steps]
-        self._bound: list[OrderedDict[tuple[int, ...], list[Enqueue]]] = [OrderedDict() for _ in plan.steps]
+        self._cached: list[OrderedDict[tuple[int, ...], list[Enqueue]]] = [OrderedDict() for _ in plan.steps]
 
-    def of_step(self, position: int, symbols: tuple[int, ...], bind: Callable[[], list[Enqueue]]) -> list[Enqueue]:
-        """What enqueues a step in a run with these symbols: as remembered, or made by `bind`."""
-        known, sizes = self._bound[position], tuple([symbols[index] for index in self._depends[position]])
-        work = known.get(sizes)
-        if work is None:
-            work = known[sizes] = bind()
-            if len(known) > _MOST_SIZES:
-                known.popitem(last=False)
+    def get(
+        self, position: int, symbols: tuple[int, ...], bind: Callable[[int, tuple[int, ...]], list[Enqueue]]
+    ) -> list[Enqueue]:
+        """What enqueues a step in a run with these symbols: the cached launches, or those that `bind` makes."""
+        cached, sizes = self._cached[position], tuple([symbols[index] for index in self._depends[position]])
+        launches = cached.get(sizes)
+        if launches is None:
+            launches = cached[sizes] = bind(position, symbols)
+            if len(cached) > _MOST_SIZES:
+                cached.popitem(last=False)
         else:
-            known.move_to_end(sizes)
-        return work
+            cached.move_to_end(sizes)
+        return launches
 
 
 def _symbols_of(plan: Plan, step: Step) -> set[str]:

@@ -1,20 +1,19 @@
-"""What enqueues a step is made anew only for sizes that the step depends on."""
+"""Launches of a step are bound anew only for sizes that the step depends on."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.cuda.emulator.builder import CSRC
 from tests.cuda.host_driver import HostDriver, fake_cubins
 
 from aethermind import LLM, Runtime, SamplingParams
-from aethermind.graph.plan import Step
 from aethermind.hal import Probe
 from aethermind_cuda.backend import CudaBackend
-from aethermind_cuda.bound_steps import BoundSteps, Enqueue
-from aethermind_cuda.executable import CudaExecutable
+from aethermind_cuda.launch import Enqueue
+from aethermind_cuda.launch_cache import LaunchCache
+from aethermind_cuda.step_binding import StepBinder
 
 PROMPT = {"prompt_token_ids": list(range(5, 25))}
 
@@ -36,13 +35,13 @@ def test_other_lists_of_the_sampler_leave_the_models_steps_as_they_are(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bound: list[str] = []
-    bind = CudaExecutable._bind
+    bind = StepBinder.bind
 
-    def noted(self: CudaExecutable, step: Step, *rest: Any) -> list[Enqueue]:
-        bound.append(step.source)
-        return bind(self, step, *rest)
+    def noted(self: StepBinder, position: int, symbols: tuple[int, ...]) -> list[Enqueue]:
+        bound.append(self._plan.steps[position].source)
+        return bind(self, position, symbols)
 
-    monkeypatch.setattr(CudaExecutable, "_bind", noted)
+    monkeypatch.setattr(StepBinder, "bind", noted)
     counts = []
     for num_biased in (3, 5, 3):
         bias = dict.fromkeys(range(num_biased), 1.0)
@@ -56,17 +55,17 @@ def test_other_lists_of_the_sampler_leave_the_models_steps_as_they_are(
 
 def test_a_step_is_remembered_for_the_last_sizes(llm: LLM) -> None:
     plan = llm.engine.runner.executor.plan
-    steps = BoundSteps(plan)
+    cache = LaunchCache(plan)
     made: list[int] = []
 
-    def bind() -> list[Enqueue]:
+    def bind(*_: object) -> list[Enqueue]:
         made.append(1)
         return [made.append]
 
     sizes = [tuple(number for _ in plan.symbols) for number in range(1, 34)]
-    first = [steps.of_step(0, one, bind) for one in sizes]
+    first = [cache.get(0, one, bind) for one in sizes]
     assert len(made) == len(sizes)
-    assert steps.of_step(0, sizes[-1], bind) is first[-1]
+    assert cache.get(0, sizes[-1], bind) is first[-1]
     assert len(made) == len(sizes)
-    steps.of_step(0, sizes[0], bind)
+    cache.get(0, sizes[0], bind)
     assert len(made) == len(sizes) + 1, "the first of 33 was forgotten"

@@ -1,0 +1,117 @@
+"""A kernel's arguments as the driver takes them: packed in one block of memory, which can be copied and relocated."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from functools import cache
+from struct import pack_into, unpack_from
+from typing import Any
+
+from aethermind_cuda.launch import DeviceArray
+
+__all__ = ["Parameters"]
+
+_INT32 = range(-(2**31), 2**31)
+_ALIGNMENT = 16
+"""Of every value: no type of a kernel's parameter has more."""
+
+_POINTER_BYTES = 8
+_NUMBERS = "bBhHiIlLqQfd?"
+"""Of `ctypes`' codes of types."""
+
+_MOST_NUMBER = 1 << 40
+"""What is above is no size: a 64-bit integer may then be made of an address."""
+
+
+class Parameters:
+    """A block of pointers to values, and the values behind them. `address` is that of the block.
+
+    `values` are ctypes values of the kinds that the kernel's parameters have. TypeError and OverflowError for what no
+    kernel takes.
+    """
+
+    def __init__(self, arguments: Iterable[Any]) -> None:
+        self.values = [_packed(argument) for argument in arguments]
+        self._offsets: list[int] = []
+        end = max(1, len(self.values)) * _POINTER_BYTES
+        for value in self.values:
+            begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+            self._offsets.append(begin)
+            end = begin + ctypes.sizeof(value)
+        image = bytearray(end)
+        for offset, value in zip(self._offsets, self.values, strict=True):
+            image[offset : offset + ctypes.sizeof(value)] = bytes(value)
+        self._type = ctypes.c_char * end
+        self._image = bytes(image)
+        self._place(self._image)
+
+    def _place(self, image: bytes) -> None:
+        self._block = self._type.from_buffer_copy(image)
+        self.address = address = ctypes.addressof(self._block)
+        offsets = self._offsets
+        pack_into(f"{len(offsets)}Q", self._block, 0, *[address + offset for offset in offsets])
+
+    def pointers(self) -> list[tuple[int, int]] | None:
+        """Offsets and values of the device pointers in the block, fields of structures among them.
+
+        None where others may be hidden: in arrays, unions, bit fields, and integers that are too large for a size.
+        """
+        found: list[tuple[int, int]] = []
+        for offset, value in zip(self._offsets, self.values, strict=True):
+            fields = _fields(value.__class__)
+            if fields is None:
+                return None
+            for inner, is_pointer in fields:
+                if is_pointer:
+                    found.append((offset + inner, unpack_from("Q", self._image, offset + inner)[0]))
+                elif not -_MOST_NUMBER < unpack_from("q", self._image, offset + inner)[0] < _MOST_NUMBER:
+                    return None
+        return found
+
+    def relocated(self, pointers: Iterable[tuple[int, int]]) -> Parameters:
+        """A copy with other device pointers at these offsets of the block; `values` are still those of this one."""
+        copy = object.__new__(type(self))
+        copy.values, copy._offsets, copy._type, copy._image = self.values, self._offsets, self._type, self._image
+        copy._place(self._image)
+        for offset, pointer in pointers:
+            pack_into("Q", copy._block, offset, pointer)
+        return copy
+
+
+def _packed(argument: Any) -> Any:
+    """A ctypes value of the kind that the kernel's parameter has."""
+    if argument is None:
+        return ctypes.c_void_p(0)
+    if isinstance(argument, DeviceArray):
+        return ctypes.c_void_p(argument.address)
+    if isinstance(argument, (bool, int)):
+        if argument not in _INT32:
+            raise OverflowError(f"A kernel's argument {argument} has more than 32 bits; pass it as Int64.")
+        return ctypes.c_int32(argument)
+    if isinstance(argument, float):
+        return ctypes.c_float(argument)
+    if isinstance(argument, (ctypes._SimpleCData, ctypes.Structure, ctypes.Array)):
+        return argument
+    raise TypeError(f"A kernel cannot take a {type(argument).__name__} as its argument.")
+
+
+@cache
+def _fields(kind: Any) -> tuple[tuple[int, bool], ...] | None:
+    """Offsets of pointers (True) and of 64-bit integers (False); None where a type does not tell them apart."""
+    if issubclass(kind, ctypes.c_void_p):
+        return ((0, True),)
+    if issubclass(kind, ctypes._SimpleCData):
+        if kind._type_ not in _NUMBERS:
+            return None
+        return ((0, False),) if kind._type_ not in "fd" and ctypes.sizeof(kind) == _POINTER_BYTES else ()
+    if not issubclass(kind, ctypes.Structure):
+        return None
+    found: list[tuple[int, bool]] = []
+    for base in kind.__mro__:
+        for name, inner, *bits in vars(base).get("_fields_", ()):
+            fields = None if bits else _fields(inner)
+            if fields is None:
+                return None
+            found.extend((getattr(base, name).offset + offset, is_pointer) for offset, is_pointer in fields)
+    return tuple(found)

@@ -1,0 +1,143 @@
+"""Binding of a plan's steps: what enqueues them, made ready for the sizes of a run.
+
+The layers of a model are the same steps at other addresses. Binding a step costs many times what its launches do, so
+one step of a kind is bound over symbolic addresses (see `relocation`), and all of the kind are relocated copies of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from aethermind.errors import DeviceError
+from aethermind.graph.executor import MemoryMap, addresses_in_run
+from aethermind.graph.plan import Operand, Place, Plan, Step
+from aethermind.ops.dims import resolve
+from aethermind_cuda.launch import Call, Context, DeviceArray, DeviceFacts, Enqueue, KernelFunction, Relocate
+from aethermind_cuda.relocation import ALIGNMENT, symbolic_address
+
+__all__ = ["StepBinder", "workspace_bytes"]
+
+_Kind = tuple[int, tuple[int, ...]]
+"""What steps that share a template have in common: their number by `_number_kinds`, and `_alignments`."""
+
+
+class StepBinder:
+    """Binds steps for one size of a run after the other; templates are kept for the sizes that came last."""
+
+    def __init__(self, plan: Plan, memory: MemoryMap, facts: DeviceFacts, context: Context, workspace: int) -> None:
+        self._plan = plan
+        self._memory = memory
+        self._facts = facts
+        self._context = context
+        self._workspace = workspace
+        self._operands = [[one for one in (*step.inputs, *step.outputs) if one is not None] for step in plan.steps]
+        self._kinds = _number_kinds(plan)
+        self._fixed = [self._fixed_addresses(operands) for operands in self._operands]
+        self._symbols: tuple[int, ...] | None = None
+        self._sizes: Mapping[str, int] = {}
+        self._address: Callable[[Operand], int] = lambda _: 0
+        self._templates: dict[_Kind, list[Relocate] | None] = {}
+
+    def bind(self, position: int, symbols: tuple[int, ...]) -> list[Enqueue]:
+        """What enqueues a step in runs with these symbols, in order."""
+        if symbols != self._symbols:
+            self._enter(symbols)
+        addresses = self._fixed[position] or [*map(self._address, self._operands[position]), self._workspace]
+        step = self._plan.steps[position]
+        if _function(step).is_relocatable:
+            kind = self._kinds[position], _alignments(addresses)
+            if kind not in self._templates:
+                self._templates[kind] = self._template(step, kind[1])
+            template = self._templates[kind]
+            if template is not None:
+                bases = [address & -ALIGNMENT for address in addresses]
+                return [relocate(bases) for relocate in template]
+        return self.bind_alone(step, addresses)
+
+    def bind_alone(self, step: Step, addresses: Sequence[int]) -> list[Enqueue]:
+        """Bind a step at the addresses of its operands and the workspace, with no regard to others like it."""
+        call = _call(step, self._sizes, addresses, self._facts)
+        return [work.bind(self._context) for work in _function(step)(call)]
+
+    def _enter(self, symbols: tuple[int, ...]) -> None:
+        self._sizes = dict(zip(self._plan.symbols, symbols, strict=True))
+        self._address = addresses_in_run(self._plan, self._memory, self._sizes)
+        self._templates.clear()
+        self._symbols = symbols
+
+    def _fixed_addresses(self, operands: Iterable[Operand]) -> list[int] | None:
+        """Those of a step that has no inputs which share a span, whose places depend on the sizes."""
+        operands = list(operands)
+        if (Place.INPUT, "") in self._memory and any(one.place is Place.INPUT for one in operands):
+            return None
+        address = addresses_in_run(self._plan, self._memory, self._plan.symbols)
+        return [*map(address, operands), self._workspace]
+
+    def _template(self, step: Step, alignments: Sequence[int]) -> list[Relocate] | None:
+        """A step bound over symbolic addresses; None where some of its work cannot be relocated."""
+        half = len(alignments) // 2
+        addresses = [symbolic_address(*pair) for pair in zip(alignments[half:], alignments[:half], strict=True)]
+        template: list[Relocate] = []
+        for work in _function(step)(_call(step, self._sizes, addresses, self._facts)):
+            bind: Callable[[Context], Relocate | None] = getattr(work, "bind_relocatable", _cannot_relocate)
+            relocate = bind(self._context)
+            if relocate is None:
+                return None
+            template.append(relocate)
+        return template
+
+
+def workspace_bytes(plan: Plan, facts: DeviceFacts) -> int:
+    """What the steps of a plan want beside their operands, at its largest sizes: they share it in turn."""
+    calls = (_call(step, plan.symbols, [0] * (len(step.inputs) + len(step.outputs) + 1), facts) for step in plan.steps)
+    sizes = (_function(step).workspace_bytes(call) for step, call in zip(plan.steps, calls, strict=True))
+    return max(sizes, default=0)
+
+
+def _call(step: Step, sizes: Mapping[str, int], addresses: Sequence[int], facts: DeviceFacts) -> Call:
+    """`addresses` are those of the inputs that are there, of the outputs, and of the workspace."""
+    places = iter(addresses)
+
+    def arrays(operands: Iterable[Operand | None]) -> Iterator[DeviceArray | None]:
+        for one in operands:
+            yield None if one is None else DeviceArray(next(places), one.dtype, resolve(one.shape, sizes))
+
+    inputs = tuple(arrays(step.inputs))
+    outputs = tuple(array for array in arrays(step.outputs) if array is not None)
+    return Call(inputs, outputs, step.attributes, facts, addresses[-1])
+
+
+def _cannot_relocate(_: Context) -> None:
+    """Of work that knows no symbolic addresses."""
+
+
+def _number_kinds(plan: Plan) -> list[int]:
+    """For each step the number of its kind: steps of one kind differ in nothing but their addresses."""
+    numbers: dict[Any, int] = {}
+    kinds = []
+    for step in plan.steps:
+        inputs = tuple(None if operand is None else operand.type for operand in step.inputs)
+        outputs = tuple(operand.type for operand in step.outputs)
+        kind = id(step.kernel), repr(dict(step.attributes)), inputs, outputs
+        kinds.append(numbers.setdefault(kind, len(numbers)))
+    return kinds
+
+
+def _alignments(addresses: Sequence[int]) -> tuple[int, ...]:
+    """Every address modulo ALIGNMENT, and then for every one the first position of the same address."""
+    first: dict[int, int] = {}
+    return (
+        *[address % ALIGNMENT for address in addresses],
+        *[first.setdefault(address, position) for position, address in enumerate(addresses)],
+    )
+
+
+def _function(step: Step) -> KernelFunction:
+    function: Any = step.kernel.function
+    if not isinstance(function, KernelFunction):
+        raise DeviceError(
+            f"Kernel {step.kernel.name} of {step.kernel.operator} is not one that a CUDA device can run: its "
+            "function has to be an aethermind_cuda.launch.KernelFunction."
+        )
+    return function
