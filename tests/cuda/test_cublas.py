@@ -210,7 +210,9 @@ class Launches:
 
 
 @pytest.mark.parametrize("refusal", ["no algorithm", "status", "bias of another dtype"])
-def test_what_the_library_has_no_algorithm_for_is_our_own_kernels(refusal: str) -> None:
+def test_what_the_library_has_no_algorithm_for_is_our_own_kernels(
+    refusal: str, caplog: pytest.LogCaptureFixture
+) -> None:
     library = FakeCublasLt(num_algorithms=int(refusal != "no algorithm"))
     library.heuristics_status = 15 if refusal == "status" else 0
     context = Launches(library)
@@ -222,6 +224,7 @@ def test_what_the_library_has_no_algorithm_for_is_our_own_kernels(refusal: str) 
     assert library.streams == []
     assert library.num_heuristics == int(refusal != "bias of another dtype")
     assert {launch.kernel for launch in context.bound} == {"linear_many_bfloat16"}
+    assert len(caplog.records) == 1, "one warning for products of a kind"
     assert context.bound[0].arguments == (out, x, weight, bias, 40, 5, 8, out_dtype is DType.FLOAT32)
 
 

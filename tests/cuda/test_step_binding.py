@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cuda.check.qwen2_7b import CONFIG, write_model
+from tests.cuda.check.qwen2_7b import write_model
 from tests.cuda.emulator.builder import CSRC
 from tests.cuda.host_driver import HostDriver, fake_cubins
 from tests.cuda.test_cublas import FakeCublasLt
@@ -134,19 +133,20 @@ def has_cublaslt(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-@pytest.fixture(params=list(OPTIONS))
-def plan(request: pytest.FixtureRequest, has_cublaslt: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """All layers of Qwen2-7B, without their memory."""
-    folder = write_model(tmp_path / "model")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    cubins = fake_cubins(tmp_path, [source.stem for source in CSRC.glob("*.cu")])
+def plan_large_model(folder: Path, monkeypatch: pytest.MonkeyPatch, cublaslt: Any, **options: Any) -> Plan:
+    """All layers of Qwen2-7B, without their memory; `cublaslt` stands for the library, None for none."""
+    model = write_model(folder / "model")
+    cubins = fake_cubins(folder, [source.stem for source in CSRC.glob("*.cu")])
     monkeypatch.setattr("aethermind_cuda.probe.probe", lambda: Probe(1, "a GPU that computes nothing."))
     monkeypatch.setattr("aethermind_cuda.probe.open_backend", lambda: CudaBackend(HostDriver(memory=1 << 40), cubins))
-    found = object() if has_cublaslt else None
-    monkeypatch.setattr("aethermind_cuda.kernels._cublaslt.find_cublaslt", lambda: found)
+    monkeypatch.setattr("aethermind_cuda.kernels._cublaslt.find_cublaslt", lambda: cublaslt)
     limits = {"load_format": "dummy", "max_num_batched_tokens": 8192, "max_num_seqs": 256, "num_kv_blocks": 10_000}
-    planned = plan_model(Runtime.boot(), str(folder), device="cuda", **limits, **OPTIONS[request.param])
-    return planned.compile(GraphKey()).plan
+    return plan_model(Runtime.boot(), str(model), device="cuda", **limits, **options).compile(GraphKey()).plan
+
+
+@pytest.fixture(params=list(OPTIONS))
+def plan(request: pytest.FixtureRequest, has_cublaslt: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    return plan_large_model(tmp_path, monkeypatch, object() if has_cublaslt else None, **OPTIONS[request.param])
 
 
 def sizes_of(plan: Plan, **sizes: int) -> tuple[int, ...]:

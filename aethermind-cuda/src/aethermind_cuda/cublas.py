@@ -16,10 +16,13 @@ from weakref import WeakValueDictionary
 
 from aethermind.errors import DeviceError
 from aethermind.hal.dtype import DType
+from aethermind.log import get_logger
 from aethermind_cuda.launch import Context, DeviceArray, Enqueue, Launch, Relocate
 from aethermind_cuda.relocation import relocated_address
 
 __all__ = ["CublasLt", "DenseProduct", "WORKSPACE_BYTES", "find_cublaslt"]
+
+logger = get_logger(__name__)
 
 WORKSPACE_BYTES = 32 << 20
 """What cuBLASLt may use beside the operands; NVIDIA's own advice for sm_90, and enough for the others."""
@@ -164,6 +167,12 @@ class CublasLt:
             self._algorithms.move_to_end(kind)
             return self._algorithms[kind]
         found = self._algorithms[kind] = self._choose(product)
+        if found is None:
+            x, weight = product.x, product.weight
+            logger.warning(
+                "cuBLASLt has no algorithm for %s%s times the transpose of %s as %s on this GPU.",
+                *(x.dtype, list(x.shape), list(weight.shape), product.out.dtype),
+            )
         if len(self._algorithms) > _MOST_ALGORITHMS:
             self._algorithms.popitem(last=False)
         return found

@@ -31,6 +31,8 @@ class Parameters:
     kernel takes.
     """
 
+    __slots__ = ("_block", "_image", "_offsets", "_type", "address", "values")
+
     def __init__(self, arguments: Iterable[Any]) -> None:
         self.values = [_packed(argument) for argument in arguments]
         self._offsets: list[int] = []

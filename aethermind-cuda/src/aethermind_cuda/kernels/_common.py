@@ -25,10 +25,11 @@ def cuda_kernel(
     workspace_bytes: Callable[[Call], int] = lambda _: 0,
     supports: Callable[[Signature], str | None] = lambda _: None,
     packs: Mapping[str, Pack] | None = None,
+    is_relocatable: bool = True,
     **rest: Any,
 ) -> Kernel:
-    """A kernel of this device; `rest` are further fields of `Kernel`."""
-    function: Any = KernelFunction(launches, workspace_bytes, is_relocatable=True)
+    """A kernel of this device (see `KernelFunction`); `rest` are further fields of `Kernel`."""
+    function: Any = KernelFunction(launches, workspace_bytes, is_relocatable)
     return Kernel(operator, "cuda", name, dtypes, function=function, supports=supports, packs=packs or {}, **rest)
 
 
