@@ -106,8 +106,8 @@ def on_device(array: np.ndarray[Any, Any]) -> DeviceArray:
 @pytest.mark.parametrize(("has_bias", "widens"), [(False, False), (False, True), (True, False)])
 def test_a_product_is_the_one_of_the_operators_page(dtype: DType, has_bias: bool, widens: bool) -> None:
     rng = np.random.default_rng(3)
-    x, weight, bias = (rng.normal(size=shape).astype(dtype.numpy) for shape in ((3, 8), (5, 8), (5, 1)))
-    out = np.zeros((3, 5), np.float32 if widens else dtype.numpy)
+    x, weight, bias = (rng.normal(size=shape).astype(dtype.numpy) for shape in ((3, 8), (16, 8), (16, 1)))
+    out = np.zeros((3, 16), np.float32 if widens else dtype.numpy)
     library = FakeCublasLt()
     cublas = CublasLt(library)
     enqueue = cublas.bind(
@@ -209,7 +209,7 @@ class Launches:
         raise AssertionError(launch)
 
 
-@pytest.mark.parametrize("refusal", ["no algorithm", "status", "bias of another dtype"])
+@pytest.mark.parametrize("refusal", ["no algorithm", "status", "bias of another dtype", "bias of 5 outputs"])
 def test_what_the_library_has_no_algorithm_for_is_our_own_kernels(
     refusal: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -217,15 +217,18 @@ def test_what_the_library_has_no_algorithm_for_is_our_own_kernels(
     library.heuristics_status = 15 if refusal == "status" else 0
     context = Launches(library)
     out_dtype = DType.FLOAT32 if refusal == "bias of another dtype" else DType.BFLOAT16
-    x, weight, bias = (DeviceArray(0x1000, DType.BFLOAT16, shape) for shape in ((40, 8), (5, 8), (5,)))
-    out = DeviceArray(0x2000, out_dtype, (40, 5))
+    # With rows that are no multiple of 16 bytes the library rounds a sum before it adds the bias, and again after.
+    num_outputs = 5 if refusal == "bias of 5 outputs" else 16
+    shapes = (40, 8), (num_outputs, 8), (num_outputs,)
+    x, weight, bias = (DeviceArray(0x1000, DType.BFLOAT16, shape) for shape in shapes)
+    out = DeviceArray(0x2000, out_dtype, (40, num_outputs))
     for _ in range(2):
         dense_product(out, x, weight, bias, 0).bind(context)(1)
     assert library.streams == []
-    assert library.num_heuristics == int(refusal != "bias of another dtype")
+    assert library.num_heuristics == int("bias" not in refusal)
     assert {launch.kernel for launch in context.bound} == {"linear_many_bfloat16"}
     assert len(caplog.records) == 1, "one warning for products of a kind"
-    assert context.bound[0].arguments == (out, x, weight, bias, 40, 5, 8, out_dtype is DType.FLOAT32)
+    assert context.bound[0].arguments == (out, x, weight, bias, 40, num_outputs, 8, out_dtype is DType.FLOAT32)
 
 
 def test_failures_say_which_call_and_why() -> None:

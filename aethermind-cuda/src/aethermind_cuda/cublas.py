@@ -37,6 +37,8 @@ _IN_FLOAT32 = 2
 _PREFERENCE_ALIGNMENTS = 5, 6, 7, 8
 """Of A, B, C and D."""
 _MOST_ALIGNED = 256
+_ROW_ALIGNMENT = 16
+_HALVES = (DType.FLOAT16, DType.BFLOAT16)
 _MOST_ALGORITHMS = 1024
 """Those kept: the least recently used ones are dropped."""
 
@@ -170,7 +172,7 @@ class CublasLt:
         if found is None:
             x, weight = product.x, product.weight
             logger.warning(
-                "cuBLASLt has no algorithm for %s%s times the transpose of %s as %s on this GPU.",
+                "cuBLASLt has no algorithm for %s%s times the transpose of %s as %s; our own kernel computes it.",
                 *(x.dtype, list(x.shape), list(weight.shape), product.out.dtype),
             )
         if len(self._algorithms) > _MOST_ALGORITHMS:
@@ -178,9 +180,15 @@ class CublasLt:
         return found
 
     def _choose(self, product: DenseProduct) -> _Algorithm | None:
-        if product.bias is not None and product.bias.dtype is not product.out.dtype:
-            return None
         (num_tokens, num_inputs), num_outputs = product.x.shape, product.weight.shape[0]
+        if product.bias is not None:
+            # Rows that do not begin at 16 bytes get their bias from a second kernel (seen on sm_90, with 19 outputs):
+            # the sum is rounded before it is added, and again after.
+            is_rounded_twice = (
+                num_outputs * product.out.dtype.itemsize % _ROW_ALIGNMENT and product.out.dtype in _HALVES
+            )
+            if product.bias.dtype is not product.out.dtype or is_rounded_twice:
+                return None
         # The library counts columns first: there our row-major matrices are their own transposes.
         weight = self._layout(product.weight.dtype, num_inputs, num_outputs)
         x = self._layout(product.x.dtype, num_inputs, num_tokens)
