@@ -5,6 +5,7 @@
 // the same row compute the first product each for themselves, so that none waits for another.
 
 #include "common/memory.cuh"
+#include "common/overlap.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
@@ -95,6 +96,7 @@ __device__ __forceinline__ void add_low_rank(T* out, const T* y, const T* x, con
   extern "C" __global__ void add_low_rank_##T(                                                            \
       aether::T* out, const aether::T* y, const aether::T* x, const aether::T* down, const aether::T* up, \
       const int* cu_ranks, const int* adapters, int num_inputs, int num_outputs, int num_adapters) {      \
+    aether::begin_kernel();                                                                               \
     aether::add_low_rank(out, y, x, down, up, cu_ranks, adapters, num_inputs, num_outputs, num_adapters); \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_ADD_LOW_RANK)

@@ -1,6 +1,7 @@
 // add_rms_norm: total = x + residual, rounded; out = rms_norm(total, weight). A block takes one row.
 
 #include "common/norm.cuh"
+#include "common/overlap.cuh"
 
 namespace aether {
 
@@ -43,6 +44,7 @@ __device__ __forceinline__ void add_rms_norm(T* out, T* total, const T* x, const
   extern "C" __global__ void add_rms_norm_##dtype(aether::dtype* out, aether::dtype* total, const aether::dtype* x, \
                                                   const aether::dtype* residual, const aether::dtype* weight,       \
                                                   int width, float eps) {                                           \
+    aether::begin_kernel();                                                                                         \
     aether::add_rms_norm(out, total, x, residual, weight, width, eps);                                              \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_ADD_RMS_NORM)

@@ -2,6 +2,7 @@
 // tokens, mask_tokens at all whose bit is 0. A block takes a stretch of one row and whatever of its list lies there;
 // out may be logits. Rows go along x, the one direction of a grid that has room for more than 65,535 of them.
 
+#include "common/overlap.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
@@ -35,6 +36,7 @@ __device__ __forceinline__ void change_listed(float* out, const float* logits, c
 
 extern "C" __global__ void adjust_logits_repetition_penalty(float* out, const float* logits, const int* tokens,
                                                             const int* cuts, const float* penalty, int size) {
+  aether::begin_kernel();
   aether::change_listed(out, logits, tokens, cuts, size, [&](float logit, int row, int) {
     return logit > 0.0f ? logit / penalty[row] : logit * penalty[row];
   });
@@ -42,16 +44,19 @@ extern "C" __global__ void adjust_logits_repetition_penalty(float* out, const fl
 
 extern "C" __global__ void adjust_logits_bias_tokens(float* out, const float* logits, const int* tokens,
                                                      const int* cuts, const float* bias, int size) {
+  aether::begin_kernel();
   aether::change_listed(out, logits, tokens, cuts, size, [&](float logit, int, int i) { return logit + bias[i]; });
 }
 
 extern "C" __global__ void adjust_logits_suppress_tokens(float* out, const float* logits, const int* tokens,
                                                          const int* cuts, int size) {
+  aether::begin_kernel();
   aether::change_listed(out, logits, tokens, cuts, size, [&](float, int, int) { return aether::Max::kNeutral; });
 }
 
 extern "C" __global__ void adjust_logits_mask_tokens(float* out, const float* logits, const int* mask, int size,
                                                      int num_words) {
+  aether::begin_kernel();
   const int64_t row = blockIdx.x;
   const int begin = static_cast<int>(blockIdx.y) * aether::kStretch;
   const int end = min(begin + aether::kStretch, size);

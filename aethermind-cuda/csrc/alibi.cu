@@ -1,6 +1,7 @@
 // alibi: scores + slopes[h] · (key's position - query's position). A block takes the keys of one query; out may be
 // scores.
 
+#include "common/overlap.cuh"
 #include "common/types.cuh"
 
 namespace aether {
@@ -22,6 +23,7 @@ __device__ __forceinline__ void alibi(T* out, const T* scores, const float* slop
 #define AETHER_ALIBI(dtype)                                                                                      \
   extern "C" __global__ void alibi_##dtype(aether::dtype* out, const aether::dtype* scores, const float* slopes, \
                                            int num_heads, int num_queries, int num_keys) {                       \
+    aether::begin_kernel();                                                                                      \
     aether::alibi(out, scores, slopes, num_heads, num_queries, num_keys);                                        \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_ALIBI)

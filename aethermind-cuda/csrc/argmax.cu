@@ -1,10 +1,12 @@
 // argmax: where the largest element of every row is, the lowest index on ties. A block takes one row.
 
+#include "common/overlap.cuh"
 #include "common/row_order.cuh"
 #include "common/types.cuh"
 
 #define AETHER_ARGMAX(dtype)                                                                   \
   extern "C" __global__ void argmax_##dtype(int* index, const aether::dtype* x, int width) {   \
+    aether::begin_kernel();                                                                    \
     const int found = aether::row_argmax(x + static_cast<int64_t>(blockIdx.x) * width, width); \
     if (threadIdx.x == 0) {                                                                    \
       index[blockIdx.x] = found;                                                               \

@@ -2,6 +2,7 @@
 // a query (of all leading indices), y a head.
 
 #include "common/attend_row.cuh"
+#include "common/overlap.cuh"
 
 namespace aether {
 
@@ -27,6 +28,7 @@ __device__ __forceinline__ void attention(T* out, const T* q, const T* k, const 
   extern "C" __global__ void __launch_bounds__(128) attention_##dtype(                                             \
       aether::dtype* out, const aether::dtype* q, const aether::dtype* k, const aether::dtype* v, int num_queries, \
       int num_keys, int num_heads, int num_kv_heads, int head_dim, float scale, int is_causal) {                   \
+    aether::begin_kernel();                                                                                        \
     aether::attention(out, q, k, v, num_queries, num_keys, num_heads, num_kv_heads, head_dim, scale, is_causal);   \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_ATTENTION)

@@ -2,6 +2,7 @@
 // silu_mul. They compute in float32 and round once; the result may take the memory of the first array.
 
 #include "common/activations.cuh"
+#include "common/overlap.cuh"
 #include "common/types.cuh"
 
 namespace aether {
@@ -80,11 +81,13 @@ __device__ __forceinline__ void map(T* out, int64_t count, const Arrays*... arra
 
 #define AETHER_UNARY(name, operation, dtype)                                                                           \
   extern "C" __global__ void elementwise_##name##_##dtype(aether::dtype* out, const aether::dtype* x, int64_t count) { \
+    aether::begin_kernel();                                                                                            \
     aether::map<aether::operation>(out, count, x);                                                                     \
   }
 #define AETHER_BINARY(name, operation, dtype)                                                         \
   extern "C" __global__ void elementwise_##name##_##dtype(aether::dtype* out, const aether::dtype* a, \
                                                           const aether::dtype* b, int64_t count) {    \
+    aether::begin_kernel();                                                                           \
     aether::map<aether::operation>(out, count, a, b);                                                 \
   }
 #define AETHER_ELEMENTWISE(dtype)          \

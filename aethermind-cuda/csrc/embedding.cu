@@ -1,6 +1,7 @@
 // embedding: row token_ids[t] of a table. A block takes one token.
 
 #include "common/memory.cuh"
+#include "common/overlap.cuh"
 #include "common/types.cuh"
 
 namespace aether {
@@ -29,6 +30,7 @@ __device__ __forceinline__ void embedding(T* out, const int* token_ids, const T*
 #define AETHER_EMBEDDING(dtype)                                                                                      \
   extern "C" __global__ void embedding_##dtype(aether::dtype* out, const int* token_ids, const aether::dtype* table, \
                                                int num_rows, int width) {                                            \
+    aether::begin_kernel();                                                                                          \
     aether::embedding(out, token_ids, table, num_rows, width);                                                       \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_EMBEDDING)

@@ -1,12 +1,14 @@
 // gate_up_silu: silu(x · w_gateᵀ) · (x · w_upᵀ), weights row-major as they are stored.
 
 #include "common/dense_weight.cuh"
+#include "common/overlap.cuh"
 #include "common/projection.cuh"
 
 #define AETHER_GATE_UP(name, project, dtype, ...)                                                               \
   extern "C" __global__ void __launch_bounds__(256, 1)                                                          \
       name##_##dtype(void* out, const aether::dtype* x, const aether::dtype* w_gate, const aether::dtype* w_up, \
                      int num_tokens, int num_outputs, int num_inputs) {                                         \
+    aether::begin_kernel();                                                                                     \
     aether::project<aether::DenseWeight<aether::dtype>, __VA_ARGS__>(                                           \
         {out, nullptr, num_tokens, num_outputs, false}, {x, num_tokens, num_inputs},                            \
         {{w_gate, num_outputs, num_inputs}, {w_up, num_outputs, num_inputs}});                                  \

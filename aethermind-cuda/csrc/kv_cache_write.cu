@@ -1,6 +1,7 @@
 // kv_cache_write: keys and values of a step go to their slots of the paged cache. They are moved in words of 16 bytes,
 // or of 2 or 4 where a head does not come out even; a thread takes one word of a key and the same of a value.
 
+#include "common/overlap.cuh"
 #include "common/paged_cache.cuh"
 #include "common/types.cuh"
 
@@ -36,6 +37,7 @@ __device__ __forceinline__ void kv_cache_write(Word* k_cache, Word* v_cache, con
   extern "C" __global__ void kv_cache_write_##Word(                                                           \
       aether::Word* k_cache, aether::Word* v_cache, const aether::Word* k, const aether::Word* v,             \
       const int64_t* slot_mapping, int64_t num_words, int num_kv_heads, int block_size, int width) {          \
+    aether::begin_kernel();                                                                                   \
     aether::kv_cache_write(k_cache, v_cache, k, v, slot_mapping, num_words, num_kv_heads, block_size, width); \
   }
 AETHER_KV_CACHE_WRITE(word16)

@@ -2,6 +2,7 @@
 // A warp takes a head of a token; blockIdx.y is 0 for keys and 1 for values.
 
 #include "common/head_row.cuh"
+#include "common/overlap.cuh"
 #include "common/paged_cache.cuh"
 #include "common/types.cuh"
 
@@ -39,6 +40,7 @@ __device__ __forceinline__ void kv_cache_write_quantized(uint8_t* k_cache, uint8
       uint8_t* k_cache, uint8_t* v_cache, float* k_scale, float* v_scale, const aether::dtype* k,                    \
       const aether::dtype* v, const int64_t* slot_mapping, int num_rows, int num_kv_heads, int block_size,           \
       int head_dim, int code_type) {                                                                                 \
+    aether::begin_kernel();                                                                                          \
     aether::kv_cache_write_quantized(k_cache, v_cache, k_scale, v_scale, k, v, slot_mapping, num_rows, num_kv_heads, \
                                      block_size, head_dim, code_type);                                               \
   }

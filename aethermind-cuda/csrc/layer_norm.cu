@@ -1,5 +1,6 @@
 // layer_norm: (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dim. A block takes one row.
 
+#include "common/overlap.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
@@ -62,6 +63,7 @@ __device__ __forceinline__ void layer_norm(T* out, const T* x, const T* weight, 
   extern "C" __global__ void layer_norm_##dtype(aether::dtype* out, const aether::dtype* x,                        \
                                                 const aether::dtype* weight, const aether::dtype* bias, int width, \
                                                 float eps) {                                                       \
+    aether::begin_kernel();                                                                                        \
     aether::layer_norm(out, x, weight, bias, width, eps);                                                          \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_LAYER_NORM)

@@ -1,12 +1,14 @@
 // linear and lm_head: x · weightᵀ + bias, weights row-major as they are stored.
 
 #include "common/dense_weight.cuh"
+#include "common/overlap.cuh"
 #include "common/projection.cuh"
 
 #define AETHER_LINEAR(name, project, dtype, ...)                                                                \
   extern "C" __global__ void __launch_bounds__(256, 1)                                                          \
       name##_##dtype(void* out, const aether::dtype* x, const aether::dtype* weight, const aether::dtype* bias, \
                      int num_tokens, int num_outputs, int num_inputs, int is_float32) {                         \
+    aether::begin_kernel();                                                                                     \
     aether::project<aether::DenseWeight<aether::dtype>, __VA_ARGS__>(                                           \
         {out, bias, num_tokens, num_outputs, is_float32 != 0}, {x, num_tokens, num_inputs},                     \
         {{weight, num_outputs, num_inputs}});                                                                   \

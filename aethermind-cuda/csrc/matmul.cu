@@ -1,5 +1,6 @@
 // matmul: a @ b over the last two dims, summed in float32. A block of 256 threads takes 64 × 64 results of one matrix.
 
+#include "common/overlap.cuh"
 #include "common/types.cuh"
 
 namespace aether {
@@ -68,6 +69,7 @@ __device__ __forceinline__ void matmul(T* out, const T* a, const T* b, int num_r
   extern "C" __global__ void __launch_bounds__(256)                                                                   \
       matmul_##dtype(aether::dtype* out, const aether::dtype* a, const aether::dtype* b, int num_rows, int num_inner, \
                      int num_columns) {                                                                               \
+    aether::begin_kernel();                                                                                           \
     aether::matmul(out, a, b, num_rows, num_inner, num_columns);                                                      \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_MATMUL)

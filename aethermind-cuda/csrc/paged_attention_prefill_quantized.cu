@@ -1,10 +1,12 @@
 // paged_attention_quantized of sequences with many queries: see common/paged_attention_prefill.cuh.
 
+#include "common/overlap.cuh"
 #include "common/paged_attention_prefill.cuh"
 
 #define AETHER_PREFILL(dtype, dim)                                                    \
   extern "C" __global__ void __launch_bounds__(128)                                   \
       paged_attention_prefill_quantized_##dtype##_##dim(aether::AttentionCall call) { \
+    aether::begin_kernel();                                                           \
     aether::paged_attention_prefill<aether::dtype, true, dim>(call);                  \
   }
 

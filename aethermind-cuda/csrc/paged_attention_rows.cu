@@ -2,6 +2,7 @@
 // dims that the tensor cores do not take, and where results must not depend on the batch. Block (token, head).
 
 #include "common/attend_row.cuh"
+#include "common/overlap.cuh"
 
 namespace aether {
 
@@ -41,10 +42,12 @@ __device__ __forceinline__ void paged_attention_rows(const AttentionCall& call) 
 
 #define AETHER_PAGED_ATTENTION_ROWS(dtype)                                                                        \
   extern "C" __global__ void __launch_bounds__(128, 4) paged_attention_rows_##dtype(aether::AttentionCall call) { \
+    aether::begin_kernel();                                                                                       \
     aether::paged_attention_rows<aether::dtype, false>(call);                                                     \
   }                                                                                                               \
   extern "C" __global__ void __launch_bounds__(128, 4)                                                            \
       paged_attention_rows_quantized_##dtype(aether::AttentionCall call) {                                        \
+    aether::begin_kernel();                                                                                       \
     aether::paged_attention_rows<aether::dtype, true>(call);                                                      \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_PAGED_ATTENTION_ROWS)

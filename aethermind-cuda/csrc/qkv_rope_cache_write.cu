@@ -1,12 +1,15 @@
 // qkv_rope_cache_write and its quantised form, behind their projections: see common/projected_heads.cuh.
 
+#include "common/overlap.cuh"
 #include "common/projected_heads.cuh"
 
 #define AETHER_QKV(dtype)                                                                          \
   extern "C" __global__ void qkv_rope_cache_write_##dtype(aether::ProjectedHeads call) {           \
+    aether::begin_kernel();                                                                        \
     aether::finish_projected_heads<aether::dtype, false>(call);                                    \
   }                                                                                                \
   extern "C" __global__ void qkv_rope_cache_write_quantized_##dtype(aether::ProjectedHeads call) { \
+    aether::begin_kernel();                                                                        \
     aether::finish_projected_heads<aether::dtype, true>(call);                                     \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_QKV)

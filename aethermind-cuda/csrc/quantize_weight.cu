@@ -1,6 +1,7 @@
 // Rows of floating-point weights into codes, in the layout of common/coded_weight.cuh: scales first, a thread for each
 // block of values, then the codes that these lead to, a thread for what lies together in a packed weight.
 
+#include "common/overlap.cuh"
 #include "common/quantize_block.cuh"
 
 namespace aether {
@@ -133,9 +134,11 @@ __device__ __forceinline__ void quantize_codes(const PackedWeight& weight) {
 
 #define AETHER_QUANTIZE(dtype, bits, shift, name)                                                                      \
   extern "C" __global__ void __launch_bounds__(256, 4) quantize_scales_##name##_##dtype(aether::PackedWeight weight) { \
+    aether::begin_kernel();                                                                                            \
     aether::quantize_scales<aether::dtype, bits, aether::Shift::shift>(weight);                                        \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(256) quantize_codes_##name##_##dtype(aether::PackedWeight weight) {     \
+    aether::begin_kernel();                                                                                            \
     aether::quantize_codes<aether::dtype, bits, aether::Shift::shift>(weight);                                         \
   }
 #define AETHER_QUANTIZE_ALL(dtype)                 \

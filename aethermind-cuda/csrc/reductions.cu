@@ -1,5 +1,6 @@
 // sum, mean, max and min over the last dim, in float32. A block takes one row.
 
+#include "common/overlap.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
@@ -31,6 +32,7 @@ __device__ __forceinline__ void write_once(T* out, float value) {
 
 #define AETHER_REDUCTION(name, operation, dtype, divisor)                                                         \
   extern "C" __global__ void reductions_##name##_##dtype(aether::dtype* out, const aether::dtype* x, int width) { \
+    aether::begin_kernel();                                                                                       \
     aether::write_once(out, aether::reduce_row<aether::operation>(x, width) / static_cast<float>(divisor));       \
   }
 #define AETHER_REDUCTIONS(dtype)            \

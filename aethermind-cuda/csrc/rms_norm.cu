@@ -1,6 +1,7 @@
 // rms_norm: x / sqrt(mean(x²) + eps) * weight over the last dim. A block takes one row.
 
 #include "common/norm.cuh"
+#include "common/overlap.cuh"
 
 namespace aether {
 
@@ -35,6 +36,7 @@ __device__ __forceinline__ void rms_norm(T* out, const T* x, const T* weight, in
 #define AETHER_RMS_NORM(dtype)                                                                                         \
   extern "C" __global__ void rms_norm_##dtype(aether::dtype* out, const aether::dtype* x, const aether::dtype* weight, \
                                               int width, float eps) {                                                  \
+    aether::begin_kernel();                                                                                            \
     aether::rms_norm(out, x, weight, width, eps);                                                                      \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_RMS_NORM)

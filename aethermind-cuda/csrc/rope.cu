@@ -1,6 +1,7 @@
 // rope: turns the pairs of a head's elements by the angles of its token's position; a warp takes a head of a token.
 
 #include "common/head_row.cuh"
+#include "common/overlap.cuh"
 #include "common/types.cuh"
 
 namespace aether {
@@ -25,6 +26,7 @@ __device__ __forceinline__ void rope(T* out, const T* x, const float* table, int
 #define AETHER_ROPE(dtype)                                                                                 \
   extern "C" __global__ void rope_##dtype(aether::dtype* out, const aether::dtype* x, const float* table,  \
                                           int num_rows, int num_heads, int head_dim, int is_interleaved) { \
+    aether::begin_kernel();                                                                                \
     aether::rope(out, x, table, num_rows, num_heads, head_dim, is_interleaved);                            \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_ROPE)

@@ -1,5 +1,6 @@
 // rope_table: [cos(p·f)·scale | sin(p·f)·scale] of every position, once a step.
 
+#include "common/overlap.cuh"
 #include "common/types.cuh"
 
 namespace aether {
@@ -25,5 +26,6 @@ __device__ __forceinline__ void write_angles(float* table, const int64_t* positi
 
 extern "C" __global__ void rope_table(float* table, const int64_t* positions, const float* inv_freq,
                                       int num_frequencies, float scale) {
+  aether::begin_kernel();
   aether::write_angles(table, positions, inv_freq, num_frequencies, scale);
 }

@@ -2,6 +2,7 @@
 // permute_heads and transpose change the order of dims. They see elements as words of 2 or 4 bytes.
 
 #include "common/memory.cuh"
+#include "common/overlap.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
@@ -89,23 +90,28 @@ __device__ __forceinline__ void transpose(Word* out, const Word* x, int num_rows
 #define AETHER_ROWS(word)                                                                                            \
   extern "C" __global__ void rows_gather_rows_##word(aether::word* out, const aether::word* x, const int* rows,      \
                                                      int num_rows, int width) {                                      \
+    aether::begin_kernel();                                                                                          \
     aether::gather_rows(out, x, rows, num_rows, width);                                                              \
   }                                                                                                                  \
   extern "C" __global__ void rows_position_embedding_##word(aether::word* out, const aether::word* table,            \
                                                             const int64_t* positions, int num_rows, int width) {     \
+    aether::begin_kernel();                                                                                          \
     aether::gather_rows(out, table, positions, num_rows, width);                                                     \
   }                                                                                                                  \
   extern "C" __global__ void rows_scatter_rows_##word(aether::word* out, const aether::word* x,                      \
                                                       const aether::word* values, const int* rows, int num_replaced, \
                                                       int width) {                                                   \
+    aether::begin_kernel();                                                                                          \
     aether::scatter_rows(out, x, values, rows, num_replaced, width);                                                 \
   }                                                                                                                  \
   extern "C" __global__ void rows_permute_heads_##word(aether::word* out, const aether::word* x, int num_rows,       \
                                                        int num_columns, int width) {                                 \
+    aether::begin_kernel();                                                                                          \
     aether::permute_heads(out, x, num_rows, num_columns, width);                                                     \
   }                                                                                                                  \
   extern "C" __global__ void rows_transpose_##word(aether::word* out, const aether::word* x, int num_rows,           \
                                                    int num_columns) {                                                \
+    aether::begin_kernel();                                                                                          \
     aether::transpose(out, x, num_rows, num_columns);                                                                \
   }
 AETHER_ROWS(word16)

@@ -3,6 +3,7 @@
 // Every cut keeps the first elements of the descending order, so a cut is how much they weigh together; the token is
 // where the running sum of weights reaches its part of that.
 
+#include "common/overlap.cuh"
 #include "common/row_candidates.cuh"
 
 namespace aether {
@@ -120,6 +121,7 @@ __device__ __forceinline__ int sample_cut(Histogram& histogram, unsigned long lo
 extern "C" __global__ void __launch_bounds__(512, 1)
     sample_tokens(int* token_ids, const float* logits, const float* temperature, const int* top_k, const float* top_p,
                   const float* min_p, const float* uniform, int size) {
+  aether::begin_kernel();
   __shared__ aether::Histogram histogram;
   __shared__ unsigned long long candidates[aether::kMostCandidates];
   const int64_t index = blockIdx.x;

@@ -3,6 +3,7 @@
 
 #include "common/head_row.cuh"
 #include "common/memory.cuh"
+#include "common/overlap.cuh"
 #include "common/paged_cache.cuh"
 #include "common/types.cuh"
 
@@ -32,6 +33,7 @@ __device__ __forceinline__ void shift_keys(T* k_cache, const int* blocks, const 
   extern "C" __global__ void shift_keys_##dtype(aether::dtype* k_cache, const int* blocks, const int* num_tokens,     \
                                                 const float* table, int num_blocks, int num_kv_heads, int block_size, \
                                                 int head_dim, int is_interleaved) {                                   \
+    aether::begin_kernel();                                                                                           \
     aether::shift_keys(k_cache, blocks, num_tokens, table, num_blocks, num_kv_heads, block_size, head_dim,            \
                        is_interleaved);                                                                               \
   }

@@ -2,6 +2,7 @@
 
 #include "common/head_row.cuh"
 #include "common/memory.cuh"
+#include "common/overlap.cuh"
 #include "common/paged_cache.cuh"
 #include "common/types.cuh"
 
@@ -9,6 +10,7 @@ extern "C" __global__ void shift_keys_quantized(uint8_t* k_cache, float* k_scale
                                                 const int* num_tokens, const float* table, int num_blocks,
                                                 int num_kv_heads, int block_size, int head_dim, int is_interleaved,
                                                 int code_type) {
+  aether::begin_kernel();
   using namespace aether;
   const int entry = static_cast<int>(blockIdx.x);
   const int unit = static_cast<int>(blockIdx.y * (blockDim.x / kWarpSize)) + warp_index();

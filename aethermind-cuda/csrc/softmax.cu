@@ -1,5 +1,6 @@
 // softmax: exp(x - max(x)) divided by its sum over the last dim. A block takes one row; out may be x.
 
+#include "common/overlap.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
@@ -29,6 +30,7 @@ __device__ __forceinline__ void softmax(T* out, const T* x, int width) {
 
 #define AETHER_SOFTMAX(dtype)                                                                         \
   extern "C" __global__ void softmax_##dtype(aether::dtype* out, const aether::dtype* x, int width) { \
+    aether::begin_kernel();                                                                           \
     aether::softmax(out, x, width);                                                                   \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_SOFTMAX)

@@ -1,10 +1,12 @@
 // token_logprobs: the log softmax of a token and its rank, and the k most likely tokens. A block takes a row.
 
+#include "common/overlap.cuh"
 #include "common/row_candidates.cuh"
 
 extern "C" __global__ void __launch_bounds__(1024, 1)
     token_logprobs(float* logprob, int* rank, int* top_ids, float* top_logprobs, const float* logits,
                    const int* token_ids, int size, int k) {
+  aether::begin_kernel();
   __shared__ aether::Histogram histogram;
   __shared__ unsigned long long candidates[aether::kMostCandidates];
   const int64_t index = blockIdx.x;

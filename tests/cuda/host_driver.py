@@ -26,6 +26,7 @@ class Launched(NamedTuple):
     shared_bytes: int
     stream: int
     parameters: int
+    overlaps: bool = False
 
     def argument(self, position: int, kind: Any) -> Any:
         """The value that the kernel would read."""
@@ -153,9 +154,10 @@ class HostDriver(FakeGpus):
         shared_bytes: int,
         stream: int,
         parameters: int,
+        overlaps: bool = False,
     ) -> None:
         assert self.handles[stream] == "stream"
-        launched = Launched(self.handles[function], grid, block, shared_bytes, stream, parameters)
+        launched = Launched(self.handles[function], grid, block, shared_bytes, stream, parameters, overlaps)
         self._do(lambda: self.launches.append(launched))
 
     # Graphs

@@ -32,6 +32,7 @@ class CudaDriver:
 
     def __init__(self, bindings: Any) -> None:
         self._cuda = bindings
+        self._capturing: set[int] = set()
         self._call("cuInit", 0)
 
     def _call(self, name: str, *arguments: Any, accept: tuple[int, ...] = ()) -> Any:
@@ -173,15 +174,39 @@ class CudaDriver:
         shared_bytes: int,
         stream: int,
         parameters: int,
+        overlaps: bool = False,
     ) -> None:
-        self._call("cuLaunchKernel", function, *grid, *block, shared_bytes, stream, parameters, 0)
+        # Outside of a graph the host's time for such a launch is more than the device gains.
+        if overlaps and stream in self._capturing:
+            config = self._overlapping_config(grid, block, shared_bytes, stream)
+            self._call("cuLaunchKernelEx", config, function, parameters, 0)
+        else:
+            self._call("cuLaunchKernel", function, *grid, *block, shared_bytes, stream, parameters, 0)
+
+    def _overlapping_config(
+        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, stream: int
+    ) -> Any:
+        """A launch that may begin while the kernel before it runs (programmatic dependent launch)."""
+        attribute = self._cuda.CUlaunchAttribute()
+        attribute.id = self._cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config = self._cuda.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        config.sharedMemBytes = shared_bytes
+        config.hStream = stream
+        config.attrs = [attribute]
+        config.numAttrs = 1
+        return config
 
     # Graphs
 
     def begin_capture(self, stream: int) -> None:
         self._call("cuStreamBeginCapture", stream, self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        self._capturing.add(stream)
 
     def end_capture(self, stream: int) -> int:
+        self._capturing.discard(stream)
         return int(self._call("cuStreamEndCapture", stream))
 
     def graph_instantiate(self, graph: int) -> int:

@@ -143,8 +143,12 @@ class Driver(Protocol):
         shared_bytes: int,
         stream: int,
         parameters: int,
+        overlaps: bool = False,
     ) -> None:
-        """`parameters` is the host address of an array of pointers, one to each argument (`void**`)."""
+        """`parameters` is the host address of an array of pointers, one to each argument (`void**`).
+
+        In a graph a launch that `overlaps` may begin while the kernel before it runs, for which it waits by itself.
+        """
 
     # Graphs
 

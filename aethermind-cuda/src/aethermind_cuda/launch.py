@@ -109,6 +109,9 @@ class Launch:
 
     Arguments are DeviceArrays (their address; None is a null pointer), ints (32 bits), floats (32 bits) and values of
     ctypes, structures among them, which go as they are. A grid without a block launches nothing.
+
+    `overlaps` says that the kernel waits for the one before it by itself (`csrc/common/overlap.cuh`, as all of this
+    package do), so that in a graph it may be launched while that one runs.
     """
 
     source: str
@@ -117,6 +120,7 @@ class Launch:
     block: tuple[int, int, int]
     arguments: tuple[Any, ...]
     shared_bytes: int = 0
+    overlaps: bool = True
 
     def bind(self, context: Context) -> Enqueue:
         """See `Work`."""

@@ -19,6 +19,8 @@ from aethermind_cuda.targets import best_target
 __all__ = ["CUBINS", "Cubins", "KernelLibrary"]
 
 CUBINS = Path(__file__).parent / "cubins"
+_OVERLAPPING = 9, 0
+"""The first compute capability with programmatic dependent launch."""
 _FREE_SHARED_BYTES = 48 * 1024
 """What a launch may have of dynamic shared memory without asking first."""
 
@@ -125,10 +127,11 @@ class KernelLibrary:
         self._allow_shared(function, launch)
         launch_kernel = self._driver.launch_kernel
         grid, block, shared_bytes = launch.grid, launch.block, launch.shared_bytes
+        overlaps = launch.overlaps and self._facts.compute_capability >= _OVERLAPPING
 
         def bind(parameters: Parameters) -> Enqueue:
             def enqueue(stream: int) -> None:
-                launch_kernel(function, grid, block, shared_bytes, stream, parameters.address)
+                launch_kernel(function, grid, block, shared_bytes, stream, parameters.address, overlaps)
 
             return enqueue
 

@@ -72,6 +72,9 @@ parameters = Parameters([ctypes.c_void_p(host), 42])
 cuda.begin_capture(stream)
 cuda.launch_kernel(function, (1, 2, 3), (32, 1, 1), 64, stream, parameters.address)
 assert ctypes.c_int.from_address(host).value == 42
+again = Parameters([ctypes.c_void_p(host), 43])
+cuda.launch_kernel(function, (1, 2, 3), (32, 1, 1), 64, stream, again.address, overlaps=True)
+assert ctypes.c_int.from_address(host).value == 43
 
 # Graphs
 executable = cuda.graph_instantiate(cuda.end_capture(stream))

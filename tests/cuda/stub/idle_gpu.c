@@ -107,6 +107,15 @@ Result cuLaunchKernel(void* given, unsigned gx, unsigned gy, unsigned gz, unsign
   }
   return error ? error : !(gx && gy && gz && bx * by * bz <= 1024);
 }
+typedef struct {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+} Config; /* and what follows, which changes nothing here */
+Result cuLaunchKernelEx(const Config* config, void* given, void** parameters, void** extra) {
+  const unsigned *grid = config->grid, *block = config->block;
+  return cuLaunchKernel(given, grid[0], grid[1], grid[2], block[0], block[1], block[2], config->shared, config->stream,
+                        parameters, extra);
+}
 Result cuStreamBeginCapture(void* given, int mode) { return (void)given, (void)mode, error; }
 Result cuStreamEndCapture(void* given, void** out) { return (void)given, *out = handle(), error; }
 Result cuGraphInstantiateWithFlags(void** out, void* given, Address flags) {

@@ -73,6 +73,26 @@ Result cuLaunchKernel(void* given, unsigned gx, unsigned gy, unsigned gz, unsign
   has_written = 1;
   return given != &function || !is_as_asked || on != &stream || extra;
 }
+typedef struct {
+  int id;
+  int padding;
+  union {
+    char all[64];
+    int is_allowed;
+  } value;
+} Attribute;
+typedef struct {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  const Attribute* attributes;
+  unsigned num_attributes;
+} Config;
+Result cuLaunchKernelEx(const Config* config, void* given, void** parameters, void** extra) {
+  const unsigned *grid = config->grid, *block = config->block;
+  const int overlaps = config->num_attributes == 1 && config->attributes->id == 6 && config->attributes->value.is_allowed;
+  return !overlaps || cuLaunchKernel(given, grid[0], grid[1], grid[2], block[0], block[1], block[2], config->shared,
+                                     config->stream, parameters, extra);
+}
 Result cuStreamBeginCapture(void* given, int mode) { return given != &stream || mode != 2; }
 Result cuStreamEndCapture(void* given, void** out) { return *out = &graph, given != &stream; }
 Result cuGraphInstantiateWithFlags(void** out, void* given, Address flags) {
