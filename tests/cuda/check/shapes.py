@@ -41,7 +41,8 @@ class Sizes:
     kv_heads: int = 4
     head_dim: int = 128
     vocab: int = 152064
-    tokens: tuple[int, ...] = (1, 8, 16, 32, 33, 64, 256, 2048)
+    tokens: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 33, 64, 256, 2048)
+    quantized_tokens: tuple[int, ...] = (1, 8, 16, 32, 64, 128, 256, 2048)
     logit_rows: tuple[int, ...] = (1, 8, 64, 256)
     decodes: tuple[tuple[int, int], ...] = (
         (1, 1024),
@@ -68,6 +69,7 @@ class Sizes:
 SMALL = Sizes(
     *(256, 512, 4, 2, 64, 1024),
     tokens=(1, 33),
+    quantized_tokens=(1, 33),
     logit_rows=(1, 33),
     decodes=((1, 64), (3, 40)),
     prefills=(((33, 33),), ((1, 20), (40, 90))),
@@ -143,11 +145,11 @@ class Shapes:
         """Projections of quantised weights."""
         hidden, inner = self.sizes.hidden, self.sizes.inner
         for format in self.sizes.formats:
-            for tokens in self.sizes.tokens:
+            for tokens in self.sizes.quantized_tokens:
                 yield f"{format} down {tokens}", partial(self._quantized, format, tokens, hidden, inner)
-            for tokens in self.sizes.tokens[:1]:
+            for tokens in self.sizes.quantized_tokens[:1]:
                 yield f"{format} q {tokens}", partial(self._quantized, format, tokens, hidden, hidden)
-            for tokens in self.sizes.tokens:
+            for tokens in self.sizes.quantized_tokens:
                 yield f"{format} gate_up {tokens}", partial(self._quantized_gate_up, format, tokens)
 
     def sampling(self) -> Iterator[Case]:
