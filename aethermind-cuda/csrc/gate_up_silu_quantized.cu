@@ -1,30 +1,43 @@
 // gate_up_silu: silu(x · w_gateᵀ) · (x · w_upᵀ), weights in codes (see common/coded_weight.cuh), both in one format.
+// Kernels and bounds are chosen as in linear_quantized.cu.
 
 #include "common/coded_weight.cuh"
 #include "common/overlap.cuh"
 #include "common/projection.cuh"
 
-#define AETHER_GATE_UP(name, project, bits, dtype, ...)                                                               \
-  extern "C" __global__ void __launch_bounds__(256, 1) name##_int##bits##_##dtype(                                    \
-      void* out, const aether::dtype* x, const uint8_t* w_gate, const uint8_t* w_up, int num_tokens, int num_outputs, \
-      int num_inputs, int num_blocks, int log2_chunks, int shift) {                                                   \
-    aether::begin_kernel();                                                                                           \
-    const auto kind = static_cast<aether::Shift>(shift);                                                              \
-    aether::project<aether::CodedWeight<aether::dtype, bits>, __VA_ARGS__>(                                           \
-        {out, nullptr, num_tokens, num_outputs, false}, {x, num_tokens, num_inputs},                                  \
-        {{w_gate, num_outputs, num_inputs, num_blocks, log2_chunks, kind},                                            \
-         {w_up, num_outputs, num_inputs, num_blocks, log2_chunks, kind}});                                            \
+#define AETHER_GATE_UP(name, threads, blocks, project, bits, shift, dtype, ...)                                     \
+  extern "C" __global__ void __launch_bounds__(threads, blocks)                                                     \
+      name##_##dtype(void* out, const aether::dtype* x, const uint8_t* w_gate, const uint8_t* w_up, int num_tokens, \
+                     int num_outputs, int num_inputs, int num_blocks, int log2_chunks, int kind, float* parts) {    \
+    aether::begin_kernel();                                                                                         \
+    const auto any = static_cast<aether::Shift>(kind);                                                              \
+    aether::project<aether::CodedWeight<aether::dtype, bits, aether::Shift::shift>, __VA_ARGS__>(                   \
+        {out, nullptr, num_tokens, num_outputs, false}, {x, num_tokens, num_inputs},                                \
+        {{w_gate, num_outputs, num_inputs, num_blocks, log2_chunks, any},                                           \
+         {w_up, num_outputs, num_inputs, num_blocks, log2_chunks, any}},                                            \
+        parts);                                                                                                     \
   }
-#define AETHER_GATE_UP_FLOAT(dtype, bits) AETHER_GATE_UP(gate_up_silu_quantized_few8, project_few, bits, dtype, 1, 2)
-#define AETHER_GATE_UP_HALF(dtype, bits) \
-  AETHER_GATE_UP_FLOAT(dtype, bits)      \
-  AETHER_GATE_UP(gate_up_silu_quantized_many, project_many, bits, dtype, 2)
-#define AETHER_GATE_UP_BITS(bits)     \
-  AETHER_GATE_UP_FLOAT(float32, bits) \
-  AETHER_GATE_UP_HALF(float16, bits)  \
-  AETHER_GATE_UP_HALF(bfloat16, bits)
+#define AETHER_GATE_UP_FEW(format, bits, shift, blocks)                                                      \
+  AETHER_GATE_UP(gate_up_silu_quantized_few8_##format, 256, blocks, project_few, bits, shift, float16, 1, 2) \
+  AETHER_GATE_UP(gate_up_silu_quantized_few8_##format, 256, blocks, project_few, bits, shift, bfloat16, 1, 2)
+#define AETHER_GATE_UP_MANY(bits, blocks, dtype)                                                               \
+  AETHER_GATE_UP(gate_up_silu_quantized_many16_int##bits, 128, blocks, project_many, bits, kAny, dtype, 16, 2) \
+  AETHER_GATE_UP(gate_up_silu_quantized_many32_int##bits, 128, blocks, project_many, bits, kAny, dtype, 32, 2) \
+  AETHER_GATE_UP(gate_up_silu_quantized_many64_int##bits, 128, 2, project_many, bits, kAny, dtype, 64, 2)
+#define AETHER_GATE_UP_BITS(bits, blocks)                                                               \
+  AETHER_GATE_UP(gate_up_silu_quantized_few8_int##bits, 256, 1, project_few, bits, kAny, float32, 1, 2) \
+  AETHER_GATE_UP_MANY(bits, blocks, float16)                                                            \
+  AETHER_GATE_UP_MANY(bits, blocks, bfloat16)
 
-AETHER_GATE_UP_BITS(8)
-AETHER_GATE_UP_BITS(4)
-AETHER_GATE_UP_BITS(2)
-AETHER_GATE_UP_BITS(1)
+AETHER_GATE_UP_BITS(8, 2)
+AETHER_GATE_UP_BITS(4, 3)
+AETHER_GATE_UP_BITS(2, 3)
+AETHER_GATE_UP_BITS(1, 3)
+AETHER_GATE_UP_FEW(int4, 4, kNone, 2)
+AETHER_GATE_UP_FEW(int4_zp, 4, kZeros, 2)
+AETHER_GATE_UP_FEW(int4_offset, 4, kOffsets, 1)
+AETHER_GATE_UP_FEW(int8, 8, kNone, 2)
+AETHER_GATE_UP_FEW(int8_zp, 8, kZeros, 1)
+AETHER_GATE_UP_FEW(int8_offset, 8, kOffsets, 1)
+AETHER_GATE_UP_FEW(int2, 2, kZeros, 2)
+AETHER_GATE_UP_FEW(int1, 1, kNone, 2)

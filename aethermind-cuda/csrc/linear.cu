@@ -4,20 +4,20 @@
 #include "common/overlap.cuh"
 #include "common/projection.cuh"
 
-#define AETHER_LINEAR(name, project, dtype, ...)                                                                \
-  extern "C" __global__ void __launch_bounds__(256, 1)                                                          \
-      name##_##dtype(void* out, const aether::dtype* x, const aether::dtype* weight, const aether::dtype* bias, \
-                     int num_tokens, int num_outputs, int num_inputs, int is_float32) {                         \
-    aether::begin_kernel();                                                                                     \
-    aether::project<aether::DenseWeight<aether::dtype>, __VA_ARGS__>(                                           \
-        {out, bias, num_tokens, num_outputs, is_float32 != 0}, {x, num_tokens, num_inputs},                     \
-        {{weight, num_outputs, num_inputs}});                                                                   \
+#define AETHER_LINEAR(name, bounds, project, dtype, ...)                                                         \
+  extern "C" __global__ void __launch_bounds__ bounds name##_##dtype(                                            \
+      void* out, const aether::dtype* x, const aether::dtype* weight, const aether::dtype* bias, int num_tokens, \
+      int num_outputs, int num_inputs, int is_float32) {                                                         \
+    aether::begin_kernel();                                                                                      \
+    aether::project<aether::DenseWeight<aether::dtype>, __VA_ARGS__>(                                            \
+        {out, bias, num_tokens, num_outputs, is_float32 != 0}, {x, num_tokens, num_inputs},                      \
+        {{weight, num_outputs, num_inputs}});                                                                    \
   }
-#define AETHER_LINEAR_FLOAT(dtype) AETHER_LINEAR(linear_few8, project_few, dtype, 1, 1)
-#define AETHER_LINEAR_HALF(dtype)                       \
-  AETHER_LINEAR_FLOAT(dtype)                            \
-  AETHER_LINEAR(linear_few32, project_few, dtype, 4, 1) \
-  AETHER_LINEAR(linear_many, project_many, dtype, 1)
+#define AETHER_LINEAR_FLOAT(dtype) AETHER_LINEAR(linear_few8, (256, 1), project_few, dtype, 1, 1)
+#define AETHER_LINEAR_HALF(dtype)                                 \
+  AETHER_LINEAR_FLOAT(dtype)                                      \
+  AETHER_LINEAR(linear_few32, (256, 2), project_few, dtype, 4, 1) \
+  AETHER_LINEAR(linear_many, (128, 3), project_many, dtype, 64, 1)
 
 AETHER_LINEAR_FLOAT(float32)
 AETHER_LINEAR_HALF(float16)

@@ -20,6 +20,7 @@ struct PackedWeight {
   int num_inputs;
   int num_blocks;
   int block_size;
+  int blocks_per_unit;
 
   __device__ __forceinline__ int64_t num_tiles() const { return (num_outputs + kTileOutputs - 1) / kTileOutputs; }
   __device__ __forceinline__ int64_t num_groups() const { return (num_inputs + 4 * kChunk - 1) / (4 * kChunk); }
@@ -35,10 +36,16 @@ struct PackedWeight {
   // Of zero points or offsets, after all scales.
   template <int kBits>
   __device__ __forceinline__ void* shifts() const {
-    return scales<kBits>() + num_tiles() * num_blocks * kTileOutputs;
+    return scales<kBits>() + num_tiles() * blocks_of_row() * kTileOutputs;
+  }
+  // As they are stored: whole units.
+  __device__ __forceinline__ int blocks_of_row() const {
+    return (num_blocks + blocks_per_unit - 1) / blocks_per_unit * blocks_per_unit;
   }
   __device__ __forceinline__ int64_t scale_place(int row, int block) const {
-    return (static_cast<int64_t>(row / kTileOutputs) * num_blocks + block) * kTileOutputs + row % kTileOutputs;
+    const int in_tile = row % kTileOutputs, half = in_tile / 8, in_unit = block % blocks_per_unit;
+    const int64_t tile = static_cast<int64_t>(row / kTileOutputs) * blocks_of_row() * kTileOutputs;
+    return tile + ((block - in_unit) * 8 + in_tile % 8 * blocks_per_unit + in_unit) * 2 + half;
   }
 };
 
@@ -50,12 +57,13 @@ __device__ __forceinline__ int padded_rows(const PackedWeight& weight) {
 template <class T, int kBits, Shift kShift>
 __device__ __forceinline__ void quantize_scales(const PackedWeight& weight) {
   const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const int row = static_cast<int>(index / weight.num_blocks), block = static_cast<int>(index % weight.num_blocks);
+  const int blocks_of_row = weight.blocks_of_row();
+  const int row = static_cast<int>(index / blocks_of_row), block = static_cast<int>(index % blocks_of_row);
   if (row >= padded_rows(weight)) {
     return;
   }
   Scale chosen{from_float<float16>(0.0f), from_float<float16>(0.0f), 0.0f};
-  if (row < weight.num_rows) {
+  if (row < weight.num_rows && block < weight.num_blocks) {
     const int begin = block * weight.block_size;
     const T* values = static_cast<const T*>(weight.values) + static_cast<int64_t>(row) * weight.num_inputs + begin;
     const Block<T> values_of_block{values, min(weight.block_size, weight.num_inputs - begin)};

@@ -17,6 +17,8 @@ from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, KernelFunctio
 __all__ = ["launch_all"]
 
 _GPU = DeviceFacts((8, 0), 108, 163 << 10)
+_FAR = 1 << 32
+"""Between two arrays: addresses inside of them are told from others."""
 _WORKSPACE = 1 << 40
 
 
@@ -33,17 +35,31 @@ def launch_all(
     """
     arrays: list[Array] = []
 
+    def memory_at(address: int) -> Array:
+        """Bytes from there to the end of their array."""
+        if address >= _WORKSPACE:
+            return workspace[address - _WORKSPACE :]
+        number, offset = divmod(address, _FAR)
+        return arrays[number].reshape(-1).view(np.uint8)[offset:]
+
     def operand(array: Array | None) -> DeviceArray | None:
         if array is None:
             return None
         arrays.append(array)
-        return DeviceArray(len(arrays) - 1, DType.of_numpy(array.dtype), array.shape)
+        return DeviceArray((len(arrays) - 1) * _FAR, DType.of_numpy(array.dtype), array.shape)
 
     def memory(array: DeviceArray) -> Array:
-        if array.address < _WORKSPACE:
-            return arrays[array.address]
-        found = workspace[array.address - _WORKSPACE :][: array.nbytes]
-        return found.view(array.dtype.numpy).reshape(array.shape)
+        if array.address < _WORKSPACE and arrays[array.address // _FAR].shape == array.shape:
+            return arrays[array.address // _FAR]
+        return memory_at(array.address)[: array.nbytes].view(array.dtype.numpy).reshape(array.shape)
+
+    def rows(array: DeviceArray, stride: int | None) -> Array:
+        if stride is None:
+            return memory(array)
+        num_rows, num_columns = array.shape
+        values = memory_at(array.address)[: ((num_rows - 1) * stride + num_columns) * array.dtype.itemsize]
+        strides = stride * array.dtype.itemsize, array.dtype.itemsize
+        return np.ndarray(array.shape, array.dtype.numpy, values, strides=strides)
 
     def argument(value: Any) -> Any:
         return memory(value) if isinstance(value, DeviceArray) else getattr(value, "value", value)
@@ -56,7 +72,8 @@ def launch_all(
     for work in kernel.function(call):
         if isinstance(work, DenseProduct):
             x, weight = (memory(array).astype(np.float32) for array in (work.x, work.weight))
-            memory(work.out)[...] = x @ weight.T + (0 if work.bias is None else memory(work.bias).astype(np.float32))
+            product = x @ weight.T + (0 if work.bias is None else memory(work.bias).astype(np.float32))
+            rows(work.out, work.out_stride)[...] = product
             continue
         assert isinstance(work, Launch)
         entry = compile_kernels(f"{work.source}.cu")[work.kernel]

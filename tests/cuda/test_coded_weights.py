@@ -37,9 +37,11 @@ def values(shape: tuple[int, int], dtype: Any) -> np.ndarray[Any, Any]:
     return (rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 3, (shape[0], 1))).astype(np.float32).astype(dtype)
 
 
-def kernel_for(name: str, operator: str = "linear") -> Kernel:
-    wanted = operator, frozenset({name})
-    return next(kernel for kernel in quantized.KERNELS if (kernel.operator, kernel.weight_formats) == wanted)
+def kernel_for(name: str, operator: str = "linear", *, with_cublaslt: bool = False) -> Kernel:
+    wanted = operator, frozenset({name}), int(with_cublaslt)
+    return next(
+        kernel for kernel in quantized.KERNELS if (kernel.operator, kernel.weight_formats, kernel.priority) == wanted
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -184,6 +184,20 @@ def test_products_of_a_kind_share_an_algorithm_and_have_biases_of_their_own() ->
     assert sum(thing is not None for thing in library.things) == num_things - len(biases), "descriptions of biases"
 
 
+def test_a_product_may_be_some_columns_of_a_wider_matrix() -> None:
+    rng = np.random.default_rng(3)
+    x, weight = (rng.normal(size=shape).astype(np.float32) for shape in ((3, 8), (5, 8)))
+    wide = np.zeros((4, 16), np.float32)
+    out = DeviceArray(wide.ctypes.data + 4 * 4, DType.FLOAT32, (3, 5))
+    product = DenseProduct(out, on_device(x), on_device(weight), None, 0x1000, out_stride=16)
+    enqueue = CublasLt(FakeCublasLt()).bind(product)
+    assert enqueue is not None
+    enqueue(1)
+    np.testing.assert_allclose(wide[:3, 4:9], x @ weight.T, rtol=1e-5)
+    wide[:3, 4:9] = 0
+    assert not wide.any(), "the product wrote beside its columns"
+
+
 def test_without_tokens_nothing_is_asked() -> None:
     nothing = DeviceArray(0, DType.FLOAT32, (0, 8))
     product = DenseProduct(nothing, nothing, DeviceArray(0, DType.FLOAT32, (5, 8)), None, 0)

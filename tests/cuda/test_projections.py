@@ -14,6 +14,7 @@ from aethermind.dispatch import Kernel
 from aethermind.hal import DType
 from aethermind.ops.weight_format import parse_format
 from aethermind_cuda.kernels import gate_up_silu, linear, quantized
+from aethermind_cuda.kernels._dequantize import LEAST_DEQUANTIZED_TOKENS
 
 HALVES = [np.float16, ml_dtypes.bfloat16]
 ROUNDOFF = {np.float16: 2.0**-11, ml_dtypes.bfloat16: 2.0**-8}
@@ -67,7 +68,7 @@ def test_gate_and_up_in_one_kernel_or_by_cublaslt(num_tokens: int, dtype: Any) -
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("num_tokens", [5, 67])
+@pytest.mark.parametrize("num_tokens", [5, 14, 31, 50, 67])
 def test_codes(num_tokens: int, name: str) -> None:
     format = parse_format(name)
     assert format is not None
@@ -78,6 +79,54 @@ def test_codes(num_tokens: int, name: str) -> None:
     out = np.full((num_tokens, 40), np.nan, np.float32)
     launch_all(kernel_for(name, "lm_head"), [x, packed(name, weight)], [out])
     check(out, x, format.dequantize(weight))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("num_tokens", [9, 21, 33, 70])
+def test_blocks_that_share_outputs_sum_parts_of_the_inputs(num_tokens: int, name: str) -> None:
+    """1,100 inputs are nine groups, so two parts, the second of which is the shorter one."""
+    format = parse_format(name)
+    assert format is not None
+    rng = np.random.default_rng(num_tokens)
+    dtype = HALVES[(format.bits + num_tokens) % 2]
+    x = rng.standard_normal((num_tokens, 1100)).astype(dtype)
+    gate, up = (format.quantize(rng.standard_normal((40, 1100)).astype(np.float32) / 33) for _ in range(2))
+    bias = rng.standard_normal(40).astype(dtype)
+    out = np.full((num_tokens, 40), np.nan, dtype)
+    launch_all(kernel_for(name), [x, packed(name, gate), bias], [out])
+    check(out, x, format.dequantize(gate), bias)
+    logits = np.full((num_tokens, 40), np.nan, np.float32)
+    launch_all(kernel_for(name, "lm_head"), [x, packed(name, gate)], [logits])
+    check(logits, x, format.dequantize(gate))
+    launch_all(kernel_for(name, "gate_up_silu"), [x, packed(name, gate), packed(name, up)], [out])
+    expected = silu_mul(*(x.astype(np.float64) @ format.dequantize(weight, np.float64).T for weight in (gate, up)))
+    np.testing.assert_allclose(out.astype(np.float64), expected, rtol=ROUNDOFF[dtype], atol=1e-4)
+
+
+def silu_mul(gated: Any, raised: Any) -> Any:
+    return gated / (1 + np.exp(-gated)) * raised
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("dtype", [np.float32, *HALVES])
+def test_many_tokens_multiply_values_rounded_once(name: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some rows of the weight at a time: a part ends in the middle of a tile here, and a group of inputs too."""
+    monkeypatch.setattr("aethermind_cuda.kernels._dequantize._MOST_BYTES", 128 * 77 * 4)
+    format = parse_format(name)
+    assert format is not None
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((LEAST_DEQUANTIZED_TOKENS, 77)).astype(dtype)
+    gate, up = (format.quantize(rng.standard_normal((150, 77)).astype(np.float32)) for _ in range(2))
+    values, raised = (format.dequantize(weight, dtype) for weight in (gate, up))
+    bias = rng.standard_normal(150).astype(dtype)
+    out = np.full((len(x), 150), np.nan, dtype)
+    launch_all(kernel_for(name, with_cublaslt=True), [x, packed(name, gate), bias], [out])
+    check(out, x, values, bias)
+    kernel = kernel_for(name, "gate_up_silu", with_cublaslt=True)
+    launch_all(kernel, [x, packed(name, gate), packed(name, up)], [out])
+    products = [(x.astype(np.float32) @ weight.astype(np.float32).T).astype(dtype) for weight in (values, raised)]
+    expected = silu_mul(*(product.astype(np.float64) for product in products))
+    np.testing.assert_allclose(out.astype(np.float64), expected, rtol=2 * ROUNDOFF.get(dtype, 1e-5), atol=1e-4)
 
 
 def test_a_tokens_bits_do_not_depend_on_the_others() -> None:

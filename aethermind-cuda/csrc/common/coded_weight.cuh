@@ -1,9 +1,11 @@
 // 16 outputs of a weight in codes of 8, 4, 2 or 1 bits, as Products takes them.
 //
-// A packed weight (`kernels/_coded.py` writes it) is, for tiles of 16 outputs one after the other:
+// A packed weight (`coded_weights.py` writes it) is, for tiles of 16 outputs one after the other:
 //   codes    [tiles][groups][16 outputs][4 threads][bits] words of 32 bits
-//   scales   [tiles][blocks][16 outputs] float16
-//   zeros    [tiles][blocks][16 outputs] uint8, or offsets, float16
+//   scales   [tiles][units][8 outputs][blocks of a unit][2] float16, the two of an output and of that 8 further on
+//   zeros    in the same order, uint8, or offsets, float16
+// A unit is the four blocks of a group where blocks are of 32 inputs, so that a thread loads all scales of a group at
+// once; else it is one block.
 // A group is 128 inputs: four chunks of 32, of which thread t has the inputs 8t … 8t + 7. What tensor cores take as
 // pair i of chunk c lies in the two halves of a word: with p = bits · (4c + i) in word p / 16 at bit p % 16, and 16
 // bits higher. So one mask takes a pair out, and tensor cores multiply the codes less their zero point, which are whole
@@ -39,21 +41,45 @@ constexpr uint32_t kMagic<float16, kBits> = 0x6400;  // 1024
 template <int kBits>
 constexpr uint32_t kMagic<bfloat16, kBits> = kBits < 8 ? 0x4300 : 0;  // 128; eight bits do not fit behind it
 
+// value & mask | bits in one instruction: the compiler makes two of two constants.
+__device__ __forceinline__ uint32_t masked_or(uint32_t value, uint32_t mask, uint32_t bits) {
+#ifdef AETHER_EMULATED
+  return (value & mask) | bits;
+#else
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(value), "r"(mask), "r"(bits));
+  return result;
+#endif
+}
+
 // Codes of a pair, less their zero point, as numbers of T.
 template <class T, int kBits>
 __device__ __forceinline__ uint32_t decoded_pair(uint32_t pair, uint32_t zero) {
   if constexpr (kMagic<T, kBits> != 0) {
     return pair_difference<T>(pair | kMagic<T, kBits> * 0x10001u, (zero | kMagic<T, kBits>)*0x10001u);
   } else {
-    const int first = static_cast<int>(pair & 0xffff) - static_cast<int>(zero);
-    const int second = static_cast<int>(pair >> 16) - static_cast<int>(zero);
-    return bits_of(from_float<T>(static_cast<float>(first))) | bits_of(from_float<T>(static_cast<float>(second))) << 16;
+    // By way of float32, where the same works with 2^23; an instruction that converts integers is a slow one.
+    constexpr uint32_t kMagicFloat = 0x4b000000u;
+    const float base = __uint_as_float(kMagicFloat | zero);
+    return packed<T>(__uint_as_float(kMagicFloat | (pair & 0xffff)) - base,
+                     __uint_as_float(kMagicFloat | pair >> 16) - base);
   }
 }
 
-enum class Shift : int { kNone, kZeros, kOffsets };
+// What is added to codes; kAny is for kernels that are told when they are launched.
+enum class Shift : int { kNone, kZeros, kOffsets, kAny };
 
-template <class T, int kBits>
+// Blocks of a row as they are stored: whole units.
+__device__ __forceinline__ int64_t padded_blocks(int num_blocks, bool is_block_a_chunk) {
+  return is_block_a_chunk ? (num_blocks + 3) / 4 * 4 : num_blocks;
+}
+
+// The low or the high float16 of a pair.
+__device__ __forceinline__ float half_of(uint32_t pair, int half) {
+  return __half2float(__ushort_as_half(static_cast<uint16_t>(pair >> (16 * half))));
+}
+
+template <class T, int kBits, Shift kShift>
 struct CodedWeight {
   using Element = T;
   static constexpr bool kIsScaled = true;
@@ -66,10 +92,11 @@ struct CodedWeight {
   struct alignas(kBits >= 4 ? 16 : 4 * kBits) Words {
     uint32_t words[kBits];
   };
+  // For each chunk the scales of both outputs, and their offsets (float16) or zero points (bytes), the first one low.
   struct Group {
     Words codes[2];
-    uint16_t scales[2][kChunks];
-    uint16_t shifts[2][kChunks];
+    uint32_t scales[kChunks];
+    uint32_t shifts[kShift == Shift::kNone ? 1 : kChunks];
   };
 
   // Where a packed weight lies; an object of the kernel's arguments. A block of scales is 2^log2_chunks chunks, and
@@ -84,9 +111,9 @@ struct CodedWeight {
   };
 
   const uint32_t* codes;
-  const uint16_t* scales;
-  const uint8_t* zeros;
-  const uint16_t* offsets;
+  const uint32_t* scales;
+  const uint16_t* zeros;
+  const uint32_t* offsets;
   int last_block;
   int log2_chunks;
   Shift shift;
@@ -95,16 +122,19 @@ struct CodedWeight {
       : last_block(place.num_blocks - 1), log2_chunks(place.log2_chunks), shift(place.shift) {
     const int num_tiles = (place.num_outputs + kTileOutputs - 1) / kTileOutputs;
     const int64_t num_groups = (place.num_inputs + kGroupInputs - 1) / kGroupInputs;
-    const int64_t all_scales = static_cast<int64_t>(num_tiles) * place.num_blocks * kTileOutputs;
+    // In pairs, as all that follows the codes.
+    const int64_t of_tile = padded_blocks(place.num_blocks, place.log2_chunks == 0) * (kTileOutputs / 2);
     tile = min(tile, num_tiles - 1);
-    const int64_t own_scales = static_cast<int64_t>(tile) * place.num_blocks * kTileOutputs;
     const auto* all_codes = reinterpret_cast<const uint32_t*>(place.address);
     codes = all_codes + tile * num_groups * kTileWords + lane_index() * kBits;
-    const auto* first_scale = reinterpret_cast<const uint16_t*>(all_codes + num_tiles * num_groups * kTileWords);
-    scales = first_scale + own_scales;
-    offsets = first_scale + all_scales + own_scales;
-    zeros = reinterpret_cast<const uint8_t*>(first_scale + all_scales) + own_scales;
+    const uint32_t* first_scale = all_codes + num_tiles * num_groups * kTileWords;
+    const uint32_t* first_shift = first_scale + num_tiles * of_tile;
+    scales = first_scale + tile * of_tile;
+    offsets = first_shift + tile * of_tile;
+    zeros = reinterpret_cast<const uint16_t*>(first_shift) + tile * of_tile;
   }
+
+  __device__ __forceinline__ bool has(Shift which) const { return (kShift == Shift::kAny ? shift : kShift) == which; }
 
   __device__ __forceinline__ Group load(int group) const {
     Group result;
@@ -121,34 +151,62 @@ struct CodedWeight {
       } else {
         result.codes[half].words[0] = *words;
       }
+    }
+    load_pairs(result.scales, scales, group);
+    if constexpr (kShift != Shift::kNone) {
+      if (has(Shift::kOffsets)) {
+        load_pairs(result.shifts, offsets, group);
+      } else {
 #pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        // A last group may reach beyond the row, where inputs are zero.
-        const int block = min((group * kChunks + chunk) >> log2_chunks, last_block);
-        const int position = block * kTileOutputs + half * 8 + lane_index() / 4;
-        result.scales[half][chunk] = scales[position];
-        result.shifts[half][chunk] = 0;
-        if (shift == Shift::kZeros) {
-          result.shifts[half][chunk] = zeros[position];
-        } else if (shift == Shift::kOffsets) {
-          result.shifts[half][chunk] = offsets[position];
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
+          result.shifts[chunk] = has(Shift::kZeros) ? zeros[pair_of(group, chunk)] : 0;
         }
       }
     }
     return result;
   }
 
+  // Where the pair of a chunk is; a last group may reach beyond the row, where inputs are zero.
+  __device__ __forceinline__ int pair_of(int group, int chunk) const {
+    const int row = lane_index() / 4;
+    return log2_chunks == 0 ? (group * 8 + row) * kChunks + chunk
+                            : min((group * kChunks + chunk) >> log2_chunks, last_block) * 8 + row;
+  }
+
+  __device__ __forceinline__ void load_pairs(uint32_t (&pairs)[kChunks], const uint32_t* from, int group) const {
+    if (log2_chunks == 0) {
+      const uint4 loaded = *reinterpret_cast<const uint4*>(from + pair_of(group, 0));
+      pairs[0] = loaded.x;
+      pairs[1] = loaded.y;
+      pairs[2] = loaded.z;
+      pairs[3] = loaded.w;
+    } else {
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        pairs[chunk] = from[pair_of(group, chunk)];
+      }
+    }
+  }
+
   __device__ __forceinline__ Eight<T> weights(const Group& group, int half, int chunk) const {
     constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x10001u;
-    uint32_t zero = shift == Shift::kNone ? kSymmetricZero : 0;
-    if (shift == Shift::kZeros) {
-      zero = group.shifts[half][chunk];
+    uint32_t zero = has(Shift::kNone) ? kSymmetricZero : 0;
+    if constexpr (kShift != Shift::kNone) {
+      if (has(Shift::kZeros)) {
+        zero = group.shifts[chunk] >> (8 * half) & 0xff;
+      }
     }
     Eight<T> result;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int place = kBits * (4 * chunk + i);
-      uint32_t pair = group.codes[half].words[place / 16] >> (place % 16) & kMask;
+      const uint32_t word = group.codes[half].words[place / 16] >> (place % 16);
+      if constexpr (sizeof(T) == 2 && kBits > 1 && kMagic<T, kBits> != 0) {
+        constexpr uint32_t kPairs = kMagic<T, kBits> * 0x10001u;
+        result.pairs[i] = pair_difference<T>(masked_or(word, kMask, kPairs), zero * 0x10001u | kPairs);
+        continue;
+      }
+      uint32_t pair = word & kMask;
       if constexpr (kBits == 1) {
         pair <<= 1;
       }
@@ -164,11 +222,14 @@ struct CodedWeight {
 
   __device__ __forceinline__ Scaling scaling(const Group& group, int chunk) const {
     Scaling result;
-    result.has_offset = shift == Shift::kOffsets;
+    result.has_offset = has(Shift::kOffsets);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      result.scales[half] = __half2float(__ushort_as_half(group.scales[half][chunk]));
-      result.offsets[half] = result.has_offset ? __half2float(__ushort_as_half(group.shifts[half][chunk])) : 0.0f;
+      result.scales[half] = half_of(group.scales[chunk], half);
+      result.offsets[half] = 0.0f;
+      if constexpr (kShift != Shift::kNone) {
+        result.offsets[half] = has(Shift::kOffsets) ? half_of(group.shifts[chunk], half) : 0.0f;
+      }
     }
     return result;
   }

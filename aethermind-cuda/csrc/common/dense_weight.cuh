@@ -30,7 +30,7 @@ struct DenseWeight {
 
   // Outputs beyond the last are those of the last: whoever stores results leaves them out.
   __device__ __forceinline__ DenseWeight(const Place& place, int tile)
-      : num_inputs(place.num_inputs), is_aligned(is_vectorizable(place.address, place.num_inputs)) {
+      : num_inputs(place.num_inputs), is_aligned(is_eights(place.address, place.num_inputs)) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int output = min(tile * kTileOutputs + half * 8 + lane_index() / 4, place.num_outputs - 1);
@@ -40,12 +40,23 @@ struct DenseWeight {
 
   __device__ __forceinline__ Group load(int group) const {
     Group result;
+    const int first = group * kGroupInputs + lane_index() % 4 * kEight;
+    if (is_aligned) {  // one branch for all loads of a group
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+      for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        const int k = group * kGroupInputs + chunk * kChunk + lane_index() % 4 * kEight;
-        result.rows[half][chunk] = load_eight(rows[half], k, num_inputs, is_aligned);
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
+          const int k = first + chunk * kChunk;
+          result.rows[half][chunk] = k < num_inputs ? *reinterpret_cast<const Eight<T>*>(rows[half] + k) : Eight<T>{};
+        }
+      }
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
+          result.rows[half][chunk] = load_some(rows[half], first + chunk * kChunk, num_inputs);
+        }
       }
     }
     return result;

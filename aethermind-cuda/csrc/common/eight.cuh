@@ -21,6 +21,12 @@ struct alignas(16) Eight<float32> {
 __device__ __forceinline__ uint32_t bits_of(float16 value) { return __half_as_ushort(value); }
 __device__ __forceinline__ uint32_t bits_of(bfloat16 value) { return __bfloat16_as_ushort(value); }
 
+// Whether every row of `width` elements from `address` on is whole vectors of eight.
+template <class T>
+__device__ __forceinline__ bool is_eights(const T* address, int width) {
+  return is_vectorizable(address, width) && width % kEight == 0;
+}
+
 // row[k … k + 7], zero from `size` on.
 template <class T>
 __device__ __forceinline__ Eight<T> load_some(const T* row, int k, int size) {

@@ -23,9 +23,29 @@ struct Inputs {
   bool is_aligned;
 
   __device__ __forceinline__ Inputs(const T* x, int num_tokens, int size)
-      : x(x), num_tokens(num_tokens), size(size), is_aligned(is_vectorizable(x, size)) {}
+      : x(x), num_tokens(num_tokens), size(size), is_aligned(is_eights(x, size)) {}
 
-  // Zeros for a token or inputs beyond the last.
+  // Zeros for a token or inputs beyond the last; of `kChunks` chunks from k on, one branch for all of them.
+  template <int kChunks>
+  __device__ __forceinline__ void load_chunks(Eight<T> (&chunks)[kChunks], int token, int k) const {
+    const T* row = x + static_cast<int64_t>(token) * size + k;
+    if (is_aligned) {
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        chunks[chunk] = Eight<T>{};
+        if (token < num_tokens && k + chunk * kChunk < size) {
+          chunks[chunk] = *reinterpret_cast<const Eight<T>*>(row + chunk * kChunk);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        chunks[chunk] = load(token, k + chunk * kChunk);
+      }
+    }
+  }
+
+  // The same of eight inputs.
   __device__ __forceinline__ Eight<T> load(int token, int k) const {
     if (token >= num_tokens) {
       return Eight<T>{};
@@ -40,15 +60,35 @@ constexpr uint32_t kOnes = 0x3f803f80u;
 template <>
 constexpr uint32_t kOnes<float16> = 0x3c003c00u;
 
+// What tensor cores take of eight weights of both outputs at a time.
+template <class T>
+__device__ __forceinline__ void fragment_of(uint32_t (&a)[4], const Eight<T> (&weights)[2], int step) {
+  a[0] = weights[0].pairs[2 * step];
+  a[1] = weights[1].pairs[2 * step];
+  a[2] = weights[0].pairs[2 * step + 1];
+  a[3] = weights[1].pairs[2 * step + 1];
+}
+
 // c += weights · inputs of one chunk.
 template <class T>
 __device__ __forceinline__ void multiply_chunk(float (&c)[4], const Eight<T> (&weights)[2], const Eight<T>& inputs) {
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
-    const uint32_t a[4] = {weights[0].pairs[2 * step], weights[1].pairs[2 * step], weights[0].pairs[2 * step + 1],
-                           weights[1].pairs[2 * step + 1]};
+    uint32_t a[4];
+    fragment_of(a, weights, step);
     multiply_add<T>(c, a, inputs.pairs[2 * step], inputs.pairs[2 * step + 1]);
   }
+}
+
+// c = weights · inputs of one chunk.
+template <class T>
+__device__ __forceinline__ void multiply_first_chunk(float (&c)[4], const Eight<T> (&weights)[2],
+                                                     const Eight<T>& inputs) {
+  uint32_t a[4];
+  fragment_of(a, weights, 0);
+  multiply<T>(c, a, inputs.pairs[0], inputs.pairs[1]);
+  fragment_of(a, weights, 1);
+  multiply_add<T>(c, a, inputs.pairs[2], inputs.pairs[3]);
 }
 
 // How the codes of a chunk become weights: times a scale, plus an offset where there is one; for both of the outputs.
@@ -62,16 +102,16 @@ struct Scaling {
 template <class T>
 __device__ __forceinline__ void multiply_scaled(float (&c)[4], const Eight<T> (&codes)[2], const Eight<T>& inputs,
                                                 const Scaling& scaling) {
-  float part[4] = {};
-  multiply_chunk(part, codes, inputs);
+  float part[4];
+  multiply_first_chunk(part, codes, inputs);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     c[i] += scaling.scales[i / 2] * part[i];
   }
   if (scaling.has_offset) {
     const Eight<T> ones[2] = {{{kOnes<T>, kOnes<T>, kOnes<T>, kOnes<T>}}, {{kOnes<T>, kOnes<T>, kOnes<T>, kOnes<T>}}};
-    float total[4] = {};
-    multiply_chunk(total, ones, inputs);
+    float total[4];
+    multiply_first_chunk(total, ones, inputs);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       c[i] += scaling.offsets[i / 2] * total[i];
@@ -106,6 +146,16 @@ struct Products {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       inputs[tile] = x.load(token + tile * kTileTokens + lane_index() / 4, k + lane_index() % 4 * kEight);
+    }
+  }
+
+  // The same of all chunks of a group, [tiles][chunks].
+  template <int kChunks>
+  __device__ __forceinline__ static void load_group(Eight<T> (&inputs)[kTiles][kChunks], const Inputs<T>& x, int token,
+                                                    int k) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      x.load_chunks(inputs[tile], token + tile * kTileTokens + lane_index() / 4, k + lane_index() % 4 * kEight);
     }
   }
 

@@ -46,11 +46,12 @@ __device__ __forceinline__ float finished(const float (&sums)[kWeights]) {
 
 // Few tokens: a block takes 16 outputs and kTiles · 8 tokens, and its warps take turns in groups of inputs, so that
 // weights are read once and by all multiprocessors. Bound by memory; how much tensor cores idle is no matter. The order
-// of a token's sums does not depend on the others. Shared memory: float[warps][kWeights][tokens][17].
+// of a token's sums does not depend on the others, so blocks never share a projection: there are no parts.
+// Shared memory: float[warps][kWeights][tokens][17].
 template <class Source, int kTiles, int kWeights>
 __device__ __forceinline__ void project_few(const Results<typename Source::Element>& results,
                                             const Inputs<typename Source::Element>& x,
-                                            const typename Source::Place (&places)[kWeights]) {
+                                            const typename Source::Place (&places)[kWeights], float* = nullptr) {
   using T = typename Source::Element;
   constexpr int kTokens = kTiles * kTileTokens;
   constexpr int kStride = kTileOutputs + 1;
@@ -65,14 +66,21 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
     const auto source = [&](int weight) { return Source(places[weight], static_cast<int>(blockIdx.y)); };
     const Source sources[2] = {source(0), source(kWeights - 1)};
     typename Source::Group groups[kWeights];
+    // In float32 inputs are too many for registers, and are loaded a chunk at a time.
+    constexpr bool kIsHalf = sizeof(T) < 4;
+    using InputGroup = Eight<T>[kIsHalf ? kTiles : 1][Source::kChunks];
+    InputGroup inputs_of_group;
     const auto load = [&](int group) {
 #pragma unroll
       for (int weight = 0; weight < kWeights; ++weight) {
         groups[weight] = sources[weight].load(group);
       }
+      if constexpr (kIsHalf) {
+        Products<T, kTiles>::load_group(inputs_of_group, x, token, group * Source::kGroupInputs);
+      }
     };
-    // A group ahead, where registers are enough for that.
-    constexpr bool kIsAhead = sizeof(T) < 4;
+    // A group ahead, where registers of two blocks a multiprocessor are enough for that.
+    constexpr bool kIsAhead = kIsHalf && sizeof(groups) <= 128;
     if (kIsAhead && warp_index() < num_groups) {
       load(warp_index());
     }
@@ -85,13 +93,30 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
       for (int weight = 0; weight < kWeights; ++weight) {
         current[weight] = groups[weight];
       }
+      InputGroup current_inputs;
+      if constexpr (kIsHalf) {
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+          for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
+            current_inputs[tile][chunk] = inputs_of_group[tile][chunk];
+          }
+        }
+      }
       if (kIsAhead && group + num_warps < num_groups) {
         load(group + num_warps);
       }
 #pragma unroll
       for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
         Eight<T> inputs[kInputs<T, kTiles>];
-        Products<T, kTiles>::load(inputs, x, token, group * Source::kGroupInputs + chunk * kChunk);
+        if constexpr (kIsHalf) {
+#pragma unroll
+          for (int tile = 0; tile < kTiles; ++tile) {
+            inputs[tile] = current_inputs[tile][chunk];
+          }
+        } else {
+          Products<T, kTiles>::load(inputs, x, token, group * Source::kGroupInputs + chunk * kChunk);
+        }
 #pragma unroll
         for (int weight = 0; weight < kWeights; ++weight) {
           products[weight].add(sources[weight], current[weight], chunk, inputs);
@@ -117,17 +142,16 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
   }
 }
 
-constexpr int kManyTokens = 64;
 constexpr int kManyWarps = 4;
 constexpr int kManyTiles = 2;  // of 16 sums a warp
 constexpr int kStages = 3;
 
-// Inputs of 64 tokens on their way through shared memory, some groups ahead: for each chunk 64 bytes of every token, so
-// that the 16 bytes of a thread's eight are read without conflicts of banks.
-template <class T, int kChunks>
+// Inputs of kTokens tokens on their way through shared memory, some groups ahead: for each chunk 64 bytes of every
+// token, so that the 16 bytes of a thread's eight are read without conflicts of banks.
+template <class T, int kTokens, int kChunks>
 struct InputStages {
   static constexpr int kGroupInputs = kChunks * kChunk;
-  using Stage = Eight<T>[kChunks][kManyTokens][4];
+  using Stage = Eight<T>[kChunks][kTokens][4];
 
   Stage* stages;
   const Inputs<T>& x;
@@ -135,7 +159,7 @@ struct InputStages {
 
   __device__ __forceinline__ void begin_copy(int group) const {
     Stage& stage = stages[group % kStages];
-    for (int i = static_cast<int>(threadIdx.x); i < kChunks * kManyTokens * 4; i += static_cast<int>(blockDim.x)) {
+    for (int i = static_cast<int>(threadIdx.x); i < kChunks * kTokens * 4; i += static_cast<int>(blockDim.x)) {
       const int part = i % 4, chunk = i / 4 % kChunks, row = i / 4 / kChunks;
       const int k = group * kGroupInputs + chunk * kChunk + part * kEight;
       Eight<T>& target = stage[chunk][row][part];
@@ -154,20 +178,31 @@ struct InputStages {
   }
 };
 
-// Many tokens: a block takes 64 tokens and, a warp, 32 outputs of one weight or 16 of both of a SwiGLU. Weights go to
-// registers, each to those of one warp; inputs through shared memory to all.
-// Shared memory: three stages of 64 bytes for each token and chunk.
-template <class Source, int kWeights>
+// Where the sum of a part of the inputs is, of blocks that share a projection:
+// [gridDim.z][kWeights][num_tokens][num_outputs], the first two of which are `matrix`.
+template <class T>
+__device__ __forceinline__ int64_t part_position(const Results<T>& results, int matrix, int token, int output) {
+  return (static_cast<int64_t>(matrix) * results.num_tokens + token) * results.num_outputs + output;
+}
+
+// Many tokens: a block takes kTokens of them and, a warp, 32 outputs of one weight or 16 of both of a SwiGLU. Weights
+// go to registers, each to those of one warp; inputs through shared memory to all. Where that makes too few blocks,
+// those next to each other in z take a part of the inputs each, and leave their sums in `parts` for `sum_parts`. Shared
+// memory: three stages of 64 bytes for each token and chunk.
+template <class Source, int kTokens, int kWeights>
 __device__ __forceinline__ void project_many(const Results<typename Source::Element>& results,
                                              const Inputs<typename Source::Element>& x,
-                                             const typename Source::Place (&places)[kWeights]) {
+                                             const typename Source::Place (&places)[kWeights], float* parts = nullptr) {
   using T = typename Source::Element;
-  using Stages = InputStages<T, Source::kChunks>;
-  constexpr int kTiles = kManyTokens / kTileTokens;
+  using Stages = InputStages<T, kTokens, Source::kChunks>;
+  constexpr int kTiles = kTokens / kTileTokens;
   AETHER_DYNAMIC_SHARED(typename Stages::Stage, memory);
 
-  const Stages stages{memory, x, static_cast<int>(blockIdx.x) * kManyTokens};
-  const int num_groups = (x.size + Source::kGroupInputs - 1) / Source::kGroupInputs;
+  const Stages stages{memory, x, static_cast<int>(blockIdx.x) * kTokens};
+  const int all_groups = (x.size + Source::kGroupInputs - 1) / Source::kGroupInputs;
+  const int of_part = (all_groups + static_cast<int>(gridDim.z) - 1) / static_cast<int>(gridDim.z);
+  const int first_group = static_cast<int>(blockIdx.z) * of_part;
+  const int num_groups = min(first_group + of_part, all_groups);  // the end of this part
   const int warp = static_cast<int>(blockIdx.y) * kManyWarps + warp_index();
   const int first_tile = kWeights == 1 ? warp * kManyTiles : warp;
   const Source sources[kManyTiles] = {Source(places[0], first_tile),
@@ -176,16 +211,34 @@ __device__ __forceinline__ void project_many(const Results<typename Source::Elem
 
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) {
-    if (stage < num_groups) {
-      stages.begin_copy(stage);
+    if (first_group + stage < num_groups) {
+      stages.begin_copy(first_group + stage);
     }
     commit_copies();
   }
-  for (int group = 0; group < num_groups; ++group) {
+  typename Source::Group next[kManyTiles];
+  const auto load = [&](int group) {
+#pragma unroll
+    for (int i = 0; i < kManyTiles; ++i) {
+      next[i] = sources[i].load(group);
+    }
+  };
+  // A group ahead where weights are quantised: their registers are few enough for that.
+  constexpr bool kIsAhead = Source::kIsScaled;
+  if (kIsAhead && first_group < num_groups) {
+    load(first_group);
+  }
+  for (int group = first_group; group < num_groups; ++group) {
+    if (!kIsAhead) {
+      load(group);
+    }
     typename Source::Group weights_of[kManyTiles];
 #pragma unroll
     for (int i = 0; i < kManyTiles; ++i) {
-      weights_of[i] = sources[i].load(group);
+      weights_of[i] = next[i];
+    }
+    if (kIsAhead && group + 1 < num_groups) {
+      load(group + 1);
     }
     wait_for_copies<kStages - 2>();
     __syncthreads();  // this group has arrived for all, and the one before is no longer read
@@ -218,7 +271,16 @@ __device__ __forceinline__ void project_many(const Results<typename Source::Elem
     for (int i = 0; i < 4; ++i) {
       const int token = stages.token + tile * kTileTokens + column + i % 2;
       const int output = first_tile * kTileOutputs + row + i / 2 * 8;
-      if constexpr (kWeights == 1) {
+      if (gridDim.z > 1) {
+#pragma unroll
+        for (int which = 0; which < kManyTiles; ++which) {
+          const int place = kWeights == 1 ? output + which * kTileOutputs : output;
+          const int matrix = static_cast<int>(blockIdx.z) * kWeights + (kWeights == 1 ? 0 : which);
+          if (token < results.num_tokens && place < results.num_outputs) {
+            parts[part_position(results, matrix, token, place)] = sums[which][tile][i];
+          }
+        }
+      } else if constexpr (kWeights == 1) {
         results.store(token, output, sums[0][tile][i]);
         results.store(token, output + kTileOutputs, sums[1][tile][i]);
       } else {
@@ -226,6 +288,24 @@ __device__ __forceinline__ void project_many(const Results<typename Source::Elem
       }
     }
   }
+}
+
+// Adds up what project_many left in `parts`, in the order of the inputs. Grid: outputs, tokens.
+template <class T, int kWeights>
+__device__ __forceinline__ void sum_parts(const Results<T>& results, const float* parts, int num_parts) {
+  const int output = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), token = static_cast<int>(blockIdx.y);
+  if (output >= results.num_outputs) {
+    return;
+  }
+  float totals[kWeights] = {};
+#pragma unroll 4
+  for (int part = 0; part < num_parts; ++part) {
+#pragma unroll
+    for (int weight = 0; weight < kWeights; ++weight) {
+      totals[weight] += parts[part_position(results, part * kWeights + weight, token, output)];
+    }
+  }
+  results.store(token, output, finished(totals));
 }
 
 }  // namespace aether

@@ -12,7 +12,7 @@ from aethermind.dispatch.kernel import Pack
 from aethermind.hal.dtype import DType
 from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
-from aethermind_cuda.device_packing import quantize_on_device
+from aethermind_cuda.device_packing import blocks_per_unit, quantize_on_device
 
 __all__ = ["CodedLayout", "GROUP_CHUNKS", "coded_pack"]
 
@@ -69,7 +69,17 @@ class CodedLayout:
     @property
     def num_scales(self) -> int:
         """Scales of all rows, padded ones included; zero points or offsets follow them."""
-        return self.num_tiles * self.num_blocks * _TILE_OUTPUTS
+        return self.num_tiles * self.num_units * self.blocks_per_unit * _TILE_OUTPUTS
+
+    @property
+    def blocks_per_unit(self) -> int:
+        """Blocks whose scales lie together for each output."""
+        return blocks_per_unit(self.format)
+
+    @property
+    def num_units(self) -> int:
+        """Units of scales of a row; the last one may be padded."""
+        return -(-self.num_blocks // self.blocks_per_unit)
 
     @property
     def nbytes(self) -> int:
@@ -108,23 +118,23 @@ def _pack(format: WeightFormat, source: Array | QuantizedWeight, destination: in
             part = format.quantize(source[begin:end])
             drop_mapped_pages(source[begin:end])
         codes[first:last] = _words(layout, part.codes, last - first)
-        scales[first:last] = _by_tile(part.scales, last - first)
+        scales[first:last] = _by_tile(layout, part.scales, last - first)
         side = part.zeros if part.zeros is not None else part.offsets
         if shifts is not None and side is not None:
-            shifts[first:last] = _by_tile(side, last - first)
+            shifts[first:last] = _by_tile(layout, side, last - first)
 
     with ThreadPoolExecutor(cpu_count()) as pool:
         list(pool.map(pack_tiles, range(0, layout.num_tiles, tiles)))
 
 
 def _parts(layout: CodedLayout, address: int) -> tuple[Array, Array, Array | None]:
-    """Views of host memory: codes as words by tile, scales and zero points or offsets [tiles, blocks, 16]."""
+    """Views of host memory, all by tile: codes as words, scales, and zero points or offsets."""
     import numpy as np
 
     memory = np.frombuffer((ctypes.c_uint8 * layout.nbytes).from_address(address), np.uint8)
     codes, rest = memory[: layout.code_bytes], memory[layout.code_bytes :]
     scale_bytes = layout.num_scales * DType.FLOAT16.itemsize
-    by_tile = layout.num_tiles, layout.num_blocks, _TILE_OUTPUTS
+    by_tile = layout.num_tiles, layout.num_units * layout.blocks_per_unit * _TILE_OUTPUTS
     side = (None, np.uint8, np.float16)[layout.shift]
     return (
         codes.view(np.uint32).reshape(layout.num_tiles, -1),
@@ -159,13 +169,15 @@ def _unsigned(codes: Array, bits: int) -> Array:
     return (codes.astype(np.int16) + (1 << (bits - 1))).astype(np.uint8)
 
 
-def _by_tile(rows: Array, num_tiles: int) -> Array:
-    """[rows, blocks] as [tiles, blocks, 16], zero for rows that there are not."""
+def _by_tile(layout: CodedLayout, rows: Array, num_tiles: int) -> Array:
+    """[rows, blocks] as [tiles, units · 8 outputs · blocks of a unit · 2]: zero for rows and blocks beyond the last."""
     import numpy as np
 
-    padded = np.zeros((num_tiles * _TILE_OUTPUTS, rows.shape[1]), rows.dtype)
-    padded[: len(rows)] = rows
-    return padded.reshape(num_tiles, _TILE_OUTPUTS, -1).transpose(0, 2, 1)
+    per_unit, num_units = layout.blocks_per_unit, layout.num_units
+    padded = np.zeros((num_tiles * _TILE_OUTPUTS, num_units * per_unit), rows.dtype)
+    padded[: len(rows), : rows.shape[1]] = rows
+    named = padded.reshape(num_tiles, 2, _TILE_OUTPUTS // 2, num_units, per_unit)
+    return named.transpose(0, 3, 2, 4, 1).reshape(num_tiles, -1)
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -80,6 +80,9 @@ class DenseProduct(NamedTuple):
     """out[T, N] = x[T, K] · weight[N, K]ᵀ + bias[N], summed in float32; `workspace` is WORKSPACE_BYTES of memory.
 
     `fallback(out, x, weight, bias)` is launched where cuBLASLt has no algorithm; without one that is a DeviceError.
+
+    `out_stride` is the number of elements from one row of `out` to the next, None for N: `out` may be some columns of
+    a wider matrix.
     """
 
     out: DeviceArray
@@ -88,6 +91,7 @@ class DenseProduct(NamedTuple):
     bias: DeviceArray | None
     workspace: int
     fallback: Callable[[DeviceArray, DeviceArray, DeviceArray, DeviceArray | None], Launch] | None = None
+    out_stride: int | None = None
 
     def bind(self, context: Context) -> Enqueue:
         """See `launch.Work`."""
@@ -108,7 +112,7 @@ class DenseProduct(NamedTuple):
             out, x, weight = (moved(array, bases) for array in (self.out, self.x, self.weight))
             bias = None if self.bias is None else moved(self.bias, bases)
             workspace = relocated_address(self.workspace, bases)
-            return DenseProduct(out, x, weight, bias, workspace, self.fallback).bind(context)
+            return DenseProduct(out, x, weight, bias, workspace, self.fallback, self.out_stride).bind(context)
 
         return relocate
 
@@ -192,7 +196,7 @@ class CublasLt:
         # The library counts columns first: there our row-major matrices are their own transposes.
         weight = self._layout(product.weight.dtype, num_inputs, num_outputs)
         x = self._layout(product.x.dtype, num_inputs, num_tokens)
-        out = self._layout(product.out.dtype, num_outputs, num_tokens)
+        out = self._layout(product.out.dtype, num_outputs, num_tokens, product.out_stride)
         preference, found, count = self._preference(product), _Heuristic(), ctypes.c_int()
         status = self._library.cublasLtMatmulAlgoGetHeuristic(
             *(self._handle, self._operation(product.bias), weight, x, out, out, preference),
@@ -200,8 +204,8 @@ class CublasLt:
         )
         return None if status or not count.value or found.state else _Algorithm(weight, x, out, found)
 
-    def _layout(self, dtype: DType, rows: int, columns: int) -> _Owned:
-        sizes = ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(rows)
+    def _layout(self, dtype: DType, rows: int, columns: int, stride: int | None = None) -> _Owned:
+        sizes = ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(stride or rows)
         return self._create("MatrixLayout", _DATA_TYPES[dtype], *sizes)
 
     def _operation(self, bias: DeviceArray | None) -> _Owned:
@@ -265,10 +269,11 @@ class _Algorithm(NamedTuple):
 def _kind(product: DenseProduct) -> tuple[int, ...]:
     """All that an algorithm is chosen by; -1 and 0 stand for a bias that is not there."""
     out, x, weight, bias, *_ = product
+    stride = product.out_stride or out.shape[1]
     of_bias = (-1, 0) if bias is None else (bias.dtype.code, _alignment(bias.address))
     dtypes = out.dtype.code, x.dtype.code, weight.dtype.code
     alignments = _alignment(out.address), _alignment(x.address), _alignment(weight.address)
-    return (*x.shape, weight.shape[0], *dtypes, *alignments, *of_bias)
+    return (*x.shape, weight.shape[0], stride, *dtypes, *alignments, *of_bias)
 
 
 def _alignment(address: int) -> int:

@@ -21,13 +21,19 @@ from aethermind_cuda.launch import Launch
 if TYPE_CHECKING:
     from aethermind_cuda.backend import CudaBackend
 
-__all__ = ["quantize_on_device"]
+__all__ = ["blocks_per_unit", "format_family", "quantize_on_device"]
 
 _TILE_OUTPUTS = 16
+_CHUNK_INPUTS = 32
 _GROUP_INPUTS = 128
 _THREADS_OF_A_GROUP = 4
 _BLOCK = 256
 _BYTES_AT_ONCE = 32 << 20
+
+
+def blocks_per_unit(format: WeightFormat) -> int:
+    """Blocks whose scales lie together for each output: those of a group of 128 inputs where they are the shortest."""
+    return _GROUP_INPUTS // _CHUNK_INPUTS if format.block == _CHUNK_INPUTS else 1
 
 
 class _PackedWeight(ctypes.Structure):
@@ -43,6 +49,7 @@ class _PackedWeight(ctypes.Structure):
         ("num_inputs", ctypes.c_int32),
         ("num_blocks", ctypes.c_int32),
         ("block_size", ctypes.c_int32),
+        ("blocks_per_unit", ctypes.c_int32),
     )
 
 
@@ -88,8 +95,8 @@ def quantize_on_device(backend: CudaBackend, format: WeightFormat, source: Any, 
             copied.record(stream)
             sizes = (first_row, len(rows), num_outputs, num_inputs, format.num_blocks(num_inputs))
             addresses = destination.address, values.address, largest.address
-            weight = _PackedWeight(*addresses, *sizes, format.block or num_inputs)
-            backend.enqueue(_launches(weight, _family(format), dtype), stream)
+            weight = _PackedWeight(*addresses, *sizes, format.block or num_inputs, blocks_per_unit(format))
+            backend.enqueue(_launches(weight, format_family(format), dtype), stream)
         copy_async(found, largest, stream)
     finally:
         stream.destroy()  # waits: whatever happened, the memory here is handed out again behind it
@@ -100,7 +107,8 @@ def _launches(weight: _PackedWeight, family: str, dtype: DType) -> list[Launch]:
     """Scales, then codes: see csrc/quantize_weight.cu."""
     rows = align_up(weight.num_rows, _TILE_OUTPUTS)
     num_groups = -(-weight.num_inputs // _GROUP_INPUTS)
-    counts = {"scales": rows * weight.num_blocks, "codes": rows * num_groups * _THREADS_OF_A_GROUP}
+    blocks_of_row = align_up(weight.num_blocks, weight.blocks_per_unit)
+    counts = {"scales": rows * blocks_of_row, "codes": rows * num_groups * _THREADS_OF_A_GROUP}
     return [
         Launch(
             "quantize_weight",
@@ -113,7 +121,7 @@ def _launches(weight: _PackedWeight, family: str, dtype: DType) -> list[Launch]:
     ]
 
 
-def _family(format: WeightFormat) -> str:
+def format_family(format: WeightFormat) -> str:
     """The kernels' name for all formats that differ in the size of a block alone."""
     shift = "_offset" if format.has_offset else "_zp" if format.has_zero_point and format.bits != 2 else ""
     return f"int{format.bits}{shift}"

@@ -75,6 +75,8 @@ class Kernel:
 
     `arithmetic` is the dtype whose peak rate bounds its operations where that is not F, as with activations that are
     quantised on the way.
+
+    `rounds_weights` says that weights in a format may be rounded to F, each by itself, before they are multiplied.
     """
 
     operator: str
@@ -89,6 +91,7 @@ class Kernel:
     weight_formats: frozenset[str] | None = frozenset({DENSE})
     is_batch_invariant: bool = True
     arithmetic: DType | None = None
+    rounds_weights: bool = False
 
     def __post_init__(self) -> None:
         assert (self.native is None) != (self.function is None), (

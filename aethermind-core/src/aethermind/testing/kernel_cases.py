@@ -26,9 +26,9 @@ def kernel_cases(
     """Dense weights on all samples of the operator, in every dtype that the kernel takes.
 
     What a kernel does not support and another one of the same operator does is no case of the first.
-    Of the formats that it takes (all that are proposed, where it takes any) each has one dtype and two samples, the one
-    with the widest weight among them. Kernels take turns in the rest, so that those of one operator, which share their
-    packing and their loops, cover all of them.
+    Of the formats that it takes (all that are proposed, where it takes any) each has one dtype and up to three samples:
+    the one with the widest weight, the one with the most rows, and another. Kernels take turns in the rest, so that
+    those of one operator, which share their packing and their loops, cover all of them.
     """
     turns = count()
     drawn: dict[str, list[Sample]] = {}
@@ -64,8 +64,10 @@ def _of_format(
     tried = [sample for sample in samples if kernel.supports(_signature(operator, kernel, dtype, sample, name)) is None]
     inputs = _formatted_inputs(operator, kernel)
     widest = max(tried, key=lambda sample: _num_columns(operator, inputs, sample), default=None)
-    others = [sample for sample in tried if sample is not widest]
-    for sample in (widest, others[turn % len(others)] if others else None):
+    tallest = max(tried, key=lambda sample: _num_rows(operator, inputs, sample), default=None)
+    others = [sample for sample in tried if sample is not widest and sample is not tallest]
+    chosen = (widest, None if tallest is widest else tallest, others[turn % len(others)] if others else None)
+    for sample in chosen:
         if sample is not None:
             yield KernelCase(operator, kernel, dtype, sample, formats.get(name))
 
@@ -85,6 +87,12 @@ def _num_columns(operator: Operator, inputs: Collection[str], sample: Sample) ->
     named = zip(operator.schema.inputs, sample.inputs, strict=True)
     widths = [array.shape[1] for spec, array in named if spec.name in inputs and array is not None]
     return int(max(widths))
+
+
+def _num_rows(operator: Operator, inputs: Collection[str], sample: Sample) -> int:
+    """Of the first input that is no such weight: kernels for many tokens are others than those for few."""
+    named = zip(operator.schema.inputs, sample.inputs, strict=True)
+    return next((int(array.shape[0]) for spec, array in named if spec.name not in inputs and array is not None), 0)
 
 
 def _signature(operator: Operator, kernel: Kernel, dtype: DType, sample: Sample, format: str) -> Signature:

@@ -33,6 +33,10 @@ largest of a block of normal numbers is about four times their mean.
 """
 _ROUNDED_VALUES = {DType.BFLOAT16: Tolerance(relative=2.0**-8), DType.FLOAT16: Tolerance(relative=2.0**-11)}
 """Of kernels that hand values of a format on: these are float32, and rounded once."""
+_ROUNDED_WEIGHTS = {
+    dtype: Tolerance(relative_to_terms=tolerance.relative) for dtype, tolerance in _ROUNDED_VALUES.items()
+}
+"""Of kernels that round the values of a format to F before they multiply them: each term is off by as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,8 @@ def check_kernel(case: KernelCase, operators: OperatorRegistry, opened: OpenDevi
         more = _ROUNDED_VALUES.get(case.float_type, more)
     elif case.weight_format is not None and case.kernel.arithmetic is DType.INT8:
         more = _ROUNDED_ACTIVATIONS
+    elif case.weight_format is not None and case.kernel.rounds_weights:
+        more = _ROUNDED_WEIGHTS.get(case.float_type, more)
     assert_within_tolerance(operators, case.operator, case.float_type, meant, case.sample.attributes, outputs, more)
 
 

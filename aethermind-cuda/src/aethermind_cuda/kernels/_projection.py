@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aethermind.hal.dtype import DType
+from aethermind.ops.weight_format import WeightFormat
+from aethermind_cuda.device_packing import format_family
 from aethermind_cuda.kernels._common import div_up
-from aethermind_cuda.launch import Launch
+from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch
 
-__all__ = ["Projection"]
+__all__ = ["Projection", "SplitProjection"]
 
 _WARP = 32
 _TILE_OUTPUTS = 16
@@ -25,6 +27,12 @@ _MANY_TOKENS = 64
 _MANY_WARPS = 4
 _TILES_PER_WARP = 2
 _STAGES = 3
+_MOST_SPLIT_TOKENS = 2 * _MANY_TOKENS
+_MOST_PARTS = 16
+_LEAST_GROUPS = 4
+"""Of a part of the inputs: fewer do not repay its start."""
+_BLOCKS_PER_MULTIPROCESSOR = 2
+_SUM_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +70,87 @@ class Projection:
         grid = div_up(num_tokens, tokens), tiles, 1
         entry = f"{self.source}_{kind}_{suffix}"
         return Launch(self.source, entry, grid, (warps * _WARP, 1, 1), tuple(arguments), shared_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitProjection:
+    """The kernels of a projection with a quantised weight, `csrc/<source>.cu`.
+
+    From nine tokens on a block decodes 128 outputs once for up to 64 tokens. Where that makes fewer blocks than keep
+    the multiprocessors busy, blocks share outputs: each sums a part of the inputs, and `sum_parts.cu` adds up.
+    """
+
+    source: str
+    num_weights: int
+    group_chunks: int
+
+    def launches(
+        self,
+        format: WeightFormat,
+        sizes: tuple[int, int, int],
+        arguments: Sequence[Any],
+        dtype: DType,
+        device: DeviceFacts,
+        workspace: int,
+    ) -> Iterator[Launch]:
+        """The launches for `sizes` (tokens, outputs, inputs); `arguments` begin with the output.
+
+        `workspace` is the address of `parts_bytes`. Sums depend on the number of tokens, in their order.
+        """
+        num_tokens, num_outputs, _ = sizes
+        if dtype is DType.FLOAT32 or num_tokens <= _FEW_TOKENS:
+            yield self.by_token(format, sizes, arguments, dtype)
+            return
+        tokens = next((count for count in (16, 32) if num_tokens <= count), _MANY_TOKENS)
+        num_parts = self._num_parts(sizes, device)
+        shape = (num_parts, self.num_weights, num_tokens, num_outputs)
+        parts = DeviceArray(workspace, DType.FLOAT32, shape) if num_parts > 1 else None
+        grid = div_up(num_tokens, tokens), self._blocks_of_outputs(num_outputs), num_parts
+        block, shared_bytes = (_MANY_WARPS * _WARP, 1, 1), _STAGES * self.group_chunks * tokens * _BYTES_PER_CHUNK
+        entry = f"{self.source}_many{tokens}_int{format.bits}_{dtype}"
+        yield Launch(self.source, entry, grid, block, (*arguments, parts), shared_bytes)
+        if parts is not None:
+            out, bias = arguments[0], arguments[3] if self.num_weights == 1 else None
+            yield _sum_parts(out, parts, bias, dtype)
+
+    def by_token(
+        self, format: WeightFormat, sizes: tuple[int, int, int], arguments: Sequence[Any], dtype: DType
+    ) -> Launch:
+        """The launch that sums in the same order whatever the number of tokens."""
+        few = Projection(self.source, self.num_weights, self.group_chunks)
+        family = f"int{format.bits}" if dtype is DType.FLOAT32 else format_family(format)
+        return few.launch(f"{family}_{dtype}", sizes, (*arguments, None), dtype, is_invariant=True)
+
+    def parts_bytes(self, sizes: tuple[int, int, int], dtype: DType, device: DeviceFacts) -> int:
+        """The workspace for up to so many tokens."""
+        num_tokens, num_outputs, num_inputs = sizes
+        if dtype is DType.FLOAT32 or num_tokens <= _FEW_TOKENS:
+            return 0
+        most = 0
+        for tokens in range(_MANY_TOKENS, _MOST_SPLIT_TOKENS + 1, _MANY_TOKENS):
+            tokens = min(tokens, num_tokens)
+            num_parts = self._num_parts((tokens, num_outputs, num_inputs), device)
+            most = max(most, num_parts * tokens if num_parts > 1 else 0)
+        return most * self.num_weights * num_outputs * DType.FLOAT32.itemsize
+
+    def _blocks_of_outputs(self, num_outputs: int) -> int:
+        return div_up(div_up(num_outputs, _TILE_OUTPUTS) * self.num_weights, _MANY_WARPS * _TILES_PER_WARP)
+
+    def _num_parts(self, sizes: tuple[int, int, int], device: DeviceFacts) -> int:
+        """Blocks that share outputs, each with a part of the inputs: no more than have something to do."""
+        num_tokens, num_outputs, num_inputs = sizes
+        if num_tokens > _MOST_SPLIT_TOKENS:
+            return 1
+        num_blocks = self._blocks_of_outputs(num_outputs) * div_up(num_tokens, _MANY_TOKENS)
+        wanted = div_up(_BLOCKS_PER_MULTIPROCESSOR * device.num_multiprocessors, max(1, num_blocks))
+        num_groups = div_up(num_inputs, self.group_chunks * _CHUNK_INPUTS)
+        most = max(1, min(wanted, num_groups // _LEAST_GROUPS, _MOST_PARTS))
+        return div_up(num_groups, div_up(num_groups, most)) if num_groups else 1
+
+
+def _sum_parts(out: DeviceArray, parts: DeviceArray, bias: DeviceArray | None, dtype: DType) -> Launch:
+    num_parts, num_weights, num_tokens, num_outputs = parts.shape
+    entry = f"sum_parts{'_silu' if num_weights > 1 else ''}_{dtype}"
+    arguments = (out, parts, bias, num_tokens, num_outputs, out.dtype is not dtype, num_parts)
+    grid = div_up(num_outputs, _SUM_THREADS), num_tokens, 1
+    return Launch("sum_parts", entry, grid, (_SUM_THREADS, 1, 1), arguments)

@@ -50,6 +50,7 @@ def _with_projection(operator: str, projection: Kernel) -> Kernel:
         packs={name: pack for pack in projection.packs.values() for name in ("w_q", "w_k", "w_v")},
         weight_formats=projection.weight_formats,
         is_batch_invariant=projection.is_batch_invariant,
+        rounds_weights=projection.rounds_weights,
     )
 
 

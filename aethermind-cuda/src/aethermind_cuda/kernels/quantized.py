@@ -1,21 +1,31 @@
-"""linear, lm_head and gate_up_silu with weights in codes: a kernel for each format of the core that has scales in one
-level."""
+"""linear, lm_head and gate_up_silu with quantised weights: kernels for each format of the core that has scales in one
+level.
+
+Where cuBLASLt is installed, `linear` and `gate_up_silu` of many tokens dequantise their weights first. `lm_head` does
+not: few of its calls have so many rows, and its logits are exact.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 from aethermind.dispatch import Kernel
 from aethermind.ops.weight_format import CHECKPOINT_FORMAT_NAMES, FORMAT_NAMES, WeightFormat, parse_format
 from aethermind_cuda.coded_weights import GROUP_CHUNKS, CodedLayout, coded_pack
 from aethermind_cuda.kernels._common import cuda_kernel
-from aethermind_cuda.kernels._projection import Projection
-from aethermind_cuda.launch import Call, Launch
+from aethermind_cuda.kernels._cublaslt import has_cublaslt
+from aethermind_cuda.kernels._dequantize import LEAST_DEQUANTIZED_TOKENS, dequantized_product, product_bytes
+from aethermind_cuda.kernels._projection import SplitProjection
+from aethermind_cuda.kernels.elementwise import elementwise
+from aethermind_cuda.launch import Call, Launch, Work
 
 __all__ = ["KERNELS"]
 
-_LINEAR = Projection("linear_quantized", num_weights=1, group_chunks=GROUP_CHUNKS)
-_GATE_UP = Projection("gate_up_silu_quantized", num_weights=2, group_chunks=GROUP_CHUNKS)
+_LINEAR = SplitProjection("linear_quantized", num_weights=1, group_chunks=GROUP_CHUNKS)
+_GATE_UP = SplitProjection("gate_up_silu_quantized", num_weights=2, group_chunks=GROUP_CHUNKS)
+_ROW_OUTPUTS = 8
 _OPERATORS = {
     "linear": (_LINEAR, ("weight",)),
     "lm_head": (_LINEAR, ("weight",)),
@@ -23,7 +33,9 @@ _OPERATORS = {
 }
 
 
-def _launches(projection: Projection, format: WeightFormat, is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
+def _launches(
+    projection: SplitProjection, format: WeightFormat, is_invariant: bool
+) -> Callable[[Call], Iterator[Launch]]:
     def launches(call: Call) -> Iterator[Launch]:
         x, *operands = call.inputs
         (out,) = call.outputs
@@ -31,35 +43,92 @@ def _launches(projection: Projection, format: WeightFormat, is_invariant: bool) 
         (num_tokens, num_inputs), num_outputs = x.shape, out.shape[1]
         sizes = num_tokens, num_outputs, num_inputs
         layout = CodedLayout(format, (num_outputs, num_inputs))
+        arguments: tuple[Any, ...]
         if projection is _LINEAR:
             weight, *biases = operands
             arguments = (out, x, weight, biases[0] if biases else None, *sizes, out.dtype is not x.dtype)
         else:
             arguments = (out, x, *operands, *sizes)
         arguments = (*arguments, layout.num_blocks, layout.log2_chunks, layout.shift)
-        suffix = f"int{format.bits}_{x.dtype}"
-        yield projection.launch(suffix, sizes, arguments, x.dtype, is_invariant=is_invariant)
+        if is_invariant:
+            yield projection.by_token(format, sizes, arguments, x.dtype)
+        else:
+            yield from projection.launches(format, sizes, arguments, x.dtype, call.device, call.workspace)
 
     return launches
 
 
-def _kernels(operator: str, format: WeightFormat) -> tuple[Kernel, Kernel]:
+def _products(projection: SplitProjection, format: WeightFormat) -> Callable[[Call], Iterator[Work]]:
+    by_own_kernels = _launches(projection, format, is_invariant=False)
+
+    def products(call: Call) -> Iterator[Work]:
+        x, *operands = call.inputs
+        (out,) = call.outputs
+        assert x is not None
+        # With a bias cuBLASLt wants rows of whole 16 bytes (see `cublas`).
+        if x.shape[0] < LEAST_DEQUANTIZED_TOKENS or out.shape[1] % _ROW_OUTPUTS:
+            yield from by_own_kernels(call)
+            return
+        layout = CodedLayout(format, (out.shape[1], x.shape[1]))
+        weight, other = (*operands, None)[:2]
+        assert weight is not None
+        if projection is _LINEAR:
+            yield from dequantized_product(layout, out, x, weight, other, call.workspace)
+            return
+        assert other is not None
+        up = out._replace(address=call.workspace + product_bytes(layout, x.dtype))
+        yield from dequantized_product(layout, out, x, weight, None, call.workspace)
+        yield from dequantized_product(layout, up, x, other, None, call.workspace)
+        yield elementwise("silu_mul", out, out, up)
+
+    return products
+
+
+def _parts_bytes(projection: SplitProjection, call: Call) -> int:
+    x, (out,) = call.inputs[0], call.outputs
+    assert x is not None
+    return projection.parts_bytes((x.shape[0], out.shape[1], x.shape[1]), x.dtype, call.device)
+
+
+def _products_bytes(projection: SplitProjection, format: WeightFormat, call: Call) -> int:
+    x, (out,) = call.inputs[0], call.outputs
+    assert x is not None
+    nbytes = _parts_bytes(projection, call)
+    if x.shape[0] < LEAST_DEQUANTIZED_TOKENS:
+        return nbytes
+    of_product = product_bytes(CodedLayout(format, (out.shape[1], x.shape[1])), x.dtype)
+    return max(nbytes, of_product if projection is _LINEAR else of_product + out.nbytes)
+
+
+def _kernels(operator: str, format: WeightFormat) -> Iterator[Kernel]:
     projection, weights = _OPERATORS[operator]
-    pack = coded_pack(format)
-
-    def kernel(name: str, priority: int, is_invariant: bool) -> Kernel:
-        return cuda_kernel(
+    shared: dict[str, Any] = {
+        "packs": dict.fromkeys(weights, coded_pack(format)),
+        "weight_formats": frozenset({format.name}),
+    }
+    name = f"int{format.bits}"
+    if operator != "lm_head":
+        yield cuda_kernel(
             operator,
-            _launches(projection, format, is_invariant),
-            name=name,
-            priority=priority,
-            packs=dict.fromkeys(weights, pack),
-            weight_formats=frozenset({format.name}),
-            is_batch_invariant=is_invariant,
+            _products(projection, format),
+            name=f"cuda/cublaslt_{name}",
+            priority=1,
+            supports=has_cublaslt,
+            workspace_bytes=partial(_products_bytes, projection, format),
+            is_batch_invariant=False,
+            rounds_weights=True,
+            **shared,
         )
-
-    name = f"cuda/int{format.bits}"
-    return kernel(name, 0, is_invariant=False), kernel(f"{name}_by_token", -1, is_invariant=True)
+    yield cuda_kernel(
+        operator,
+        _launches(projection, format, is_invariant=False),
+        name=f"cuda/{name}",
+        workspace_bytes=partial(_parts_bytes, projection),
+        is_batch_invariant=False,
+        **shared,
+    )
+    by_token = _launches(projection, format, is_invariant=True)
+    yield cuda_kernel(operator, by_token, name=f"cuda/{name}_by_token", priority=-1, **shared)
 
 
 _FORMATS = tuple(

@@ -38,6 +38,9 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         (17, 33, 47),
         (5, 130, 64),
         (1, 1, 1),
+        (35, 136, 40),
+        (133, 72, 24),
+        (20, 1100, 24),
     ):
         inputs = (
             normal(rng, num_tokens, hidden_size),

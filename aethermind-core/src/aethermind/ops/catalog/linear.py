@@ -39,6 +39,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         (17, 31, 47),
         (32, 64, 128),
         (70, 19, 130),
+        (133, 24, 72),
+        (12, 20, 1100),
     ):
         x, w = normal(rng, num_tokens, num_inputs), weight(rng, num_outputs, num_inputs)
         label = f"T{num_tokens}_N{num_outputs}_K{num_inputs}"

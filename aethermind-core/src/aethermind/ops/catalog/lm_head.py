@@ -36,6 +36,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         (5, 33, 130),
         (16, 128, 96),
         (1, 1, 1),
+        (35, 40, 136),
+        (133, 24, 72),
     ):
         inputs = (normal(rng, num_rows, num_inputs), weight(rng, vocab_size, num_inputs))
         yield Sample(f"R{num_rows}_N{vocab_size}_K{num_inputs}", inputs)

@@ -1,0 +1,99 @@
+// Rows of a quantised weight as values of T, row-major, for a matrix product that takes no codes.
+//
+// A warp takes 16 outputs and 128 inputs: it loads codes as the projections do, 16 bytes a thread, and stores pieces of
+// 64 bytes of eight rows at a time. Bound by memory: a block holds one group per warp, and registers leave room for
+// enough blocks to hide latency.
+
+#include "common/coded_weight.cuh"
+#include "common/overlap.cuh"
+
+namespace aether {
+
+// scale · (code - zero) + offset in float32, rounded once to T.
+template <class T>
+__device__ __forceinline__ Eight<T> scaled(const Eight<T>& codes, float scale, float offset) {
+  Eight<T> result;
+  if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) {
+      result.values[i] = scale * codes.values[i] + offset;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kEight / 2; ++i) {
+      const T first = reinterpret_cast<const T(&)[2]>(codes.pairs[i])[0];
+      const T second = reinterpret_cast<const T(&)[2]>(codes.pairs[i])[1];
+      result.pairs[i] = packed<T>(scale * to_float(first) + offset, scale * to_float(second) + offset);
+    }
+  }
+  return result;
+}
+
+// row[k … k + 7] = values, as far as the row goes.
+template <class T>
+__device__ __forceinline__ void store_eight(T* row, int k, int size, bool is_aligned, const Eight<T>& values) {
+  if (is_aligned && k + kEight <= size) {
+    constexpr int kVectors = sizeof(Eight<T>) / kVectorBytes;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      reinterpret_cast<uint4*>(row + k)[i] = reinterpret_cast<const uint4*>(&values)[i];
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kEight; ++i) {
+    if (k + i < size) {
+      row[k + i] = reinterpret_cast<const T(&)[kEight]>(values)[i];
+    }
+  }
+}
+
+// out [num_rows, num_inputs] gets the rows from first_tile · 16 on. Grid: warps for all groups, tiles.
+template <class T, int kBits>
+__device__ __forceinline__ void dequantize(T* out, int first_tile, int num_rows,
+                                           const typename CodedWeight<T, kBits, Shift::kAny>::Place& place) {
+  using Source = CodedWeight<T, kBits, Shift::kAny>;
+  const int group = static_cast<int>(blockIdx.x * blockDim.x / kWarpSize) + warp_index();
+  if (group * Source::kGroupInputs >= place.num_inputs) {
+    return;
+  }
+  const Source source(place, first_tile + static_cast<int>(blockIdx.y));
+  const typename Source::Group codes = source.load(group);
+  const bool is_aligned = is_vectorizable(out, place.num_inputs);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = static_cast<int>(blockIdx.y) * kTileOutputs + half * 8 + lane_index() / 4;
+    if (row >= num_rows) {
+      continue;
+    }
+    T* target = out + static_cast<int64_t>(row) * place.num_inputs;
+#pragma unroll
+    for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
+      const Scaling scaling = source.scaling(codes, chunk);
+      const int k = group * Source::kGroupInputs + chunk * kChunk + lane_index() % 4 * kEight;
+      store_eight(target, k, place.num_inputs, is_aligned,
+                  scaled(source.weights(codes, half, chunk), scaling.scales[half], scaling.offsets[half]));
+    }
+  }
+}
+
+}  // namespace aether
+
+#define AETHER_DEQUANTIZE(bits, dtype)                                                                          \
+  extern "C" __global__ void __launch_bounds__(128, 8) dequantize_weight_int##bits##_##dtype(                   \
+      aether::dtype* out, const uint8_t* weight, int first_tile, int num_rows, int num_outputs, int num_inputs, \
+      int num_blocks, int log2_chunks, int shift) {                                                             \
+    aether::begin_kernel();                                                                                     \
+    aether::dequantize<aether::dtype, bits>(                                                                    \
+        out, first_tile, num_rows,                                                                              \
+        {weight, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::Shift>(shift)});         \
+  }
+#define AETHER_DEQUANTIZE_BITS(bits) \
+  AETHER_DEQUANTIZE(bits, float32)   \
+  AETHER_DEQUANTIZE(bits, float16)   \
+  AETHER_DEQUANTIZE(bits, bfloat16)
+
+AETHER_DEQUANTIZE_BITS(8)
+AETHER_DEQUANTIZE_BITS(4)
+AETHER_DEQUANTIZE_BITS(2)
+AETHER_DEQUANTIZE_BITS(1)

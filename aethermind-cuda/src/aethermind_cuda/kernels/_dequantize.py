@@ -1,0 +1,70 @@
+"""Products of many tokens with a quantised weight: some rows of it at a time are dequantised, then go to cuBLASLt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aethermind.hal.dtype import DType
+from aethermind_cuda.coded_weights import CodedLayout
+from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct
+from aethermind_cuda.kernels._common import div_up
+from aethermind_cuda.launch import DeviceArray, Launch, Work
+
+__all__ = ["LEAST_DEQUANTIZED_TOKENS", "dequantized_product", "product_bytes"]
+
+LEAST_DEQUANTIZED_TOKENS = 129
+"""From here on the dense product should win. Dequantising moves about 4.5 bytes a weight (codes in, 16 bits out and in
+again), which takes as long as 1,200 operations at the peak of an H100. Our own kernels, which multiply at a fifth to a
+quarter of that peak, lose as much in 140 to 200 tokens."""
+
+_TILE_OUTPUTS = 16
+_ALIGNED_TILES = 8
+_ALIGNED_ROWS = _ALIGNED_TILES * _TILE_OUTPUTS
+_MOST_TILES = 65535
+"""Of one launch, in the second direction of its grid."""
+_ALIGNMENT = 256
+_MOST_BYTES = 160 << 20
+"""Of values at a time: all of a projection of a 7B or 14B, a part of a larger one."""
+_WARP = 32
+_WARPS = 4
+
+
+def _rows_at_once(layout: CodedLayout, dtype: DType) -> int:
+    """Rows that are dequantised at a time: as few parts as the memory allows, and equal ones."""
+    num_outputs, num_inputs = layout.shape
+    most = min(_MOST_BYTES // (max(1, num_inputs) * dtype.itemsize * _ALIGNED_ROWS), _MOST_TILES // _ALIGNED_TILES)
+    most = max(1, most)
+    num_parts = div_up(div_up(num_outputs, _ALIGNED_ROWS), most)
+    return div_up(div_up(num_outputs, max(1, num_parts)), _ALIGNED_ROWS) * _ALIGNED_ROWS
+
+
+def product_bytes(layout: CodedLayout, dtype: DType) -> int:
+    """The workspace of `dequantized_product`."""
+    num_outputs, num_inputs = layout.shape
+    nbytes = min(num_outputs, _rows_at_once(layout, dtype)) * num_inputs * dtype.itemsize
+    return WORKSPACE_BYTES + div_up(nbytes, _ALIGNMENT) * _ALIGNMENT
+
+
+def dequantized_product(
+    layout: CodedLayout, out: DeviceArray, x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, workspace: int
+) -> Iterator[Work]:
+    """out[T, N] = x[T, K] · weight[N, K]ᵀ + bias[N], weights rounded to the dtype of `x`."""
+    num_outputs, num_inputs = layout.shape
+    rows_at_once = _rows_at_once(layout, x.dtype)
+    for first in range(0, num_outputs, rows_at_once):
+        rows = min(rows_at_once, num_outputs - first)
+        values = DeviceArray(workspace + WORKSPACE_BYTES, x.dtype, (rows, num_inputs))
+        yield _dequantize(layout, values, weight, first)
+        part = DeviceArray(out.address + first * out.dtype.itemsize, out.dtype, (out.shape[0], rows))
+        part_bias = bias and DeviceArray(bias.address + first * bias.dtype.itemsize, bias.dtype, (rows,))
+        yield DenseProduct(part, x, values, part_bias, workspace, out_stride=num_outputs)
+
+
+def _dequantize(layout: CodedLayout, values: DeviceArray, weight: DeviceArray, first_row: int) -> Launch:
+    """The rows of `values`, from `first_row` on: see csrc/dequantize_weight.cu."""
+    rows = values.shape[0]
+    grid = div_up(layout.num_groups, _WARPS), div_up(rows, _TILE_OUTPUTS), 1
+    scales = layout.num_blocks, layout.log2_chunks, layout.shift
+    arguments = (values, weight, first_row // _TILE_OUTPUTS, rows, *layout.shape, *scales)
+    kernel = f"dequantize_weight_int{layout.format.bits}_{values.dtype}"
+    return Launch("dequantize_weight", kernel, grid, (_WARPS * _WARP, 1, 1), arguments)
