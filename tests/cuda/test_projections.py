@@ -46,9 +46,9 @@ def check(out: Any, x: Any, weight: Any, bias: Any | None = None) -> None:
 @pytest.mark.parametrize("num_tokens", [1, 9, 33, 70])
 def test_dense(num_tokens: int, num_inputs: int, dtype: Any) -> None:
     rng = np.random.default_rng(num_tokens)
-    x, weight = (rng.standard_normal((rows, num_inputs)).astype(dtype) for rows in (num_tokens, 150))
-    bias = rng.standard_normal(150).astype(dtype)
-    out = np.full((num_tokens, 150), np.nan, dtype)
+    x, weight = (rng.standard_normal((rows, num_inputs)).astype(dtype) for rows in (num_tokens, 152))
+    bias = rng.standard_normal(152).astype(dtype)
+    out = np.full((num_tokens, 152), np.nan, dtype)
     launch_all(next(kernel for kernel in linear.KERNELS if kernel.name == "cuda"), [x, weight, bias], [out])
     check(out, x, weight, bias)
 
@@ -116,10 +116,10 @@ def test_many_tokens_multiply_values_rounded_once(name: str, dtype: Any, monkeyp
     assert format is not None
     rng = np.random.default_rng(5)
     x = rng.standard_normal((LEAST_DEQUANTIZED_TOKENS, 77)).astype(dtype)
-    gate, up = (format.quantize(rng.standard_normal((150, 77)).astype(np.float32)) for _ in range(2))
+    gate, up = (format.quantize(rng.standard_normal((152, 77)).astype(np.float32)) for _ in range(2))
     values, raised = (format.dequantize(weight, dtype) for weight in (gate, up))
-    bias = rng.standard_normal(150).astype(dtype)
-    out = np.full((len(x), 150), np.nan, dtype)
+    bias = rng.standard_normal(152).astype(dtype)
+    out = np.full((len(x), 152), np.nan, dtype)
     launch_all(kernel_for(name, with_cublaslt=True), [x, packed(name, gate), bias], [out])
     check(out, x, values, bias)
     kernel = kernel_for(name, "gate_up_silu", with_cublaslt=True)

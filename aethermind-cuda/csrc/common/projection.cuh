@@ -44,6 +44,33 @@ __device__ __forceinline__ float finished(const float (&sums)[kWeights]) {
   }
 }
 
+constexpr int kSumsStride = kTileOutputs + 1;  // between tokens, so that banks differ
+
+// Adds up the sums that the warps of a block have for its tokens and 16 outputs, and stores what the projection makes
+// of them. `sums` is shared memory: [warps][kWeights][tokens][17].
+template <class T, int kTiles, int kWeights>
+__device__ __forceinline__ void store_sums(const Results<T>& results, const Products<T, kTiles> (&products)[kWeights],
+                                           float (*sums)[kWeights][kTiles * kTileTokens * kSumsStride], int token,
+                                           int tile) {
+#pragma unroll
+  for (int weight = 0; weight < kWeights; ++weight) {
+    products[weight].store(sums[warp_index()][weight], kSumsStride);
+  }
+  __syncthreads();
+  const int num_warps = static_cast<int>(blockDim.x) / kWarpSize;
+  constexpr int kCount = kTiles * kTileTokens * kTileOutputs;
+  for (int i = static_cast<int>(threadIdx.x); i < kCount; i += static_cast<int>(blockDim.x)) {
+    float totals[kWeights] = {};
+    for (int warp = 0; warp < num_warps; ++warp) {
+#pragma unroll
+      for (int weight = 0; weight < kWeights; ++weight) {
+        totals[weight] += sums[warp][weight][i / kTileOutputs * kSumsStride + i % kTileOutputs];
+      }
+    }
+    results.store(token + i / kTileOutputs, tile * kTileOutputs + i % kTileOutputs, finished(totals));
+  }
+}
+
 // Few tokens: a block takes 16 outputs and kTiles · 8 tokens, and its warps take turns in groups of inputs, so that
 // weights are read once and by all multiprocessors. Bound by memory; how much tensor cores idle is no matter. The order
 // of a token's sums does not depend on the others, so blocks never share a projection: there are no parts.
@@ -53,12 +80,10 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
                                             const Inputs<typename Source::Element>& x,
                                             const typename Source::Place (&places)[kWeights], float* = nullptr) {
   using T = typename Source::Element;
-  constexpr int kTokens = kTiles * kTileTokens;
-  constexpr int kStride = kTileOutputs + 1;
-  using Partial = float[kWeights][kTokens * kStride];
+  using Partial = float[kWeights][kTiles * kTileTokens * kSumsStride];
   AETHER_DYNAMIC_SHARED(Partial, partial);
 
-  const int token = static_cast<int>(blockIdx.x) * kTokens;
+  const int token = static_cast<int>(blockIdx.x) * kTiles * kTileTokens;
   const int num_warps = static_cast<int>(blockDim.x) / kWarpSize;
   const int num_groups = (x.size + Source::kGroupInputs - 1) / Source::kGroupInputs;
   Products<T, kTiles> products[kWeights];
@@ -124,22 +149,7 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
       }
     }
   }
-#pragma unroll
-  for (int weight = 0; weight < kWeights; ++weight) {
-    products[weight].store(partial[warp_index()][weight], kStride);
-  }
-  __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < kTokens * kTileOutputs; i += static_cast<int>(blockDim.x)) {
-    float sums[kWeights] = {};
-    for (int warp = 0; warp < num_warps; ++warp) {
-#pragma unroll
-      for (int weight = 0; weight < kWeights; ++weight) {
-        sums[weight] += partial[warp][weight][i / kTileOutputs * kStride + i % kTileOutputs];
-      }
-    }
-    results.store(token + i / kTileOutputs, static_cast<int>(blockIdx.y) * kTileOutputs + i % kTileOutputs,
-                  finished(sums));
-  }
+  store_sums(results, products, partial, token, static_cast<int>(blockIdx.y));
 }
 
 constexpr int kManyWarps = 4;

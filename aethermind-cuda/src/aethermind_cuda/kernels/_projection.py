@@ -33,6 +33,9 @@ _LEAST_GROUPS = 4
 """Of a part of the inputs: fewer do not repay its start."""
 _BLOCKS_PER_MULTIPROCESSOR = 2
 _SUM_THREADS = 256
+_VECTOR_BYTES = 16
+_RING_BYTES = 8192
+"""Of a warp: `kRingBytes` of csrc/common/project_gemv.cuh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,16 @@ class Projection:
     few_tokens: int = _FEW_TOKENS
 
     def launch(
-        self, suffix: str, sizes: tuple[int, int, int], arguments: Sequence[Any], dtype: DType, *, is_invariant: bool
+        self,
+        suffix: str,
+        sizes: tuple[int, int, int],
+        arguments: Sequence[Any],
+        dtype: DType,
+        *,
+        is_invariant: bool,
+        dense: Sequence[DeviceArray] = (),
     ) -> Launch:
-        """The launch for `sizes` (tokens, outputs, inputs).
+        """The launch for `sizes` (tokens, outputs, inputs); `dense` are the weights where they are row-major.
 
         Kernels for few tokens sum in the same order whatever their number; with `is_invariant` there is no other.
         """
@@ -64,9 +74,11 @@ class Projection:
             shared_bytes = _STAGES * self.group_chunks * tokens * _BYTES_PER_CHUNK
         else:
             tokens = self.few_tokens if is_half and num_tokens > _FEW_TOKENS else _FEW_TOKENS
-            kind = f"few{tokens}"
+            is_gemv = is_half and tokens == _FEW_TOKENS and bool(dense) and all(map(_has_whole_vectors, dense))
+            kind = "gemv" if is_gemv else f"few{tokens}"
             warps = max(1, min(_MOST_FEW_WARPS, div_up(num_inputs, self.group_chunks * _CHUNK_INPUTS)))
             shared_bytes = warps * self.num_weights * tokens * (_TILE_OUTPUTS + 1) * DType.FLOAT32.itemsize
+            shared_bytes += warps * _RING_BYTES * is_gemv
         grid = div_up(num_tokens, tokens), tiles, 1
         entry = f"{self.source}_{kind}_{suffix}"
         return Launch(self.source, entry, grid, (warps * _WARP, 1, 1), tuple(arguments), shared_bytes)
@@ -154,3 +166,8 @@ def _sum_parts(out: DeviceArray, parts: DeviceArray, bias: DeviceArray | None, d
     arguments = (out, parts, bias, num_tokens, num_outputs, out.dtype is not dtype, num_parts)
     grid = div_up(num_outputs, _SUM_THREADS), num_tokens, 1
     return Launch("sum_parts", entry, grid, (_SUM_THREADS, 1, 1), arguments)
+
+
+def _has_whole_vectors(weight: DeviceArray) -> bool:
+    """Whether every row of a weight begins at a multiple of 16 bytes."""
+    return not (weight.address | weight.shape[1] * weight.dtype.itemsize) % _VECTOR_BYTES

@@ -24,9 +24,12 @@ def _launches(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
         x, w_gate, w_up = call.inputs
         (out,) = call.outputs
         assert x is not None
+        assert w_gate is not None
+        assert w_up is not None
         sizes = x.shape[0], out.shape[1], x.shape[1]
         arguments = (out, x, w_gate, w_up, *sizes)
-        yield _GATE_UP.launch(str(x.dtype), sizes, arguments, x.dtype, is_invariant=is_invariant)
+        dense = [w_gate, w_up]
+        yield _GATE_UP.launch(str(x.dtype), sizes, arguments, x.dtype, is_invariant=is_invariant, dense=dense)
 
     return launches
 

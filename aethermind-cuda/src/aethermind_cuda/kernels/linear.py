@@ -20,7 +20,7 @@ def _launch(
 ) -> Launch:
     sizes = x.shape[0], out.shape[1], x.shape[1]
     arguments = (out, x, weight, bias, *sizes, out.dtype is not x.dtype)
-    return _LINEAR.launch(str(x.dtype), sizes, arguments, x.dtype, is_invariant=is_invariant)
+    return _LINEAR.launch(str(x.dtype), sizes, arguments, x.dtype, is_invariant=is_invariant, dense=[weight])
 
 
 def dense_product(
