@@ -12,6 +12,7 @@ __device__ __forceinline__ void add_rms_norm_row(T* out, T* total, const T* x, c
   const int step = static_cast<int>(blockDim.x) * N;
   const int first = static_cast<int>(threadIdx.x) * N;
   float squares = 0.0f;
+  Vector<T, N> own{};
   for (int i = first; i < width; i += step) {
     const auto a = Vector<T, N>::load(x + i);
     const auto b = Vector<T, N>::load(residual + i);
@@ -22,8 +23,9 @@ __device__ __forceinline__ void add_rms_norm_row(T* out, T* total, const T* x, c
       squares += value * value;
     }
     sums.store(total + i);
+    own = i == first ? sums : own;
   }
-  write_normed_row<T, N>(out, total, weight, width, squares, eps);
+  write_normed_row<T, N>(out, total, weight, width, squares, eps, own);
 }
 
 template <class T>

@@ -10,14 +10,16 @@ __device__ __forceinline__ void rms_norm_row(T* out, const T* x, const T* weight
   const int step = static_cast<int>(blockDim.x) * N;
   const int first = static_cast<int>(threadIdx.x) * N;
   float squares = 0.0f;
+  Vector<T, N> own{};
   for (int i = first; i < width; i += step) {
     const auto values = Vector<T, N>::load(x + i);
+    own = i == first ? values : own;
     for (int j = 0; j < N; ++j) {
       const float value = to_float(values.values[j]);
       squares += value * value;
     }
   }
-  write_normed_row<T, N>(out, x, weight, width, squares, eps);
+  write_normed_row<T, N>(out, x, weight, width, squares, eps, own);
 }
 
 // out may be x.

@@ -3,26 +3,38 @@
 #include "common/overlap.cuh"
 #include "common/row_candidates.cuh"
 
-extern "C" __global__ void __launch_bounds__(1024, 1)
+extern "C" __global__ void __launch_bounds__(512, 2)
     token_logprobs(float* logprob, int* rank, int* top_ids, float* top_logprobs, const float* logits,
                    const int* token_ids, int size, int k) {
   aether::begin_kernel();
   __shared__ aether::Histogram histogram;
-  __shared__ unsigned long long candidates[aether::kMostCandidates];
+  __shared__ aether::Candidates candidates;
   const int64_t index = blockIdx.x;
-  const aether::Row row{logits + index * size, size, nullptr, 0};
-  uint64_t first = aether::row_first(row.logits, size);
-  const float largest = aether::value_of(first);
-  const float chosen = row.logits[token_ids[index]];
-  float sum = 0.0f;
-  uint64_t num_larger = 0;
-  row.for_each([&](uint64_t element) {
-    const float value = aether::value_of(element);
-    sum += expf(value - largest);
-    num_larger += value > chosen;
+  const aether::Row row{logits + index * size, size};
+  uint64_t first = 0;
+  aether::for_each_logit<aether::kVectorsAhead>(row.logits, size, [&](float value, int i) {
+    const uint64_t element = aether::rank_of(value, i);
+    first = element > first ? element : first;
   });
+  first = aether::block_largest(first);
+  const float largest = aether::value_of(first);
+  const int most_likely = aether::index_of(first);
+  const float chosen = row.logits[token_ids[index]];
+  float sum_of_others = 0.0f;
+  uint64_t num_larger = 0;
+  aether::CoarseHistogram coarse(histogram, largest, 1.0f);
+  const auto take = [&](float value, int i) {
+    sum_of_others += expf(value - largest) - (i == most_likely ? 1.0f : 0.0f);
+    num_larger += value > chosen;
+    return uint64_t{0};
+  };
+  if (k > 0) {
+    coarse.fill(row, take);
+  } else {
+    aether::for_each_logit<aether::kVectorsAhead>(row.logits, size, take);
+  }
   // What is large in a difference goes first: a logprob near zero is one of two that are almost the same.
-  const float log_sum = logf(aether::block_reduce<aether::Sum>(sum));
+  const float log_sum = log1pf(aether::block_reduce<aether::Sum>(sum_of_others));
   num_larger = aether::block_sum(num_larger);
   if (threadIdx.x == 0) {
     logprob[index] = chosen - largest - log_sum;
@@ -32,17 +44,27 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     return;
   }
   const int num_found = k < size ? k : size;
-  aether::CoarseHistogram coarse(histogram, largest, 1.0f);
-  coarse.fill(row, aether::Weighing(largest, 1.0f, size));
-  const int last_bin = coarse.reach<aether::ByCount>(num_found);
-  const aether::Row near = aether::gathered(row, coarse, last_bin, candidates);
+  const aether::Found last = coarse.find<aether::ByCount>(num_found);
+  int count = aether::kMostCandidates + 1;
+  if (last.bin >= 0) {
+    count = static_cast<int>(last.before.count + histogram.mass(last.bin).count);
+  }
+  const bool is_sorted = count <= aether::kMostCandidates;
+  if (is_sorted) {
+    aether::gather(candidates, row, [&](float value) { return coarse.bin(value) <= last.bin; });
+    aether::sort_descending(candidates, count);
+  }
   uint64_t below = ~uint64_t{0};
   for (int i = 0; i < k; ++i) {
     uint64_t next = 0;
-    if (i < num_found) {
-      near.for_each([&](uint64_t element) { next = element < below && element > next ? element : next; });
-      next = aether::block_largest(next);
-      below = next;
+    if (i < num_found && is_sorted) {
+      next = candidates[i];
+    } else if (i < num_found) {
+      aether::for_each_logit<aether::kVectorsAhead>(row.logits, size, [&](float value, int element) {
+        const uint64_t other = aether::rank_of(value, element);
+        next = other < below && other > next ? other : next;
+      });
+      below = next = aether::block_largest(next);
     }
     if (threadIdx.x == 0) {
       top_ids[index * k + i] = i < num_found ? aether::index_of(next) : -1;

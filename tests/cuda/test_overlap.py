@@ -13,8 +13,12 @@ from aethermind_cuda.launch import DeviceFacts, Launch
 from aethermind_cuda.library import KernelLibrary
 
 CSRC = ROOT / "aethermind-cuda" / "csrc"
-WAITS_INSIDE = {"gate_up_silu.cu": "common/project_gemv.cuh", "linear.cu": "common/project_gemv.cuh"}
-"""Sources that have something to do before they wait, and the header that waits for them."""
+WAITS_INSIDE = {
+    "gate_up_silu.cu": ("project_gemv",),
+    "linear.cu": ("project_gemv",),
+    "qkv_projection.cu": ("project_qkv_gemv",),
+}
+"""Sources with kernels that have something to do before they wait (common/project_gemv.cuh), and what they call."""
 
 BEGINNING = re.compile(r"__global__[^{]*\{[\s\\]*(.*?);", re.DOTALL)
 
@@ -24,12 +28,16 @@ def test_every_kernel_begins_by_waiting(source: Path) -> None:
     beginnings = BEGINNING.findall(source.read_text())
     assert beginnings, "a source without a kernel"
     others = {beginning for beginning in beginnings if beginning != "aether::begin_kernel()"}
-    if source.name in WAITS_INSIDE:
-        header = Path(WAITS_INSIDE[source.name])
-        assert all(header.stem in beginning for beginning in others)
-        assert "wait_for_kernel_before()" in (CSRC / header).read_text()
-    else:
-        assert not others
+    called = WAITS_INSIDE.get(source.name, ())
+    assert all(any(f"aether::{name}<" in beginning for name in called) for beginning in others)
+
+
+def test_projections_wait_behind_their_first_copies() -> None:
+    text = (CSRC / "common" / "project_gemv.cuh").read_text()
+    copies, waits, reads = (
+        text.index(call) for call in ("begin_copy(sources, stage, group +", "wait_for_kernel_", "load_group(")
+    )
+    assert copies < waits < reads
 
 
 @pytest.mark.parametrize(

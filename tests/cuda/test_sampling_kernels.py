@@ -63,6 +63,99 @@ def test_the_token_is_that_of_the_reference(kind: str) -> None:
     np.testing.assert_array_equal(out, SAMPLE_TOKENS.reference(*exact))
 
 
+WIDE = 152_064
+WIDE_ROWS = {
+    "greedy": (0.0, 0, 1.0, 0.0),
+    "uncut": (1.0, 0, 1.0, 0.0),
+    "top_k": (0.8, 40, 1.0, 0.0),
+    "top_p": (0.5, 0, 0.9, 0.0),
+    "all cuts": (1.0, 100, 0.95, 0.02),
+    "top_p and min_p": (0.6, 0, 0.99, 0.01),
+    "min_p": (0.7, 0, 1.0, 0.001),
+    "top_k beyond the segments": (1.0, 5000, 1.0, 0.0),
+    "top_p that keeps most": (4.0, 0, 0.9, 0.0),
+    "min_p that keeps most": (4.0, 0, 1.0, 1e-4),
+    "top_k of the vocabulary": (1.0, WIDE, 1.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("lead", [0, 1])
+def test_rows_of_a_large_vocabulary(lead: int) -> None:
+    rng = np.random.default_rng(31)
+    # Every second row of an odd width begins where no vector does.
+    size = WIDE - lead
+    logits = (rng.standard_normal((len(WIDE_ROWS), size)) * 3).astype(np.float32)
+    temperature, top_k, top_p, min_p = (np.array(column) for column in zip(*WIDE_ROWS.values(), strict=True))
+    uniform = rng.random(len(WIDE_ROWS))
+    floats = [column.astype(np.float32) for column in (temperature, top_p, min_p, uniform)]
+    inputs = [logits, floats[0], top_k.astype(np.int32), *floats[1:]]
+    out = np.full(len(WIDE_ROWS), -1, np.int32)
+    launch_all(kernel("sample_tokens"), inputs, [out])
+    assert SAMPLE_TOKENS.reference is not None
+    exact = [array.astype(np.float64) if array.dtype == np.float32 else array for array in inputs]
+    expected = SAMPLE_TOKENS.reference(*exact)
+    assert dict(zip(WIDE_ROWS, out, strict=True)) == dict(zip(WIDE_ROWS, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["equal", "two levels", "one finite", "few finite", "likely ones side by side"])
+def test_rows_whose_segments_say_little(kind: str) -> None:
+    rng = np.random.default_rng(len(kind))
+    size, cuts = 9000, [(0, 1.0, 0.0), (30, 1.0, 0.0), (0, 0.7, 0.0), (0, 1.0, 0.3), (60, 0.9, 0.1), (8000, 0.5, 0.0)]
+    logits = np.zeros((len(cuts), size), np.float32)
+    if kind == "two levels":
+        logits[:, rng.permutation(size)[:2500]] = 1.5
+    elif kind == "one finite":
+        logits[:] = -np.inf
+        logits[:, 4567] = -3.0
+    elif kind == "few finite":
+        logits[:, rng.permutation(size)[20:]] = -np.inf
+        logits += rng.standard_normal(size).astype(np.float32)
+    elif kind == "likely ones side by side":
+        logits += rng.standard_normal(size).astype(np.float32)
+        logits[:, 512:640] += 12.0
+    top_k, top_p, min_p = (np.array(column) for column in zip(*cuts, strict=True))
+    floats = [np.ones(len(cuts)), top_p, min_p, rng.random(len(cuts))]
+    ones, top_p, min_p, uniform = (column.astype(np.float32) for column in floats)
+    inputs = [logits, ones, top_k.astype(np.int32), top_p, min_p, uniform]
+    out = np.full(len(cuts), -1, np.int32)
+    launch_all(kernel("sample_tokens"), inputs, [out], seeds=(0, 1))
+    assert SAMPLE_TOKENS.reference is not None
+    exact = [array.astype(np.float64) if array.dtype == np.float32 else array for array in inputs]
+    np.testing.assert_array_equal(out, SAMPLE_TOKENS.reference(*exact))
+
+
+def test_a_rows_token_is_the_same_in_every_batch() -> None:
+    rng = np.random.default_rng(12)
+    kinds = [kind for kind in WIDE_ROWS.values() if kind[1] < VOCABULARY]
+    num_rows = 120  # more than there are multiprocessors
+    columns = zip(*(kinds[row % len(kinds)] for row in range(num_rows)), strict=True)
+    temperature, top_k, top_p, min_p = (np.array(column, np.float32) for column in columns)
+    logits = (rng.standard_normal((num_rows, 2900)) * rng.uniform(0.5, 4, (num_rows, 1))).astype(np.float32)
+    inputs = [logits, temperature, top_k.astype(np.int32), top_p, min_p, rng.random(num_rows).astype(np.float32)]
+    together = np.full(num_rows, -1, np.int32)
+    launch_all(kernel("sample_tokens"), inputs, [together])
+    assert SAMPLE_TOKENS.reference is not None
+    exact = [array.astype(np.float64) if array.dtype == np.float32 else array for array in inputs]
+    np.testing.assert_array_equal(together, SAMPLE_TOKENS.reference(*exact))
+    for first in (0, 40, 80):
+        part = np.full(40, -1, np.int32)
+        launch_all(kernel("sample_tokens"), [array[first : first + 40].copy() for array in inputs], [part])
+        np.testing.assert_array_equal(part, together[first : first + 40])
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-3, 50.0, 1e30])
+def test_temperatures_far_from_one(temperature: float) -> None:
+    rng = np.random.default_rng(2)
+    logits = (rng.standard_normal((3, 3000)) * 5).astype(np.float32)
+    rows = [np.full(3, temperature, np.float32), np.array([0, 5, 0], np.int32)]
+    cuts = [np.array([1.0, 1.0, 0.9], np.float32), np.zeros(3, np.float32), rng.random(3).astype(np.float32)]
+    out = np.full(3, -1, np.int32)
+    launch_all(kernel("sample_tokens"), [logits, *rows, *cuts], [out])
+    assert SAMPLE_TOKENS.reference is not None
+    exact = [array.astype(np.float64) if array.dtype == np.float32 else array for array in (logits, *rows, *cuts)]
+    np.testing.assert_array_equal(out, SAMPLE_TOKENS.reference(*exact))
+
+
 @pytest.mark.parametrize("cuts", [(0, 1.0, 0.0), (5, 0.9, 0.1)])
 def test_a_row_without_shares_gets_a_token_of_the_vocabulary(cuts: tuple[int, float, float]) -> None:
     logits = np.zeros((5, 100), np.float32)

@@ -7,15 +7,23 @@
 namespace aether {
 
 // out = x * weight / sqrt(mean of squares + eps) over a row, of whose squares each thread has a part; out may be x.
-// Threads read the elements of x that they summed, so each may have written its own.
+// Threads read the elements of x that they summed, so each may have written its own; `own` are the first of a thread's.
 template <class T, int N>
 __device__ __forceinline__ void write_normed_row(T* out, const T* x, const T* weight, int width, float squares,
-                                                 float eps) {
+                                                 float eps, const Vector<T, N>& own) {
   const int step = static_cast<int>(blockDim.x) * N;
+  const int first = static_cast<int>(threadIdx.x) * N;
+  // The weight comes from device memory, in a decode step: its load overlaps the sum over the block.
+  Vector<T, N> values = own, weights{};
+  if (first < width) {
+    weights = Vector<T, N>::load(weight + first);
+  }
   const float scale = rsqrtf(block_reduce<Sum>(squares) / static_cast<float>(width) + eps);
-  for (int i = static_cast<int>(threadIdx.x) * N; i < width; i += step) {
-    const auto values = Vector<T, N>::load(x + i);
-    const auto weights = Vector<T, N>::load(weight + i);
+  for (int i = first; i < width; i += step) {
+    if (i != first) {
+      values = Vector<T, N>::load(x + i);
+      weights = Vector<T, N>::load(weight + i);
+    }
     Vector<T, N> result;
     for (int j = 0; j < N; ++j) {
       result.values[j] = from_float<T>(to_float(values.values[j]) * scale * to_float(weights.values[j]));

@@ -49,10 +49,12 @@ struct WeightRing {
   }
 };
 
-// Shared memory: the rings of all warps, then float[warps][kWeights][8][17].
+// Shared memory: the rings of all warps, then float[warps][kWeights][8][17]. `tile` is the one of the block's 16
+// outputs.
 template <class T, int kWeights>
 __device__ __forceinline__ void project_gemv(const Results<T>& results, const Inputs<T>& x,
-                                             const typename DenseWeight<T>::Place (&places)[kWeights]) {
+                                             const typename DenseWeight<T>::Place (&places)[kWeights],
+                                             int tile = static_cast<int>(blockIdx.y)) {
   using Source = DenseWeight<T>;
   using Ring = WeightRing<T, kWeights>;
   AETHER_DYNAMIC_SHARED(Eight<T>, memory);
@@ -60,7 +62,6 @@ __device__ __forceinline__ void project_gemv(const Results<T>& results, const In
   let_next_kernel_launch();
   const int num_warps = static_cast<int>(blockDim.x) / kWarpSize;
   const int num_groups = (x.size + Source::kGroupInputs - 1) / Source::kGroupInputs;
-  const int tile = static_cast<int>(blockIdx.y);
   const Source sources[2] = {Source(places[0], tile), Source(places[kWeights - 1], tile)};
   constexpr int kSlotsOfWarp = kRingBytes / kVectorBytes;
   const Ring ring{memory + warp_index() * kSlotsOfWarp + lane_index()};

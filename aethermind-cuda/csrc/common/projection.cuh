@@ -74,11 +74,12 @@ __device__ __forceinline__ void store_sums(const Results<T>& results, const Prod
 // Few tokens: a block takes 16 outputs and kTiles · 8 tokens, and its warps take turns in groups of inputs, so that
 // weights are read once and by all multiprocessors. Bound by memory; how much tensor cores idle is no matter. The order
 // of a token's sums does not depend on the others, so blocks never share a projection: there are no parts.
-// Shared memory: float[warps][kWeights][tokens][17].
+// Shared memory: float[warps][kWeights][tokens][17]. `tile` is the one of the block's 16 outputs.
 template <class Source, int kTiles, int kWeights>
 __device__ __forceinline__ void project_few(const Results<typename Source::Element>& results,
                                             const Inputs<typename Source::Element>& x,
-                                            const typename Source::Place (&places)[kWeights], float* = nullptr) {
+                                            const typename Source::Place (&places)[kWeights], float* = nullptr,
+                                            int tile = static_cast<int>(blockIdx.y)) {
   using T = typename Source::Element;
   using Partial = float[kWeights][kTiles * kTileTokens * kSumsStride];
   AETHER_DYNAMIC_SHARED(Partial, partial);
@@ -88,7 +89,7 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
   const int num_groups = (x.size + Source::kGroupInputs - 1) / Source::kGroupInputs;
   Products<T, kTiles> products[kWeights];
   {
-    const auto source = [&](int weight) { return Source(places[weight], static_cast<int>(blockIdx.y)); };
+    const auto source = [&](int weight) { return Source(places[weight], tile); };
     const Source sources[2] = {source(0), source(kWeights - 1)};
     typename Source::Group groups[kWeights];
     // In float32 inputs are too many for registers, and are loaded a chunk at a time.
@@ -149,7 +150,7 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
       }
     }
   }
-  store_sums(results, products, partial, token, static_cast<int>(blockIdx.y));
+  store_sums(results, products, partial, token, tile);
 }
 
 constexpr int kManyWarps = 4;

@@ -1,79 +1,144 @@
-// The first elements of a row, gathered without sorting it: a coarse histogram over the distance from the largest one
-// tells how far down they lie.
+// The elements of a row that come into question, few enough to be sorted in shared memory.
 #pragma once
 
-#include "common/row_descent.cuh"
+#include "common/row_bins.cuh"
 
 namespace aether {
 
-// A row in 2048 bins of 1/64 nat each below the largest logit; what lies further down has no bin.
-struct CoarseHistogram {
-  static constexpr float kBinsPerNat = 64.0f;
+constexpr int kMostCandidates = 2048;
+constexpr int kSortingThreads = 512;
+using Candidates = unsigned long long[kMostCandidates];
 
-  Histogram& histogram;
-  float largest;
-  float scale;
-
-  __device__ __forceinline__ CoarseHistogram(Histogram& histogram, float largest, float temperature)
-      : histogram(histogram), largest(largest), scale(kBinsPerNat / temperature) {}
-
-  // kBins for an element without a bin. Falls with the value, as rounding is monotone.
-  __device__ __forceinline__ int bin(float value) const {
-    const float distance = (largest - value) * scale;
-    return distance < static_cast<float>(kBins) ? static_cast<int>(distance) : kBins;
-  }
-
-  // Fills it; the sum of all weights, those without a bin included, in every thread.
-  __device__ __forceinline__ uint64_t fill(const Row& row, const Weighing& weighing) {
-    histogram.clear();
-    __syncthreads();
-    uint64_t total = 0;
-    row.for_each([&](uint64_t rank) {
-      const float value = value_of(rank);
-      const uint64_t weight = weighing.weight(value);
-      total += weight;
-      const int own = bin(value);
-      if (own < kBins) {
-        histogram.add(own, weight);
-      }
-    });
-    return block_sum(total);  // and a barrier
-  }
-
-  // The bin in which the running sum reaches a target, or kBins.
-  template <class Measure>
-  __device__ __forceinline__ int reach(uint64_t target) const {
-    const Found found = find_bin<Measure>(histogram, [](int i) { return i; }, Mass{0, 0}, target);
-    return found.bin < 0 ? kBins : found.bin;
-  }
-};
-
-// Puts the ranks of all elements in bins up to `last_bin` into `candidates`, and returns the row made of them; where
-// they have no bin or are too many, returns the row as it is.
-__device__ __forceinline__ Row gathered(const Row& row, const CoarseHistogram& coarse, int last_bin,
-                                        unsigned long long* candidates) {
-  __shared__ int num_candidates;
-  if (last_bin >= kBins) {
-    return row;
-  }
-  uint64_t count = 0;
-  for (int i = static_cast<int>(threadIdx.x); i <= last_bin; i += static_cast<int>(blockDim.x)) {
-    count += coarse.histogram.counts[i];
-  }
-  if (block_sum(count) > kMostCandidates) {
-    return row;
-  }
+// Puts the ranks of those elements for which is_chosen(value) into `candidates`; returns their number, which may be
+// more than there is room for.
+template <int kAhead = kVectorsAhead, class IsChosen>
+__device__ __forceinline__ int gather(Candidates& candidates, const Row& row, const IsChosen& is_chosen) {
+  __shared__ int count;
   if (threadIdx.x == 0) {
-    num_candidates = 0;
+    count = 0;
   }
   __syncthreads();
-  row.for_each([&](uint64_t rank) {
-    if (coarse.bin(value_of(rank)) <= last_bin) {
-      candidates[atomicAdd(&num_candidates, 1)] = rank;
+  for_each_logit<kAhead>(row.logits, row.size, [&](float value, int index) {
+    if (is_chosen(value)) {
+      const int place = atomicAdd(&count, 1);
+      if (place < kMostCandidates) {
+        candidates[place] = rank_of(value, index);
+      }
     }
   });
   __syncthreads();
-  return {row.logits, row.size, candidates, num_candidates};
+  const int result = count;
+  __syncthreads();  // `count` may be written again
+  return result;
 }
+
+// Sorts the first `count` numbers, the largest first (a bitonic network); what follows them becomes zero.
+__device__ __forceinline__ void sort_descending(Candidates& numbers, int count) {
+  int size = 2 * kWarpSize;
+  while (size < count) {
+    size *= 2;
+  }
+  for (int i = count + static_cast<int>(threadIdx.x); i < size; i += static_cast<int>(blockDim.x)) {
+    numbers[i] = 0;
+  }
+  __syncthreads();
+  for (int length = 2; length <= size; length *= 2) {
+    for (int stride = length / 2; stride > 0; stride /= 2) {
+      for (int pair = static_cast<int>(threadIdx.x); pair < size / 2; pair += static_cast<int>(blockDim.x)) {
+        const int i = 2 * pair - (pair & (stride - 1));
+        const unsigned long long a = numbers[i], b = numbers[i + stride];
+        if ((a < b) == ((i & length) == 0)) {
+          numbers[i] = b;
+          numbers[i + stride] = a;
+        }
+      }
+      // Pairs that are no more than a warp apart are those of one warp, in this step and the next.
+      const int next = stride > 1 ? stride / 2 : length;
+      if (stride > kWarpSize || next > kWarpSize) {
+        __syncthreads();
+      } else {
+        __syncwarp();
+      }
+    }
+  }
+}
+
+// An element, and the mass of all up to it, itself included. `rank` is 0 where there is none.
+struct Reached {
+  unsigned long long rank;
+  Mass through;
+};
+
+// Sorted candidates with their running sums, four in each of 512 threads.
+struct RunningSums {
+  static constexpr int kOwn = kMostCandidates / kSortingThreads;
+
+  uint64_t ranks[kOwn];
+  uint64_t weights[kOwn];
+  Mass before;  // the first of them
+  uint64_t total;
+
+  // `above` is the mass of elements that come before all candidates.
+  __device__ __forceinline__ RunningSums(const Candidates& sorted, int count, const Weighing& weighing, Mass above) {
+    __shared__ unsigned long long partial[kWarpSize];
+    const int first = static_cast<int>(threadIdx.x) * kOwn;
+    uint64_t own = 0;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      ranks[i] = first + i < count ? sorted[first + i] : 0;
+      weights[i] = first + i < count ? weighing.weight(value_of(ranks[i])) : 0;
+      own += weights[i];
+    }
+    uint64_t sum = own;
+    for (int distance = 1; distance < kWarpSize; distance *= 2) {
+      const uint64_t other = __shfl_up_sync(kFullWarp, static_cast<unsigned long long>(sum), distance);
+      sum += lane_index() >= distance ? other : 0;
+    }
+    __syncthreads();  // earlier sums may still be read
+    if (lane_index() == kWarpSize - 1) {
+      partial[warp_index()] = sum;
+    }
+    __syncthreads();
+    before = {above.count + static_cast<uint64_t>(first), above.weight + sum - own};
+    total = 0;
+    for (int warp = 0; warp < static_cast<int>(blockDim.x) / kWarpSize; ++warp) {
+      before.weight += warp < warp_index() ? partial[warp] : 0;
+      total += partial[warp];
+    }
+  }
+
+  // The first element at which the running sum reaches a target, in every thread.
+  template <class Measure>
+  __device__ __forceinline__ Reached reach(uint64_t target) const {
+    __shared__ Reached reached;
+    if (threadIdx.x == 0) {
+      reached = {0, {0, 0}};
+    }
+    __syncthreads();
+    Mass sum = before;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const Mass through = sum + Mass{1, weights[i]};
+      if (ranks[i] != 0 && Measure::of(sum) < target && Measure::of(through) >= target) {
+        reached = {ranks[i], through};
+      }
+      sum = through;
+    }
+    __syncthreads();
+    const Reached result = reached;
+    __syncthreads();  // `reached` may be written again
+    return result;
+  }
+
+  // What those candidates weigh together that are at least `least`, as ordered bits.
+  __device__ __forceinline__ uint64_t weight_from(uint32_t least) const {
+    uint64_t sum = 0;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      sum += static_cast<uint32_t>(ranks[i] >> 32) >= least ? weights[i] : 0;
+    }
+    return block_sum(sum);
+  }
+};
 
 }  // namespace aether

@@ -1,5 +1,5 @@
 // Where in the descending order of a row a running sum reaches a target, without sorting: by histograms of the leading
-// digits of those that come into question, three levels of them.
+// digits of those that come into question, three levels of them. It takes rows of any values, and reads them often.
 #pragma once
 
 #include "common/row_weights.cuh"
@@ -7,7 +7,6 @@
 namespace aether {
 
 constexpr int kBins = 2048;
-constexpr int kMostCandidates = 2048;
 
 // How many elements, and what they weigh.
 struct Mass {
@@ -26,30 +25,39 @@ struct ByWeight {
   __device__ __forceinline__ static uint64_t of(const Mass& mass) { return mass.weight; }
 };
 
-// Masses by bin; 64-bit sums are made of 32-bit atomics, which shared memory has.
+// Masses by bin; 64-bit sums are made of 32-bit atomics, which shared memory has. Bins are laid out with a gap after
+// every 32, so that lanes with 64 bins each read their own in few conflicts of banks.
 struct Histogram {
-  unsigned counts[kBins];
-  unsigned low[kBins];
-  unsigned high[kBins];
+  static constexpr int kPlaces = kBins + kBins / 32;
+  unsigned counts[kPlaces];
+  unsigned low[kPlaces];
+  unsigned high[kPlaces];
+
+  __device__ __forceinline__ static int place(int bin) { return bin + bin / 32; }
 
   __device__ __forceinline__ void clear() {
-    for (int i = static_cast<int>(threadIdx.x); i < kBins; i += static_cast<int>(blockDim.x)) {
+    for (int i = static_cast<int>(threadIdx.x); i < kPlaces; i += static_cast<int>(blockDim.x)) {
       counts[i] = low[i] = high[i] = 0;
     }
   }
 
   __device__ __forceinline__ void add(int bin, uint64_t weight) {
-    atomicAdd(&counts[bin], 1u);
+    const int own = place(bin);
+    atomicAdd(&counts[own], 1u);
+    if (weight == 0) {
+      return;
+    }
     const unsigned lower = static_cast<unsigned>(weight);
-    const unsigned before = atomicAdd(&low[bin], lower);
+    const unsigned before = atomicAdd(&low[own], lower);
     const unsigned upper = static_cast<unsigned>(weight >> 32) + (before + lower < before ? 1 : 0);
     if (upper != 0) {
-      atomicAdd(&high[bin], upper);
+      atomicAdd(&high[own], upper);
     }
   }
 
   __device__ __forceinline__ Mass mass(int bin) const {
-    return {counts[bin], static_cast<uint64_t>(high[bin]) << 32 | low[bin]};
+    const int own = place(bin);
+    return {counts[own], static_cast<uint64_t>(high[own]) << 32 | low[own]};
   }
 };
 
@@ -100,21 +108,9 @@ __device__ __forceinline__ Found find_bin(const Histogram& histogram, const Orde
   return result;
 }
 
-// The elements of a row that come into question: all of them, or the ranks of some in shared memory.
 struct Row {
   const float* logits;
   int size;
-  const unsigned long long* candidates;
-  int num_candidates;
-
-  // Calls body(rank) for each, in the threads of a block.
-  template <class Body>
-  __device__ __forceinline__ void for_each(const Body& body) const {
-    const int count = candidates != nullptr ? num_candidates : size;
-    for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
-      body(candidates != nullptr ? candidates[i] : rank_of(logits[i], i));
-    }
-  }
 };
 
 // A 32-bit part of ranks, and the mass of the elements with a larger one.
@@ -123,8 +119,8 @@ struct Position {
   Mass before;
 };
 
-// Among the elements for which part_of(rank, part) says that they count, and their part: the largest part at which the
-// running sum over descending parts reaches the target.
+// Among the elements of a row for which part_of(rank, part) says that they count, and their part: the largest part at
+// which the running sum over descending parts reaches the target.
 template <class Measure, class PartOf>
 __device__ __forceinline__ Position descend(Histogram& histogram, const Row& row, const Weighing& weighing,
                                             const PartOf& part_of, uint64_t target) {
@@ -137,10 +133,11 @@ __device__ __forceinline__ Position descend(Histogram& histogram, const Row& row
     const int above = level == 0 ? 32 : kShifts[level - 1];
     histogram.clear();
     __syncthreads();
-    row.for_each([&](uint64_t rank) {
+    for_each_logit<kFewVectorsAhead>(row.logits, row.size, [&](float value, int index) {
+      const uint64_t rank = rank_of(value, index);
       uint32_t part;
       if (part_of(rank, part) && (level == 0 || part >> (above % 32) == position.part >> (above % 32))) {
-        histogram.add(static_cast<int>(part >> shift & mask), weighing.weight(value_of(rank)));
+        histogram.add(static_cast<int>(part >> shift & mask), weighing.weight(value));
       }
     });
     __syncthreads();

@@ -49,6 +49,50 @@ __device__ __forceinline__ uint64_t block_largest(uint64_t rank) {
   return warp_largest(lane_index() < num_warps ? partial[lane_index()] : 0);
 }
 
+// Vectors that a thread has on their way: a body of many instructions, which each of them has a copy of, needs fewer.
+constexpr int kVectorsAhead = 4;
+constexpr int kFewVectorsAhead = 2;
+
+// Calls body(value, index) for each of row[begin … end - 1], in `num_threads` threads of which this is `thread`. They
+// read whole vectors wherever the row begins.
+template <int kAhead, class Body>
+__device__ __forceinline__ void for_each_logit(const float* row, int begin, int end, int thread, int num_threads,
+                                               const Body& body) {
+  constexpr int kWide = Vector<float>::size;
+  const int beyond = static_cast<int>(reinterpret_cast<uintptr_t>(row + begin) / sizeof(float) % kWide);
+  const int head = min(end - begin, (kWide - beyond) % kWide);
+  const int num_vectors = (end - begin - head) / kWide, tail = (end - begin - head) % kWide;
+  const float* vectors = row + begin + head;
+  for (int first = thread; first < num_vectors; first += kAhead * num_threads) {
+    Vector<float> loaded[kAhead];
+#pragma unroll
+    for (int ahead = 0; ahead < kAhead; ++ahead) {
+      const int i = first + ahead * num_threads;
+      loaded[ahead] = i < num_vectors ? Vector<float>::load(vectors + i * kWide) : Vector<float>{};
+    }
+#pragma unroll
+    for (int ahead = 0; ahead < kAhead; ++ahead) {
+      const int i = first + ahead * num_threads;
+      if (i < num_vectors) {
+#pragma unroll
+        for (int j = 0; j < kWide; ++j) {
+          body(loaded[ahead].values[j], begin + head + i * kWide + j);
+        }
+      }
+    }
+  }
+  for (int i = thread; i < head + tail; i += num_threads) {
+    const int index = i < head ? begin + i : end - tail + i - head;
+    body(row[index], index);
+  }
+}
+
+// The same for a whole row, in the threads of a block.
+template <int kAhead, class Body>
+__device__ __forceinline__ void for_each_logit(const float* row, int size, const Body& body) {
+  for_each_logit<kAhead>(row, 0, size, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), body);
+}
+
 // The element of a row that comes first, in every thread of the block.
 template <class T>
 __device__ __forceinline__ uint64_t row_first(const T* row, int width) {

@@ -57,7 +57,8 @@ class Parameters:
     def pointers(self) -> list[tuple[int, int]] | None:
         """Offsets and values of the device pointers in the block, fields of structures among them.
 
-        None where others may be hidden: in arrays, unions, bit fields, and integers that are too large for a size.
+        None where others may be hidden: in arrays of other things, unions, bit fields, and integers that are too
+        large for a size.
         """
         found: list[tuple[int, int]] = []
         for offset, value in zip(self._offsets, self.values, strict=True):
@@ -107,6 +108,8 @@ def _fields(kind: Any) -> tuple[tuple[int, bool], ...] | None:
         if kind._type_ not in _NUMBERS:
             return None
         return ((0, False),) if kind._type_ not in "fd" and ctypes.sizeof(kind) == _POINTER_BYTES else ()
+    if issubclass(kind, ctypes.Array) and issubclass(kind._type_, ctypes.c_void_p):
+        return tuple((index * _POINTER_BYTES, True) for index in range(kind._length_))
     if not issubclass(kind, ctypes.Structure):
         return None
     found: list[tuple[int, bool]] = []

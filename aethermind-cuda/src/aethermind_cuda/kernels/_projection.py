@@ -20,7 +20,7 @@ _CHUNK_INPUTS = 32
 _BYTES_PER_CHUNK = 64
 """Of a token's inputs, of 16 bits each."""
 
-_FEW_TOKENS = 8
+FEW_TOKENS = 8
 _MOST_FEW_TOKENS = 32
 _MOST_FEW_WARPS = 8
 _MANY_TOKENS = 64
@@ -49,7 +49,7 @@ class Projection:
     source: str
     num_weights: int
     group_chunks: int
-    few_tokens: int = _FEW_TOKENS
+    few_tokens: int = FEW_TOKENS
 
     def launch(
         self,
@@ -73,8 +73,8 @@ class Projection:
             tiles = div_up(tiles * self.num_weights, _MANY_WARPS * _TILES_PER_WARP)
             shared_bytes = _STAGES * self.group_chunks * tokens * _BYTES_PER_CHUNK
         else:
-            tokens = self.few_tokens if is_half and num_tokens > _FEW_TOKENS else _FEW_TOKENS
-            is_gemv = is_half and tokens == _FEW_TOKENS and bool(dense) and all(map(_has_whole_vectors, dense))
+            tokens = self.few_tokens if is_half and num_tokens > FEW_TOKENS else FEW_TOKENS
+            is_gemv = is_half and tokens == FEW_TOKENS and bool(dense) and all(map(_has_whole_vectors, dense))
             kind = "gemv" if is_gemv else f"few{tokens}"
             warps = max(1, min(_MOST_FEW_WARPS, div_up(num_inputs, self.group_chunks * _CHUNK_INPUTS)))
             shared_bytes = warps * self.num_weights * tokens * (_TILE_OUTPUTS + 1) * DType.FLOAT32.itemsize
@@ -110,7 +110,7 @@ class SplitProjection:
         `workspace` is the address of `parts_bytes`. Sums depend on the number of tokens, in their order.
         """
         num_tokens, num_outputs, _ = sizes
-        if dtype is DType.FLOAT32 or num_tokens <= _FEW_TOKENS:
+        if dtype is DType.FLOAT32 or num_tokens <= FEW_TOKENS:
             yield self.by_token(format, sizes, arguments, dtype)
             return
         tokens = next((count for count in (16, 32) if num_tokens <= count), _MANY_TOKENS)
@@ -136,7 +136,7 @@ class SplitProjection:
     def parts_bytes(self, sizes: tuple[int, int, int], dtype: DType, device: DeviceFacts) -> int:
         """The workspace for up to so many tokens."""
         num_tokens, num_outputs, num_inputs = sizes
-        if dtype is DType.FLOAT32 or num_tokens <= _FEW_TOKENS:
+        if dtype is DType.FLOAT32 or num_tokens <= FEW_TOKENS:
             return 0
         most = 0
         for tokens in range(_MANY_TOKENS, _MOST_SPLIT_TOKENS + 1, _MANY_TOKENS):

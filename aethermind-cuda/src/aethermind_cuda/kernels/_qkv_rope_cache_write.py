@@ -1,6 +1,7 @@
-"""qkv_rope_cache_write over a cache of elements or of codes: three projections, and one kernel for what follows.
+"""qkv_rope_cache_write over a cache of elements or of codes: projections, and one kernel for what follows.
 
-Each kernel of `linear` makes one of these, so that weights of every format are projected as they are elsewhere.
+Few tokens are projected in one launch, many by what a kernel of `linear` does for each of the three weights. Each
+kernel of `linear` makes one of these, so that weights of every format are projected as they are elsewhere.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from aethermind.dispatch.kernel import Signature
 from aethermind_cuda.kernels import linear, quantized
 from aethermind_cuda.kernels._common import cuda_kernel, div_up
 from aethermind_cuda.kernels._heads import MAX_HEAD_DIM, ROWS_PER_BLOCK, THREADS, code_type, last_dim
+from aethermind_cuda.kernels._qkv_projection import most_tokens_at_once, qkv_projection
 from aethermind_cuda.launch import Call, DeviceArray, Launch, Work
 
 __all__ = ["qkv_kernels"]
@@ -62,14 +64,19 @@ def _reason_against(signature: Signature) -> str | None:
 
 
 def _launches(projection: Kernel) -> Callable[[Call], Iterator[Work]]:
+    project: Callable[[Call], Iterator[Work]] = projection.function  # type: ignore[assignment]
+    project_at_once, most_at_once = qkv_projection(projection), most_tokens_at_once(projection)
+
     def launches(call: Call) -> Iterator[Work]:
         q_norm, k_norm, table, slots, k_cache, v_cache, *scales = call.inputs[7:]
-        assert projection.function is not None
         assert k_cache is not None
         calls = _projections(call)
-        for one in calls:
-            yield from projection.function(one)
         num_tokens, num_heads, head_dim = call.outputs[0].shape
+        if num_tokens <= most_at_once or projection.is_batch_invariant:
+            yield project_at_once(calls)
+        else:
+            for one in calls:
+                yield from project(one)
         _, num_kv_heads, block_size, _ = k_cache.shape
         projected = (one.outputs[0] for one in calls)
         pointers = (*projected, k_cache, v_cache, *(scales or (None, None)), q_norm, k_norm, table, slots)

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from aethermind.hal.dtype import DType
 from aethermind_cuda.kernels._common import cuda_kernel, div_up, threads_for
-from aethermind_cuda.launch import Call, Launch
+from aethermind_cuda.launch import Call, DeviceArray, Launch
 
 __all__ = ["KERNELS"]
 
 _FLOAT32 = frozenset({DType.FLOAT32})
 _STRETCH = 8192
 """Logits of a row that a block changes, as in `adjust_logits.cu`."""
+_SORTING_THREADS = 512
+"""As in `common/row_candidates.cuh`."""
+_SEGMENT_UNIT = 128
+_MOST_SEGMENTS = 2048
+"""They are sorted in the room of candidates."""
+_SEGMENTS_PER_BLOCK = 32
+"""Four for each of eight warps."""
+_PARTS = 32
+"""Of a row, as in `common/row_parts.cuh`."""
+_ALIGNMENT = 256
 
 
 def _adjusting(entry: str) -> Callable[[Call], Iterator[Launch]]:
@@ -36,13 +47,39 @@ def _width(call: Call) -> int:
     return mask.shape[1]
 
 
+def _segments(size: int) -> tuple[int, int]:
+    """The length of a row's segments, each of which has a maximum, and their number (`common/row_segments.cuh`)."""
+    length = _SEGMENT_UNIT * max(1, div_up(size, _SEGMENT_UNIT * _MOST_SEGMENTS))
+    return length, div_up(size, length)
+
+
 def _sample_tokens(call: Call) -> Iterator[Launch]:
     (token_ids,) = call.outputs
-    logits = call.inputs[0]
+    logits, *parameters, uniform = call.inputs
     assert logits is not None
     num_rows, size = logits.shape
-    arguments = (token_ids, *call.inputs, size)
-    yield Launch("sample_tokens", "sample_tokens", (num_rows, 1, 1), (threads_for(size, most=512), 1, 1), arguments)
+    segment, num_segments = _segments(size)
+    maxima = DeviceArray(call.workspace, DType.INT32, (num_rows, num_segments))
+    arguments: tuple[Any, ...] = (maxima, logits, size, segment, num_segments)
+    grid = (num_rows, div_up(num_segments, _SEGMENTS_PER_BLOCK), 1)
+    yield Launch("row_summaries", "row_summaries_maxima", grid, (256, 1, 1), arguments)
+    totals = None
+    if num_rows < call.device.num_multiprocessors:
+        totals = DeviceArray(call.workspace + _maxima_bytes(num_rows, size), DType.INT64, (num_rows, _PARTS))
+        arguments = (totals, logits, *parameters, maxima, size, num_segments)
+        yield Launch("row_summaries", "row_summaries_totals", (num_rows, _PARTS, 1), (256, 1, 1), arguments)
+    arguments = (token_ids, logits, *parameters, uniform, maxima, totals, size, segment, num_segments)
+    yield Launch("sample_tokens", "sample_tokens", (num_rows, 1, 1), (_SORTING_THREADS, 1, 1), arguments)
+
+
+def _maxima_bytes(num_rows: int, size: int) -> int:
+    nbytes = num_rows * _segments(size)[1] * DType.INT32.itemsize
+    return div_up(nbytes, _ALIGNMENT) * _ALIGNMENT
+
+
+def _sampling_bytes(call: Call) -> int:
+    num_rows, size = call.inputs[0].shape  # type: ignore[union-attr]
+    return _maxima_bytes(num_rows, size) + num_rows * _PARTS * DType.INT64.itemsize
 
 
 def _token_logprobs(call: Call) -> Iterator[Launch]:
@@ -50,13 +87,13 @@ def _token_logprobs(call: Call) -> Iterator[Launch]:
     assert logits is not None
     num_rows, size = logits.shape
     arguments = (*call.outputs, logits, token_ids, size, int(call.attributes["k"]))
-    yield Launch("token_logprobs", "token_logprobs", (num_rows, 1, 1), (threads_for(size), 1, 1), arguments)
+    yield Launch("token_logprobs", "token_logprobs", (num_rows, 1, 1), (_SORTING_THREADS, 1, 1), arguments)
 
 
 _ADJUSTMENTS = ("bias_tokens", "mask_tokens", "repetition_penalty", "suppress_tokens")
 
 KERNELS = (
     *(cuda_kernel(name, _adjusting(name), dtypes=_FLOAT32) for name in _ADJUSTMENTS),
-    cuda_kernel("sample_tokens", _sample_tokens, dtypes=_FLOAT32),
+    cuda_kernel("sample_tokens", _sample_tokens, dtypes=_FLOAT32, workspace_bytes=_sampling_bytes),
     cuda_kernel("token_logprobs", _token_logprobs, dtypes=_FLOAT32),
 )

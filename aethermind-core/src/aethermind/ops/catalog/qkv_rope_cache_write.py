@@ -119,6 +119,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         ("many_kv_heads", 5, 20, 14, 7, 8, 1, 0),
         ("head_dim_80", 17, 31, 2, 1, 80, 16, 1),
         ("head_dim_128", 2, 16, 2, 1, 128, 16, 0),
+        ("prefill", 37, 40, 3, 1, 24, 16, 2),
         ("empty", 0, 8, 2, 1, 8, 4, 0),
     ):
         num_blocks = -(-num_tokens // block_size) + 1

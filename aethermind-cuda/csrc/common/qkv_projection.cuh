@@ -1,0 +1,59 @@
+// The projections of queries, keys and values for few tokens in one launch, so that the small weights of keys and
+// values are read by as many multiprocessors as the large one. See project_few; blocks are those of q, then of k, then
+// of v.
+#pragma once
+
+#include "common/project_gemv.cuh"
+#include "common/projection.cuh"
+
+namespace aether {
+
+// The layout of `_QkvProjection` in kernels/_qkv_projection.py. Arrays are by query, key, value.
+struct QkvProjection {
+  void* outputs[3];  // [num_tokens, num_outputs or num_kv_outputs]
+  const void* weights[3];
+  const void* biases[3];  // may be null
+  const void* x;          // [num_tokens, num_inputs]
+  int num_tokens;
+  int num_outputs;
+  int num_kv_outputs;
+  int num_inputs;
+};
+
+// Calls `project(results, inputs, weight, num_outputs, tile)` for the matrix that the block has a tile of.
+template <class T, class Project>
+__device__ __forceinline__ void project_one_of(const QkvProjection& call, const Project& project) {
+  const int query_tiles = (call.num_outputs + kTileOutputs - 1) / kTileOutputs;
+  const int key_tiles = (call.num_kv_outputs + kTileOutputs - 1) / kTileOutputs;
+  const int block = static_cast<int>(blockIdx.y);
+  const bool is_query = block < query_tiles, is_key = block < query_tiles + key_tiles;
+  // Chosen, not indexed: an index that is not a constant would put the arguments into local memory.
+  const auto chosen = [&](auto* const(&of)[3]) { return is_query ? of[0] : is_key ? of[1] : of[2]; };
+  const int tile = block - (is_query ? 0 : is_key ? query_tiles : query_tiles + key_tiles);
+  const int num_outputs = is_query ? call.num_outputs : call.num_kv_outputs;
+  const Results<T> results{chosen(call.outputs), static_cast<const T*>(chosen(call.biases)), call.num_tokens,
+                           num_outputs, false};
+  const Inputs<T> x(static_cast<const T*>(call.x), call.num_tokens, call.num_inputs);
+  project(results, x, chosen(call.weights), num_outputs, tile);
+}
+
+// `place(weight, num_outputs)` is where a Source finds its weight.
+template <class Source, int kTiles, class Place>
+__device__ __forceinline__ void project_qkv(const QkvProjection& call, const Place& place) {
+  using T = typename Source::Element;
+  project_one_of<T>(call,
+                    [&](const Results<T>& results, const Inputs<T>& x, const void* weight, int num_outputs, int tile) {
+                      project_few<Source, kTiles, 1>(results, x, {place(weight, num_outputs)}, nullptr, tile);
+                    });
+}
+
+// The same of up to eight tokens and weights of which every row begins at 16 bytes.
+template <class T>
+__device__ __forceinline__ void project_qkv_gemv(const QkvProjection& call) {
+  project_one_of<T>(
+      call, [&](const Results<T>& results, const Inputs<T>& x, const void* weight, int num_outputs, int tile) {
+        project_gemv<T, 1>(results, x, {{static_cast<const T*>(weight), num_outputs, call.num_inputs}}, tile);
+      });
+}
+
+}  // namespace aether

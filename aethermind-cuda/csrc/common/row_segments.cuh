@@ -1,0 +1,82 @@
+// The largest values of a row's segments, found by many blocks: one of them is the row's, and few are as large as the
+// candidates of a cut.
+#pragma once
+
+#include "common/row_order.cuh"
+
+namespace aether {
+
+constexpr int kSegmentUnit = 128;  // a segment is a multiple of this
+constexpr int kSegmentsPerWarp = 4;
+
+// Four of the 128 elements from `begin` on, the largest of them as ordered bits; 0 where there is none.
+__device__ __forceinline__ uint32_t largest_of_four(const float* row, int begin, int size, bool is_aligned) {
+  uint32_t largest = 0;
+  if (is_aligned && begin + kSegmentUnit <= size) {
+    const auto four = Vector<float>::load(row + begin + lane_index() * Vector<float>::size);
+#pragma unroll
+    for (int i = 0; i < Vector<float>::size; ++i) {
+      largest = max(largest, ordered_bits(four.values[i]));
+    }
+    return largest;
+  }
+#pragma unroll
+  for (int i = 0; i < kSegmentUnit / kWarpSize; ++i) {
+    const int index = begin + i * kWarpSize + lane_index();
+    largest = max(largest, index < size ? ordered_bits(row[index]) : 0);
+  }
+  return largest;
+}
+
+// Those of row blockIdx.x, each warp of four segments: maxima[rows][num_segments], as ordered bits.
+__device__ __forceinline__ void write_segment_maxima(uint32_t* maxima, const float* logits, int size, int segment,
+                                                     int num_segments) {
+  const float* row = logits + static_cast<int64_t>(blockIdx.x) * size;
+  const bool is_aligned = is_vectorizable(row, 0);
+  const int warp = static_cast<int>(blockIdx.y * (blockDim.x / kWarpSize)) + warp_index();
+  uint32_t largest[kSegmentsPerWarp] = {};
+  for (int unit = 0; unit < segment; unit += kSegmentUnit) {
+#pragma unroll
+    for (int i = 0; i < kSegmentsPerWarp; ++i) {
+      const int64_t begin = static_cast<int64_t>(warp * kSegmentsPerWarp + i) * segment + unit;
+      largest[i] =
+          begin < size ? max(largest[i], largest_of_four(row, static_cast<int>(begin), size, is_aligned)) : largest[i];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kSegmentsPerWarp; ++i) {
+    const uint32_t result = __reduce_max_sync(kFullWarp, largest[i]);
+    const int own = warp * kSegmentsPerWarp + i;
+    if (lane_index() == 0 && own < num_segments) {
+      maxima[static_cast<int64_t>(blockIdx.x) * num_segments + own] = result;
+    }
+  }
+}
+
+// The first segment with the largest maximum, as an element's rank, in every thread of a block.
+__device__ __forceinline__ uint64_t first_segment(const uint32_t* maxima, int num_segments) {
+  uint64_t first = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < num_segments; i += static_cast<int>(blockDim.x)) {
+    const uint64_t rank = static_cast<uint64_t>(maxima[i]) << 32 | ~static_cast<uint32_t>(i);
+    first = rank > first ? rank : first;
+  }
+  return block_largest(first);
+}
+
+__device__ __forceinline__ float largest_of_maxima(const uint32_t* maxima, int num_segments) {
+  return value_of(first_segment(maxima, num_segments));
+}
+
+// The element of a row that comes first, in every thread of a block.
+__device__ __forceinline__ uint64_t first_by_maxima(const float* row, int size, const uint32_t* maxima, int segment,
+                                                    int num_segments) {
+  const int begin = index_of(first_segment(maxima, num_segments)) * segment, end = min(size, begin + segment);
+  uint64_t first = 0;
+  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x)) {
+    const uint64_t rank = rank_of(row[i], i);
+    first = rank > first ? rank : first;
+  }
+  return block_largest(first);
+}
+
+}  // namespace aether

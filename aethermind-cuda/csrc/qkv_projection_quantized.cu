@@ -1,0 +1,34 @@
+// The projections of qkv_rope_cache_write for few tokens, weights in codes (see common/coded_weight.cuh), all of one
+// format. Kernels of eight tokens are one for each kind of shift, as in linear_quantized.cu.
+
+#include "common/coded_weight.cuh"
+#include "common/overlap.cuh"
+#include "common/qkv_projection.cuh"
+
+#define AETHER_QKV(name, bits, shift, dtype, tiles, blocks)                                                            \
+  extern "C" __global__ void __launch_bounds__(256, blocks)                                                            \
+      name##_##dtype(aether::QkvProjection call, int num_blocks, int log2_chunks, int kind) {                          \
+    aether::begin_kernel();                                                                                            \
+    using Weight = aether::CodedWeight<aether::dtype, bits, aether::Shift::shift>;                                     \
+    aether::project_qkv<Weight, tiles>(call, [&](const void* weight, int num_outputs) {                                \
+      return Weight::Place{static_cast<const uint8_t*>(weight), num_outputs, call.num_inputs, num_blocks, log2_chunks, \
+                           static_cast<aether::Shift>(kind)};                                                          \
+    });                                                                                                                \
+  }
+#define AETHER_QKV_FEW(format, bits, shift, blocks)                                   \
+  AETHER_QKV(qkv_projection_quantized_few8_##format, bits, shift, float16, 1, blocks) \
+  AETHER_QKV(qkv_projection_quantized_few8_##format, bits, shift, bfloat16, 1, blocks)
+#define AETHER_QKV_BITS(bits) AETHER_QKV(qkv_projection_quantized_few8_int##bits, bits, kAny, float32, 1, 1)
+
+AETHER_QKV_BITS(8)
+AETHER_QKV_BITS(4)
+AETHER_QKV_BITS(2)
+AETHER_QKV_BITS(1)
+AETHER_QKV_FEW(int4, 4, kNone, 3)
+AETHER_QKV_FEW(int4_zp, 4, kZeros, 2)
+AETHER_QKV_FEW(int4_offset, 4, kOffsets, 2)
+AETHER_QKV_FEW(int8, 8, kNone, 2)
+AETHER_QKV_FEW(int8_zp, 8, kZeros, 2)
+AETHER_QKV_FEW(int8_offset, 8, kOffsets, 2)
+AETHER_QKV_FEW(int2, 2, kZeros, 3)
+AETHER_QKV_FEW(int1, 1, kNone, 3)

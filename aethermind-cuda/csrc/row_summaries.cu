@@ -1,0 +1,37 @@
+// What sample_tokens knows of rows before it reads them, found by many blocks a row.
+
+#include "common/overlap.cuh"
+#include "common/row_cuts.cuh"
+
+// The largest value of each segment.
+extern "C" __global__ void __launch_bounds__(256)
+    row_summaries_maxima(unsigned* maxima, const float* logits, int size, int segment, int num_segments) {
+  aether::begin_kernel();
+  aether::write_segment_maxima(maxima, logits, size, segment, num_segments);
+}
+
+// What the 32 parts of a row weigh, a block each, where there are too few rows to keep all multiprocessors busy.
+extern "C" __global__ void __launch_bounds__(256)
+    row_summaries_totals(unsigned long long* totals, const float* logits, const float* temperatures, const int* top_k,
+                         const float* top_p, const float* min_p, const unsigned* maxima, int size, int num_segments) {
+  aether::begin_kernel();
+  __shared__ aether::Powers powers;
+  const int64_t index = blockIdx.x;
+  const float temperature = temperatures[index];
+  const aether::Cuts cuts = aether::cuts_of(top_k[index], top_p[index], min_p[index], size);
+  if (!(temperature > 0.0f) || !cuts.is_total_needed()) {
+    return;
+  }
+  const float largest = aether::largest_of_maxima(maxima + index * num_segments, num_segments);
+  if (!isfinite(largest)) {
+    return;
+  }
+  aether::fill_powers(powers);
+  const aether::Weighing weighing(powers, largest, temperature, size);
+  const int part = static_cast<int>(blockIdx.y);
+  const uint64_t sum = aether::block_sum(aether::share_of_part(
+      logits + index * size, 0, size, part, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), weighing));
+  if (threadIdx.x == 0) {
+    totals[index * aether::kParts + part] = sum;
+  }
+}

@@ -1,0 +1,71 @@
+"""The three projections of `qkv_rope_cache_write` in one launch, for few tokens (`common/qkv_projection.cuh`)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+from aethermind.dispatch import Kernel
+from aethermind.hal.dtype import DType
+from aethermind.ops.weight_format import DENSE, parse_format
+from aethermind_cuda.coded_weights import GROUP_CHUNKS, CodedLayout
+from aethermind_cuda.device_packing import format_family
+from aethermind_cuda.kernels._common import div_up
+from aethermind_cuda.kernels._projection import Projection
+from aethermind_cuda.launch import Call, DeviceArray, Launch
+
+__all__ = ["most_tokens_at_once", "qkv_projection"]
+
+_DENSE = Projection("qkv_projection", num_weights=1, group_chunks=2, few_tokens=32)
+_QUANTIZED = Projection("qkv_projection_quantized", num_weights=1, group_chunks=GROUP_CHUNKS)
+_TILE_OUTPUTS = 16
+
+
+class _QkvProjection(ctypes.Structure):
+    """`QkvProjection` of csrc/common/qkv_projection.cuh."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p * 3) for name in ("outputs", "weights", "biases")),
+        ("x", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("num_tokens", "num_outputs", "num_kv_outputs", "num_inputs")),
+    ]
+
+
+def _addresses(arrays: Sequence[DeviceArray | None]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * 3)(*(None if array is None else array.address for array in arrays))
+
+
+def most_tokens_at_once(linear: Kernel) -> int:
+    """Beyond so many tokens three products by a kernel of `linear` take less time: they read a weight once, too."""
+    return _DENSE.few_tokens if DENSE in (linear.weight_formats or ()) else _QUANTIZED.few_tokens
+
+
+def qkv_projection(linear: Kernel) -> Callable[[Sequence[Call]], Launch]:
+    """The launch for three calls of a kernel of `linear`, those of q, k and v over the same inputs.
+
+    A token's sums have the same order whatever the number of tokens.
+    """
+    assert linear.weight_formats is not None
+    (name,) = linear.weight_formats
+    format = None if name == DENSE else parse_format(name)
+
+    def launch(calls: Sequence[Call]) -> Launch:
+        inputs = [call.inputs for call in calls]
+        x = inputs[0][0]
+        assert x is not None
+        (num_tokens, num_inputs), outputs = x.shape, [call.outputs[0] for call in calls]
+        widths = [out.shape[1] for out in outputs]
+        weights, biases = ([operands[i] for operands in inputs] for i in (1, 2))
+        addresses = map(_addresses, (outputs, weights, biases))
+        call = _QkvProjection(*addresses, x.address, num_tokens, *widths[:2], num_inputs)
+        # Each matrix has tiles of its own, the last of which need not be full.
+        sizes = num_tokens, sum(div_up(width, _TILE_OUTPUTS) for width in widths) * _TILE_OUTPUTS, num_inputs
+        if format is None:
+            dense = [weight for weight in weights if weight is not None]
+            return _DENSE.launch(str(x.dtype), sizes, (call,), x.dtype, is_invariant=True, dense=dense)
+        layout = CodedLayout(format, (widths[0], num_inputs))
+        arguments = (call, layout.num_blocks, layout.log2_chunks, layout.shift)
+        family = f"int{format.bits}" if x.dtype is DType.FLOAT32 else format_family(format)
+        return _QUANTIZED.launch(f"{family}_{x.dtype}", sizes, arguments, x.dtype, is_invariant=True)
+
+    return launch
