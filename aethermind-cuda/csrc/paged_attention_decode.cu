@@ -3,16 +3,11 @@
 #include "common/overlap.cuh"
 #include "common/paged_attention_decode.cuh"
 
-#define AETHER_DECODE(dtype, dim)                                                  \
-  extern "C" __global__ void __launch_bounds__(128)                                \
-      paged_attention_decode_##dtype##_##dim(aether::AttentionCall call) {         \
-    aether::begin_kernel();                                                        \
-    aether::paged_attention_decode<aether::dtype, false, dim>(call);               \
-  }                                                                                \
-  extern "C" __global__ void __launch_bounds__(128)                                \
-      paged_attention_decode_combine_##dtype##_##dim(aether::AttentionCall call) { \
-    aether::begin_kernel();                                                        \
-    aether::paged_attention_combine<aether::dtype, dim>(call);                     \
+#define AETHER_DECODE(dtype, dim)                                          \
+  extern "C" __global__ void __launch_bounds__(128)                        \
+      paged_attention_decode_##dtype##_##dim(aether::AttentionCall call) { \
+    aether::begin_kernel();                                                \
+    aether::paged_attention_decode<aether::dtype, false, dim>(call);       \
   }
 
 AETHER_DECODE(float16, 64)

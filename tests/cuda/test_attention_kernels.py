@@ -31,6 +31,12 @@ BATCHES = {
     "a chunk in a window": ([(40, 200)], 4, 1, 96, 16, 50),
     "decodes, few drafts, a chunk, nothing": ([(1, 33), (3, 20), (40, 61), (0, 9), (1, 1), (2, 2)], 14, 2, 64, 16, 0),
     "no more tokens than sequences, but not one each": ([(0, 4), (3, 9), (0, 2), (1, 7)], 2, 1, 64, 4, 0),
+    "few drafts over a long context": ([(5, 4000)], 7, 1, 128, 16, 0),
+    "a last chunk over a long context": ([(130, 1000)], 7, 1, 64, 16, 0),
+    "decodes beside chunks that are split": ([(1, 900), (5, 2100), (0, 9), (40, 700), (1, 3)], 14, 2, 64, 16, 0),
+    "drafts in a window that is split": ([(5, 1500), (19, 700), (3, 40)], 7, 1, 128, 16, 900),
+    "a window that hides whole parts from some rows": ([(120, 900)], 1, 1, 64, 16, 512),
+    "more split sequences than a warp has lanes": ([(3, 530)] * 35 + [(9, 600), (1, 800)], 7, 1, 64, 16, 0),
     "more sequences than a warp has lanes": ([(1, 2)] * 35 + [(9, 9)], 2, 1, 64, 4, 0),
 }
 
@@ -73,16 +79,41 @@ def test_ragged_batches_over_codes(opened: OpenDevice, label: str) -> None:
     check(opened, "paged_attention_quantized", coded, DType.FLOAT16)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("scale", [-0.25, 0.0, 4.0])
+def test_any_scale(opened: OpenDevice, scale: float, head_dim: int) -> None:
+    """A negative one turns the order of scores around, and 0 makes all weights equal."""
+    sequences = [(1, 40), (20, 70), (4, 600)]
+    rng = np.random.default_rng(11)
+    sample = paged_attention_sample(rng, "batch", sequences, 7, 1, head_dim, 16, 0)
+    for float_type in (DType.BFLOAT16, DType.FLOAT16):
+        check(opened, "paged_attention", Sample("scaled", sample.inputs, {"scale": scale, "window": 0}), float_type)
+
+
+@pytest.mark.parametrize("num_queries", [1, 12])
+def test_scores_that_grow_with_every_key(opened: OpenDevice, num_queries: int) -> None:
+    """What was summed is rescaled again and again, by a little and by much."""
+    sample = paged_attention_sample(np.random.default_rng(11), "batch", [(num_queries, 700)], 4, 1, 64, 16, 0)
+    q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables = sample.inputs
+    blocks, offsets = block_tables[0, : -(-700 // 16)], np.arange(16)
+    grown = k_cache.copy()
+    for i, block in enumerate(blocks):
+        grown[block] = 0.01 * grown[block] + (i * 16 + offsets)[None, :, None] / 256
+    inputs = (np.abs(q), grown, v_cache, cu_seqlens_q, seqlens_k, block_tables)
+    check(opened, "paged_attention", Sample("growing", inputs, sample.attributes), DType.FLOAT16)
+
+
 SEQUENCE = st.integers(0, 12).flatmap(lambda count: st.tuples(st.just(count), st.integers(max(1, count), 90)))
+LONG_SEQUENCE = st.tuples(st.integers(0, 40), st.integers(500, 1100))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
-    sequences=st.lists(SEQUENCE, min_size=1, max_size=5),
+    sequences=st.lists(st.one_of(SEQUENCE, LONG_SEQUENCE), min_size=1, max_size=5),
     heads=st.sampled_from([(1, 1), (6, 2), (7, 1), (17, 1)]),
     head_dim=st.sampled_from([16, 64, 80, 128]),
     block_size=st.sampled_from([1, 3, 16]),
-    window=st.sampled_from([0, 1, 7, 64]),
+    window=st.sampled_from([0, 1, 7, 64, 600]),
 )
 def test_any_batch(
     opened: OpenDevice,

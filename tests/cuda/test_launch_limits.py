@@ -94,7 +94,13 @@ def test_every_launch_fits_every_gpu(planned: PlannedModel) -> None:
         plan = planned.compile(key).plan
         most = dict(plan.symbols)
         batch = {name: min(512, size) for name, size in most.items() if name in ("T", "S", "R")}
-        for sizes in (most, {**dict.fromkeys(most, 0), **batch, "B": most.get("B", 0)}, {**most, "S": 1, "R": 1}):
+        drafts = {name: {"T": min(5, size), "S": 1, "R": 1}.get(name, size) for name, size in most.items()}
+        for sizes in (
+            most,
+            {**dict.fromkeys(most, 0), **batch, "B": most.get("B", 0)},
+            {**most, "S": 1, "R": 1},
+            drafts,
+        ):
             for launch in launches(plan, {name: sizes[name] for name in most}, facts):
                 names.add(launch.source)
                 if all(launch.grid):

@@ -19,7 +19,8 @@ struct AttentionCall {
   const int* cu_seqlens_q;  // [S + 1]
   const int* seqlens_k;     // [S]
   const int* block_tables;  // [S, M]
-  float* partials;
+  float* decode_partials;   // what parts of the keys leave for the combine kernel
+  float* prefill_partials;
   float scale;
   int num_tokens;
   int num_sequences;
@@ -31,8 +32,11 @@ struct AttentionCall {
   int blocks_per_sequence;
   int window;
   int code_type;
-  int num_splits;
-  int items_are_tokens;
+  int num_splits;             // parts of a sequence at most, decode
+  int items_are_tokens;       // decode: an item is a token, not a sequence
+  int decode_rows;            // sequences of up to so many rows (queries x heads of a group) are the decode kernel's
+  int prefill_slots;          // parts of all split tiles of one kv head at most, prefill; 0: no tile is split
+  int combine_decode_blocks;  // so many first blocks of the combine kernel take rows of the decode kernel
 
   __device__ __forceinline__ int group_size() const { return num_heads / num_kv_heads; }
 

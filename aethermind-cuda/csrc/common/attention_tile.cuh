@@ -4,6 +4,7 @@
 // that a phase of ldmatrix reads lie in different banks, for every head_dim, without a swizzle.
 #pragma once
 
+#include "common/fast_math.cuh"
 #include "common/mma.cuh"
 #include "common/types.cuh"
 
@@ -40,46 +41,70 @@ __device__ __forceinline__ void load_queries(uint32_t (&q)[4], const T* queries,
   load_matrices(q, queries + lane % 16 * kRowStride<kHeadDim> + dim + lane / 16 * 8);
 }
 
+// Scores are multiplied by this, so that weights are powers of two: log2(e) times the scale of the operator. Positive,
+// since the largest score has to become the largest weight; a negative scale negates queries (`query_sign`), and one of
+// zero becomes so small that all weights are equal, for 0 times a hidden key's -inf is no number.
+__device__ __forceinline__ float positive_scale(float scale) { return fmaxf(fabsf(scale) * 1.44269504f, 1e-30f); }
+
+// Two elements of T are negated by xor with this.
+__device__ __forceinline__ uint32_t query_sign(float scale) { return scale < 0.0f ? 0x80008000u : 0u; }
+
 // Running softmax of 16 rows: this thread's part of rows g and g + 8, where lane = 4 g + i.
 template <int kHeadDim>
 struct SoftmaxRows {
   float out[kHeadDim / 8][4] = {};
-  float largest[2] = {kMinusInfinity, kMinusInfinity};
+  // What weights are relative to, a score: the largest one, or one that is little smaller. After `finish`, its power.
+  float base[2] = {kMinusInfinity, kMinusInfinity};
   float sum[2] = {0.0f, 0.0f};  // of this thread's columns only, until `finish`
 
-  // Scores in base 2 become weights; what was summed before is rescaled to the new largest score.
+  // Scores become weights 2^(scale (score - base)). Where scores exceed the base by much, it becomes the largest score,
+  // and what was summed before is rescaled. Where they do not, weights are at most 2^8: as exact, and nothing has to
+  // be rescaled, which happens for the first keys and seldom afterwards.
   template <int kTiles>
-  __device__ __forceinline__ void weigh(float (&scores)[kTiles][4]) {
+  __device__ __forceinline__ void weigh(float (&scores)[kTiles][4], float scale) {
+    constexpr float kMostPower = 8.0f;
+    float most[2];
+    bool is_exceeded = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float most = largest[r];
+      most[r] = base[r];
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) most = fmaxf(most, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
-      most = fmaxf(most, __shfl_xor_sync(kFullWarp, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(kFullWarp, most, 2));
-      const float base = most == kMinusInfinity ? 0.0f : most;  // no key seen yet
-      const float shrink = exp2f(largest[r] - base);
-      largest[r] = most;
-      sum[r] *= shrink;
+      for (int n = 0; n < kTiles; ++n) most[r] = fmaxf(most[r], fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
+      most[r] = fmaxf(most[r], __shfl_xor_sync(kFullWarp, most[r], 1));
+      most[r] = fmaxf(most[r], __shfl_xor_sync(kFullWarp, most[r], 2));
+      is_exceeded |= (most[r] - base[r]) * scale > kMostPower;  // false where no key was seen yet
+    }
+    if (__any_sync(kFullWarp, is_exceeded)) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float shrink = most[r] == kMinusInfinity ? 0.0f : fast_exp2((base[r] - most[r]) * scale);
+        base[r] = most[r];
+        sum[r] *= shrink;
+#pragma unroll
+        for (int n = 0; n < kHeadDim / 8; ++n) {
+          out[n][2 * r] *= shrink;
+          out[n][2 * r + 1] *= shrink;
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float power = base[r] == kMinusInfinity ? 0.0f : base[r] * scale;
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
-        scores[n][2 * r] = exp2f(scores[n][2 * r] - base);
-        scores[n][2 * r + 1] = exp2f(scores[n][2 * r + 1] - base);
+        scores[n][2 * r] = fast_exp2(fmaf(scores[n][2 * r], scale, -power));
+        scores[n][2 * r + 1] = fast_exp2(fmaf(scores[n][2 * r + 1], scale, -power));
         sum[r] += scores[n][2 * r] + scores[n][2 * r + 1];
-      }
-#pragma unroll
-      for (int n = 0; n < kHeadDim / 8; ++n) {
-        out[n][2 * r] *= shrink;
-        out[n][2 * r + 1] *= shrink;
       }
     }
   }
 
-  __device__ __forceinline__ void finish() {
+  __device__ __forceinline__ void finish(float scale) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sum[r] += __shfl_xor_sync(kFullWarp, sum[r], 1);
       sum[r] += __shfl_xor_sync(kFullWarp, sum[r], 2);
+      base[r] *= scale;
     }
   }
 };

@@ -16,12 +16,15 @@ struct FetchedTile {
   static constexpr int kPieces = kHeadDim / kPerPiece;
   static_assert(kKeys * kPieces % kThreads == 0);
 
+  // Whole blocks of threads have few registers left beside their sums.
+  static constexpr int kUnrolled = kThreads == kWarpSize ? kKeys * kPieces / kThreads : 2;
+
   // Begins to bring rows [first, first + kKeys) of one or both caches to tiles that follow each other; those from `end`
   // on become zeros, because weights of 0 times what lies there might be NaN.
   template <int kCaches>
   __device__ __forceinline__ static void fetch(unsigned char* tile, const void* const (&caches)[kCaches],
                                                const PagedRows& rows, int head_dim, int first, int end, int thread) {
-#pragma unroll
+#pragma unroll kUnrolled
     for (int i = 0; i < kKeys * kPieces / kThreads; ++i) {
       const int key = (thread + i * kThreads) / kPieces, piece = (thread + i * kThreads) % kPieces;
       const bool is_present = first + key < end && piece * kPerPiece < head_dim;
@@ -47,11 +50,10 @@ template <class T, int kHeadDim, int kKeys, int kThreads>
 struct CodeTile : FetchedTile<unsigned char, kHeadDim, kHeadDim, kKeys, kThreads> {
   static constexpr int kPieces = kHeadDim / 16;
 
-  // Whole blocks of threads have many rows each, and few registers left beside their sums.
-  static constexpr int kUnrolled = kThreads == kWarpSize ? kKeys * kPieces / kThreads : 1;
+  static constexpr int kWidenUnrolled = kThreads == kWarpSize ? kKeys * kPieces / kThreads : 1;
 
   __device__ __forceinline__ static void widen(T* to, const unsigned char* tile, CodeType type, int thread) {
-#pragma unroll kUnrolled
+#pragma unroll kWidenUnrolled
     for (int i = 0; i < kKeys * kPieces / kThreads; ++i) {
       const int key = (thread + i * kThreads) / kPieces, piece = (thread + i * kThreads) % kPieces;
       const uint4 codes = *reinterpret_cast<const uint4*>(tile + key * kHeadDim + piece * 16);

@@ -7,8 +7,8 @@
 
 #include <type_traits>
 
+#include "common/decode_tile.cuh"
 #include "common/key_tile.cuh"
-#include "common/split_keys.cuh"
 
 namespace aether {
 
@@ -24,7 +24,9 @@ struct DecodeShared {
   static constexpr int kWideBytes = kIsCoded ? kDecodeKeys * kRowBytes : 0;  // of widened keys or values
   static constexpr int kWarpBytes = 2 * 2 * Tile::kBytes + 2 * kWideBytes;
   static constexpr int kBytes = kQueryBytes + kDecodeWarps * kWarpBytes;
-  static_assert(kWarpBytes >= kDecodeRows * kHeadDim * static_cast<int>(sizeof(float)), "a warp leaves its sums there");
+  static constexpr int kSumsStride = kHeadDim + 8;  // of rows of sums, four of which lie in different banks
+  static_assert(kWarpBytes >= kDecodeRows * kSumsStride * static_cast<int>(sizeof(float)),
+                "a warp leaves its sums there");
   static_assert(kQueryBytes >= 2 * kDecodeWarps * kDecodeRows * static_cast<int>(sizeof(float)));
 };
 
@@ -38,6 +40,8 @@ __device__ __forceinline__ void bring_queries(T* queries, const AttentionCall& c
     if (row < tile.num_rows() && dim < call.head_dim) {
       const T* q = static_cast<const T*>(call.q) + tile.head_of_row(row, call.num_heads) * call.head_dim;
       piece = *reinterpret_cast<const uint4*>(q + dim);
+      const uint32_t sign = query_sign(call.scale);
+      piece = {piece.x ^ sign, piece.y ^ sign, piece.z ^ sign, piece.w ^ sign};
     }
     *reinterpret_cast<uint4*>(queries + row * kRowStride<kHeadDim> + dim) = piece;
   }
@@ -50,16 +54,21 @@ __device__ __forceinline__ float scale_of_lane(const AttentionCall& call, const 
   return (lane_index() < kDecodeKeys ? call.k_scale : call.v_scale)[rows(key)];
 }
 
-// Scores times `scale` and, of codes, those of their keys; minus infinity where a row does not see a key.
-template <bool kIsCoded>
-__device__ __forceinline__ void mask_scores(float (&scores)[2][4], const KeyRange (&seen)[2], int first, float scale,
-                                            float scales) {
+// Scores of codes times the scales of their keys.
+__device__ __forceinline__ void scale_scores(float (&scores)[2][4], float scales, int first_lane) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int column = i / 4 * 8 + lane_index() % 4 * 2 + i % 2;
-    float& score = scores[i / 4][i % 4];
-    score *= kIsCoded ? scale * __shfl_sync(kFullWarp, scales, column) : scale;
-    if (!seen[i % 4 / 2].has(first + column)) score = kMinusInfinity;
+    scores[i / 4][i % 4] *= __shfl_sync(kFullWarp, scales, first_lane + column);
+  }
+}
+
+// Minus infinity where a row does not see a key.
+__device__ __forceinline__ void mask_scores(float (&scores)[2][4], const KeyRange (&seen)[2], int first) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int column = i / 4 * 8 + lane_index() % 4 * 2 + i % 2;
+    if (!seen[i % 4 / 2].has(first + column)) scores[i / 4][i % 4] = kMinusInfinity;
   }
 }
 
@@ -71,8 +80,8 @@ __device__ __forceinline__ void merge_warps(unsigned char* shared, const Softmax
   const auto sums_of = [&](int warp) {
     return reinterpret_cast<float*>(shared + Shared::kQueryBytes + warp * Shared::kWarpBytes);
   };
-  float* largest = reinterpret_cast<float*>(shared);  // [warps, rows], then as many sums of weights
-  float* weights = largest + kDecodeWarps * kDecodeRows;
+  float* powers = reinterpret_cast<float*>(shared);  // [warps, rows], then as many sums of weights
+  float* weights = powers + kDecodeWarps * kDecodeRows;
   __syncthreads();  // queries and keys have been read
   const int row = lane_index() / 4, column = lane_index() % 4 * 2;
   float* own = sums_of(warp_index());
@@ -80,32 +89,33 @@ __device__ __forceinline__ void merge_warps(unsigned char* shared, const Softmax
   for (int r = 0; r < 2; ++r) {
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n) {
-      own[(row + 8 * r) * kHeadDim + 8 * n + column] = softmax.out[n][2 * r];
-      own[(row + 8 * r) * kHeadDim + 8 * n + column + 1] = softmax.out[n][2 * r + 1];
+      const float2 pair{softmax.out[n][2 * r], softmax.out[n][2 * r + 1]};
+      *reinterpret_cast<float2*>(own + (row + 8 * r) * Shared::kSumsStride + 8 * n + column) = pair;
     }
     if (lane_index() % 4 == 0) {
-      largest[warp_index() * kDecodeRows + row + 8 * r] = softmax.largest[r];
+      powers[warp_index() * kDecodeRows + row + 8 * r] = softmax.base[r];
       weights[warp_index() * kDecodeRows + row + 8 * r] = softmax.sum[r];
     }
   }
   __syncthreads();
-  const Partial<kHeadDim> partial(call, static_cast<int>(blockIdx.z));
+  const Partial<kDecodeRows, kHeadDim> partial(call.decode_partials,
+                                               tile.first_partial(call) + static_cast<int>(blockIdx.z));
   const int count = tile.num_rows() * kHeadDim;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
     const int r = i / kHeadDim, dim = i % kHeadDim;
     float most = kMinusInfinity, sum = 0.0f, out = 0.0f;
-    for (int warp = 0; warp < kDecodeWarps; ++warp) most = fmaxf(most, largest[warp * kDecodeRows + r]);
+    for (int warp = 0; warp < kDecodeWarps; ++warp) most = fmaxf(most, powers[warp * kDecodeRows + r]);
     for (int warp = 0; warp < kDecodeWarps; ++warp) {
-      const float of_warp = largest[warp * kDecodeRows + r];
+      const float of_warp = powers[warp * kDecodeRows + r];
       if (of_warp == kMinusInfinity) continue;  // it saw no key of this row
-      const float share = exp2f(of_warp - most);
+      const float share = fast_exp2(of_warp - most);
       sum += share * weights[warp * kDecodeRows + r];
-      out += share * sums_of(warp)[i];
+      out += share * sums_of(warp)[r * Shared::kSumsStride + dim];
     }
     if (splits.count > 1) {
       partial.out(r)[dim] = out;
       if (dim == 0) {
-        partial.largest(r) = most;
+        partial.power(r) = most;
         partial.sum(r) = sum;
       }
     } else if (dim < call.head_dim) {
@@ -120,9 +130,9 @@ __device__ __forceinline__ void paged_attention_decode(const AttentionCall& call
   using Shared = DecodeShared<T, kIsCoded, kHeadDim>;
   using Tile = typename Shared::Tile;
   AETHER_DYNAMIC_SHARED(unsigned char, shared);
-  const DecodeTile tile(call);
+  const DecodeTile tile(call, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
   if (!tile.has_rows) return;
-  const Splits splits(tile.keys(call.window), call.num_splits);
+  const Splits splits = tile.splits(call);
   if (static_cast<int>(blockIdx.z) >= splits.count) return;
   const KeyRange part = splits.part(static_cast<int>(blockIdx.z));
   const PagedRows rows = call.rows(tile.queries.sequence, tile.kv_head);
@@ -149,8 +159,10 @@ __device__ __forceinline__ void paged_attention_decode(const AttentionCall& call
 
   const KeyRange seen[2] = {KeyRange::of_position(tile.position_of_row(lane_index() / 4), call.window),
                             KeyRange::of_position(tile.position_of_row(lane_index() / 4 + 8), call.window)};
+  const KeyRange seen_by_all = {KeyRange::of_position(tile.position_of_row(kDecodeRows - 1), call.window).begin,
+                                KeyRange::of_position(tile.position_of_row(0), call.window).end};
   SoftmaxRows<kHeadDim> softmax[1];
-  const float scale = call.scale * 1.44269504f;
+  const float scale = positive_scale(call.scale);
   for (int stage = 0; first < part.end; first += kStep, stage ^= 1) {
     const float scales = next_scales;
     fetch(stage ^ 1, first + kStep);
@@ -171,50 +183,16 @@ __device__ __forceinline__ void paged_attention_decode(const AttentionCall& call
     float scores[1][2][4] = {};
 #pragma unroll
     for (int d = 0; d < kHeadDim / 16; ++d) add_scores<T, kHeadDim>(scores, q[d], keys, 16 * d);
-    mask_scores<kIsCoded>(scores[0], seen, first, scale, scales);
-    softmax[0].weigh(scores[0]);
-    if constexpr (kIsCoded) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int column = i / 4 * 8 + lane_index() % 4 * 2 + i % 2;
-        scores[0][i / 4][i % 4] *= __shfl_sync(kFullWarp, scales, kDecodeKeys + column);
-      }
-    }
+    if constexpr (kIsCoded) scale_scores(scores[0], scales, 0);
+    if (!(seen_by_all.has(first) && seen_by_all.has(first + kDecodeKeys - 1))) mask_scores(scores[0], seen, first);
+    softmax[0].weigh(scores[0], scale);
+    if constexpr (kIsCoded) scale_scores(scores[0], scales, kDecodeKeys);
     add_values<T, kHeadDim>(softmax, scores, values);
     __syncwarp();
   }
   wait_for_copies<0>();
-  softmax[0].finish();
+  softmax[0].finish(scale);
   merge_warps<T, kIsCoded, kHeadDim>(shared, softmax[0], call, tile, splits);
-}
-
-// Puts the splits of a row together; a warp takes a row, blockIdx.z counts fours of them.
-template <class T, int kHeadDim>
-__device__ __forceinline__ void paged_attention_combine(const AttentionCall& call) {
-  const DecodeTile tile(call);
-  const int row = static_cast<int>(blockIdx.z * (blockDim.x / kWarpSize)) + warp_index();
-  if (!tile.has_rows || row >= tile.num_rows()) return;
-  const Splits splits(tile.keys(call.window), call.num_splits);
-  if (splits.count <= 1) return;
-  float most = kMinusInfinity;
-  for (int split = lane_index(); split < splits.count; split += kWarpSize) {
-    most = fmaxf(most, Partial<kHeadDim>(call, split).largest(row));
-  }
-  most = warp_reduce<Max>(most);
-  float sum = 0.0f, out[kHeadDim / kWarpSize] = {};
-  for (int split = 0; split < splits.count; ++split) {
-    const Partial<kHeadDim> partial(call, split);
-    const float share = exp2f(partial.largest(row) - most);  // 0 where a window hides the whole split
-    sum += share * partial.sum(row);
-#pragma unroll
-    for (int i = 0; i < kHeadDim / kWarpSize; ++i) out[i] += share * partial.out(row)[lane_index() + i * kWarpSize];
-  }
-  T* target = static_cast<T*>(call.out) + tile.head_of_row(row, call.num_heads) * call.head_dim;
-#pragma unroll
-  for (int i = 0; i < kHeadDim / kWarpSize; ++i) {
-    const int dim = lane_index() + i * kWarpSize;
-    if (dim < call.head_dim) target[dim] = from_float<T>(out[i] / sum);
-  }
 }
 
 }  // namespace aether

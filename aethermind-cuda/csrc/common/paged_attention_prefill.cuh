@@ -1,91 +1,40 @@
 // Paged attention of sequences with many queries: FlashAttention-2 (Dao 2023) over a ragged batch.
 //
-// A block takes 128 rows of one kv head and goes through the keys that they see, some at a time; a warp keeps 32 of the
-// rows. Values come while scores are computed, and the next keys while values are added up.
+// A block takes 128 rows of one kv head and goes through the keys that they see, or a part of them, 32 at a time; a
+// warp keeps 32 of the rows. There are two stages of keys and values: one is used while the other arrives.
 #pragma once
 
 #include <type_traits>
 
 #include "common/key_tile.cuh"
-#include "common/split_keys.cuh"
+#include "common/prefill_tile.cuh"
 
 namespace aether {
 
 constexpr int kPrefillWarps = 4;
 constexpr int kPrefillThreads = kPrefillWarps * kWarpSize;
 constexpr int kRowTiles = 2;  // of 16 rows, a warp's
-constexpr int kPrefillRows = kPrefillWarps * kRowTiles * 16;
+static_assert(kPrefillWarps * kRowTiles * 16 == kPrefillRows);
 
-// Keys at a time: what the registers of a thread hold beside the sums of 32 rows.
-template <int kHeadDim>
-constexpr int kPrefillKeys = kHeadDim <= 64 ? 64 : 32;
+constexpr int kPrefillKeys = 32;  // at a time
 
 template <class T, bool kIsCoded, int kHeadDim>
 struct PrefillShared {
-  static constexpr int kNumKeys = kPrefillKeys<kHeadDim>;
-  using Tile = std::conditional_t<kIsCoded, CodeTile<T, kHeadDim, kNumKeys, kPrefillThreads>,
-                                  FloatTile<T, kHeadDim, kNumKeys, kPrefillThreads>>;
+  using Tile = std::conditional_t<kIsCoded, CodeTile<T, kHeadDim, kPrefillKeys, kPrefillThreads>,
+                                  FloatTile<T, kHeadDim, kPrefillKeys, kPrefillThreads>>;
+  // Beside the sums of heads of 128 elements, registers hold no queries.
+  static constexpr bool kAreQueriesInRegisters = kHeadDim <= 96;
   static constexpr int kRowBytes = kRowStride<kHeadDim> * static_cast<int>(sizeof(T));
+  static constexpr int kStageBytes = 2 * Tile::kBytes;                        // keys, then values
+  static constexpr int kWideBytes = kIsCoded ? kPrefillKeys * kRowBytes : 0;  // of widened keys or values
   static constexpr int kQueryBytes = kPrefillRows * kRowBytes;
-  static constexpr int kKeys = kQueryBytes;
-  static constexpr int kValues = kKeys + Tile::kBytes;
-  static constexpr int kWide = kValues + Tile::kBytes;  // keys and then values, widened
-  static constexpr int kScales = kWide + (kIsCoded ? kNumKeys * kRowBytes : 0);
-  static constexpr int kBytes = kScales + (kIsCoded ? 2 * kNumKeys * static_cast<int>(sizeof(float)) : 0);
-};
-
-// 128 rows of one sequence; those of most keys come first, since blocks that begin late should end soon.
-struct PrefillTile {
-  Queries queries;
-  int first_row;
-  int group;
-  int kv_head;
-  bool has_rows;
-
-  // Block x takes the x-th tile of the batch. Each warp looks for it among 32 sequences at a time.
-  __device__ __forceinline__ explicit PrefillTile(const AttentionCall& call)
-      : queries(), first_row(0), group(call.group_size()), kv_head(static_cast<int>(blockIdx.y)), has_rows(false) {
-    int wanted = static_cast<int>(blockIdx.x);
-    for (int base = 0; base < call.num_sequences; base += kWarpSize) {
-      const int sequence = base + lane_index();
-      const int tiles = sequence < call.num_sequences ? num_tiles(call, sequence) : 0;
-      int before = tiles;  // up to and with this lane's
-      for (int distance = 1; distance < kWarpSize; distance *= 2) {
-        const int other = __shfl_up_sync(kFullWarp, before, distance);
-        if (lane_index() >= distance) before += other;
-      }
-      const int total = __shfl_sync(kFullWarp, before, kWarpSize - 1);
-      if (wanted >= total) {
-        wanted -= total;
-        continue;
-      }
-      const int owner = __ffs(static_cast<int>(__ballot_sync(kFullWarp, before > wanted))) - 1;
-      const int tile = __shfl_sync(kFullWarp, before, owner) - 1 - wanted;
-      queries = Queries::of_sequence(call, base + owner);
-      first_row = tile * kPrefillRows;
-      has_rows = true;
-      return;
-    }
-  }
-
-  // None for sequences that the decode kernel takes.
-  __device__ __forceinline__ int num_tiles(const AttentionCall& call, int sequence) const {
-    const int rows = (call.cu_seqlens_q[sequence + 1] - call.cu_seqlens_q[sequence]) * group;
-    const int of_decode = (group + kDecodeRows - 1) / kDecodeRows * kDecodeRows;
-    return rows <= of_decode ? 0 : (rows + kPrefillRows - 1) / kPrefillRows;
-  }
-
-  __device__ __forceinline__ int num_rows() const { return min(kPrefillRows, queries.count * group - first_row); }
-
-  // [T, H] index of a row.
-  __device__ __forceinline__ int64_t head_of_row(int row, int num_heads) const {
-    const int packed = first_row + row;
-    return static_cast<int64_t>(queries.first_token + packed / group) * num_heads + kv_head * group + packed % group;
-  }
-
-  __device__ __forceinline__ int position_of_row(int row) const {
-    return queries.first_position + min((first_row + row) / group, queries.count - 1);
-  }
+  static constexpr int kQueries = kStageBytes;  // behind the first stage
+  // Queries that are in registers leave their place to what comes after the first stage.
+  static constexpr int kSecondStage = kQueries + (kAreQueriesInRegisters ? 0 : kQueryBytes);
+  static constexpr int kWide = kSecondStage + kStageBytes;
+  static constexpr int kScales = kWide + 2 * kWideBytes;  // of each stage's keys, then of its values
+  static constexpr int kEnd = kScales + (kIsCoded ? 4 * kPrefillKeys * static_cast<int>(sizeof(float)) : 0);
+  static constexpr int kBytes = kEnd > kQueries + kQueryBytes ? kEnd : kQueries + kQueryBytes;
 };
 
 template <class T, int kHeadDim>
@@ -99,116 +48,195 @@ __device__ __forceinline__ void bring_queries(T* queries, const AttentionCall& c
   }
 }
 
+// For a negative scale.
+template <class T, int kHeadDim>
+__device__ __forceinline__ void negate_queries(T* queries, uint32_t sign) {
+  constexpr int kWords = kPrefillRows * kRowStride<kHeadDim> / 2;
+  uint32_t* words = reinterpret_cast<uint32_t*>(queries);
+  for (int i = static_cast<int>(threadIdx.x); i < kWords; i += kPrefillThreads) words[i] ^= sign;
+}
+
+// Scores (or weights) of codes times the scales of their keys (or values).
+__device__ __forceinline__ void scale_scores(float (&scores)[kRowTiles][kPrefillKeys / 8][4], const float* scales) {
+#pragma unroll
+  for (int n = 0; n < kPrefillKeys / 8; ++n) {
+    const float2 pair = *reinterpret_cast<const float2*>(scales + 8 * n + lane_index() % 4 * 2);
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[m][n][i] *= i % 2 == 0 ? pair.x : pair.y;
+    }
+  }
+}
+
+// Minus infinity where a row does not see a key.
+__device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kPrefillKeys / 8][4], const PrefillTile& tile,
+                                            int own_row, int first, int window) {
+#pragma unroll
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    const int position = tile.position_of_row(own_row + 8 * i + lane_index() / 4);
+    const KeyRange seen = KeyRange::of_position(position, window);
+#pragma unroll
+    for (int n = 0; n < kPrefillKeys / 8; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float& score = scores[i / 2][n][i % 2 * 2 + c];
+        score = seen.has(first + 8 * n + lane_index() % 4 * 2 + c) ? score : kMinusInfinity;
+      }
+    }
+  }
+}
+
+// This thread's elements of a row (its `r`-th of a tile of 16) for the combine kernel.
+template <int kHeadDim>
+__device__ __forceinline__ void leave_row(const AttentionCall& call, int64_t index, int row,
+                                          const SoftmaxRows<kHeadDim>& softmax, int r) {
+  const Partial<kPrefillRows, kHeadDim> partial(call.prefill_partials, index);
+#pragma unroll
+  for (int n = 0; n < kHeadDim / 8; ++n) {
+    const float2 pair{softmax.out[n][2 * r], softmax.out[n][2 * r + 1]};
+    *reinterpret_cast<float2*>(partial.out(row) + 8 * n + lane_index() % 4 * 2) = pair;
+  }
+  if (lane_index() % 4 == 0) {
+    partial.power(row) = softmax.base[r];
+    partial.sum(row) = softmax.sum[r];
+  }
+}
+
+// The same elements of the output.
+template <class T, int kHeadDim>
+__device__ __forceinline__ void write_row(const AttentionCall& call, const PrefillTile& tile, int row,
+                                          const SoftmaxRows<kHeadDim>& softmax, int r) {
+  const float inverse = 1.0f / softmax.sum[r];
+  T* out = static_cast<T*>(call.out) + tile.head_of_row(row, call.num_heads) * call.head_dim;
+#pragma unroll
+  for (int n = 0; n < kHeadDim / 8; ++n) {
+    const int dim = 8 * n + lane_index() % 4 * 2;
+    const float* pair = softmax.out[n] + 2 * r;
+    if (dim < call.head_dim) {
+      *reinterpret_cast<uint32_t*>(out + dim) = packed<T>(pair[0] * inverse, pair[1] * inverse);
+    }
+  }
+}
+
 template <class T, bool kIsCoded, int kHeadDim>
 __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& call) {
   using Shared = PrefillShared<T, kIsCoded, kHeadDim>;
   using Tile = typename Shared::Tile;
-  constexpr int kKeys = kPrefillKeys<kHeadDim>;
+  constexpr int kKeys = kPrefillKeys;
+  static_assert(kSplitUnit % kKeys == 0, "some keys at a time never span the end of a part that is not the last");
   AETHER_DYNAMIC_SHARED(unsigned char, shared);
-  const PrefillTile tile(call);
-  if (!tile.has_rows) return;
+  __shared__ PrefillWork work;  // registers are few
+  if (warp_index() == 0) {
+    const PrefillWork found = PrefillWork::of(call, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
+    if (lane_index() == 0) work = found;
+  }
+  __syncthreads();
+  if (work.num_parts == 0) return;
   const int thread = static_cast<int>(threadIdx.x);
+  const PrefillTile& tile = work.tile;
+  const KeyRange keys = work.keys;
   const PagedRows rows = call.rows(tile.queries.sequence, tile.kv_head);
-  const int first_position = tile.position_of_row(0), last_position = tile.position_of_row(tile.num_rows() - 1);
-  const KeyRange keys = KeyRange::of_positions(first_position, last_position, call.window);
-  float* scales = reinterpret_cast<float*>(shared + Shared::kScales);  // of keys, then of values
-  T* const wide = reinterpret_cast<T*>(shared + Shared::kWide);
+  const KeyRange seen_by_all = {KeyRange::of_position(tile.position_of_row(tile.num_rows() - 1), call.window).begin,
+                                KeyRange::of_position(tile.position_of_row(0), call.window).end};
 
-  const auto fetch = [&](const void* cache, int offset, int first) {
-    const void* const caches[] = {cache};
-    Tile::fetch(shared + offset, caches, rows, call.head_dim, first, keys.end, thread);
+  const auto stage_at = [&](int stage) { return shared + (stage == 0 ? 0 : Shared::kSecondStage); };
+  const auto scales_at = [&](int stage) {
+    return reinterpret_cast<float*>(shared + Shared::kScales) + stage * 2 * kKeys;
+  };
+  const auto fetch = [&](int stage, int first) {
+    const void* const caches[] = {call.k_cache, call.v_cache};
+    Tile::fetch(stage_at(stage), caches, rows, call.head_dim, first, keys.end, thread);
     commit_copies();
   };
-  const auto bring_scales = [&](int first) {
+  const auto bring_scales = [&](int stage, int first) {
     if (thread >= 2 * kKeys) return;
     const int key = first + thread % kKeys;
     const float* source = thread < kKeys ? call.k_scale : call.v_scale;
-    scales[thread] = key < keys.end ? source[rows(key)] : 0.0f;
+    scales_at(stage)[thread] = key < keys.end ? source[rows(key)] : 0.0f;
   };
-  // What was brought, for all threads to read.
-  const auto ready = [&](int offset) -> const T* {
-    wait_for_copies<0>();
-    __syncthreads();
-    if constexpr (kIsCoded) {
-      Tile::widen(wide, shared + offset, static_cast<CodeType>(call.code_type), thread);
-      __syncthreads();
-      return wide;
-    } else {
-      return reinterpret_cast<const T*>(shared + offset);
+
+  T* queries = reinterpret_cast<T*>(shared + Shared::kQueries);
+  bring_queries<T, kHeadDim>(queries, call, tile);
+  fetch(0, keys.begin);
+  const int own_row = warp_index() * kRowTiles * 16;
+  // A warp without rows only brings keys and values. (The branch costs registers, which heads of 96 do not have.)
+  const bool has_rows = kHeadDim == 96 || own_row < tile.num_rows();
+  const T* own_queries = queries + own_row * kRowStride<kHeadDim>;
+  uint32_t q[Shared::kAreQueriesInRegisters ? kHeadDim / 16 : 1][kRowTiles][4];
+  const auto load_own_queries = [&](uint32_t (&fragments)[kRowTiles][4], int dim) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      load_queries<T, kHeadDim>(fragments[m], own_queries + 16 * m * kRowStride<kHeadDim>, dim);
     }
   };
-
-  T* queries = reinterpret_cast<T*>(shared);
-  bring_queries<T, kHeadDim>(queries, call, tile);
-  fetch(call.k_cache, Shared::kKeys, keys.begin);
-  if constexpr (kIsCoded) bring_scales(keys.begin);
-
-  const int own_row = warp_index() * kRowTiles * 16;
-  int position[kRowTiles][2];
+  if (Shared::kAreQueriesInRegisters || call.scale < 0.0f) {
+    wait_for_copies<0>();
+    __syncthreads();
+    if (call.scale < 0.0f) {
+      negate_queries<T, kHeadDim>(queries, query_sign(call.scale));
+      __syncthreads();
+    }
+    if constexpr (Shared::kAreQueriesInRegisters) {
 #pragma unroll
-  for (int i = 0; i < 2 * kRowTiles; ++i) {
-    position[i / 2][i % 2] = tile.position_of_row(own_row + i / 2 * 16 + i % 2 * 8 + lane_index() / 4);
+      for (int d = 0; d < kHeadDim / 16; ++d) load_own_queries(q[d], 16 * d);
+      if constexpr (kIsCoded) __syncthreads();  // scales lie where queries were
+    }
   }
+  if constexpr (kIsCoded) bring_scales(0, keys.begin);
+
   SoftmaxRows<kHeadDim> softmax[kRowTiles];
-  const float scale = call.scale * 1.44269504f;
-  for (int first = keys.begin; first < keys.end; first += kKeys) {
-    const T* tile_keys = ready(Shared::kKeys);
-    fetch(call.v_cache, Shared::kValues, first);
+  const float scale = positive_scale(call.scale);
+  for (int first = keys.begin, stage = 0; first < keys.end; first += kKeys, stage ^= 1) {
+    wait_for_copies<0>();
+    __syncthreads();  // all threads' copies have arrived, and nobody reads the other stage any more
+    if (first + kKeys < keys.end) {
+      fetch(stage ^ 1, first + kKeys);
+      if constexpr (kIsCoded) bring_scales(stage ^ 1, first + kKeys);
+    }
+    const T* tile_keys = reinterpret_cast<const T*>(stage_at(stage));
+    const T* values = reinterpret_cast<const T*>(stage_at(stage) + Tile::kBytes);
+    if constexpr (kIsCoded) {
+      T* wide = reinterpret_cast<T*>(shared + Shared::kWide);
+      T* wide_values = reinterpret_cast<T*>(shared + Shared::kWide + Shared::kWideBytes);
+      const CodeType type = static_cast<CodeType>(call.code_type);
+      Tile::widen(wide, stage_at(stage), type, thread);
+      Tile::widen(wide_values, stage_at(stage) + Tile::kBytes, type, thread);
+      __syncthreads();
+      tile_keys = wide;
+      values = wide_values;
+    }
+    if (!has_rows) continue;
+    const float* scales = scales_at(stage);
     float scores[kRowTiles][kKeys / 8][4] = {};
 #pragma unroll
     for (int d = 0; d < kHeadDim / 16; ++d) {
-      uint32_t q[kRowTiles][4];
-#pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
-        load_queries<T, kHeadDim>(q[m], queries + (own_row + 16 * m) * kRowStride<kHeadDim>, 16 * d);
-      }
-      add_scores<T, kHeadDim>(scores, q, tile_keys, 16 * d);
+      constexpr bool kIsLoaded = Shared::kAreQueriesInRegisters;
+      if constexpr (!kIsLoaded) load_own_queries(q[0], 16 * d);
+      add_scores<T, kHeadDim>(scores, q[kIsLoaded ? d : 0], tile_keys, 16 * d);
     }
-    const int last = first + kKeys - 1;
-    const bool all_see_all = last <= first_position && (call.window <= 0 || first > last_position - call.window);
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int i = 0; i < kKeys / 2; ++i) {
-        const int column = i / 4 * 8 + lane_index() % 4 * 2 + i % 2;
-        float& score = scores[m][i / 4][i % 4];
-        score *= kIsCoded ? scale * scales[column] : scale;
-        if (!all_see_all && !KeyRange::of_position(position[m][i % 4 / 2], call.window).has(first + column)) {
-          score = kMinusInfinity;
-        }
-      }
-      softmax[m].weigh(scores[m]);
-      if constexpr (kIsCoded) {
-#pragma unroll
-        for (int i = 0; i < kKeys / 2; ++i) {
-          scores[m][i / 4][i % 4] *= scales[kKeys + i / 4 * 8 + lane_index() % 4 * 2 + i % 2];
-        }
-      }
+    if constexpr (kIsCoded) scale_scores(scores, scales);
+    if (!(seen_by_all.has(first) && seen_by_all.has(first + kKeys - 1))) {
+      mask_scores(scores, tile, own_row, first, call.window);
     }
-    const T* values = ready(Shared::kValues);
-    if (last + 1 < keys.end) {
-      fetch(call.k_cache, Shared::kKeys, last + 1);
-      if constexpr (kIsCoded) bring_scales(last + 1);
-    }
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) softmax[m].weigh(scores[m], scale);
+    if constexpr (kIsCoded) scale_scores(scores, scales + kKeys);
     add_values<T, kHeadDim>(softmax, scores, values);
   }
 
+  if (!has_rows) return;
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
-    softmax[m].finish();
+    softmax[m].finish(scale);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = own_row + 16 * m + 8 * r + lane_index() / 4;
       if (row >= tile.num_rows()) continue;
-      const float inverse = 1.0f / softmax[m].sum[r];
-      T* out = static_cast<T*>(call.out) + tile.head_of_row(row, call.num_heads) * call.head_dim;
-#pragma unroll
-      for (int n = 0; n < kHeadDim / 8; ++n) {
-        const int dim = 8 * n + lane_index() % 4 * 2;
-        const float* pair = softmax[m].out[n] + 2 * r;
-        if (dim < call.head_dim) {
-          *reinterpret_cast<uint32_t*>(out + dim) = packed<T>(pair[0] * inverse, pair[1] * inverse);
-        }
+      if (work.num_parts > 1) {
+        leave_row<kHeadDim>(call, work.partial, row, softmax[m], r);
+      } else {
+        write_row<T, kHeadDim>(call, tile, row, softmax[m], r);
       }
     }
   }

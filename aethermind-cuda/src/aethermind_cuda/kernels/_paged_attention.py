@@ -1,15 +1,18 @@
 """Attention over a paged cache of elements or of codes: which kernels take which part of a batch.
 
 The tensor core kernels differ in how many queries of a sequence they take. Where there are no more tokens than
-sequences, the one for few queries takes every token by itself; else it takes the sequences of so few queries that their
-heads fill no more tiles than one query's, and the other kernel the rest: what is which, they see at `cu_seqlens_q`.
+sequences, the decode kernel takes every token by itself; else it takes the sequences of so few queries that their
+heads fill no more tiles than one query's, and the prefill kernel the others. The host knows shapes only: the kernels
+see at `cu_seqlens_q` which sequences are theirs. A kernel that the shapes leave no sequence for is not launched.
+
+Both kernels split the keys of long sequences among blocks, and the combine kernel merges the parts.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from aethermind.dispatch import Kernel
 from aethermind.dispatch.kernel import Signature
@@ -24,7 +27,15 @@ _DECODE_ROWS = 16
 _PREFILL_ROWS = 128
 _SHORTEST_SPLIT = 256
 _BLOCKS_PER_MULTIPROCESSOR = 2
-"""Sequences are split until so many blocks are at work."""
+"""As many as registers allow at the same time."""
+_RESERVED_SHARED_BYTES = 1024
+"""Of every block, the driver's; a multiprocessor has so much more than a block can have."""
+
+_COMBINE_ROWS = 4
+"""Rows that a block of the combine kernel takes at a time."""
+
+_COMBINE_BLOCKS_PER_MULTIPROCESSOR = 8
+"""Blocks that take the rows of the prefill kernel: they go on until none is left."""
 
 _PADDING = 8
 """Elements between rows of shared memory (csrc/common/attention_tile.cuh)."""
@@ -35,11 +46,13 @@ class _AttentionCall(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("out", "q", "k_cache", "v_cache", "k_scale", "v_scale")),
-        *((name, ctypes.c_void_p) for name in ("cu_seqlens_q", "seqlens_k", "block_tables", "partials")),
+        *((name, ctypes.c_void_p) for name in ("cu_seqlens_q", "seqlens_k", "block_tables")),
+        *((name, ctypes.c_void_p) for name in ("decode_partials", "prefill_partials")),
         ("scale", ctypes.c_float),
         *((name, ctypes.c_int) for name in ("num_tokens", "num_sequences", "num_heads", "num_kv_heads", "head_dim")),
         *((name, ctypes.c_int) for name in ("num_blocks", "block_size", "blocks_per_sequence", "window", "code_type")),
-        *((name, ctypes.c_int) for name in ("num_splits", "items_are_tokens")),
+        *((name, ctypes.c_int) for name in ("num_splits", "items_are_tokens", "decode_rows", "prefill_slots")),
+        ("combine_decode_blocks", ctypes.c_int),
     ]
 
 
@@ -65,31 +78,41 @@ def _supports_tensor_cores(signature: Signature) -> str | None:
     return None
 
 
+class _Tiles(NamedTuple):
+    """How many tiles of rows of one kv head the kernels take at most."""
+
+    decode: int
+    prefill: int
+
+
 def _on_tensor_cores(call: Call) -> Iterator[Launch]:
     arguments = _arguments(call)
-    num_tokens, num_sequences, num_kv_heads = arguments.num_tokens, arguments.num_sequences, arguments.num_kv_heads
+    num_sequences, num_kv_heads = arguments.num_sequences, arguments.num_kv_heads
     if num_sequences == 0:
         return
-    is_coded = _is_coded(len(call.inputs))
-    width = _width(call)
+    width, is_coded = _width(call), _is_coded(len(call.inputs))
     suffix = f"{call.outputs[0].dtype}_{width}"
     form = "_quantized" if is_coded else ""
-    group = arguments.num_heads // num_kv_heads
-    items = min(num_tokens, num_sequences)
-    decode = (items * div_up(group, _DECODE_ROWS), num_kv_heads)
-    arguments.num_splits = _num_splits(call, decode[0] * decode[1])
-    arguments.items_are_tokens = num_tokens <= num_sequences
-    source = f"paged_attention_decode{form}"
-    grid, shared = (*decode, arguments.num_splits), _decode_shared(width, is_coded)
-    yield Launch(source, f"{source}_{suffix}", grid, (THREADS, 1, 1), (arguments,), shared)
+    tiles = _tiles(call)
+    arguments.items_are_tokens = arguments.num_tokens <= num_sequences
+    arguments.decode_rows = _decode_rows(call) if tiles.decode else 0
+    arguments.num_splits = _num_splits(call, tiles.decode * num_kv_heads)
+    arguments.prefill_slots = _prefill_slots(call, tiles.prefill)
     if arguments.num_splits > 1:
-        name = f"paged_attention_decode_combine_{suffix}"
-        yield Launch("paged_attention_decode", name, (*decode, 4), (THREADS, 1, 1), (arguments,))
-    if not arguments.items_are_tokens:
+        arguments.combine_decode_blocks = tiles.decode * (_DECODE_ROWS // _COMBINE_ROWS)
+    combine_blocks = arguments.combine_decode_blocks + _prefill_combine_blocks(call, tiles.prefill)
+    if tiles.decode:
+        source = f"paged_attention_decode{form}"
+        grid, shared = (tiles.decode, num_kv_heads, arguments.num_splits), _decode_shared(width, is_coded)
+        yield Launch(source, f"{source}_{suffix}", grid, (THREADS, 1, 1), (arguments,), shared)
+    if tiles.prefill:
         source = f"paged_attention_prefill{form}"
-        grid = (num_tokens * group // _PREFILL_ROWS + num_sequences, num_kv_heads, 1)
+        grid = (tiles.prefill + arguments.prefill_slots, num_kv_heads, 1)
         shared = _prefill_shared(width, is_coded)
         yield Launch(source, f"{source}_{suffix}", grid, (THREADS, 1, 1), (arguments,), shared)
+    if combine_blocks:
+        name, grid = f"paged_attention_combine_{suffix}", (combine_blocks, num_kv_heads, 1)
+        yield Launch("paged_attention_combine", name, grid, (THREADS, 1, 1), (arguments,))
 
 
 def _by_rows(call: Call) -> Iterator[Launch]:
@@ -118,13 +141,13 @@ def _arguments(call: Call) -> Any:
     return _AttentionCall(
         *(_address(pointer) for pointer in pointers),
         call.workspace,
+        call.workspace + _decode_partials_bytes(call),
         float(call.attributes["scale"]),
         *(num_tokens, num_sequences, num_heads, num_kv_heads, head_dim),
         *(num_blocks, block_size, blocks_per_sequence),
         int(call.attributes["window"]),
         code_type(k_cache) if scales else 0,
-        1,
-        0,
+        num_splits=1,
     )
 
 
@@ -139,21 +162,96 @@ def _width(call: Call) -> int:
     return next(width for width in widths if head_dim <= width)
 
 
-def _num_splits(call: Call, num_blocks: int) -> int:
+def _group(call: Call) -> int:
+    q, k_cache = call.inputs[0], call.inputs[1]
+    assert q is not None
+    assert k_cache is not None
+    return q.shape[1] // k_cache.shape[1]
+
+
+def _decode_rows(call: Call) -> int:
+    """Sequences of up to so many rows are the decode kernel's: as many as one query's heads fill tiles."""
+    return div_up(_group(call), _DECODE_ROWS) * _DECODE_ROWS
+
+
+def _num_tokens_and_sequences(call: Call) -> tuple[int, int]:
+    q, block_tables = call.inputs[0], call.inputs[5]
+    assert q is not None
+    assert block_tables is not None
+    return q.shape[0], block_tables.shape[0]
+
+
+def _tiles(call: Call) -> _Tiles:
+    (num_tokens, num_sequences), group = _num_tokens_and_sequences(call), _group(call)
+    decode = min(num_tokens, num_sequences) * div_up(group, _DECODE_ROWS)
+    if num_tokens <= num_sequences or num_tokens * group <= _decode_rows(call):
+        return _Tiles(decode, 0)
+    # The only sequence is the prefill kernel's, even if padding hides that its queries are few.
+    return _Tiles(0 if num_sequences == 1 else decode, _most_prefill_tiles(call))
+
+
+def _most_prefill_tiles(call: Call) -> int:
+    """A bound that grows with every size, whichever kernels the shapes want."""
+    (num_tokens, num_sequences), group = _num_tokens_and_sequences(call), _group(call)
+    fewest_queries = _decode_rows(call) // group + 1
+    return num_tokens * group // _PREFILL_ROWS + min(num_sequences, num_tokens // fewest_queries)
+
+
+def _longest(call: Call) -> int:
+    """As many keys as a row of the block table has slots for."""
     block_tables, k_cache = call.inputs[5], call.inputs[1]
     assert block_tables is not None
     assert k_cache is not None
-    longest = block_tables.shape[1] * k_cache.shape[2]
-    return max(1, min(_most_partials(call) // max(1, num_blocks), div_up(longest, _SHORTEST_SPLIT)))
+    return block_tables.shape[1] * k_cache.shape[2]
 
 
-def _most_partials(call: Call) -> int:
-    return _BLOCKS_PER_MULTIPROCESSOR * call.device.num_multiprocessors
+def _num_splits(call: Call, num_blocks: int) -> int:
+    return max(1, min(_most_decode_blocks(call) // max(1, num_blocks), div_up(_longest(call), _SHORTEST_SPLIT)))
+
+
+def _prefill_slots(call: Call, num_tiles: int) -> int:
+    """Parts of split tiles of one kv head; 0 where the shapes tell that no tile will be split."""
+    slots = _most_prefill_slots(call, num_tiles)
+    has_enough_tiles = _num_tokens_and_sequences(call)[1] == 1 and 2 * num_tiles > slots
+    return 0 if _longest(call) < 2 * _SHORTEST_SPLIT or slots < 2 or has_enough_tiles else slots
+
+
+def _most_prefill_slots(call: Call, num_tiles: int) -> int:
+    k_cache = call.inputs[1]
+    assert k_cache is not None
+    shared = _prefill_shared(_width(call), _is_coded(len(call.inputs)))
+    return min(_blocks_at_a_time(call, shared) // k_cache.shape[1], num_tiles * div_up(_longest(call), _SHORTEST_SPLIT))
+
+
+def _prefill_combine_blocks(call: Call, num_tiles: int) -> int:
+    """Of one kv head: enough for all tiles that may be split, or as many as run at the same time."""
+    k_cache = call.inputs[1]
+    assert k_cache is not None
+    most = _COMBINE_BLOCKS_PER_MULTIPROCESSOR * call.device.num_multiprocessors
+    rows = min(num_tiles, _prefill_slots(call, num_tiles) // 2) * _PREFILL_ROWS
+    return min(rows // _COMBINE_ROWS, max(1, most // k_cache.shape[1]))
+
+
+def _blocks_at_a_time(call: Call, shared_bytes: int) -> int:
+    """Keys are split until so many blocks are at work: more would only wait for these."""
+    of_one = (call.device.shared_bytes + _RESERVED_SHARED_BYTES) // (shared_bytes + _RESERVED_SHARED_BYTES)
+    return max(1, min(_BLOCKS_PER_MULTIPROCESSOR, of_one)) * call.device.num_multiprocessors
+
+
+def _most_decode_blocks(call: Call) -> int:
+    return _blocks_at_a_time(call, _decode_shared(_width(call), _is_coded(len(call.inputs))))
+
+
+def _decode_partials_bytes(call: Call) -> int:
+    """Enough for any number of splits, since there are never more blocks with partial results than this."""
+    return _most_decode_blocks(call) * _DECODE_ROWS * (_width(call) + 2) * 4
 
 
 def _partials_bytes(call: Call) -> int:
-    """Enough for any number of splits, since there are never more blocks with partial results than this."""
-    return _most_partials(call) * _DECODE_ROWS * (_width(call) + 2) * 4
+    k_cache = call.inputs[1]
+    assert k_cache is not None
+    parts = _most_prefill_slots(call, _most_prefill_tiles(call)) * k_cache.shape[1]
+    return _decode_partials_bytes(call) + parts * _PREFILL_ROWS * (_width(call) + 2) * 4
 
 
 def _decode_shared(width: int, is_coded: bool) -> int:
@@ -164,7 +262,12 @@ def _decode_shared(width: int, is_coded: bool) -> int:
 
 
 def _prefill_shared(width: int, is_coded: bool) -> int:
-    """`PrefillShared::kBytes`: queries, keys and values, and of codes the widened ones and their scales."""
-    row, keys = 2 * (width + _PADDING), 64 if width <= 64 else 32
-    of_keys = 2 * keys * width + keys * row + 2 * keys * 4 if is_coded else 2 * keys * row
-    return _PREFILL_ROWS * row + of_keys
+    """`PrefillShared::kBytes`: queries, two stages of 32 keys and values, and of codes the widened ones and scales.
+
+    Up to 96 elements, what follows the first stage lies where queries were.
+    """
+    row, keys = 2 * (width + _PADDING), 32
+    stage = 2 * keys * width if is_coded else 2 * keys * row
+    widened = 2 * keys * row + 4 * keys * 4 if is_coded else 0
+    queries = _PREFILL_ROWS * row
+    return stage + (max(queries, stage + widened) if width <= 96 else queries + stage + widened)

@@ -1,0 +1,60 @@
+// Which rows a block of the decode kernel takes, and how their keys are split.
+#pragma once
+
+#include "common/split_keys.cuh"
+
+namespace aether {
+
+constexpr int kDecodeRows = 16;
+
+// The `index`-th tile of 16 rows of one kv head: item · tiles + tile. Items are tokens, or sequences of so few queries
+// that their rows fit into the tiles of one query; `has_rows` is false for the others.
+struct DecodeTile {
+  Queries queries;
+  int first_row;
+  int index;
+  int kv_head;
+  int group;
+  bool has_rows;
+
+  __device__ __forceinline__ DecodeTile(const AttentionCall& call, int index, int kv_head)
+      : queries(), index(index), kv_head(kv_head), group(call.group_size()) {
+    const int tiles = (group + kDecodeRows - 1) / kDecodeRows;
+    const int item = index / tiles;
+    first_row = index % tiles * kDecodeRows;
+    if (call.items_are_tokens) {
+      has_rows = item >= call.cu_seqlens_q[0] && item < call.cu_seqlens_q[call.num_sequences];
+      if (has_rows) queries = Queries::of_token(call, item);
+    } else {
+      queries = Queries::of_sequence(call, item);
+      has_rows = queries.count * group <= call.decode_rows && first_row < queries.count * group;
+    }
+  }
+
+  __device__ __forceinline__ int num_rows() const { return min(kDecodeRows, queries.count * group - first_row); }
+
+  // [T, H] index of a row.
+  __device__ __forceinline__ int64_t head_of_row(int row, int num_heads) const {
+    const int packed = first_row + row;
+    return static_cast<int64_t>(queries.first_token + packed / group) * num_heads + kv_head * group + packed % group;
+  }
+
+  __device__ __forceinline__ int position_of_row(int row) const {
+    return queries.first_position + min((first_row + row) / group, queries.count - 1);
+  }
+
+  __device__ __forceinline__ KeyRange keys(int window) const {
+    return KeyRange::of_positions(position_of_row(0), position_of_row(num_rows() - 1), window);
+  }
+
+  __device__ __forceinline__ Splits splits(const AttentionCall& call) const {
+    return {keys(call.window), call.num_splits};
+  }
+
+  // Where the partials of its splits begin.
+  __device__ __forceinline__ int64_t first_partial(const AttentionCall& call) const {
+    return (static_cast<int64_t>(index) * call.num_kv_heads + kv_head) * call.num_splits;
+  }
+};
+
+}  // namespace aether

@@ -1,0 +1,19 @@
+// Approximations of the hardware, which are more exact than what they are used for.
+#pragma once
+
+#include "common/types.cuh"
+
+namespace aether {
+
+// 2^x to 2 units in the last place. Results below 2^-126 are zero: `exp2f` spends three more instructions on them.
+__device__ __forceinline__ float fast_exp2(float x) {
+#ifdef AETHER_EMULATED
+  return exp2f(x);
+#else
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#endif
+}
+
+}  // namespace aether

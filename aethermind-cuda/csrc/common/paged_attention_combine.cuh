@@ -1,0 +1,48 @@
+// Merges the parts of queries whose keys were split among blocks: what the decode kernel left in the first blocks, what
+// the prefill kernel left in the others. A warp takes a row.
+#pragma once
+
+#include "common/decode_tile.cuh"
+#include "common/prefill_tile.cuh"
+
+namespace aether {
+
+constexpr int kCombineRows = 4;  // a block's, at a time
+
+template <class T, class Tile>
+__device__ __forceinline__ T* output_of_row(const AttentionCall& call, const Tile& tile, int row) {
+  return static_cast<T*>(call.out) + tile.head_of_row(row, call.num_heads) * call.head_dim;
+}
+
+template <class T, int kHeadDim>
+__device__ __forceinline__ void paged_attention_combine(const AttentionCall& call) {
+  const int block = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
+  if (block < call.combine_decode_blocks) {
+    constexpr int kBlocks = kDecodeRows / kCombineRows;
+    const DecodeTile tile(call, block / kBlocks, kv_head);
+    const int row = block % kBlocks * kCombineRows + warp_index();
+    if (!tile.has_rows || row >= tile.num_rows()) return;
+    const Splits splits = tile.splits(call);
+    if (splits.count <= 1) return;
+    combine_row<T, kDecodeRows, kHeadDim>(output_of_row<T>(call, tile, row), call.head_dim, call.decode_partials,
+                                          tile.first_partial(call), splits.count, row);
+    return;
+  }
+  // Nobody knows beforehand how many tiles are split: blocks go on to further rows until there are none.
+  constexpr int kBlocks = kPrefillRows / kCombineRows;
+  const PrefillBatch batch(call);
+  const int num_blocks = static_cast<int>(gridDim.x) - call.combine_decode_blocks;
+  for (int item = block - call.combine_decode_blocks;; item += num_blocks) {
+    const PrefillBatch::Place place = batch.find<true>(item / kBlocks);
+    if (place.sequence < 0) return;
+    const PrefillTile tile = PrefillTile::of(batch, place, place.index, kv_head);
+    const int row = item % kBlocks * kCombineRows + warp_index();
+    if (row >= tile.num_rows()) continue;
+    const Splits splits = batch.splits(tile.keys(call.window));
+    if (splits.count <= 1) continue;
+    combine_row<T, kPrefillRows, kHeadDim>(output_of_row<T>(call, tile, row), call.head_dim, call.prefill_partials,
+                                           tile.partial, splits.count, row);
+  }
+}
+
+}  // namespace aether

@@ -1,0 +1,157 @@
+// Which rows and keys a block of the prefill kernel takes.
+//
+// The host knows shapes only. So the number of tiles and the length at which keys are split are found at the lengths of
+// the sequences, by every warp for itself: 32 sequences at a time.
+#pragma once
+
+#include "common/split_keys.cuh"
+
+namespace aether {
+
+constexpr int kPrefillRows = 128;
+
+// The tiles of 128 rows of all sequences that the decode kernel does not take, of one kv head.
+//
+// Where they are too few to occupy the GPU, the keys of long ones are split. The length of a part is the keys of all
+// tiles over `prefill_slots`, so parts are about equally long in the whole batch. A sequence's tiles have
+// floor(keys / length) parts each: all parts together are no more than slots.
+struct PrefillBatch {
+  const AttentionCall& call;
+  int group;
+  int part_units;  // the length, in units of kSplitUnit keys
+
+  __device__ __forceinline__ explicit PrefillBatch(const AttentionCall& call)
+      : call(call), group(call.group_size()), part_units(1 << 24) {
+    if (call.prefill_slots == 0) return;
+    int total = 0;
+    for (int sequence = lane_index(); sequence < call.num_sequences; sequence += kWarpSize) {
+      total += num_tiles(sequence) * key_units(sequence);
+    }
+    total = __reduce_add_sync(kFullWarp, total);
+    part_units = max(kShortestSplit / kSplitUnit, (total + call.prefill_slots - 1) / call.prefill_slots);
+  }
+
+  __device__ __forceinline__ int num_tiles(int sequence) const {
+    const int rows = (call.cu_seqlens_q[sequence + 1] - call.cu_seqlens_q[sequence]) * group;
+    return rows <= call.decode_rows ? 0 : (rows + kPrefillRows - 1) / kPrefillRows;
+  }
+
+  // As many as any tile of the sequence sees: between the first and the last row of a tile are fewer than 128 queries.
+  __device__ __forceinline__ int key_units(int sequence) const {
+    const int keys = call.seqlens_k[sequence];
+    const bool is_hidden = call.window > 0 && call.window < keys;
+    return units_of(is_hidden ? min(keys, call.window + kPrefillRows) : keys);
+  }
+
+  __device__ __forceinline__ static int units_of(int keys) { return (keys + kSplitUnit - 1) / kSplitUnit; }
+
+  __device__ __forceinline__ int num_parts(int units) const { return max(1, units / part_units); }
+
+  __device__ __forceinline__ Splits splits(KeyRange keys) const {
+    const int units = units_of(keys.end - keys.begin), parts = num_parts(units);
+    Splits result(keys, 1);
+    result.length = max(1, (units + parts - 1) / parts) * kSplitUnit;
+    result.count = (units * kSplitUnit + result.length - 1) / result.length;
+    return result;
+  }
+
+  // The sequence that has an item, the item's index among those of the sequence, and the number of partials that
+  // sequences before it leave. `sequence` is negative where there is no such item.
+  struct Place {
+    int sequence;
+    int index;
+    int first_partial;
+  };
+
+  // The place of the `wanted`-th item. Items are the parts of all tiles, or only the tiles with several parts.
+  template <bool kSplitTiles>
+  __device__ __forceinline__ Place find(int wanted) const {
+    int partials = 0;
+    for (int base = 0; base < call.num_sequences; base += kWarpSize) {
+      const int sequence = base + lane_index();
+      const int tiles = sequence < call.num_sequences ? num_tiles(sequence) : 0;
+      const int parts = tiles > 0 ? num_parts(key_units(sequence)) : 0;
+      const int own_partials = parts > 1 ? tiles * parts : 0;
+      const int items = kSplitTiles ? (parts > 1 ? tiles : 0) : tiles * parts;
+      int items_through = items, partials_through = own_partials;  // this lane's and those of lower lanes
+      for (int distance = 1; distance < kWarpSize; distance *= 2) {
+        const int more_items = __shfl_up_sync(kFullWarp, items_through, distance);
+        const int more_partials = __shfl_up_sync(kFullWarp, partials_through, distance);
+        if (lane_index() >= distance) {
+          items_through += more_items;
+          partials_through += more_partials;
+        }
+      }
+      const int total = __shfl_sync(kFullWarp, items_through, kWarpSize - 1);
+      if (wanted < total) {
+        const int owner = __ffs(static_cast<int>(__ballot_sync(kFullWarp, items_through > wanted))) - 1;
+        const int before = __shfl_sync(kFullWarp, items_through - items, owner);
+        const int partials_before = __shfl_sync(kFullWarp, partials_through - own_partials, owner);
+        return {base + owner, wanted - before, partials + partials_before};
+      }
+      wanted -= total;
+      partials += __shfl_sync(kFullWarp, partials_through, kWarpSize - 1);
+    }
+    return {-1, 0, 0};
+  }
+};
+
+// 128 rows of one sequence and kv head. Tiles of most keys come first, since blocks that begin late should end soon.
+struct PrefillTile {
+  Queries queries;
+  int first_row;
+  int group;
+  int kv_head;
+  int64_t partial;  // index of the tile's first one, where it is split
+
+  // The `index`-th tile of the sequence at `place`.
+  __device__ __forceinline__ static PrefillTile of(const PrefillBatch& batch, const PrefillBatch::Place& place,
+                                                   int index, int kv_head) {
+    const int tile = batch.num_tiles(place.sequence) - 1 - index;
+    const int most_parts = batch.num_parts(batch.key_units(place.sequence));
+    const int64_t first = static_cast<int64_t>(kv_head) * batch.call.prefill_slots + place.first_partial;
+    return {Queries::of_sequence(batch.call, place.sequence), tile * kPrefillRows, batch.group, kv_head,
+            first + index * most_parts};
+  }
+
+  __device__ __forceinline__ int num_rows() const { return min(kPrefillRows, queries.count * group - first_row); }
+
+  // [T, H] index of a row.
+  __device__ __forceinline__ int64_t head_of_row(int row, int num_heads) const {
+    const int packed = first_row + row;
+    return static_cast<int64_t>(queries.first_token + packed / group) * num_heads + kv_head * group + packed % group;
+  }
+
+  __device__ __forceinline__ int position_of_row(int row) const {
+    return queries.first_position + min((first_row + row) / group, queries.count - 1);
+  }
+
+  __device__ __forceinline__ KeyRange keys(int window) const {
+    return KeyRange::of_positions(position_of_row(0), position_of_row(num_rows() - 1), window);
+  }
+};
+
+// What a block of the prefill kernel does: attends from a tile to some keys, all those of the tile or a part.
+struct PrefillWork {
+  PrefillTile tile;
+  KeyRange keys;
+  int num_parts;  // 0: nothing is to be done
+  int64_t partial;
+
+  __device__ __forceinline__ static PrefillWork of(const AttentionCall& call, int item, int kv_head) {
+    PrefillWork work{};
+    const PrefillBatch batch(call);
+    const PrefillBatch::Place place = batch.find<false>(item);
+    if (place.sequence < 0) return work;
+    const int num_tiles = batch.num_tiles(place.sequence), part = place.index / num_tiles;
+    work.tile = PrefillTile::of(batch, place, place.index % num_tiles, kv_head);
+    const Splits splits = batch.splits(work.tile.keys(call.window));
+    if (part >= splits.count) return work;
+    work.keys = splits.part(part);
+    work.num_parts = splits.count;
+    work.partial = work.tile.partial + part;
+    return work;
+  }
+};
+
+}  // namespace aether
