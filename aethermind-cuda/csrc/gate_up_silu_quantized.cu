@@ -5,6 +5,12 @@
 #include "common/overlap.cuh"
 #include "common/projection.cuh"
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#define AETHER_FEW_BLOCKS 2
+#else
+#define AETHER_FEW_BLOCKS 1
+#endif
+
 #define AETHER_GATE_UP(name, threads, blocks, project, bits, shift, dtype, ...)                                     \
   extern "C" __global__ void __launch_bounds__(threads, blocks)                                                     \
       name##_##dtype(void* out, const aether::dtype* x, const uint8_t* w_gate, const uint8_t* w_up, int num_tokens, \
@@ -34,10 +40,10 @@ AETHER_GATE_UP_BITS(4, 3)
 AETHER_GATE_UP_BITS(2, 3)
 AETHER_GATE_UP_BITS(1, 3)
 AETHER_GATE_UP_FEW(int4, 4, kNone, 2)
-AETHER_GATE_UP_FEW(int4_zp, 4, kZeros, 2)
+AETHER_GATE_UP_FEW(int4_zp, 4, kZeros, AETHER_FEW_BLOCKS)
 AETHER_GATE_UP_FEW(int4_offset, 4, kOffsets, 1)
 AETHER_GATE_UP_FEW(int8, 8, kNone, 2)
 AETHER_GATE_UP_FEW(int8_zp, 8, kZeros, 1)
 AETHER_GATE_UP_FEW(int8_offset, 8, kOffsets, 1)
-AETHER_GATE_UP_FEW(int2, 2, kZeros, 2)
+AETHER_GATE_UP_FEW(int2, 2, kZeros, AETHER_FEW_BLOCKS)
 AETHER_GATE_UP_FEW(int1, 1, kNone, 2)

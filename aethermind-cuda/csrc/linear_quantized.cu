@@ -7,6 +7,13 @@
 #include "common/overlap.cuh"
 #include "common/projection.cuh"
 
+// Blocks that share a multiprocessor, where the compiler needs no more registers than that leaves to each.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#define AETHER_FEW_BLOCKS 3
+#else
+#define AETHER_FEW_BLOCKS 2
+#endif
+
 #define AETHER_LINEAR(name, threads, blocks, project, bits, shift, dtype, ...)                                    \
   extern "C" __global__ void __launch_bounds__(threads, blocks) name##_##dtype(                                   \
       void* out, const aether::dtype* x, const uint8_t* weight, const aether::dtype* bias, int num_tokens,        \
@@ -32,11 +39,11 @@ AETHER_LINEAR_BITS(8, 2)
 AETHER_LINEAR_BITS(4, 3)
 AETHER_LINEAR_BITS(2, 3)
 AETHER_LINEAR_BITS(1, 3)
-AETHER_LINEAR_FEW(int4, 4, kNone, 3)
+AETHER_LINEAR_FEW(int4, 4, kNone, AETHER_FEW_BLOCKS)
 AETHER_LINEAR_FEW(int4_zp, 4, kZeros, 2)
 AETHER_LINEAR_FEW(int4_offset, 4, kOffsets, 2)
 AETHER_LINEAR_FEW(int8, 8, kNone, 2)
-AETHER_LINEAR_FEW(int8_zp, 8, kZeros, 2)
+AETHER_LINEAR_FEW(int8_zp, 8, kZeros, AETHER_FEW_BLOCKS - 1)
 AETHER_LINEAR_FEW(int8_offset, 8, kOffsets, 2)
-AETHER_LINEAR_FEW(int2, 2, kZeros, 3)
-AETHER_LINEAR_FEW(int1, 1, kNone, 3)
+AETHER_LINEAR_FEW(int2, 2, kZeros, 2)
+AETHER_LINEAR_FEW(int1, 1, kNone, AETHER_FEW_BLOCKS)

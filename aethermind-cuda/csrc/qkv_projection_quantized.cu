@@ -5,6 +5,13 @@
 #include "common/overlap.cuh"
 #include "common/qkv_projection.cuh"
 
+// As in linear_quantized.cu: blocks that share a multiprocessor, where the compiler needs no more registers than that.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#define AETHER_FEW_BLOCKS 3
+#else
+#define AETHER_FEW_BLOCKS 2
+#endif
+
 #define AETHER_QKV(name, bits, shift, dtype, tiles, blocks)                                                            \
   extern "C" __global__ void __launch_bounds__(256, blocks)                                                            \
       name##_##dtype(aether::QkvProjection call, int num_blocks, int log2_chunks, int kind) {                          \
@@ -24,11 +31,11 @@ AETHER_QKV_BITS(8)
 AETHER_QKV_BITS(4)
 AETHER_QKV_BITS(2)
 AETHER_QKV_BITS(1)
-AETHER_QKV_FEW(int4, 4, kNone, 3)
+AETHER_QKV_FEW(int4, 4, kNone, AETHER_FEW_BLOCKS)
 AETHER_QKV_FEW(int4_zp, 4, kZeros, 2)
 AETHER_QKV_FEW(int4_offset, 4, kOffsets, 2)
 AETHER_QKV_FEW(int8, 8, kNone, 2)
 AETHER_QKV_FEW(int8_zp, 8, kZeros, 2)
 AETHER_QKV_FEW(int8_offset, 8, kOffsets, 2)
-AETHER_QKV_FEW(int2, 2, kZeros, 3)
-AETHER_QKV_FEW(int1, 1, kNone, 3)
+AETHER_QKV_FEW(int2, 2, kZeros, AETHER_FEW_BLOCKS)
+AETHER_QKV_FEW(int1, 1, kNone, AETHER_FEW_BLOCKS)

@@ -4,7 +4,14 @@
 #include "common/overlap.cuh"
 #include "common/row_cuts.cuh"
 
-extern "C" __global__ void __launch_bounds__(512, 2)
+// Two blocks a multiprocessor, where the compiler does not need more registers than that leaves.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+#define AETHER_SAMPLER_BLOCKS 1
+#else
+#define AETHER_SAMPLER_BLOCKS 2
+#endif
+
+extern "C" __global__ void __launch_bounds__(512, AETHER_SAMPLER_BLOCKS)
     sample_tokens(int* token_ids, const float* logits, const float* temperatures, const int* top_k, const float* top_p,
                   const float* min_p, const float* uniform, const unsigned* maxima, const unsigned long long* totals,
                   int size, int segment, int num_segments) {

@@ -92,8 +92,10 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
     const auto source = [&](int weight) { return Source(places[weight], tile); };
     const Source sources[2] = {source(0), source(kWeights - 1)};
     typename Source::Group groups[kWeights];
-    // In float32 inputs are too many for registers, and are loaded a chunk at a time.
+    // Inputs of eight tokens are loaded ahead, too; those of more at the beginning of a group, and in float32, where
+    // they are too many for registers, a chunk at a time.
     constexpr bool kIsHalf = sizeof(T) < 4;
+    constexpr bool kHasInputsAhead = kIsHalf && kTiles == 1;
     using InputGroup = Eight<T>[kIsHalf ? kTiles : 1][Source::kChunks];
     InputGroup inputs_of_group;
     const auto load = [&](int group) {
@@ -101,7 +103,7 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
       for (int weight = 0; weight < kWeights; ++weight) {
         groups[weight] = sources[weight].load(group);
       }
-      if constexpr (kIsHalf) {
+      if constexpr (kHasInputsAhead) {
         Products<T, kTiles>::load_group(inputs_of_group, x, token, group * Source::kGroupInputs);
       }
     };
@@ -120,14 +122,13 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
         current[weight] = groups[weight];
       }
       InputGroup current_inputs;
-      if constexpr (kIsHalf) {
+      if constexpr (kHasInputsAhead) {
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-          for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
-            current_inputs[tile][chunk] = inputs_of_group[tile][chunk];
-          }
+        for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
+          current_inputs[0][chunk] = inputs_of_group[0][chunk];
         }
+      } else if constexpr (kIsHalf) {
+        Products<T, kTiles>::load_group(current_inputs, x, token, group * Source::kGroupInputs);
       }
       if (kIsAhead && group + num_warps < num_groups) {
         load(group + num_warps);
