@@ -4,7 +4,7 @@
 
 A cubin is made again when its source, a header that it includes, the flags or the compiler changed; comments and
 spaces do not count. The compiler is that of CUDA_HOME, of the `nvidia-cuda-nvcc` wheel, or of PATH; a host compiler
-(g++) has to be there too.
+(g++) has to be there too. Where Triton is installed, it compiles csrc/triton too (see `build_triton`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,28 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["FLAGS", "LINE_INFO", "TARGETS", "BuildError", "build", "find_tool", "read_manifest", "source_digest"]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import build_triton
+
+__all__ = [
+    "FLAGS",
+    "LINE_INFO",
+    "TARGETS",
+    "BuildError",
+    "build",
+    "digests",
+    "find_tool",
+    "read_manifest",
+    "source_digest",
+]
 
 ROOT = Path(__file__).resolve().parent
 SOURCES = ROOT / "csrc"
@@ -32,7 +47,7 @@ CUBINS = ROOT / "src" / "aethermind_cuda" / "cubins"
 TARGETS = ("80", "86", "89", "90a", "100f", "120")
 """Compute capabilities: `a` is for this one alone, `f` for its family (10.0 and 10.3)."""
 FLAGS = ("-cubin", "-std=c++17", "-O3", "--expt-relaxed-constexpr", "-Xptxas", "-v", "-Werror", "all-warnings")
-
+PTX_FLAGS = ("-cubin", "-Xptxas", "-v", "-Werror", "all-warnings")
 LINE_INFO = ("-lineinfo",)
 """For profilers and sanitizers, which then name lines of source. It triples the size of the cubins."""
 
@@ -46,6 +61,15 @@ _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) b
 
 class BuildError(Exception):
     """Kernels cannot be compiled; the message says why and what to do."""
+
+
+class _Unit(NamedTuple):
+    """What is compiled at a time: `compile(target)` makes a cubin and returns its entry of the manifest."""
+
+    name: str
+    digest: str
+    targets: Collection[str]
+    compile: Callable[[str], dict[str, Any]]
 
 
 def find_tool(name: str) -> Path:
@@ -92,28 +116,36 @@ def build(
     version = _nvcc_version(nvcc)
     output.mkdir(parents=True, exist_ok=True)
     before = read_manifest(output)
+    triton = build_triton.find_triton()
+    units = list(_units(nvcc, version, triton or before.get("triton", ""), output, flags))
     operators: dict[str, Any] = {}
-    stale: list[tuple[Path, str, str]] = []
-    for source in sorted(SOURCES.glob("*.cu")):
-        name = source.stem
-        digest = source_digest(source, (version, *flags))
-        known = before["operators"].get(name, {})
-        is_fresh = known.get("digest") == digest
+    stale: list[tuple[_Unit, str]] = []
+    for unit in units:
+        known = before["operators"].get(unit.name, {})
+        is_fresh = known.get("digest") == unit.digest
         kept = {
             target: built
             for target, built in known.get("targets", {}).items()
             if is_fresh and (output / built["file"]).is_file()
         }
-        operators[name] = {"digest": digest, "targets": kept}
-        if not only or name in only:
-            stale += [(source, name, target) for target in targets if target not in kept]
-    manifest = {"compiler": version, "flags": list(flags), "operators": operators}
+        is_triton = unit.name in build_triton.KERNELS
+        if is_triton and triton is None and not kept:
+            continue
+        operators[unit.name] = {"digest": unit.digest, "targets": kept}
+        if (not only or unit.name in only) and not (is_triton and triton is None):
+            stale += [(unit, target) for target in targets if target in unit.targets and target not in kept]
+    manifest = {
+        "compiler": version,
+        "triton": triton or before.get("triton", ""),
+        "flags": list(flags),
+        "operators": operators,
+    }
     failures = []
     with ThreadPoolExecutor(jobs) as pool:
-        jobs_of = [pool.submit(_compile, nvcc, flags, source, target, output) for source, _, target in stale]
-        for (_, name, target), job in zip(stale, jobs_of, strict=True):
+        jobs_of = [pool.submit(unit.compile, target) for unit, target in stale]
+        for (unit, target), job in zip(stale, jobs_of, strict=True):
             try:
-                operators[name]["targets"][target] = job.result()
+                operators[unit.name]["targets"][target] = job.result()
             except BuildError as error:
                 failures.append(str(error))
                 continue
@@ -125,20 +157,63 @@ def build(
     return manifest
 
 
-def _compile(nvcc: Path, flags: Sequence[str], source: Path, target: str, output: Path) -> dict[str, Any]:
-    file = output / f"{source.stem}.sm_{target}.cubin"
+def digests(compiler: str, triton: str) -> dict[str, str]:
+    """What the manifest says of fresh kernels, by their names, where the compilers have these versions."""
+    return {unit.name: unit.digest for unit in _units(Path(), compiler, triton, Path(), FLAGS)}
+
+
+def _units(nvcc: Path, version: str, triton: str, output: Path, flags: Sequence[str]) -> Iterator[_Unit]:
+    """Everything that can be compiled; without a version of Triton none of its kernels."""
+    for source in sorted(SOURCES.glob("*.cu")):
+        digest = source_digest(source, (version, *flags))
+        yield _Unit(source.stem, digest, TARGETS, partial(_compile, nvcc, flags, source, output))
+    for name in build_triton.KERNELS if triton else ():
+        digest = build_triton.digest(name, triton, version, *PTX_FLAGS)
+        yield _Unit(name, digest, build_triton.TARGETS, partial(_compile_triton, nvcc, name, output))
+
+
+def _compile(nvcc: Path, flags: Sequence[str], source: Path, output: Path, target: str) -> dict[str, Any]:
     began = time.monotonic()
-    command = [str(nvcc), *flags, f"-arch=sm_{target}", "-I", str(SOURCES), "-o", str(file), str(source)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise BuildError(f"{source.name} does not compile for sm_{target}:\n{result.stdout}{result.stderr}")
-    kernels = _parse_usage(result.stdout + result.stderr)
+    file = output / f"{source.stem}.sm_{target}.cubin"
+    kernels = _run_nvcc(nvcc, [*flags, "-I", str(SOURCES)], source, target, file)
     return {"file": file.name, "seconds": round(time.monotonic() - began, 1), "kernels": kernels}
 
 
-def _parse_usage(log: str) -> dict[str, dict[str, int]]:
+def _compile_triton(nvcc: Path, name: str, output: Path, target: str) -> dict[str, Any]:
+    """The kernels of Triton say in the manifest, too, how they are launched."""
+    began = time.monotonic()
+    file = output / f"{name}.sm_{target}.cubin"
+    try:
+        compiled = build_triton.compile_kernel(name, target)
+    except build_triton.TritonError as error:
+        raise BuildError(str(error)) from error
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / f"{name}.ptx"
+        source.write_text(compiled.ptx)
+        kernels = _run_nvcc(nvcc, PTX_FLAGS, source, target, file)
+    launch = {
+        "threads": compiled.threads,
+        "dynamic_shared_bytes": compiled.shared_bytes,
+        "parameters": compiled.parameters,
+        "products": compiled.products,
+        "rows": build_triton.KERNELS[name].rows,
+    }
+    seconds = round(time.monotonic() - began, 1)
+    return {"file": file.name, "seconds": seconds, "kernels": {name: kernels[name] | launch}}
+
+
+def _run_nvcc(nvcc: Path, flags: Sequence[str], source: Path, target: str, file: Path) -> dict[str, dict[str, Any]]:
+    """Compile to `file` and return what the kernels use."""
+    command = [str(nvcc), *flags, f"-arch=sm_{target}", "-o", str(file), str(source)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise BuildError(f"{source.name} does not compile for sm_{target}:\n{result.stdout}{result.stderr}")
+    return _parse_usage(result.stdout + result.stderr)
+
+
+def _parse_usage(log: str) -> dict[str, dict[str, Any]]:
     """What `ptxas -v` says of each kernel."""
-    kernels: dict[str, dict[str, int]] = {}
+    kernels: dict[str, dict[str, Any]] = {}
     name = ""
     for line in log.splitlines():
         if match := _ENTRY.search(line):

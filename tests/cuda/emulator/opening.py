@@ -28,6 +28,7 @@ def emulated_cuda(folder: Path, seed: int = 0) -> Iterator[EmulatedDriver]:
         patch.setattr("aethermind_cuda.probe.probe", lambda: Probe(1, "one GPU, which is emulated."))
         patch.setattr("aethermind_cuda.probe.open_backend", lambda: CudaBackend(driver, cubins))
         patch.setattr("aethermind_cuda.kernels._cublaslt.find_cublaslt", lambda: None)
+        patch.setattr("aethermind_cuda.kernels._triton_attention.first_capability", lambda: None)
         for name, module in list(sys.modules.items()):
             if name.startswith("aethermind_cuda.") and hasattr(module, "Parameters"):
                 patch.setattr(module, "Parameters", JudgedParameters)

@@ -11,7 +11,7 @@ Both kernels split the keys of long sequences among blocks, and the combine kern
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from aethermind.dispatch import Kernel
@@ -21,7 +21,7 @@ from aethermind_cuda.kernels._common import cuda_kernel, div_up
 from aethermind_cuda.kernels._heads import THREADS, code_type, last_dim, supports_head_dim
 from aethermind_cuda.launch import Call, DeviceArray, Launch
 
-__all__ = ["paged_attention_kernels"]
+__all__ = ["paged_attention_kernels", "tensor_core_launches", "whole_prefill_tiles"]
 
 _DECODE_ROWS = 16
 _PREFILL_ROWS = 128
@@ -60,7 +60,7 @@ def paged_attention_kernels(operator: str) -> tuple[Kernel, ...]:
     """Those of `paged_attention` or `paged_attention_quantized`."""
     tensor_cores = cuda_kernel(
         operator,
-        _on_tensor_cores,
+        tensor_core_launches,
         name="cuda/tensor_cores",
         dtypes=frozenset({DType.FLOAT16, DType.BFLOAT16}),
         workspace_bytes=_partials_bytes,
@@ -85,7 +85,17 @@ class _Tiles(NamedTuple):
     prefill: int
 
 
-def _on_tensor_cores(call: Call) -> Iterator[Launch]:
+def whole_prefill_tiles(call: Call) -> int:
+    """Roughly how many tiles of one kv head the prefill kernel fills: as if decode took a token of each sequence."""
+    num_tokens, num_sequences = _num_tokens_and_sequences(call)
+    return max(0, num_tokens - num_sequences) * _group(call) // _PREFILL_ROWS
+
+
+def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | None = None) -> Iterator[Launch]:
+    """Decode, prefill and combine, as far as the shapes want them.
+
+    `prefill`, given the most rows of a sequence that is decode's, replaces the prefill kernel; it splits no keys.
+    """
     arguments = _arguments(call)
     num_sequences, num_kv_heads = arguments.num_sequences, arguments.num_kv_heads
     if num_sequences == 0:
@@ -97,15 +107,19 @@ def _on_tensor_cores(call: Call) -> Iterator[Launch]:
     arguments.items_are_tokens = arguments.num_tokens <= num_sequences
     arguments.decode_rows = _decode_rows(call) if tiles.decode else 0
     arguments.num_splits = _num_splits(call, tiles.decode * num_kv_heads)
-    arguments.prefill_slots = _prefill_slots(call, tiles.prefill)
+    arguments.prefill_slots = 0 if prefill else _prefill_slots(call, tiles.prefill)
     if arguments.num_splits > 1:
         arguments.combine_decode_blocks = tiles.decode * (_DECODE_ROWS // _COMBINE_ROWS)
-    combine_blocks = arguments.combine_decode_blocks + _prefill_combine_blocks(call, tiles.prefill)
+    combine_blocks = arguments.combine_decode_blocks
+    if arguments.prefill_slots:
+        combine_blocks += _prefill_combine_blocks(call, tiles.prefill)
     if tiles.decode:
         source = f"paged_attention_decode{form}"
         grid, shared = (tiles.decode, num_kv_heads, arguments.num_splits), _decode_shared(width, is_coded)
         yield Launch(source, f"{source}_{suffix}", grid, (THREADS, 1, 1), (arguments,), shared)
-    if tiles.prefill:
+    if tiles.prefill and prefill:
+        yield prefill(call, arguments.decode_rows)
+    elif tiles.prefill:
         source = f"paged_attention_prefill{form}"
         grid = (tiles.prefill + arguments.prefill_slots, num_kv_heads, 1)
         shared = _prefill_shared(width, is_coded)

@@ -1,0 +1,142 @@
+"""Compiles csrc/triton/*.py to PTX, from which `build_kernels` makes cubins. Triton is a compiler here: nothing
+imports it at run time, and no GPU is needed.
+
+    python build_triton.py paged_attention_prefill_triton_bfloat16_128 90a > kernel.json
+
+prints a `Compiled` as JSON. Each kernel is compiled by a process of its own, with a cache that is thrown away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+__all__ = ["KERNELS", "TARGETS", "Compiled", "TritonError", "TritonKernel", "compile_kernel", "digest", "find_triton"]
+
+SOURCES = Path(__file__).resolve().parent / "csrc" / "triton"
+TARGETS = {"90a": 90, "100f": 100}
+"""What Triton calls the targets whose tensor cores mma.sync does not reach; the others have our own kernels."""
+
+_PARAMETER = re.compile(r"\.param \.(\w+)")
+_PRODUCT = re.compile(r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b")
+_TYPES = {"bfloat16": "bf16", "float16": "fp16"}
+
+
+class TritonError(Exception):
+    """Triton refuses a kernel; the message is what it says."""
+
+
+class TritonKernel(NamedTuple):
+    """An entry point: a function of csrc/triton/paged_attention_prefill.py for one dtype and head dim."""
+
+    dtype: str
+    head_dim: int
+    rows: int  # of a program's tile
+    keys: int  # that it takes at a time
+    num_warps: int = 8
+    num_stages: int = 3
+
+
+class Compiled(NamedTuple):
+    """The PTX of a kernel and how it is launched.
+
+    `parameters` are the PTX types of its arguments, `products` the instructions that multiply matrices.
+    """
+
+    ptx: str
+    threads: int
+    shared_bytes: int
+    parameters: list[str]
+    products: list[str]
+
+
+# Tiles are the largest of which no register is spilled and two stages of keys and values fit behind the one in use.
+KERNELS = {
+    f"paged_attention_prefill_triton_{dtype}_{head_dim}": TritonKernel(dtype, head_dim, 128, keys)
+    for dtype in _TYPES
+    for head_dim, keys in ((64, 128), (128, 64))
+}
+
+
+def find_triton() -> str | None:
+    """The version of the installed Triton."""
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def digest(name: str, *salt: str) -> str:
+    """A digest of a kernel's sources and of what else decides what comes out."""
+    found = hashlib.sha256("\n".join((name, repr(KERNELS[name]), *salt)).encode())
+    for path in (*sorted(SOURCES.glob("*.py")), Path(__file__)):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def compile_kernel(name: str, target: str) -> Compiled:
+    """Compile a kernel for a target, in another process; TritonError when that fails."""
+    with tempfile.TemporaryDirectory() as cache:
+        # Without line numbers, since these name the folder of the sources.
+        variables = {**os.environ, "TRITON_CACHE_DIR": cache, "TRITON_DISABLE_LINE_INFO": "1", "TRITON_INTERPRET": "0"}
+        command = [sys.executable, str(Path(__file__).resolve()), name, target]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+    if result.returncode:
+        raise TritonError(f"{name} does not compile for sm_{target}:\n{result.stderr}")
+    return Compiled(**json.loads(result.stdout.splitlines()[-1]))
+
+
+def _compile_here(name: str, target: str) -> Compiled:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = KERNELS[name]
+    function = triton.jit(_load_source().paged_attention_prefill.fn, repr=lambda _: name)
+    constants = {"HEAD_DIM": kernel.head_dim, "ROWS": kernel.rows, "KEYS": kernel.keys}
+    kinds = {
+        **dict.fromkeys(("out", "q", "k_cache", "v_cache"), f"*{_TYPES[kernel.dtype]}"),
+        **dict.fromkeys(("cu_seqlens_q", "seqlens_k", "block_tables"), "*i32"),
+        "scale_log2": "fp32",
+        **dict.fromkeys(constants, "constexpr"),
+    }
+    signature = {name: kinds.get(name, "i32") for name in function.arg_names}
+    # Tensors begin at multiples of 16 bytes. Of integers nothing is assumed, so all of them are passed.
+    aligned = {
+        (i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind[1:] in ("bf16", "fp16")
+    }
+    source = ASTSource(function, signature, constants, aligned)
+    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", TARGETS[target], 32), options=options)
+    facts: Any = compiled.metadata
+    if facts.global_scratch_size or facts.profile_scratch_size or facts.num_ctas != 1:
+        raise TritonError(f"{name} wants scratch memory or clusters for sm_{target}, which nobody provides.")
+    # Triton knows the architectures of one GPU (`a`); instructions of a family (`f`) are all that it uses of them.
+    ptx = re.sub(r"^\.target sm_\w+", f".target sm_{target}", compiled.asm["ptx"], flags=re.MULTILINE)
+    entry = ptx[ptx.index(f".entry {name}(") :]
+    parameters = _PARAMETER.findall(entry[: entry.index(")\n")])
+    products = sorted({match[1] for match in _PRODUCT.finditer(ptx)})
+    return Compiled(ptx, 32 * facts.num_warps, facts.shared, parameters, products)
+
+
+def _load_source() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("paged_attention_prefill", SOURCES / "paged_attention_prefill.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    print(json.dumps(_compile_here(sys.argv[1], sys.argv[2])._asdict()))
