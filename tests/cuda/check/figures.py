@@ -120,7 +120,7 @@ def main() -> int:
         if not is_small and "trace" not in begun:
             from tests.cuda.check.trace import trace
 
-            for batch in (1, 64):
+            for batch in (1, 64, 256):
                 with log.case(f"trace of decodes of {batch}") as facts:
                     facts |= trace(lambda: generate(llm, batch, 128, 48))  # noqa: B023 - called at once
             with log.case("trace of a prompt of 2048") as facts:

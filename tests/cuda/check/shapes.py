@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -88,6 +88,7 @@ class Shapes:
     gpu: Gpu
     sizes: Sizes
     is_timed: bool = True
+    packed: dict[tuple[str, int, int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def profiled(self) -> Iterator[Case]:
         """One case of each kind of kernel, for a profiler."""
@@ -320,13 +321,12 @@ class Shapes:
     def _quantized(self, format: str, tokens: int, outputs: int, inputs: int, facts: Any) -> None:
         gpu = self.gpu
         x, out = self._normal(tokens, inputs), self._poisoned(tokens, outputs)
-        weight = self._exact(format, outputs, inputs)
-        packed = gpu.pack(format, weight)
+        weight, packed = self._packed(format, outputs, inputs)
         sets = self._sets(packed.numel())
         copies = [packed, *(packed.clone() for _ in range(sets - 1))]
         calls = [gpu.bind("linear", (x, one, None), (out,), format=format) for one in copies]
         gpu.run(calls[0])
-        facts["error"] = error_of(out, x.float() @ weight.to(gpu.device).float().T)
+        facts["error"] = error_of(out, x.float() @ weight.float().T)
         self._time(facts, calls, [])
         self._rates(facts, packed.numel(), 2 * tokens * outputs * inputs)
         _within(facts, _ROUNDED_TWICE)
@@ -334,19 +334,29 @@ class Shapes:
     def _quantized_gate_up(self, format: str, tokens: int, facts: Any) -> None:
         gpu, hidden, inner = self.gpu, self.sizes.hidden, self.sizes.inner
         x, out = self._normal(tokens, hidden), self._poisoned(tokens, inner)
-        weights = [self._exact(format, inner, hidden) for _ in range(2)]
-        packed = [gpu.pack(format, weight) for weight in weights]
+        weights, packed = zip(*(self._packed(format, inner, hidden, which) for which in range(2)), strict=True)
         sets = self._sets(2 * packed[0].numel())
         pairs = [packed, *([one.clone() for one in packed] for _ in range(sets - 1))]
         calls = [gpu.bind("gate_up_silu", (x, *pair), (out,), format=format) for pair in pairs]
         gpu.run(calls[0])
-        gate, up = (x.float() @ weight.to(gpu.device).float().T for weight in weights)
+        gate, up = (x.float() @ weight.float().T for weight in weights)
         facts["error"] = error_of(out, functional.silu(gate) * up)
         self._time(facts, calls, [])
         self._rates(facts, 2 * packed[0].numel(), 4 * tokens * hidden * inner)
         _within(facts, 2 * _ROUNDED_TWICE)
 
-    def _exact(self, format: str, outputs: int, inputs: int) -> torch.Tensor:
+    def _packed(self, format: str, outputs: int, inputs: int, which: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """A weight on the device, and packed; the same one for the cases of a format that follow one another."""
+        key = format, outputs, inputs, which
+        if key not in self.packed:
+            for stale in [one for one in self.packed if one[0] != format]:
+                del self.packed[stale]
+            weight = self._exact(format, outputs, inputs)
+            self.packed[key] = weight.to(self.gpu.device), self.gpu.pack(format, weight)
+        return self.packed[key]
+
+    @staticmethod
+    def _exact(format: str, outputs: int, inputs: int) -> torch.Tensor:
         """A weight on the host that the format holds exactly: whole numbers, each row's times a power of two."""
         bits = 8 if format.startswith("int8") else 4
         top = 2 ** (bits - 1) - 1
