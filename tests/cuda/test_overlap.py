@@ -35,7 +35,7 @@ def test_every_kernel_begins_by_waiting(source: Path) -> None:
 def test_projections_wait_behind_their_first_copies() -> None:
     text = (CSRC / "common" / "project_gemv.cuh").read_text()
     copies, waits, reads = (
-        text.index(call) for call in ("begin_copy(sources, stage, group +", "wait_for_kernel_", "load_group(")
+        text.index(call) for call in ("begin_copy(stage, group + stage", "wait_for_kernel_", "load_group(")
     )
     assert copies < waits < reads
 

@@ -1,8 +1,9 @@
 // Projections of up to eight tokens (decode) with 16-bit weights in rows of whole 16 bytes: bound by memory.
 //
-// What counts is how many bytes are under way. Every thread copies the weights that it will multiply to slots of shared
-// memory that are its own (cp.async), some groups ahead: that takes no registers, and no thread waits for another. The
-// first copies begin before the kernel waits for the one before it, which no weight depends on.
+// What counts is how many bytes are under way, in how few requests. A warp copies the weights that it will multiply to
+// shared memory of its own (cp.async), some groups ahead, which takes no registers; no warp waits for another. A
+// request covers whole lines of 128 bytes. The first copies begin before the kernel waits for the one before it, which
+// no weight depends on.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -14,34 +15,60 @@ namespace aether {
 
 constexpr int kRingBytes = 8192;  // of a warp: three blocks of eight warps fill a multiprocessor of 228 KiB
 
-// The weights of a warp on their way: kStages groups of 16 outputs of each weight.
+// The weights of a warp on their way: kStages groups of 16 outputs, 128 bytes of each.
 template <class T, int kWeights>
 struct WeightRing {
+  using Place = typename DenseWeight<T>::Place;
   static constexpr int kChunks = DenseWeight<T>::kChunks;
-  static constexpr int kPieces = kWeights * 2 * kChunks;  // of 16 bytes, that a thread has of a group
-  static constexpr int kStages = kRingBytes / (kPieces * kWarpSize * kVectorBytes);
+  static constexpr int kGroupInputs = DenseWeight<T>::kGroupInputs;
+  static constexpr int kRowPieces = kGroupInputs / kEight;  // of 16 bytes: eight
+  static constexpr int kRowsAtOnce = kWarpSize / kRowPieces;
+  static constexpr int kCopies = kTileOutputs / kRowsAtOnce;
+  static constexpr int kStagePieces = kTileOutputs * kRowPieces;
+  static constexpr int kStages = kRingBytes / (kWeights * kStagePieces * kVectorBytes);
+  static_assert(kRowPieces == 8 && sizeof(Eight<T>) == kVectorBytes);
 
-  Eight<T>* slots;  // of this thread, a warp's width apart
+  Eight<T>* pieces;
+  const T* weights[kWeights];  // from the first output of the tile on
+  int num_inputs;
+  int rows[kCopies];  // where the rows that this thread copies begin
 
-  __device__ __forceinline__ Eight<T>& slot(int stage, int weight, int half, int chunk) const {
-    return slots[((stage * kWeights + weight) * 2 * kChunks + half * kChunks + chunk) * kWarpSize];
+  __device__ __forceinline__ WeightRing(Eight<T>* pieces, const Place (&places)[kWeights], int tile)
+      : pieces(pieces), num_inputs(places[0].num_inputs) {
+#pragma unroll
+    for (int weight = 0; weight < kWeights; ++weight) {
+      weights[weight] = places[weight].address + static_cast<int64_t>(tile) * kTileOutputs * num_inputs;
+    }
+    // Outputs beyond the last are those of the last: whoever stores results leaves them out.
+    const int last = places[0].num_outputs - 1 - tile * kTileOutputs;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      rows[i] = min(i * kRowsAtOnce + lane_index() / kRowPieces, last) * num_inputs;
+    }
+  }
+
+  // The place of a piece of a row. Odd rows have their halves exchanged, so that the threads that read at a time, four
+  // pieces of two rows, use all banks.
+  __device__ __forceinline__ Eight<T>& piece(int stage, int weight, int row, int index) const {
+    return pieces[((stage * kWeights + weight) * kTileOutputs + row) * kRowPieces + (index ^ (row % 2 * 4))];
+  }
+
+  // What the thread multiplies: see products.cuh.
+  __device__ __forceinline__ Eight<T> get(int stage, int weight, int half, int chunk) const {
+    return piece(stage, weight, half * 8 + lane_index() / 4, chunk * 4 + lane_index() % 4);
   }
 
   // One group of copies, empty behind the last group.
-  __device__ __forceinline__ void begin_copy(const DenseWeight<T> (&sources)[2], int stage, int group,
-                                             int num_groups) const {
+  __device__ __forceinline__ void begin_copy(int stage, int group, int num_groups) const {
     if (group < num_groups) {
+      const int index = lane_index() % kRowPieces, k = group * kGroupInputs + index * kEight;
+      const bool is_present = k < num_inputs;
 #pragma unroll
       for (int weight = 0; weight < kWeights; ++weight) {
-        const DenseWeight<T>& source = sources[weight];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-#pragma unroll
-          for (int chunk = 0; chunk < kChunks; ++chunk) {
-            const int k = group * source.kGroupInputs + chunk * kChunk + lane_index() % 4 * kEight;
-            const bool is_present = k < source.num_inputs;
-            copy_async_16(&slot(stage, weight, half, chunk), source.rows[half] + (is_present ? k : 0), is_present);
-          }
+        for (int i = 0; i < kCopies; ++i) {
+          Eight<T>& target = piece(stage, weight, i * kRowsAtOnce + lane_index() / kRowPieces, index);
+          copy_async_16(&target, weights[weight] + rows[i] + (is_present ? k : 0), is_present);
         }
       }
     }
@@ -62,13 +89,12 @@ __device__ __forceinline__ void project_gemv(const Results<T>& results, const In
   let_next_kernel_launch();
   const int num_warps = static_cast<int>(blockDim.x) / kWarpSize;
   const int num_groups = (x.size + Source::kGroupInputs - 1) / Source::kGroupInputs;
-  const Source sources[2] = {Source(places[0], tile), Source(places[kWeights - 1], tile)};
-  constexpr int kSlotsOfWarp = kRingBytes / kVectorBytes;
-  const Ring ring{memory + warp_index() * kSlotsOfWarp + lane_index()};
+  constexpr int kPiecesOfWarp = kRingBytes / kVectorBytes;
+  const Ring ring(memory + warp_index() * kPiecesOfWarp, places, tile);
   int group = warp_index();
 #pragma unroll
   for (int stage = 0; stage < Ring::kStages; ++stage) {
-    ring.begin_copy(sources, stage, group + stage * num_warps, num_groups);
+    ring.begin_copy(stage, group + stage * num_warps, num_groups);
   }
   wait_for_kernel_before();
 
@@ -86,19 +112,20 @@ __device__ __forceinline__ void project_gemv(const Results<T>& results, const In
       Products<T, 1>::load_group(next_inputs, x, token, (group + num_warps) * Source::kGroupInputs);
     }
     wait_for_copies<Ring::kStages - 1>();
+    __syncwarp();  // what the other threads of the warp copied is there, too
 #pragma unroll
     for (int weight = 0; weight < kWeights; ++weight) {
 #pragma unroll
       for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
-        const Eight<T> weights[2] = {ring.slot(stage, weight, 0, chunk), ring.slot(stage, weight, 1, chunk)};
+        const Eight<T> weights[2] = {ring.get(stage, weight, 0, chunk), ring.get(stage, weight, 1, chunk)};
         multiply_chunk(products[weight].sums[0], weights, inputs[chunk]);
       }
     }
-    // The products above have what was in these slots.
-    ring.begin_copy(sources, stage, group + Ring::kStages * num_warps, num_groups);
+    __syncwarp();  // all of them have read this stage
+    ring.begin_copy(stage, group + Ring::kStages * num_warps, num_groups);
   }
   using Sums = float[kWeights][kTileTokens * kSumsStride];
-  store_sums(results, products, reinterpret_cast<Sums*>(memory + num_warps * kSlotsOfWarp), token, tile);
+  store_sums(results, products, reinterpret_cast<Sums*>(memory + num_warps * kPiecesOfWarp), token, tile);
 }
 
 }  // namespace aether
