@@ -1,4 +1,7 @@
-"""Prefill and decode of Qwen2-7B's shapes in bfloat16, end to end: one load, one line of figures after each batch."""
+"""Prefill and decode of Qwen2-7B's shapes in bfloat16, end to end: one load, one line of figures after each batch.
+
+python -m tests.cuda.check.figures [--small] [FORMAT]     FORMAT: weights in it, such as int4, and fewer figures
+"""
 
 from __future__ import annotations
 
@@ -68,12 +71,13 @@ def measure(llm: LLM, limits: MeasuredLimits, batch: int, prompt_tokens: int, ou
         facts["step_ms"] = 1e3 * median(run.decode_s for run in runs) / (output_tokens - 1)
 
 
-def open_model(folder: Path, device: str, config: dict[str, Any], num_kv_blocks: int) -> LLM:
+def open_model(folder: Path, config: dict[str, Any], num_kv_blocks: int, quantization: str | None) -> LLM:
     """The model of made-up weights, with room for the largest batch."""
     model = write_model(folder, config)
     return LLM(
         model,
-        device=device,
+        device="cuda",
+        quantization=quantization,
         load_format="dummy",
         dtype="bfloat16",
         max_model_len=min(_MOST_CONTEXT, config["max_position_embeddings"]),
@@ -92,13 +96,16 @@ def main() -> int:
     batches = ((1, 32, 8), (4, 16, 8)) if is_small else BATCHES
     prompts = (64,) if is_small else PROMPTS
     new_lengths = (63, 50) if is_small else NEW_LENGTHS
-    log = CaseLog.of_environment("figures")
+    format = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
+    if format is not None:
+        batches, prompts, new_lengths = batches[:3], prompts[:1], ()
+    log = CaseLog.of_environment("figures" if format is None else f"figures {format}")
     begun = log.begun()
     with TemporaryDirectory() as folder:
         with log.case("load") as facts:
             began = time.perf_counter()
             config = CONFIG | small if is_small else CONFIG
-            llm = open_model(Path(folder) / "model", "cuda", config, 64 if is_small else 3328)
+            llm = open_model(Path(folder) / "model", config, 64 if is_small else 3328, format)
             facts["seconds"] = round(time.perf_counter() - began, 1)
         with log.case("limits") as facts:
             limits = llm.engine.planned.open_device.backend.measure_limits([DType.BFLOAT16, DType.FLOAT32])
@@ -117,7 +124,7 @@ def main() -> int:
             if (name := f"a prompt of {length}") not in begun:
                 with log.case(name) as facts:
                     measure(llm, limits, 1, length, 1, facts)
-        if not is_small and "trace" not in begun:
+        if not is_small and format is None:
             from tests.cuda.check.trace import trace
 
             for batch in (1, 64, 256):

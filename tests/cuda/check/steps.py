@@ -55,6 +55,7 @@ def steps(out: Path, *, is_small: bool = False) -> list[Step]:
         recorded("loading", _python("-m", "tests.cuda.check.loading"), 40, None, 10),
         *shapes,
         recorded("figures", _worker("figures", "tests.cuda.check.figures", *small, patience=60), 90, None, 45),
+        recorded("figures int4", _worker("figures int4", "tests.cuda.check.figures", *small, "int4"), 60, None, 25),
         Step("conform: operators", _conform(out, "operators", "-n", str(_WORKERS)), 80, least_s=20),
         Step("conform: hal", _conform(out, "hal"), 30, least_s=5),
         Step("conform: models", _conform(out, "models"), 45, least_s=10),

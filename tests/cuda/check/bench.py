@@ -1,0 +1,111 @@
+"""What the cases of `shapes` share: sizes, inputs, times, and the bar of an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tests.cuda.check.gpu import Enqueue, Gpu
+
+__all__ = ["SMALL", "Bench", "Case", "Facts", "Sizes", "within"]
+
+Facts = dict[str, Any]
+Case = tuple[str, Callable[[Facts], None]]
+"""Its name, and what measures it and says what it found."""
+
+_MISS_L2_BYTES = 192 << 20
+_MOST_SETS = 96
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Those of Qwen2-7B unless said otherwise."""
+
+    hidden: int = 3584
+    inner: int = 18944
+    heads: int = 28
+    kv_heads: int = 4
+    head_dim: int = 128
+    vocab: int = 152064
+    tokens: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 33, 64, 256, 2048)
+    quantized_tokens: tuple[int, ...] = (1, 8, 16, 32, 64, 128, 256, 2048)
+    logit_rows: tuple[int, ...] = (1, 8, 64, 256)
+    decodes: tuple[tuple[int, int], ...] = (
+        (1, 1024),
+        (1, 16384),
+        (8, 1024),
+        (64, 1024),
+        (64, 16384),
+        (256, 256),
+        (64, 1023),
+    )
+    prefills: tuple[tuple[tuple[int, int], ...], ...] = (
+        ((512, 512),),
+        ((2048, 2048),),
+        ((16384, 16384),),
+        ((5, 16384),),
+        ((64, 8192),),
+        ((512, 16384),),
+        (*[(1, 1024)] * 32, (512, 512)),
+    )
+    sampled_rows: tuple[int, ...] = (1, 64, 256)
+    formats: tuple[str, ...] = ("int4", "int4_g128", "int8")
+
+
+SMALL = Sizes(
+    *(256, 512, 4, 2, 64, 1024),
+    tokens=(1, 33),
+    quantized_tokens=(1, 33),
+    logit_rows=(1, 33),
+    decodes=((1, 64), (3, 40)),
+    prefills=(((33, 33),), ((1, 20), (40, 90))),
+    sampled_rows=(1, 5),
+    formats=("int4", "int8"),
+)
+"""For a rehearsal."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A GPU, and the sizes of what is tried on it; `is_timed` False runs everything once, for a profiler."""
+
+    gpu: Gpu
+    sizes: Sizes
+    is_timed: bool = True
+
+    def time(self, facts: Facts, calls: Sequence[Enqueue], by_torch: Sequence[Callable[[], object]]) -> None:
+        """Note the microseconds of a call, ours and torch's."""
+        if not self.is_timed:
+            return
+        facts["us"] = round(self.gpu.seconds(calls) * 1e6, 2)
+        seconds = self.gpu.torch_seconds(by_torch) if by_torch else None
+        if seconds is not None:
+            facts["torch_us"] = round(seconds * 1e6, 2)
+
+    @staticmethod
+    def rates(facts: Facts, nbytes: int, flops: int) -> None:
+        """Note what these bytes and operations come to in the time that was noted."""
+        if "us" in facts:
+            facts["GB/s"] = round(nbytes / facts["us"] / 1e3, 1)
+            facts["TFLOP/s"] = round(flops / facts["us"] / 1e6, 2)
+
+    def normal(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
+        """Normal numbers in bfloat16."""
+        return (torch.randn(*shape, device=self.gpu.device, dtype=torch.float32) * scale).to(torch.bfloat16)
+
+    def poisoned(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """Memory that shows what was not written."""
+        return torch.full(shape, torch.nan, dtype=dtype, device=self.gpu.device)
+
+    @staticmethod
+    def sets(nbytes: int) -> int:
+        """How many weights of so many bytes take turns, so that the L2 cache does not hold them."""
+        return max(1, min(_MOST_SETS, -(-_MISS_L2_BYTES // max(1, nbytes))))
+
+
+def within(facts: Facts, bar: float) -> None:
+    """AssertionError for a relative error above the bar; that of no number is."""
+    if not facts["error"] <= bar:
+        raise AssertionError(f"relative error {facts['error']:.3g}, above {bar:g}")

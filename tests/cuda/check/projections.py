@@ -1,0 +1,183 @@
+"""Projections of Qwen2-7B: dense and quantised weights, by number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from tests.cuda.check.bench import Bench, Case, Facts, within
+from tests.cuda.check.gpu import error_of
+from torch.nn import functional
+
+__all__ = ["Projections"]
+
+_BF16 = torch.bfloat16
+_ONE_ROUNDING = 4e-3
+"""Of a result rounded to bfloat16: uniform in a step of at most 2⁻⁸ it is 2e-3 in the mean."""
+_ROUNDED_TWICE = 6e-3
+
+
+@dataclass(frozen=True)
+class Projections:
+    """Their cases by group."""
+
+    bench: Bench
+    packed: dict[tuple[str, int, int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def linear(self) -> Iterator[Case]:
+        """Every projection, by number of tokens."""
+        hidden, inner, kv = (
+            self.bench.sizes.hidden,
+            self.bench.sizes.inner,
+            self.bench.sizes.kv_heads * self.bench.sizes.head_dim,
+        )
+        for name, outputs, inputs in (("q", hidden, hidden), ("k", kv, hidden), ("down", hidden, inner)):
+            for tokens in self.bench.sizes.tokens:
+                yield f"{name} {tokens}", partial(self._linear, "linear", tokens, outputs, inputs, name != "down")
+        for rows in self.bench.sizes.logit_rows:
+            yield f"lm_head {rows}", partial(self._linear, "lm_head", rows, self.bench.sizes.vocab, hidden, False)
+
+    def gate_up(self) -> Iterator[Case]:
+        """Gate, up and SwiGLU."""
+        for tokens in self.bench.sizes.tokens:
+            yield f"gate_up {tokens}", partial(self._gate_up, tokens)
+
+    def qkv(self) -> Iterator[Case]:
+        """Three projections, rotation, and what goes to the cache."""
+        for tokens in self.bench.sizes.tokens:
+            yield f"qkv {tokens}", partial(self._qkv, tokens)
+
+    def quantized(self) -> Iterator[Case]:
+        """Projections of quantised weights."""
+        hidden, inner = self.bench.sizes.hidden, self.bench.sizes.inner
+        for format in self.bench.sizes.formats:
+            for tokens in self.bench.sizes.quantized_tokens:
+                yield f"{format} down {tokens}", partial(self._quantized, format, tokens, hidden, inner)
+            for tokens in self.bench.sizes.quantized_tokens[:1]:
+                yield f"{format} q {tokens}", partial(self._quantized, format, tokens, hidden, hidden)
+            for tokens in self.bench.sizes.quantized_tokens:
+                yield f"{format} gate_up {tokens}", partial(self._quantized_gate_up, format, tokens)
+
+    def _linear(self, operator: str, tokens: int, outputs: int, inputs: int, has_bias: bool, facts: Facts) -> None:
+        gpu = self.bench.gpu
+        x, bias = self.bench.normal(tokens, inputs), self.bench.normal(outputs) if has_bias else None
+        weights = [
+            self.bench.normal(outputs, inputs, scale=inputs**-0.5) for _ in range(self.bench.sets(2 * outputs * inputs))
+        ]
+        out = self.bench.poisoned(tokens, outputs, dtype=torch.float32 if operator == "lm_head" else _BF16)
+        more = (bias,) if operator == "linear" else ()
+        calls = [gpu.bind(operator, (x, weight, *more), (out,)) for weight in weights]
+        gpu.run(calls[0])
+        reference = x.float() @ weights[0].float().T + (0 if bias is None else bias.float())
+        facts["error"] = error_of(out, reference)
+        del reference
+        self.bench.time(facts, calls, [partial(functional.linear, x, weight, bias) for weight in weights])
+        self.bench.rates(facts, 2 * outputs * inputs, 2 * tokens * outputs * inputs)
+        within(facts, _ONE_ROUNDING)
+
+    def _gate_up(self, tokens: int, facts: Facts) -> None:
+        gpu, hidden, inner = self.bench.gpu, self.bench.sizes.hidden, self.bench.sizes.inner
+        x, out = self.bench.normal(tokens, hidden), self.bench.poisoned(tokens, inner)
+        sets = self.bench.sets(4 * hidden * inner)
+        pairs = [[self.bench.normal(inner, hidden, scale=hidden**-0.5) for _ in range(2)] for _ in range(sets)]
+        calls = [gpu.bind("gate_up_silu", (x, *pair), (out,)) for pair in pairs]
+        gpu.run(calls[0])
+        gate, up = (x.float() @ weight.float().T for weight in pairs[0])
+        facts["error"] = error_of(out, functional.silu(gate) * up)
+        del gate, up
+
+        def by_torch(pair: list[torch.Tensor]) -> torch.Tensor:
+            return functional.silu(x @ pair[0].T) * (x @ pair[1].T)
+
+        self.bench.time(facts, calls, [partial(by_torch, pair) for pair in pairs])
+        self.bench.rates(facts, 4 * hidden * inner, 4 * tokens * hidden * inner)
+        within(facts, 2 * _ROUNDED_TWICE)
+
+    def _qkv(self, tokens: int, facts: Facts) -> None:
+        gpu, sizes = self.bench.gpu, self.bench.sizes
+        hidden, width, kv = sizes.hidden, sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        x = self.bench.normal(tokens, hidden)
+        sets = self.bench.sets(2 * hidden * (width + 2 * kv))
+        weights = [
+            [self.bench.normal(rows, hidden, scale=hidden**-0.5) for rows in (width, kv, kv)] for _ in range(sets)
+        ]
+        biases = [self.bench.normal(rows) for rows in (width, kv, kv)]
+        # A table of cosines and sines of angle 0 leaves everything as it is.
+        table = torch.zeros(tokens, sizes.head_dim, device=gpu.device)
+        table[:, : sizes.head_dim // 2] = 1
+        blocks = -(-tokens // 16) + 1
+        slots = torch.arange(tokens, device=gpu.device) + 3
+        caches = [self.bench.poisoned(blocks, sizes.kv_heads, 16, sizes.head_dim) for _ in range(2)]
+        out = self.bench.poisoned(tokens, sizes.heads, sizes.head_dim)
+        attributes = {"num_heads": sizes.heads, "num_kv_heads": sizes.kv_heads, "eps": 1e-6}
+        calls = [
+            gpu.bind(
+                "qkv_rope_cache_write",
+                (x, *three, *biases, None, None, table, slots, *caches),
+                (out, *caches),
+                attributes,
+            )
+            for three in weights
+        ]
+        gpu.run(calls[0])
+        q, k, v = (x.float() @ w.float().T + b.float() for w, b in zip(weights[0], biases, strict=True))
+        written = [
+            cache.transpose(1, 2).reshape(-1, sizes.kv_heads, sizes.head_dim)[slots].reshape(tokens, kv)
+            for cache in caches
+        ]
+        facts["error"] = max(
+            error_of(a, b) for a, b in ((out.reshape(tokens, width), q), *zip(written, (k, v), strict=True))
+        )
+        by_torch = [partial(functional.linear, x, torch.cat(three)) for three in weights]
+        self.bench.time(facts, calls, by_torch)
+        self.bench.rates(facts, 2 * hidden * (width + 2 * kv), 2 * tokens * hidden * (width + 2 * kv))
+        within(facts, _ROUNDED_TWICE)
+
+    def _quantized(self, format: str, tokens: int, outputs: int, inputs: int, facts: Facts) -> None:
+        gpu = self.bench.gpu
+        x, out = self.bench.normal(tokens, inputs), self.bench.poisoned(tokens, outputs)
+        weight, packed = self._packed(format, outputs, inputs)
+        sets = self.bench.sets(packed.numel())
+        copies = [packed, *(packed.clone() for _ in range(sets - 1))]
+        calls = [gpu.bind("linear", (x, one, None), (out,), format=format) for one in copies]
+        gpu.run(calls[0])
+        facts["error"] = error_of(out, x.float() @ weight.float().T)
+        self.bench.time(facts, calls, [])
+        self.bench.rates(facts, packed.numel(), 2 * tokens * outputs * inputs)
+        within(facts, _ROUNDED_TWICE)
+
+    def _quantized_gate_up(self, format: str, tokens: int, facts: Facts) -> None:
+        gpu, hidden, inner = self.bench.gpu, self.bench.sizes.hidden, self.bench.sizes.inner
+        x, out = self.bench.normal(tokens, hidden), self.bench.poisoned(tokens, inner)
+        weights, packed = zip(*(self._packed(format, inner, hidden, which) for which in range(2)), strict=True)
+        sets = self.bench.sets(2 * packed[0].numel())
+        pairs = [packed, *([one.clone() for one in packed] for _ in range(sets - 1))]
+        calls = [gpu.bind("gate_up_silu", (x, *pair), (out,), format=format) for pair in pairs]
+        gpu.run(calls[0])
+        gate, up = (x.float() @ weight.float().T for weight in weights)
+        facts["error"] = error_of(out, functional.silu(gate) * up)
+        self.bench.time(facts, calls, [])
+        self.bench.rates(facts, 2 * packed[0].numel(), 4 * tokens * hidden * inner)
+        within(facts, 2 * _ROUNDED_TWICE)
+
+    def _packed(self, format: str, outputs: int, inputs: int, which: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """A weight on the device, and packed; the same one for the cases of a format that follow one another."""
+        key = format, outputs, inputs, which
+        if key not in self.packed:
+            for stale in [one for one in self.packed if one[0] != format]:
+                del self.packed[stale]
+            weight = self._exact(format, outputs, inputs)
+            self.packed[key] = weight.to(self.bench.gpu.device), self.bench.gpu.pack(format, weight)
+        return self.packed[key]
+
+    @staticmethod
+    def _exact(format: str, outputs: int, inputs: int) -> torch.Tensor:
+        """A weight on the host that the format holds exactly: whole numbers, each row's times a power of two."""
+        bits = 8 if format.startswith("int8") else 4
+        top = 2 ** (bits - 1) - 1
+        codes = torch.randint(-top, top + 1, (outputs, inputs), dtype=torch.int8)
+        codes[:, ::32] = -top - 1 if bits == 4 else top
+        exponents = -torch.randint(0, 3, (outputs, 1)).float() - (bits + 2)
+        return (codes.float() * torch.exp2(exponents)).to(_BF16)
