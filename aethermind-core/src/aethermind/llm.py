@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
@@ -23,11 +22,10 @@ from aethermind.engine.engine import Engine
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.model_info import ModelInfo, describe_model
 from aethermind.engine.progress_bar import ProgressBar
+from aethermind.engine.requests.inbox import Inbox
 from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
-from aethermind.engine.requests.output_builder import Growth, has_ended, state_of
-from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt, PromptReader, TextToEmbed
+from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt, TextToEmbed
 from aethermind.engine.requests.request_options import RequestOptions
-from aethermind.engine.turns import Turns
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults
@@ -61,7 +59,9 @@ _T = TypeVar("_T")
 class LLM:
     """A model loaded on a device. Every bad argument is an AetherMindError whose message says what to do.
 
-    Threads may share one: what they ask for at the same time is answered together, in the same steps.
+    Threads may share one, and with them an `AsyncEngine` over its `engine`: what they ask for at the same time is
+    answered together, in the same steps. Memory is given back by `close`, at the end of `with`, and with the last
+    reference to the LLM and its engine.
     """
 
     def __init__(
@@ -83,12 +83,9 @@ class LLM:
         planned = plan_model(runtime or Runtime.boot(), model, config)
         self.engine = Engine.load(planned, on_progress)
         self.tokenizer = self.engine.tokenizer
-        self._prompts = PromptReader.of(planned, self.tokenizer)
         self.info = describe_model(self.engine, time.perf_counter() - started)
-        self._names = map(str, count())
-        self._turns = Turns()
-        self._unseen: dict[str, Growth] = {}
-        self._is_closed = False
+        self._inbox = Inbox()
+        self.engine.listen(self._inbox)
 
     def __enter__(self) -> LLM:
         return self
@@ -99,10 +96,11 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Finish the device's work and give everything back."""
-        with self._turns:
-            self._is_closed = True
-            self.engine.close()
+        """Finish the device's work and give everything back: the memory of weights and KV cache is free on return.
+
+        Whatever is asked afterwards is an AetherMindError; so is what other threads and an `AsyncEngine` have open.
+        """
+        self.engine.close()
 
     @property
     def hooks(self) -> HookRegistry:
@@ -232,15 +230,14 @@ class LLM:
         vectors = []
         for prompt in _listed(prompts):
             token_ids = self._read(TextToEmbed.of(prompt)).tokens_to_embed()
-            with self._turns:
-                vectors.append(self.engine.embed(token_ids, pooling, is_normalized=normalize, adapter=adapter or ""))
-            self._turns.give_way()
+            vectors.append(self.engine.embed(token_ids, pooling, is_normalized=normalize, adapter=adapter or ""))
+            self.engine.turns.give_way()
         return vectors
 
     def _read(self, prompt: Prompt) -> EnginePrompt:
-        if self._is_closed:
+        if self.engine.is_closed:
             raise InvalidArgumentError("This LLM was closed; make another one.")
-        return self._prompts.read(prompt)
+        return self.engine.prompts.read(prompt)
 
     def _outputs(self, ids: Sequence[str], *, only_last: bool = False) -> Generator[RequestOutput, None, None]:
         """What these requests got, whenever one has grown, until all have ended; those that have not end with it.
@@ -258,27 +255,24 @@ class LLM:
             self._forget(ids)
 
     def _next(self, ids: Collection[str], only_last: bool) -> list[RequestOutput]:
-        """Step until some of these requests grew, or ended; what others got is kept until they ask (several may be
-        open).
-        """
-        unseen = self._unseen
+        """Step until some of these requests grew, or ended; others may be open, of this LLM and other users."""
+        engine = self.engine
         while True:
-            with self._turns:
-                ready = [name for name in unseen if name in ids and (not only_last or has_ended(unseen[name]))]
-                if ready:
-                    return [state_of(unseen.pop(name)) for name in ready]
-                if self._is_closed:
+            with engine.turns:
+                if ready := self._inbox.take(ids, only_last=only_last):
+                    return ready
+                if engine.is_closed:
                     raise AetherMindError("This LLM was closed before the request was answered.")
-                if not self.engine.has_unfinished:
-                    raise AetherMindError(f"Request {', '.join(sorted(ids))} was aborted before it was answered.")
-                unseen.update((growth.request_id, growth) for growth in self.engine.advance())
-            self._turns.give_way()
+                if not engine.has_unfinished:
+                    raise AetherMindError(_aborted(*ids))
+                engine.advance()
+            engine.turns.give_way()
 
     def _forget(self, ids: Sequence[str]) -> None:
-        with self._turns:
+        with self.engine.turns:
             for request_id in ids:
-                self.engine.abort(request_id)
-                self._unseen.pop(request_id, None)
+                if self._inbox.drop(request_id):
+                    self.engine.abort(request_id)
 
     def _add_all(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], options: Sequence[RequestOptions]
@@ -287,12 +281,14 @@ class LLM:
         ids: list[str] = []
         try:
             for prompt, one, wishes in zip(prompts, params, options, strict=True):
-                read, request_id = self._read(prompt), next(self._names)
-                with self._turns:
+                read = self._read(prompt)
+                with self.engine.turns:
+                    request_id = self.engine.free_id()
                     self.engine.add_request(
                         request_id, read.token_ids, one, prompt=read.text, embeddings=read.embeddings, options=wishes
                     )
-                ids.append(request_id)
+                    ids.append(request_id)
+                    self._inbox.open(request_id)
         except BaseException:  # Ctrl-C and a plugin's own errors, too
             self._forget(ids)
             raise
@@ -333,6 +329,13 @@ def _one_each(prompts: Sequence[Prompt], given: Any, name: str, kind: type[_T]) 
 
 
 def _checked(output: RequestOutput) -> RequestOutput:
+    """A state, unless the engine or another user of it gave the request up."""
     if output.error is not None:
         raise AetherMindError(output.error)
+    if output.finished and any(answer.finish_reason == "abort" for answer in output.outputs):
+        raise AetherMindError(_aborted(output.request_id))
     return output
+
+
+def _aborted(*request_ids: str) -> str:
+    return f"Request {', '.join(sorted(request_ids))} was aborted before it was answered."

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from functools import cached_property
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aethermind.cache.stores.address import StoreAddress
 from aethermind.engine.kv_offload import KVOffload
@@ -18,9 +17,9 @@ from aethermind.engine.open_cache import open_cache
 from aethermind.engine.policies import SharingPolicy
 from aethermind.engine.requests.output import RequestOutput
 from aethermind.engine.requests.output_builder import Growth, OutputBuilder, state_of
-from aethermind.engine.requests.prompt_reader import check_embeddings
+from aethermind.engine.requests.prompt_reader import PromptReader, check_embeddings
 from aethermind.engine.requests.request import FinishReason, Request, RequestState
-from aethermind.engine.requests.request_checks import check_process, check_prompt, check_token_ids
+from aethermind.engine.requests.request_checks import check_prompt, check_text
 from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.engine.requests.sample_group import SampleGroup
 from aethermind.engine.requests.sample_groups import SampleGroups, answer_ids
@@ -30,13 +29,14 @@ from aethermind.engine.scheduling.decision import ScheduleDecision, StepBudget
 from aethermind.engine.scheduling.preemption import MeasuredCosts
 from aethermind.engine.scheduling.scheduler import Scheduler
 from aethermind.engine.scheduling.waiting_queue import WaitingQueue
+from aethermind.engine.shared import Shared, in_turn
 from aethermind.engine.speculative import open_speculator
 from aethermind.engine.steps.forced_tokens import forced_beginning, forced_tokens
 from aethermind.engine.steps.model_runner import SampledToken
 from aethermind.engine.steps.step_pipeline import StepPipeline
 from aethermind.engine.text_passes.text_embedding import embed_text
 from aethermind.engine.text_passes.text_scores import score_prompt
-from aethermind.errors import AetherMindError, ContextLengthError, InvalidArgumentError
+from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.sampling.random import derive_seed
 
 if TYPE_CHECKING:
@@ -56,8 +56,19 @@ __all__ = ["Engine"]
 _REQUEST = attrgetter("request")
 
 
-class Engine:
-    """Continuous batching over one model. Not safe to call from several threads at once."""
+class Engine(Shared):
+    """Continuous batching over one model.
+
+    Threads share it in turns: a step is computed for all, whichever asks for it, and all listeners are told of it.
+    """
+
+    _end_offload: weakref.finalize[..., Engine] | None = None
+    _given_back = frozenset(
+        (
+            *("planned", "executor", "cache", "swap_store", "sessions", "kv_offload", "runner", "scheduler", "prompts"),
+            *("speculator", "waiting", "running", "pipeline", "_outputs", "_groups", "_unscored", "_controls"),
+        )
+    )
 
     def __init__(
         self,
@@ -74,6 +85,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.costs = MeasuredCosts(clock=clock)
         self.executor = executor or planned.create_executor(planned)
+        super().__init__()
         memory = self.executor.kv_memory
         self.cache, prefix_cache, self.swap_store = open_cache(planned, memory, self.costs, clock)
         max_pinned = planned.num_kv_blocks // 2
@@ -100,7 +112,6 @@ class Engine:
         self._unscored: Request | None = None
         self._controls = ControlsReader(planned, tokenizer)
         self._clock = clock
-        self._pid = os.getpid()
         self._num_added = 0
         self.num_preemptions = 0
         """Times that a request gave way to others."""
@@ -110,6 +121,11 @@ class Engine:
         """Load a model and its tokenizer, which is read while the device makes memory for the weights ready."""
         executor = planned.create_executor(planned)
         return cls(planned, planned.source.tokenizer(), on_progress=on_progress, executor=executor)
+
+    @cached_property
+    def prompts(self) -> PromptReader:
+        """What reads prompts for the model; for any thread."""
+        return PromptReader.of(self.planned, self.tokenizer)
 
     @property
     def has_unfinished(self) -> bool:
@@ -123,6 +139,7 @@ class Engine:
         """
         return self._controls.prepare(params)
 
+    @in_turn
     def add_request(
         self,
         request_id: str,
@@ -139,7 +156,6 @@ class Engine:
 
         InvalidArgumentError or ContextLengthError when its prompt cannot be served.
         """
-        check_process(self._pid)
         options = (options or RequestOptions()).within(self.planned.config.max_new_tokens)
         self._check_id(request_id, params.n)
         check_prompt(self.planned, prompt_token_ids, params, options)
@@ -190,6 +206,7 @@ class Engine:
         if first.needs_scores or self.kv_offload is None or not self.kv_offload.fetch(first):
             self.waiting.add(first, first.arrival)
 
+    @in_turn
     def adjust(
         self,
         *,
@@ -202,22 +219,10 @@ class Engine:
         What runs goes on. InvalidArgumentError for limits beyond those that the engine was opened with, for which its
         memory was planned.
         """
-        given: dict[str, Any] = {
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "max_prefill_chunk": max_prefill_chunk,
-        }
-        budget = replace(self.budget, **{name: value for name, value in given.items() if value is not None})
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            value, most = getattr(budget, name), getattr(self._planned_budget, name)
-            if value > most:
-                raise InvalidArgumentError(
-                    f"{name} cannot become {value}: this engine was opened for {most}. Open it with more."
-                )
-        self.budget = budget
+        limits = (max_num_seqs, max_num_batched_tokens, max_prefill_chunk)
+        self.budget = self.budget.changed(self._planned_budget, *limits)
 
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now and free its blocks; returns what there is of it, None for unknown and finished ids."""
+    def _abort(self, request_id: str) -> RequestOutput | None:
         group = self._groups.get(request_id)
         if group is not None and group.request_id != request_id:
             return None  # one answer of several, which end together
@@ -236,20 +241,14 @@ class Engine:
             return group.merge(outputs)
         return outputs[0] if outputs else None
 
+    @in_turn
     def embed(
         self, token_ids: Sequence[int], pooling: str | None, *, is_normalized: bool, adapter: str = ""
     ) -> npt.NDArray[np.float32]:
         """The vector of a text, float32 [hidden_size] (see `text_embedding`), pooled as the model says where `pooling`
         is None; between steps. InvalidArgumentError also for an adapter that there is not.
         """
-        check_process(self._pid)
-        if not token_ids:
-            raise InvalidArgumentError("The text is empty; give it at least one token.")
-        if len(token_ids) > self.planned.max_model_len:
-            raise ContextLengthError(
-                f"The text has {len(token_ids)} tokens, and the context holds {self.planned.max_model_len}. Shorten it."
-            )
-        check_token_ids(self.planned, token_ids)
+        check_text(self.planned, token_ids)
         pooling = self.planned.pooling if pooling is None else pooling
         number = self.planned.choose_adapter(adapter).number
         return embed_text(self.runner, self.cache, token_ids, pooling, is_normalized=is_normalized, adapter=number)
@@ -258,6 +257,7 @@ class Engine:
         """Compute one step and return the requests that grew or ended in it."""
         return [state_of(growth) for growth in self.advance()]
 
+    @in_turn
     def advance(self) -> list[Growth]:
         """`step` for who does not want to know every state: that of a request that goes on can be asked for by
         `state_of` until it ends.
@@ -285,11 +285,13 @@ class Engine:
                 outputs += self._refuse(decision, now)
         if self.pipeline.is_deserted:
             self.pipeline.drain()
-        return [*self._merge_groups([state_of(growth) for growth in outputs])] if self._groups else outputs
+        if self._groups:
+            outputs = [*self._merge_groups([state_of(growth) for growth in outputs])]
+        self._tell(outputs)
+        return outputs
 
-    def close(self) -> None:
-        """Let a store have what it is still to be given, finish the device's work and give everything back."""
-        if self._end_offload is not None:
+    def _end(self) -> None:
+        if self._end_offload is not None:  # let a store have what it is still to be given
             self._end_offload()
         self.executor.close()
 
@@ -389,6 +391,8 @@ class Engine:
                 request.place = place
 
     def _check_id(self, request_id: str, num_answers: int) -> None:
-        ids = answer_ids(request_id, num_answers)
-        if any(one in self._outputs or self._groups.get(one) is not None for one in ids):
+        if any(map(self._has, answer_ids(request_id, num_answers))):
             raise InvalidArgumentError(f"Request id {request_id!r} is in use; give each request an id of its own.")
+
+    def _has(self, request_id: str) -> bool:
+        return request_id in self._outputs or self._groups.get(request_id) is not None

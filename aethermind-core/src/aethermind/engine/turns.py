@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from threading import RLock
+from weakref import WeakSet
 
 __all__ = ["Turns"]
 
 _COURTESY_S = 1e-4
 """As long as a thread may need to wake up and take what was left to it."""
+
+
+_ALL: WeakSet[Turns] = WeakSet()
 
 
 class Turns:
@@ -19,6 +24,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._lock = RLock()
+        _ALL.add(self)
         self._waiting: deque[None] = deque()  # of all ways to count, one that no two threads can disturb
 
     def __enter__(self) -> None:
@@ -37,3 +43,13 @@ class Turns:
         """Outside of a turn: let those have theirs who wait. Who is quick would otherwise be the first again."""
         if self._waiting:
             time.sleep(_COURTESY_S)
+
+
+def _free_all() -> None:
+    """In a fork of the process: a thread that has a turn is not here to end it."""
+    for turns in _ALL:
+        turns._lock = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free_all)

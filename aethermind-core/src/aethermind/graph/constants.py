@@ -46,6 +46,10 @@ class KeptConstants(Protocol):
         """Keep what was not found, by and by: the tensors stay as they are. `activity` tells when plans run."""
         ...
 
+    def finish(self) -> None:
+        """Keep the rest now, and refer to no tensor any more."""
+        ...
+
 
 class ConstantStore:
     """Loads parameters on demand and keeps them.
@@ -114,6 +118,11 @@ class ConstantStore:
                 on_progress(done + 1, len(missing))
         if self._kept is not None and unkept:
             self._kept.keep(unkept, {key: self._tensors[key] for key in unkept}, self.activity)
+
+    def finish(self) -> None:
+        """Have nobody else refer to the constants: with the last plan they are gone."""
+        if self._kept is not None:
+            self._kept.finish()
 
     def address(self, key: str) -> int:
         """The device address of a loaded constant."""

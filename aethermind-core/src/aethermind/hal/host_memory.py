@@ -9,6 +9,7 @@ import ctypes
 import os
 import threading
 import time
+from contextlib import suppress
 
 from aethermind.errors import DeviceError, InvalidArgumentError, OutOfMemoryError
 from aethermind.hal.allocator import ALIGNMENT, Allocator, MemoryCounter, MemoryStats
@@ -28,6 +29,7 @@ __all__ = [
     "HostTransfer",
     "host_memory_bytes",
     "resident_bytes",
+    "trim_heap",
 ]
 
 
@@ -46,6 +48,16 @@ def resident_bytes() -> int | None:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return None
+
+
+def trim_heap() -> None:
+    """Give the system what the C library keeps of freed memory, where it is glibc: the next allocations take longer.
+
+    glibc maps a large array, and after one was freed it takes others of that size from its heap, which shrinks at the
+    end only.
+    """
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 class HostDevices(DeviceManager):

@@ -38,4 +38,7 @@ class InlineExecutor:
 
     def close(self) -> None:
         """Finish the device's work and give everything back."""
-        self.planned.open_device.backend.close()
+        try:
+            self._constants.finish()
+        finally:
+            self.planned.open_device.backend.close()

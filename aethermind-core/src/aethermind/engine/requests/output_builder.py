@@ -146,8 +146,8 @@ def state_of(growth: Growth) -> RequestOutput:
     return growth if isinstance(growth, RequestOutput) else growth.snapshot()
 
 
-def has_ended(growth: Growth) -> bool:
-    """Whether a state is the last."""
+def has_ended(growth: Growth | None) -> bool:
+    """Whether a state is the last; None is not."""
     return type(growth) is RequestOutput and growth.finished  # several times quicker than to ask for any of the kind
 
 

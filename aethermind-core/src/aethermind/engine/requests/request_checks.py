@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.request_options import RequestOptions
     from aethermind.sampling.params import SamplingParams
 
-__all__ = ["check_process", "check_prompt", "check_token_ids"]
+__all__ = ["check_process", "check_prompt", "check_text", "check_token_ids"]
 
 
 def check_process(loaded_by: int) -> None:
@@ -50,6 +50,17 @@ def check_prompt(
             "answer. Shorten the prompt, or raise max_context_tokens."
         )
     check_token_ids(planned, (*token_ids, *params.stop_token_ids))
+
+
+def check_text(planned: PlannedModel, token_ids: Sequence[int]) -> None:
+    """The same for a text that is to become a vector."""
+    if not token_ids:
+        raise InvalidArgumentError("The text is empty; give it at least one token.")
+    if len(token_ids) > planned.max_model_len:
+        raise ContextLengthError(
+            f"The text has {len(token_ids)} tokens, and the context holds {planned.max_model_len}. Shorten it."
+        )
+    check_token_ids(planned, token_ids)
 
 
 def check_token_ids(planned: PlannedModel, token_ids: Sequence[int]) -> None:

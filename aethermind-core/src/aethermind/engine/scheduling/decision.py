@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from aethermind.cache.outcome import ReserveResult
@@ -43,6 +43,32 @@ class StepBudget:
                 f"max_num_batched_tokens is {self.max_num_batched_tokens} but must be at least max_num_seqs "
                 f"({self.max_num_seqs}), a token for each running request; raise it or lower max_num_seqs."
             )
+
+    def changed(
+        self,
+        most: StepBudget,
+        max_num_seqs: int | None,
+        max_num_batched_tokens: int | None,
+        max_prefill_chunk: int | None,
+    ) -> StepBudget:
+        """A budget with these limits, None for one that stays; InvalidArgumentError beyond `most`, for which memory was
+        planned.
+        """
+        budget = replace(
+            self,
+            max_num_seqs=self.max_num_seqs if max_num_seqs is None else max_num_seqs,
+            max_num_batched_tokens=(
+                self.max_num_batched_tokens if max_num_batched_tokens is None else max_num_batched_tokens
+            ),
+            max_prefill_chunk=self.max_prefill_chunk if max_prefill_chunk is None else max_prefill_chunk,
+        )
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            value, greatest = getattr(budget, name), getattr(most, name)
+            if value > greatest:
+                raise InvalidArgumentError(
+                    f"{name} cannot become {value}: this engine was opened for {greatest}. Open it with more."
+                )
+        return budget
 
 
 class ScheduledRequest(NamedTuple):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aethermind.engine.observation.engine_stats import EngineStats
-from aethermind.engine.requests.prompt_reader import EnginePrompt, PromptReader
+from aethermind.engine.requests.prompt_reader import EnginePrompt
 from aethermind.engine.serving.engine_client import EngineClient
 from aethermind.engine.serving.held_news import HeldNews
-from aethermind.errors import EngineDeadError
+from aethermind.errors import AetherMindError, EngineDeadError, InvalidArgumentError
 from aethermind.log import get_logger
 
 if TYPE_CHECKING:
     from aethermind.engine.engine import Engine
     from aethermind.engine.requests.output import RequestOutput
+    from aethermind.engine.requests.output_builder import Growth
     from aethermind.engine.requests.prompt_reader import Prompt
     from aethermind.engine.requests.request_options import RequestOptions
     from aethermind.sampling.guidance import TokenGuide
@@ -29,30 +30,35 @@ _Result = TypeVar("_Result")
 
 
 class AsyncEngine(EngineClient):
-    """Requests from the tasks of one event loop, batched together by an engine that nobody else may use meanwhile.
+    """Requests from the tasks of one event loop, batched together, and with what others ask of the same engine: an LLM
+    in other threads, or another AsyncEngine.
 
     async with AsyncEngine(llm.engine) as engine:
         async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=32)):
             print(output.outputs[0].text)
 
     A task that is slow to ask misses intermediate states and never holds the engine up: every output is the whole
-    answer so far. If a step fails, every open request ends with EngineDeadError, and so does every new one.
+    answer so far. If a step fails, or the engine is closed, every open request ends with EngineDeadError, and so does
+    every new one. Leaving `async with` ends the requests that are open here; the engine stays, and belongs to its LLM.
     """
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self._engine = engine
-        self._prompts = PromptReader.of(engine.planned, engine.tokenizer)
         self._calls: set[asyncio.Future[Any]] = set()
         self._commands: list[Callable[[], object]] = []
         self._news = HeldNews()
         self._wake = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="aethermind-engine", daemon=True)
+        self._thread: threading.Thread | None = None
         self._is_stopping = False
 
     async def __aenter__(self) -> AsyncEngine:
+        if self._thread is not None:
+            raise InvalidArgumentError("This AsyncEngine was entered before; make another one over the same engine.")
         self._loop = asyncio.get_running_loop()
+        self._engine.listen(self)
         self._requests.failure = None
+        self._thread = threading.Thread(target=self._run, name="aethermind-engine", daemon=True)
         self._thread.start()
         return self
 
@@ -89,7 +95,7 @@ class AsyncEngine(EngineClient):
 
     async def read(self, prompt: Prompt) -> EnginePrompt:
         """A prompt as token ids; `generate` takes either. InvalidArgumentError says what is wrong with it."""
-        return await self._prompts.read_beside(prompt)
+        return await self._engine.prompts.read_beside(prompt)
 
     async def call(self, function: Callable[[Engine], _Result]) -> _Result:
         """Run `function` on the engine between two steps, and return what it returns or raise what it raises.
@@ -121,17 +127,30 @@ class AsyncEngine(EngineClient):
         with self._wake:
             self._is_stopping = True
             self._wake.notify()
-        if self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
         self._fail(EngineDeadError("The engine was closed before the request was finished."))
 
+    def put(self, growths: Sequence[Growth]) -> None:
+        """What the engine says came of requests, ours and others' (see `EngineListener`)."""
+        self._news.put(growths)
+
+    def closed(self) -> None:
+        """The engine was closed by its owner."""
+        with self._wake:
+            self._wake.notify()
+
     def _abort(self, name: str) -> None:
-        self._submit(lambda: self._put(self._engine.abort(name)))
+        def abort() -> None:
+            if name in self._news.names:
+                self._engine.abort(name)
+
+        self._submit(abort)
 
     def _forget(self, name: str) -> None:
         def forget() -> None:
-            self._engine.abort(name)  # nothing where it has finished
-            self._news.drop(name)
+            if self._news.drop(name):
+                self._engine.abort(name)
 
         self._submit(forget)
 
@@ -150,23 +169,45 @@ class AsyncEngine(EngineClient):
 
     def _run(self) -> None:
         engine = self._engine
+        failure = None
         try:
-            while True:
-                with self._wake:
-                    while not (self._commands or self._is_stopping or engine.has_unfinished):
-                        self._wake.wait()
-                    commands, self._commands = self._commands, []
-                for command in commands:
-                    command()
-                if self._is_stopping:
-                    return
-                if engine.has_unfinished:
-                    self._news.put(engine.advance())
-                if news := self._news.take():
-                    self._tell(self._deliver, news)
+            while self._serve():
+                engine.turns.give_way()
+        except EngineDeadError as error:
+            failure = error
         except Exception as error:
             _log.exception("the engine failed")
-            self._tell(self._fail, EngineDeadError(f"The engine failed: {type(error).__name__}: {error}"))
+            failure = EngineDeadError(f"The engine failed: {type(error).__name__}: {error}")
+        with engine.turns:
+            engine.unlisten(self)
+            for name in list(self._news.names):
+                engine.abort(name)
+        if failure is not None:
+            self._tell(self._fail, failure)
+
+    def _serve(self) -> bool:
+        """Wait until there is something to do, and do it in one turn; False when it is time to stop."""
+        engine, news = self._engine, self._news
+        with self._wake:
+            while not (self._commands or self._is_stopping or engine.is_closed or news.names):
+                self._wake.wait()
+            commands, self._commands = self._commands, []
+        with engine.turns:
+            for command in commands:
+                command()
+            if self._is_stopping:
+                return False
+            if engine.is_closed:
+                raise EngineDeadError("The engine was closed before the request was finished.")
+            if news.names and engine.has_unfinished:
+                engine.advance()
+            told: list[tuple[str, RequestOutput | Exception]] = [*news.take()]
+            if news.names and not engine.has_unfinished and not told:
+                lost = [name for name in list(news.names) if news.drop(name)]
+                told = [(name, AetherMindError(f"Request {name} was lost in a step that failed.")) for name in lost]
+        if told:
+            self._tell(self._deliver, told)
+        return True
 
     def _add(
         self,
@@ -189,11 +230,7 @@ class AsyncEngine(EngineClient):
         )
         self._news.open(name, hold_s)
 
-    def _put(self, output: RequestOutput | None) -> None:
-        if output is not None:
-            self._news.put([output])
-
-    def _deliver(self, news: list[tuple[str, RequestOutput]]) -> None:
+    def _deliver(self, news: list[tuple[str, RequestOutput | Exception]]) -> None:
         for name, output in news:
             self._requests.deliver(name, output)
 

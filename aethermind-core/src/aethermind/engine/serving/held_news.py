@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, KeysView, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -54,7 +54,9 @@ class HeldNews:
             return
         self._forget_usual()
         for growth in growths:
-            if (request := self._open.get(growth.request_id)) is not None:
+            # What follows a last state is of another user's request, which took over the id.
+            request = self._open.get(growth.request_id)
+            if request is not None and not has_ended(self._grown.get(growth.request_id)):
                 self._grown[growth.request_id] = growth
                 if took_s >= request.hold_s / 2:
                     request.due_s = now
@@ -64,12 +66,18 @@ class HeldNews:
                     self._next_due_s = min(self._next_due_s, request.due_s)
         self._due_s = self._earliest()
 
-    def drop(self, name: str) -> None:
-        """Nobody wants to know of a request any more."""
+    def drop(self, name: str) -> bool:
+        """Nobody wants to know of a request any more; whether it was open and has not ended."""
         self._forget_usual()
-        self._open.pop(name, None)
-        self._grown.pop(name, None)
+        was_open = self._open.pop(name, None) is not None
+        was_open = not has_ended(self._grown.pop(name, None)) and was_open
         self._due_s = self._earliest()
+        return was_open
+
+    @property
+    def names(self) -> KeysView[str]:
+        """The requests that are open: no last state of theirs was taken."""
+        return self._open.keys()
 
     @property
     def is_due(self) -> bool:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenRequests"]
 
+_NUMBERS = itertools.count()
+"""Of all clients of this process: several may share an engine, which tells requests apart by their ids."""
+
 
 class OpenRequests:
     """Mutable; for the tasks of one event loop. `failure` says why nothing is served, None while it is."""
@@ -21,7 +24,6 @@ class OpenRequests:
     def __init__(self, failure: EngineDeadError) -> None:
         self.failure: EngineDeadError | None = failure
         self._mailboxes: dict[str, _Mailbox] = {}
-        self._ids = itertools.count()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
@@ -44,7 +46,7 @@ class OpenRequests:
         `forget` is called however it ends. Raises what was delivered as an error, RequestTimeoutError after
         `timeout_s` seconds, and `failure`.
         """
-        name = f"async-{next(self._ids)}" if name is None else name
+        name = f"async-{next(_NUMBERS)}" if name is None else name
         mailbox = self._open(name)
         # One alarm for the whole answer: a timeout around each of its tokens would cost more than taking the token.
         alarm = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any, cast
 
@@ -132,7 +132,7 @@ class ModelRunner:
             if self._backend.capabilities.is_asynchronous
             else None
         )
-        self.hooks = HookRegistry(self._value_names)
+        self.hooks = HookRegistry(partial(_value_names, planned))  # not a method: a cycle would keep the weights
         self.observer: StepObserver | None = None
 
     @property
@@ -352,11 +352,12 @@ class ModelRunner:
             for row, (one, token_id, its_logprobs) in enumerate(zip(sampled, token_ids, logprobs, strict=True))
         ]
 
-    def _value_names(self, fuse: bool) -> list[str]:
-        """The values that steps compute, those of adjusted and masked steps among them."""
-        keys = [_PLAIN, GraphKey(True), GraphKey(False, True), *([_ADAPTED] if self.planned.adapters else [])]
-        plans = [self.planned.compile(key, fuse=fuse).plan for key in keys]
-        return list(dict.fromkeys(name for plan in plans for step in plan.steps for name in step.names))
+
+def _value_names(planned: PlannedModel, fuse: bool) -> list[str]:
+    """The values that steps compute, those of adjusted and masked steps among them."""
+    keys = [_PLAIN, GraphKey(True), GraphKey(False, True), *([_ADAPTED] if planned.adapters else [])]
+    plans = [planned.compile(key, fuse=fuse).plan for key in keys]
+    return list(dict.fromkeys(name for plan in plans for step in plan.steps for name in step.names))
 
 
 def _read_of(sampled: Sequence[SampledRow]) -> tuple[str, ...]:

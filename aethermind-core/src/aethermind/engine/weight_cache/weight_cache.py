@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ class WeightCache:
         self._planned = planned
         self._folder = folder
         self._files = describe_files(planned)
+        self._writing: list[tuple[threading.Thread, IdleTurns]] = []
 
     @classmethod
     def of(cls, planned: PlannedModel) -> WeightCache | None:
@@ -77,28 +79,36 @@ class WeightCache:
 
     def keep(self, wanted: Mapping[str, PackedConstant], packed: Mapping[str, Tensor], activity: Activity) -> None:
         """See `KeptConstants`. A thread of the lowest priority writes, a piece of 2 MiB at a time, while the model runs
-        nothing, and a piece now and then where it always runs something (see `IdleTurns`). What is left at the end of
-        the program is written then, unless that is interrupted.
+        nothing, and a piece now and then where it always runs something (see `IdleTurns`). What is left is written when
+        the model is closed or dropped, or the program ends, unless that is interrupted.
         """
         lasting = self._lasting(wanted)
         if not lasting:
             return
         turns = IdleTurns(activity)
+        planned, files, folder = self._planned, self._files, self._folder
 
         def write() -> None:
             with suppress(OSError, AttributeError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
             try:
-                is_same = describe_files(self._planned) == self._files
-                key = cache_key(self._planned, self._files, lasting)
-                if is_same and not turns.is_over() and not self._folder.has(key):
-                    self._folder.write(key, {name: packed[name].numpy() for name in lasting}, turns.is_over)
+                is_same = describe_files(planned) == files
+                key = cache_key(planned, files, lasting)
+                if is_same and not turns.is_over() and not folder.has(key):
+                    folder.write(key, {name: packed[name].numpy() for name in lasting}, turns.is_over)
             except (OSError, CheckpointError) as error:
                 logger.info("packed weights are not kept for the next start: %s", error)
 
         thread = threading.Thread(target=write, name="aethermind-keep-weights", daemon=True)
         thread.start()
-        atexit.register(_finish, thread, turns)
+        atexit.register(_finish_quietly, thread, turns)
+        self._writing.append((thread, turns))
+        weakref.finalize(self, turns.hurry).atexit = False  # the thread keeps the weights of a model that was dropped
+
+    def finish(self) -> None:
+        """See `KeptConstants`; KeyboardInterrupt leaves out the rest."""
+        while self._writing:
+            _finish(*self._writing.pop())
 
     def _lasting(self, wanted: Mapping[str, PackedConstant]) -> dict[str, PackedConstant]:
         """Those that another process would pack to the same bytes, if they are worth it."""
@@ -117,3 +127,9 @@ def _finish(thread: threading.Thread, turns: IdleTurns) -> None:
     except KeyboardInterrupt:
         turns.give_up()
         thread.join()
+        raise
+
+
+def _finish_quietly(thread: threading.Thread, turns: IdleTurns) -> None:
+    with suppress(KeyboardInterrupt):
+        _finish(thread, turns)
