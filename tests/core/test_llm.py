@@ -50,14 +50,14 @@ def test_whatever_interrupts_the_reading_of_prompts_leaves_no_request_behind(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LLM("demo", device="null", runtime=runtime) as llm:
-        read, num_read = llm._prompts.read, itertools.count()
+        read, num_read = llm.engine.prompts.read, itertools.count()
 
         def interrupted(prompt: Any) -> Any:
             if next(num_read) == 2:
                 raise KeyboardInterrupt
             return read(prompt)
 
-        monkeypatch.setattr(llm._prompts, "read", interrupted)
+        monkeypatch.setattr(llm.engine.prompts, "read", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(["one", "two", "three"], SamplingParams(max_tokens=2))
         assert not llm.engine.has_unfinished

@@ -284,11 +284,11 @@ class LLM:
                 read = self._read(prompt)
                 with self.engine.turns:
                     request_id = self.engine.free_id()
+                    ids.append(request_id)
+                    self._inbox.open(request_id)
                     self.engine.add_request(
                         request_id, read.token_ids, one, prompt=read.text, embeddings=read.embeddings, options=wishes
                     )
-                    ids.append(request_id)
-                    self._inbox.open(request_id)
         except BaseException:  # Ctrl-C and a plugin's own errors, too
             self._forget(ids)
             raise

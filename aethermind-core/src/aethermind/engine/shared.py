@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Protoco
 
 from aethermind.engine.requests.request_checks import check_process
 from aethermind.engine.turns import Turns
-from aethermind.errors import EngineDeadError
+from aethermind.errors import AetherMindError, EngineDeadError
 from aethermind.hal.host_memory import trim_heap
+from aethermind.log import get_logger
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.output import RequestOutput
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineListener", "Shared", "in_turn"]
 
+_log = get_logger(__name__)
 _CLOSED = "The engine was closed; load the model again."
 
 _Own = TypeVar("_Own", bound="Shared")
@@ -71,8 +73,12 @@ class Shared(ABC):
 
     def __del__(self) -> None:
         """Close what nobody closed. At the end of the program the system takes everything back."""
-        if not sys.is_finalizing() and "turns" in self.__dict__:
+        if sys.is_finalizing() or "turns" not in self.__dict__:
+            return
+        try:
             self.close()
+        except AetherMindError as error:  # nobody is there to handle it
+            _log.info("an engine that was dropped did not end well: %s", error)
 
     if not TYPE_CHECKING:  # a type checker would take it that every attribute exists
 

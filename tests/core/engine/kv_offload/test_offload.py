@@ -225,11 +225,13 @@ def test_a_store_that_fails_costs_one_warning(open_engine: OpenEngine, caplog: p
         (output,) = run(engine, [index, *PROMPT[1:]])
         assert output.num_cached_tokens == 0
     assert tokens(run(engine, PROMPT)) == expected
+    offload = engine.kv_offload
+    assert offload is not None
     engine.close()
     assert len(warnings(caplog)) == 1
     assert "No space left on device" in warnings(caplog)[0]
     assert sorted(verb for verb, _ in store.calls) == ["get", "put"], "it is left alone for a while"
-    assert stats(engine).num_errors == 2
+    assert offload.stats.num_errors == 2
     assert store.is_closed
 
 
