@@ -22,7 +22,7 @@ from aethermind.engine.engine import Engine
 from aethermind.engine.requests.output_builder import Growth
 from aethermind.errors import AetherMindError, EngineDeadError, InvalidArgumentError
 
-NUM_ROUNDS = 2
+NUM_ROUNDS = 1
 PROMPTS = [f"Once upon a time there was a {animal}" for animal in ("fox", "bear", "frog", "hen")]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.9, seed=7, max_tokens=10, ignore_eos=True)
