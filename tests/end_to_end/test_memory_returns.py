@@ -96,7 +96,6 @@ for name, end in {"close": lambda kept: kept[0].close(), "with": by_with, "del":
         else:
             raise AssertionError("it answers")
 peaks = []
-gc.enable()
 for _ in range(num_more):
     Path("/proc/self/clear_refs").write_text("5")
     llm = load()

@@ -350,3 +350,24 @@ def test_the_least_recently_used_is_given_up(
     assert is_mapped(opened(first))
     assert is_mapped(opened(third))
     assert not is_mapped(opened(second))
+
+
+def test_tokenizers_that_wait_for_the_end_of_the_process_are_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for each file, however often it is opened, and those that were opened last: each takes memory."""
+    at_end: list[Callable[[], None]] = []
+    monkeypatch.setattr(kept_tables, "atexit", SimpleNamespace(register=at_end.append))
+    monkeypatch.setattr(kept_tables, "_pending", {})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fast = like_gpt2(("the two words",))
+    for number in range(4):
+        (tmp_path / f"{number}.json").write_text(fast.to_str())
+        for _ in range(3):
+            kept_tables.open_tokenizer(
+                tmp_path / f"{number}.json", lambda: tokenizers.Tokenizer.from_str(fast.to_str())
+            )
+    assert len(kept_tables._pending) == 2
+    (write,) = at_end
+    write()
+    assert len([*(tmp_path / "cache" / "aethermind" / "tokenizers").iterdir()]) == 2

@@ -107,20 +107,16 @@ class Runtime:
             registry.freeze()
         return runtime
 
-    @cached_property
+    def __post_init__(self) -> None:
+        self._operators = _Operators(self.plugins, self.manager, self.built_in)
+
+    @property
     def operators(self) -> OperatorRegistry:
         """The catalog and the plugins' operators; made when first asked for, because pages import NumPy.
 
         A plugin that fails here is recorded, and none of its operators are there.
         """
-        from aethermind.ops.catalog import load as load_catalog
-
-        registry = OperatorRegistry(load_catalog())
-        while not self._call("register_operators", registry):
-            registry = OperatorRegistry(load_catalog())
-        registry.freeze()
-        self.built_in["operators"] = [operator.name for operator in load_catalog()]
-        return registry
+        return self._operators.registry
 
     def providers(self, kind: str, name: str) -> list[str]:
         """The packages, with version, that registered `name` among the `kind` (`devices`, `kernels`, …)."""
@@ -169,7 +165,7 @@ class Runtime:
     def _register(self) -> bool:
         """Fill the registries; False when a plugin failed, which may have registered some of its things."""
         self._register_core()
-        return all(self._call(hook, registry) for hook, registry in self._registries())
+        return all(_call(self.plugins, self.manager, hook, registry) for hook, registry in self._registries())
 
     def _register_core(self) -> None:
         from aethermind.hal import null_backend, numpy_backend
@@ -198,10 +194,12 @@ class Runtime:
             built_in["executors"].register(name, f"aethermind.engine.executors.{target}", provider=provider)
 
     def _reference_kernels(self, device_type: str) -> Callable[[], list[Kernel]]:
+        operators = self._operators  # and no runtime: what registers this would be a cycle
+
         def load_references() -> list[Kernel]:
             from aethermind.dispatch.reference import reference_kernels
 
-            return reference_kernels(self.operators, device_type)
+            return reference_kernels(operators.registry, device_type)
 
         return load_references
 
@@ -222,15 +220,36 @@ class Runtime:
             ("register_executors", self.executors),
         ]
 
-    def _call(self, hook: str, registry: Any) -> bool:
-        """Call one hook of every plugin that has not failed; False when one of them failed now."""
-        kind = hook.removeprefix("register_")
-        for record in self.plugins:
-            record.registered.pop(kind, None)
-        working = [record for record in self.plugins if record.error is None]
-        for record in working:
-            view = Registration(registry, record.registered, kind)
-            if registry is self.devices and not record.is_ours:
-                view = DeviceRegistration(registry, record)
-            list(call_each(self.manager, [record], hook, registry=view))
-        return all(record.error is None for record in working)
+
+class _Operators:
+    """The operators of a runtime, apart from it: its kernels refer to them."""
+
+    def __init__(self, plugins: list[PluginRecord], manager: pluggy.PluginManager, built_in: dict[str, list[str]]):
+        self._plugins = plugins
+        self._manager = manager
+        self._built_in = built_in
+
+    @cached_property
+    def registry(self) -> OperatorRegistry:
+        from aethermind.ops.catalog import load as load_catalog
+
+        registry = OperatorRegistry(load_catalog())
+        while not _call(self._plugins, self._manager, "register_operators", registry):
+            registry = OperatorRegistry(load_catalog())
+        registry.freeze()
+        self._built_in["operators"] = [operator.name for operator in load_catalog()]
+        return registry
+
+
+def _call(plugins: list[PluginRecord], manager: pluggy.PluginManager, hook: str, registry: Any) -> bool:
+    """Call one hook of every plugin that has not failed; False when one of them failed now."""
+    kind = hook.removeprefix("register_")
+    for record in plugins:
+        record.registered.pop(kind, None)
+    working = [record for record in plugins if record.error is None]
+    for record in working:
+        view = Registration(registry, record.registered, kind)
+        if isinstance(registry, DeviceRegistry) and not record.is_ours:
+            view = DeviceRegistration(registry, record)
+        list(call_each(manager, [record], hook, registry=view))
+    return all(record.error is None for record in working)

@@ -29,6 +29,10 @@ logger = get_logger(__name__)
 _MAX_FILES = 16
 _SUFFIX = ".bpe"
 
+_MOST_PENDING = 2
+_pending: dict[Path, tuple[FastTokenizer, str]] = {}
+"""By the places of their tables, tokenizers whose tables are made at the end: the last ones, as each takes memory."""
+
 
 def open_tokenizer(path: Path, read: Callable[[], FastTokenizer], *made_with: str) -> FastTokenizer | MappedBpe:
     """The tokenizer of a file: over its tables where there are any, else what `read` makes of it, whose tables are then
@@ -58,7 +62,7 @@ def open_tokenizer(path: Path, read: Callable[[], FastTokenizer], *made_with: st
         return MappedBpe(tables, read_again)
     fast = _unbounded(read())
     if has_tables(fast):
-        atexit.register(_keep, fast, key, place)
+        _keep_at_exit(fast, key, place)
     return fast
 
 
@@ -87,6 +91,22 @@ def _key(path: Path, made_with: Sequence[str]) -> str:
         [[one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns] for one in files],
     ]
     return sha256(json.dumps(described).encode()).hexdigest()[:32]
+
+
+def _keep_at_exit(fast: FastTokenizer, key: str, place: Path) -> None:
+    is_first = not _pending
+    _pending.pop(place, None)
+    _pending[place] = fast, key
+    if len(_pending) > _MOST_PENDING:
+        del _pending[next(iter(_pending))]
+    if is_first:
+        atexit.register(_keep_pending)
+
+
+def _keep_pending() -> None:
+    while _pending:
+        place, (fast, key) = _pending.popitem()
+        _keep(fast, key, place)
 
 
 def _keep(fast: FastTokenizer, key: str, place: Path) -> None:
