@@ -1,5 +1,5 @@
 // Operators that work element by element on arrays of one shape: exp, log, relu, silu, gelu and add, sub, mul, div,
-// silu_mul. They compute in float32 and round once; the result may take the memory of the first array.
+// silu_mul; and silu_mul of the halves of rows. They compute in float32 and round once; the result may take the memory of the first array.
 
 #include "common/activations.cuh"
 #include "common/overlap.cuh"
@@ -37,8 +37,9 @@ struct Mul {
 struct Div {
   __device__ __forceinline__ static float of(float a, float b) { return a / b; }
 };
+template <class T>
 struct SiluMul {
-  __device__ __forceinline__ static float of(float a, float b) { return silu(a) * b; }
+  __device__ __forceinline__ static float of(float a, float b) { return silu_for<T>(a) * b; }
 };
 
 // Calls body(begin) for every N elements from `first` on that are whole within `count`.
@@ -77,6 +78,33 @@ __device__ __forceinline__ void map(T* out, int64_t count, const Arrays*... arra
   }
 }
 
+template <class T, int N>
+__device__ __forceinline__ void silu_mul_vectors(T* out, const T* gate, const T* up, int width) {
+  const int step = static_cast<int>(gridDim.x * blockDim.x) * N;
+  for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * N; i < width; i += step) {
+    const auto a = Vector<T, N>::load(gate + i), b = Vector<T, N>::load(up + i);
+    Vector<T, N> result;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      result.values[j] = from_float<T>(SiluMul<T>::of(to_float(a.values[j]), to_float(b.values[j])));
+    }
+    result.store(out + i);
+  }
+}
+
+// out[t, i] = silu(x[t, i]) · x[t, width + i]: one product of both weights puts gate and up side by side. The row is
+// blockIdx.y.
+template <class T>
+__device__ __forceinline__ void silu_mul_halves(T* out, const T* x, int width) {
+  const int64_t row = blockIdx.y;
+  const T* gate = x + row * 2 * width;
+  if (is_vectorizable(x, width) && is_vectorizable(out, width)) {
+    silu_mul_vectors<T, Vector<T>::size>(out + row * width, gate, gate + width, width);
+  } else {
+    silu_mul_vectors<T, 1>(out + row * width, gate, gate + width, width);
+  }
+}
+
 }  // namespace aether
 
 #define AETHER_UNARY(name, operation, dtype)                                                                           \
@@ -90,6 +118,11 @@ __device__ __forceinline__ void map(T* out, int64_t count, const Arrays*... arra
     aether::begin_kernel();                                                                           \
     aether::map<aether::operation>(out, count, a, b);                                                 \
   }
+#define AETHER_SILU_MUL_HALVES(dtype)                                                                                 \
+  extern "C" __global__ void elementwise_silu_mul_halves_##dtype(aether::dtype* out, const aether::dtype* x, int width) { \
+    aether::begin_kernel();                                                                                           \
+    aether::silu_mul_halves(out, x, width);                                                                           \
+  }
 #define AETHER_ELEMENTWISE(dtype)          \
   AETHER_UNARY(exp, Exp, dtype)            \
   AETHER_UNARY(log, Log, dtype)            \
@@ -101,5 +134,6 @@ __device__ __forceinline__ void map(T* out, int64_t count, const Arrays*... arra
   AETHER_BINARY(sub, Sub, dtype)           \
   AETHER_BINARY(mul, Mul, dtype)           \
   AETHER_BINARY(div, Div, dtype)           \
-  AETHER_BINARY(silu_mul, SiluMul, dtype)
+  AETHER_BINARY(silu_mul, SiluMul<aether::dtype>, dtype) \
+  AETHER_SILU_MUL_HALVES(dtype)
 AETHER_FOR_EACH_FLOAT(AETHER_ELEMENTWISE)

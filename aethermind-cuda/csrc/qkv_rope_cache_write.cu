@@ -1,15 +1,30 @@
-// qkv_rope_cache_write and its quantised form, behind their projections: see common/projected_heads.cuh.
+// qkv_rope_cache_write and its quantised form, behind their projections: see common/projected_heads.cuh and
+// common/wide_heads.cuh.
 
 #include "common/overlap.cuh"
 #include "common/projected_heads.cuh"
+#include "common/wide_heads.cuh"
+
+namespace aether {
+
+template <class T, bool kIsCoded>
+__device__ __forceinline__ void finish_heads(const ProjectedHeads& call) {
+  if (call.log2_lanes >= 0) {
+    finish_wide_heads<T, kIsCoded>(call);
+  } else {
+    finish_projected_heads<T, kIsCoded>(call);
+  }
+}
+
+}  // namespace aether
 
 #define AETHER_QKV(dtype)                                                                          \
   extern "C" __global__ void qkv_rope_cache_write_##dtype(aether::ProjectedHeads call) {           \
     aether::begin_kernel();                                                                        \
-    aether::finish_projected_heads<aether::dtype, false>(call);                                    \
+    aether::finish_heads<aether::dtype, false>(call);                                              \
   }                                                                                                \
   extern "C" __global__ void qkv_rope_cache_write_quantized_##dtype(aether::ProjectedHeads call) { \
     aether::begin_kernel();                                                                        \
-    aether::finish_projected_heads<aether::dtype, true>(call);                                     \
+    aether::finish_heads<aether::dtype, true>(call);                                               \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_QKV)

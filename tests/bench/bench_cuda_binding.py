@@ -46,7 +46,9 @@ def bench_new_and_known_sizes(dtype: str, tmp_path: Path, monkeypatch: pytest.Mo
     library = KernelLibrary(driver, GPU, fake_cubins(tmp_path, [source.stem for source in CSRC.glob("*.cu")]))
     captured = CapturedSteps(driver, Context(driver, 0))
     workspace = Buffer(DeviceId("cuda", 0), WORKSPACE, 1 << 30, is_host_accessible=False, release=lambda: None)
-    executable = CudaExecutable(plan, map_memory(plan), 0, GPU, library, captured, lambda _: workspace)
+    executable = CudaExecutable(
+        plan, map_memory(plan, has_adjacent=True), 0, GPU, library, captured, lambda _: workspace
+    )
 
     def milliseconds(num_tokens: int) -> float:
         symbols = sizes_of(plan, T=num_tokens, S=4, R=4, B=8)

@@ -1,12 +1,24 @@
 // Activations in float32.
 #pragma once
 
+#include "common/fast_math.cuh"
 #include "common/types.cuh"
 
 namespace aether {
 
 // x · sigmoid(x). Far left exp overflows to infinity, and the quotient is zero.
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+
+// The same for results that are rounded to T. Errors of the approximations are far below the last place of 16 bits.
+template <class T>
+__device__ __forceinline__ float silu_for(float x) {
+  if constexpr (sizeof(T) == 4) {
+    return silu(x);
+  } else {
+    constexpr float kLog2E = 1.4426950408889634f;
+    return fast_divide(x, 1.0f + fast_exp2(-kLog2E * x));
+  }
+}
 
 // x · Φ(x): 1 - erf(-x/√2) as erfc, which does not cancel left of zero.
 __device__ __forceinline__ float gelu(float x) {

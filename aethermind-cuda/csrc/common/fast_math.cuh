@@ -16,4 +16,13 @@ __device__ __forceinline__ float fast_exp2(float x) {
 #endif
 }
 
+// a / b to 2 units in the last place; zero for b from 2^126 on.
+__device__ __forceinline__ float fast_divide(float a, float b) {
+#ifdef AETHER_EMULATED
+  return a / b;
+#else
+  return __fdividef(a, b);
+#endif
+}
+
 }  // namespace aether

@@ -1,5 +1,5 @@
 // What follows the projections of a layer's queries, keys and values: norm of heads, rotation, and the way into the
-// cache. A warp takes one head of the token blockIdx.x.
+// cache. A warp takes one head of the token blockIdx.x; common/wide_heads.cuh is for heads that are whole vectors.
 #pragma once
 
 #include "common/head_row.cuh"
@@ -7,10 +7,12 @@
 
 namespace aether {
 
-// The layout of `_ProjectedHeads` in kernels/qkv_rope_cache_write.py.
+// The layout of `_ProjectedHeads` in kernels/_qkv_rope_cache_write.py. Rows of projected heads are `q_stride` and
+// `kv_stride` elements apart, so all three may be columns of one matrix.
 struct ProjectedHeads {
-  void* q;        // [T, H, C], becomes what it should be in place
-  const void* k;  // [T, K, C]
+  void* q;                  // [T, H, C]
+  const void* projected_q;  // [T, H, C], may be q
+  const void* k;            // [T, K, C]
   const void* v;
   void* k_cache;
   void* v_cache;
@@ -26,11 +28,15 @@ struct ProjectedHeads {
   int head_dim;
   int block_size;
   int code_type;
+  int num_tokens;
+  int q_stride;
+  int kv_stride;
+  int log2_lanes;  // of the threads that take a head; negative: a warp does
 };
 
 template <class T>
-__device__ __forceinline__ HeadRow read_head(const void* heads, int64_t index, int head_dim) {
-  const T* source = static_cast<const T*>(heads) + index * head_dim;
+__device__ __forceinline__ HeadRow read_head(const void* heads, int64_t first, int head_dim) {
+  const T* source = static_cast<const T*>(heads) + first;
   HeadRow row(head_dim, false);
   row.read([&](int i) { return to_float(source[i]); });
   return row;
@@ -56,10 +62,9 @@ __device__ __forceinline__ void finish_projected_heads(const ProjectedHeads& cal
   const int64_t token = blockIdx.x;
   const int counted = static_cast<int>(blockIdx.y * (blockDim.x / kWarpSize)) + warp_index();
   if (counted < call.num_heads) {
-    const int64_t index = token * call.num_heads + counted;
-    HeadRow row = read_head<T>(call.q, index, call.head_dim);
+    HeadRow row = read_head<T>(call.projected_q, token * call.q_stride + counted * call.head_dim, call.head_dim);
     normalize_and_rotate<T>(row, call.q_norm, call);
-    write_head<T>(row, call.q, index);
+    write_head<T>(row, call.q, token * call.num_heads + counted);
     return;
   }
   const bool is_key = counted < call.num_heads + call.num_kv_heads;
@@ -69,7 +74,8 @@ __device__ __forceinline__ void finish_projected_heads(const ProjectedHeads& cal
     return;
   }
   const int64_t place = row_of_slot(slot, head, call.num_kv_heads, call.block_size);
-  HeadRow row = read_head<T>(is_key ? call.k : call.v, token * call.num_kv_heads + head, call.head_dim);
+  const int64_t first = token * call.kv_stride + head * call.head_dim;
+  HeadRow row = read_head<T>(is_key ? call.k : call.v, first, call.head_dim);
   if (is_key) {
     normalize_and_rotate<T>(row, call.k_norm, call);
   }

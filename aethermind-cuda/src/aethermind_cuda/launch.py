@@ -56,6 +56,10 @@ class DeviceArray(NamedTuple):
         """The bytes of the elements."""
         return self.size * self.dtype.itemsize
 
+    def is_before(self, other: DeviceArray) -> bool:
+        """Whether another array begins where this one ends: `other` may be its next rows."""
+        return other.address == self.address + self.nbytes
+
 
 class DeviceFacts(NamedTuple):
     """What launches depend on; `shared_bytes` is the most dynamic shared memory that a block can have."""
@@ -137,9 +141,9 @@ class KernelFunction(NamedTuple):
     `workspace_bytes` is asked with the largest sizes of a plan, and has to be enough for smaller ones.
 
     With `is_relocatable`, steps that differ in their addresses only (the layers of a model) share one call, whose
-    addresses are symbolic. What is launched may then depend on the alignment of addresses, up to 256 bytes, and on
-    which of them are equal, but not on their values. An address, or one with a number of bytes added, is passed as a
-    DeviceArray, a `c_void_p`, or such a field of a structure.
+    addresses are symbolic. What is launched may then depend on the alignment of addresses, up to 256 bytes, on which of
+    them are equal, and on which constants begin where others end, but not on their values. An address, or one with a
+    number of bytes added, is passed as a DeviceArray, a `c_void_p`, or such a field of a structure.
     """
 
     launches: Callable[[Call], Iterable[Work]]

@@ -21,6 +21,9 @@ __all__ = ["StepBinder", "workspace_bytes"]
 _Kind = tuple[int, tuple[int, ...]]
 """What steps that share a template have in common: their number by `_number_kinds`, and `_alignments`."""
 
+_Adjacent = tuple[tuple[int, int, int], ...]
+"""Operands of a step that begin where others end: position, position of the first one, bytes from there."""
+
 
 class StepBinder:
     """Binds steps for one size of a run after the other; templates are kept for the sizes that came last."""
@@ -32,8 +35,10 @@ class StepBinder:
         self._context = context
         self._workspace = workspace
         self._operands = [[one for one in (*step.inputs, *step.outputs) if one is not None] for step in plan.steps]
-        self._kinds = _number_kinds(plan)
+        self._adjacent = [_adjacent(operands, memory) for operands in self._operands]
+        self._kinds = _number_kinds(plan, self._adjacent)
         self._fixed = [self._fixed_addresses(operands) for operands in self._operands]
+        self._fixed_alignments = [None if one is None else _alignments(one) for one in self._fixed]
         self._symbols: tuple[int, ...] | None = None
         self._sizes: Mapping[str, int] = {}
         self._address: Callable[[Operand], int] = lambda _: 0
@@ -46,9 +51,9 @@ class StepBinder:
         addresses = self._fixed[position] or [*map(self._address, self._operands[position]), self._workspace]
         step = self._plan.steps[position]
         if _function(step).is_relocatable:
-            kind = self._kinds[position], _alignments(addresses)
+            kind = self._kinds[position], self._fixed_alignments[position] or _alignments(addresses)
             if kind not in self._templates:
-                self._templates[kind] = self._template(step, kind[1])
+                self._templates[kind] = self._template(step, kind[1], self._adjacent[position])
             template = self._templates[kind]
             if template is not None:
                 bases = [address & -ALIGNMENT for address in addresses]
@@ -74,10 +79,12 @@ class StepBinder:
         address = addresses_in_run(self._plan, self._memory, self._plan.symbols)
         return [*map(address, operands), self._workspace]
 
-    def _template(self, step: Step, alignments: Sequence[int]) -> list[Relocate] | None:
+    def _template(self, step: Step, alignments: Sequence[int], adjacent: _Adjacent) -> list[Relocate] | None:
         """A step bound over symbolic addresses; None where some of its work cannot be relocated."""
         half = len(alignments) // 2
         addresses = [symbolic_address(*pair) for pair in zip(alignments[half:], alignments[:half], strict=True)]
+        for position, first, distance in adjacent:
+            addresses[position] = addresses[first] + distance
         template: list[Relocate] = []
         for work in _function(step)(_call(step, self._sizes, addresses, self._facts)):
             bind: Callable[[Context], Relocate | None] = getattr(work, "bind_relocatable", _cannot_relocate)
@@ -112,14 +119,29 @@ def _cannot_relocate(_: Context) -> None:
     """Of work that knows no symbolic addresses."""
 
 
-def _number_kinds(plan: Plan) -> list[int]:
+def _adjacent(operands: Iterable[Operand], memory: MemoryMap) -> _Adjacent:
+    """The row-major constants of a step that begin where others of its constants end."""
+    found: list[tuple[int, int, int]] = []
+    ends: dict[int, tuple[int, int]] = {}
+    for position, operand in enumerate(operands):
+        if operand.place is not Place.CONSTANT or operand.packed_bytes is not None:
+            continue
+        begin = memory[Place.CONSTANT, operand.name] + operand.offset_bytes
+        first, first_begin = ends.get(begin, (position, begin))
+        if first != position:
+            found.append((position, first, begin - first_begin))
+        ends.setdefault(begin + operand.nbytes({}), (first, first_begin))
+    return tuple(found)
+
+
+def _number_kinds(plan: Plan, adjacent: Sequence[_Adjacent]) -> list[int]:
     """For each step the number of its kind: steps of one kind differ in nothing but their addresses."""
     numbers: dict[Any, int] = {}
     kinds = []
-    for step in plan.steps:
+    for step, its_adjacent in zip(plan.steps, adjacent, strict=True):
         inputs = tuple(None if operand is None else operand.type for operand in step.inputs)
         outputs = tuple(operand.type for operand in step.outputs)
-        kind = id(step.kernel), repr(dict(step.attributes)), inputs, outputs
+        kind = id(step.kernel), repr(dict(step.attributes)), inputs, outputs, its_adjacent
         kinds.append(numbers.setdefault(kind, len(numbers)))
     return kinds
 

@@ -204,6 +204,99 @@ def test_a_device_that_the_host_cannot_reach_gets_a_copy() -> None:
     np.testing.assert_array_equal(backend.peek(tensor), numbers())
 
 
+def gated_plan(*parameters: str, name: str = "g", inner: int = 32) -> tuple[Plan, dict[str, TensorType]]:
+    """gate_up_silu of two parameters, which may be one, and a linear layer of the first."""
+    builder = GraphBuilder(name, OPERATORS, DType.FLOAT32)
+    x = builder.input("x", DType.FLOAT32, (SymDim("T"), 8))
+    weights = {one: builder.parameter(one, (inner, 8)) for one in dict.fromkeys(parameters)}
+    if len(parameters) == 2:
+        builder.output("y", builder.op("gate_up_silu", x, *(weights[one] for one in parameters)))
+    builder.output("z", builder.op("linear", x, weights[parameters[0]]))
+    kernels = [
+        Kernel(operator, "numpy", "fused", frozenset({DType.FLOAT32}), function=print)
+        for operator in ("linear", "gate_up_silu")
+    ]
+    plan = compile_graph(builder.finish(), OPERATORS, Dispatcher(kernels), "numpy", {"T": 3}).plan
+    return plan, {one: TensorType(DType.FLOAT32, (inner, 8)) for one in weights}
+
+
+def random_weights(*names: str, inner: int = 32) -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(0)
+    return {name: rng.normal(size=(inner, 8)).astype(np.float32) for name in names}
+
+
+def test_constants_of_a_step_are_adjacent_where_they_are_copied() -> None:
+    plan, types = gated_plan("gate", "up")
+    weights, backend = random_weights("gate", "up"), RemoteBackend()
+    store = ConstantStore(backend, NUMPY, weights.__getitem__, types)
+    progress: list[tuple[int, int]] = []
+    store.load(plan, lambda done, total: progress.append((done, total)))
+    gate, up = store.tensor("gate"), store.tensor("up")
+    assert up.address == gate.address + gate.nbytes
+    assert progress == [(1, 2), (2, 2)]
+    assert store.nbytes == constant_bytes(plan, types) == backend.allocator.stats().allocated_bytes == 2 * 32 * 8 * 4
+    assert backend.allocator.stats().num_allocations == 1
+    for name, array in weights.items():
+        np.testing.assert_array_equal(backend.peek(store.tensor(name)), array)
+    del gate
+    del store
+    assert backend.allocator.stats().allocated_bytes > 0, "a tensor keeps the memory that it shares"
+    del up
+    assert backend.allocator.stats().allocated_bytes == 0
+
+
+def test_a_device_that_reads_in_place_gets_no_copies() -> None:
+    plan, types = gated_plan("gate", "up")
+    weights = random_weights("gate", "up")
+    store = ConstantStore(NumpyBackend(), NUMPY, weights.__getitem__, types)
+    store.load(plan)
+    assert all(store.address(name) == array.ctypes.data for name, array in weights.items())
+
+
+def test_sizes_between_multiples_of_256_bytes_have_allocations_of_their_own() -> None:
+    plan, types = gated_plan("gate", "up", inner=31)
+    backend = RemoteBackend()
+    ConstantStore(backend, NUMPY, random_weights("gate", "up", inner=31).__getitem__, types).load(plan)
+    assert backend.allocator.stats().num_allocations == 2
+
+
+def test_a_constant_that_is_there_already_is_not_moved() -> None:
+    """Of a plan loaded before, or of an earlier step: others are adjacent without it."""
+    backend = RemoteBackend()
+    first, types = gated_plan("gate")
+    second, more = gated_plan("gate", "up", name="second")
+    weights = random_weights("gate", "up")
+    store = ConstantStore(backend, NUMPY, weights.__getitem__, types | more)
+    store.load(first)
+    address = store.address("gate")
+    store.load(second)
+    assert store.address("gate") == address
+    assert backend.allocator.stats().num_allocations == 2
+    for name, array in weights.items():
+        np.testing.assert_array_equal(backend.peek(store.tensor(name)), array)
+
+
+def test_one_constant_for_two_inputs_of_a_step_is_loaded_once() -> None:
+    plan, types = gated_plan("gate", "gate")
+    backend = RemoteBackend()
+    store = ConstantStore(backend, NUMPY, random_weights("gate").__getitem__, types)
+    store.load(plan)
+    assert store.nbytes == backend.allocator.stats().allocated_bytes == 32 * 8 * 4
+
+
+def test_what_was_placed_before_a_weight_that_cannot_be_loaded_stays() -> None:
+    plan, types = gated_plan("gate", "up")
+    weights, backend = random_weights("gate", "up"), RemoteBackend()
+    given = {"gate": weights["gate"], "up": np.full((32, 8), 1e300)}
+    store = ConstantStore(backend, NUMPY, given.__getitem__, types)
+    with pytest.raises(CheckpointError, match="'up' cannot be loaded"):
+        store.load(plan)
+    given["up"] = weights["up"]
+    store.load(plan)
+    for name, array in weights.items():
+        np.testing.assert_array_equal(backend.peek(store.tensor(name)), array)
+
+
 def format_of(name: str) -> WeightFormat:
     found = parse_format(name)
     assert found is not None

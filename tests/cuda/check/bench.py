@@ -95,6 +95,10 @@ class Bench:
         """Normal numbers in bfloat16."""
         return (torch.randn(*shape, device=self.gpu.device, dtype=torch.float32) * scale).to(torch.bfloat16)
 
+    def adjacent(self, *rows: int, inputs: int) -> list[torch.Tensor]:
+        """Weights one behind the other, as a plan has those of a step."""
+        return [*self.normal(sum(rows), inputs, scale=inputs**-0.5).split(rows)]
+
     def poisoned(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         """Memory that shows what was not written."""
         return torch.full(shape, torch.nan, dtype=dtype, device=self.gpu.device)

@@ -81,7 +81,7 @@ class Projections:
         gpu, hidden, inner = self.bench.gpu, self.bench.sizes.hidden, self.bench.sizes.inner
         x, out = self.bench.normal(tokens, hidden), self.bench.poisoned(tokens, inner)
         sets = self.bench.sets(4 * hidden * inner)
-        pairs = [[self.bench.normal(inner, hidden, scale=hidden**-0.5) for _ in range(2)] for _ in range(sets)]
+        pairs = [self.bench.adjacent(inner, inner, inputs=hidden) for _ in range(sets)]
         calls = [gpu.bind("gate_up_silu", (x, *pair), (out,)) for pair in pairs]
         gpu.run(calls[0])
         gate, up = (x.float() @ weight.float().T for weight in pairs[0])
@@ -100,10 +100,8 @@ class Projections:
         hidden, width, kv = sizes.hidden, sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
         x = self.bench.normal(tokens, hidden)
         sets = self.bench.sets(2 * hidden * (width + 2 * kv))
-        weights = [
-            [self.bench.normal(rows, hidden, scale=hidden**-0.5) for rows in (width, kv, kv)] for _ in range(sets)
-        ]
-        biases = [self.bench.normal(rows) for rows in (width, kv, kv)]
+        weights = [self.bench.adjacent(width, kv, kv, inputs=hidden) for _ in range(sets)]
+        biases = [*self.bench.normal(width + 2 * kv).split([width, kv, kv])]
         # A table of cosines and sines of angle 0 leaves everything as it is.
         table = torch.zeros(tokens, sizes.head_dim, device=gpu.device)
         table[:, : sizes.head_dim // 2] = 1

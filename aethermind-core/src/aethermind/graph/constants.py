@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 from aethermind.dispatch.kernel import Pack
 from aethermind.errors import CheckpointError, InvalidArgumentError
 from aethermind.graph.activity import Activity
-from aethermind.graph.plan import Constant, Plan
+from aethermind.graph.plan import Constant, Place, Plan
 from aethermind.hal.backend import Backend
 from aethermind.hal.buffer import Buffer, MemoryKind
 from aethermind.hal.device import DeviceId
@@ -19,9 +20,12 @@ from aethermind.ops.dims import resolve
 from aethermind.ops.schema import TensorType
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, one_level_format
 
-__all__ = ["ConstantStore", "KeptConstants", "PackedConstant", "constant_bytes"]
+__all__ = ["ADJACENT_ALIGNMENT", "ConstantStore", "KeptConstants", "PackedConstant", "constant_bytes"]
 
 Array = Any
+
+ADJACENT_ALIGNMENT = 256
+"""Bytes that the size of a constant is a multiple of where it shares an allocation with those beside it."""
 
 
 class PackedConstant(NamedTuple):
@@ -57,6 +61,9 @@ class ConstantStore:
     `read(name)` returns the checkpoint's array (perhaps of another floating dtype, perhaps a mapped file), or a
     QuantizedWeight where the checkpoint holds such. A parameter that the device can read in place, in the dtype and
     layout it has, is not copied, and neither is a packed one that `kept` finds.
+
+    Row-major constants that are copied and first read by one step are adjacent, in the order of its inputs, where their
+    sizes are multiples of ADJACENT_ALIGNMENT: a kernel may take the weights of q, k and v for one matrix.
     """
 
     def __init__(
@@ -82,17 +89,17 @@ class ConstantStore:
     @property
     def nbytes(self) -> int:
         """Bytes of all constants, copied or read in place; a parameter in two layouts counts twice."""
-        return sum(tensor.buffer.nbytes for tensor in self._tensors.values())
+        return sum(tensor.nbytes for tensor in self._tensors.values())
 
     @property
     def packed_bytes(self) -> int:
         """Bytes of the constants that are in a kernel's layout."""
-        return sum(self._tensors[key].buffer.nbytes for key in self._packed)
+        return sum(self._tensors[key].nbytes for key in self._packed)
 
     @property
     def found_bytes(self) -> int:
         """Those of them that an earlier process packed: they take no memory of the device's allocator."""
-        return sum(self._tensors[key].buffer.nbytes for key in self._found)
+        return sum(self._tensors[key].nbytes for key in self._found)
 
     def set_aside(self, plan: Plan) -> None:
         """Take memory for a plan's packed constants, to be made ready while something else is done before `load`."""
@@ -105,11 +112,12 @@ class ConstantStore:
         unkept = self._find(plan)
         packs = plan.packs()
         missing = [key for key in plan.constants if key not in self._tensors]
+        groups = self._groups(plan, {*missing})
         for done, key in enumerate(missing):
             constant = plan.constants[key]
             pack = packs[constant.pack] if constant.pack else None
             try:
-                self._tensors[key] = self._load_one(constant, pack, self._set_aside.pop(key, None))
+                self._tensors[key] = self._load_one(key, constant, pack, groups.get(key))
             except InvalidArgumentError as error:
                 raise CheckpointError(f"Weight {constant.parameter!r} cannot be loaded. {error}") from error
             if constant.pack:
@@ -149,10 +157,31 @@ class ConstantStore:
             self._found.add(key)
         return missing
 
-    def _load_one(self, constant: Constant, pack: Pack | None, buffer: Buffer | None) -> Tensor:
+    def _groups(self, plan: Plan, missing: Collection[str]) -> dict[str, _Group]:
+        """The groups of missing constants that are to be adjacent, by the keys of their members."""
+        if self._backend.capabilities.is_host_accessible:
+            return {}
+        groups: dict[str, _Group] = {}
+        for step in plan.steps:
+            sizes: dict[str, int] = {}
+            for operand in step.inputs:
+                if operand is None or operand.place is not Place.CONSTANT:
+                    continue
+                if operand.name not in missing or operand.name in groups:
+                    continue
+                parameter, pack, format = plan.constants[operand.name]
+                nbytes = self._types[parameter].nbytes({})
+                if pack is None and format is None and nbytes and nbytes % ADJACENT_ALIGNMENT == 0:
+                    sizes[operand.name] = nbytes
+            if len(sizes) > 1:
+                groups |= dict.fromkeys(sizes, _Group(sizes, self._backend))
+        return groups
+
+    def _load_one(self, key: str, constant: Constant, pack: Pack | None, group: _Group | None) -> Tensor:
         type, format = self._types[constant.parameter], constant.weight_format
         original = self._read(constant.parameter)
         if pack is not None:
+            buffer = self._set_aside.pop(key, None)
             packed = self._packed_tensor(pack, _packable(original, type.dtype, format), type, buffer)
             _drop_pages(original)
             return packed
@@ -162,7 +191,7 @@ class ConstantStore:
             _drop_pages(original)
         if self._backend.capabilities.is_host_accessible:
             return source
-        destination = self._moved(source)
+        destination = self._moved(source) if group is None else group.place(key, source)
         _drop_pages(original)
         return destination
 
@@ -187,6 +216,25 @@ class ConstantStore:
     def _moved(self, source: Tensor) -> Tensor:
         """A copy in device memory."""
         destination = Tensor.of(self._backend.allocator.alloc(source.nbytes), source.dtype, source.shape)
+        self._backend.transfer.copy(destination, source)
+        return destination
+
+
+class _Group:
+    """One allocation for several constants, made when the first of them is loaded; its tensors share the buffer."""
+
+    def __init__(self, sizes: Mapping[str, int], backend: Backend) -> None:
+        ends = [*accumulate(sizes.values())]
+        self._offsets = dict(zip(sizes, [0, *ends], strict=False))
+        self._nbytes = ends[-1]
+        self._backend = backend
+        self._buffer: Buffer | None = None
+
+    def place(self, key: str, source: Tensor) -> Tensor:
+        """A copy of a constant at its place."""
+        if self._buffer is None:
+            self._buffer = self._backend.allocator.alloc(self._nbytes)
+        destination = Tensor.of(self._buffer, source.dtype, source.shape, self._offsets[key])
         self._backend.transfer.copy(destination, source)
         return destination
 

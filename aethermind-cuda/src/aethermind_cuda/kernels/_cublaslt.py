@@ -5,7 +5,10 @@ from __future__ import annotations
 from aethermind.dispatch import Signature
 from aethermind_cuda.cublas import find_cublaslt
 
-__all__ = ["LEAST_TOKENS", "has_cublaslt"]
+__all__ = ["CUBLASLT", "LEAST_TOKENS", "has_cublaslt"]
+
+CUBLASLT = "cuda/cublaslt"
+"""The name of the kernels whose products of many tokens are the library's."""
 
 LEAST_TOKENS = 9
 """From here on a product is cuBLASLt's. Below it our own kernels read weights faster, and begin to read them while the

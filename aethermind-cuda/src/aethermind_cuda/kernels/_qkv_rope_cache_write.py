@@ -1,36 +1,44 @@
 """qkv_rope_cache_write over a cache of elements or of codes: projections, and one kernel for what follows.
 
-Few tokens are projected in one launch, many by what a kernel of `linear` does for each of the three weights. Each
-kernel of `linear` makes one of these, so that weights of every format are projected as they are elsewhere.
+Few tokens are projected in one launch, many by what a kernel of `linear` does for each of the three weights, or, where
+cuBLASLt is and the weights are adjacent, by one product. Each kernel of `linear` makes one of these, so that weights of
+every format are projected as they are elsewhere.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from aethermind.dispatch import Kernel
 from aethermind.dispatch.kernel import Signature
+from aethermind_cuda.cublas import DenseProduct
 from aethermind_cuda.kernels import linear, quantized
 from aethermind_cuda.kernels._common import cuda_kernel, div_up
+from aethermind_cuda.kernels._cublaslt import CUBLASLT, LEAST_TOKENS
 from aethermind_cuda.kernels._heads import MAX_HEAD_DIM, ROWS_PER_BLOCK, THREADS, code_type, last_dim
 from aethermind_cuda.kernels._qkv_projection import most_tokens_at_once, qkv_projection
+from aethermind_cuda.kernels._stacked import stacked_product, stacked_product_bytes
 from aethermind_cuda.launch import Call, DeviceArray, Launch, Work
 
 __all__ = ["qkv_kernels"]
 
 _K_CACHE = 11
 _ALIGNMENT = 256
+_VECTOR_BYTES = 16
 
 
 class _ProjectedHeads(ctypes.Structure):
     """`ProjectedHeads` of csrc/common/projected_heads.cuh."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "k_cache", "v_cache", "k_scale", "v_scale")),
+        *((name, ctypes.c_void_p) for name in ("q", "projected_q", "k", "v")),
+        *((name, ctypes.c_void_p) for name in ("k_cache", "v_cache", "k_scale", "v_scale")),
         *((name, ctypes.c_void_p) for name in ("q_norm", "k_norm", "rope_table", "slot_mapping")),
         ("eps", ctypes.c_float),
         *((name, ctypes.c_int) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size", "code_type")),
+        *((name, ctypes.c_int) for name in ("num_tokens", "q_stride", "kv_stride", "log2_lanes")),
     ]
 
 
@@ -47,7 +55,7 @@ def _with_projection(operator: str, projection: Kernel) -> Kernel:
         name=projection.name,
         dtypes=projection.dtypes,
         priority=projection.priority,
-        workspace_bytes=lambda call: 2 * _keys_bytes(call) + max(_workspaces(projection, call)),
+        workspace_bytes=lambda call: _workspace_bytes(projection, call),
         supports=lambda signature: projection.supports(signature) or _reason_against(signature),
         packs={name: pack for pack in projection.packs.values() for name in ("w_q", "w_k", "w_v")},
         weight_formats=projection.weight_formats,
@@ -66,31 +74,69 @@ def _reason_against(signature: Signature) -> str | None:
 def _launches(projection: Kernel) -> Callable[[Call], Iterator[Work]]:
     project: Callable[[Call], Iterator[Work]] = projection.function  # type: ignore[assignment]
     project_at_once, most_at_once = qkv_projection(projection), most_tokens_at_once(projection)
+    is_cublaslt = projection.name == CUBLASLT
 
     def launches(call: Call) -> Iterator[Work]:
-        q_norm, k_norm, table, slots, k_cache, v_cache, *scales = call.inputs[7:]
-        assert k_cache is not None
         calls = _projections(call)
-        num_tokens, num_heads, head_dim = call.outputs[0].shape
-        if num_tokens <= most_at_once or projection.is_batch_invariant:
+        num_tokens = call.outputs[0].shape[0]
+        product = _one_product(calls, call.workspace) if is_cublaslt and num_tokens >= LEAST_TOKENS else None
+        if product is not None:
+            yield product
+        elif num_tokens <= most_at_once or projection.is_batch_invariant:
             yield project_at_once(calls)
         else:
             for one in calls:
                 yield from project(one)
-        _, num_kv_heads, block_size, _ = k_cache.shape
-        projected = (one.outputs[0] for one in calls)
-        pointers = (*projected, k_cache, v_cache, *(scales or (None, None)), q_norm, k_norm, table, slots)
-        heads = _ProjectedHeads(
-            *(None if pointer is None else pointer.address for pointer in pointers),
-            float(call.attributes["eps"]),
-            *(num_heads, num_kv_heads, head_dim, block_size),
-            code_type(k_cache) if scales else 0,
-        )
-        kernel = f"qkv_rope_cache_write{'_quantized' if scales else ''}_{call.outputs[0].dtype}"
-        grid = (num_tokens, div_up(num_heads + 2 * num_kv_heads, ROWS_PER_BLOCK), 1)
-        yield Launch("qkv_rope_cache_write", kernel, grid, (THREADS, 1, 1), (heads,))
+        yield _finish_heads(call, [one.outputs[0] for one in calls], None if product is None else product.out)
 
     return launches
+
+
+def _one_product(calls: Sequence[Call], workspace: int) -> DenseProduct | None:
+    """Queries, keys and values as columns of one matrix, where the three weights are adjacent."""
+    inputs = [call.inputs for call in calls]
+    x = inputs[0][0]
+    assert x is not None
+    weights = [weight for _, weight, _ in inputs if weight is not None]
+    return stacked_product(x, weights, [bias for *_, bias in inputs], workspace)
+
+
+def _finish_heads(call: Call, projected: Sequence[DeviceArray], matrix: DeviceArray | None) -> Launch:
+    """What follows the projections, whose results are three arrays or columns of one matrix."""
+    q_norm, k_norm, table, slots, k_cache, v_cache, *scales = call.inputs[7:]
+    out = call.outputs[0]
+    num_tokens, num_heads, head_dim = out.shape
+    _, num_kv_heads, block_size, _ = _shape_of_cache(call)
+    strides = [array.shape[1] for array in projected[:2]]
+    addresses = [array.address for array in projected]
+    if matrix is not None:
+        widths = [array.shape[1] for array in projected]
+        addresses = [matrix.address + sum(widths[:i]) * matrix.dtype.itemsize for i in range(3)]
+        strides = [matrix.shape[1]] * 2
+    others = (k_cache, v_cache, *(scales or (None, None)), q_norm, k_norm, table, slots)
+    pointers = [out.address, *addresses, *(None if array is None else array.address for array in others)]
+    read_wide = [pointer for pointer in (*pointers[:6], *pointers[8:11]) if pointer is not None]
+    row_bytes = [width * out.dtype.itemsize for width in strides]
+    log2_lanes = _log2_lanes(head_dim * out.dtype.itemsize, (*read_wide, *row_bytes))
+    heads = num_heads + 2 * num_kv_heads
+    arguments = _ProjectedHeads(
+        *pointers,
+        float(call.attributes["eps"]),
+        *(num_heads, num_kv_heads, head_dim, block_size, code_type(k_cache) if scales and k_cache else 0),
+        *(num_tokens, *strides, log2_lanes),
+    )
+    grid = (num_tokens, div_up(heads, ROWS_PER_BLOCK), 1)
+    if log2_lanes >= 0:
+        grid = (div_up(num_tokens * heads << log2_lanes, THREADS), 1, 1)
+    kernel = f"qkv_rope_cache_write{'_quantized' if scales else ''}_{out.dtype}"
+    return Launch("qkv_rope_cache_write", kernel, grid, (THREADS, 1, 1), (arguments,))
+
+
+def _log2_lanes(head_bytes: int, multiples: Iterable[int]) -> int:
+    """Of the threads that take a head in whole vectors of both halves; -1 where that cannot be, and a warp does."""
+    lanes, rest = divmod(head_bytes, 2 * _VECTOR_BYTES)
+    is_wide = not rest and lanes in (1, 2, 4, 8, 16, 32) and not any(one % _VECTOR_BYTES for one in multiples)
+    return lanes.bit_length() - 1 if is_wide else -1
 
 
 def _projections(call: Call) -> list[Call]:
@@ -107,9 +153,14 @@ def _projections(call: Call) -> list[Call]:
     ]
 
 
-def _workspaces(projection: Kernel, call: Call) -> Iterator[int]:
-    function = projection.function
-    return (function.workspace_bytes(one) for one in _projections(call))  # type: ignore[union-attr]
+def _workspace_bytes(projection: Kernel, call: Call) -> int:
+    function: Any = projection.function
+    separate = 2 * _keys_bytes(call) + max(function.workspace_bytes(one) for one in _projections(call))
+    if projection.name != CUBLASLT:
+        return separate
+    x, *weights = call.inputs[:4]
+    assert x is not None
+    return max(separate, stacked_product_bytes(x, [weight for weight in weights if weight is not None]))
 
 
 def _keys_bytes(call: Call) -> int:

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator
 from aethermind_cuda.kernels._common import cuda_kernel, div_up
 from aethermind_cuda.launch import Call, DeviceArray, Int64, Launch
 
-__all__ = ["KERNELS", "elementwise"]
+__all__ = ["KERNELS", "elementwise", "silu_mul_halves"]
 
 _THREADS = 256
 _ELEMENTS_PER_BLOCK = 2048
 _MOST_BLOCKS = 1 << 16
+_ROW_THREADS = 128
+_ROW_ELEMENTS = 8
+"""Of a thread, where rows are whole vectors of 16 bits."""
 
 
 def elementwise(entry: str, out: DeviceArray, *inputs: DeviceArray | None) -> Launch:
@@ -19,6 +22,14 @@ def elementwise(entry: str, out: DeviceArray, *inputs: DeviceArray | None) -> La
     blocks = min(_MOST_BLOCKS, div_up(out.size, _ELEMENTS_PER_BLOCK))  # threads go on in steps of the grid
     arguments = (out, *inputs, Int64(out.size))
     return Launch("elementwise", f"elementwise_{entry}_{out.dtype}", (blocks, 1, 1), (_THREADS, 1, 1), arguments)
+
+
+def silu_mul_halves(out: DeviceArray, x: DeviceArray) -> Launch:
+    """out[T, N] = silu(x[:, :N]) · x[:, N:] for x[T, 2N]."""
+    num_rows, width = out.shape
+    grid = div_up(width, _ROW_THREADS * _ROW_ELEMENTS), num_rows, 1
+    entry = f"elementwise_silu_mul_halves_{out.dtype}"
+    return Launch("elementwise", entry, grid, (_ROW_THREADS, 1, 1), (out, x, width))
 
 
 def _launches(entry: str) -> Callable[[Call], Iterator[Launch]]:

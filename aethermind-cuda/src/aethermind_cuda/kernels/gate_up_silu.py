@@ -1,5 +1,5 @@
-"""gate_up_silu with weights as they are stored: both projections and the gate in one kernel, or, of many tokens, two
-products of cuBLASLt and the gate behind them.
+"""gate_up_silu with weights as they are stored: both projections and the gate in one kernel, or, of many tokens, one
+product of cuBLASLt or two, and the gate behind them.
 """
 
 from __future__ import annotations
@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterator
 
 from aethermind_cuda.cublas import WORKSPACE_BYTES
 from aethermind_cuda.kernels._common import cuda_kernel
-from aethermind_cuda.kernels._cublaslt import LEAST_TOKENS, has_cublaslt
+from aethermind_cuda.kernels._cublaslt import CUBLASLT, LEAST_TOKENS, has_cublaslt
 from aethermind_cuda.kernels._projection import Projection
-from aethermind_cuda.kernels.elementwise import elementwise
+from aethermind_cuda.kernels._stacked import stacked_product, stacked_product_bytes
+from aethermind_cuda.kernels.elementwise import elementwise, silu_mul_halves
 from aethermind_cuda.kernels.linear import dense_product
 from aethermind_cuda.launch import Call, Launch, Work
 
 __all__ = ["KERNELS"]
+
+_MOST_STACKED_TOKENS = 512
+"""From here on each of two products fills the GPU by itself, and one would only take twice the workspace."""
 
 _GATE_UP = Projection("gate_up_silu", num_weights=2, group_chunks=2, few_tokens=32)
 
@@ -46,6 +50,12 @@ def _products(call: Call) -> Iterator[Work]:
     if x.shape[0] < LEAST_TOKENS:
         yield from _by_any_number(call)
         return
+    if x.shape[0] <= _MOST_STACKED_TOKENS:
+        product = stacked_product(x, (w_gate, w_up), (), call.workspace)
+        if product is not None:
+            yield product
+            yield silu_mul_halves(out, product.out)
+            return
     up = out._replace(address=call.workspace + WORKSPACE_BYTES)
     yield dense_product(out, x, w_gate, None, call.workspace)
     yield dense_product(up, x, w_up, None, call.workspace)
@@ -53,14 +63,18 @@ def _products(call: Call) -> Iterator[Work]:
 
 
 def _workspace_bytes(call: Call) -> int:
-    return WORKSPACE_BYTES + call.outputs[0].nbytes
+    x, *weights = call.inputs
+    assert x is not None
+    fewer = x._replace(shape=(min(x.shape[0], _MOST_STACKED_TOKENS), x.shape[1]))
+    stacked = stacked_product_bytes(fewer, [weight for weight in weights if weight is not None])
+    return max(stacked, WORKSPACE_BYTES + call.outputs[0].nbytes)
 
 
 KERNELS = (
     cuda_kernel(
         "gate_up_silu",
         _products,
-        name="cuda/cublaslt",
+        name=CUBLASLT,
         priority=1,
         supports=has_cublaslt,
         workspace_bytes=_workspace_bytes,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct
 from aethermind_cuda.kernels._common import cuda_kernel
-from aethermind_cuda.kernels._cublaslt import LEAST_TOKENS, has_cublaslt
+from aethermind_cuda.kernels._cublaslt import CUBLASLT, LEAST_TOKENS, has_cublaslt
 from aethermind_cuda.kernels._projection import Projection
 from aethermind_cuda.launch import Call, DeviceArray, Launch, Work
 
@@ -61,7 +61,7 @@ KERNELS = tuple(
         cuda_kernel(
             operator,
             _products,
-            name="cuda/cublaslt",
+            name=CUBLASLT,
             priority=1,
             supports=has_cublaslt,
             workspace_bytes=lambda _: WORKSPACE_BYTES,

@@ -41,6 +41,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         (35, 136, 40),
         (133, 72, 24),
         (20, 1100, 24),
+        (40, 64, 48),
     ):
         inputs = (
             normal(rng, num_tokens, hidden_size),

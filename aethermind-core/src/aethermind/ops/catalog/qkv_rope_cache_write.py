@@ -121,6 +121,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         ("head_dim_128", 2, 16, 2, 1, 128, 16, 0),
         ("prefill", 37, 40, 3, 1, 24, 16, 2),
         ("empty", 0, 8, 2, 1, 8, 4, 0),
+        ("whole_vectors", 40, 64, 4, 2, 64, 16, 3),
     ):
         num_blocks = -(-num_tokens // block_size) + 1
         size, kv_size = num_heads * head_dim, num_kv_heads * head_dim

@@ -1,0 +1,40 @@
+"""Weights that lie one behind the other in memory, as the core places those of a step: one matrix for one product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct
+from aethermind_cuda.kernels.linear import dense_product
+from aethermind_cuda.launch import DeviceArray
+
+__all__ = ["stacked_product", "stacked_product_bytes"]
+
+
+def stacked_product(
+    x: DeviceArray, weights: Sequence[DeviceArray], biases: Sequence[DeviceArray | None], workspace: int
+) -> DenseProduct | None:
+    """x · weightᵀ + bias for the rows of all weights together, None where these or the biases are not adjacent.
+
+    It is [T, N] in the workspace, of `stacked_product_bytes`, behind what cuBLASLt has of it.
+    """
+    weight, given = _stacked(weights), [bias for bias in biases if bias is not None]
+    bias = _stacked(given) if len(given) == len(weights) else None
+    if weight is None or (given and bias is None):
+        return None
+    out = DeviceArray(workspace + WORKSPACE_BYTES, x.dtype, (x.shape[0], weight.shape[0]))
+    return dense_product(out, x, weight, bias, workspace)
+
+
+def stacked_product_bytes(x: DeviceArray, weights: Sequence[DeviceArray]) -> int:
+    """The workspace that the product of so many tokens takes, its result included."""
+    return WORKSPACE_BYTES + x.shape[0] * sum(weight.shape[0] for weight in weights) * x.dtype.itemsize
+
+
+def _stacked(arrays: Sequence[DeviceArray]) -> DeviceArray | None:
+    """One array of the rows of all, in their order."""
+    if not arrays or not all(one.is_before(other) for one, other in pairwise(arrays)):
+        return None
+    num_rows = sum(array.shape[0] for array in arrays)
+    return arrays[0]._replace(shape=(num_rows, *arrays[0].shape[1:]))
