@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from aethermind.errors import DeviceError
+from aethermind.graph.repeated_runs import BATCH_SIZES
 from aethermind.hal import DType
-from aethermind_cuda.cublas import WORKSPACE_BYTES, CublasLt, DenseProduct
+from aethermind_cuda.cublas import WORKSPACE_BYTES, CublasLt, DenseProduct, bucket_of, prompt_buckets
 from aethermind_cuda.kernels.linear import dense_product
 from aethermind_cuda.launch import DeviceArray, Enqueue, Launch, Relocate
 
@@ -23,12 +24,18 @@ def contents(reference: Any, kind: Any) -> Any:
 
 
 class FakeCublasLt:
-    """Handles are positions in `things`; what is destroyed becomes None."""
+    """Handles are positions in `things`; what is destroyed becomes None.
+
+    An algorithm is the number of tokens that the heuristics were asked for. `used` are those of the products, `checked`
+    those that were checked, each with a number of tokens to be computed.
+    """
 
     def __init__(self, num_algorithms: int = 1) -> None:
         self.things: list[Any] = [None]
         self.num_algorithms = num_algorithms
-        self.num_heuristics = self.heuristics_status = 0
+        self.num_heuristics = self.heuristics_status = self.check_status = self.checked_workspace = 0
+        self.used: list[tuple[int, int]] = []
+        self.checked: list[tuple[int, int]] = []
         self.streams: list[int] = []
         self.preferences: dict[int, int] = {}
 
@@ -70,15 +77,30 @@ class FakeCublasLt:
         return 0
 
     def cublasLtMatmulAlgoGetHeuristic(self, *arguments: Any) -> int:  # noqa: N802
-        *_, wanted, result, count = arguments
+        *_, d_layout, _, wanted, result, count = arguments
         assert wanted == 1
         assert ctypes.sizeof(result._obj) == 96
+        result._obj.algorithm[0] = self.things[d_layout.value][2]
         count._obj.value = self.num_algorithms
         self.num_heuristics += 1
         return self.heuristics_status
 
+    def cublasLtMatmulAlgoCheck(self, *arguments: Any) -> int:  # noqa: N802
+        handle, desc, a_layout, b_layout, c_layout, d_layout, algorithm, result = arguments
+        assert self.things[handle.value] == "handle"
+        assert self.things[desc.value][3] == 1
+        (_, inputs, outputs, _), (_, inputs_too, tokens, _) = (self.things[one.value] for one in (a_layout, b_layout))
+        assert self.things[d_layout.value][1:3] == (outputs, tokens)
+        assert (inputs_too, c_layout.value) == (inputs, d_layout.value)
+        assert ctypes.sizeof(result._obj) == 96
+        result._obj.workspace_bytes = self.checked_workspace
+        self.checked.append((contents(algorithm, ctypes.c_uint64), tokens))
+        return self.check_status
+
     def cublasLtMatmul(self, *arguments: Any) -> int:  # noqa: N802
-        _, desc, alpha, a, a_layout, b, b_layout, beta, _, _, d, d_layout, _, _, workspace_bytes, stream = arguments
+        _, desc, alpha, a, a_layout, b, b_layout, beta, _, _, d, d_layout, algorithm, *rest = arguments
+        _, workspace_bytes, stream = rest
+        self.used.append((contents(algorithm, ctypes.c_uint64), self.things[d_layout.value][2]))
         assert workspace_bytes.value == WORKSPACE_BYTES
         assert (contents(alpha, ctypes.c_float), contents(beta, ctypes.c_float)) == (1.0, 0.0)
         attributes = self.things[desc.value]
@@ -106,8 +128,8 @@ def on_device(array: np.ndarray[Any, Any]) -> DeviceArray:
 @pytest.mark.parametrize(("has_bias", "widens"), [(False, False), (False, True), (True, False)])
 def test_a_product_is_the_one_of_the_operators_page(dtype: DType, has_bias: bool, widens: bool) -> None:
     rng = np.random.default_rng(3)
-    x, weight, bias = (rng.normal(size=shape).astype(dtype.numpy) for shape in ((3, 8), (16, 8), (16, 1)))
-    out = np.zeros((3, 16), np.float32 if widens else dtype.numpy)
+    x, weight, bias = (rng.normal(size=shape).astype(dtype.numpy) for shape in ((4, 8), (16, 8), (16, 1)))
+    out = np.zeros((4, 16), np.float32 if widens else dtype.numpy)
     library = FakeCublasLt()
     cublas = CublasLt(library)
     enqueue = cublas.bind(
@@ -128,10 +150,14 @@ def test_a_product_is_the_one_of_the_operators_page(dtype: DType, has_bias: bool
     assert set(library.things) == {None}
 
 
-def product_of(bias: np.ndarray[Any, Any], seed: int = 0) -> tuple[DenseProduct, np.ndarray[Any, Any]]:
+def product_of(
+    bias: np.ndarray[Any, Any], seed: int = 0, num_tokens: int = 4
+) -> tuple[DenseProduct, np.ndarray[Any, Any]]:
     """Arrays at multiples of 256, and what `out` is to become."""
     rng = np.random.default_rng(seed)
-    arrays = [aligned(rng.normal(size=shape).astype(np.float32)) for shape in ((3, 5), (3, 8), (5, 8))]
+    arrays = [
+        aligned(rng.normal(size=shape).astype(np.float32)) for shape in ((num_tokens, 5), (num_tokens, 8), (5, 8))
+    ]
     out, x, weight = arrays
     return DenseProduct(*map(on_device, (out, x, weight, bias)), 0x1000), x @ weight.T + bias
 
@@ -184,17 +210,81 @@ def test_products_of_a_kind_share_an_algorithm_and_have_biases_of_their_own() ->
     assert sum(thing is not None for thing in library.things) == num_things - len(biases), "descriptions of biases"
 
 
+def test_prompts_of_a_bucket_share_an_algorithm() -> None:
+    library = FakeCublasLt()
+    cublas = CublasLt(library)
+    bias = aligned(np.full(5, 3.0, np.float32))
+    for num_tokens in (449, 481, 500, 512, 481):
+        product, expected = product_of(bias, num_tokens, num_tokens)
+        enqueue = cublas.bind(product)
+        assert enqueue is not None
+        enqueue(7)
+        np.testing.assert_allclose(result_of(product), expected, rtol=1e-4, atol=1e-5)
+    assert library.num_heuristics == 1
+    assert library.used == [(512, num_tokens) for num_tokens in (449, 481, 500, 512, 481)]
+    assert library.checked == [(512, num_tokens) for num_tokens in (449, 481, 500)]
+    for num_tokens in (448, 513):
+        assert cublas.bind(product_of(bias, 1, num_tokens)[0])
+    assert library.num_heuristics == 3
+
+
+@pytest.mark.parametrize("refusal", ["status", "workspace", "no algorithm for the bucket"])
+def test_an_algorithm_that_does_not_suit_a_number_of_tokens_is_not_shared(refusal: str) -> None:
+    library = FakeCublasLt(num_algorithms=0 if "no algorithm" in refusal else 1)
+    library.check_status = 15 if refusal == "status" else 0
+    library.checked_workspace = WORKSPACE_BYTES + 1 if refusal == "workspace" else WORKSPACE_BYTES
+    cublas = CublasLt(library)
+    bias = aligned(np.full(5, 3.0, np.float32))
+    if "no algorithm" in refusal:
+        assert cublas.bind(product_of(bias, 0, 512)[0]) is None
+        library.num_algorithms = 1
+    product, expected = product_of(bias, 0, 500)
+    enqueue = cublas.bind(product)
+    assert enqueue is not None
+    enqueue(7)
+    np.testing.assert_allclose(result_of(product), expected, rtol=1e-4, atol=1e-5)
+    assert library.used == [(500, 500)]
+    assert library.num_heuristics == 2
+    assert cublas.bind(product)
+    assert library.num_heuristics == 2
+
+
+def test_decode_steps_have_the_algorithm_of_their_own_size() -> None:
+    library = FakeCublasLt()
+    cublas = CublasLt(library)
+    bias = aligned(np.full(5, 3.0, np.float32))
+    sizes = [size for size in BATCH_SIZES if size > 8]
+    for num_tokens in (*range(9, 513), *sizes):
+        enqueue = cublas.bind(product_of(bias, 0, num_tokens)[0])
+        assert enqueue is not None
+        if num_tokens in BATCH_SIZES:
+            enqueue(7)
+    assert library.used == [(size, size) for size in (*sizes, *sizes)]
+    assert library.num_heuristics == len(sizes), "buckets of prompts are sizes of decode steps"
+
+
+def test_every_prompt_has_one_of_the_buckets() -> None:
+    prompts = [number for number in range(9, 16_385) if number not in BATCH_SIZES]
+    assert {bucket_of(number) for number in prompts} == set(prompt_buckets(9, 16_384))
+    assert all(bucket_of(bucket) == bucket >= number for number in prompts for bucket in [bucket_of(number)])
+    assert [bucket_of(number) for number in (9, 37, 65, 481, 513, 1993, 2047, 2049, 4096)] == [
+        *(16, 48, 128, 512, 640, 2048, 2048, 2560, 4096)
+    ]
+    assert list(prompt_buckets(449, 700)) == [512, 640, 768]
+    assert list(prompt_buckets(9, 8)) == []
+
+
 def test_a_product_may_be_some_columns_of_a_wider_matrix() -> None:
     rng = np.random.default_rng(3)
-    x, weight = (rng.normal(size=shape).astype(np.float32) for shape in ((3, 8), (5, 8)))
-    wide = np.zeros((4, 16), np.float32)
-    out = DeviceArray(wide.ctypes.data + 4 * 4, DType.FLOAT32, (3, 5))
+    x, weight = (rng.normal(size=shape).astype(np.float32) for shape in ((4, 8), (5, 8)))
+    wide = np.zeros((5, 16), np.float32)
+    out = DeviceArray(wide.ctypes.data + 4 * 4, DType.FLOAT32, (4, 5))
     product = DenseProduct(out, on_device(x), on_device(weight), None, 0x1000, out_stride=16)
     enqueue = CublasLt(FakeCublasLt()).bind(product)
     assert enqueue is not None
     enqueue(1)
-    np.testing.assert_allclose(wide[:3, 4:9], x @ weight.T, rtol=1e-5)
-    wide[:3, 4:9] = 0
+    np.testing.assert_allclose(wide[:4, 4:9], x @ weight.T, rtol=1e-5)
+    wide[:4, 4:9] = 0
     assert not wide.any(), "the product wrote beside its columns"
 
 

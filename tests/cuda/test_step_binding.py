@@ -22,10 +22,13 @@ from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.compile import compile_graph
 from aethermind.graph.executor import MemoryMap, addresses_in_run
 from aethermind.graph.plan import Operand, Place, Plan
-from aethermind.hal import DType, Probe
+from aethermind.hal import Buffer, DeviceId, DType, Probe
 from aethermind.ops.dims import SymDim, resolve
 from aethermind_cuda.backend import CudaBackend
-from aethermind_cuda.cublas import DenseProduct
+from aethermind_cuda.cublas import DenseProduct, bucket_of, prompt_buckets
+from aethermind_cuda.devices import Context
+from aethermind_cuda.executable import CudaExecutable
+from aethermind_cuda.graph_capture import CapturedSteps
 from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, Enqueue, Int64, KernelFunction, Launch
 from aethermind_cuda.library import KernelLibrary
 from aethermind_cuda.parameters import Parameters
@@ -198,12 +201,29 @@ def test_a_large_model(
         compare(log, list(expected(plan, memory, symbols)))
         if not step_bytes:
             assert len(calls) <= 20, "of 28 layers and what is around them, kinds of steps"
-            is_new = {name: sizes[name] > 32 and sizes[name] not in numbers for name in "TR"}
+            is_new = {name: sizes[name] > 32 and bucket_of(sizes[name]) not in numbers for name in "TR"}
             queries = (QUERIES_OF_TOKENS - (has_adjacent and is_dense)) * is_new["T"] + QUERIES_OF_ROWS * is_new["R"]
             assert cublas.num_heuristics - before <= queries
             if is_dense and has_cublaslt:
                 assert (cublas.num_heuristics > before) == (queries > 0)
-        numbers |= {sizes["T"], sizes["R"]}
+        numbers |= {bucket_of(sizes["T"]), bucket_of(sizes["R"])}
+
+
+def test_no_prompt_waits_while_an_algorithm_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path, [source.stem for source in CSRC.glob("*.cu")])
+    cublas = RecordingCublasLt(bench.log)
+    monkeypatch.setattr("aethermind_cuda.library.find_cublaslt", lambda: cublas)
+    plan = plan_large_model(tmp_path, monkeypatch, cublas, dtype="bfloat16")
+    captured = CapturedSteps(bench.driver, Context(bench.driver, 0))
+    workspace = Buffer(DeviceId("cuda", 0), WORKSPACE, 1 << 30, is_host_accessible=False, release=lambda: None)
+    executable = CudaExecutable(plan, map_memory(plan), 0, GPU, bench.library, captured, lambda _: workspace)
+    chosen = cublas.num_heuristics
+    assert 0 < chosen <= QUERIES_OF_TOKENS * len(list(prompt_buckets(9, 4096)))
+    assert bench.log == [], "nothing is launched"
+    for num_tokens in (9, 37, 481, 1993, 2047, 4095):
+        executable._enqueue(sizes_of(plan, T=num_tokens, S=1, R=1, B=8), 0, len(plan.steps), bench.stream)
+    assert cublas.num_heuristics == chosen
+    assert bench.log
 
 
 def counting(plan: Plan, calls: list[str]) -> Plan:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import ctypes
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from aethermind.errors import DeviceError
+from aethermind.graph.repeated_runs import BATCH_SIZES
 from aethermind.hal.dtype import DType
 from aethermind.log import get_logger
 from aethermind_cuda.launch import Context, DeviceArray, Enqueue, Launch, Relocate
 from aethermind_cuda.relocation import relocated_address
 
-__all__ = ["CublasLt", "DenseProduct", "WORKSPACE_BYTES", "find_cublaslt"]
+__all__ = ["CublasLt", "DenseProduct", "WORKSPACE_BYTES", "bucket_of", "find_cublaslt", "prompt_buckets"]
 
 logger = get_logger(__name__)
 
@@ -41,6 +42,11 @@ _ROW_ALIGNMENT = 16
 _HALVES = (DType.FLOAT16, DType.BFLOAT16)
 _MOST_ALGORITHMS = 1024
 """Those kept: the least recently used ones are dropped."""
+
+_DECODE_SIZES = frozenset(BATCH_SIZES)
+_BUCKET_STEPS = (64, 16), (512, 64), (1024, 128), (2048, 256)
+"""Up to how many tokens buckets are multiples of what."""
+_LARGEST_STEP = 512
 
 _STATUS = {
     1: "not initialised",
@@ -121,7 +127,7 @@ class CublasLt:
     """The library for the device whose context is current.
 
     Asking for an algorithm takes much longer than binding a product does, so algorithms are kept by shapes, dtypes and
-    alignments: the layers of a model share them.
+    alignments, which the layers of a model share, and numbers of tokens share those of their bucket.
     """
 
     def __init__(self, library: Any) -> None:
@@ -167,42 +173,77 @@ class CublasLt:
         return enqueue
 
     def _algorithm(self, product: DenseProduct) -> _Algorithm | None:
-        """The one that the library's heuristics choose, as they chose it before for such a product."""
+        """That of an earlier product of this kind, or else the one that is chosen now."""
         kind = _kind(product)
         if kind in self._algorithms:
             self._algorithms.move_to_end(kind)
             return self._algorithms[kind]
-        found = self._algorithms[kind] = self._choose(product)
+        found = self._choose(product)
+        self._keep(kind, found)
         if found is None:
             x, weight = product.x, product.weight
             logger.warning(
                 "cuBLASLt has no algorithm for %s%s times the transpose of %s as %s; our own kernel computes it.",
                 *(x.dtype, list(x.shape), list(weight.shape), product.out.dtype),
             )
-        if len(self._algorithms) > _MOST_ALGORITHMS:
-            self._algorithms.popitem(last=False)
         return found
 
     def _choose(self, product: DenseProduct) -> _Algorithm | None:
-        (num_tokens, num_inputs), num_outputs = product.x.shape, product.weight.shape[0]
-        if product.bias is not None:
-            # Rows that do not begin at 16 bytes get their bias from a second kernel (seen on sm_90, with 19 outputs):
-            # the sum is rounded before it is added, and again after.
-            is_rounded_twice = (
-                num_outputs * product.out.dtype.itemsize % _ROW_ALIGNMENT and product.out.dtype in _HALVES
-            )
-            if product.bias.dtype is not product.out.dtype or is_rounded_twice:
-                return None
-        # The library counts columns first: there our row-major matrices are their own transposes.
-        weight = self._layout(product.weight.dtype, num_inputs, num_outputs)
-        x = self._layout(product.x.dtype, num_inputs, num_tokens)
-        out = self._layout(product.out.dtype, num_outputs, num_tokens, product.out_stride)
+        """That of the bucket of the number of tokens, where it suits this number, or else the heuristics' for it."""
+        if _is_rounded_otherwise(product):
+            return None
+        num_tokens = product.x.shape[0]
+        bucket = bucket_of(num_tokens)
+        if bucket != num_tokens:
+            shared = self._bucket_algorithm(_with_tokens(product, bucket))
+            found = None if shared is None else self._adapt(shared, product)
+            if found is not None:
+                return found
+        return self._ask(product)
+
+    def _bucket_algorithm(self, product: DenseProduct) -> _Algorithm | None:
+        """The one of a product that has as many tokens as its bucket."""
+        kind = _kind(product)
+        if kind in self._algorithms:
+            self._algorithms.move_to_end(kind)
+        else:
+            self._keep(kind, self._ask(product))
+        return self._algorithms[kind]
+
+    def _keep(self, kind: tuple[int, ...], found: _Algorithm | None) -> None:
+        self._algorithms[kind] = found
+        if len(self._algorithms) > _MOST_ALGORITHMS:
+            self._algorithms.popitem(last=False)
+
+    def _adapt(self, shared: _Algorithm, product: DenseProduct) -> _Algorithm | None:
+        """The algorithm of another number of tokens with this one's layouts; None where the library refuses it."""
+        _, x, out = self._layouts(product)
+        needs = _Heuristic()
+        status = self._library.cublasLtMatmulAlgoCheck(
+            *(self._handle, self._operation(product.bias), shared.weight, x, out, out),
+            *(ctypes.byref(shared.heuristic.algorithm), ctypes.byref(needs)),
+        )
+        is_fit = not status and not needs.state and needs.workspace_bytes <= WORKSPACE_BYTES
+        return shared._replace(x=x, out=out) if is_fit else None
+
+    def _ask(self, product: DenseProduct) -> _Algorithm | None:
+        """The algorithm that the library's heuristics choose, which takes them about a millisecond."""
+        weight, x, out = self._layouts(product)
         preference, found, count = self._preference(product), _Heuristic(), ctypes.c_int()
         status = self._library.cublasLtMatmulAlgoGetHeuristic(
             *(self._handle, self._operation(product.bias), weight, x, out, out, preference),
             *(1, ctypes.byref(found), ctypes.byref(count)),
         )
         return None if status or not count.value or found.state else _Algorithm(weight, x, out, found)
+
+    def _layouts(self, product: DenseProduct) -> tuple[_Owned, _Owned, _Owned]:
+        """Of weight, x and out. The library counts columns first: there our row-major matrices are their transposes."""
+        (num_tokens, num_inputs), num_outputs = product.x.shape, product.weight.shape[0]
+        return (
+            self._layout(product.weight.dtype, num_inputs, num_outputs),
+            self._layout(product.x.dtype, num_inputs, num_tokens),
+            self._layout(product.out.dtype, num_outputs, num_tokens, product.out_stride),
+        )
 
     def _layout(self, dtype: DType, rows: int, columns: int, stride: int | None = None) -> _Owned:
         sizes = ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(stride or rows)
@@ -274,6 +315,45 @@ def _kind(product: DenseProduct) -> tuple[int, ...]:
     dtypes = out.dtype.code, x.dtype.code, weight.dtype.code
     alignments = _alignment(out.address), _alignment(x.address), _alignment(weight.address)
     return (*x.shape, weight.shape[0], stride, *dtypes, *alignments, *of_bias)
+
+
+def bucket_of(num_tokens: int) -> int:
+    """The number of tokens whose algorithm serves this one, too: itself, or a larger one.
+
+    Decode steps come in the sizes of `BATCH_SIZES` only, so each of these is a bucket. Prompts come in all sizes: an
+    algorithm covers their tokens with tiles of 64 to 256, and what is best for one number is so for its neighbours.
+    """
+    return num_tokens if num_tokens in _DECODE_SIZES else _rounded_up(num_tokens)
+
+
+def prompt_buckets(least: int, most: int) -> Iterator[int]:
+    """The buckets of prompts of `least` to `most` tokens."""
+    while least <= most:
+        bucket = _rounded_up(least)
+        yield bucket
+        least = bucket + 1
+
+
+def _rounded_up(num_tokens: int) -> int:
+    step = next((step for most, step in _BUCKET_STEPS if num_tokens <= most), _LARGEST_STEP)
+    return -(-num_tokens // step) * step
+
+
+def _is_rounded_otherwise(product: DenseProduct) -> bool:
+    """Whether the library would add a bias to sums that it has rounded, or not at all."""
+    if product.bias is None:
+        return False
+    # Rows that do not begin at 16 bytes get their bias from a second kernel (seen on sm_90, with 19 outputs): the sum
+    # is rounded before it is added, and again after.
+    out = product.out.dtype
+    is_split = bool(product.weight.shape[0] * out.itemsize % _ROW_ALIGNMENT) and out in _HALVES
+    return product.bias.dtype is not out or is_split
+
+
+def _with_tokens(product: DenseProduct, num_tokens: int) -> DenseProduct:
+    """The product as it would be for another number of tokens."""
+    out, x = (array._replace(shape=(num_tokens, array.shape[1])) for array in (product.out, product.x))
+    return product._replace(out=out, x=x)
 
 
 def _alignment(address: int) -> int:

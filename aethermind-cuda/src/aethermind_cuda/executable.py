@@ -11,6 +11,7 @@ from aethermind.graph.plan import Plan
 from aethermind.graph.repeated_runs import is_decode_size
 from aethermind.hal.buffer import Buffer
 from aethermind.hal.stream import Stream
+from aethermind_cuda.cublas import prompt_buckets
 from aethermind_cuda.graph_capture import CapturedSteps
 from aethermind_cuda.launch import DeviceFacts
 from aethermind_cuda.launch_cache import LaunchCache
@@ -22,6 +23,8 @@ from aethermind_cuda.streams import CudaStream
 __all__ = ["CudaExecutable"]
 
 _UNNAMED = nullcontext()
+_MOST_PREPARED_TOKENS = 4096
+"""Algorithms are chosen beforehand for prompts of up to so many: the time it takes is little beside a longer one's."""
 
 
 class CudaExecutable:
@@ -45,6 +48,9 @@ class CudaExecutable:
         self._annotate = find_annotate()
         self._workspace = allocate(workspace_bytes(plan, facts))
         self._binder = StepBinder(plan, memory, facts, library, self._workspace.address)
+        for bucket in prompt_buckets(1, min(plan.symbols.get("T", 0), _MOST_PREPARED_TOKENS)):
+            sizes = {"T": min(bucket, plan.symbols["T"]), "S": 1, "R": 1, "B": 1}
+            self._binder.choose_algorithms(tuple(sizes.get(name, 0) for name in plan.symbols))
 
     @property
     def num_native_breaks(self) -> int:

@@ -144,11 +144,14 @@ class KernelFunction(NamedTuple):
     addresses are symbolic. What is launched may then depend on the alignment of addresses, up to 256 bytes, on which of
     them are equal, and on which constants begin where others end, but not on their values. An address, or one with a
     number of bytes added, is passed as a DeviceArray, a `c_void_p`, or such a field of a structure.
+
+    With `has_heuristics` a library chooses what is launched, which takes it long for a size that it has not seen.
     """
 
     launches: Callable[[Call], Iterable[Work]]
     workspace_bytes: Callable[[Call], int] = lambda _: 0
     is_relocatable: bool = False
+    has_heuristics: bool = False
 
     def __call__(self, call: Call) -> Iterable[Work]:
         """The work of one call, in order."""

@@ -60,6 +60,14 @@ class StepBinder:
                 return [relocate(bases) for relocate in template]
         return self.bind_alone(step, addresses)
 
+    def choose_algorithms(self, symbols: tuple[int, ...]) -> None:
+        """Have libraries choose now what steps launch in runs with these symbols, so that no run waits for that."""
+        self._enter(symbols)
+        firsts = {kind: position for position, kind in reversed([*enumerate(self._kinds)])}
+        for position in firsts.values():
+            if _function(self._plan.steps[position]).has_heuristics:
+                self.bind(position, symbols)
+
     def bind_alone(self, step: Step, addresses: Sequence[int]) -> list[Enqueue]:
         """Bind a step at the addresses of its operands and the workspace, with no regard to others like it."""
         call = _call(step, self._sizes, addresses, self._facts)

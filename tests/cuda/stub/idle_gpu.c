@@ -46,10 +46,13 @@ Result cuMemAlloc(Address* out, size_t size) {
   if (error || used + size > kMemory) {
     return error ? error : OUT_OF_MEMORY;
   }
-  size_t* memory = malloc(size + 512);
+  size_t* memory = NULL; /* at a multiple of 256 bytes, as a card's */
+  if (posix_memalign((void**)&memory, 256, size + 512)) {
+    return OUT_OF_MEMORY;
+  }
   *memory = size;
   used += size;
-  return *out = (Address)memory + 256, memory == NULL ? OUT_OF_MEMORY : 0;
+  return *out = (Address)memory + 256, 0;
 }
 Result cuMemFree(Address address) {
   size_t* memory = (size_t*)(address - 256);

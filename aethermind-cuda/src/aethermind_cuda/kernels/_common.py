@@ -26,10 +26,11 @@ def cuda_kernel(
     supports: Callable[[Signature], str | None] = lambda _: None,
     packs: Mapping[str, Pack] | None = None,
     is_relocatable: bool = True,
+    has_heuristics: bool = False,
     **rest: Any,
 ) -> Kernel:
     """A kernel of this device (see `KernelFunction`); `rest` are further fields of `Kernel`."""
-    function: Any = KernelFunction(launches, workspace_bytes, is_relocatable)
+    function: Any = KernelFunction(launches, workspace_bytes, is_relocatable, has_heuristics)
     return Kernel(operator, "cuda", name, dtypes, function=function, supports=supports, packs=packs or {}, **rest)
 
 

@@ -49,9 +49,11 @@ def qkv_kernels(operator: str) -> tuple[Kernel, ...]:
 
 
 def _with_projection(operator: str, projection: Kernel) -> Kernel:
+    function: Any = projection.function
     return cuda_kernel(
         operator,
         _launches(projection),
+        has_heuristics=function.has_heuristics,
         name=projection.name,
         dtypes=projection.dtypes,
         priority=projection.priority,

@@ -77,6 +77,7 @@ KERNELS = (
         name=CUBLASLT,
         priority=1,
         supports=has_cublaslt,
+        has_heuristics=True,
         workspace_bytes=_workspace_bytes,
         is_batch_invariant=False,
     ),

@@ -64,6 +64,7 @@ KERNELS = tuple(
             name=CUBLASLT,
             priority=1,
             supports=has_cublaslt,
+            has_heuristics=True,
             workspace_bytes=lambda _: WORKSPACE_BYTES,
             is_batch_invariant=False,
         ),

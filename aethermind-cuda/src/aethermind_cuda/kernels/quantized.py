@@ -114,6 +114,7 @@ def _kernels(operator: str, format: WeightFormat) -> Iterator[Kernel]:
             name=f"cuda/cublaslt_{name}",
             priority=1,
             supports=has_cublaslt,
+            has_heuristics=True,
             workspace_bytes=partial(_products_bytes, projection, format),
             is_batch_invariant=False,
             rounds_weights=True,
