@@ -102,25 +102,30 @@ class DenseProduct(NamedTuple):
     def bind(self, context: Context) -> Enqueue:
         """See `launch.Work`."""
         enqueue = context.cublas.bind(self)
-        if enqueue is not None:
-            return enqueue
-        if self.fallback is None:
-            raise DeviceError("cuBLASLt has no algorithm for a product of this shape and type on this GPU.")
-        return self.fallback(self.out, self.x, self.weight, self.bias).bind(context)
+        return self._by_own_kernel().bind(context) if enqueue is None else enqueue
 
-    def bind_relocatable(self, context: Context) -> Relocate:
+    def bind_relocatable(self, context: Context) -> Relocate | None:
         """See `launch.Work`."""
-
-        def moved(array: DeviceArray, bases: Sequence[int]) -> DeviceArray:
-            return DeviceArray(relocated_address(array.address, bases), array.dtype, array.shape)
+        bind_at = context.cublas.choose(self)
+        if bind_at is None:
+            return self._by_own_kernel().bind_relocatable(context)
+        symbolic = self.addresses
 
         def relocate(bases: Sequence[int]) -> Enqueue:
-            out, x, weight = (moved(array, bases) for array in (self.out, self.x, self.weight))
-            bias = None if self.bias is None else moved(self.bias, bases)
-            workspace = relocated_address(self.workspace, bases)
-            return DenseProduct(out, x, weight, bias, workspace, self.fallback, self.out_stride).bind(context)
+            return bind_at(*[relocated_address(address, bases) for address in symbolic])
 
         return relocate
+
+    @property
+    def addresses(self) -> tuple[int, int, int, int, int]:
+        """Of out, x, weight, bias (0 for none) and workspace."""
+        bias = 0 if self.bias is None else self.bias.address
+        return self.out.address, self.x.address, self.weight.address, bias, self.workspace
+
+    def _by_own_kernel(self) -> Launch:
+        if self.fallback is None:
+            raise DeviceError("cuBLASLt has no algorithm for a product of this shape and type on this GPU.")
+        return self.fallback(self.out, self.x, self.weight, self.bias)
 
 
 class CublasLt:
@@ -146,31 +151,44 @@ class CublasLt:
 
     def bind(self, product: DenseProduct) -> Enqueue | None:
         """What enqueues a product, or None where the library has no algorithm for it."""
-        num_tokens, num_outputs = product.out.shape
-        if not num_tokens or not num_outputs:
-            return _nothing
+        bind_at = self.choose(product)
+        return None if bind_at is None else bind_at(*product.addresses)
+
+    def choose(self, product: DenseProduct) -> Callable[[int, int, int, int, int], Enqueue] | None:
+        """Choose the algorithm of a product; returns what binds it to `DenseProduct.addresses`, its own or others that
+        are aligned as these are. None where the library has no algorithm.
+        """
+        if not all(product.out.shape):
+            return lambda *_: _nothing
         with self._lock:
             algorithm = self._algorithm(product)
-            if algorithm is None:
-                return None
-            operation = self._operation(product.bias)
-        weight, x, out, heuristic = algorithm
-        weight_at, x_at, out_at = (ctypes.c_void_p(one.address) for one in (product.weight, product.x, product.out))
-        # Handles are among the arguments, so they live as long as these. The call takes C's types as they are: with
-        # `argtypes` ctypes would convert every one of them each time.
-        arguments = (
-            *(self._handle, operation, ctypes.byref(self._one), weight_at, weight, x_at, x, ctypes.byref(self._zero)),
-            *(out_at, out, out_at, out, ctypes.byref(heuristic.algorithm)),
-            *(ctypes.c_void_p(product.workspace), ctypes.c_size_t(WORKSPACE_BYTES)),
-        )
+        if algorithm is None:
+            return None
+        weight_layout, x_layout, out_layout, heuristic = algorithm
+        handle, one, zero = self._handle, ctypes.byref(self._one), ctypes.byref(self._zero)
+        chosen, workspace_bytes = ctypes.byref(heuristic.algorithm), ctypes.c_size_t(WORKSPACE_BYTES)
         matmul, pointer = self._library.cublasLtMatmul, ctypes.c_void_p
+        bias_dtype = product.out.dtype if product.bias is None else product.bias.dtype
 
-        def enqueue(stream: int) -> None:
-            status = matmul(*arguments, pointer(stream))
-            if status:
-                raise _error("cublasLtMatmul", status)
+        def bind_at(out: int, x: int, weight: int, bias: int, workspace: int) -> Enqueue:
+            with self._lock:
+                operation = self._operation(bias, bias_dtype)
+            out_at = pointer(out)
+            # Handles are among the arguments, so they live as long as these. The call takes C's types as they are: with
+            # `argtypes` ctypes would convert every one of them each time.
+            arguments = (
+                *(handle, operation, one, pointer(weight), weight_layout, pointer(x), x_layout, zero),
+                *(out_at, out_layout, out_at, out_layout, chosen, pointer(workspace), workspace_bytes),
+            )
 
-        return enqueue
+            def enqueue(stream: int) -> None:
+                status = matmul(*arguments, pointer(stream))
+                if status:
+                    raise _error("cublasLtMatmul", status)
+
+            return enqueue
+
+        return bind_at
 
     def _algorithm(self, product: DenseProduct) -> _Algorithm | None:
         """That of an earlier product of this kind, or else the one that is chosen now."""
@@ -217,10 +235,10 @@ class CublasLt:
 
     def _adapt(self, shared: _Algorithm, product: DenseProduct) -> _Algorithm | None:
         """The algorithm of another number of tokens with this one's layouts; None where the library refuses it."""
-        _, x, out = self._layouts(product)
+        x, out = self._layout(product.x), self._layout(product.out, product.out_stride)
         needs = _Heuristic()
         status = self._library.cublasLtMatmulAlgoCheck(
-            *(self._handle, self._operation(product.bias), shared.weight, x, out, out),
+            *(self._handle, self._operation_of(product), shared.weight, x, out, out),
             *(ctypes.byref(shared.heuristic.algorithm), ctypes.byref(needs)),
         )
         is_fit = not status and not needs.state and needs.workspace_bytes <= WORKSPACE_BYTES
@@ -228,39 +246,37 @@ class CublasLt:
 
     def _ask(self, product: DenseProduct) -> _Algorithm | None:
         """The algorithm that the library's heuristics choose, which takes them about a millisecond."""
-        weight, x, out = self._layouts(product)
+        weight, x = self._layout(product.weight), self._layout(product.x)
+        out = self._layout(product.out, product.out_stride)
         preference, found, count = self._preference(product), _Heuristic(), ctypes.c_int()
         status = self._library.cublasLtMatmulAlgoGetHeuristic(
-            *(self._handle, self._operation(product.bias), weight, x, out, out, preference),
+            *(self._handle, self._operation_of(product), weight, x, out, out, preference),
             *(1, ctypes.byref(found), ctypes.byref(count)),
         )
         return None if status or not count.value or found.state else _Algorithm(weight, x, out, found)
 
-    def _layouts(self, product: DenseProduct) -> tuple[_Owned, _Owned, _Owned]:
-        """Of weight, x and out. The library counts columns first: there our row-major matrices are their transposes."""
-        (num_tokens, num_inputs), num_outputs = product.x.shape, product.weight.shape[0]
-        return (
-            self._layout(product.weight.dtype, num_inputs, num_outputs),
-            self._layout(product.x.dtype, num_inputs, num_tokens),
-            self._layout(product.out.dtype, num_outputs, num_tokens, product.out_stride),
-        )
-
-    def _layout(self, dtype: DType, rows: int, columns: int, stride: int | None = None) -> _Owned:
+    def _layout(self, array: DeviceArray, stride: int | None = None) -> _Owned:
+        """The library counts columns first: there our row-major matrices are their own transposes."""
+        columns, rows = array.shape
         sizes = ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(stride or rows)
-        return self._create("MatrixLayout", _DATA_TYPES[dtype], *sizes)
+        return self._create("MatrixLayout", _DATA_TYPES[array.dtype], *sizes)
 
-    def _operation(self, bias: DeviceArray | None) -> _Owned:
-        """The one description for a bias, whose address is part of it; a product without one has address 0."""
-        key = (0, 0) if bias is None else (bias.address, bias.dtype.code)
+    def _operation(self, bias: int, dtype: DType) -> _Owned:
+        """The one description for a bias, whose address is part of it; 0 for a product without one."""
+        key = (bias, dtype.code if bias else 0)
         operation = self._operations.get(key)
         if operation is None:
             operation = self._operations[key] = self._create("MatmulDesc", _COMPUTE_32F, _REAL_32F)
             self._set("MatmulDesc", operation, _DESC_TRANSA, ctypes.c_int32(_TRANSPOSED))
-            if bias is not None:
+            if bias:
                 self._set("MatmulDesc", operation, _DESC_EPILOGUE, ctypes.c_uint32(_EPILOGUE_BIAS))
-                self._set("MatmulDesc", operation, _DESC_BIAS_POINTER, ctypes.c_void_p(bias.address))
-                self._set("MatmulDesc", operation, _DESC_BIAS_DATA_TYPE, ctypes.c_int32(_DATA_TYPES[bias.dtype]))
+                self._set("MatmulDesc", operation, _DESC_BIAS_POINTER, ctypes.c_void_p(bias))
+                self._set("MatmulDesc", operation, _DESC_BIAS_DATA_TYPE, ctypes.c_int32(_DATA_TYPES[dtype]))
         return operation
+
+    def _operation_of(self, product: DenseProduct) -> _Owned:
+        bias = product.bias
+        return self._operation(0, product.out.dtype) if bias is None else self._operation(bias.address, bias.dtype)
 
     def _preference(self, product: DenseProduct) -> _Owned:
         """The heuristics take operands to begin at multiples of 256 bytes, unless they are told how these lie."""

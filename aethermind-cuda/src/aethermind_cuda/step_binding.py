@@ -37,8 +37,7 @@ class StepBinder:
         self._operands = [[one for one in (*step.inputs, *step.outputs) if one is not None] for step in plan.steps]
         self._adjacent = [_adjacent(operands, memory) for operands in self._operands]
         self._kinds = _number_kinds(plan, self._adjacent)
-        self._fixed = [self._fixed_addresses(operands) for operands in self._operands]
-        self._fixed_alignments = [None if one is None else _alignments(one) for one in self._fixed]
+        self._fixed = [self._fixed_places(operands) for operands in self._operands]
         self._symbols: tuple[int, ...] | None = None
         self._sizes: Mapping[str, int] = {}
         self._address: Callable[[Operand], int] = lambda _: 0
@@ -48,17 +47,16 @@ class StepBinder:
         """What enqueues a step in runs with these symbols, in order."""
         if symbols != self._symbols:
             self._enter(symbols)
-        addresses = self._fixed[position] or [*map(self._address, self._operands[position]), self._workspace]
+        places = self._fixed[position] or _Places([*map(self._address, self._operands[position]), self._workspace])
         step = self._plan.steps[position]
         if _function(step).is_relocatable:
-            kind = self._kinds[position], self._fixed_alignments[position] or _alignments(addresses)
+            kind = self._kinds[position], places.alignments
             if kind not in self._templates:
-                self._templates[kind] = self._template(step, kind[1], self._adjacent[position])
+                self._templates[kind] = self._template(step, places.alignments, self._adjacent[position])
             template = self._templates[kind]
             if template is not None:
-                bases = [address & -ALIGNMENT for address in addresses]
-                return [relocate(bases) for relocate in template]
-        return self.bind_alone(step, addresses)
+                return [relocate(places.bases) for relocate in template]
+        return self.bind_alone(step, places.addresses)
 
     def choose_algorithms(self, symbols: tuple[int, ...]) -> None:
         """Have libraries choose now what steps launch in runs with these symbols, so that no run waits for that."""
@@ -79,13 +77,13 @@ class StepBinder:
         self._templates.clear()
         self._symbols = symbols
 
-    def _fixed_addresses(self, operands: Iterable[Operand]) -> list[int] | None:
+    def _fixed_places(self, operands: Iterable[Operand]) -> _Places | None:
         """Those of a step that has no inputs which share a span, whose places depend on the sizes."""
         operands = list(operands)
         if (Place.INPUT, "") in self._memory and any(one.place is Place.INPUT for one in operands):
             return None
         address = addresses_in_run(self._plan, self._memory, self._plan.symbols)
-        return [*map(address, operands), self._workspace]
+        return _Places([*map(address, operands), self._workspace])
 
     def _template(self, step: Step, alignments: Sequence[int], adjacent: _Adjacent) -> list[Relocate] | None:
         """A step bound over symbolic addresses; None where some of its work cannot be relocated."""
@@ -101,6 +99,17 @@ class StepBinder:
                 return None
             template.append(relocate)
         return template
+
+
+class _Places:
+    """Where the operands and the workspace of a step are."""
+
+    __slots__ = ("addresses", "alignments", "bases")
+
+    def __init__(self, addresses: list[int]) -> None:
+        self.addresses = addresses
+        self.alignments = _alignments(addresses)
+        self.bases = [address & -ALIGNMENT for address in addresses]
 
 
 def workspace_bytes(plan: Plan, facts: DeviceFacts) -> int:

@@ -47,7 +47,7 @@ def _parse_dim(text: str) -> Dim:
 
 def resolve(shape: Shape, symbols: Mapping[str, int]) -> tuple[int, ...]:
     """Replace every symbol by its number."""
-    return tuple(dim if isinstance(dim, int) else symbols[dim.symbol] + dim.offset for dim in shape)
+    return tuple([dim if isinstance(dim, int) else symbols[dim.symbol] + dim.offset for dim in shape])
 
 
 def match(pattern: Sequence[str], shape: Shape, binding: Binding) -> str | None:
