@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -24,12 +25,13 @@ from aethermind.hal import DType
 
 if TYPE_CHECKING:
     from aethermind.hal.backend import MeasuredLimits
+    from aethermind.hal.stream import Stream
 
 __all__: list[str] = []
 
 BATCHES = ((1, 512, 64), (64, 512, 64), (8, 512, 64), (256, 128, 64))
 """Requests, tokens of a prompt, tokens of an answer: the most telling first."""
-PROMPTS = (2048, 16384)
+PROMPTS = (512, 2048, 16384)
 NEW_LENGTHS = (2047, 1993, 481)
 _MOST_CONTEXT = 16_448
 _RUNS = 3
@@ -69,6 +71,45 @@ def measure(llm: LLM, limits: MeasuredLimits, batch: int, prompt_tokens: int, ou
     facts["prefill_ms"] = 1e3 * median(run.prefill_s for run in runs)
     if output_tokens > 1:
         facts["step_ms"] = 1e3 * median(run.decode_s for run in runs) / (output_tokens - 1)
+
+
+def host_times(llm: LLM, prompt_tokens: int) -> dict[str, float]:
+    """Milliseconds of a known prompt before its first step is enqueued, while it is, until the device is done, and
+    after; `gpu_ms` is what the device took between the first and the last of its work.
+    """
+    planned, executable = llm.engine.planned, llm.engine.runner.executor.executable
+    events = planned.open_device.backend.events
+    begin, end = (events.create(timing=True) for _ in range(2))
+    run, wait, marks = executable.run, llm.engine.pipeline.step, list[float]()
+
+    def timed_run(symbols: tuple[int, ...], stream: Stream) -> None:
+        marks.append(time.perf_counter())
+        begin.record(stream)
+        run(symbols, stream)
+        end.record(stream)
+        marks.append(time.perf_counter())
+
+    def timed_step(*arguments: Any, **keywords: Any) -> Any:
+        finished = wait(*arguments, **keywords)
+        marks.append(time.perf_counter())
+        return finished
+
+    prompts = [{"prompt_token_ids": sample_prompt(prompt_tokens, planned.model.config.vocab_size, 0)}]
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    executable.run, llm.engine.pipeline.step = timed_run, timed_step  # type: ignore[method-assign]
+    try:
+        times = []
+        for _ in range(_RUNS):
+            marks.clear()
+            began = time.perf_counter()
+            llm.generate(prompts, params)
+            marks.append(time.perf_counter())
+            spans = [later - earlier for earlier, later in pairwise([began, *marks])]
+            times.append([*(1e3 * span for span in spans), begin.elapsed_ms(end)])
+    finally:
+        del executable.run, llm.engine.pipeline.step
+    names = "before_ms", "enqueue_ms", "wait_ms", "after_ms", "gpu_ms"
+    return {name: round(median(values), 3) for name, values in zip(names, zip(*times, strict=True), strict=True)}
 
 
 def open_model(folder: Path, config: dict[str, Any], num_kv_blocks: int, quantization: str | None) -> LLM:
@@ -124,6 +165,8 @@ def main() -> int:
             if (name := f"a prompt of {length}") not in begun:
                 with log.case(name) as facts:
                     measure(llm, limits, 1, length, 1, facts)
+                    if length <= llm.engine.budget.max_num_batched_tokens:
+                        facts |= host_times(llm, length)
         if not is_small and format is None:
             from tests.cuda.check.trace import trace
 

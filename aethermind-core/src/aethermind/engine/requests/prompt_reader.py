@@ -205,8 +205,10 @@ def _form_of(prompt: Mapping[str, Any]) -> str:
 
 
 def _are_token_ids(given: Any) -> bool:
-    is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
-    return is_list and all(isinstance(t, int) and not isinstance(t, bool) for t in given)
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        return False
+    kinds = set(map(type, given))  # a look at each token would take longer than a short prompt's step
+    return all(issubclass(kind, int) and not issubclass(kind, bool) for kind in kinds)
 
 
 def _embeddings(given: Any) -> npt.NDArray[np.float32]:

@@ -66,8 +66,9 @@ def check_text(planned: PlannedModel, token_ids: Sequence[int]) -> None:
 def check_token_ids(planned: PlannedModel, token_ids: Sequence[int]) -> None:
     """InvalidArgumentError for ids outside the model's vocabulary."""
     vocab_size = planned.model.config.vocab_size
-    for token_id in token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise InvalidArgumentError(
-                f"Token id {token_id} is out of range: the vocabulary has {vocab_size} entries, numbered from 0."
-            )
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
+    token_id = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+    raise InvalidArgumentError(
+        f"Token id {token_id} is out of range: the vocabulary has {vocab_size} entries, numbered from 0."
+    )

@@ -20,6 +20,8 @@ class BatchWriter:
     """
 
     def __init__(self, arrays: Mapping[str, Any], cache: KVCache) -> None:
+        import numpy as np
+
         self._token_ids = arrays["token_ids"]
         self._positions = arrays["positions"]
         self._slot_mapping = arrays["slot_mapping"]
@@ -27,8 +29,9 @@ class BatchWriter:
         self._seqlens_k = arrays["seqlens_k"]
         self._block_tables = arrays["block_tables"]
         self._logits_rows = arrays["logits_rows"]
-        self._ramp = self._cu_seqlens_q.copy()
-        self._ramp[:] = range(len(self._ramp))
+        self._ramp = np.arange(len(self._cu_seqlens_q), dtype=self._cu_seqlens_q.dtype)
+        self._indices = np.arange(len(self._positions), dtype=self._positions.dtype)
+        self._offsets = np.arange(cache.spec.block_size, dtype=self._slot_mapping.dtype)
         self._cache = cache
 
     def write(
@@ -55,8 +58,8 @@ class BatchWriter:
             num_drafts = count - len(token_ids)
             self._token_ids[position:end] = token_ids + request.draft_token_ids[:num_drafts]
             first = cache.position(request.request_id, start) if cache.has_moved else start
-            self._positions[position:end] = range(first, first + count)
-            cache.fill_slots(request.request_id, start, count, self._slot_mapping, position)
+            self._positions[position:end] = self._indices[:count] + first
+            self._slot_mapping[position:end] = self._slots(padded[index], start, count)
             self._cu_seqlens_q[index + 1] = end
             self._seqlens_k[index] = start + count
             if needs_logits:
@@ -65,6 +68,13 @@ class BatchWriter:
                 sampled.extend(DraftRow(request, number) for number in range(1, num_drafts + 1))
             position = end
         return sampled, width
+
+    def _slots(self, blocks: Any, start: int, count: int) -> Any:
+        """The slots of `count` tokens from index `start` on of the sequence that has these blocks."""
+        block_size = len(self._offsets)
+        first, offset = divmod(start, block_size)
+        used = blocks[first : (start + count - 1) // block_size + 1].astype(self._offsets.dtype)
+        return (used[:, None] * block_size + self._offsets).reshape(-1)[offset : offset + count]
 
     def _write_decodes(self, decision: ScheduleDecision, tables: list[array[int]]) -> list[Request]:
         """Write the leading entries, of one token each, array by array: element by element costs ten times that."""
