@@ -3,14 +3,19 @@
 #include "common/overlap.cuh"
 #include "common/paged_attention_decode.cuh"
 
-#define AETHER_DECODE(dtype, dim)                                                    \
-  extern "C" __global__ void __launch_bounds__(128, 2)                               \
-      paged_attention_decode_quantized_##dtype##_##dim(aether::AttentionCall call) { \
-    aether::begin_kernel();                                                          \
-    aether::paged_attention_decode<aether::dtype, true, dim>(call);                  \
+// Two blocks a multiprocessor where tiles are of 8 rows; sums of 16 rows take twice the registers.
+#define AETHER_DECODE(dtype, dim, rows)                                                       \
+  extern "C" __global__ void __launch_bounds__(256, 16 / rows)                                \
+      paged_attention_decode_quantized_##dtype##_##dim##_##rows(aether::AttentionCall call) { \
+    aether::begin_kernel();                                                                   \
+    aether::paged_attention_decode<aether::dtype, true, dim, rows>(call);                     \
   }
 
-AETHER_DECODE(float16, 64)
-AETHER_DECODE(float16, 128)
-AETHER_DECODE(bfloat16, 64)
-AETHER_DECODE(bfloat16, 128)
+AETHER_DECODE(float16, 64, 8)
+AETHER_DECODE(float16, 64, 16)
+AETHER_DECODE(float16, 128, 8)
+AETHER_DECODE(float16, 128, 16)
+AETHER_DECODE(bfloat16, 64, 8)
+AETHER_DECODE(bfloat16, 64, 16)
+AETHER_DECODE(bfloat16, 128, 8)
+AETHER_DECODE(bfloat16, 128, 16)

@@ -34,6 +34,7 @@ struct AttentionCall {
   int code_type;
   int num_splits;             // parts of a sequence at most, decode
   int items_are_tokens;       // decode: an item is a token, not a sequence
+  int decode_tile_rows;       // decode: rows of a tile, 8 or 16
   int decode_rows;            // sequences of up to so many rows (queries x heads of a group) are the decode kernel's
   int prefill_slots;          // parts of all split tiles of one kv head at most, prefill; 0: no tile is split
   int combine_decode_blocks;  // so many first blocks of the combine kernel take rows of the decode kernel

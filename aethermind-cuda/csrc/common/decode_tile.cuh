@@ -5,33 +5,38 @@
 
 namespace aether {
 
-constexpr int kDecodeRows = 16;
+constexpr int kDecodeRows = 16;  // that partials have room for
 
-// The `index`-th tile of 16 rows of one kv head: item · tiles + tile. Items are tokens, or sequences of so few queries
-// that their rows fit into the tiles of one query; `has_rows` is false for the others.
+// The `index`-th tile of 8 or 16 rows of one kv head: item · tiles + tile. Items are tokens, or sequences of so few
+// queries that their rows fit into the tiles of one query; `has_rows` is false for the others.
 struct DecodeTile {
   Queries queries;
   int first_row;
   int index;
   int kv_head;
   int group;
+  int most_rows;
   bool has_rows;
 
   __device__ __forceinline__ DecodeTile(const AttentionCall& call, int index, int kv_head)
-      : queries(), index(index), kv_head(kv_head), group(call.group_size()) {
-    const int tiles = (group + kDecodeRows - 1) / kDecodeRows;
+      : queries(), index(index), kv_head(kv_head), group(call.group_size()), most_rows(call.decode_tile_rows) {
+    const int tiles = (group + most_rows - 1) / most_rows;
     const int item = index / tiles;
-    first_row = index % tiles * kDecodeRows;
+    first_row = index % tiles * most_rows;
     if (call.items_are_tokens) {
-      has_rows = item >= call.cu_seqlens_q[0] && item < call.cu_seqlens_q[call.num_sequences];
-      if (has_rows) queries = Queries::of_token(call, item);
+      // Mostly a token is the sequence of its number. What that takes is read at once: each read is a way to memory.
+      const int first_token = call.cu_seqlens_q[0], end_token = call.cu_seqlens_q[call.num_sequences];
+      const Queries own = Queries::of_sequence(call, min(item, call.num_sequences - 1));
+      has_rows = item >= first_token && item < end_token;
+      queries = own;
+      if (has_rows && !(own.first_token == item && own.count == 1)) queries = Queries::of_token(call, item);
     } else {
       queries = Queries::of_sequence(call, item);
       has_rows = queries.count * group <= call.decode_rows && first_row < queries.count * group;
     }
   }
 
-  __device__ __forceinline__ int num_rows() const { return min(kDecodeRows, queries.count * group - first_row); }
+  __device__ __forceinline__ int num_rows() const { return min(most_rows, queries.count * group - first_row); }
 
   // [T, H] index of a row.
   __device__ __forceinline__ int64_t head_of_row(int row, int num_heads) const {

@@ -1,5 +1,6 @@
 // Merges the parts of queries whose keys were split among blocks: what the decode kernel left in the first blocks, what
-// the prefill kernel left in the others. A warp takes a row.
+// the prefill kernel left in the others. A block takes a row of the first, which has many parts, a warp one of the
+// others.
 #pragma once
 
 #include "common/decode_tile.cuh"
@@ -7,7 +8,7 @@
 
 namespace aether {
 
-constexpr int kCombineRows = 4;  // a block's, at a time
+constexpr int kCombineRows = 4;  // a block's at a time, of the prefill kernel
 
 template <class T, class Tile>
 __device__ __forceinline__ T* output_of_row(const AttentionCall& call, const Tile& tile, int row) {
@@ -18,14 +19,14 @@ template <class T, int kHeadDim>
 __device__ __forceinline__ void paged_attention_combine(const AttentionCall& call) {
   const int block = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
   if (block < call.combine_decode_blocks) {
-    constexpr int kBlocks = kDecodeRows / kCombineRows;
-    const DecodeTile tile(call, block / kBlocks, kv_head);
-    const int row = block % kBlocks * kCombineRows + warp_index();
+    const int row = block % call.decode_tile_rows;
+    const DecodeTile tile(call, block / call.decode_tile_rows, kv_head);
     if (!tile.has_rows || row >= tile.num_rows()) return;
     const Splits splits = tile.splits(call);
     if (splits.count <= 1) return;
-    combine_row<T, kDecodeRows, kHeadDim>(output_of_row<T>(call, tile, row), call.head_dim, call.decode_partials,
-                                          tile.first_partial(call), splits.count, row);
+    combine_row<T, kDecodeRows, kHeadDim, kCombineRows>(output_of_row<T>(call, tile, row), call.head_dim,
+                                                        call.decode_partials, tile.first_partial(call), splits.count,
+                                                        row);
     return;
   }
   // Nobody knows beforehand how many tiles are split: blocks go on to further rows until there are none.

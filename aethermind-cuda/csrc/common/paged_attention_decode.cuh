@@ -1,40 +1,34 @@
 // Paged attention of sequences with few queries (Flash-Decoding, Dao et al. 2023): reading keys and values is all the
 // work, so each key is read once for all heads of its group, and long sequences are split among blocks.
 //
-// The four warps of a block take turns of 16 keys. Each brings its own next keys while it works on the last ones, and
-// waits for no other warp until the end, when their four running softmaxes become one.
+// The eight warps of a block take turns of 16 keys. Each brings its own next keys as soon as it has multiplied the last
+// ones, likewise values, and waits for no other warp until the end, when their running softmaxes become one.
 #pragma once
 
-#include <type_traits>
-
+#include "common/async_copy.cuh"
+#include "common/decode_softmax.cuh"
 #include "common/decode_tile.cuh"
-#include "common/key_tile.cuh"
 
 namespace aether {
 
-constexpr int kDecodeWarps = 4;
-constexpr int kDecodeKeys = 16;  // a warp's at a time
+constexpr int kDecodeWarps = 8;
 
-template <class T, bool kIsCoded, int kHeadDim>
+template <class T, class Operands, int kHeadDim, int kRows>
 struct DecodeShared {
-  using Tile = std::conditional_t<kIsCoded, CodeTile<T, kHeadDim, kDecodeKeys, kWarpSize>,
-                                  FloatTile<T, kHeadDim, kDecodeKeys, kWarpSize>>;
   static constexpr int kRowBytes = kRowStride<kHeadDim> * static_cast<int>(sizeof(T));
-  static constexpr int kQueryBytes = kDecodeRows * kRowBytes;
-  static constexpr int kWideBytes = kIsCoded ? kDecodeKeys * kRowBytes : 0;  // of widened keys or values
-  static constexpr int kWarpBytes = 2 * 2 * Tile::kBytes + 2 * kWideBytes;
-  static constexpr int kBytes = kQueryBytes + kDecodeWarps * kWarpBytes;
-  static constexpr int kSumsStride = kHeadDim + 8;  // of rows of sums, four of which lie in different banks
-  static_assert(kWarpBytes >= kDecodeRows * kSumsStride * static_cast<int>(sizeof(float)),
-                "a warp leaves its sums there");
-  static_assert(kQueryBytes >= 2 * kDecodeWarps * kDecodeRows * static_cast<int>(sizeof(float)));
+  static constexpr int kQueryBytes = kRows * kRowBytes;
+  static constexpr int kTileBytes = kDecodeKeys * Operands::kStride * static_cast<int>(sizeof(typename Operands::Element));
+  static constexpr int kWarpBytes = 2 * Operands::kStages * kTileBytes;  // all stages of keys, then those of values
+  static constexpr int kSumsStride = kHeadDim + 4;  // of rows of sums: pairs of rows lie in different banks
+  static_assert(kWarpBytes >= kRows * kSumsStride * static_cast<int>(sizeof(float)), "a warp leaves its sums there");
+  static_assert(kQueryBytes >= 2 * kDecodeWarps * kRows * static_cast<int>(sizeof(float)));
 };
 
 // Queries of a tile, zeros behind them, to shared memory.
-template <class T, int kHeadDim>
+template <class T, int kHeadDim, int kRows>
 __device__ __forceinline__ void bring_queries(T* queries, const AttentionCall& call, const DecodeTile& tile) {
   constexpr int kPieces = kHeadDim / 8;
-  for (int i = static_cast<int>(threadIdx.x); i < kDecodeRows * kPieces; i += static_cast<int>(blockDim.x)) {
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * kPieces; i += static_cast<int>(blockDim.x)) {
     const int row = i / kPieces, dim = i % kPieces * 8;
     uint4 piece{0, 0, 0, 0};
     if (row < tile.num_rows() && dim < call.head_dim) {
@@ -47,88 +41,136 @@ __device__ __forceinline__ void bring_queries(T* queries, const AttentionCall& c
   }
 }
 
-// The scales of 16 keys in lanes 0 … 15, those of their values in the others.
-__device__ __forceinline__ float scale_of_lane(const AttentionCall& call, const PagedRows& rows, int first, int end) {
+// Rows of the cache fit into 32 bits, of which this is none: they are at least 16 bytes each.
+constexpr uint32_t kNoRow = 0xffffffffu;
+
+// The row of a lane's key among the 16 from `first` on. Both halves of a warp have the same ones.
+__device__ __forceinline__ uint32_t row_of_lane(const PagedRows& rows, int first, int end) {
   const int key = first + lane_index() % kDecodeKeys;
-  if (key >= end) return 0.0f;
-  return (lane_index() < kDecodeKeys ? call.k_scale : call.v_scale)[rows(key)];
+  return key < end ? static_cast<uint32_t>(rows(key)) : kNoRow;
+}
+
+// Begins to bring the rows that lanes have found. The others become zeros, because weights of 0 times what lies there
+// might be NaN.
+template <class Operands, int kHeadDim>
+__device__ __forceinline__ void bring_rows(unsigned char* tile, const void* cache, uint32_t row_of_lane, int head_dim) {
+  using Element = typename Operands::Element;
+  constexpr int kPerPiece = 16 / static_cast<int>(sizeof(Element)), kPieces = kHeadDim / kPerPiece;
+  static_assert(kDecodeKeys * kPieces % kWarpSize == 0);
+#pragma unroll
+  for (int i = 0; i < kDecodeKeys * kPieces / kWarpSize; ++i) {
+    const int key = (lane_index() + i * kWarpSize) / kPieces, dim = (lane_index() + i * kWarpSize) % kPieces * kPerPiece;
+    const uint32_t row = __shfl_sync(kFullWarp, row_of_lane, key);
+    const bool is_present = row != kNoRow && dim < head_dim;
+    const uint64_t source = is_present ? static_cast<uint64_t>(row) * static_cast<uint32_t>(head_dim) + dim : 0;
+    copy_async_16(reinterpret_cast<Element*>(tile) + key * Operands::kStride + dim,
+                  static_cast<const Element*>(cache) + source, is_present);
+  }
+}
+
+// The scales of 16 keys in lanes 0 … 15, those of their values in the others.
+__device__ __forceinline__ float scale_of_lane(const AttentionCall& call, uint32_t row_of_lane) {
+  if (row_of_lane == kNoRow) return 0.0f;
+  return (lane_index() < kDecodeKeys ? call.k_scale : call.v_scale)[row_of_lane];
 }
 
 // Scores of codes times the scales of their keys.
-__device__ __forceinline__ void scale_scores(float (&scores)[2][4], float scales, int first_lane) {
+template <int kTiles>
+__device__ __forceinline__ void scale_scores(float (&scores)[kTiles][4], float scales, int first_lane) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int column = i / 4 * 8 + lane_index() % 4 * 2 + i % 2;
-    scores[i / 4][i % 4] *= __shfl_sync(kFullWarp, scales, first_lane + column);
+  for (int half = 0; half < 2; ++half) {
+    const float scale = __shfl_sync(kFullWarp, scales, first_lane + 8 * half + lane_index() / 4);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      scores[tile][2 * half] *= scale;
+      scores[tile][2 * half + 1] *= scale;
+    }
   }
 }
 
 // Minus infinity where a row does not see a key.
-__device__ __forceinline__ void mask_scores(float (&scores)[2][4], const KeyRange (&seen)[2], int first) {
+template <int kTiles>
+__device__ __forceinline__ void mask_scores(float (&scores)[kTiles][4], const DecodeTile& tile, int window, int first) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int column = i / 4 * 8 + lane_index() % 4 * 2 + i % 2;
-    if (!seen[i % 4 / 2].has(first + column)) scores[i / 4][i % 4] = kMinusInfinity;
+  for (int i = 0; i < 4 * kTiles; ++i) {
+    const int row = i / 4 * kRowsOfTile + lane_index() % 4 * 2 + i % 2, key = first + i % 4 / 2 * 8 + lane_index() / 4;
+    const KeyRange seen = KeyRange::of_position(tile.position_of_row(row), window);
+    if (!seen.has(key)) scores[i / 4][i % 4] = kMinusInfinity;
   }
 }
 
-// The parts of the four warps put together, into the output where nobody else has a part, else into the workspace.
-template <class T, bool kIsCoded, int kHeadDim>
-__device__ __forceinline__ void merge_warps(unsigned char* shared, const SoftmaxRows<kHeadDim>& softmax,
+// The parts of all warps put together, into the output where nobody else has a part, else into the workspace.
+template <class T, class Operands, int kHeadDim, int kTiles>
+__device__ __forceinline__ void merge_warps(unsigned char* shared, const DecodeSoftmax<kHeadDim, kTiles>& softmax,
                                             const AttentionCall& call, const DecodeTile& tile, const Splits& splits) {
-  using Shared = DecodeShared<T, kIsCoded, kHeadDim>;
+  constexpr int kRows = kTiles * kRowsOfTile;
+  using Shared = DecodeShared<T, Operands, kHeadDim, kRows>;
   const auto sums_of = [&](int warp) {
     return reinterpret_cast<float*>(shared + Shared::kQueryBytes + warp * Shared::kWarpBytes);
   };
   float* powers = reinterpret_cast<float*>(shared);  // [warps, rows], then as many sums of weights
-  float* weights = powers + kDecodeWarps * kDecodeRows;
+  float* weights = powers + kDecodeWarps * kRows;
   __syncthreads();  // queries and keys have been read
-  const int row = lane_index() / 4, column = lane_index() % 4 * 2;
   float* own = sums_of(warp_index());
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
+  for (int t = 0; t < kTiles; ++t) {
+    const int row = t * kRowsOfTile + lane_index() % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n) {
-      const float2 pair{softmax.out[n][2 * r], softmax.out[n][2 * r + 1]};
-      *reinterpret_cast<float2*>(own + (row + 8 * r) * Shared::kSumsStride + 8 * n + column) = pair;
+    for (int n = 0; n < kHeadDim / 16; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        own[(row + i % 2) * Shared::kSumsStride + Operands::dim(n, i / 2)] = softmax.out[t][n][i];
+      }
     }
-    if (lane_index() % 4 == 0) {
-      powers[warp_index() * kDecodeRows + row + 8 * r] = softmax.base[r];
-      weights[warp_index() * kDecodeRows + row + 8 * r] = softmax.sum[r];
+    if (lane_index() < 4) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        powers[warp_index() * kRows + row + r] = softmax.base[t][r];
+        weights[warp_index() * kRows + row + r] = softmax.sum[t][r];
+      }
     }
   }
   __syncthreads();
   const Partial<kDecodeRows, kHeadDim> partial(call.decode_partials,
                                                tile.first_partial(call) + static_cast<int>(blockIdx.z));
-  const int count = tile.num_rows() * kHeadDim;
+  constexpr int kFours = kHeadDim / 4;
+  const int count = tile.num_rows() * kFours;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
-    const int r = i / kHeadDim, dim = i % kHeadDim;
-    float most = kMinusInfinity, sum = 0.0f, out = 0.0f;
-    for (int warp = 0; warp < kDecodeWarps; ++warp) most = fmaxf(most, powers[warp * kDecodeRows + r]);
+    const int r = i / kFours, dim = i % kFours * 4;
+    float most = kMinusInfinity, sum = 0.0f, out[4] = {};
+#pragma unroll
+    for (int warp = 0; warp < kDecodeWarps; ++warp) most = fmaxf(most, powers[warp * kRows + r]);
+#pragma unroll
     for (int warp = 0; warp < kDecodeWarps; ++warp) {
-      const float of_warp = powers[warp * kDecodeRows + r];
-      if (of_warp == kMinusInfinity) continue;  // it saw no key of this row
-      const float share = fast_exp2(of_warp - most);
-      sum += share * weights[warp * kDecodeRows + r];
-      out += share * sums_of(warp)[r * Shared::kSumsStride + dim];
+      const float of_warp = powers[warp * kRows + r];
+      const float share = of_warp == kMinusInfinity ? 0.0f : fast_exp2(of_warp - most);  // it saw no key of this row
+      const float4 sums = *reinterpret_cast<const float4*>(sums_of(warp) + r * Shared::kSumsStride + dim);
+      sum += share * weights[warp * kRows + r];
+      out[0] += share * sums.x;
+      out[1] += share * sums.y;
+      out[2] += share * sums.z;
+      out[3] += share * sums.w;
     }
     if (splits.count > 1) {
-      partial.out(r)[dim] = out;
+      *reinterpret_cast<float4*>(partial.out(r) + dim) = {out[0], out[1], out[2], out[3]};
       if (dim == 0) {
         partial.power(r) = most;
         partial.sum(r) = sum;
       }
     } else if (dim < call.head_dim) {
-      T* target = static_cast<T*>(call.out) + tile.head_of_row(r, call.num_heads) * call.head_dim;
-      target[dim] = from_float<T>(out / sum);
+      T* target = static_cast<T*>(call.out) + tile.head_of_row(r, call.num_heads) * call.head_dim + dim;
+      const float inverse = 1.0f / sum;
+      *reinterpret_cast<uint2*>(target) = {packed<T>(out[0] * inverse, out[1] * inverse),
+                                           packed<T>(out[2] * inverse, out[3] * inverse)};
     }
   }
 }
 
-template <class T, bool kIsCoded, int kHeadDim>
-__device__ __forceinline__ void paged_attention_decode(const AttentionCall& call) {
-  using Shared = DecodeShared<T, kIsCoded, kHeadDim>;
-  using Tile = typename Shared::Tile;
+template <class T, class Operands, int kHeadDim, int kRows, bool kIsCoded>
+__device__ __forceinline__ void attend_few(const AttentionCall& call) {
+  constexpr int kTiles = kRows / kRowsOfTile, kStages = Operands::kStages;
+  using Shared = DecodeShared<T, Operands, kHeadDim, kRows>;
+  using Element = typename Operands::Element;
   AETHER_DYNAMIC_SHARED(unsigned char, shared);
   const DecodeTile tile(call, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
   if (!tile.has_rows) return;
@@ -137,62 +179,93 @@ __device__ __forceinline__ void paged_attention_decode(const AttentionCall& call
   const KeyRange part = splits.part(static_cast<int>(blockIdx.z));
   const PagedRows rows = call.rows(tile.queries.sequence, tile.kv_head);
 
-  unsigned char* own = shared + Shared::kQueryBytes + warp_index() * Shared::kWarpBytes;
+  unsigned char* own_keys = shared + Shared::kQueryBytes + warp_index() * Shared::kWarpBytes;
+  unsigned char* own_values = own_keys + kStages * Shared::kTileBytes;
   constexpr int kStep = kDecodeWarps * kDecodeKeys;
   int first = part.begin + warp_index() * kDecodeKeys;
-  float next_scales = 0.0f;
-  const auto fetch = [&](int stage, int key) {
-    unsigned char* to = own + stage * 2 * Tile::kBytes;
-    const void* const caches[] = {call.k_cache, call.v_cache};
-    if (key < part.end) Tile::fetch(to, caches, rows, call.head_dim, key, part.end, lane_index());
+  const auto bring = [&](unsigned char* to, const void* cache, int stage, int key, uint32_t row) {
+    if (key < part.end) bring_rows<Operands, kHeadDim>(to + stage * Shared::kTileBytes, cache, row, call.head_dim);
     commit_copies();
-    if constexpr (kIsCoded) next_scales = scale_of_lane(call, rows, key, part.end);
   };
-  fetch(0, first);
+  // Entries of the block table are on their way a turn before they are used.
+  uint32_t next_rows[kStages + 1];  // of this turn and the following ones
+#pragma unroll
+  for (int s = 0; s <= kStages; ++s) next_rows[s] = row_of_lane(rows, first + s * kStep, part.end);
+#pragma unroll
+  for (int s = 0; s < kStages; ++s) {
+    bring(own_keys, call.k_cache, s, first + s * kStep, next_rows[s]);
+    bring(own_values, call.v_cache, s, first + s * kStep, next_rows[s]);
+  }
+  float next_scales = 0.0f;
+  if constexpr (kIsCoded) next_scales = scale_of_lane(call, next_rows[0]);
 
   T* queries = reinterpret_cast<T*>(shared);
-  bring_queries<T, kHeadDim>(queries, call, tile);
+  bring_queries<T, kHeadDim, kRows>(queries, call, tile);
   __syncthreads();
-  uint32_t q[kHeadDim / 16][1][4];
+  // Those of one tile stay in registers; of two, there are too few.
+  uint32_t q[kHeadDim / 32][4];
+  if constexpr (kTiles == 1) {
 #pragma unroll
-  for (int d = 0; d < kHeadDim / 16; ++d) load_queries<T, kHeadDim>(q[d][0], queries, 16 * d);
+    for (int d = 0; d < kHeadDim / 32; ++d) Operands::load_queries(q[d], queries, d);
+  }
 
-  const KeyRange seen[2] = {KeyRange::of_position(tile.position_of_row(lane_index() / 4), call.window),
-                            KeyRange::of_position(tile.position_of_row(lane_index() / 4 + 8), call.window)};
-  const KeyRange seen_by_all = {KeyRange::of_position(tile.position_of_row(kDecodeRows - 1), call.window).begin,
+  const KeyRange seen_by_all = {KeyRange::of_position(tile.position_of_row(kRows - 1), call.window).begin,
                                 KeyRange::of_position(tile.position_of_row(0), call.window).end};
-  SoftmaxRows<kHeadDim> softmax[1];
+  DecodeSoftmax<kHeadDim, kTiles> softmax;
   const float scale = positive_scale(call.scale);
-  for (int stage = 0; first < part.end; first += kStep, stage ^= 1) {
+  for (int stage = 0; first < part.end; first += kStep, stage = kStages == 1 ? 0 : stage ^ 1) {
+    const uint32_t brought = next_rows[kStages];  // those of the turn that this stage is for next
     const float scales = next_scales;
-    fetch(stage ^ 1, first + kStep);
-    wait_for_copies<1>();
-    __syncwarp();
-    const unsigned char* from = own + stage * 2 * Tile::kBytes;
-    const T* keys = reinterpret_cast<const T*>(from);
-    const T* values = reinterpret_cast<const T*>(from + Tile::kBytes);
-    if constexpr (kIsCoded) {
-      T* wide = reinterpret_cast<T*>(own + 4 * Tile::kBytes);
-      const CodeType type = static_cast<CodeType>(call.code_type);
-      Tile::widen(wide, from, type, lane_index());
-      Tile::widen(wide + Shared::kWideBytes / sizeof(T), from + Tile::kBytes, type, lane_index());
-      keys = wide;
-      values = wide + Shared::kWideBytes / sizeof(T);
-      __syncwarp();
-    }
-    float scores[1][2][4] = {};
+    if constexpr (kIsCoded) next_scales = scale_of_lane(call, next_rows[1]);
 #pragma unroll
-    for (int d = 0; d < kHeadDim / 16; ++d) add_scores<T, kHeadDim>(scores, q[d], keys, 16 * d);
-    if constexpr (kIsCoded) scale_scores(scores[0], scales, 0);
-    if (!(seen_by_all.has(first) && seen_by_all.has(first + kDecodeKeys - 1))) mask_scores(scores[0], seen, first);
-    softmax[0].weigh(scores[0], scale);
-    if constexpr (kIsCoded) scale_scores(scores[0], scales, kDecodeKeys);
-    add_values<T, kHeadDim>(softmax, scores, values);
+    for (int s = 0; s < kStages; ++s) next_rows[s] = next_rows[s + 1];
+    next_rows[kStages] = row_of_lane(rows, first + (kStages + 1) * kStep, part.end);
+
+    wait_for_copies<2 * kStages - 1>();
     __syncwarp();
+    const Element* keys = reinterpret_cast<const Element*>(own_keys + stage * Shared::kTileBytes);
+    float scores[kTiles][4] = {};
+#pragma unroll
+    for (int d = 0; d < kHeadDim / 32; ++d) {
+      uint32_t a[2][4];
+      Operands::load_keys(a, keys, d);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        if constexpr (kTiles > 1) Operands::load_queries(q[d], queries + t * kRowsOfTile * kRowStride<kHeadDim>, d);
+        multiply_add<T>(scores[t], a[0], q[d][0], q[d][1]);
+        multiply_add<T>(scores[t], a[1], q[d][2], q[d][3]);
+      }
+    }
+    __syncwarp();
+    bring(own_keys, call.k_cache, stage, first + kStages * kStep, brought);
+
+    if constexpr (kIsCoded) scale_scores(scores, scales, 0);
+    if (!(seen_by_all.has(first) && seen_by_all.has(first + kDecodeKeys - 1))) {
+      mask_scores(scores, tile, call.window, first);
+    }
+    softmax.weigh(scores, scale);
+    if constexpr (kIsCoded) scale_scores(scores, scales, kDecodeKeys);
+    wait_for_copies<2 * kStages - 1>();
+    __syncwarp();
+    const Element* values = reinterpret_cast<const Element*>(own_values + stage * Shared::kTileBytes);
+    softmax.template add_values<T, Operands>(scores, values);
+    __syncwarp();
+    bring(own_values, call.v_cache, stage, first + kStages * kStep, brought);
   }
   wait_for_copies<0>();
-  softmax[0].finish(scale);
-  merge_warps<T, kIsCoded, kHeadDim>(shared, softmax[0], call, tile, splits);
+  softmax.finish(scale);
+  merge_warps<T, Operands, kHeadDim>(shared, softmax, call, tile, splits);
+}
+
+template <class T, bool kIsCoded, int kHeadDim, int kRows>
+__device__ __forceinline__ void paged_attention_decode(const AttentionCall& call) {
+  if constexpr (!kIsCoded) {
+    attend_few<T, FloatOperands<T, kHeadDim>, kHeadDim, kRows, false>(call);
+  } else if (static_cast<CodeType>(call.code_type) == CodeType::kInt8) {
+    attend_few<T, CodeOperands<T, kHeadDim, CodeType::kInt8>, kHeadDim, kRows, true>(call);
+  } else {
+    attend_few<T, CodeOperands<T, kHeadDim, CodeType::kFloat8>, kHeadDim, kRows, true>(call);
+  }
 }
 
 }  // namespace aether

@@ -9,7 +9,8 @@
 namespace aether {
 
 constexpr int kSplitUnit = 64;  // parts are whole units long, but for the last one
-constexpr int kShortestSplit = 256;
+constexpr int kShortestSplit = 256;        // of the prefill kernel
+constexpr int kShortestDecodeSplit = 128;  // 16 keys for each warp of a block
 
 // Keys in parts of equal length. Queries are split by their own number of keys: a grid is as it was captured, lengths
 // are not.
@@ -18,11 +19,11 @@ struct Splits {
   int length;
   int count;
 
-  // At most `num_splits` parts, of kShortestSplit keys at least.
+  // At most `num_splits` parts, of kShortestDecodeSplit keys at least.
   __device__ __forceinline__ Splits(KeyRange keys, int num_splits) : keys(keys) {
     const int total = keys.end - keys.begin;
     const int even = (total + num_splits - 1) / num_splits;
-    length = max(kShortestSplit, (even + kSplitUnit - 1) / kSplitUnit * kSplitUnit);
+    length = max(kShortestDecodeSplit, (even + kSplitUnit - 1) / kSplitUnit * kSplitUnit);
     count = (total + length - 1) / length;
   }
 
@@ -46,34 +47,40 @@ struct Partial {
   __device__ __forceinline__ float& sum(int row) const { return values[kRows * (kHeadDim + 1) + row]; }
 };
 
-// One row of the output from `count` partials that follow each other, by a warp. A lane has four neighbouring elements;
-// eight partials are read at a time, because the loads' latency is most of the work.
-template <class T, int kRows, int kHeadDim>
+// One row of the output from `count` partials that follow each other, by a warp, or by kWarps that share the partials;
+// then all threads of a block call it. A lane has four neighbouring elements; eight partials are read at a time, because
+// the loads' latency is most of the work.
+template <class T, int kRows, int kHeadDim, int kWarps = 1>
 __device__ __forceinline__ void combine_row(T* target, int head_dim, float* partials, int64_t first, int count,
                                             int row) {
   constexpr int kBatch = 8;
   const auto partial = [&](int split) { return Partial<kRows, kHeadDim>(partials, first + split); };
-  const int lane = lane_index(), dim = lane * 4;
+  const int lane = lane_index(), dim = lane * 4, warp = kWarps == 1 ? 0 : warp_index();
+  float4 read[kBatch];
+  const auto bring = [&](int begin) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int split = begin + i * kWarps;
+      read[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (split < count && dim < kHeadDim) {
+        read[i] = *reinterpret_cast<const float4*>(partial(split).out(row) + dim);
+      }
+    }
+  };
+  bring(warp);  // on its way while powers are read
   float most = kMinusInfinity;
   for (int split = lane; split < count; split += kWarpSize) most = fmaxf(most, partial(split).power(row));
   most = warp_reduce<Max>(most);
   float sum = 0.0f, out[4] = {};
-  for (int base = 0; base < count; base += kWarpSize) {
+  for (int base = warp; base < count; base += kWarpSize * kWarps) {
     float share = 0.0f;  // of this lane's partial; 0 where a window hides the whole part
-    if (base + lane < count) {
-      share = fast_exp2(partial(base + lane).power(row) - most);
-      sum += share * partial(base + lane).sum(row);
+    const int own = base + lane * kWarps;
+    if (own < count) {
+      share = fast_exp2(partial(own).power(row) - most);
+      sum += share * partial(own).sum(row);
     }
-    const int end = min(count - base, kWarpSize);
-    for (int batch = 0; batch < end; batch += kBatch) {
-      float4 read[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        read[i] = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (batch + i < end && dim < kHeadDim) {
-          read[i] = *reinterpret_cast<const float4*>(partial(base + batch + i).out(row) + dim);
-        }
-      }
+    for (int batch = 0; batch < kWarpSize && base + batch * kWarps < count; batch += kBatch) {
+      if (base + batch > warp) bring(base + batch * kWarps);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const float weight = __shfl_sync(kFullWarp, share, batch + i);
@@ -84,7 +91,23 @@ __device__ __forceinline__ void combine_row(T* target, int head_dim, float* part
       }
     }
   }
-  const float inverse = 1.0f / warp_reduce<Sum>(sum);
+  sum = warp_reduce<Sum>(sum);
+  if constexpr (kWarps > 1) {
+    __shared__ float4 outs[kWarps][kWarpSize];
+    __shared__ float sums[kWarps];
+    outs[warp][lane] = {out[0], out[1], out[2], out[3]};
+    if (lane == 0) sums[warp] = sum;
+    __syncthreads();
+    if (warp > 0) return;
+    for (int other = 1; other < kWarps; ++other) {
+      sum += sums[other];
+      out[0] += outs[other][lane].x;
+      out[1] += outs[other][lane].y;
+      out[2] += outs[other][lane].z;
+      out[3] += outs[other][lane].w;
+    }
+  }
+  const float inverse = 1.0f / sum;
   if (dim < head_dim) {
     const uint2 four{packed<T>(out[0] * inverse, out[1] * inverse), packed<T>(out[2] * inverse, out[3] * inverse)};
     *reinterpret_cast<uint2*>(target + dim) = four;

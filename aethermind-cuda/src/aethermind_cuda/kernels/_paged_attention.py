@@ -24,15 +24,22 @@ from aethermind_cuda.launch import Call, DeviceArray, Launch
 __all__ = ["paged_attention_kernels", "tensor_core_launches", "whole_prefill_tiles"]
 
 _DECODE_ROWS = 16
+_FEW_DECODE_ROWS = 8
+"""Rows of a tile of the decode kernel: the few where every tile is one token's."""
+_DECODE_WARPS = 8
 _PREFILL_ROWS = 128
 _SHORTEST_SPLIT = 256
+"""Of the prefill kernel."""
+_SHORTEST_DECODE_SPLIT = 128
+_LONGEST_WHOLE = 256
+"""Decode: so many keys take a block less time than merging parts would."""
 _BLOCKS_PER_MULTIPROCESSOR = 2
-"""As many as registers allow at the same time."""
+"""As many as registers allow at the same time; of the decode kernel's tiles of 16 rows, half as many."""
 _RESERVED_SHARED_BYTES = 1024
 """Of every block, the driver's; a multiprocessor has so much more than a block can have."""
 
 _COMBINE_ROWS = 4
-"""Rows that a block of the combine kernel takes at a time."""
+"""Rows of the prefill kernel that a block of the combine kernel takes at a time; of the decode kernel it takes one."""
 
 _COMBINE_BLOCKS_PER_MULTIPROCESSOR = 8
 """Blocks that take the rows of the prefill kernel: they go on until none is left."""
@@ -51,8 +58,8 @@ class _AttentionCall(ctypes.Structure):
         ("scale", ctypes.c_float),
         *((name, ctypes.c_int) for name in ("num_tokens", "num_sequences", "num_heads", "num_kv_heads", "head_dim")),
         *((name, ctypes.c_int) for name in ("num_blocks", "block_size", "blocks_per_sequence", "window", "code_type")),
-        *((name, ctypes.c_int) for name in ("num_splits", "items_are_tokens", "decode_rows", "prefill_slots")),
-        ("combine_decode_blocks", ctypes.c_int),
+        *((name, ctypes.c_int) for name in ("num_splits", "items_are_tokens", "decode_tile_rows", "decode_rows")),
+        *((name, ctypes.c_int) for name in ("prefill_slots", "combine_decode_blocks")),
     ]
 
 
@@ -105,18 +112,20 @@ def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | No
     form = "_quantized" if is_coded else ""
     tiles = _tiles(call)
     arguments.items_are_tokens = arguments.num_tokens <= num_sequences
+    arguments.decode_tile_rows = _decode_tile_rows(call)
     arguments.decode_rows = _decode_rows(call) if tiles.decode else 0
     arguments.num_splits = _num_splits(call, tiles.decode * num_kv_heads)
     arguments.prefill_slots = 0 if prefill else _prefill_slots(call, tiles.prefill)
     if arguments.num_splits > 1:
-        arguments.combine_decode_blocks = tiles.decode * (_DECODE_ROWS // _COMBINE_ROWS)
+        arguments.combine_decode_blocks = tiles.decode * arguments.decode_tile_rows
     combine_blocks = arguments.combine_decode_blocks
     if arguments.prefill_slots:
         combine_blocks += _prefill_combine_blocks(call, tiles.prefill)
     if tiles.decode:
         source = f"paged_attention_decode{form}"
-        grid, shared = (tiles.decode, num_kv_heads, arguments.num_splits), _decode_shared(width, is_coded)
-        yield Launch(source, f"{source}_{suffix}", grid, (THREADS, 1, 1), (arguments,), shared)
+        rows, grid = arguments.decode_tile_rows, (tiles.decode, num_kv_heads, arguments.num_splits)
+        block, shared = (32 * _DECODE_WARPS, 1, 1), _decode_shared(width, is_coded, rows)
+        yield Launch(source, f"{source}_{suffix}_{rows}", grid, block, (arguments,), shared)
     if tiles.prefill and prefill:
         yield prefill(call, arguments.decode_rows)
     elif tiles.prefill:
@@ -188,6 +197,12 @@ def _decode_rows(call: Call) -> int:
     return div_up(_group(call), _DECODE_ROWS) * _DECODE_ROWS
 
 
+def _decode_tile_rows(call: Call) -> int:
+    num_tokens, num_sequences = _num_tokens_and_sequences(call)
+    has_few = num_tokens <= num_sequences and _group(call) <= _FEW_DECODE_ROWS
+    return _FEW_DECODE_ROWS if has_few else _DECODE_ROWS
+
+
 def _num_tokens_and_sequences(call: Call) -> tuple[int, int]:
     q, block_tables = call.inputs[0], call.inputs[5]
     assert q is not None
@@ -220,7 +235,10 @@ def _longest(call: Call) -> int:
 
 
 def _num_splits(call: Call, num_blocks: int) -> int:
-    return max(1, min(_most_decode_blocks(call) // max(1, num_blocks), div_up(_longest(call), _SHORTEST_SPLIT)))
+    if _longest(call) <= _LONGEST_WHOLE:
+        return 1
+    most = _most_decode_blocks(call, _decode_tile_rows(call)) // max(1, num_blocks)
+    return max(1, min(most, div_up(_longest(call), _SHORTEST_DECODE_SPLIT)))
 
 
 def _prefill_slots(call: Call, num_tiles: int) -> int:
@@ -246,19 +264,20 @@ def _prefill_combine_blocks(call: Call, num_tiles: int) -> int:
     return min(rows // _COMBINE_ROWS, max(1, most // k_cache.shape[1]))
 
 
-def _blocks_at_a_time(call: Call, shared_bytes: int) -> int:
+def _blocks_at_a_time(call: Call, shared_bytes: int, by_registers: int = _BLOCKS_PER_MULTIPROCESSOR) -> int:
     """Keys are split until so many blocks are at work: more would only wait for these."""
     of_one = (call.device.shared_bytes + _RESERVED_SHARED_BYTES) // (shared_bytes + _RESERVED_SHARED_BYTES)
-    return max(1, min(_BLOCKS_PER_MULTIPROCESSOR, of_one)) * call.device.num_multiprocessors
+    return max(1, min(by_registers, of_one)) * call.device.num_multiprocessors
 
 
-def _most_decode_blocks(call: Call) -> int:
-    return _blocks_at_a_time(call, _decode_shared(_width(call), _is_coded(len(call.inputs))))
+def _most_decode_blocks(call: Call, rows: int) -> int:
+    shared = _decode_shared(_width(call), _is_coded(len(call.inputs)), rows)
+    return _blocks_at_a_time(call, shared, _BLOCKS_PER_MULTIPROCESSOR * _FEW_DECODE_ROWS // rows)
 
 
 def _decode_partials_bytes(call: Call) -> int:
     """Enough for any number of splits, since there are never more blocks with partial results than this."""
-    return _most_decode_blocks(call) * _DECODE_ROWS * (_width(call) + 2) * 4
+    return _most_decode_blocks(call, _FEW_DECODE_ROWS) * _DECODE_ROWS * (_width(call) + 2) * 4
 
 
 def _partials_bytes(call: Call) -> int:
@@ -268,11 +287,11 @@ def _partials_bytes(call: Call) -> int:
     return _decode_partials_bytes(call) + parts * _PREFILL_ROWS * (_width(call) + 2) * 4
 
 
-def _decode_shared(width: int, is_coded: bool) -> int:
-    """`DecodeShared::kBytes`: queries, and for each of four warps two stages of 16 keys and as many values."""
+def _decode_shared(width: int, is_coded: bool, rows: int) -> int:
+    """Queries, and for each warp `kWarpBytes` of `DecodeShared`: 16 keys and as many values, two stages of codes."""
     row = 2 * (width + _PADDING)
-    of_warp = 2 * 2 * 16 * width + 2 * 16 * row if is_coded else 2 * 2 * 16 * row
-    return _DECODE_ROWS * row + 4 * of_warp
+    of_warp = 2 * 2 * 16 * (width + 16) if is_coded else 2 * 16 * row
+    return rows * row + _DECODE_WARPS * of_warp
 
 
 def _prefill_shared(width: int, is_coded: bool) -> int:

@@ -1,0 +1,119 @@
+// Keys and values of a paged cache as the decode kernel multiplies them, a warp at a time, 16 keys against tiles of 8
+// rows of queries.
+//
+// Products are transposed: keys, and elements of values, are the 16 rows of A, rows of queries the 8 columns of B. A
+// group seldom has more than 8 heads, so the other way around half of each product would be for nobody.
+//
+// In a warp, lane = 4 g + i. Scores are those of keys g (c[0], c[1]) and g + 8 with rows 2i and 2i + 1.
+#pragma once
+
+#include "common/attention_tile.cuh"
+#include "common/code_pair.cuh"
+
+namespace aether {
+
+constexpr int kDecodeKeys = 16;   // a warp's at a time
+constexpr int kRowsOfTile = 8;    // the columns of B
+
+// An 8 x 8 matrix of pairs' elements, transposed: lane 4 g + i has had elements 2i, 2i + 1 of row g.
+__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
+#ifdef AETHER_EMULATED
+  const int g = lane_index() / 4, i = lane_index() % 4;
+  const uint32_t first = __shfl_sync(kFullWarp, pair, 8 * i + g / 2);
+  const uint32_t second = __shfl_sync(kFullWarp, pair, 8 * i + 4 + g / 2);
+  return __byte_perm(first, second, g % 2 == 0 ? 0x5410 : 0x7632);
+#else
+  uint32_t result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+  return result;
+#endif
+}
+
+// Elements of T, by ldmatrix.
+template <class T, int kHeadDim>
+struct FloatOperands {
+  using Element = T;
+  static constexpr int kStride = kRowStride<kHeadDim>;
+  static constexpr int kStages = 1;  // warps are many enough to hide the way of each one's keys
+
+  // B of elements 32d … 32d + 31: two products' worth.
+  __device__ __forceinline__ static void load_queries(uint32_t (&b)[4], const T* queries, int d) {
+    load_matrices(b, queries + lane_index() % 8 * kRowStride<kHeadDim> + 32 * d + lane_index() / 8 * 8);
+  }
+
+  // A of the same elements of all keys.
+  __device__ __forceinline__ static void load_keys(uint32_t (&a)[2][4], const T* keys, int d) {
+    const T* mine = keys + lane_index() % 16 * kStride + 32 * d + lane_index() / 16 * 8;
+    load_matrices(a[0], mine);
+    load_matrices(a[1], mine + 16);
+  }
+
+  // Elements of values that thread 4 g + i has in `n`-th registers: c[0], c[1] of row g, c[2], c[3] of row g + 8.
+  __device__ __forceinline__ static int dim(int n, int half) { return 16 * n + 8 * half + lane_index() / 4; }
+
+  // A of 16 elements of values.
+  struct Values {
+    const T* mine;
+    __device__ __forceinline__ explicit Values(const T* values)
+        : mine(values + (lane_index() % 8 + lane_index() / 16 * 8) * kStride + lane_index() / 8 % 2 * 8) {}
+    __device__ __forceinline__ void load(uint32_t (&a)[4], int n) const { load_matrices_transposed(a, mine + 16 * n); }
+  };
+};
+
+// Codes, which become numbers of T in registers. Sums do not depend on the order of elements, so a thread has
+// neighbouring ones: of keys g and g + 8 a quarter, of the values of four keys an eighth.
+template <class T, int kHeadDim, CodeType kType>
+struct CodeOperands {
+  using Element = unsigned char;
+  static constexpr int kStride = kHeadDim + 16;  // reads of a quarter of a warp lie in different banks
+  static constexpr int kStages = 2;              // codes are half as many bytes, of which enough have to be on their way
+  static constexpr int kOfKey = kHeadDim / 4, kOfValue = kHeadDim / 8;
+  static_assert(kOfValue == 8 || kOfValue == 16);
+
+  __device__ __forceinline__ static void load_queries(uint32_t (&b)[4], const T* queries, int d) {
+    const T* mine = queries + lane_index() / 4 * kRowStride<kHeadDim> + lane_index() % 4 * kOfKey + 8 * d;
+    const uint4 read = *reinterpret_cast<const uint4*>(mine);
+    b[0] = read.x, b[1] = read.y, b[2] = read.z, b[3] = read.w;
+  }
+
+  __device__ __forceinline__ static void load_keys(uint32_t (&a)[2][4], const unsigned char* keys, int d) {
+    const unsigned char* mine = keys + lane_index() / 4 * kStride + lane_index() % 4 * kOfKey + 8 * d;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const uint2 read = *reinterpret_cast<const uint2*>(mine + 8 * row * kStride);
+      a[0][row] = pair_of_codes<T, kType>(neighbours<0>(read.x));
+      a[0][2 + row] = pair_of_codes<T, kType>(neighbours<1>(read.x));
+      a[1][row] = pair_of_codes<T, kType>(neighbours<0>(read.y));
+      a[1][2 + row] = pair_of_codes<T, kType>(neighbours<1>(read.y));
+    }
+  }
+
+  __device__ __forceinline__ static int dim(int n, int half) { return lane_index() / 4 * kOfValue + 2 * n + half; }
+
+  struct Values {
+    uint32_t words[4][kOfValue / 4];  // of keys 2i, 2i + 1, 2i + 8, 2i + 9
+    __device__ __forceinline__ explicit Values(const unsigned char* values) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int key = lane_index() % 4 * 2 + k % 2 + k / 2 * 8;
+        const unsigned char* mine = values + key * kStride + lane_index() / 4 * kOfValue;
+        if constexpr (kOfValue == 16) {
+          const uint4 read = *reinterpret_cast<const uint4*>(mine);
+          words[k][0] = read.x, words[k][1] = read.y, words[k][2] = read.z, words[k][3] = read.w;
+        } else {
+          const uint2 read = *reinterpret_cast<const uint2*>(mine);
+          words[k][0] = read.x, words[k][1] = read.y;
+        }
+      }
+    }
+    __device__ __forceinline__ void load(uint32_t (&a)[4], int n) const {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const int first = r / 2 * 2, byte = 2 * n + r % 2;
+        a[r] = pair_of_codes<T, kType>(byte_of_both(words[first][byte / 4], words[first + 1][byte / 4], byte % 4));
+      }
+    }
+  };
+};
+
+}  // namespace aether
