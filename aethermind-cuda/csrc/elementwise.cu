@@ -1,5 +1,6 @@
 // Operators that work element by element on arrays of one shape: exp, log, relu, silu, gelu and add, sub, mul, div,
-// silu_mul; and silu_mul of the halves of rows. They compute in float32 and round once; the result may take the memory of the first array.
+// silu_mul; and silu_mul of the halves of rows. They compute in float32 and round once; the result may take the memory
+// of the first array.
 
 #include "common/activations.cuh"
 #include "common/overlap.cuh"
@@ -118,22 +119,23 @@ __device__ __forceinline__ void silu_mul_halves(T* out, const T* x, int width) {
     aether::begin_kernel();                                                                           \
     aether::map<aether::operation>(out, count, a, b);                                                 \
   }
-#define AETHER_SILU_MUL_HALVES(dtype)                                                                                 \
-  extern "C" __global__ void elementwise_silu_mul_halves_##dtype(aether::dtype* out, const aether::dtype* x, int width) { \
-    aether::begin_kernel();                                                                                           \
-    aether::silu_mul_halves(out, x, width);                                                                           \
+#define AETHER_SILU_MUL_HALVES(dtype)                                                                        \
+  extern "C" __global__ void elementwise_silu_mul_halves_##dtype(aether::dtype* out, const aether::dtype* x, \
+                                                                 int width) {                                \
+    aether::begin_kernel();                                                                                  \
+    aether::silu_mul_halves(out, x, width);                                                                  \
   }
-#define AETHER_ELEMENTWISE(dtype)          \
-  AETHER_UNARY(exp, Exp, dtype)            \
-  AETHER_UNARY(log, Log, dtype)            \
-  AETHER_UNARY(relu, Relu, dtype)          \
-  AETHER_UNARY(silu, Silu, dtype)          \
-  AETHER_UNARY(gelu, Gelu, dtype)          \
-  AETHER_UNARY(gelu_tanh, GeluTanh, dtype) \
-  AETHER_BINARY(add, Add, dtype)           \
-  AETHER_BINARY(sub, Sub, dtype)           \
-  AETHER_BINARY(mul, Mul, dtype)           \
-  AETHER_BINARY(div, Div, dtype)           \
+#define AETHER_ELEMENTWISE(dtype)                        \
+  AETHER_UNARY(exp, Exp, dtype)                          \
+  AETHER_UNARY(log, Log, dtype)                          \
+  AETHER_UNARY(relu, Relu, dtype)                        \
+  AETHER_UNARY(silu, Silu, dtype)                        \
+  AETHER_UNARY(gelu, Gelu, dtype)                        \
+  AETHER_UNARY(gelu_tanh, GeluTanh, dtype)               \
+  AETHER_BINARY(add, Add, dtype)                         \
+  AETHER_BINARY(sub, Sub, dtype)                         \
+  AETHER_BINARY(mul, Mul, dtype)                         \
+  AETHER_BINARY(div, Div, dtype)                         \
   AETHER_BINARY(silu_mul, SiluMul<aether::dtype>, dtype) \
   AETHER_SILU_MUL_HALVES(dtype)
 AETHER_FOR_EACH_FLOAT(AETHER_ELEMENTWISE)

@@ -12,8 +12,8 @@
 
 namespace aether {
 
-constexpr int kDecodeKeys = 16;   // a warp's at a time
-constexpr int kRowsOfTile = 8;    // the columns of B
+constexpr int kDecodeKeys = 16;  // a warp's at a time
+constexpr int kRowsOfTile = 8;   // the columns of B
 
 // An 8 x 8 matrix of pairs' elements, transposed: lane 4 g + i has had elements 2i, 2i + 1 of row g.
 __device__ __forceinline__ uint32_t transposed(uint32_t pair) {
@@ -66,7 +66,7 @@ template <class T, int kHeadDim, CodeType kType>
 struct CodeOperands {
   using Element = unsigned char;
   static constexpr int kStride = kHeadDim + 16;  // reads of a quarter of a warp lie in different banks
-  static constexpr int kStages = 2;              // codes are half as many bytes, of which enough have to be on their way
+  static constexpr int kStages = 2;  // codes are half as many bytes, of which enough have to be on their way
   static constexpr int kOfKey = kHeadDim / 4, kOfValue = kHeadDim / 8;
   static_assert(kOfValue == 8 || kOfValue == 16);
 

@@ -8,7 +8,7 @@
 
 namespace aether {
 
-constexpr int kSplitUnit = 64;  // parts are whole units long, but for the last one
+constexpr int kSplitUnit = 64;             // parts are whole units long, but for the last one
 constexpr int kShortestSplit = 256;        // of the prefill kernel
 constexpr int kShortestDecodeSplit = 128;  // 16 keys for each warp of a block
 
@@ -48,8 +48,8 @@ struct Partial {
 };
 
 // One row of the output from `count` partials that follow each other, by a warp, or by kWarps that share the partials;
-// then all threads of a block call it. A lane has four neighbouring elements; eight partials are read at a time, because
-// the loads' latency is most of the work.
+// then all threads of a block call it. A lane has four neighbouring elements; eight partials are read at a time,
+// because the loads' latency is most of the work.
 template <class T, int kRows, int kHeadDim, int kWarps = 1>
 __device__ __forceinline__ void combine_row(T* target, int head_dim, float* partials, int64_t first, int count,
                                             int row) {

@@ -1,5 +1,5 @@
-// What follows the projections of a layer's queries, keys and values, for heads that are whole vectors: a few lanes take
-// a head, so that a warp has several heads in flight and every access is 16 bytes wide.
+// What follows the projections of a layer's queries, keys and values, for heads that are whole vectors: a few lanes
+// take a head, so that a warp has several heads in flight and every access is 16 bytes wide.
 #pragma once
 
 #include "common/paged_cache.cuh"
