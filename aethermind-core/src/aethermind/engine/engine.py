@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from aethermind.cache.stores.address import StoreAddress
 from aethermind.engine.kv_offload import KVOffload
@@ -384,9 +384,10 @@ class Engine(Shared):
         """Where the policy shares, the answers to a prompt stand at one place behind all that is open, in whatever room
         it waits.
         """
-        if isinstance(self.scheduler.policy, SharingPolicy):
+        if self.scheduler.is_sharing:
+            policy = cast(SharingPolicy, self.scheduler.policy)
             waiting = (one.request for one in self._outputs.values() if one.request.state is not RequestState.RUNNING)
-            place = self.scheduler.policy.place(requests[0], waiting, self.running)
+            place = policy.place(requests[0], waiting, self.running)
             for request in requests:
                 request.place = place
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aethermind.cache.spec import KVCacheSpec
@@ -88,6 +88,12 @@ class PlannedModel:
     is_headless: bool = False
     """Whether the checkpoint has no output matrix: then the logits that the graphs have mean nothing."""
 
+    is_encoder: bool = field(init=False)
+    """Whether the model is made to compute vectors of texts."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_encoder", isinstance(self.model, TextEncoder))  # slow, and every request asks
+
     @property
     def max_draft_tokens(self) -> int:
         """How many drafts a step can check: for so many rows beyond one for each sequence there is memory."""
@@ -97,11 +103,6 @@ class PlannedModel:
     def key(self) -> GraphKey:
         """The graph that `compiled` is."""
         return GraphKey(part=Part.HIDDEN_STATES) if self.is_encoder else GraphKey()
-
-    @property
-    def is_encoder(self) -> bool:
-        """Whether the model is made to compute vectors of texts."""
-        return isinstance(self.model, TextEncoder)
 
     @property
     def generates(self) -> bool:

@@ -30,7 +30,7 @@ class Scheduler:
     `GivingWay` says who makes room for whom, `Admission` who comes in; `costs` and `swaps_beside_steps` are theirs.
     """
 
-    __slots__ = ("_admission", "_cache", "_giving_way", "_is_sharing", "policy")
+    __slots__ = ("_admission", "_cache", "_giving_way", "is_sharing", "policy")
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class Scheduler:
     ) -> None:
         self._cache = cache
         self.policy: SchedulingPolicy = FirstComeFirstServed() if policy is None else policy
-        self._is_sharing = isinstance(self.policy, SharingPolicy)
+        self.is_sharing = isinstance(self.policy, SharingPolicy)
+        """Whether the policy is a `SharingPolicy`, found out once: to ask takes as long as to queue a request."""
         self._giving_way = GivingWay(cache, self.policy, costs)
         self._admission = Admission(cache, self.policy, self._giving_way, swaps_beside_steps=swaps_beside_steps)
 
@@ -84,7 +85,7 @@ class Scheduler:
             prefills[:0] = extended if starved else self._extend(decision, budget, extended)
         if starved or prefills or waiting:
             step = SchedulingStep(now, waiting, running, budget, decision)
-            if self._is_sharing and not starved:
+            if self.is_sharing and not starved:
                 prefills.sort(key=lambda request: self.policy.order_key(request, now))
                 if prefills:
                     self._admission.admit(step, prefills[0])
@@ -104,7 +105,7 @@ class Scheduler:
             num_blocks += 1 if num_missing <= 1 else 2 + min(num_missing, most) // block_size
         if num_blocks > self._cache.num_available_blocks:
             return False
-        first = waiting.first(now) if self._is_sharing and waiting else None
+        first = waiting.first(now) if self.is_sharing and waiting else None
         return first is None or not self._admission.givers(first, running, budget, now)
 
     def advance(self, decision: ScheduleDecision) -> None:
