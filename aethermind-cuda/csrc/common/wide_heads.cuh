@@ -113,18 +113,14 @@ __device__ __forceinline__ void finish_wide_heads(const ProjectedHeads& call) {
   const int half = call.head_dim / 2, begin = lane * Vector<T>::size;
 
   // Lanes without a head go on to the warp's shuffles.
-  bool is_written = token < call.num_tokens;
-  int64_t place = 0;
-  if (is_written && !is_query) {
-    const int64_t slot = call.slot_mapping[token];
-    is_written = slot >= 0;
-    place = is_written ? row_of_slot(slot, head, call.num_kv_heads, call.block_size) : 0;
-  }
+  const bool is_there = token < call.num_tokens;
   WideHead<T> row{};
-  if (is_written) {
+  int64_t slot = 0;
+  if (is_there) {
     const void* source = is_query ? call.projected_q : is_key ? call.k : call.v;
     const int64_t stride = is_query ? call.q_stride : call.kv_stride;
     row.read(static_cast<const T*>(source) + token * stride + head * call.head_dim + begin, half);
+    slot = is_query ? 0 : call.slot_mapping[token];
   }
   if (call.q_norm != nullptr || call.k_norm != nullptr) {
     const float squares = reduce_lanes<Sum>(row.squares(), lanes);
@@ -134,20 +130,21 @@ __device__ __forceinline__ void finish_wide_heads(const ProjectedHeads& call) {
       row.scale(inverse, static_cast<const T*>(norm) + begin, half);
     }
   }
-  if (is_written && (is_query || is_key)) {
+  if (is_there && (is_query || is_key)) {
     row.rotate(call.rope_table + token * call.head_dim + begin, half);
   }
   CodeScale scale{};
   if constexpr (kIsCoded) {
     scale = code_scale(reduce_lanes<Max>(row.largest(), lanes), static_cast<CodeType>(call.code_type));
   }
-  if (!is_written) {
+  if (!is_there || slot < 0) {
     return;
   }
   if (is_query) {
     row.write(static_cast<T*>(call.q) + (token * call.num_heads + head) * call.head_dim + begin, half);
     return;
   }
+  const int64_t place = row_of_slot(slot, head, call.num_kv_heads, call.block_size);
   void* cache = is_key ? call.k_cache : call.v_cache;
   if constexpr (kIsCoded) {
     uint8_t* codes = static_cast<uint8_t*>(cache) + place * call.head_dim + begin;
