@@ -78,6 +78,25 @@ def test_drafts_over_a_long_context_occupy_every_multiprocessor() -> None:
     assert tiles >= arguments.prefill_slots
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "num_sequences", "heads", "rows"),
+    [
+        pytest.param(64, 64, (28, 4), 8, id="decode"),
+        pytest.param(64, 64, (16, 1), 16, id="decode of a large group"),
+        pytest.param(96, 64, (28, 4), 16, id="sequences that may have two queries"),
+    ],
+)
+def test_tiles_are_as_small_as_groups(num_tokens: int, num_sequences: int, heads: tuple[int, int], rows: int) -> None:
+    decode = launches(attention_call(num_tokens, num_sequences, 4096, heads))["decode"]
+    assert decode.arguments[0].decode_tile_rows == rows
+    assert decode.kernel.endswith(f"_{rows}")
+
+
+def test_one_sequence_is_split_among_all_multiprocessors() -> None:
+    decode = launches(attention_call(1, 1, 16384))["decode"]
+    assert decode.grid[0] * decode.grid[1] * decode.grid[2] >= 2 * NUM_MULTIPROCESSORS - decode.grid[1]
+
+
 SIZES = st.tuples(st.integers(0, 5000), st.integers(0, 300), st.integers(0, 200).map(lambda blocks: blocks * 16))
 
 

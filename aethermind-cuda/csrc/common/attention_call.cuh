@@ -26,6 +26,7 @@ struct AttentionCall {
   int num_sequences;
   int num_heads;
   int num_kv_heads;
+  int group;  // heads that share a key: divisions by launch constants would be a way of their own to the first load
   int head_dim;
   int num_blocks;
   int block_size;
@@ -39,7 +40,7 @@ struct AttentionCall {
   int prefill_slots;          // parts of all split tiles of one kv head at most, prefill; 0: no tile is split
   int combine_decode_blocks;  // so many first blocks of the combine kernel take rows of the decode kernel
 
-  __device__ __forceinline__ int group_size() const { return num_heads / num_kv_heads; }
+  __device__ __forceinline__ int group_size() const { return group; }
 
   __device__ __forceinline__ PagedRows rows(int sequence, int head) const {
     return PagedRows(block_tables + static_cast<int64_t>(sequence) * blocks_per_sequence, head, num_kv_heads,

@@ -20,9 +20,13 @@ struct DecodeTile {
 
   __device__ __forceinline__ DecodeTile(const AttentionCall& call, int index, int kv_head)
       : queries(), index(index), kv_head(kv_head), group(call.group_size()), most_rows(call.decode_tile_rows) {
-    const int tiles = (group + most_rows - 1) / most_rows;
-    const int item = index / tiles;
-    first_row = index % tiles * most_rows;
+    int item = index;
+    first_row = 0;
+    if (group > most_rows) {
+      const int tiles = (group + most_rows - 1) / most_rows;
+      item = index / tiles;
+      first_row = index % tiles * most_rows;
+    }
     if (call.items_are_tokens) {
       // Mostly a token is the sequence of its number. What that takes is read at once: each read is a way to memory.
       const int first_token = call.cu_seqlens_q[0], end_token = call.cu_seqlens_q[call.num_sequences];
@@ -40,11 +44,16 @@ struct DecodeTile {
 
   // [T, H] index of a row.
   __device__ __forceinline__ int64_t head_of_row(int row, int num_heads) const {
-    const int packed = first_row + row;
-    return static_cast<int64_t>(queries.first_token + packed / group) * num_heads + kv_head * group + packed % group;
+    int token = queries.first_token, head = first_row + row;
+    if (queries.count > 1) {
+      token += head / group;
+      head %= group;
+    }
+    return static_cast<int64_t>(token) * num_heads + kv_head * group + head;
   }
 
   __device__ __forceinline__ int position_of_row(int row) const {
+    if (queries.count == 1) return queries.first_position;
     return queries.first_position + min((first_row + row) / group, queries.count - 1);
   }
 

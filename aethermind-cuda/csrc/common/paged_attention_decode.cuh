@@ -51,9 +51,9 @@ __device__ __forceinline__ uint32_t row_of_lane(const PagedRows& rows, int first
   return key < end ? static_cast<uint32_t>(rows(key)) : kNoRow;
 }
 
-// Begins to bring the rows that lanes have found. The others become zeros, because weights of 0 times what lies there
-// might be NaN.
-template <class Operands, int kHeadDim>
+// Begins to bring the rows that lanes have found. Unless all are there in their whole width, those that are not become
+// zeros, because weights of 0 times what lies there might be NaN.
+template <class Operands, int kHeadDim, bool kIsWhole>
 __device__ __forceinline__ void bring_rows(unsigned char* tile, const void* cache, uint32_t row_of_lane, int head_dim) {
   using Element = typename Operands::Element;
   constexpr int kPerPiece = 16 / static_cast<int>(sizeof(Element)), kPieces = kHeadDim / kPerPiece;
@@ -63,10 +63,15 @@ __device__ __forceinline__ void bring_rows(unsigned char* tile, const void* cach
     const int key = (lane_index() + i * kWarpSize) / kPieces,
               dim = (lane_index() + i * kWarpSize) % kPieces * kPerPiece;
     const uint32_t row = __shfl_sync(kFullWarp, row_of_lane, key);
-    const bool is_present = row != kNoRow && dim < head_dim;
-    const uint64_t source = is_present ? static_cast<uint64_t>(row) * static_cast<uint32_t>(head_dim) + dim : 0;
-    copy_async_16(reinterpret_cast<Element*>(tile) + key * Operands::kStride + dim,
-                  static_cast<const Element*>(cache) + source, is_present);
+    Element* const to = reinterpret_cast<Element*>(tile) + key * Operands::kStride + dim;
+    const Element* const from = static_cast<const Element*>(cache) + dim;
+    if constexpr (kIsWhole) {
+      copy_async_16(to, from + static_cast<uint64_t>(row) * kHeadDim, true);
+    } else {
+      const bool is_present = row != kNoRow && dim < head_dim;
+      copy_async_16(to, is_present ? from + static_cast<uint64_t>(row) * static_cast<uint32_t>(head_dim) : cache,
+                    is_present);
+    }
   }
 }
 
@@ -185,8 +190,14 @@ __device__ __forceinline__ void attend_few(const AttentionCall& call) {
   unsigned char* own_values = own_keys + kStages * Shared::kTileBytes;
   constexpr int kStep = kDecodeWarps * kDecodeKeys;
   int first = part.begin + warp_index() * kDecodeKeys;
+  const int last_whole = call.head_dim == kHeadDim ? part.end - kDecodeKeys : -1;
   const auto bring = [&](unsigned char* to, const void* cache, int stage, int key, uint32_t row) {
-    if (key < part.end) bring_rows<Operands, kHeadDim>(to + stage * Shared::kTileBytes, cache, row, call.head_dim);
+    unsigned char* const tile_of_stage = to + stage * Shared::kTileBytes;
+    if (key <= last_whole) {
+      bring_rows<Operands, kHeadDim, true>(tile_of_stage, cache, row, kHeadDim);
+    } else if (key < part.end) {
+      bring_rows<Operands, kHeadDim, false>(tile_of_stage, cache, row, call.head_dim);
+    }
     commit_copies();
   };
   // Entries of the block table are on their way a turn before they are used.

@@ -22,6 +22,9 @@ struct Splits {
   // At most `num_splits` parts, of kShortestDecodeSplit keys at least.
   __device__ __forceinline__ Splits(KeyRange keys, int num_splits) : keys(keys) {
     const int total = keys.end - keys.begin;
+    length = total;
+    count = 1;
+    if (num_splits == 1) return;
     const int even = (total + num_splits - 1) / num_splits;
     length = max(kShortestDecodeSplit, (even + kSplitUnit - 1) / kSplitUnit * kSplitUnit);
     count = (total + length - 1) / length;
