@@ -17,8 +17,12 @@ WAITS_INSIDE = {
     "gate_up_silu.cu": ("project_gemv",),
     "linear.cu": ("project_gemv",),
     "qkv_projection.cu": ("project_qkv_gemv",),
+    "gate_up_silu_quantized.cu": ("quantized_gemv",),
+    "linear_quantized.cu": ("quantized_gemv",),
+    "qkv_projection_quantized.cu": ("project_qkv_quantized_gemv",),
 }
-"""Sources with kernels that have something to do before they wait (common/project_gemv.cuh), and what they call."""
+"""Sources with kernels that have something to do before they wait (common/project_gemv.cuh, quantized_gemv.cuh), and
+what they call."""
 
 BEGINNING = re.compile(r"__global__[^{]*\{[\s\\]*(.*?);", re.DOTALL)
 
@@ -32,11 +36,12 @@ def test_every_kernel_begins_by_waiting(source: Path) -> None:
     assert all(any(f"aether::{name}<" in beginning for name in called) for beginning in others)
 
 
-def test_projections_wait_behind_their_first_copies() -> None:
-    text = (CSRC / "common" / "project_gemv.cuh").read_text()
-    copies, waits, reads = (
-        text.index(call) for call in ("begin_copy(stage, group + stage", "wait_for_kernel_", "load_group(")
-    )
+@pytest.mark.parametrize(
+    ("header", "read"), [("project_gemv.cuh", "load_group("), ("quantized_gemv.cuh", "rows.load(")]
+)
+def test_projections_wait_behind_their_first_copies(header: str, read: str) -> None:
+    text = (CSRC / "common" / header).read_text()
+    copies, waits, reads = (text.index(call) for call in ("ring.begin_copy(", "wait_for_kernel_", read))
     assert copies < waits < reads
 
 

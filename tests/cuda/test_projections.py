@@ -82,6 +82,24 @@ def test_codes(num_tokens: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
+def test_codes_of_long_rows_for_few_tokens(name: str) -> None:
+    """89 groups of inputs: every warp has more of them than its ring has stages, and the last one is a short one."""
+    format = parse_format(name)
+    assert format is not None
+    rng = np.random.default_rng(7)
+    dtype = HALVES[format.bits % 3 % 2]
+    x = rng.standard_normal((3, 11272)).astype(dtype)
+    gate, up = (format.quantize(rng.standard_normal((24, 11272)).astype(np.float32) / 106) for _ in range(2))
+    logits = np.full((3, 24), np.nan, np.float32)
+    launch_all(kernel_for(name, "lm_head"), [x, packed(name, gate)], [logits])
+    check(logits, x, format.dequantize(gate))
+    out = np.full((3, 24), np.nan, dtype)
+    launch_all(kernel_for(name, "gate_up_silu"), [x, packed(name, gate), packed(name, up)], [out])
+    expected = silu_mul(*(x.astype(np.float64) @ format.dequantize(weight, np.float64).T for weight in (gate, up)))
+    np.testing.assert_allclose(out.astype(np.float64), expected, rtol=ROUNDOFF[dtype], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("num_tokens", [9, 21, 33, 70])
 def test_blocks_that_share_outputs_sum_parts_of_the_inputs(num_tokens: int, name: str) -> None:
     """1,100 inputs are nine groups, so two parts, the second of which is the shorter one."""

@@ -86,6 +86,7 @@ struct CodedWeight {
   static constexpr int kChunks = 4;
   static constexpr int kGroupInputs = kChunks * kChunk;
   static constexpr int kTileWords = kTileOutputs * 4 * kBits;  // of a group
+  static constexpr int kLaneWords = kBits;                     // of half a group, in a thread
   // Codes of 1 bit stand for -1 and 1: they are doubled, and the zero point is 1.
   static constexpr uint32_t kSymmetricZero = kBits == 1 ? 1 : 1u << (kBits - 1);
 
@@ -126,7 +127,7 @@ struct CodedWeight {
     const int64_t of_tile = padded_blocks(place.num_blocks, place.log2_chunks == 0) * (kTileOutputs / 2);
     tile = min(tile, num_tiles - 1);
     const auto* all_codes = reinterpret_cast<const uint32_t*>(place.address);
-    codes = all_codes + tile * num_groups * kTileWords + lane_index() * kBits;
+    codes = all_codes + tile * num_groups * kTileWords + lane_index() * kLaneWords;
     const uint32_t* first_scale = all_codes + num_tiles * num_groups * kTileWords;
     const uint32_t* first_shift = first_scale + num_tiles * of_tile;
     scales = first_scale + tile * of_tile;
@@ -138,9 +139,19 @@ struct CodedWeight {
 
   __device__ __forceinline__ Group load(int group) const {
     Group result;
+    load_codes(result, codes + static_cast<int64_t>(group) * kTileWords);
+    load_scales(result, group);
+    return result;
+  }
+
+  // The codes of this tile, all of a group next to each other.
+  __device__ __forceinline__ const uint32_t* tile_codes() const { return codes - lane_index() * kLaneWords; }
+
+  // Of a group, from where those of this thread are.
+  __device__ __forceinline__ static void load_codes(Group& result, const uint32_t* from) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint32_t* words = codes + static_cast<int64_t>(group) * kTileWords + half * (kTileWords / 2);
+      const uint32_t* words = from + half * (kTileWords / 2);
       if constexpr (kBits >= 4) {
 #pragma unroll
         for (int i = 0; i < kBits; i += 4) {
@@ -152,6 +163,10 @@ struct CodedWeight {
         result.codes[half].words[0] = *words;
       }
     }
+  }
+
+  // Scales of a group, and what is added to its codes.
+  __device__ __forceinline__ void load_scales(Group& result, int group) const {
     load_pairs(result.scales, scales, group);
     if constexpr (kShift != Shift::kNone) {
       if (has(Shift::kOffsets)) {
@@ -163,7 +178,6 @@ struct CodedWeight {
         }
       }
     }
-    return result;
   }
 
   // Where the pair of a chunk is; a last group may reach beyond the row, where inputs are zero.

@@ -10,12 +10,14 @@ from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct
 from aethermind_cuda.kernels._common import div_up
 from aethermind_cuda.launch import DeviceArray, Launch, Work
 
-__all__ = ["LEAST_DEQUANTIZED_TOKENS", "dequantized_product", "product_bytes"]
+__all__ = ["LEAST_DEQUANTIZED_GATE_UP_TOKENS", "LEAST_DEQUANTIZED_TOKENS", "dequantized_product", "product_bytes"]
 
-LEAST_DEQUANTIZED_TOKENS = 129
-"""From here on the dense product should win. Dequantising moves about 4.5 bytes a weight (codes in, 16 bits out and in
-again), which takes as long as 1,200 operations at the peak of an H100. Our own kernels, which multiply at a fifth to a
-quarter of that peak, lose as much in 140 to 200 tokens."""
+LEAST_DEQUANTIZED_TOKENS = 65
+LEAST_DEQUANTIZED_GATE_UP_TOKENS = 33
+"""From here on the dense product wins on an H200. Dequantising moves about 4.5 bytes a weight (codes in, 16 bits out
+and in again) and takes as long for 33 tokens as for 256. Our own kernels for 33 to 64 tokens are bound by their
+instructions; where outputs are few, blocks share them evenly, where they are many, a second wave of blocks is a small
+one."""
 
 _TILE_OUTPUTS = 16
 _ALIGNED_TILES = 8

@@ -10,6 +10,7 @@ from aethermind.hal.dtype import DType
 from aethermind.ops.weight_format import WeightFormat
 from aethermind_cuda.device_packing import format_family
 from aethermind_cuda.kernels._common import div_up
+from aethermind_cuda.kernels._quantized_gemv import quantized_gemv
 from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch
 
 __all__ = ["Projection", "SplitProjection"]
@@ -119,7 +120,8 @@ class SplitProjection:
         parts = DeviceArray(workspace, DType.FLOAT32, shape) if num_parts > 1 else None
         grid = div_up(num_tokens, tokens), self._blocks_of_outputs(num_outputs), num_parts
         block, shared_bytes = (_MANY_WARPS * _WARP, 1, 1), _STAGES * self.group_chunks * tokens * _BYTES_PER_CHUNK
-        entry = f"{self.source}_many{tokens}_int{format.bits}_{dtype}"
+        is_plain = format_family(format) == f"int{format.bits}"
+        entry = f"{self.source}_many{tokens}_int{format.bits}{'' if is_plain else '_any'}_{dtype}"
         yield Launch(self.source, entry, grid, block, (*arguments, parts), shared_bytes)
         if parts is not None:
             out, bias = arguments[0], arguments[3] if self.num_weights == 1 else None
@@ -128,10 +130,14 @@ class SplitProjection:
     def by_token(
         self, format: WeightFormat, sizes: tuple[int, int, int], arguments: Sequence[Any], dtype: DType
     ) -> Launch:
-        """The launch that sums in the same order whatever the number of tokens."""
+        """The launch that sums in the same order whatever the number of tokens; `arguments` go on with the inputs."""
+        arguments = (*arguments, None)
+        gemv = quantized_gemv(self.source, self.num_weights, format, sizes, arguments, arguments[1])
+        if gemv is not None:
+            return gemv
         few = Projection(self.source, self.num_weights, self.group_chunks)
         family = f"int{format.bits}" if dtype is DType.FLOAT32 else format_family(format)
-        return few.launch(f"{family}_{dtype}", sizes, (*arguments, None), dtype, is_invariant=True)
+        return few.launch(f"{family}_{dtype}", sizes, arguments, dtype, is_invariant=True)
 
     def parts_bytes(self, sizes: tuple[int, int, int], dtype: DType, device: DeviceFacts) -> int:
         """The workspace for up to so many tokens."""
@@ -154,7 +160,8 @@ class SplitProjection:
         if num_tokens > _MOST_SPLIT_TOKENS:
             return 1
         num_blocks = self._blocks_of_outputs(num_outputs) * div_up(num_tokens, _MANY_TOKENS)
-        wanted = div_up(_BLOCKS_PER_MULTIPROCESSOR * device.num_multiprocessors, max(1, num_blocks))
+        # One more than run at a time would double the time.
+        wanted = _BLOCKS_PER_MULTIPROCESSOR * device.num_multiprocessors // max(1, num_blocks)
         num_groups = div_up(num_inputs, self.group_chunks * _CHUNK_INPUTS)
         most = max(1, min(wanted, num_groups // _LEAST_GROUPS, _MOST_PARTS))
         return div_up(num_groups, div_up(num_groups, most)) if num_groups else 1

@@ -12,6 +12,7 @@ from aethermind_cuda.coded_weights import GROUP_CHUNKS, CodedLayout
 from aethermind_cuda.device_packing import format_family
 from aethermind_cuda.kernels._common import div_up
 from aethermind_cuda.kernels._projection import Projection
+from aethermind_cuda.kernels._quantized_gemv import quantized_gemv
 from aethermind_cuda.launch import Call, DeviceArray, Launch
 
 __all__ = ["most_tokens_at_once", "qkv_projection"]
@@ -65,6 +66,9 @@ def qkv_projection(linear: Kernel) -> Callable[[Sequence[Call]], Launch]:
             return _DENSE.launch(str(x.dtype), sizes, (call,), x.dtype, is_invariant=True, dense=dense)
         layout = CodedLayout(format, (widths[0], num_inputs))
         arguments = (call, layout.num_blocks, layout.log2_chunks, layout.shift)
+        gemv = quantized_gemv(_QUANTIZED.source, 1, format, sizes, arguments, x)
+        if gemv is not None:
+            return gemv
         family = f"int{format.bits}" if x.dtype is DType.FLOAT32 else format_family(format)
         return _QUANTIZED.launch(f"{family}_{x.dtype}", sizes, arguments, x.dtype, is_invariant=True)
 

@@ -16,7 +16,12 @@ from aethermind.ops.weight_format import CHECKPOINT_FORMAT_NAMES, FORMAT_NAMES, 
 from aethermind_cuda.coded_weights import GROUP_CHUNKS, CodedLayout, coded_pack
 from aethermind_cuda.kernels._common import cuda_kernel
 from aethermind_cuda.kernels._cublaslt import has_cublaslt
-from aethermind_cuda.kernels._dequantize import LEAST_DEQUANTIZED_TOKENS, dequantized_product, product_bytes
+from aethermind_cuda.kernels._dequantize import (
+    LEAST_DEQUANTIZED_GATE_UP_TOKENS,
+    LEAST_DEQUANTIZED_TOKENS,
+    dequantized_product,
+    product_bytes,
+)
 from aethermind_cuda.kernels._projection import SplitProjection
 from aethermind_cuda.kernels.elementwise import elementwise
 from aethermind_cuda.launch import Call, Launch, Work
@@ -66,7 +71,7 @@ def _products(projection: SplitProjection, format: WeightFormat) -> Callable[[Ca
         (out,) = call.outputs
         assert x is not None
         # With a bias cuBLASLt wants rows of whole 16 bytes (see `cublas`).
-        if x.shape[0] < LEAST_DEQUANTIZED_TOKENS or out.shape[1] % _ROW_OUTPUTS:
+        if x.shape[0] < _least_dequantized(projection) or out.shape[1] % _ROW_OUTPUTS:
             yield from by_own_kernels(call)
             return
         layout = CodedLayout(format, (out.shape[1], x.shape[1]))
@@ -84,6 +89,10 @@ def _products(projection: SplitProjection, format: WeightFormat) -> Callable[[Ca
     return products
 
 
+def _least_dequantized(projection: SplitProjection) -> int:
+    return LEAST_DEQUANTIZED_TOKENS if projection is _LINEAR else LEAST_DEQUANTIZED_GATE_UP_TOKENS
+
+
 def _parts_bytes(projection: SplitProjection, call: Call) -> int:
     x, (out,) = call.inputs[0], call.outputs
     assert x is not None
@@ -94,7 +103,7 @@ def _products_bytes(projection: SplitProjection, format: WeightFormat, call: Cal
     x, (out,) = call.inputs[0], call.outputs
     assert x is not None
     nbytes = _parts_bytes(projection, call)
-    if x.shape[0] < LEAST_DEQUANTIZED_TOKENS:
+    if x.shape[0] < _least_dequantized(projection):
         return nbytes
     of_product = product_bytes(CodedLayout(format, (out.shape[1], x.shape[1])), x.dtype)
     return max(nbytes, of_product if projection is _LINEAR else of_product + out.nbytes)

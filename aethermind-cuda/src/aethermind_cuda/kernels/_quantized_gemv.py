@@ -1,0 +1,59 @@
+"""How projections of few tokens with a quantised weight are launched (`common/quantized_gemv.cuh`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aethermind.hal.dtype import DType
+from aethermind.ops.weight_format import WeightFormat
+from aethermind_cuda.coded_weights import GROUP_CHUNKS
+from aethermind_cuda.device_packing import format_family
+from aethermind_cuda.kernels._common import div_up
+from aethermind_cuda.launch import DeviceArray, Launch
+
+__all__ = ["quantized_gemv"]
+
+_WARP = 32
+_TILE_OUTPUTS = 16
+_TOKENS = 8
+_GROUP_INPUTS = GROUP_CHUNKS * 32
+_MOST_WARPS = 8
+_MOST_SMALL_WARPS = 10
+"""Of kernels with fewer registers: those of codes of up to four bits without zero points or offsets, and of two."""
+_FEWER_WARPS = 7
+"""Of a block where blocks are many: small ones begin and end independently of each other."""
+_MANY_TILES = 512
+_RING_BYTES = 4096
+"""Of a warp and a weight: `kCodedRingBytes` of csrc/common/quantized_gemv.cuh."""
+_SUMS_BYTES = _TOKENS * (_TILE_OUTPUTS + 1) * DType.FLOAT32.itemsize
+_VECTOR_BYTES = 16
+
+
+def quantized_gemv(
+    source: str,
+    num_weights: int,
+    format: WeightFormat,
+    sizes: tuple[int, int, int],
+    arguments: Sequence[Any],
+    x: DeviceArray,
+) -> Launch | None:
+    """The launch for `sizes` (tokens, outputs, inputs); None where `x` has no kernel.
+
+    A token's sums have the same order whatever the number of tokens.
+    """
+    num_tokens, num_outputs, num_inputs = sizes
+    is_aligned = not (x.address | num_inputs * x.dtype.itemsize) % _VECTOR_BYTES
+    if x.dtype is DType.FLOAT32 or not is_aligned or not num_inputs:
+        return None
+    tiles = div_up(num_outputs, _TILE_OUTPUTS)
+    num_groups = div_up(num_inputs, _GROUP_INPUTS)
+    family = format_family(format)
+    most = _MOST_SMALL_WARPS if family in ("int4", "int2", "int1") else _MOST_WARPS
+    if num_weights == 1 and tiles >= _MANY_TILES:
+        most = _FEWER_WARPS
+    warps = div_up(num_groups, div_up(num_groups, most))
+    entry = f"{source}_gemv_{family}_{x.dtype}"
+    shared_bytes = warps * num_weights * (_RING_BYTES + _SUMS_BYTES)
+    grid = div_up(num_tokens, _TOKENS), tiles, 1
+    return Launch(source, entry, grid, (warps * _WARP, 1, 1), tuple(arguments), shared_bytes)
