@@ -157,7 +157,7 @@ def _projections(call: Call) -> list[Call]:
 
 def _workspace_bytes(projection: Kernel, call: Call) -> int:
     function: Any = projection.function
-    separate = 2 * _keys_bytes(call) + max(function.workspace_bytes(one) for one in _projections(call))
+    separate: int = 2 * _keys_bytes(call) + max(function.workspace_bytes(one) for one in _projections(call))
     if projection.name != CUBLASLT:
         return separate
     x, *weights = call.inputs[:4]
