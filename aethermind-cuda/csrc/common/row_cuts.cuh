@@ -61,6 +61,29 @@ __device__ __forceinline__ uint32_t weighing_from(const Weighing& weighing) {
   return least == least ? max(finite, ordered_bits(least)) : finite;
 }
 
+// Whether the elements from a threshold on seem to be too light for top_p, so that it is no use to look at them. Each
+// of the first `count` segments in `maxima`, sorted, has one at least; they are taken for twice as heavy as the largest
+// ones of these. Without `totals` what is below the threshold is estimated from each 64th element.
+__device__ __forceinline__ bool is_too_light(const Candidates& maxima, int count, uint32_t threshold, const Row& row,
+                                             const unsigned long long* totals, const Weighing& weighing, float top_p) {
+  constexpr int kEvery = 64;
+  uint64_t above = 0, below = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
+    above += weighing.weight(value_of(maxima[i]));
+  }
+  if (totals == nullptr) {
+    for (int i = static_cast<int>(threadIdx.x) * kEvery; i < row.size; i += static_cast<int>(blockDim.x) * kEvery) {
+      const float value = row.logits[i];
+      below += ordered_bits(value) < threshold ? weighing.weight(value) : 0;
+    }
+    below = block_sum(below);
+  }
+  const double candidates = 2.0 * static_cast<double>(block_sum(above));
+  const double total =
+      totals != nullptr ? static_cast<double>(sum_of_parts(totals)) : candidates + kEvery * static_cast<double>(below);
+  return candidates < static_cast<double>(top_p) * total;
+}
+
 // By the elements above a threshold, where they are few enough and all that a cut can keep. `totals` may be null.
 __device__ __forceinline__ int sample_above_threshold(Candidates& candidates, const Row& row, const uint32_t* maxima,
                                                       int num_segments, const unsigned long long* totals,
@@ -79,6 +102,10 @@ __device__ __forceinline__ int sample_above_threshold(Candidates& candidates, co
     }
     sort_descending(candidates, num_segments);
     threshold = max(threshold, static_cast<uint32_t>(candidates[wanted - 1] >> 32));
+    if (cuts.is_total_needed() && cuts.has_p() && !cuts.has_min() &&
+        is_too_light(candidates, wanted, threshold, row, totals, weighing, cuts.top_p)) {
+      return kNoToken;
+    }
     __syncthreads();
   }
   // Shares of top_p are those of what top_k keeps, with what min_p cuts away afterwards.

@@ -43,12 +43,12 @@ struct Weighing {
 
   // NaN weighs nothing. Operations are spelt out where their rounding is made use of.
   __device__ __forceinline__ uint64_t weight(float logit) const {
+    // What weighs nothing is computed as if it were the largest: without a branch, weights of several logits overlap.
+    const bool is_weighed = __fmul_rn(__fsub_rn(largest, logit), scale) < limit;
+    logit = is_weighed ? logit : largest;
     // distance + distance_rest is largest - logit, high + low its product with the scale: powers of two below.
     const float distance = __fsub_rn(largest, logit);
     const float high = __fmul_rn(distance, scale);
-    if (!(high < limit)) {
-      return 0;
-    }
     const float back = __fsub_rn(distance, largest);
     const float distance_rest = __fsub_rn(__fsub_rn(largest, __fsub_rn(distance, back)), __fadd_rn(logit, back));
     const float rounding = __fmaf_rn(distance, scale, -high);
@@ -56,7 +56,8 @@ struct Weighing {
     // Steps of 1/512 by the sum's last bits, and what is left, at most half a step, in units of 2^-40.
     constexpr float kStepsAbove = 24576.0f;
     const float whole = __fadd_rn(high, kStepsAbove);
-    const int steps = __float_as_int(whole) - __float_as_int(kStepsAbove);
+    // Unsigned, since they are never below zero: divisions by a power of two are one instruction.
+    const auto steps = static_cast<uint32_t>(__float_as_int(whole) - __float_as_int(kStepsAbove));
     const float rest = __fsub_rn(high, __fsub_rn(whole, kStepsAbove));
     const int left = __float2int_rn(rest * 0x1p40f) + __float2int_rn(low * 0x1p40f);
     // 2^-left - 1 by its series to the third power.
@@ -68,7 +69,8 @@ struct Weighing {
     const uint64_t power = powers[steps % kPowers];
     const int64_t corrected =
         static_cast<int64_t>(power) + (static_cast<int64_t>(static_cast<int>(power >> 14)) * correction >> 26);
-    return ((static_cast<uint64_t>(corrected) << 9 >> (steps / kPowers + shift)) + 1) >> 1;
+    const uint64_t doubled = static_cast<uint64_t>(corrected) << 9 >> (steps / kPowers + static_cast<uint32_t>(shift));
+    return is_weighed ? (doubled + 1) >> 1 : 0;
   }
 
   // As the operator's page has it, for comparisons with a share; slow.
