@@ -4,7 +4,6 @@
 #include "common/coded_weight.cuh"
 #include "common/overlap.cuh"
 #include "common/projection.cuh"
-#include "common/quantized_gemv.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 #define AETHER_FEW_BLOCKS 2
@@ -24,18 +23,7 @@
          {w_up, num_outputs, num_inputs, num_blocks, log2_chunks, any}},                                            \
         parts);                                                                                                     \
   }
-#define AETHER_GATE_UP_GEMV(format, bits, shift, dtype, threads, blocks)                                              \
-  extern "C" __global__ void __launch_bounds__(threads, blocks) gate_up_silu_quantized_gemv_##format##_##dtype(       \
-      void* out, const aether::dtype* x, const uint8_t* w_gate, const uint8_t* w_up, int num_tokens, int num_outputs, \
-      int num_inputs, int num_blocks, int log2_chunks, int kind, float*) {                                            \
-    aether::quantized_gemv<aether::CodedWeight<aether::dtype, bits, aether::Shift::shift>, 2>(                        \
-        {out, nullptr, num_tokens, num_outputs, false}, {x, num_tokens, num_inputs},                                  \
-        {{w_gate, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::Shift>(kind)},                \
-         {w_up, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::Shift>(kind)}});                \
-  }
-#define AETHER_GATE_UP_FEW(format, bits, shift, blocks, gemv_threads, gemv_blocks)                           \
-  AETHER_GATE_UP_GEMV(format, bits, shift, float16, gemv_threads, gemv_blocks)                               \
-  AETHER_GATE_UP_GEMV(format, bits, shift, bfloat16, gemv_threads, gemv_blocks)                              \
+#define AETHER_GATE_UP_FEW(format, bits, shift, blocks)                                                      \
   AETHER_GATE_UP(gate_up_silu_quantized_few8_##format, 256, blocks, project_few, bits, shift, float16, 1, 2) \
   AETHER_GATE_UP(gate_up_silu_quantized_few8_##format, 256, blocks, project_few, bits, shift, bfloat16, 1, 2)
 // A kernel that knows its shift has no branches between products, but needs more registers.
@@ -59,11 +47,11 @@ AETHER_GATE_UP_MANY_HALF(int4, 4, kNone, AETHER_FEW_BLOCKS + 1, kAny, 3)
 AETHER_GATE_UP_MANY_HALF(int4_any, 4, kAny, 3, kAny, 3)
 AETHER_GATE_UP_MANY_HALF(int2, 2, kAny, 3, kAny, 3)
 AETHER_GATE_UP_MANY_HALF(int1, 1, kAny, 3, kAny, 3)
-AETHER_GATE_UP_FEW(int4, 4, kNone, 2, 320, 2)
-AETHER_GATE_UP_FEW(int4_zp, 4, kZeros, AETHER_FEW_BLOCKS, 256, 2)
-AETHER_GATE_UP_FEW(int4_offset, 4, kOffsets, 1, 256, 1)
-AETHER_GATE_UP_FEW(int8, 8, kNone, 2, 256, 2)
-AETHER_GATE_UP_FEW(int8_zp, 8, kZeros, 1, 256, 1)
-AETHER_GATE_UP_FEW(int8_offset, 8, kOffsets, 1, 256, 1)
-AETHER_GATE_UP_FEW(int2, 2, kZeros, AETHER_FEW_BLOCKS, 320, 2)
-AETHER_GATE_UP_FEW(int1, 1, kNone, 2, 320, 2)
+AETHER_GATE_UP_FEW(int4, 4, kNone, 2)
+AETHER_GATE_UP_FEW(int4_zp, 4, kZeros, AETHER_FEW_BLOCKS)
+AETHER_GATE_UP_FEW(int4_offset, 4, kOffsets, 1)
+AETHER_GATE_UP_FEW(int8, 8, kNone, 2)
+AETHER_GATE_UP_FEW(int8_zp, 8, kZeros, 1)
+AETHER_GATE_UP_FEW(int8_offset, 8, kOffsets, 1)
+AETHER_GATE_UP_FEW(int2, 2, kZeros, AETHER_FEW_BLOCKS)
+AETHER_GATE_UP_FEW(int1, 1, kNone, 2)

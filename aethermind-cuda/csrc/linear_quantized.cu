@@ -33,9 +33,10 @@
         {out, bias, num_tokens, num_outputs, is_float32 != 0}, {x, num_tokens, num_inputs},                 \
         {{weight, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::Shift>(kind)}});    \
   }
-#define AETHER_LINEAR_FEW(format, bits, shift, blocks, gemv_threads, gemv_blocks)                     \
-  AETHER_LINEAR_GEMV(format, bits, shift, float16, gemv_threads, gemv_blocks)                         \
-  AETHER_LINEAR_GEMV(format, bits, shift, bfloat16, gemv_threads, gemv_blocks)                        \
+#define AETHER_LINEAR_GEMV_HALF(format, bits, shift, threads, blocks) \
+  AETHER_LINEAR_GEMV(format, bits, shift, float16, threads, blocks)   \
+  AETHER_LINEAR_GEMV(format, bits, shift, bfloat16, threads, blocks)
+#define AETHER_LINEAR_FEW(format, bits, shift, blocks)                                                \
   AETHER_LINEAR(linear_quantized_few8_##format, 256, blocks, project_few, bits, shift, float16, 1, 1) \
   AETHER_LINEAR(linear_quantized_few8_##format, 256, blocks, project_few, bits, shift, bfloat16, 1, 1)
 // A kernel that knows its shift has no branches between products, but needs more registers.
@@ -59,11 +60,16 @@ AETHER_LINEAR_MANY_HALF(int4, 4, kNone, AETHER_FEW_BLOCKS, kNone, 2)
 AETHER_LINEAR_MANY_HALF(int4_any, 4, kAny, 3, kAny, 3)
 AETHER_LINEAR_MANY_HALF(int2, 2, kAny, 3, kAny, 3)
 AETHER_LINEAR_MANY_HALF(int1, 1, kAny, 3, kAny, 3)
-AETHER_LINEAR_FEW(int4, 4, kNone, AETHER_FEW_BLOCKS, 320, 2)
-AETHER_LINEAR_FEW(int4_zp, 4, kZeros, 2, 256, 2)
-AETHER_LINEAR_FEW(int4_offset, 4, kOffsets, 2, 256, 2)
-AETHER_LINEAR_FEW(int8, 8, kNone, 2, 256, 2)
-AETHER_LINEAR_FEW(int8_zp, 8, kZeros, AETHER_FEW_BLOCKS - 1, 256, 2)
-AETHER_LINEAR_FEW(int8_offset, 8, kOffsets, 2, 256, 2)
-AETHER_LINEAR_FEW(int2, 2, kZeros, 2, 320, 2)
-AETHER_LINEAR_FEW(int1, 1, kNone, AETHER_FEW_BLOCKS, 320, 2)
+AETHER_LINEAR_FEW(int4, 4, kNone, AETHER_FEW_BLOCKS)
+AETHER_LINEAR_FEW(int4_zp, 4, kZeros, 2)
+AETHER_LINEAR_FEW(int4_offset, 4, kOffsets, 2)
+AETHER_LINEAR_FEW(int8, 8, kNone, 2)
+AETHER_LINEAR_FEW(int8_zp, 8, kZeros, AETHER_FEW_BLOCKS - 1)
+AETHER_LINEAR_FEW(int8_offset, 8, kOffsets, 2)
+AETHER_LINEAR_FEW(int2, 2, kZeros, 2)
+AETHER_LINEAR_FEW(int1, 1, kNone, AETHER_FEW_BLOCKS)
+AETHER_LINEAR_GEMV_HALF(int4, 4, kNone, 320, 2)
+AETHER_LINEAR_GEMV_HALF(int4_zp, 4, kZeros, 256, 2)
+AETHER_LINEAR_GEMV_HALF(int4_offset, 4, kOffsets, 256, 2)
+AETHER_LINEAR_GEMV_HALF(int2, 2, kZeros, 320, 2)
+AETHER_LINEAR_GEMV_HALF(int1, 1, kNone, 320, 2)

@@ -46,9 +46,10 @@ __device__ __forceinline__ void project_qkv_quantized_gemv(const QkvProjection& 
     aether::project_qkv_quantized_gemv<aether::CodedWeight<aether::dtype, bits, aether::Shift::shift>>(           \
         call, num_blocks, log2_chunks, kind);                                                                     \
   }
-#define AETHER_QKV_FEW(format, bits, shift, blocks, gemv_threads, gemv_blocks)        \
-  AETHER_QKV_GEMV(format, bits, shift, float16, gemv_threads, gemv_blocks)            \
-  AETHER_QKV_GEMV(format, bits, shift, bfloat16, gemv_threads, gemv_blocks)           \
+#define AETHER_QKV_GEMV_HALF(format, bits, shift, threads, blocks) \
+  AETHER_QKV_GEMV(format, bits, shift, float16, threads, blocks)   \
+  AETHER_QKV_GEMV(format, bits, shift, bfloat16, threads, blocks)
+#define AETHER_QKV_FEW(format, bits, shift, blocks)                                   \
   AETHER_QKV(qkv_projection_quantized_few8_##format, bits, shift, float16, 1, blocks) \
   AETHER_QKV(qkv_projection_quantized_few8_##format, bits, shift, bfloat16, 1, blocks)
 #define AETHER_QKV_BITS(bits) AETHER_QKV(qkv_projection_quantized_few8_int##bits, bits, kAny, float32, 1, 1)
@@ -57,11 +58,16 @@ AETHER_QKV_BITS(8)
 AETHER_QKV_BITS(4)
 AETHER_QKV_BITS(2)
 AETHER_QKV_BITS(1)
-AETHER_QKV_FEW(int4, 4, kNone, AETHER_FEW_BLOCKS, 320, 2)
-AETHER_QKV_FEW(int4_zp, 4, kZeros, 2, 256, 2)
-AETHER_QKV_FEW(int4_offset, 4, kOffsets, 2, 256, 1)
-AETHER_QKV_FEW(int8, 8, kNone, 2, 256, 2)
-AETHER_QKV_FEW(int8_zp, 8, kZeros, 2, 256, 1)
-AETHER_QKV_FEW(int8_offset, 8, kOffsets, 2, 256, 1)
-AETHER_QKV_FEW(int2, 2, kZeros, AETHER_FEW_BLOCKS, 320, 2)
-AETHER_QKV_FEW(int1, 1, kNone, AETHER_FEW_BLOCKS, 320, 2)
+AETHER_QKV_FEW(int4, 4, kNone, AETHER_FEW_BLOCKS)
+AETHER_QKV_FEW(int4_zp, 4, kZeros, 2)
+AETHER_QKV_FEW(int4_offset, 4, kOffsets, 2)
+AETHER_QKV_FEW(int8, 8, kNone, 2)
+AETHER_QKV_FEW(int8_zp, 8, kZeros, 2)
+AETHER_QKV_FEW(int8_offset, 8, kOffsets, 2)
+AETHER_QKV_FEW(int2, 2, kZeros, AETHER_FEW_BLOCKS)
+AETHER_QKV_FEW(int1, 1, kNone, AETHER_FEW_BLOCKS)
+AETHER_QKV_GEMV_HALF(int4, 4, kNone, 320, 2)
+AETHER_QKV_GEMV_HALF(int4_zp, 4, kZeros, 256, 2)
+AETHER_QKV_GEMV_HALF(int4_offset, 4, kOffsets, 256, 1)
+AETHER_QKV_GEMV_HALF(int2, 2, kZeros, 320, 2)
+AETHER_QKV_GEMV_HALF(int1, 1, kNone, 320, 2)

@@ -35,6 +35,9 @@ class _NoProducts:
     def bind(self, _product: object) -> Any:
         return lambda _stream: None
 
+    def choose(self, product: object) -> Any:
+        return lambda *_addresses: self.bind(product)
+
     def close(self) -> None: ...
 
 

@@ -15,7 +15,7 @@ from aethermind.ops.schema import TensorType
 from aethermind.ops.weight_format import DENSE, WeightFormatRegistry
 from aethermind.testing.operator_calls import KernelCase
 
-__all__ = ["kernel_cases"]
+__all__ = ["is_supported", "kernel_cases"]
 
 _SEED = 11
 
@@ -43,7 +43,7 @@ def kernel_cases(
         if kernel.weight_formats is None or DENSE in kernel.weight_formats:
             rivals = [one for one in kernels if one.operator == operator.name]
             for case in (KernelCase(operator, kernel, dtype, sample) for dtype in dtypes for sample in samples):
-                if _is_supported(case) or not any(_is_supported(replace(case, kernel=one)) for one in rivals):
+                if is_supported(case) or not any(is_supported(replace(case, kernel=one)) for one in rivals):
                     yield case
         if _formatted_inputs(operator, kernel):
             names = formats.names() if kernel.weight_formats is None else sorted(kernel.weight_formats - {DENSE})
@@ -72,7 +72,8 @@ def _of_format(
             yield KernelCase(operator, kernel, dtype, sample, formats.get(name))
 
 
-def _is_supported(case: KernelCase) -> bool:
+def is_supported(case: KernelCase) -> bool:
+    """Whether a kernel takes the sample of a case with dense weights, by its own word."""
     signature = _signature(case.operator, case.kernel, case.float_type, case.sample, DENSE)
     return case.float_type in case.kernel.dtypes and case.kernel.supports(signature) is None
 

@@ -57,7 +57,10 @@ class _AttentionCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("decode_partials", "prefill_partials")),
         ("scale", ctypes.c_float),
         *((name, ctypes.c_int) for name in ("num_tokens", "num_sequences", "num_heads", "num_kv_heads", "group")),
-        *((name, ctypes.c_int) for name in ("head_dim", "num_blocks", "block_size", "blocks_per_sequence", "window", "code_type")),
+        *(
+            (name, ctypes.c_int)
+            for name in ("head_dim", "num_blocks", "block_size", "blocks_per_sequence", "window", "code_type")
+        ),
         *((name, ctypes.c_int) for name in ("num_splits", "items_are_tokens", "decode_tile_rows", "decode_rows")),
         *((name, ctypes.c_int) for name in ("prefill_slots", "combine_decode_blocks")),
     ]

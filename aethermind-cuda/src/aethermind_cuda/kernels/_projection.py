@@ -132,7 +132,7 @@ class SplitProjection:
     ) -> Launch:
         """The launch that sums in the same order whatever the number of tokens; `arguments` go on with the inputs."""
         arguments = (*arguments, None)
-        gemv = quantized_gemv(self.source, self.num_weights, format, sizes, arguments, arguments[1])
+        gemv = quantized_gemv(self.source, format, sizes, arguments, arguments[1]) if self.num_weights == 1 else None
         if gemv is not None:
             return gemv
         few = Projection(self.source, self.num_weights, self.group_chunks)

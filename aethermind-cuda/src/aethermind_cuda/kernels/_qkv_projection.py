@@ -66,7 +66,7 @@ def qkv_projection(linear: Kernel) -> Callable[[Sequence[Call]], Launch]:
             return _DENSE.launch(str(x.dtype), sizes, (call,), x.dtype, is_invariant=True, dense=dense)
         layout = CodedLayout(format, (widths[0], num_inputs))
         arguments = (call, layout.num_blocks, layout.log2_chunks, layout.shift)
-        gemv = quantized_gemv(_QUANTIZED.source, 1, format, sizes, arguments, x)
+        gemv = quantized_gemv(_QUANTIZED.source, format, sizes, arguments, x)
         if gemv is not None:
             return gemv
         family = f"int{format.bits}" if x.dtype is DType.FLOAT32 else format_family(format)

@@ -32,28 +32,28 @@ _VECTOR_BYTES = 16
 
 def quantized_gemv(
     source: str,
-    num_weights: int,
     format: WeightFormat,
     sizes: tuple[int, int, int],
     arguments: Sequence[Any],
     x: DeviceArray,
 ) -> Launch | None:
-    """The launch for `sizes` (tokens, outputs, inputs); None where `x` has no kernel.
+    """The launch of one projection for `sizes` (tokens, outputs, inputs); None where another kernel is faster, as those
+    of both projections of a SwiGLU and of 8 bits were on an H200, or the only one for `x`.
 
     A token's sums have the same order whatever the number of tokens.
     """
     num_tokens, num_outputs, num_inputs = sizes
     is_aligned = not (x.address | num_inputs * x.dtype.itemsize) % _VECTOR_BYTES
-    if x.dtype is DType.FLOAT32 or not is_aligned or not num_inputs:
+    if format.bits == 8 or x.dtype is DType.FLOAT32 or not is_aligned or not num_inputs:
         return None
     tiles = div_up(num_outputs, _TILE_OUTPUTS)
     num_groups = div_up(num_inputs, _GROUP_INPUTS)
     family = format_family(format)
     most = _MOST_SMALL_WARPS if family in ("int4", "int2", "int1") else _MOST_WARPS
-    if num_weights == 1 and tiles >= _MANY_TILES:
+    if tiles >= _MANY_TILES:
         most = _FEWER_WARPS
     warps = div_up(num_groups, div_up(num_groups, most))
     entry = f"{source}_gemv_{family}_{x.dtype}"
-    shared_bytes = warps * num_weights * (_RING_BYTES + _SUMS_BYTES)
+    shared_bytes = warps * (_RING_BYTES + _SUMS_BYTES)
     grid = div_up(num_tokens, _TOKENS), tiles, 1
     return Launch(source, entry, grid, (warps * _WARP, 1, 1), tuple(arguments), shared_bytes)
