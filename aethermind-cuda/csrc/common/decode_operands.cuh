@@ -66,7 +66,7 @@ template <class T, int kHeadDim, CodeType kType>
 struct CodeOperands {
   using Element = unsigned char;
   static constexpr int kStride = kHeadDim + 16;  // reads of a quarter of a warp lie in different banks
-  static constexpr int kStages = 2;  // codes are half as many bytes, of which enough have to be on their way
+  static constexpr int kStages = 2;              // codes are half as many bytes; enough have to be on their way
   static constexpr int kOfKey = kHeadDim / 4, kOfValue = kHeadDim / 8;
   static_assert(kOfValue == 8 || kOfValue == 16);
 

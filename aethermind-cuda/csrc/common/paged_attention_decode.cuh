@@ -17,8 +17,8 @@ template <class T, class Operands, int kHeadDim, int kRows>
 struct DecodeShared {
   static constexpr int kRowBytes = kRowStride<kHeadDim> * static_cast<int>(sizeof(T));
   static constexpr int kQueryBytes = kRows * kRowBytes;
-  static constexpr int kTileBytes =
-      kDecodeKeys * Operands::kStride * static_cast<int>(sizeof(typename Operands::Element));
+  static constexpr int kElementBytes = static_cast<int>(sizeof(typename Operands::Element));
+  static constexpr int kTileBytes = kDecodeKeys * Operands::kStride * kElementBytes;
   static constexpr int kWarpBytes = 2 * Operands::kStages * kTileBytes;  // all stages of keys, then those of values
   static constexpr int kSumsStride = kHeadDim + 4;  // of rows of sums: pairs of rows lie in different banks
   static_assert(kWarpBytes >= kRows * kSumsStride * static_cast<int>(sizeof(float)), "a warp leaves its sums there");
@@ -60,8 +60,7 @@ __device__ __forceinline__ void bring_rows(unsigned char* tile, const void* cach
   static_assert(kDecodeKeys * kPieces % kWarpSize == 0);
 #pragma unroll
   for (int i = 0; i < kDecodeKeys * kPieces / kWarpSize; ++i) {
-    const int key = (lane_index() + i * kWarpSize) / kPieces,
-              dim = (lane_index() + i * kWarpSize) % kPieces * kPerPiece;
+    const int piece = lane_index() + i * kWarpSize, key = piece / kPieces, dim = piece % kPieces * kPerPiece;
     const uint32_t row = __shfl_sync(kFullWarp, row_of_lane, key);
     Element* const to = reinterpret_cast<Element*>(tile) + key * Operands::kStride + dim;
     const Element* const from = static_cast<const Element*>(cache) + dim;

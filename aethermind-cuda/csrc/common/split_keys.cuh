@@ -50,8 +50,8 @@ struct Partial {
   __device__ __forceinline__ float& sum(int row) const { return values[kRows * (kHeadDim + 1) + row]; }
 };
 
-// One row of the output from `count` partials that follow each other, by a warp, or by kWarps that share the partials;
-// then all threads of a block call it. A lane has four neighbouring elements; eight partials are read at a time,
+// One row of the output from `count` partials that follow each other, by a warp, or by kWarps that share the partials
+// (all threads of a block call it then). A lane has four neighbouring elements; eight partials are read at a time,
 // because the loads' latency is most of the work.
 template <class T, int kRows, int kHeadDim, int kWarps = 1>
 __device__ __forceinline__ void combine_row(T* target, int head_dim, float* partials, int64_t first, int count,
