@@ -39,6 +39,12 @@ def test_requests_without_parameters_take_them(open_demo: Callable[..., LLM], tm
     assert len(other.outputs[0].token_ids) == 3
 
 
+def test_a_least_length_of_the_model_raises_the_usual_one(open_demo: Callable[..., LLM], tmp_path: Path) -> None:
+    with load(open_demo, tmp_path / "long", {"do_sample": False, "min_new_tokens": 20}) as llm:
+        (found,) = llm.generate("Once upon a time")
+    assert len(found.outputs[0].token_ids) == 20
+
+
 def test_a_bad_value_is_named_when_it_is_needed(open_demo: Callable[..., LLM], tmp_path: Path) -> None:
     with load(open_demo, tmp_path / "bad", {"top_p": 7}) as llm:
         assert llm.generate("Once", SamplingParams(max_tokens=1))[0].finished

@@ -28,7 +28,7 @@ from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt, TextT
 from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.runtime import Runtime
-from aethermind.sampling.generation_config import read_sampling_defaults
+from aethermind.sampling.generation_config import read_sampling_defaults, with_defaults
 from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.structured import StructuredOutputs
 from aethermind.text.chat_prompt import Message, TemplateOptions, chat_prompt
@@ -114,7 +114,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters that requests without their own get: `sampling_defaults`, else those of SamplingParams."""
-        return SamplingParams(**self.sampling_defaults)
+        return SamplingParams(**with_defaults({"max_tokens": SamplingParams().max_tokens}, self.sampling_defaults))
 
     def generate(
         self,

@@ -272,3 +272,11 @@ def test_closed_pipe_is_quiet() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(timeout=300) != 0
+
+
+def test_lengths_of_the_model_yield_to_those_that_are_given(invoke: Any, fake_llm: Any) -> None:
+    llm = fake_llm("a")
+    llm.sampling_defaults = {"min_tokens": 300}
+    assert invoke("generate", "hi").exit_code == 0
+    assert invoke("generate", "hi", "--max-tokens", "5").exit_code == 0
+    assert [(params.min_tokens, params.max_tokens) for params in llm.params] == [(300, 300), (5, 5)]

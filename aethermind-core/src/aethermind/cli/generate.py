@@ -74,6 +74,7 @@ def generate(
     Options that say "the model's" come from its generation_config.json unless they are given.
     """
     from aethermind.cli.load import open_llm
+    from aethermind.sampling.generation_config import with_defaults
     from aethermind.sampling.params import SamplingParams
 
     if logprobs is not None and not as_json:
@@ -87,7 +88,7 @@ def generate(
         logprobs=logprobs,
     )
     with closing(open_llm(options.chosen_model(model), numbers, engine, steps, max_num_seqs=n)) as llm:
-        params = SamplingParams(**{**SAMPLING_DEFAULTS, **llm.sampling_defaults, **given})
+        params = SamplingParams(**with_defaults({**SAMPLING_DEFAULTS, **llm.sampling_defaults}, given))
         has_stats = console.is_terminal(sys.stderr) if stats is None else stats
         is_streaming = stream and n == 1 and not as_json
         answer(llm, text, params, adapter=adapter, is_streaming=is_streaming, has_stats=has_stats, as_json=as_json)

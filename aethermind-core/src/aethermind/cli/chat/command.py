@@ -72,6 +72,7 @@ def chat(
     """
     from aethermind.cli.chat.answerers import LocalAnswerer
     from aethermind.cli.load import open_llm
+    from aethermind.sampling.generation_config import with_defaults
 
     given = sampling.given()
     with ExitStack() as stack:
@@ -85,7 +86,7 @@ def chat(
         name = options.chosen_model(model)
         llm = stack.enter_context(closing(open_llm(name, numbers, engine, steps, max_num_seqs=1)))
         _check_template(llm, name, template)
-        given = {**SAMPLING_DEFAULTS, **llm.sampling_defaults, **given}
+        given = with_defaults({**SAMPLING_DEFAULTS, **llm.sampling_defaults}, given)
         place = f"on {llm.info.device} {llm.info.dtype}"
         _talk(LocalAnswerer(llm, template, adapter), name, place, system, given, has_stats=stats, has_history=history)
 

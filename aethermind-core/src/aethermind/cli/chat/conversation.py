@@ -10,6 +10,7 @@ from typing import Any
 
 from aethermind.config.suggest import did_you_mean
 from aethermind.errors import InvalidArgumentError
+from aethermind.sampling.generation_config import with_defaults
 from aethermind.sampling.params import SamplingParams
 
 __all__ = ["Conversation", "Message", "SETTINGS", "parse_setting"]
@@ -93,7 +94,7 @@ class Conversation:
         name = name.replace("-", "_")
         if name not in SETTINGS:
             raise InvalidArgumentError(f"There is no setting {name!r}{did_you_mean(name, SETTINGS)} /set shows all.")
-        changed = {**self.sampling, name: value}
+        changed = {**with_defaults(self.sampling, {name: value}), name: value}
         SamplingParams(**changed)
         self.sampling = changed
         return name

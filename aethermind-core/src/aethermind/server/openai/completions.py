@@ -55,13 +55,11 @@ class CompletionRequest(SamplingFields):
 
     def sampling(self, model: ServedModel) -> SamplingParams:
         """What to ask of sampling. Engines write one token at least, which is not told where none is wanted."""
-        max_tokens = self.max_tokens if self.max_tokens is not None else DEFAULT_MAX_TOKENS
-        if self.is_only_echo:
-            max_tokens = 1
         return sampling_params(
             self,
             model,
-            max_tokens=max_tokens,
+            max_tokens=1 if self.is_only_echo else self.max_tokens,
+            default_max_tokens=DEFAULT_MAX_TOKENS,
             logprobs=self.logprobs,
             prompt_logprobs=self.logprobs if self.echo else None,
         )

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.checks import optional
+from aethermind.sampling.generation_config import with_defaults
 from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.structured import StructuredOutputs
 from aethermind.server.openai.errors import ApiError
@@ -195,24 +196,27 @@ def sampling_params(
     *,
     max_tokens: int | None,
     logprobs: int | None,
+    default_max_tokens: int | None = None,
     prompt_logprobs: int | None = None,
     demand: StructuredOutputs | None = None,
 ) -> SamplingParams:
     """What a request asks of sampling; what it leaves out is as the model says. ApiError 400 for values out of range.
 
+    `max_tokens` is the request's own limit and `default_max_tokens` the endpoint's: the model's comes between them.
     `demand` is what the endpoint itself wants of the answer's text.
     """
-    given = {name: value for name in _OWN_NAMES if (value := getattr(fields, name)) is not None}
+    defaults = {"max_tokens": default_max_tokens, **model.sampling_defaults}
+    own = {name: getattr(fields, name) for name in _OWN_NAMES}
     with named_fields(fields):
         optional("max_tokens", max_tokens, 1, None, "leave it out for the default")  # -1 has a meaning in Python only
-        params = SamplingParams(
-            **{**model.sampling_defaults, **given},
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            logit_bias=_bias(fields.logit_bias),
-            structured_outputs=demand or _structured(fields),
-        )
+        own |= {
+            "max_tokens": max_tokens,
+            "logprobs": logprobs,
+            "prompt_logprobs": prompt_logprobs,
+            "logit_bias": _bias(fields.logit_bias),
+            "structured_outputs": demand or _structured(fields),
+        }
+        params = SamplingParams(**with_defaults(defaults, own))
     check_token_ids(params.stop_token_ids, model.vocab_size, "stop_token_ids")
     check_token_ids(params.allowed_token_ids or (), model.vocab_size, "allowed_token_ids")
     check_token_ids([token_id for token_id, _ in params.logit_bias], model.vocab_size, "logit_bias")

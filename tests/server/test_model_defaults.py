@@ -1,0 +1,143 @@
+"""What generation_config.json says, and what a request says itself: over every endpoint they never collide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from tests.end_to_end.models import copy_demo
+from tests.server.conftest import serving
+
+from aethermind import LLM, Runtime
+from aethermind.engine.serving.async_engine import AsyncEngine
+from aethermind.sampling import SamplingParams
+from aethermind.sampling.generation_config import SAMPLING_FIELDS, read_sampling_defaults
+from aethermind.server.openai.chat import ChatRequest
+from aethermind.server.openai.completions import CompletionRequest
+from aethermind.server.openai.responses import ResponseRequest, ResponseWish
+from aethermind.server.served_model import ServedModel
+
+FILE: dict[str, Any] = {
+    "temperature": 0.6,
+    "top_k": 20,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "repetition_penalty": 1.05,
+    "max_new_tokens": 24,
+    "min_new_tokens": 4,
+    "stop_strings": ["###"],
+}
+OWN: dict[str, Any] = {
+    "temperature": 0.1,
+    "top_k": 3,
+    "top_p": 0.5,
+    "min_p": 0.2,
+    "repetition_penalty": 1.5,
+    "max_tokens": 9,
+    "min_tokens": 2,
+    "stop": ["END"],
+}
+MESSAGES = [{"role": "user", "content": "hi"}]
+ENDPOINTS = ("completions", "chat", "responses")
+DEFAULT_LENGTH = {"completions": 16, "chat": None, "responses": None}
+
+
+def asked(endpoint: str, model: ServedModel, **fields: Any) -> SamplingParams:
+    """What an endpoint asks of sampling for a body with these fields."""
+    if endpoint == "completions":
+        return CompletionRequest.model_validate({"model": "m", "prompt": "Once", **fields}).sampling(model)
+    if endpoint == "chat":
+        return ChatRequest.model_validate({"model": "m", "messages": MESSAGES, **fields}).sampling(model)
+    if "max_tokens" in fields:
+        fields["max_output_tokens"] = fields.pop("max_tokens")
+    return ResponseWish(ResponseRequest.model_validate({"model": "m", "input": "hi", **fields})).sampling(model)
+
+
+@pytest.fixture
+def served(llm: LLM) -> ServedModel:
+    return replace(ServedModel.of("m", llm, AsyncEngine(llm.engine)), sampling_defaults=read_sampling_defaults(FILE))
+
+
+def test_the_cases_cover_every_field() -> None:
+    assert set(FILE) == set(SAMPLING_FIELDS)
+    assert set(OWN) == set(SAMPLING_FIELDS.values())
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@pytest.mark.parametrize("field", sorted(FILE))
+def test_each_field_counts_unless_the_request_says_otherwise(endpoint: str, field: str, llm: LLM) -> None:
+    model = replace(
+        ServedModel.of("m", llm, AsyncEngine(llm.engine)),
+        sampling_defaults=read_sampling_defaults({field: FILE[field]}),
+    )
+    name = SAMPLING_FIELDS[field]
+    told = tuple(FILE[field]) if name == "stop" else FILE[field]
+    assert getattr(asked(endpoint, model), name) == told
+    if endpoint == "responses" and name == "stop":
+        return  # which it has no field of OpenAI's for; ours is the same
+    own = asked(endpoint, model, **{name: OWN[name]})
+    assert getattr(own, name) == (tuple(OWN[name]) if name == "stop" else OWN[name])
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@pytest.mark.parametrize("name", [None, *sorted(OWN)])
+def test_all_fields_beside_one_of_the_request(endpoint: str, name: str | None, served: ServedModel) -> None:
+    asked(endpoint, served, **({} if name is None else {name: OWN[name]}))
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_lengths_are_the_request_s_then_the_model_s_then_the_endpoint_s(endpoint: str, served: ServedModel) -> None:
+    assert asked(endpoint, served, max_tokens=30).max_tokens == 30
+    assert asked(endpoint, served).max_tokens == 24
+    assert asked(endpoint, replace(served, sampling_defaults={})).max_tokens == DEFAULT_LENGTH[endpoint]
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_the_least_and_the_most_tokens_never_contradict_each_other(endpoint: str, served: ServedModel) -> None:
+    short = asked(endpoint, served, max_tokens=2)
+    assert (short.min_tokens, short.max_tokens) == (2, 2)
+    long = asked(endpoint, served, min_tokens=40)
+    assert (long.min_tokens, long.max_tokens) == (40, 40)
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_structured_output_says_itself_where_it_ends(endpoint: str, served: ServedModel) -> None:
+    assert asked(endpoint, served, structured_outputs={"choice": ["yes"]}).min_tokens == 0
+
+
+@pytest.fixture(scope="module")
+def http(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    content = json.dumps({"do_sample": False, "max_new_tokens": 7, "eos_token_id": 0, "pad_token_id": 0}).encode()
+    model = copy_demo(tmp_path_factory.mktemp("defaults") / "m", files={"generation_config.json": content})
+    with (
+        LLM(model, device="cpu", dtype="float32", runtime=runtime, max_model_len=64) as llm,
+        serving(llm) as address,
+        httpx.Client(base_url=address, timeout=30) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "limit"),
+    [
+        ("/v1/completions", {"prompt": "Once"}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": MESSAGES}, "max_completion_tokens"),
+        ("/v1/responses", {"input": "hi"}, "max_output_tokens"),
+    ],
+)
+def test_a_model_with_max_new_tokens_is_served(http: httpx.Client, path: str, body: dict[str, Any], limit: str) -> None:
+    def written(**own: Any) -> int:
+        answer = http.post(path, json={"model": "demo", "ignore_eos": True, **body, **own})
+        assert answer.status_code == 200, answer.text
+        usage = answer.json()["usage"]
+        return int(usage.get("completion_tokens", usage.get("output_tokens")))
+
+    assert written() == 7
+    assert written(**{limit: 3}) == 3
+    assert written(**{limit: 12}) == 12
+    refused = http.post(path, json={"model": "demo", **body, limit: 100})
+    assert (refused.status_code, limit in refused.text) == (400, True)
