@@ -81,7 +81,7 @@ class Engine(Shared):
     ) -> None:
         """Load the model that `planned` describes, to run in `executor` or one that is opened for it."""
         config = planned.config
-        self.planned = planned
+        self.planned = planned = planned.ending_as(tokenizer)
         self.tokenizer = tokenizer
         self.costs = MeasuredCosts(clock=clock)
         self.executor = executor or planned.create_executor(planned)

@@ -126,8 +126,8 @@ class Grammars:
     def _tokens(self) -> Any:
         if not self._eos_token_ids:
             raise InvalidArgumentError(
-                "Structured output needs a model with an end-of-text token, and this one's config.json names none. "
-                "Set eos_token_id there."
+                "Structured output needs a model with an end-of-text token, and this one's config.json, "
+                "generation_config.json and tokenizer name none. Set eos_token_id in config.json."
             )
         try:
             tokenizer_json = _without_unicode_forms(self._tokenizer_json())

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
     from aethermind.text.mapped_bpe import MappedBpe
 
-__all__ = ["Tokenizer"]
+__all__ = ["MAX_END_TOKENS", "Tokenizer"]
+
+_END_ROLES = ("eos_token", "eot_token", "eom_token")
+MAX_END_TOKENS = len(_END_ROLES)
+"""The most ids in `Tokenizer.end_token_ids`."""
 
 
 class Tokenizer:
@@ -105,6 +109,13 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         """Id of the token that ends an answer, None if the tokenizer's config names none."""
         return self._eos_token_id
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Ids of all tokens that end an answer by the tokenizer's roles: those of a text, a turn and a message."""
+        texts = (self._special_tokens.get(role) for role in _END_ROLES)
+        found = (self._fast.token_to_id(text) for text in texts if text is not None)
+        return frozenset(token_id for token_id in found if token_id is not None)
 
     @property
     def chat_template(self) -> str | None:

@@ -26,6 +26,7 @@ from aethermind.model.architecture import AdaptsWeights, TextEncoder
 from aethermind.model.config import DecoderConfig
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.sampling.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from aethermind.text.tokenizer import MAX_END_TOKENS
 
 __all__ = ["plan_model"]
 
@@ -74,7 +75,8 @@ def plan_model(
     kv = plan_kv(config, dtype, decoder, opened, is_encoder=is_encoder)
     generation = source.generation()
     eos_token_ids = _eos_token_ids(decoder, generation)
-    symbols = _greatest_symbols(config, kv.max_model_len, kv.spec, decoder.vocab_size, len(eos_token_ids))
+    num_ends = len(eos_token_ids) + MAX_END_TOKENS
+    symbols = _greatest_symbols(config, kv.max_model_len, kv.spec, decoder.vocab_size, num_ends)
     if is_encoder:
         symbols["R"] = symbols["T"]
     builder = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype).build()
@@ -186,7 +188,9 @@ def _choose_dtype(text: str, of_checkpoint: DType, supported: tuple[DType, ...],
 
 
 def _eos_token_ids(decoder: DecoderConfig, generation: Mapping[str, Any]) -> frozenset[int]:
-    """The ids that end an answer, by both configuration files; ids that the model cannot produce are left out."""
+    """The ids that end an answer, by both configuration files; ids that the model cannot produce are left out. Those of
+    the tokenizer are added when it is read (see `PlannedModel.ending_as`).
+    """
     value = generation.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
@@ -194,6 +198,7 @@ def _eos_token_ids(decoder: DecoderConfig, generation: Mapping[str, Any]) -> fro
             f"eos_token_id in generation_config.json should be a token id or a list of them, got {value!r}."
         )
     for file, given in (("config.json", decoder.eos_token_ids), ("generation_config.json", ids)):
-        if negative := [item for item in given if item < 0]:  # transformers warns as well
-            logger.warning("eos_token_id in %s is %s, which no token has: no answer ends with it.", file, negative[0])
+        for item in given:
+            if not 0 <= item < decoder.vocab_size:
+                logger.warning("eos_token_id in %s is %s, which no token has: no answer ends with it.", file, item)
     return frozenset(item for item in (*decoder.eos_token_ids, *ids) if 0 <= item < decoder.vocab_size)

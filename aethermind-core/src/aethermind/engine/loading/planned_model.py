@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from aethermind.cache.spec import KVCacheSpec
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from aethermind.model.input_processor import InputProcessor
     from aethermind.model.source import ModelSource
     from aethermind.sampling.registry import LogitsProcessorRegistry
+    from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["PlannedModel", "compile_for"]
 
@@ -118,6 +119,14 @@ class PlannedModel:
     def parameter_types(self) -> dict[str, TensorType]:
         """The dtype and shape of every parameter, computed ones included."""
         return {value.name: value.type for value in self.compiled.graph.parameters}
+
+    def ending_as(self, tokenizer: Tokenizer) -> PlannedModel:
+        """The same model whose answers end with the ends of this tokenizer, too.
+
+        Fine-tuning often changes the tokenizer's files alone, so the ends of an answer are those of all files.
+        """
+        own = (token_id for token_id in tokenizer.end_token_ids if token_id < self.model.config.vocab_size)
+        return replace(self, eos_token_ids=self.eos_token_ids.union(own))
 
     def choose_adapter(self, name: str) -> AdapterChoice:
         """The adapter of that name, none for an empty one; InvalidArgumentError names those there are."""
