@@ -161,6 +161,15 @@ class LLM:
         adapter: str | None = None,
     ) -> Generator[RequestOutput, None, None]:
         """Answer one prompt, yielding what there is whenever it has grown. Closing the iterator ends the request."""
+        return self._stream(prompt, sampling_params, options, adapter)
+
+    def _stream(
+        self,
+        prompt: Prompt | EnginePrompt,
+        sampling_params: SamplingParams | None,
+        options: RequestOptions,
+        adapter: str | None,
+    ) -> Generator[RequestOutput, None, None]:
         params = sampling_params or self.get_default_sampling_params()
         ids = self._add_all([prompt], [params], _options_for([prompt], options, adapter))
         with closing(self._outputs(ids)) as outputs:
@@ -203,10 +212,11 @@ class LLM:
         text = chat_prompt(self.tokenizer, messages, **template)
         token_ids = self.tokenizer.encode(text) if memory is None else memory.encode(text)
         output: RequestOutput | None = None
-        with closing(self.stream({"prompt_token_ids": token_ids}, sampling_params, adapter=adapter)) as outputs:
+        prompt = EnginePrompt(str(text), token_ids, is_chat=True)
+        with closing(self._stream(prompt, sampling_params, _NO_OPTIONS, adapter)) as outputs:
             try:
                 for output in outputs:
-                    yield replace(output, prompt=text)
+                    yield output
             finally:
                 if memory is not None and output is not None:
                     completion = output.outputs[0]
@@ -234,7 +244,7 @@ class LLM:
             self.engine.turns.give_way()
         return vectors
 
-    def _read(self, prompt: Prompt) -> EnginePrompt:
+    def _read(self, prompt: Prompt | EnginePrompt) -> EnginePrompt:
         if self.engine.is_closed:
             raise InvalidArgumentError("This LLM was closed; make another one.")
         return self.engine.prompts.read(prompt)
@@ -275,7 +285,10 @@ class LLM:
                     self.engine.abort(request_id)
 
     def _add_all(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], options: Sequence[RequestOptions]
+        self,
+        prompts: Sequence[Prompt | EnginePrompt],
+        params: Sequence[SamplingParams],
+        options: Sequence[RequestOptions],
     ) -> list[str]:
         """Queue all prompts or none."""
         ids: list[str] = []
@@ -287,7 +300,13 @@ class LLM:
                     ids.append(request_id)
                     self._inbox.open(request_id)
                     self.engine.add_request(
-                        request_id, read.token_ids, one, prompt=read.text, embeddings=read.embeddings, options=wishes
+                        request_id,
+                        read.token_ids,
+                        one,
+                        prompt=read.text,
+                        embeddings=read.embeddings,
+                        options=wishes,
+                        is_chat=read.is_chat,
                     )
         except BaseException:  # Ctrl-C and a plugin's own errors, too
             self._forget(ids)
@@ -303,7 +322,7 @@ def _listed(prompts: Any) -> list[Prompt]:
     return list(prompts)
 
 
-def _options_for(prompts: Sequence[Prompt], given: Any, adapter: Any) -> list[RequestOptions]:
+def _options_for(prompts: Sequence[Prompt | EnginePrompt], given: Any, adapter: Any) -> list[RequestOptions]:
     options = [_NO_OPTIONS] * len(prompts) if given is None else _one_each(prompts, given, "options", RequestOptions)
     if adapter is None:
         return options
@@ -315,7 +334,7 @@ def _options_for(prompts: Sequence[Prompt], given: Any, adapter: Any) -> list[Re
     return [one if name is None else replace(one, adapter=name) for one, name in zip(options, names, strict=True)]
 
 
-def _one_each(prompts: Sequence[Prompt], given: Any, name: str, kind: type[_T]) -> list[_T]:
+def _one_each(prompts: Sequence[Prompt | EnginePrompt], given: Any, name: str, kind: type[_T]) -> list[_T]:
     """One value for all prompts, or a list of as many."""
     if isinstance(given, kind):
         return [given] * len(prompts)

@@ -27,6 +27,44 @@ def test_deltas_add_up_for_any_tokens(any_tokenizer: Tokenizer, data: st.DataObj
     assert "".join(deltas(any_tokenizer, token_ids, skip_special_tokens)) == expected
 
 
+@pytest.mark.parametrize("family", ["byte_level", "byte_fallback", "metaspace", "word_piece"])
+@given(data=st.data())
+def test_behind_a_text_deltas_are_what_tokens_add_to_it(
+    make_fast: Callable[[str], tokenizers.Tokenizer], family: str, data: st.DataObject
+) -> None:
+    tokenizer = Tokenizer(make_fast(family))
+    token_ids = st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=8)
+    prompt, answer = data.draw(token_ids), data.draw(token_ids)
+    if family == "byte_level":
+        prompt = tokenizer.encode(tokenizer.decode(prompt).replace("\ufffd", ""))  # ends with a whole character
+    elif prompt and tokenizer.byte_of(prompt[-1]) is not None:
+        prompt.append(tokenizer.token_to_id("a") or 0)
+    detokenizer = Detokenizer(tokenizer, before=prompt)
+    text = "".join(map(detokenizer.push, answer)) + detokenizer.flush()
+    assert tokenizer.decode(prompt) + text == tokenizer.decode([*prompt, *answer])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ([], "a bc"),
+        (["<s>"], "a bc"),
+        (["<s>", "▁"], " a bc"),
+        (["bc"], " a bc"),
+        (["bc", "</s>"], " a bc"),
+        (["bc", "<0xC3>", "<0xA9>"], " a bc"),
+        (["bc", "<0xC3>"], " a bc"),
+    ],
+)
+def test_only_the_first_space_of_all_text_goes(
+    make_fast: Callable[[str], tokenizers.Tokenizer], prompt: list[str], text: str
+) -> None:
+    tokenizer = Tokenizer(make_fast("byte_fallback"))
+    before, answer = (list(map(tokenizer.token_to_id, tokens)) for tokens in (prompt, ["▁a", "▁", "bc"]))
+    detokenizer = Detokenizer(tokenizer, before=before)
+    assert "".join(map(detokenizer.push, answer)) + detokenizer.flush() == text
+
+
 @given(text=st.text())
 @example(text=_FAMILY + "e\u0301\u0323" + "🏳️‍🌈" + "क्षि" + "\U0010ffff\x00\ufffd")
 def test_text_comes_back(byte_level: Tokenizer, text: str) -> None:

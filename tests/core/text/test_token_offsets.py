@@ -32,9 +32,16 @@ def test_tokens_of_other_vocabularies_stand_where_they_say(
     token_ids = tokenizer.encode("a é a漢 éa" if family == "byte_fallback" else "a b ab a")
     text = tokenizer.decode(token_ids)
     offsets = TokenOffsets(tokenizer, 5)
-    for token_id in token_ids:
-        token, place = tokenizer.token_text(token_id), offsets.push(token_id) - 5
+    for index, token_id in enumerate(token_ids):
+        token, place = tokenizer.token_text(token_id, is_first=index == 0), offsets.push(token_id) - 5
         assert text[place : place + len(token)] == token
+
+
+def test_an_answer_s_first_token_begins_with_its_space(make_fast: Callable[[str], tokenizers.Tokenizer]) -> None:
+    tokenizer = Tokenizer(make_fast("byte_fallback"))
+    prompt, answer = tokenizer.encode("bc."), [tokenizer.token_to_id("▁a"), tokenizer.token_to_id("bc")]
+    offsets = TokenOffsets(tokenizer, 3, before=prompt)
+    assert [offsets.push(token_id) for token_id in answer] == [3, 5]  # "bc." + " a" + "bc"
 
 
 def test_bytes_that_make_a_character_begin_with_it(make_fast: Callable[[str], tokenizers.Tokenizer]) -> None:

@@ -199,3 +199,21 @@ def test_naming_the_package_imports_nothing_heavy() -> None:
     program = "import sys, aethermind.text; print(sorted({'jinja2', 'tokenizers', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_tokens_by_themselves_keep_their_space(make_fast: Callable[[str], tokenizers.Tokenizer]) -> None:
+    for family in ("byte_fallback", "metaspace"):
+        tokenizer = Tokenizer(make_fast(family))
+        token_id = tokenizer.token_to_id("▁a")
+        assert token_id is not None
+        assert tokenizer.token_text(token_id) == " a"
+        assert tokenizer.token_text(token_id, is_first=True) == "a"
+    words = Tokenizer(make_fast("word_piece"))
+    assert [words.token_text(token_id) for token_id in words.encode("unaffable")] == ["un", "##aff", "##able"]
+
+
+def test_bytes_of_tokens_that_stand_for_one(make_fast: Callable[[str], tokenizers.Tokenizer]) -> None:
+    tokenizer = Tokenizer(make_fast("byte_fallback"))
+    token_ids = [tokenizer.token_to_id(token) or 0 for token in ("<0xC3>", "<0x0A>", "▁a", "<s>")]
+    assert [tokenizer.token_bytes(token_id) for token_id in token_ids] == [b"\xc3", b"\n", None, None]
+    assert [tokenizer.token_text(token_id) for token_id in token_ids] == ["\ufffd", "\n", " a", "<s>"]

@@ -150,9 +150,11 @@ class Engine(Shared):
         embeddings: Sequence[EmbeddingSpan] = (),
         options: RequestOptions | None = None,
         guide: TokenGuide | None = None,
+        is_chat: bool = False,
     ) -> None:
         """Queue a request; `embeddings` replace those of some of its token ids, `options` are about the whole request,
-        and `guide` is what `prepare` made for its parameters, if it was asked.
+        and `guide` is what `prepare` made for its parameters, if it was asked. The answer to a prompt that `is_chat`
+        is a message of its own; that to others goes on with the prompt's text.
 
         InvalidArgumentError or ContextLengthError when its prompt cannot be served.
         """
@@ -192,7 +194,7 @@ class Engine(Shared):
             requests.append(request)
         self._place(requests)
         builders = {
-            request.request_id: OutputBuilder(request, prompt, self.tokenizer, index)
+            request.request_id: OutputBuilder(request, prompt, self.tokenizer, index, is_chat=is_chat)
             for index, request in enumerate(requests)
         }
         for builder in builders.values():

@@ -3,17 +3,20 @@
 One token may be part of a character, so text is held back until it is certain. With a byte-level tokenizer the text
 is the tokens' bytes read as UTF-8, and an incremental UTF-8 decoder knows exactly what is unfinished. Any other
 tokenizer is asked to decode a small window twice: what the window's new tokens add to its old ones is the delta.
-Either way the deltas add up to `tokenizer.decode(all_ids)`, at a cost per token that does not grow with the text.
+Either way the deltas add up to `tokenizer.decode(all_ids)`, at a cost per token that does not grow with the text. Where
+the text follows another one, such as a prompt, they add up to what the tokens add to that: SentencePiece's decoders
+take the space off a sequence's first token, and an answer's first token is not its text's.
 """
 
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 from typing import Protocol
 
 from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["Detokenizer"]
+__all__ = ["Detokenizer", "last_text_token"]
 
 _REPLACEMENT = "\ufffd"
 
@@ -21,10 +24,10 @@ _REPLACEMENT = "\ufffd"
 class Detokenizer:
     """One request's tokens as a stream of text. Mutable: one per sequence, not to be shared."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
-        """Begin an empty text; special tokens add nothing to it when `skip_special_tokens`."""
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> None:
+        """Begin an empty text behind the tokens `before`; special tokens add nothing when `skip_special_tokens`."""
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        self._stream: _Stream = _ByteStream(tokenizer) if tokenizer.is_byte_level else _WindowStream(tokenizer)
+        self._stream: _Stream = _ByteStream(tokenizer) if tokenizer.is_byte_level else _WindowStream(tokenizer, before)
 
     def push(self, token_id: int) -> str:
         """Add a token; return the text that is now certain, `""` while a character is unfinished."""
@@ -68,21 +71,20 @@ class _WindowStream:
     space, for example) treat the new tokens as what they are: not the first.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._has_byte_tokens = "ByteFallback" in tokenizer.decoder_kinds
         self._may_split_characters = "ByteLevel" in tokenizer.decoder_kinds
-        self._window: list[int] = []
-        self._num_old = 0
-        self._old_text = ""
+        context = last_text_token(tokenizer, before)
+        self._window: list[int] = [] if context is None else [context]
+        self._num_old = len(self._window)
+        self._old_text = self._decode(self._window)
 
     def push(self, token_id: int) -> str:
-        token = self._tokenizer.id_to_token(token_id)
-        if token is None:
+        if self._tokenizer.id_to_token(token_id) is None:
             return ""
         self._window.append(token_id)
         # A run of byte tokens is text or garbage as a whole: only the token that ends the run decides.
-        if self._has_byte_tokens and _is_byte_token(token):
+        if self._tokenizer.byte_of(token_id) is not None:
             return ""
         text = self._decode(self._window)
         if len(text) <= len(self._old_text) or (self._may_split_characters and text.endswith(_REPLACEMENT)):
@@ -102,5 +104,10 @@ class _WindowStream:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
-def _is_byte_token(token: str) -> bool:
-    return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+def last_text_token(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int | None:
+    """The last token that is text by itself, neither special nor one byte of a character; None where there is none."""
+    for token_id in reversed(token_ids):
+        is_special = token_id in tokenizer.special_token_ids or tokenizer.id_to_token(token_id) is None
+        if not is_special and tokenizer.byte_of(token_id) is None:
+            return token_id
+    return None

@@ -13,10 +13,14 @@ __all__ = ["TokenOffsets", "prompt_offsets"]
 class TokenOffsets:
     """Counts characters. A token that is part of one begins where that does. Mutable: one per text."""
 
-    def __init__(self, tokenizer: Tokenizer, start: int = 0, *, skip_special_tokens: bool = True) -> None:
-        """Begin a text behind `start` characters; special tokens add nothing to it when `skip_special_tokens`."""
+    def __init__(
+        self, tokenizer: Tokenizer, start: int = 0, *, skip_special_tokens: bool = True, before: Sequence[int] = ()
+    ) -> None:
+        """Begin a text behind `start` characters and the tokens `before`; special tokens add nothing to it when
+        `skip_special_tokens`.
+        """
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens, before=before)
         self._num_chars = start
 
     def push(self, token_id: int) -> int:

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_END_TOKENS", "Tokenizer"]
 
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _END_ROLES = ("eos_token", "eot_token", "eom_token")
 MAX_END_TOKENS = len(_END_ROLES)
 """The most ids in `Tokenizer.end_token_ids`."""
@@ -170,6 +173,19 @@ class Tokenizer:
                 f"Token id {wrong} is not in the vocabulary of {self.vocab_size} tokens."
             ) from error
 
+    @cached_property
+    def anchor(self) -> tuple[int, ...]:
+        """A token of text, behind which no other is a text's first; none where decoders treat that like others."""
+        if not {"Strip", "Metaspace"}.intersection(self._decoder_kinds):
+            return ()
+        plain = (
+            token_id
+            for token_id in range(self.vocab_size)
+            if token_id not in self._special_token_ids and self.byte_of(token_id) is None
+        )
+        found = next((token_id for token_id in plain if self.decode([token_id], skip_special_tokens=False)), None)
+        return () if found is None else (found,)
+
     def read_whole(self) -> None:
         """Read now what is read when much text has come (see `text.mapped_bpe`): then no request waits for it."""
         from aethermind.text.mapped_bpe import MappedBpe
@@ -189,17 +205,33 @@ class Tokenizer:
         """Return a token's exact name in the vocabulary (`"Ġthe"`), None for an unknown id."""
         return self._fast.id_to_token(token_id) if 0 <= token_id < 2**32 else None
 
-    def token_text(self, token_id: int) -> str:
-        """Return how one token reads on its own, special tokens included; U+FFFD stands for part of a character."""
-        return self.decode([token_id], skip_special_tokens=False)
+    def token_text(self, token_id: int, *, is_first: bool = False) -> str:
+        """Return what one token adds to a text, special tokens included; U+FFFD stands for part of a character.
+
+        SentencePiece's decoders take the space off a text's first token: what is left of it there comes with
+        `is_first`.
+        """
+        anchor = () if is_first else self.anchor
+        text = self.decode(anchor, skip_special_tokens=False) if anchor else ""
+        return self.decode([*anchor, token_id], skip_special_tokens=False)[len(text) :]
+
+    def byte_of(self, token_id: int) -> int | None:
+        """Return the byte that a token such as `<0xC3>` stands for in vocabularies that have these, None for others."""
+        if "ByteFallback" not in self._decoder_kinds:
+            return None
+        match = _BYTE_TOKEN.fullmatch(self.id_to_token(token_id) or "")
+        return None if match is None else int(match[1], 16)
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the bytes a token adds to the text (none for an unknown id); None unless `is_byte_level`."""
+        """Return the bytes a token adds to the text (none for an unknown id); None where only its text is known, which
+        is for tokens of more than a byte unless `is_byte_level`.
+        """
         cached = self._token_bytes.get(token_id)
         if cached is not None:
             return cached
         if not self.is_byte_level:
-            return None
+            byte = self.byte_of(token_id)
+            return None if byte is None else bytes([byte])
         token = self.id_to_token(token_id) or ""
         try:
             value = bytes([BYTE_OF_CHAR[char] for char in token])

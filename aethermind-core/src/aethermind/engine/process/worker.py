@@ -219,6 +219,7 @@ class _Worker:
                 request.params,
                 prompt=prompt.text,
                 embeddings=prompt.embeddings,
+                is_chat=prompt.is_chat,
                 options=request.options,
                 guide=None if made is None else made.result(),
             )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from aethermind.engine.requests.request import FinishReason, Request
-from aethermind.text.detokenizer import Detokenizer
+from aethermind.text.detokenizer import Detokenizer, last_text_token
 from aethermind.text.stop import StopChecker
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class OutputBuilder:
         "_detokenizer",
         "_first_token_s",
         "_index",
+        "_is_begun",
         "_logprobs",
         "_prompt",
         "_prompt_logprobs",
@@ -39,7 +41,9 @@ class OutputBuilder:
         "request_id",
     )
 
-    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer, index: int = 0) -> None:
+    def __init__(
+        self, request: Request, prompt: str | None, tokenizer: Tokenizer, index: int = 0, *, is_chat: bool = False
+    ) -> None:
         """`index` is the answer's among those to its prompt."""
         self.request = request
         self._index = index
@@ -48,7 +52,9 @@ class OutputBuilder:
         self._prompt = prompt
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer)
+        before = _context(request, tokenizer, is_chat=is_chat)
+        self._is_begun = last_text_token(tokenizer, before) is not None
+        self._detokenizer = Detokenizer(tokenizer, before=before)
         self._stop = StopChecker(request.params.stop) if request.params.stop else None
         self._text = ""
         self._logprobs: list[dict[int, Logprob]] = []
@@ -57,15 +63,16 @@ class OutputBuilder:
 
     def add_prompt(self, scores: Sequence[TokenLogprobs | None]) -> None:
         """Take what the model thought of each token of the prompt; None where it thought nothing."""
-        self._prompt_logprobs = [
-            None if score is None else _named_logprobs(self._tokenizer, token_id, score)
-            for token_id, score in zip(self.request.prompt_token_ids, scores, strict=True)
-        ]
+        self._prompt_logprobs, is_first = [], True
+        for token_id, score in zip(self.request.prompt_token_ids, scores, strict=True):
+            named = None if score is None else _named_logprobs(self._tokenizer, token_id, score, is_first=is_first)
+            self._prompt_logprobs.append(named)
+            is_first = is_first and token_id in self._tokenizer.special_token_ids
 
     def begin(self, token_id: int) -> None:
         """Give the request a token before it runs, which ends nothing. The first token's time is that of the next."""
         self.request.append_token(token_id)
-        self._emit(self._detokenizer.push(token_id))
+        self._emit(self._push(token_id))
 
     def add(
         self, token_id: int, logprobs: TokenLogprobs | None, reason: FinishReason | None, now: float
@@ -74,11 +81,12 @@ class OutputBuilder:
         if self._first_token_s is None:
             self._first_token_s = now
         if logprobs is not None:
-            self._logprobs.append(_named_logprobs(self._tokenizer, token_id, logprobs))
+            is_first = not self._is_begun
+            self._logprobs.append(_named_logprobs(self._tokenizer, token_id, logprobs, is_first=is_first))
         if reason is FinishReason.STOP:
             self._stop_reason = None if token_id in self.request.eos_token_ids else token_id
             return self._end(reason)
-        if self._emit(self._detokenizer.push(token_id)):
+        if self._emit(self._push(token_id)):
             return FinishReason.STOP
         return self._end(reason) if reason else None
 
@@ -114,6 +122,10 @@ class OutputBuilder:
             request.num_cached_tokens,
             self._prompt_logprobs,
         )
+
+    def _push(self, token_id: int) -> str:
+        self._is_begun = self._is_begun or token_id not in self._tokenizer.special_token_ids
+        return self._detokenizer.push(token_id)
 
     def _emit(self, delta: str) -> bool:
         """Add text; True when a stop string ended it. Those count that are complete from `min_tokens` on."""
@@ -151,9 +163,20 @@ def has_ended(growth: Growth | None) -> bool:
     return type(growth) is RequestOutput and growth.finished  # several times quicker than to ask for any of the kind
 
 
-def _named_logprobs(tokenizer: Tokenizer, token_id: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:
+def _context(request: Request, tokenizer: Tokenizer, *, is_chat: bool) -> Sequence[int]:
+    """The tokens behind which an answer is decoded: its prompt's, because it goes on with that text. The answer to a
+    chat is a text of its own. What structured outputs demand counts to the character, so no space is taken off.
+    """
+    if request.params.structured_outputs is not None:
+        return tokenizer.anchor
+    return () if is_chat else request.prompt_token_ids
+
+
+def _named_logprobs(
+    tokenizer: Tokenizer, token_id: int, logprobs: TokenLogprobs, *, is_first: bool
+) -> dict[int, Logprob]:
     """By token id, with the texts of tokens: the most likely ones in order, and the token itself."""
-    text = tokenizer.token_text
+    text = partial(tokenizer.token_text, is_first=is_first)
     named = {token: Logprob(value, rank, text(token)) for rank, (token, value) in enumerate(logprobs.top, start=1)}
     named.setdefault(token_id, Logprob(logprobs.logprob, logprobs.rank, text(token_id)))
     return named

@@ -53,11 +53,14 @@ class TextToEmbed(str):
 
 @dataclass(frozen=True, slots=True)
 class EnginePrompt:
-    """What `Engine.add_request` takes. `text` is None for prompts that are not given as text."""
+    """What `Engine.add_request` takes. `text` is None for prompts that are not given as text; `is_chat` says whether a
+    template wrote it.
+    """
 
     text: str | None
     token_ids: Sequence[int]
     embeddings: tuple[EmbeddingSpan, ...] = ()
+    is_chat: bool = False
 
     def tokens_to_embed(self) -> Sequence[int]:
         """The token ids of a text to make a vector of; InvalidArgumentError for a prompt that is more than text."""
@@ -108,6 +111,8 @@ class PromptReader:
 
     def read(self, prompt: Any) -> EnginePrompt:
         """Read one prompt; InvalidArgumentError says what is wrong with it."""
+        if isinstance(prompt, EnginePrompt):
+            return prompt
         if isinstance(prompt, str):
             return self._of_text(prompt)
         if not isinstance(prompt, Mapping):
@@ -139,7 +144,7 @@ class PromptReader:
                     f"the context holds {most}. Shorten the prompt."
                 )
         is_chat = isinstance(text, WrittenChat)
-        return EnginePrompt(str(text), self._tokenizer.encode(text, add_special_tokens=not is_chat))
+        return EnginePrompt(str(text), self._tokenizer.encode(text, add_special_tokens=not is_chat), is_chat=is_chat)
 
     def _cut(self, text: str, limit: int) -> list[int]:
         """The first tokens of a text, with the special ones on both of its sides."""

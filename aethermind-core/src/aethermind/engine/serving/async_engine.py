@@ -225,6 +225,7 @@ class AsyncEngine(EngineClient):
             params,
             prompt=prompt.text,
             embeddings=prompt.embeddings,
+            is_chat=prompt.is_chat,
             options=options,
             guide=guide,
         )

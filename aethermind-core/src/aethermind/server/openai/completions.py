@@ -133,7 +133,7 @@ class CompletionAnswer(Answer):
             if begun.prompt_logprobs is not None and self._is_echoing:
                 places = prompt_offsets(self._tokenizer, prefix, prompt_ids)
                 told += zip(prompt_ids, begun.prompt_logprobs, places, strict=True)
-            self._offsets[index] = TokenOffsets(self._tokenizer, len(prefix))
+            self._offsets[index] = TokenOffsets(self._tokenizer, len(prefix), before=prompt_ids)
         places = [self._offsets[index].push(token_id) for token_id in token_ids]
         told += zip(token_ids, logprobs, places, strict=True)
         return _described(told, self._tokenizer)
