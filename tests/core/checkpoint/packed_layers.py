@@ -63,12 +63,14 @@ def random_layer(
 
 
 def _pack(numbers: Array, bits: int) -> Array:
-    """Along the last axis, the first number in the lowest bits."""
-    per_word = 32 // bits
-    words = np.zeros((len(numbers), numbers.shape[1] // per_word), np.uint32)
-    for i in range(per_word):
-        words |= numbers[:, i::per_word].astype(np.uint32) << np.uint32(bits * i)
-    return words.view(np.int32)
+    """Along the last axis, as one run of bits: the first number in the lowest bits of the first word."""
+    rows, length = numbers.shape
+    packed = np.zeros((rows, length * bits // 32), np.int64)
+    for index in range(length):
+        for bit in range(bits):
+            word, place = divmod(index * bits + bit, 32)
+            packed[:, word] |= ((numbers[:, index].astype(np.int64) >> bit) & 1) << place
+    return packed.astype(np.uint32).view(np.int32)
 
 
 def _pack_awq(numbers: Array) -> Array:

@@ -18,6 +18,7 @@ from aethermind.errors import AetherMindError, CheckpointError, ConfigError
 from aethermind.ops.weight_format import QuantizedWeight
 
 ROWS, COLUMNS = 48, 256
+ROWS_OF_3_BITS = 64  # zero points of 32 rows fill whole words
 
 
 def opened(directory: Path, described: dict[str, Any], *layers: Layer, **more: Any) -> PackedCheckpoint:
@@ -35,19 +36,21 @@ def awq(**options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("group_size", [32, 64, 128, -1])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("is_symmetric", [True, False])
 @pytest.mark.parametrize("layout", ["gptq", "gptq_v2"])
 def test_gptq(tmp_path: Path, bits: int, group_size: int, is_symmetric: bool, layout: str) -> None:
-    layer = random_layer(ROWS, COLUMNS, bits=bits, group_size=group_size, is_symmetric=is_symmetric,
+    rows = ROWS_OF_3_BITS if bits == 3 else ROWS
+    layer = random_layer(rows, COLUMNS, bits=bits, group_size=group_size, is_symmetric=is_symmetric,
                          zero_shift=layout == "gptq")  # fmt: skip
-    checkpoint = opened(tmp_path, gptq(bits=bits, group_size=group_size, checkpoint_format=layout), layer)
+    described = gptq(bits=bits, group_size=group_size, checkpoint_format=layout, sym=is_symmetric)
+    checkpoint = opened(tmp_path, described, layer)
     weight, info = checkpoint.array("m0.weight"), checkpoint.info("m0.weight")
     assert isinstance(weight, QuantizedWeight)
-    assert (info.shape, info.weight_format, info.kind) == ((ROWS, COLUMNS), weight.format, "gptq")
+    assert (info.shape, info.weight_format, info.kind) == ((rows, COLUMNS), weight.format, "gptq")
     shift = "" if is_symmetric else "_zp"
     suffix = {32: "", -1: "_channel"}.get(group_size, f"_g{group_size}")
-    assert weight.format.name == f"int{bits}{shift}{suffix}"
+    assert weight.format.name == f"int{max(bits, 4)}{shift}{suffix}"
     assert weight.format.has_zero_point is not is_symmetric
     np.testing.assert_array_equal(weight.format.dequantize(weight), layer.values)
 
@@ -106,6 +109,50 @@ def test_files_of_the_tools_themselves() -> None:
 def test_other_spellings() -> None:
     spelled = {"quant_method": "GPTQ", "bits": "4", "group_size": None}
     assert read_packing(gptq(**spelled), "m") == read_packing(gptq(group_size=-1), "m")
+    for more in (
+        {"format": "gptq_v2"},
+        {"checkpoint_format": "GPTQ_V2"},
+        {"checkpoint_format": None, "format": "gptq_v2"},
+    ):
+        assert read_packing(gptq(**more), "m").zero_shift == 0
+    for plain in ({"dynamic": {"-:.*lm_head.*": {}}}, {"dynamic": {"+:.*": {"bits": 4}}}, {"dynamic": None}):
+        assert read_packing(gptq(**plain), "m") == read_packing(gptq(), "m")
+    assert read_packing(awq(version=None), "m") == read_packing(awq(), "m")
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("label", [{"checkpoint_format": "gptq"}, {}, {"checkpoint_format": "gptq_v2"}])
+@pytest.mark.parametrize("zero_shift", [0, 1])
+@pytest.mark.parametrize("sym", [{"sym": True}, {}])
+def test_symmetric_zero_points_are_the_middle_whatever_the_label(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, bits: int, label: Any, zero_shift: int, sym: Any
+) -> None:
+    rows = ROWS_OF_3_BITS if bits == 3 else ROWS
+    layer = random_layer(rows, COLUMNS, bits=bits, is_symmetric=True, zero_shift=zero_shift)
+    described = {"quant_method": "gptq", "bits": bits, "group_size": 64, **label, **sym}
+    with caplog.at_level(logging.WARNING, "aethermind"):
+        weight = opened(tmp_path, described, layer).array("m0.weight")
+    assert isinstance(weight, QuantizedWeight)
+    np.testing.assert_array_equal(weight.format.dequantize(weight), layer.values)
+    is_told = (label.get("checkpoint_format") == "gptq_v2") == (zero_shift == 0)
+    assert ("1 of its 1 packed matrices are not stored as checkpoint_format says" in caplog.text) is not is_told
+
+
+@pytest.mark.parametrize("zero_shift", [0, 1])
+def test_other_zero_points_are_as_the_label_says(tmp_path: Path, zero_shift: int) -> None:
+    """Also where all of a matrix happen to be the middle, or one beside it."""
+    layer = random_layer(ROWS, COLUMNS, is_symmetric=True, zero_shift=zero_shift)
+    stored_as_v1 = opened(tmp_path, gptq(sym=False), layer).array("m0.weight")
+    assert isinstance(stored_as_v1, QuantizedWeight)
+    values = stored_as_v1.format.dequantize(stored_as_v1)
+    assert np.array_equal(values, layer.values) is (zero_shift == 1)
+
+
+def test_a_dense_matrix_is_read_by_the_same_zero_points(tmp_path: Path) -> None:
+    groups = np.random.default_rng(1).permutation(np.arange(COLUMNS) // 64)
+    layer = random_layer(ROWS, COLUMNS, groups=groups, is_symmetric=True, zero_shift=0)
+    dense = opened(tmp_path, gptq(desc_act=True), layer).array("m0.weight")
+    np.testing.assert_array_equal(dense, layer.values.astype(np.float32).astype(np.float16))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +161,7 @@ def test_other_spellings() -> None:
         ([4], "should be an object, not list"),
         ({"quant_method": "fp8"}, "by 'fp8'.*--quantization"),
         ({"quant_method": ["gptq"]}, "which cannot be read"),
-        (gptq(bits=3), "to 3 bits; 4 or 8"),
+        (gptq(bits=5), "to 5 bits; 2 or 3 or 4 or 8"),
         (gptq(bits=True), "to True bits"),
         (gptq(bits=None), "to None bits"),
         (gptq(bits=[4]), r"to \[4\] bits"),
@@ -124,7 +171,13 @@ def test_other_spellings() -> None:
         (gptq(group_size=-2), "group_size of -2"),
         (gptq(checkpoint_format="marlin"), "in the layout 'marlin'"),
         (awq(version="gemv"), "in the layout 'gemv'"),
-        (awq(version=None), "in the layout None"),
+        (awq(backend="llm-awq"), "in the layout 'llm-awq'"),
+        (gptq(is_marlin_format=True), "in the layout 'marlin'"),
+        (gptq(format="marlin"), "in the layout 'marlin'"),
+        (gptq(dynamic={"+:.*down.*": {"bits": 8}}), "quantised otherwise than the rest"),
+        ({"load_in_8bit": True}, "by 'bitsandbytes'.*--quantization"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "by 'bitsandbytes'"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "by 'bitsandbytes'"),
     ],
 )
 def test_descriptions_that_cannot_be_followed(described: Any, says: str) -> None:

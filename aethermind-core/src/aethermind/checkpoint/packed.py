@@ -53,6 +53,13 @@ class PackedCheckpoint:
         twice = next((name for name in self._plain if name in self._infos), None)
         if twice is not None:
             raise CheckpointError(f"{where} has {twice!r} both packed and plain. Fetch the checkpoint again.")
+        misnamed = [module for module in modules if packing.contradicts_name(self._part(module, ".qzeros"))]
+        if misnamed:
+            logger.warning(
+                "%s: the zero points of %d of its %d packed matrices are not stored as checkpoint_format says; "
+                "they are read as sym says.",
+                where, len(misnamed), len(modules),
+            )  # fmt: skip
         num_dense = sum(info.weight_format is None for info in self._infos.values())
         if num_dense:
             logger.warning(
@@ -95,8 +102,9 @@ class PackedCheckpoint:
         if info is None:
             return self._stored.array(name)
         module = name.removesuffix(".weight")
-        codes = self._packing.codes(self._part(module, _CODES))
-        zeros = self._packing.zeros(self._part(module, ".qzeros"))
+        packing = self._packing
+        codes = packing.codes(self._part(module, _CODES))
+        zeros = packing.zeros(self._part(module, ".qzeros"))
         scales = np.ascontiguousarray(self._part(module, ".scales").T).astype(np.float16)
         if not np.isfinite(scales).all():
             raise CheckpointError(f"{self._where} has {module}.scales that are not finite. Fetch the weights again.")
@@ -107,8 +115,7 @@ class PackedCheckpoint:
             return (steps * scales[:, groups]).astype(np.float16)
         if format.has_zero_point:
             return QuantizedWeight(format, codes, scales, zeros)
-        middle = np.uint8(1 << (format.bits - 1))
-        return QuantizedWeight(format, (codes - middle).view(np.int8), scales)
+        return QuantizedWeight(format, (codes - np.uint8(packing.middle)).view(np.int8), scales)
 
     def _checked(self, module: str) -> TensorInfo:
         """The description of a packed matrix, or the CheckpointError of its parts."""
@@ -125,14 +132,14 @@ class PackedCheckpoint:
         groups = packing.num_groups(columns)
         wanted: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
             _CODES: (("I32",), packing.qweight_shape(rows, columns)),
-            ".qzeros": (("I32",), (groups, rows // packing.per_word)),
+            ".qzeros": (("I32",), (groups, packing.num_words(rows))),
             ".scales": (("F16", "BF16", "F32"), (groups, rows)),
         }
         if f"{module}.g_idx" in self._stored.names:
             wanted[".g_idx"] = (("I32",), (columns,))
         for part, (dtype_names, shape) in wanted.items():
             info = self._stored.info(f"{module}{part}")
-            if info.dtype_name not in dtype_names or info.shape != shape or rows % packing.per_word:
+            if info.dtype_name not in dtype_names or info.shape != shape or rows * packing.bits % 32:
                 self._fail(module, part, info, f"{dtype_names[0]} {list(shape)}")
         nbytes = sum(self._stored.info(f"{module}{part}").num_bytes for part in wanted)
         format = self._format(module, columns)
@@ -142,10 +149,10 @@ class PackedCheckpoint:
         packing = self._packing
         if not np.array_equal(self._groups(module, columns), np.arange(columns) // (packing.group_size or columns)):
             return None
-        middle = 1 << (packing.bits - 1)
-        is_symmetric = bool((packing.zeros(self._part(module, ".qzeros")) == middle).all())
+        is_symmetric = bool((packing.zeros(self._part(module, ".qzeros")) == packing.middle).all())
         length = f"g{packing.group_size}" if packing.group_size else "channel"
-        return parse_format(f"int{packing.bits}{'' if is_symmetric else '_zp'}_{length}")
+        # Codes of fewer than 4 bits are held in 4, in which they have the same values.
+        return parse_format(f"int{max(packing.bits, 4)}{'' if is_symmetric else '_zp'}_{length}")
 
     def _groups(self, module: str, columns: int) -> Array:
         """The group of each column; CheckpointError where there is no such group."""

@@ -4,7 +4,7 @@ A matrix [N, K] is three tensors (and, by GPTQ, `g_idx`), with codes of few bits
 
     GPTQ    qweight [K · bits / 32, N], packed along K; qzeros [groups, N · bits / 32], packed along N; scales
             [groups, N]; g_idx [K], the group of each of K. `checkpoint_format` "gptq" stores zero points minus one,
-            "gptq_v2" as they are
+            "gptq_v2" as they are. With `sym` zero points are the middle, which tells both apart where the name is wrong
     AWQ     qweight [K, N / 8] and qzeros [groups, N / 8], both packed along N, eight columns in the order 0 2 4 6 1 3
             5 7; scales [groups, N]. This is `version` "gemm"
 
@@ -27,6 +27,8 @@ __all__ = ["Packing", "read_packing"]
 Array = npt.NDArray[Any]
 
 _METHODS = ("gptq", "awq")
+_BITS = {"gptq": (2, 3, 4, 8), "awq": (4,)}
+_LAYOUTS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -34,18 +36,28 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 class Packing:
     """What a checkpoint's configuration says. `group_size` values along K share a scale, 0: all of them.
 
-    `zero_shift` is what has to be added to zero points as they are stored.
+    `zero_shift` is what has to be added to zero points as they are stored, by the name of the layout; `is_symmetric`
+    says that they are the middle of the codes.
     """
 
     method: str
     bits: int
     group_size: int
     zero_shift: int
+    is_symmetric: bool = False
 
     @property
-    def per_word(self) -> int:
-        """Codes in an int32."""
-        return 32 // self.bits
+    def middle(self) -> int:
+        """The zero point of symmetric codes."""
+        return 1 << (self.bits - 1)
+
+    def num_words(self, num_codes: int) -> int:
+        """How many int32 a row of codes takes."""
+        return num_codes * self.bits // 32
+
+    def num_codes(self, num_words: int) -> int:
+        """How many codes a row of int32 holds."""
+        return num_words * 32 // self.bits
 
     def num_groups(self, num_columns: int) -> int:
         """Groups of K values."""
@@ -54,11 +66,11 @@ class Packing:
     def shape_of(self, qweight: tuple[int, ...]) -> tuple[int, int]:
         """(N, K) of a matrix, by the shape of its qweight, which has two dimensions."""
         first, second = qweight
-        return (second, first * self.per_word) if self.method == "gptq" else (second * self.per_word, first)
+        return (second, self.num_codes(first)) if self.method == "gptq" else (self.num_codes(second), first)
 
     def qweight_shape(self, rows: int, columns: int) -> tuple[int, int]:
         """The shape of a qweight of (N, K)."""
-        return (columns // self.per_word, rows) if self.method == "gptq" else (columns, rows // self.per_word)
+        return (self.num_words(columns), rows) if self.method == "gptq" else (columns, self.num_words(rows))
 
     def codes(self, qweight: Array) -> Array:
         """Codes [N, K], uint8."""
@@ -68,17 +80,40 @@ class Packing:
 
     def zeros(self, qzeros: Array) -> Array:
         """Zero points [N, groups], uint8."""
-        stored = self._in_order(self._unpacked(qzeros)).T
         # One less than zero is stored as the largest code.
-        return np.ascontiguousarray((stored + np.uint8(self.zero_shift)) & np.uint8((1 << self.bits) - 1))
+        shifted = self._stored_zeros(qzeros) + np.uint8(self._shift_of(qzeros))
+        return np.ascontiguousarray(shifted & np.uint8((1 << self.bits) - 1))
+
+    def contradicts_name(self, qzeros: Array) -> bool:
+        """Whether zero points are not stored as the layout's name says."""
+        return self._shift_of(qzeros) != self.zero_shift
+
+    def _shift_of(self, qzeros: Array) -> int:
+        """What to add to zero points: so much that symmetric ones are the middle, if one layout or the other says so.
+
+        Several tools write the first layout's name over zero points of the second; off by one, all weights are wrong.
+        """
+        if self.method == "gptq" and self.is_symmetric:
+            stored = self._stored_zeros(qzeros)
+            for shift in (self.zero_shift, 1 - self.zero_shift):
+                if stored.size and (stored == self.middle - shift).all():
+                    return shift
+        return self.zero_shift
+
+    def _stored_zeros(self, qzeros: Array) -> Array:
+        return self._in_order(self._unpacked(qzeros)).T
 
     def _unpacked(self, words: Array) -> Array:
         stored = np.ascontiguousarray(words).view(np.uint8)
         if self.bits == 8:
             return stored
-        codes = np.empty((len(stored), 2 * stored.shape[1]), np.uint8)
-        codes[:, ::2] = stored & 15
-        codes[:, 1::2] = stored >> 4
+        if self.bits == 3:  # which cross the borders of bytes
+            bits = np.unpackbits(stored, axis=1, bitorder="little").reshape(len(stored), -1, 3)
+            return bits[:, :, 0] | bits[:, :, 1] << 1 | bits[:, :, 2] << 2
+        per_byte = 8 // self.bits
+        codes = np.empty((len(stored), per_byte * stored.shape[1]), np.uint8)
+        for place in range(per_byte):
+            codes[:, place::per_byte] = (stored >> (place * self.bits)) & ((1 << self.bits) - 1)
         return codes
 
     def _in_order(self, codes: Array) -> Array:
@@ -91,35 +126,77 @@ class Packing:
 
 
 def read_packing(described: Any, where: str) -> Packing:
-    """A description as a Packing; ConfigError for anything that is not GPTQ of 4 or 8 bits or AWQ of 4.
+    """A description as a Packing; ConfigError for anything that is not GPTQ of 2, 3, 4 or 8 bits or AWQ of 4.
 
     `where` names the model in messages.
     """
     if not isinstance(described, Mapping):
         raise ConfigError(f"The quantization_config of {where!r} should be an object, not {type(described).__name__}.")
-    # Only AWQ's own file says w_bit; AutoGPTQ's own says neither that nor its method.
-    given = described.get("quant_method", "awq" if "w_bit" in described else "gptq")
+    method = _method(described, where)
+    bits = _first(described, "bits", "w_bit")
+    if isinstance(bits, str) and bits.isdecimal():
+        bits = int(bits)
+    group_size = _first(described, "group_size", "q_group_size")
+    group_size = -1 if group_size is None else group_size
+    if isinstance(bits, bool) or bits not in _BITS[method]:
+        wanted = " or ".join(map(str, _BITS[method]))
+        raise ConfigError(f"{where!r} is quantised by {method} to {bits!r:.80} bits; {wanted} bits can be read.")
+    if type(group_size) is not int or not (group_size == -1 or group_size > 0):
+        raise ConfigError(f"{where!r} has a quantization group_size of {group_size!r:.80}; that is a number, or -1.")
+    layout = _layout(described, method, where)
+    _check_modules(described, bits, group_size, where)
+    zero_shift = 1 if layout == "gptq" else 0
+    return Packing(method, bits, max(group_size, 0), zero_shift, described.get("sym") is not False)
+
+
+def _method(described: Mapping[str, Any], where: str) -> str:
+    """The method's name. Only AWQ's own file says w_bit; AutoGPTQ's own says neither that nor its method, and
+    bitsandbytes is known by its switches.
+    """
+    usual = "awq" if "w_bit" in described else "gptq"
+    if described.get("load_in_8bit") or described.get("load_in_4bit"):
+        usual = "bitsandbytes"
+    given = described.get("quant_method") or usual
     method = given.lower() if isinstance(given, str) else given
     if method not in _METHODS:
         raise ConfigError(
             f"{where!r} is quantised by {given!r:.80}, which cannot be read. Take the model itself and pass "
             f"--quantization, or take it quantised by {' or '.join(_METHODS)}, or as .gguf."
         )
-    bits = described.get("bits", described.get("w_bit"))
-    if isinstance(bits, str) and bits.isdecimal():
-        bits = int(bits)
-    group_size = described.get("group_size", described.get("q_group_size"))
-    group_size = -1 if group_size is None else group_size
-    if isinstance(bits, bool) or bits not in ((4, 8) if method == "gptq" else (4,)):
-        wanted = "4 or 8" if method == "gptq" else "4"
-        raise ConfigError(f"{where!r} is quantised by {method} to {bits!r:.80} bits; {wanted} bits can be read.")
-    if type(group_size) is not int or not (group_size == -1 or group_size > 0):
-        raise ConfigError(f"{where!r} has a quantization group_size of {group_size!r:.80}; that is a number, or -1.")
-    layout = described.get("checkpoint_format", "gptq") if method == "gptq" else described.get("version", "gemm")
-    known = ("gptq", "gptq_v2") if method == "gptq" else ("gemm",)
-    if str(layout).lower() not in known:
+    return str(method)
+
+
+def _layout(described: Mapping[str, Any], method: str, where: str) -> str:
+    """The name of the layout in lower case; tools call the field by several names, and null is the usual one."""
+    known = _LAYOUTS[method]
+    names = ("checkpoint_format", "format") if method == "gptq" else ("version",)
+    given = _first(described, *names)
+    if described.get("is_marlin_format"):
+        given = "marlin"
+    if method == "awq" and str(described.get("backend") or "autoawq").lower() == "llm-awq":
+        given = "llm-awq"
+    layout = known[0] if given is None else str(given).lower()
+    if layout not in known:
         raise ConfigError(
-            f"{where!r} stores {method} weights in the layout {layout!r:.80}; {' and '.join(known)} can be read."
+            f"{where!r} stores {method} weights in the layout {given!r:.80}; {' and '.join(known)} can be read. Take "
+            "the model quantised in that layout, or as .gguf."
         )
-    zero_shift = 1 if method == "gptq" and str(layout).lower() == "gptq" else 0
-    return Packing(method, bits, max(group_size, 0), zero_shift)
+    return layout
+
+
+def _check_modules(described: Mapping[str, Any], bits: int, group_size: int, where: str) -> None:
+    """ConfigError where GPTQModel's `dynamic` quantises some modules otherwise; modules left out (`-:`) are plain."""
+    dynamic = described.get("dynamic") or {}
+    others = dynamic.values() if isinstance(dynamic, Mapping) else ()
+    for one in others:
+        own = {"bits": bits, "group_size": group_size, **(one if isinstance(one, Mapping) else {})}
+        if (own["bits"], own["group_size"]) != (bits, group_size):
+            raise ConfigError(
+                f"{where!r} has modules that are quantised otherwise than the rest (dynamic in quantization_config), "
+                "which is not supported. Take a model that is quantised in one way, or as .gguf."
+            )
+
+
+def _first(described: Mapping[str, Any], *names: str) -> Any:
+    """The first of these fields that says something."""
+    return next((described[name] for name in names if described.get(name) is not None), None)

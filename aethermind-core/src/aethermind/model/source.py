@@ -122,8 +122,9 @@ class DirectorySource:
         from aethermind.checkpoint.packing import read_packing
 
         described = read_optional_json(self.path / "config.json").get("quantization_config")
-        if described is None:
-            described = read_optional_json(self.path / "quantize_config.json") or None
+        for name in ("quantize_config.json", "quant_config.json"):  # by AutoGPTQ, by older versions of AutoAWQ
+            if described is None:
+                described = read_optional_json(self.path / name) or None
         return None if described is None else read_packing(described, str(self.path))
 
 
