@@ -36,6 +36,41 @@ def word_piece() -> Tokenizer:
     return fast
 
 
+def sentencepiece(scheme: str) -> Tokenizer:
+    """As Llama's are saved: by a normaliser in older files, by a pre-tokenizer in newer ones."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abHelo", "▁a", "lo"]
+    vocabulary = {piece: token_id for token_id, piece in enumerate(pieces)}
+    model = models.BPE(vocabulary, [("▁", "a"), ("l", "o")], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    fast = Tokenizer(model)
+    if scheme == "prepend":
+        fast.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        fast.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    fast.decoder = decoders.Sequence(steps)
+    fast.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return fast
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", "prepend"])
+@pytest.mark.parametrize("class_name", ["LlamaTokenizer", "LlamaTokenizerFast", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("large", [1 << 20, 0])
+def test_without_prefix_spaces_sentencepiece_tokenizers_are_transformers_own(
+    scheme: str, class_name: str, large: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tokenizer_files, "LARGE_FILE_BYTES", large)
+    sentencepiece(scheme).save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": class_name, "add_prefix_space": False}
+    config |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), Ours.from_directory(tmp_path)
+    for text in ("Hello a", "a lo", " a lo", "a</s>a"):
+        token_ids = ours.encode(text)
+        assert token_ids == theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.decode(token_ids) == theirs.decode(token_ids, skip_special_tokens=True)
+
+
 @pytest.mark.parametrize("large", [1 << 20, 0])
 @pytest.mark.parametrize("value", [False, True])
 @pytest.mark.parametrize(

@@ -6,13 +6,14 @@ in which they merge. Both are the same where no two pairs of one score compete f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
 
-__all__ = ["sentencepiece_bpe"]
+__all__ = ["sentencepiece_bpe", "without_first_space"]
 
 _SPACE = "▁"
 
@@ -34,6 +35,22 @@ def sentencepiece_bpe(
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     fast.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if adds_space else steps)
     return fast
+
+
+def without_first_space(fast: FastTokenizer) -> FastTokenizer:
+    """The same tokenizer, which neither puts a space before a text nor takes one off again."""
+    from tokenizers import Tokenizer
+
+    state = json.loads(fast.to_str())
+    for part, inner in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers"), ("decoder", "decoders")):
+        whole = state[part] or {"type": "Sequence", inner: []}
+        steps = whole[inner] if whole["type"] == "Sequence" else [whole]
+        kept = [step for step in steps if step["type"] not in ("Prepend", "Strip")]
+        for step in kept:
+            if step["type"] == "Metaspace":
+                step["prepend_scheme"] = "never"
+        state[part] = {"type": "Sequence", inner: kept} if kept else None
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def _pairs(scores: Mapping[str, float]) -> Iterator[tuple[str, str]]:

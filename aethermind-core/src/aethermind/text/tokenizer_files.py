@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import TokenizerError
 from aethermind.text.chat_templates import read_chat_templates
 from aethermind.text.json_file import flat, read_json_object
+from aethermind.text.sentencepiece_bpe import without_first_space
 from aethermind.text.special_tokens import (
     DeclaredToken,
     add_missing_tokens,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LARGE_FILE_BYTES", "read_tokenizer_files"]
 
+_ADDS_NO_SPACE = "adds_no_space"
 _FLAGS = ("add_prefix_space", "do_lower_case", "split_special_tokens")
 LARGE_FILE_BYTES = 1 << 20
 """A smaller tokenizer.json is read as fast as tables of it are found (see `text.kept_tables`)."""
@@ -38,8 +40,7 @@ def read_tokenizer_files(directory: Path) -> tuple[FastTokenizer | MappedBpe, di
     templates = read_chat_templates(config, directory)
     path = directory / "tokenizer.json"
     if path.is_file():
-        flags = {name: config[name] for name in _FLAGS if isinstance(config.get(name), bool)}
-        fast = _read_vocabulary(path, declared_tokens(config, directory), flags)
+        fast = _read_vocabulary(path, declared_tokens(config, directory), _flags(config))
         return fast, tokens_by_role(config), templates
     from aethermind.text.transformers_tokenizer import find_vocabulary_files, read_with_transformers
 
@@ -61,7 +62,7 @@ def _read_vocabulary(
         fast = FastTokenizer.from_file(str(path))
         add_missing_tokens(fast, declared)
         _set_flags(fast, flags)
-        return fast
+        return without_first_space(fast) if flags.get(_ADDS_NO_SPACE) else fast
 
     try:
         if path.stat().st_size < LARGE_FILE_BYTES:
@@ -75,6 +76,17 @@ def _read_vocabulary(
         raise TokenizerError(
             f"{path} ({path.stat().st_size} bytes) is not a readable tokenizer: {flat(error)}. Fetch the file again."
         ) from error
+
+
+def _flags(config: Mapping[str, Any]) -> dict[str, bool]:
+    """The switches of tokenizer_config.json that count. `add_prefix_space` is also about SentencePiece's spaces, but,
+    as in transformers, only where the file names Llama's class.
+    """
+    flags = {name: config[name] for name in _FLAGS if isinstance(config.get(name), bool)}
+    is_llama = str(config.get("tokenizer_class")).removesuffix("Fast") == "LlamaTokenizer"
+    if is_llama and flags.get("add_prefix_space") is False:
+        flags[_ADDS_NO_SPACE] = True
+    return flags
 
 
 def _set_flags(fast: FastTokenizer, flags: Mapping[str, bool]) -> None:
