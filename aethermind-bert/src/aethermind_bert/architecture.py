@@ -11,6 +11,7 @@ from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
 from aethermind.model import DecoderConfig, StepInputs, read_decoder_config
 from aethermind.model.blocks import gelu_mlp, is_gelu_approximate, layer_norm, linear
+from aethermind.model.known_fields import FieldTable, ignored, refused, used
 
 __all__ = ["BERT"]
 
@@ -22,6 +23,19 @@ _DEFAULTS: Mapping[str, Any] = {
     "num_attention_heads": 12,
     "max_position_embeddings": 512,
     "layer_norm_eps": 1e-12,
+}
+_KNOWN_FIELDS: FieldTable = {
+    **used("is the epsilon of norms", "layer_norm_eps"),
+    **ignored("matters while a model is trained", "attention_probs_dropout_prob", "hidden_dropout_prob"),
+    **ignored("every token is of the first type", "type_vocab_size"),
+    **ignored("is about the pooler, of which vectors of texts make no use", "pooler_fc_size", "pooler_num_fc_layers"),
+    **ignored(
+        "is about the pooler, of which vectors of texts make no use", "pooler_num_attention_heads", "pooler_type"
+    ),
+    **ignored("is about the pooler, of which vectors of texts make no use", "pooler_size_per_head"),
+    **ignored("says in which language the model was trained", "directionality"),
+    **refused("relative positions are not computed; take another model", position_embedding_type="absolute"),
+    **refused("BERT is computed as an encoder only; take another model", is_decoder=False),
 }
 _WORDS, _POSITIONS = "embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"
 _TYPES = "embeddings.token_type_embeddings.weight"
@@ -87,6 +101,7 @@ class BertArchitecture:
     """`BertModel`, and models with a head on top, which vectors of texts have no use for."""
 
     ignored_names = ("pooler.*", "cls.*", "classifier.*", "embeddings.position_ids")
+    known_fields = _KNOWN_FIELDS
 
     def create(self, raw: Mapping[str, Any]) -> Bert:
         fields = {**_DEFAULTS, **{name: value for name, value in raw.items() if value is not None}}

@@ -19,6 +19,7 @@ from aethermind.model.blocks import (
     linear,
     lm_head,
 )
+from aethermind.model.known_fields import FieldTable, ignored, refused, used
 
 __all__ = ["GPT2"]
 
@@ -38,6 +39,22 @@ _DEFAULTS: Mapping[str, Any] = {
     "n_positions": 1024,
     "layer_norm_epsilon": 1e-5,
     "activation_function": "gelu_new",
+}
+_KNOWN_FIELDS: FieldTable = {
+    **used("are sizes of the graph", "n_embd", "n_layer", "n_head", "n_inner"),
+    **used("is the longest context", "n_positions"),
+    **used("is the epsilon of norms", "layer_norm_epsilon"),
+    **used("is the activation; others than kinds of gelu are refused", "activation_function"),
+    **used("says whether scores of attention are scaled", "scale_attn_weights"),
+    **ignored("is n_positions by an older name", "n_ctx"),
+    **ignored("matters while a model is trained", "attn_pdrop", "embd_pdrop", "resid_pdrop"),
+    **ignored("scores of attention are computed in float32 anyway", "reorder_and_upcast_attn"),
+    **ignored("is about heads that classify", "summary_activation", "summary_first_dropout", "summary_type"),
+    **ignored("is about heads that classify", "summary_proj_to_labels", "summary_use_proj"),
+    **ignored("GPT-2 has no rotary embedding, and no gate", "predict_special_tokens", "rotary_dim"),
+    **refused(
+        "scaling attention by the layer is not computed; take another model", scale_attn_by_inverse_layer_idx=False
+    ),
 }
 _UNUSUAL = ("scale_attn_by_inverse_layer_idx", "add_cross_attention")
 
@@ -108,6 +125,7 @@ class Gpt2Architecture:
     """`GPT2LMHeadModel`."""
 
     ignored_names = ("lm_head.weight", "*.attn.bias", "*.attn.masked_bias")
+    known_fields = _KNOWN_FIELDS
 
     def create(self, raw: Mapping[str, Any]) -> Gpt2:
         fields = {**_DEFAULTS, **{name: value for name, value in raw.items() if value is not None}}

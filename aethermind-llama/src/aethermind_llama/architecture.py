@@ -14,11 +14,18 @@ from aethermind.errors import ConfigError
 from aethermind.graph import GraphBuilder, Value
 from aethermind.model import DecoderConfig, StepInputs, read_decoder_config
 from aethermind.model.blocks import decoder
+from aethermind.model.known_fields import FieldTable, ignored, refused, used
 
 __all__ = ["LLAMA", "MISTRAL"]
 
 _LLAMA: Mapping[str, Any] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "tie_word_embeddings": False}
 _MISTRAL: Mapping[str, Any] = {**_LLAMA, "max_position_embeddings": 131072, "num_key_value_heads": 8}
+
+_LLAMA_FIELDS: FieldTable = {
+    **used("says whether projections of attention have biases", "attention_bias"),
+    **refused("biases in feed-forward networks are not computed; take another model", mlp_bias=False),
+}
+_MISTRAL_FIELDS: FieldTable = {**ignored("the tensors say it: Mistral has no biases", "attention_bias", "mlp_bias")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,7 @@ class LlamaArchitecture:
     """`LlamaForCausalLM`: Llama 2 and 3, and the many models that follow them."""
 
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+    known_fields = _LLAMA_FIELDS
 
     def create(self, raw: Mapping[str, Any]) -> Llama:
         if raw.get("mlp_bias", False):
@@ -49,6 +57,7 @@ class MistralArchitecture:
     """`MistralForCausalLM`: a window, where there is one, is every layer's; where nothing is said, there is."""
 
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+    known_fields = _MISTRAL_FIELDS
 
     def create(self, raw: Mapping[str, Any]) -> Llama:
         fields = {"sliding_window": 4096, **raw}

@@ -13,10 +13,17 @@ from typing import Any
 from aethermind.graph import GraphBuilder, Value
 from aethermind.model import DecoderConfig, StepInputs, read_decoder_config
 from aethermind.model.blocks import decoder
+from aethermind.model.known_fields import FieldTable, ignored, used
 
 __all__ = ["QWEN2", "QWEN3"]
 
 _COMMON: Mapping[str, Any] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "tie_word_embeddings": False}
+
+_QWEN2_FIELDS: FieldTable = {
+    **ignored("the tensors say it: Qwen2 has biases on Q, K and V", "attention_bias", "qkv_bias"),
+    **ignored("is for pictures, which texts do not have", "use_mrope", "mrope_section"),
+}
+_QWEN3_FIELDS: FieldTable = {**used("says whether projections of attention have biases", "attention_bias")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,7 @@ class Qwen2Architecture:
     """`Qwen2ForCausalLM`: Qwen2 and Qwen2.5."""
 
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+    known_fields = _QWEN2_FIELDS
 
     def create(self, raw: Mapping[str, Any]) -> Qwen:
         defaults = {**_COMMON, "max_window_layers": 28, "sliding_window": 4096}
@@ -55,6 +63,7 @@ class Qwen3Architecture:
     """`Qwen3ForCausalLM`: the dense Qwen3 models."""
 
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
+    known_fields = _QWEN3_FIELDS
 
     def create(self, raw: Mapping[str, Any]) -> Qwen:
         defaults = {**_COMMON, "head_dim": 128, "max_window_layers": 28, "sliding_window": 4096}

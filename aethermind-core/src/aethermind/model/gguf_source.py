@@ -93,6 +93,9 @@ class GgufSource:
             if value is not None
         }
 
+    def described(self) -> dict[str, dict[str, Any]]:
+        return {}
+
     def tokenizer(self) -> Tokenizer:
         from aethermind.text.gguf_tokenizer import gguf_tokenizer
 

@@ -60,7 +60,10 @@ def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddin
         raise ConfigError(f"rope_type {kind!r} in config.json is not supported. Supported: {', '.join(KINDS)}.")
     partial = parameters.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
     if partial != 1.0:
-        raise ConfigError(f"partial_rotary_factor {partial!r} in config.json is not supported; leave it out.")
+        raise ConfigError(
+            f"partial_rotary_factor {partial!r} in config.json is not supported: whole heads are rotated here. Take "
+            "another model."
+        )
     if kind == "dynamic" and head_dim == 2:
         raise ConfigError("rope_type 'dynamic' in config.json needs a head_dim above 2, got 2.")
     theta = _number(parameters, "rope_theta", fields.get("rope_theta", 10000.0))

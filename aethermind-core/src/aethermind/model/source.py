@@ -36,6 +36,10 @@ class ModelSource(Protocol):
         """What generation_config.json says, or would say; empty where nothing is said."""
         ...
 
+    def described(self) -> dict[str, dict[str, Any]]:
+        """What the files say that people publish with a model, by their names; empty for a file of one's own kind."""
+        ...
+
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; TokenizerError says why there is none, ConfigError that there is no model."""
         ...
@@ -84,6 +88,12 @@ class DirectorySource:
     def generation(self) -> dict[str, Any]:
         return read_optional_json(self.path / "generation_config.json")
 
+    def described(self) -> dict[str, dict[str, Any]]:
+        files = ("config.json", "generation_config.json", "tokenizer_config.json")
+        found = {name: read_optional_json(self.path / name) for name in files}
+        quantization = self._quantization()
+        return found | ({"quantization_config": quantization} if isinstance(quantization, dict) else {})
+
     def tokenizer(self) -> Tokenizer:
         from aethermind.text.tokenizer import Tokenizer
 
@@ -121,11 +131,16 @@ class DirectorySource:
     def _packing(self) -> Packing | None:
         from aethermind.checkpoint.packing import read_packing
 
+        described = self._quantization()
+        return None if described is None else read_packing(described, str(self.path))
+
+    def _quantization(self) -> Any:
+        """What is said of quantised weights: by config.json, or beside it by AutoGPTQ or older versions of AutoAWQ."""
         described = read_optional_json(self.path / "config.json").get("quantization_config")
-        for name in ("quantize_config.json", "quant_config.json"):  # by AutoGPTQ, by older versions of AutoAWQ
+        for name in ("quantize_config.json", "quant_config.json"):
             if described is None:
                 described = read_optional_json(self.path / name) or None
-        return None if described is None else read_packing(described, str(self.path))
+        return described
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +159,11 @@ class RetokenizedSource:
 
     def generation(self) -> dict[str, Any]:
         return self.model.generation()
+
+    def described(self) -> dict[str, dict[str, Any]]:
+        own, other = self.model.described(), self.of_tokenizer.described()
+        name = "tokenizer_config.json"
+        return {**own, name: other[name]} if name in other else own
 
     def tokenizer(self) -> Tokenizer:
         """TokenizerError for one with more tokens than the model has rows; fewer are usual, as rows are padded."""

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["LARGE_FILE_BYTES", "read_tokenizer_files"]
 
 _ADDS_NO_SPACE = "adds_no_space"
-_FLAGS = ("add_prefix_space", "do_lower_case", "split_special_tokens")
+_FLAGS = ("add_prefix_space", "do_lower_case", "split_special_tokens", "strip_accents", "tokenize_chinese_chars")
+_OF_BERT = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+"""Switches of BERT's normaliser, by what the library calls them."""
 LARGE_FILE_BYTES = 1 << 20
 """A smaller tokenizer.json is read as fast as tables of it are found (see `text.kept_tables`)."""
 
@@ -94,8 +100,10 @@ def _set_flags(fast: FastTokenizer, flags: Mapping[str, bool]) -> None:
     otherwise.
     """
     normalizer, splitter = fast.normalizer, fast.pre_tokenizer
-    if "do_lower_case" in flags and type(normalizer).__name__ == "BertNormalizer":
-        normalizer.lowercase = flags["do_lower_case"]
+    if type(normalizer).__name__ == "BertNormalizer":
+        for name, attribute in _OF_BERT.items():
+            if name in flags:
+                setattr(normalizer, attribute, flags[name])
     if "add_prefix_space" in flags and type(splitter).__name__ == "ByteLevel":
         splitter.add_prefix_space = flags["add_prefix_space"]
     if flags.get("split_special_tokens"):

@@ -24,6 +24,7 @@ from aethermind.hal.dtype import DType
 from aethermind.log import get_logger
 from aethermind.model.architecture import AdaptsWeights, TextEncoder
 from aethermind.model.config import DecoderConfig
+from aethermind.model.known_fields import check_fields
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.sampling.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from aethermind.text.tokenizer import MAX_END_TOKENS
@@ -60,6 +61,8 @@ def plan_model(
     name = runtime.architectures.name_in(raw, source.path)
     architecture = runtime.architectures.get(name)
     network = architecture.create(raw)
+    if rank == 0:
+        check_fields(source.path, source.described(), architecture)
     decoder = network.config
     is_encoder = isinstance(network, TextEncoder)
     if is_encoder:

@@ -1,0 +1,301 @@
+"""What the files of published models say besides sizes, as they are on the hub; long values are shortened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["PUBLISHED"]
+
+_TRAINED = {"attention_dropout": 0.0, "initializer_range": 0.02, "use_cache": True, "transformers_version": "4.40.1"}
+_QWEN_TOKENIZER = {
+    "add_bos_token": False,
+    "add_prefix_space": False,
+    "added_tokens_decoder": {"151643": {"content": "<|endoftext|>", "special": True}},
+    "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
+    "bos_token": None,
+    "chat_template": "{{ messages }}",
+    "clean_up_tokenization_spaces": False,
+    "eos_token": "<|im_end|>",
+    "errors": "replace",
+    "model_max_length": 131072,
+    "pad_token": "<|endoftext|>",
+    "split_special_tokens": False,
+    "tokenizer_class": "Qwen2Tokenizer",
+    "unk_token": None,
+}
+_LLAMA_TOKENIZER = {
+    "add_bos_token": True,
+    "add_eos_token": False,
+    "bos_token": {"__type": "AddedToken", "content": "<s>", "lstrip": False},
+    "clean_up_tokenization_spaces": False,
+    "eos_token": {"__type": "AddedToken", "content": "</s>", "lstrip": False},
+    "legacy": False,
+    "model_max_length": 1000000000000000019884624838656,
+    "pad_token": None,
+    "padding_side": "right",
+    "sp_model_kwargs": {},
+    "spaces_between_special_tokens": False,
+    "tokenizer_class": "LlamaTokenizer",
+    "unk_token": {"__type": "AddedToken", "content": "<unk>", "lstrip": False},
+    "use_default_system_prompt": False,
+}
+
+PUBLISHED: Mapping[str, tuple[str, dict[str, dict[str, Any]]]] = {
+    "Qwen/Qwen2.5-7B-Instruct": (
+        "qwen2",
+        {
+            "config.json": {
+                **_TRAINED,
+                "architectures": ["Qwen2ForCausalLM"],
+                "bos_token_id": 151643,
+                "eos_token_id": 151645,
+                "hidden_act": "silu",
+                "max_window_layers": 28,
+                "model_type": "qwen2",
+                "rope_theta": 1000000.0,
+                "sliding_window": 131072,
+                "torch_dtype": "bfloat16",
+                "use_sliding_window": False,
+            },
+            "generation_config.json": {
+                "bos_token_id": 151643,
+                "pad_token_id": 151643,
+                "do_sample": True,
+                "eos_token_id": [151645, 151643],
+                "repetition_penalty": 1.05,
+                "temperature": 0.7,
+                "top_p": 0.8,
+                "top_k": 20,
+                "transformers_version": "4.37.0",
+            },
+            "tokenizer_config.json": _QWEN_TOKENIZER,
+        },
+    ),
+    "Qwen/Qwen2.5-7B": (
+        "qwen2",
+        {
+            "config.json": {**_TRAINED, "use_mrope": False, "rope_theta": 1000000.0},
+            "generation_config.json": {"do_sample": False, "max_new_tokens": 2048, "eos_token_id": 151643},
+        },
+    ),
+    "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4": (
+        "qwen2",
+        {
+            "quantization_config": {
+                "batch_size": 1,
+                "bits": 4,
+                "block_name_to_quantize": None,
+                "cache_block_outputs": True,
+                "damp_percent": 0.01,
+                "dataset": None,
+                "desc_act": False,
+                "exllama_config": {"version": 1},
+                "group_size": 128,
+                "max_input_length": None,
+                "model_seqlen": None,
+                "module_name_preceding_first_block": None,
+                "modules_in_block_to_quantize": None,
+                "pad_token_id": None,
+                "quant_method": "gptq",
+                "sym": True,
+                "tokenizer": None,
+                "true_sequential": True,
+                "use_cuda_fp16": False,
+                "use_exllama": True,
+            },
+        },
+    ),
+    "Qwen/Qwen2.5-7B-Instruct-AWQ": (
+        "qwen2",
+        {
+            "quantization_config": {
+                "bits": 4,
+                "group_size": 128,
+                "modules_to_not_convert": None,
+                "quant_method": "awq",
+                "version": "gemm",
+                "zero_point": True,
+            },
+        },
+    ),
+    "Qwen/Qwen3-8B": (
+        "qwen3",
+        {
+            "config.json": {
+                **_TRAINED,
+                "attention_bias": False,
+                "head_dim": 128,
+                "max_window_layers": 36,
+                "rope_scaling": None,
+                "sliding_window": None,
+                "use_sliding_window": False,
+            },
+            "generation_config.json": {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95},
+            "tokenizer_config.json": _QWEN_TOKENIZER,
+        },
+    ),
+    "meta-llama/Llama-2-7b-chat-hf": (
+        "llama",
+        {
+            "config.json": {**_TRAINED, "_name_or_path": "x", "pretraining_tp": 1, "rope_scaling": None},
+            "generation_config.json": {
+                "bos_token_id": 1,
+                "do_sample": True,
+                "eos_token_id": 2,
+                "max_length": 4096,
+                "pad_token_id": 0,
+                "temperature": 0.6,
+                "top_p": 0.9,
+            },
+            "tokenizer_config.json": _LLAMA_TOKENIZER,
+        },
+    ),
+    "meta-llama/Llama-3.2-1B-Instruct": (
+        "llama",
+        {
+            "config.json": {
+                **_TRAINED,
+                "attention_bias": False,
+                "bos_token_id": 128000,
+                "eos_token_id": [128001, 128008, 128009],
+                "head_dim": 64,
+                "mlp_bias": False,
+                "pretraining_tp": 1,
+                "rope_scaling": {"factor": 32.0, "rope_type": "llama3"},
+            },
+            "generation_config.json": {"do_sample": True, "temperature": 0.6, "top_p": 0.9},
+            "tokenizer_config.json": {
+                "added_tokens_decoder": {"128000": {"content": "<|begin_of_text|>", "special": True}},
+                "bos_token": "<|begin_of_text|>",
+                "chat_template": "{{ messages }}",
+                "clean_up_tokenization_spaces": True,
+                "eos_token": "<|eot_id|>",
+                "model_input_names": ["input_ids", "attention_mask"],
+                "model_max_length": 131072,
+                "tokenizer_class": "PreTrainedTokenizerFast",
+            },
+        },
+    ),
+    "unsloth/Llama-3.2-1B-Instruct": (
+        "llama",
+        {
+            "config.json": {**_TRAINED, "unsloth_fixed": True, "pad_token_id": 128004, "unsloth_version": "2024.9"},
+            "generation_config.json": {"max_length": 131072, "pad_token_id": 128004},
+            "tokenizer_config.json": {"padding_side": "left", "pad_token": "<|finetune_right_pad_id|>"},
+        },
+    ),
+    "TheBloke/Llama-2-7B-GPTQ": (
+        "llama",
+        {
+            "quantization_config": {
+                "bits": 4,
+                "group_size": 128,
+                "damp_percent": 0.1,
+                "desc_act": False,
+                "static_groups": False,
+                "sym": True,
+                "true_sequential": True,
+                "model_name_or_path": None,
+                "model_file_base_name": "model",
+                "is_marlin_format": False,
+                "quant_method": "gptq",
+            },
+        },
+    ),
+    "GPTQModel": (
+        "llama",
+        {
+            "quantization_config": {
+                "bits": 4,
+                "checkpoint_format": "gptq",
+                "desc_act": True,
+                "dynamic": {"-:.*lm_head.*": {}},
+                "group_size": 32,
+                "lm_head": False,
+                "meta": {"quantizer": ["gptqmodel:1.4.0"], "uri": "https://github.com/modelcloud/gptqmodel"},
+                "pack_dtype": "int32",
+                "quant_method": "gptq",
+                "sym": True,
+            },
+        },
+    ),
+    "mistralai/Mistral-7B-Instruct-v0.2": (
+        "mistral",
+        {
+            "config.json": {**_TRAINED, "rope_theta": 1000000.0, "sliding_window": None},
+            "generation_config.json": {"_from_model_config": True, "bos_token_id": 1, "eos_token_id": 2},
+            "tokenizer_config.json": {**_LLAMA_TOKENIZER, "additional_special_tokens": []},
+        },
+    ),
+    "openai-community/gpt2": (
+        "gpt2",
+        {
+            "config.json": {
+                "activation_function": "gelu_new",
+                "architectures": ["GPT2LMHeadModel"],
+                "attn_pdrop": 0.1,
+                "embd_pdrop": 0.1,
+                "initializer_range": 0.02,
+                "layer_norm_epsilon": 1e-05,
+                "n_ctx": 1024,
+                "resid_pdrop": 0.1,
+                "summary_activation": None,
+                "summary_first_dropout": 0.1,
+                "summary_proj_to_labels": True,
+                "summary_type": "cls_index",
+                "summary_use_proj": True,
+                "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+            },
+            "generation_config.json": {"_from_model_config": True, "bos_token_id": 50256, "eos_token_id": 50256},
+            "tokenizer_config.json": {"model_max_length": 1024},
+        },
+    ),
+    "sentence-transformers/all-MiniLM-L6-v2": (
+        "bert",
+        {
+            "config.json": {
+                "_name_or_path": "nreimers/MiniLM-L6-H384-uncased",
+                "attention_probs_dropout_prob": 0.1,
+                "gradient_checkpointing": False,
+                "hidden_act": "gelu",
+                "hidden_dropout_prob": 0.1,
+                "layer_norm_eps": 1e-12,
+                "pad_token_id": 0,
+                "position_embedding_type": "absolute",
+                "type_vocab_size": 2,
+                "use_cache": True,
+            },
+            "tokenizer_config.json": {
+                "cls_token": "[CLS]",
+                "do_basic_tokenize": True,
+                "do_lower_case": True,
+                "mask_token": "[MASK]",
+                "model_max_length": 512,
+                "name_or_path": "nreimers/MiniLM-L6-H384-uncased",
+                "never_split": None,
+                "pad_token": "[PAD]",
+                "sep_token": "[SEP]",
+                "special_tokens_map_file": "special_tokens_map.json",
+                "strip_accents": None,
+                "tokenize_chinese_chars": True,
+                "tokenizer_class": "BertTokenizer",
+                "unk_token": "[UNK]",
+            },
+        },
+    ),
+    "google-bert/bert-base-multilingual-cased": (
+        "bert",
+        {
+            "config.json": {
+                "classifier_dropout": None,
+                "directionality": "bidi",
+                "pooler_fc_size": 768,
+                "pooler_num_attention_heads": 12,
+                "pooler_num_fc_layers": 3,
+                "pooler_size_per_head": 128,
+                "pooler_type": "first_token_transform",
+            },
+        },
+    ),
+}

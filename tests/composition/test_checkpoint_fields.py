@@ -1,0 +1,329 @@
+"""Every field of published checkpoints: it is used, ignored on purpose, said not to be applied, or refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from tests.composition.published_fields import PUBLISHED
+from transformers.utils.quantization_config import AwqConfig, GPTQConfig
+
+import aethermind_bert.architecture
+import aethermind_gpt2.architecture
+import aethermind_llama.architecture
+import aethermind_qwen2.architecture
+from aethermind.checkpoint.packing import read_packing
+from aethermind.engine.loading.loader import _eos_token_ids
+from aethermind.errors import AetherMindError, ConfigError
+from aethermind.model.architecture import Architecture
+from aethermind.model.known_fields import (
+    CONFIG_FIELDS,
+    GENERATION_FIELDS,
+    QUANTIZATION_FIELDS,
+    TOKENIZER_FIELDS,
+    Fate,
+    Field,
+    FieldTable,
+    check_fields,
+    config_fields,
+)
+from aethermind.sampling.generation_config import read_sampling_defaults
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+GPT2_SIZES = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+ARCHITECTURES: Mapping[str, tuple[Architecture, dict[str, Any]]] = {
+    "qwen2": (aethermind_qwen2.architecture.QWEN2, SIZES),
+    "qwen3": (aethermind_qwen2.architecture.QWEN3, SIZES),
+    "llama": (aethermind_llama.architecture.LLAMA, SIZES),
+    "mistral": (aethermind_llama.architecture.MISTRAL, SIZES),
+    "gpt2": (aethermind_gpt2.architecture.GPT2, GPT2_SIZES),
+    "bert": (aethermind_bert.architecture.BERT, SIZES),
+}
+WINDOWS = {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1}
+YARN = {"rope_type": "yarn", "factor": 2.0}
+
+OTHER_CONFIG: Mapping[str, tuple[Any, dict[str, Any]]] = {
+    "vocab_size": (96, {}),
+    "hidden_size": (64, {}),
+    "intermediate_size": (96, {}),
+    "num_hidden_layers": (3, {}),
+    "num_attention_heads": (8, {}),
+    "num_key_value_heads": (1, {}),
+    "head_dim": (16, {}),
+    "max_position_embeddings": (256, {}),
+    "rms_norm_eps": (1e-3, {}),
+    "rope_theta": (1e6, {}),
+    "rope_scaling": (YARN, {}),
+    "rope_parameters": ({"rope_theta": 1e6}, {}),
+    "original_max_position_embeddings": (64, {"rope_scaling": YARN}),
+    "sliding_window": (32, WINDOWS),
+    "use_sliding_window": (False, WINDOWS),
+    "max_window_layers": (0, WINDOWS),
+    "layer_types": (["sliding_attention", "full_attention"], {"sliding_window": 16}),
+    "tie_word_embeddings": (True, {"tie_word_embeddings": False}),
+    "dtype": ("float16", {}),
+    "torch_dtype": ("float16", {}),
+    "eos_token_id": (7, {}),
+    "hidden_act": ("relu", {}),
+    "attention_bias": (True, {}),
+    "n_embd": (64, {}),
+    "n_layer": (3, {}),
+    "n_head": (8, {}),
+    "n_inner": (96, {}),
+    "n_positions": (256, {}),
+    "layer_norm_epsilon": (1e-3, {}),
+    "layer_norm_eps": (1e-3, {}),
+    "activation_function": ("gelu", {}),
+    "scale_attn_weights": (False, {}),
+}
+"""For fields that are used, another value, and what stands beside it."""
+
+READ_ELSEWHERE = ("architectures", "model_type", "quantization_config")
+"""By which a package is found, and which has its own table."""
+
+
+def outcome(read: Callable[[], Any]) -> Any:
+    """What reading gives, or the error's text."""
+    try:
+        return read()
+    except AetherMindError as error:
+        return str(error)
+
+
+def fields_of(kind: str) -> FieldTable:
+    table = config_fields(ARCHITECTURES[kind][0])
+    assert table is not None
+    return table
+
+
+def cases(kind: str, *fates: Fate) -> list[Any]:
+    return [
+        pytest.param(kind, name, id=f"{kind}-{name}")
+        for name, field in fields_of(kind).items()
+        if field.fate in fates and name not in READ_ELSEWHERE
+    ]
+
+
+def every(*fates: Fate) -> list[Any]:
+    return [case for kind in ARCHITECTURES for case in cases(kind, *fates)]
+
+
+def strange(field: Field) -> Any:
+    """A value that asks for something."""
+    return next(value for value in (3, "strange", [3]) if field.asks(value))
+
+
+IRRELEVANT = {
+    "gpt2": ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+             "head_dim", "max_position_embeddings", "rms_norm_eps", "rope", "original", "sliding", "use_sliding",
+             "max_window", "layer_types", "hidden_act"),
+    "bert": ("rms_norm_eps",),
+    "mistral": ("use_sliding_window", "max_window_layers"),
+}  # fmt: skip
+"""What of the decoders' fields an architecture has no use for, by their beginnings."""
+
+
+@pytest.mark.parametrize(("kind", "name"), every(Fate.USED))
+def test_used_fields_of_config_change_the_model_or_are_refused(kind: str, name: str) -> None:
+    architecture, sizes = ARCHITECTURES[kind]
+    other, beside = OTHER_CONFIG[name]
+    plain = outcome(lambda: architecture.create({**sizes, **beside}))
+    changed = outcome(lambda: architecture.create({**sizes, **beside, name: other}))
+    is_irrelevant = name.startswith(IRRELEVANT.get(kind, ()))
+    assert (changed == plain) is is_irrelevant
+
+
+@pytest.mark.parametrize(("kind", "name"), every(Fate.IGNORED))
+def test_ignored_fields_of_config_change_nothing_and_are_silent(
+    kind: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    architecture, sizes = ARCHITECTURES[kind]
+    with caplog.at_level(logging.INFO, "aethermind"):
+        for value in (3, True, "strange", [3]):
+            assert architecture.create({**sizes, name: value}) == architecture.create(sizes)
+            check_fields(Path("m"), {"config.json": {**sizes, name: value}}, architecture)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(("kind", "name"), every(Fate.REFUSED))
+def test_refused_fields_of_config_are_named_with_a_way_out(
+    kind: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    architecture, sizes = ARCHITECTURES[kind]
+    field = fields_of(kind)[name]
+
+    def check(value: Any) -> None:
+        check_fields(Path("m"), {"config.json": {**sizes, name: value}}, architecture)
+
+    for value in field.neutral:
+        check(value)
+    assert caplog.text == ""
+    with pytest.raises(ConfigError, match=rf"^{name} is .* in config\.json of 'm': .*(take|write) .*\.$"):
+        check(strange(field))
+
+
+FILES: Mapping[str, FieldTable] = {
+    "generation_config.json": GENERATION_FIELDS,
+    "tokenizer_config.json": TOKENIZER_FIELDS,
+    "quantization_config": QUANTIZATION_FIELDS,
+}
+
+
+def rest(*fates: Fate) -> list[Any]:
+    return [
+        pytest.param(file, name, id=f"{file}-{name}")
+        for file, table in {**FILES, "config.json": CONFIG_FIELDS}.items()
+        for name, field in table.items()
+        if field.fate in fates
+    ]
+
+
+@pytest.mark.parametrize(("file", "name"), rest(Fate.NOT_APPLIED))
+def test_fields_that_are_not_applied_are_said_once(file: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    architecture = ARCHITECTURES["qwen2"][0]
+    field = {**FILES, "config.json": CONFIG_FIELDS}[file][name]
+    for value in field.neutral:
+        check_fields(Path("m"), {file: {name: value}}, architecture)
+    assert caplog.text == ""
+    check_fields(Path("m"), {file: {name: strange(field)}}, architecture)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"m: {file} asks for what is not done here: {name} is ")
+    assert field.text in record.getMessage()
+    if file == "generation_config.json":
+        assert read_sampling_defaults({name: strange(field)}) == {}
+
+
+@pytest.mark.parametrize("file", [*FILES, "config.json"])
+def test_unknown_fields_are_said_in_one_line(file: str, caplog: pytest.LogCaptureFixture) -> None:
+    contents = {"brand_new": 1, "also_new": [2], "absent": None, "_note": "x"}
+    check_fields(Path("m"), {file: contents}, ARCHITECTURES["qwen2"][0])
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"m: {file} has fields that are not known here and are ignored: brand_new, also_new."
+    )
+
+
+def test_an_architecture_that_does_not_say_what_it_reads_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    check_fields(Path("m"), {"config.json": {"brand_new": 1, "num_experts": 8}}, object())
+    assert caplog.text == ""
+
+
+# generation_config.json
+
+GENERATION = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.5}
+GENERATION |= {"max_new_tokens": 9, "min_new_tokens": 2, "stop_strings": ["x"], "do_sample": False, "eos_token_id": 3}
+
+
+def read_generation(contents: dict[str, Any]) -> Any:
+    decoder = aethermind_qwen2.architecture.QWEN2.create(SIZES).config
+    return outcome(lambda: (read_sampling_defaults(contents), _eos_token_ids(decoder, contents)))
+
+
+def of(table: FieldTable, *fates: Fate) -> list[str]:
+    return [name for name, field in table.items() if field.fate in fates]
+
+
+@pytest.mark.parametrize("name", of(GENERATION_FIELDS, Fate.USED))
+def test_used_fields_of_generation_change_defaults_or_ends(name: str) -> None:
+    assert read_generation({name: GENERATION[name]}) != read_generation({})
+    assert read_generation({name: None}) == read_generation({})
+
+
+@pytest.mark.parametrize("name", of(GENERATION_FIELDS, Fate.IGNORED))
+def test_ignored_fields_of_generation_change_nothing(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    for value in (3, True, "strange", [3]):
+        assert read_generation({name: value}) == read_generation({})
+        check_fields(Path("m"), {"generation_config.json": {name: value}}, ARCHITECTURES["qwen2"][0])
+    assert caplog.text == ""
+
+
+# quantization_config
+
+QUANTIZATION: Mapping[str, tuple[Any, dict[str, Any]]] = {
+    "quant_method": ("awq", {"bits": 4}),
+    "load_in_8bit": (True, {"bits": 4}),
+    "load_in_4bit": (True, {"bits": 4}),
+    "bits": (8, {"bits": 4}),
+    "w_bit": (4, {"group_size": 128}),
+    "group_size": (32, {"bits": 4}),
+    "q_group_size": (32, {"bits": 4}),
+    "sym": (False, {"bits": 4}),
+    "checkpoint_format": ("gptq_v2", {"bits": 4}),
+    "format": ("gptq_v2", {"bits": 4}),
+    "version": ("gemv", {"bits": 4, "quant_method": "awq"}),
+    "backend": ("llm-awq", {"bits": 4, "quant_method": "awq"}),
+    "is_marlin_format": (True, {"bits": 4}),
+    "dynamic": ({"+:.*": {"bits": 8}}, {"bits": 4}),
+}
+
+
+@pytest.mark.parametrize("name", of(QUANTIZATION_FIELDS, Fate.USED))
+def test_used_fields_of_quantization_change_how_weights_are_read(name: str) -> None:
+    value, beside = QUANTIZATION[name]
+    plain = outcome(lambda: read_packing(beside, "m"))
+    assert outcome(lambda: read_packing({**beside, name: value}, "m")) != plain
+
+
+@pytest.mark.parametrize("name", of(QUANTIZATION_FIELDS, Fate.IGNORED))
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_ignored_fields_of_quantization_change_nothing(
+    method: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = {"quant_method": method, "bits": 4, "group_size": 128}
+    for value in (3, True, False, "strange", ["strange"], {"a": 1}):
+        assert read_packing({**plain, name: value}, "m") == read_packing(plain, "m")
+        check_fields(Path("m"), {"quantization_config": {name: value}}, ARCHITECTURES["qwen2"][0])
+    assert caplog.text == ""
+
+
+# Completeness
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("qwen2", transformers.Qwen2Config),
+        ("qwen3", transformers.Qwen3Config),
+        ("llama", transformers.LlamaConfig),
+        ("mistral", transformers.MistralConfig),
+        ("gpt2", transformers.GPT2Config),
+        ("bert", transformers.BertConfig),
+    ],
+)
+def test_what_transformers_writes_is_known(kind: str, config: Any, caplog: pytest.LogCaptureFixture) -> None:
+    files = {"config.json": config().to_dict(), "generation_config.json": transformers.GenerationConfig().to_dict()}
+    check_fields(Path("m"), files, ARCHITECTURES[kind][0])
+    assert caplog.text == ""
+    assert set(files["config.json"]) - set(fields_of(kind)) <= {"_attn_implementation"}
+    assert set(files["generation_config.json"]) <= set(GENERATION_FIELDS)
+
+
+def test_what_quantisers_write_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    for written in (GPTQConfig(bits=4, dataset=["x"]).to_dict(), AwqConfig().to_dict()):
+        check_fields(Path("m"), {"quantization_config": written}, ARCHITECTURES["qwen2"][0])
+        assert set(written) <= set(QUANTIZATION_FIELDS)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files_say_nothing_unknown(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    kind, files = PUBLISHED[name]
+    check_fields(Path(name), files, ARCHITECTURES[kind][0])
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_there_are_many() -> None:
+    config = {name for kind in ARCHITECTURES for name in fields_of(kind)}
+    assert len(config) + sum(len(table) for table in FILES.values()) >= 120

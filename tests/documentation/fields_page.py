@@ -1,0 +1,67 @@
+"""The page docs/checkpoint-fields.md out of the tables: `python -m tests.documentation.fields_page`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import aethermind_bert.architecture
+import aethermind_gpt2.architecture
+import aethermind_llama.architecture
+import aethermind_qwen2.architecture
+from aethermind.model.known_fields import (
+    CONFIG_FIELDS,
+    GENERATION_FIELDS,
+    QUANTIZATION_FIELDS,
+    TOKENIZER_FIELDS,
+    Fate,
+    FieldTable,
+)
+
+__all__ = ["PAGE", "fields_page"]
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "checkpoint-fields.md"
+
+_INTRODUCTION = """\
+# Fields of checkpoints
+
+What AetherMind does with each field of the files that are published with models. *Used*: the value changes what is
+computed. *Ignored*: no value of it changes an answer here. *Not applied*: the model answers without it, and a warning
+says so when it is loaded; values that ask for nothing are silent. *Refused*: the model is not loaded, because its
+answers would be wrong. Fields that are in no table are named in one warning and ignored.
+"""
+_TABLES: Mapping[str, FieldTable] = {
+    "config.json": CONFIG_FIELDS,
+    "config.json of Qwen2 and Qwen2.5": aethermind_qwen2.architecture.QWEN2.known_fields,
+    "config.json of Qwen3": aethermind_qwen2.architecture.QWEN3.known_fields,
+    "config.json of Llama": aethermind_llama.architecture.LLAMA.known_fields,
+    "config.json of Mistral": aethermind_llama.architecture.MISTRAL.known_fields,
+    "config.json of GPT-2": aethermind_gpt2.architecture.GPT2.known_fields,
+    "config.json of BERT": aethermind_bert.architecture.BERT.known_fields,
+    "generation_config.json": GENERATION_FIELDS,
+    "tokenizer_config.json": TOKENIZER_FIELDS,
+    "quantization_config, quantize_config.json, quant_config.json": QUANTIZATION_FIELDS,
+}
+
+
+def fields_page() -> str:
+    """The page's text."""
+    parts = [_INTRODUCTION]
+    for heading, table in _TABLES.items():
+        parts.append("\n".join([f"## {heading}", "", "| Field | | |", "|---|---|---|", *_rows(table), ""]))
+    return "\n".join(parts)
+
+
+def _rows(table: FieldTable) -> Iterator[str]:
+    """Fields with the same text share a row, those of a fate stand together."""
+    for fate in Fate:
+        by_text: dict[str, list[str]] = {}
+        for name, field in table.items():
+            if field.fate is fate:
+                by_text.setdefault(field.text, []).append(f"`{name}`")
+        for text, names in by_text.items():
+            yield f"| {', '.join(names)} | {fate} | {text} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(fields_page(), encoding="utf-8")
