@@ -142,6 +142,19 @@ def test_an_answer_goes_on_in_the_next_request(spm: LLM, http: httpx.Client) -> 
     assert text == "Once the the the"
 
 
+def test_bad_words_are_those_behind_a_text(spm: LLM) -> None:
+    """A word is forbidden with its space and as the end of another; SentencePiece's first space is no part of it."""
+    the, he, yes = (spm.tokenizer.token_to_id(token) for token in ("▁the", "he", "▁yes"))
+    allowed = [the, he, yes]
+    for word, expected in (("the", {he, yes}), ("he", {the, yes}), ("yes", {the, he})):
+        params = [
+            SamplingParams(temperature=9.0, seed=seed, max_tokens=8, allowed_token_ids=allowed, bad_words=[word])
+            for seed in range(8)
+        ]
+        outputs = spm.generate(["Once"] * len(params), params)
+        assert {token_id for output in outputs for token_id in output.outputs[0].token_ids} == expected
+
+
 def test_the_directory_is_read(spm: LLM) -> None:
     assert isinstance(spm.engine.planned.source.path, Path)
     assert spm.tokenizer.encode("Once the")[-1] == spm.tokenizer.token_to_id("▁the")

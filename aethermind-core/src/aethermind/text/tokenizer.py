@@ -159,6 +159,12 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidArgumentError(_why_not_text(text)) from error
 
+    def encode_behind(self, text: str) -> list[int]:
+        """Return the token ids of `text` where other text stands before it: SentencePiece's encoders put a space before
+        a text's first word only.
+        """
+        return self._spaceless.encode(text)
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD, unknown ids become nothing.
 
@@ -185,6 +191,16 @@ class Tokenizer:
         )
         found = next((token_id for token_id in plain if self.decode([token_id], skip_special_tokens=False)), None)
         return () if found is None else (found,)
+
+    @cached_property
+    def _spaceless(self) -> Tokenizer:
+        if not self.anchor:
+            return self
+        from tokenizers import Tokenizer as FastTokenizer
+
+        from aethermind.text.sentencepiece_bpe import without_first_space
+
+        return Tokenizer(without_first_space(FastTokenizer.from_str(self.as_json())))
 
     def read_whole(self) -> None:
         """Read now what is read when much text has come (see `text.mapped_bpe`): then no request waits for it."""

@@ -14,7 +14,7 @@ def test_bad_words_that_the_model_cannot_say_are_left_out() -> None:
     ids = {"fox": [1, 7], " fox": [2], "hen": [8], " hen": [3, 8]}
     config = SimpleNamespace(vocab_size=8)
     planned: Any = SimpleNamespace(model=SimpleNamespace(config=config), logits_processors={})
-    tokenizer: Any = SimpleNamespace(encode=ids.get)
+    tokenizer: Any = SimpleNamespace(encode_behind=ids.get)
     controls = ControlsReader(planned, tokenizer).read(SamplingParams(bad_words=["fox", "hen"]))
     assert controls is not None
     assert controls.bad_words == ((1, 7), (2,))

@@ -66,12 +66,12 @@ class ControlsReader:
         return tuple(registry.get(name)(params, self._tokenizer) for name in params.logits_processors)
 
     def _bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word in tokens, as it stands at the beginning of a text and behind a space."""
+        """Each word in tokens, as it stands behind other text, without and with a space before it."""
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             bare = word.lstrip() or word
             for spelling in (bare, f" {bare}"):
-                token_ids = tuple(self._tokenizer.encode(spelling))
+                token_ids = tuple(self._tokenizer.encode_behind(spelling))
                 if all(token_id < self._vocab_size for token_id in token_ids):  # others cannot come, and have no logit
                     found[token_ids] = None
         return tuple(found)
