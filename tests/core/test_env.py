@@ -20,7 +20,9 @@ def test_plugin_allow_list(monkeypatch: pytest.MonkeyPatch, value: str | None, a
     assert env.plugin_allow_list() == allowed
 
 
-@pytest.mark.parametrize(("value", "level"), [(None, "WARNING"), ("debug", "DEBUG"), ("Error", "ERROR")])
+@pytest.mark.parametrize(
+    ("value", "level"), [(None, "WARNING"), ("", "WARNING"), ("debug", "DEBUG"), ("Error", "ERROR")]
+)
 def test_log_level(monkeypatch: pytest.MonkeyPatch, value: str | None, level: str) -> None:
     set_or_unset(monkeypatch, "AETHERMIND_LOG", value)
     assert env.log_level() == level

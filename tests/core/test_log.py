@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,6 +71,22 @@ def test_fields_follow_the_message(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     fields = {"n": 3, "path": "/a b", "forged": 'x\ny="1"', "none": ""}
     get_logger("x").info("done", extra={"fields": fields})
     assert capsys.readouterr().err == "I aethermind.x: done n=3 path='/a b' forged='x\\ny=\"1\"' none=''\n"
+
+
+@pytest.mark.usefixtures("root")
+def test_text_of_what_serves_has_the_time_and_says_nothing_twice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AETHERMIND_LOG", "info")
+    setup_console()
+    set_format("text")
+    extra = {"fields": {"path": "/a", "n": 3}, "in_message": ("path",)}
+    get_logger("x").info("GET /a", extra=extra)
+    line = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} I aethermind\.x: GET /a n=3\n"
+    assert re.fullmatch(line, capsys.readouterr().err)
+    set_format("json")
+    get_logger("x").info("GET /a", extra=extra)
+    assert json.loads(capsys.readouterr().err).items() >= {"path": "/a", "n": 3}.items()
 
 
 @pytest.mark.usefixtures("root")

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.end_to_end.models import BOS, copy_demo, copy_demo_with_bos
 
-from aethermind import LLM, SamplingParams
+from aethermind import LLM, RequestOptions, SamplingParams
 from aethermind.errors import AetherMindError, InvalidArgumentError, TokenizerError
+from aethermind.text.chat_prompt import chat_prompt
 from aethermind.text.token_memory import TokenMemory
+from aethermind.text.tokenizer import Tokenizer
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 HELLO = [{"role": "user", "content": "Tell me a story."}]
@@ -35,6 +38,34 @@ def test_several_conversations_are_answered_together(demo: LLM) -> None:
     alone = [*demo.chat(HELLO, PARAMS), *demo.chat(other, SamplingParams(temperature=0.0, max_tokens=3))]
     assert [one.outputs[0] for one in together] == [one.outputs[0] for one in alone]
     assert demo.chat([], PARAMS) == []
+
+
+def test_a_conversation_takes_options_of_the_scheduler(open_demo: Callable[..., LLM]) -> None:
+    """What one tenant asked is not found by another: a salt reaches the engine."""
+    llm = open_demo(block_size=4)
+    (first,) = llm.chat(HELLO, PARAMS, options=RequestOptions(cache_salt=b"one"))
+    salts = (b"one", b"two")
+    again = llm.chat([HELLO] * 2, PARAMS, options=[RequestOptions(cache_salt=salt) for salt in salts])
+    assert first.num_cached_tokens == 0
+    assert again[0].num_cached_tokens > 0 == again[1].num_cached_tokens
+    *_, streamed = llm.stream_chat(HELLO, PARAMS, options=RequestOptions(cache_salt=b"three"))
+    assert streamed.num_cached_tokens == 0
+    with pytest.raises(InvalidArgumentError, match="2 RequestOptions were given for 1 prompts"):
+        llm.chat(HELLO, PARAMS, options=[RequestOptions()] * 2)
+
+
+@pytest.mark.parametrize("template", ["", " \n"])
+def test_an_empty_template_is_none(tmp_path: Path, template: str) -> None:
+    copy_demo(tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer.from_directory(tmp_path / "model")
+    assert tokenizer.chat_template is None
+    with pytest.raises(TokenizerError, match="has no chat template"):
+        chat_prompt(tokenizer, HELLO)
+
+
+def test_an_empty_template_given_is_the_model_s(demo: LLM) -> None:
+    assert chat_prompt(demo.tokenizer, HELLO, chat_template="") == PROMPT
 
 
 def test_the_next_turn_reuses_the_last(demo: LLM) -> None:

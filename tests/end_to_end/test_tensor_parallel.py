@@ -7,15 +7,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.adapters import PROJECTIONS, linear_shapes, write_adapter
 from tests.processes import await_end
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.engine.executors.multiproc import MultiprocExecutor
+from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.loading.model_graph import GraphKey
 from aethermind.errors import ConfigError, EngineDeadError, InvalidArgumentError
+from aethermind.testing.families import SMALL, ModelCase
+from aethermind.testing.families.transformers_reference import TransformersReference
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPTS = ["Once upon a time", "The little fox", "Tom had a red ball. One day"]
@@ -72,6 +78,64 @@ def test_scores_and_vectors_are_those_of_one_rank(alone: LLM, two: LLM) -> None:
             [one.logprob for one in theirs.values()], abs=1e-4
         )
     np.testing.assert_allclose(two.embed(PROMPTS)[0], alone.embed(PROMPTS)[0], atol=1e-4)
+
+
+TARGETS = {
+    "all": PROJECTIONS,
+    "attention": ("q_proj", "v_proj"),
+    "outputs": ("o_proj", "down_proj"),
+    "gate": ("gate_proj",),
+}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_adapters_answer_as_on_one_rank(runtime: Runtime, tmp_path: Path, size: int) -> None:
+    """Each of the ways in which a product that is cut can be adapted; by four ranks heads of keys are shared."""
+    config = {**SMALL, "architectures": ["Qwen2ForCausalLM"], "vocab_size": 4096, "num_attention_heads": 4}
+    config |= {"num_key_value_heads": 2, "hidden_size": 64, "intermediate_size": 72, "num_hidden_layers": 2}
+    TransformersReference().write(ModelCase("adapted", "Qwen2ForCausalLM", config), tmp_path / "model")
+    paths = {
+        name: str(write_adapter(tmp_path / name, linear_shapes(config), seed=seed, size=0.5, rank=3, targets=targets))
+        for seed, (name, targets) in enumerate(TARGETS.items())
+    }
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=3)
+    names = [None, *paths]
+    prompts: Any = [{"prompt_token_ids": [5 + i, 60, 7, 300 + i]} for i in range(len(names))]
+
+    def found(size: int) -> tuple[list[list[int]], list[float], Any]:
+        options: dict[str, Any] = {"model": str(tmp_path / "model"), "adapters": paths, "tokenizer": "demo"}
+        with open_demo(runtime, size, **options) as llm:
+            outputs = [one.outputs[0] for one in llm.generate(prompts, params, adapter=names)]
+            logprobs = [one.logprob for output in outputs for step in output.logprobs or () for one in step.values()]
+            return [one.token_ids for one in outputs], logprobs, llm.embed(prompts[0], adapter="outputs")[0]
+
+    tokens, logprobs, vector = found(1)
+    own_tokens, own_logprobs, own_vector = found(size)
+    assert own_tokens == tokens
+    assert own_logprobs == pytest.approx(logprobs, abs=1e-4)
+    np.testing.assert_allclose(own_vector, vector, atol=1e-4)
+    assert len({tuple(one) for one in tokens}) > 1, "adapters change answers"
+
+
+def test_adapters_are_cut_like_the_products_and_need_no_meeting_of_their_own(runtime: Runtime, tmp_path: Path) -> None:
+    TransformersReference().write(ModelCase("adapted", "Qwen3ForCausalLM", {**SMALL, "head_dim": 16}), tmp_path / "m")
+    shapes = linear_shapes({**SMALL, "head_dim": 16})
+    adapters = {"a": write_adapter(tmp_path / "a", shapes, rank=3)}
+    options: dict[str, Any] = {"device": "cpu", "adapters": adapters, "tensor_parallel_size": 2}
+    planned = plan_model(runtime, tmp_path / "m", rank=1, **options)
+    adapted = planned.compile(GraphKey(has_adapters=True)).graph
+    meetings = [
+        [node.operator for node in graph.nodes].count("all_reduce") for graph in (planned.compiled.graph, adapted)
+    ]
+    assert meetings == [4, 4]
+    layer = "model.layers.1."
+    found = {one.name.removeprefix(layer): one.type.shape for one in adapted.parameters if one.name.startswith(layer)}
+    for module, up in (("self_attn.q_proj", 32), ("self_attn.v_proj", 16), ("mlp.gate_proj", 24)):
+        assert found[f"{module}.weight/up/columns"] == (3, up)
+        assert found[f"{module}.weight/down"] == (3, 32)
+    for module, down in (("self_attn.o_proj", 32), ("mlp.down_proj", 24)):
+        assert found[f"{module}.weight/down/columns"] == (3, down)
+        assert found[f"{module}.weight/up"] == (3, 32)
 
 
 def test_each_rank_has_half_of_the_weights_and_of_the_cache(alone: LLM, two: LLM) -> None:

@@ -63,3 +63,18 @@ def test_pages_that_may_ask(open_server: Callable[..., httpx.Client], origins: t
     is_open = "*" in origins
     stranger = {"Origin": "https://evil.example", "Authorization": "Bearer k"}
     assert http.get("/v1/models", headers=stranger).status_code == (200 if is_open else 403)
+
+
+@pytest.mark.parametrize(
+    ("headers", "remedies"),
+    [
+        ({"Host": "host.docker.internal:8000"}, ("'host.docker.internal'", "--host 0.0.0.0", "--api-key")),
+        ({"Host": "chat.example"}, ("'chat.example'", "`Host: localhost`")),
+        ({"Origin": PAGE}, (f"'{PAGE}'", "--allowed-origins")),
+        ({"Origin": "null"}, ("'null'", "--allowed-origins '*'")),
+    ],
+)
+def test_a_403_names_the_remedy(http: httpx.Client, headers: dict[str, str], remedies: tuple[str, ...]) -> None:
+    answer = http.post("/v1/chat/completions", json=SAY, headers=headers)
+    assert answer.status_code == 403
+    assert [remedy for remedy in remedies if remedy not in answer.json()["error"]["message"]] == []

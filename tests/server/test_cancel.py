@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -50,3 +51,30 @@ def test_nobody_ends_what_another_tenant_asked(open_server: Callable[..., httpx.
         assert http.delete(url, headers=second).status_code == 404
         assert http.delete(url).status_code == 401
         assert http.delete(url, headers=first).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["order-7", "a/b c", "x" * 128])
+def test_the_client_s_own_id_ends_its_requests(llm: LLM, http: httpx.Client, name: str) -> None:
+    headers = {"X-Request-Id": name}
+    url = f"/v1/requests/{quote(name, safe='')}"
+    with (
+        standing_still(llm) as goes_on,
+        http.stream("POST", "/v1/completions", json=ENDLESS, headers=headers) as first,
+        http.stream("POST", "/v1/completions", json=ENDLESS, headers=headers) as second,
+        http.stream("POST", "/v1/completions", json={**ENDLESS, "max_tokens": 8}) as other,
+    ):
+        assert http.delete(url).json() == {"id": name, "object": "request", "cancelled": True}
+        goes_on.set()
+        *_, one = (event["choices"][0]["finish_reason"] for event in events(first.iter_lines()))
+        *_, two = (event["choices"][0]["finish_reason"] for event in events(second.iter_lines()))
+        *_, three = (event["choices"][0]["finish_reason"] for event in events(other.iter_lines()))
+    assert (one, two, three) == ("abort", "abort", "length")
+    assert http.delete(url).status_code == 404
+
+
+def test_a_client_s_id_is_that_of_its_tenant(open_server: Callable[..., httpx.Client]) -> None:
+    http = open_server(tenants=Tenants.of_keys(["first", "second"]))
+    first, second = ({"Authorization": f"Bearer {key}", "X-Request-Id": "mine"} for key in ("first", "second"))
+    with unread(http, headers=first):
+        assert http.delete("/v1/requests/mine", headers=second).status_code == 404
+        assert http.delete("/v1/requests/mine", headers=first).status_code == 200

@@ -166,7 +166,7 @@ def test_who_does_not_read_keeps_nobody_from_stopping() -> None:
         assert server.stderr is not None
         said = server.stderr.read().splitlines()
         assert server.wait(30) == 0
-    assert len(said) == 3, said  # where to chat, how many answers are open, that they end with an error
+    assert len(said) == 4, said  # where to chat, how many answers are open, that they end with an error, the request
 
 
 def test_a_model_that_does_not_load_is_one_sentence_and_exit_code_2() -> None:

@@ -60,7 +60,7 @@ def test_the_field_and_what_it_takes(kind: type[BaseModel], body: Any, says: str
         (EmbeddingRequest, {"model": "demo", "input": "Hi"}, ()),
     ],
 )
-def test_a_null_says_nothing_and_all_else_is_refused(kind: type[BaseModel], body: Any, path: tuple[Any, ...]) -> None:
+def test_a_null_says_nothing_and_all_else_is_unknown(kind: type[BaseModel], body: Any, path: tuple[Any, ...]) -> None:
     """Clients of typed languages write one for each field that they leave out."""
 
     def with_field(value: Any) -> Any:
@@ -90,7 +90,7 @@ def test_what_is_done_anyway_may_be_asked_for(kind: type[BaseModel]) -> None:
         {"stream_options": {"include_obfuscation": True}},
         {"modalities": ["audio"]},
     ):
-        with pytest.raises(ValidationError):
+        with pytest.raises((ValidationError, ApiError)):
             kind.model_validate({**body, "stream": True, **other})
 
 

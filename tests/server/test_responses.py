@@ -165,7 +165,9 @@ def test_json_by_schema_and_logprobs(client: openai.OpenAI) -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"store": True}, "store"),
         ({"background": True}, "background"),
-        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"reasoning": "low"}, "reasoning"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"truncation": "auto"}, "truncation"),
         ({"input": []}, "input"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input.0.role"),
@@ -179,7 +181,6 @@ def test_json_by_schema_and_logprobs(client: openai.OpenAI) -> None:
         ({"include": ["reasoning.encrypted_content"]}, "include.0"),
         ({"n": 2}, "n"),
         ({"tools": [TOOL]}, "tools"),
-        ({"chat_template_kwargs": {"mood": "x"}}, "chat_template_kwargs"),
     ],
 )
 def test_what_cannot_be_asked(http: httpx.Client, extra: dict[str, object], param: str) -> None:

@@ -147,7 +147,6 @@ def recalling(arguments: str) -> list[dict[str, Any]]:
         {"messages": recalling("{")},
         {"messages": recalling("[" * 100_000)},
         {"chat_template_kwargs": {"messages": []}},
-        {"chat_template_kwargs": {"weather": "fair"}},
     ],
 )
 def test_what_cannot_be_asked(http: httpx.Client, extra: dict[str, Any]) -> None:

@@ -54,9 +54,9 @@ def plugin_allow_list() -> frozenset[str] | None:
     return frozenset(name.strip() for name in value.split(",") if name.strip())
 
 
-def log_level() -> str:
-    """`AETHERMIND_LOG`: `debug`, `info`, `warning` (default) or `error`."""
-    return os.environ.get("AETHERMIND_LOG", "warning").upper()
+def log_level(default: str = "warning") -> str:
+    """`AETHERMIND_LOG`: `debug`, `info`, `warning` or `error`."""
+    return (os.environ.get("AETHERMIND_LOG") or default).upper()
 
 
 def num_threads() -> int | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from aethermind.engine.config import EngineConfig, EngineOptions
 from aethermind.engine.engine import Engine
 from aethermind.engine.loading.loader import plan_model
-from aethermind.engine.observation.model_info import ModelInfo, describe_model
+from aethermind.engine.observation.model_info import ModelInfo, describe_model, log_loaded
 from aethermind.engine.progress_bar import ProgressBar
 from aethermind.engine.requests.inbox import Inbox
 from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
@@ -86,6 +86,7 @@ class LLM:
         self.info = describe_model(self.engine, time.perf_counter() - started)
         self._inbox = Inbox()
         self.engine.listen(self._inbox)
+        log_loaded(self.info)
 
     def __enter__(self) -> LLM:
         return self
@@ -181,6 +182,7 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        options: RequestOptions | Sequence[RequestOptions] | None = None,
         adapter: str | Sequence[str | None] | None = None,
         use_tqdm: bool = False,
         on_output: Callable[[RequestOutput], None] | None = None,
@@ -194,7 +196,9 @@ class LLM:
         is_single = isinstance(messages, Sequence) and any(isinstance(message, Mapping) for message in messages)
         conversations: Any = [messages] if is_single else _listed(messages)
         prompts = [chat_prompt(self.tokenizer, one, **template) for one in conversations]
-        return self.generate(prompts, sampling_params, adapter=adapter, use_tqdm=use_tqdm, on_output=on_output)
+        return self.generate(
+            prompts, sampling_params, options=options, adapter=adapter, use_tqdm=use_tqdm, on_output=on_output
+        )
 
     def stream_chat(
         self,
@@ -202,6 +206,7 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         memory: TokenMemory | None = None,
+        options: RequestOptions = _NO_OPTIONS,
         adapter: str | None = None,
         **template: Unpack[TemplateOptions],
     ) -> Generator[RequestOutput, None, None]:
@@ -213,7 +218,7 @@ class LLM:
         token_ids = self.tokenizer.encode(text) if memory is None else memory.encode(text)
         output: RequestOutput | None = None
         prompt = EnginePrompt(str(text), token_ids, is_chat=True)
-        with closing(self._stream(prompt, sampling_params, _NO_OPTIONS, adapter)) as outputs:
+        with closing(self._stream(prompt, sampling_params, options, adapter)) as outputs:
             try:
                 for output in outputs:
                     yield output

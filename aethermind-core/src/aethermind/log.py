@@ -1,19 +1,22 @@
 """Logging: one logger a module, all of them under `aethermind`; only the command line installs a handler.
 
 What programs want to find again goes into `extra={"fields": {...}}` of a record: after the message as `name=value`,
-or, where logs are JSON, as members of their own.
+or, where logs are JSON, as members of their own. `extra={"in_message": {...}}` names fields that the message has
+already, which text does not repeat.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import Any
 
 from aethermind import env
 
-__all__ = ["FORMATS", "get_logger", "is_level", "set_format", "set_level", "setup_console"]
+__all__ = ["FORMATS", "LEVELS", "get_logger", "is_level", "quoted", "set_format", "set_level", "setup_console"]
 
 FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -33,8 +36,10 @@ def setup_console() -> None:
 
 
 def set_format(name: str) -> None:
-    """Write records as lines of `text`, or as `json`, an object a line, those of the libraries that serve included."""
-    formatter = _JsonFormatter() if name == "json" else _TextFormatter()
+    """Write records as lines of `text` with the time of day, or as `json`, an object a line, as what serves for long
+    does; those of the libraries that serve included.
+    """
+    formatter = _JsonFormatter() if name == "json" else _TextFormatter("%(asctime)s ")
     for handler in logging.getLogger("aethermind").handlers:
         handler.setFormatter(formatter)
         for library in ("uvicorn", "asyncio"):
@@ -55,15 +60,19 @@ def set_level(name: str) -> None:
 
 
 class _TextFormatter(logging.Formatter):
-    """`I aethermind.server: message name=value`, for people."""
+    """`I aethermind.server: message name=value`, for people; with `%(asctime)s` before it, the local time."""
 
-    def __init__(self) -> None:
-        super().__init__("%(levelname).1s %(name)s: %(message)s")
+    default_msec_format = "%s.%03d"
+
+    def __init__(self, before: str = "") -> None:
+        super().__init__(f"{before}%(levelname).1s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
         """The line, with the fields after the message."""
+        told: Collection[str] = getattr(record, "in_message", ())
         fields: dict[str, Any] = getattr(record, "fields", {})
-        return " ".join([super().formatMessage(record), *(f"{name}={_plain(value)}" for name, value in fields.items())])
+        rest = (f"{name}={quoted(value)}" for name, value in fields.items() if name not in told)
+        return " ".join([super().formatMessage(record), *rest])
 
 
 class _JsonFormatter(logging.Formatter):
@@ -86,7 +95,7 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def _plain(value: object) -> str:
+def quoted(value: object) -> str:
     """A value that cannot be taken for anything but itself: in quotes unless it is one plain word."""
     text = str(value)
     is_word = text.isascii() and text.isprintable() and not set(text) & set(' "=\\')

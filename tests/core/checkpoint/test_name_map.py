@@ -54,3 +54,9 @@ def test_five_are_listed_and_the_rest_counted() -> None:
         match_names(shapes, DummyCheckpoint({}, "float32"))
     with pytest.raises(CheckpointError, match=re.escape("5 missing (w1 [1], w2 [2], w3 [3], w4 [4], w5 [5])")):
         match_names(dict(list(shapes.items())[:5]), DummyCheckpoint({}, "float32"))
+
+
+def test_packed_weights_without_a_description_name_the_file_that_is_missing() -> None:
+    found = {"embed.weight": (10, 4), "layers.0.mlp.qweight": (1, 8), "layers.0.mlp.scales": (1, 8)}
+    with pytest.raises(CheckpointError, match=r"GPTQ or AWQ: .*quantize_config\.json or quant_config\.json"):
+        match_names(SHAPES, DummyCheckpoint(found, "float32"))

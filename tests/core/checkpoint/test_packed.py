@@ -160,6 +160,10 @@ def test_a_dense_matrix_is_read_by_the_same_zero_points(tmp_path: Path) -> None:
     [
         ([4], "should be an object, not list"),
         ({"quant_method": "fp8"}, "by 'fp8'.*--quantization"),
+        ({"load_in_8bit": True}, "by 'bitsandbytes'.*--quantization"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "by 'bitsandbytes'"),
+        ({"config_groups": {}, "format": "int-quantized"}, "by 'compressed-tensors'"),
+        ({"load_in_8bit": False}, "in a way that its quantization_config does not name"),
         ({"quant_method": ["gptq"]}, "which cannot be read"),
         (gptq(bits=5), "to 5 bits; 2 or 3 or 4 or 8"),
         (gptq(bits=True), "to True bits"),
@@ -175,8 +179,6 @@ def test_a_dense_matrix_is_read_by_the_same_zero_points(tmp_path: Path) -> None:
         (gptq(is_marlin_format=True), "in the layout 'marlin'"),
         (gptq(format="marlin"), "in the layout 'marlin'"),
         (gptq(dynamic={"+:.*down.*": {"bits": 8}}), "quantised otherwise than the rest"),
-        ({"load_in_8bit": True}, "by 'bitsandbytes'.*--quantization"),
-        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "by 'bitsandbytes'"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "by 'bitsandbytes'"),
     ],
 )

@@ -111,6 +111,36 @@ def test_the_log_s_level_comes_from_the_file(invoke: Any, fake_llm: Any) -> None
     assert logging.getLogger("aethermind").level == logging.INFO
 
 
+@pytest.mark.parametrize("args", [("--log-level", "debug", "generate", "x"), ("generate", "x", "--log-level", "DEBUG")])
+def test_the_log_s_level_is_a_flag_before_or_after_the_verb(invoke: Any, fake_llm: Any, args: tuple[str, ...]) -> None:
+    fake_llm("a")
+    Path("aethermind.yaml").write_text("log: {level: info}\n")
+    assert invoke(*args).exit_code == 0
+    assert logging.getLogger("aethermind").level == logging.DEBUG
+    assert invoke("generate", "x").exit_code == 0
+    assert logging.getLogger("aethermind").level == logging.INFO
+
+
+@pytest.mark.parametrize("args", [("--log-level", "loud", "doctor"), ("generate", "x", "--log-level", "loud")])
+def test_a_flag_s_level_that_is_none_is_an_error(invoke: Any, args: tuple[str, ...]) -> None:
+    result = invoke(*args)
+    assert result.exit_code == 2
+    assert "--log-level is 'loud' but should be one of debug, info, warning, error." in result.stderr + str(
+        result.exception
+    )
+
+
+def test_a_server_logs_its_requests_unless_told_otherwise(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`serve` fails here once its level is set: there is no such address."""
+    monkeypatch.delenv("AETHERMIND_LOG", raising=False)
+    for args, level in (((), logging.INFO), (("--log-level", "error"), logging.ERROR)):
+        assert invoke("serve", "--host", "127.0.0.1", "--model", "a=x", "--model", "a=y", *args).exit_code == 2
+        assert logging.getLogger("aethermind").level == level
+    monkeypatch.setenv("AETHERMIND_LOG", "warning")
+    assert invoke("serve", "--model", "a=x", "--model", "a=y").exit_code == 2
+    assert logging.getLogger("aethermind").level == logging.WARNING
+
+
 @pytest.mark.parametrize("args", [["generate", "--help"], ["generate", "hi", "--max-tokens", "1"]])
 def test_who_sets_nothing_imports_nothing(args: list[str]) -> None:
     program = (

@@ -37,7 +37,7 @@ def test_every_option_of_a_configured_verb_is_a_setting() -> None:
         "print_config",
         "named_model",
     }
-    assert options - OF_ONE_CALL == {one.parameter for one in SETTINGS} - {"level"}
+    assert options - OF_ONE_CALL == {one.parameter for one in SETTINGS}
 
 
 def test_no_two_settings_share_a_parameter_or_a_variable() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from aethermind.cli.groups import as_arguments
 from aethermind.cli.serve import named_models
-from aethermind.cli.server_options import AccessOptions
+from aethermind.cli.server_options import AccessOptions, ServedEngineOptions
 from aethermind.errors import InvalidArgumentError
 from aethermind.server import Quota
 
@@ -88,3 +89,17 @@ def test_a_tokenizer_is_that_of_one_model(invoke: Any) -> None:
     result = invoke("serve", "--model", "a=demo", "--model", "b=demo", "--tokenizer", "demo")
     assert result.exit_code == 2
     assert "--tokenizer is that of one model, and several are given" in result.stderr
+
+
+def test_a_chat_template_is_for_one_model_and_there_before_it_is_loaded(invoke: Any) -> None:
+    for args, words in (
+        (("--chat-template", "./nowhere.jinja"), "'./nowhere.jinja' cannot be read: No such file or directory."),
+        (("--model", "a=demo", "--model", "b=demo", "--chat-template", "x"), "--chat-template is for one model"),
+    ):
+        refused = invoke("serve", *args)
+        assert (refused.exit_code, words in refused.stderr) == (2, True), refused.stderr
+
+
+def test_a_server_may_be_deterministic(invoke: Any) -> None:
+    assert "deterministic = true  # flag --deterministic" in invoke("serve", "--deterministic", "--print-config").stdout
+    assert as_arguments(ServedEngineOptions(deterministic=True))["deterministic"] is True

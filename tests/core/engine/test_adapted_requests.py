@@ -297,5 +297,3 @@ def test_what_takes_no_adapters(adapters: dict[str, Path], runtime: Runtime, tmp
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="GPT2LMHeadModel takes no adapters"):
         plan_model(runtime, tmp_path, device="numpy", adapters=adapters)
-    with pytest.raises(InvalidArgumentError, match="cannot be divided among several ranks"):
-        plan_model(runtime, "demo", device="numpy", adapters=adapters, tensor_parallel_size=2)

@@ -104,7 +104,7 @@ def test_positions_that_a_scaling_reaches() -> None:
 @pytest.mark.parametrize(
     ("fields", "head_dim", "sentence"),
     [
-        ({"partial_rotary_factor": 0.5}, 64, "partial_rotary_factor 0.5"),
+        ({"partial_rotary_factor": 0.5}, 64, "partial_rotary_factor 0.5.*Take another model"),
         (
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}},
             64,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.numpy import save_file
+from tests.core.checkpoint.packed_layers import random_layer
 
 from aethermind.errors import CheckpointError, ConfigError, TokenizerError
 from aethermind.model.gguf_source import GgufSource
@@ -46,6 +49,17 @@ def test_a_directory_is_read_piece_by_piece(tmp_path: Path) -> None:
         source.tokenizer()
     with pytest.raises(CheckpointError, match="no weights"):
         source.weights()
+
+
+@pytest.mark.parametrize("name", ["quantize_config.json", "quant_config.json"])
+def test_weights_are_packed_as_a_file_of_the_quantiser_says(tmp_path: Path, name: str) -> None:
+    """Old versions of AutoGPTQ and AutoAWQ leave config.json as it was."""
+    layer = random_layer(16, 64, method="awq")
+    save_file({f"m.{end}": tensor for end, tensor in layer.tensors.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    described = {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"}
+    (tmp_path / name).write_text(json.dumps(described))
+    assert "m.weight" in DirectorySource(tmp_path).weights().names
 
 
 @pytest.mark.parametrize(("num_rows", "fits"), [(3, False), (4, True), (64, True), (None, True)])

@@ -54,6 +54,7 @@ def test_a_line_says_what_a_request_took(http: httpx.Client, records: Records) -
     assert fields == {
         "request_id": answer.headers["X-Request-Id"],
         "client_request_id": "order-7",
+        "client": "127.0.0.1",
         "method": "POST",
         "path": COMPLETIONS,
         "status": 200,
@@ -91,7 +92,8 @@ def test_a_line_about_vectors(http: httpx.Client, records: Records) -> None:
 
 def test_what_was_said_is_not_in_the_log(http: httpx.Client, records: Records) -> None:
     http.post(COMPLETIONS, json=ASK)
-    http.post(COMPLETIONS, json={**ASK, "heron": "heron"})
+    http.post(COMPLETIONS, json={**ASK, "bird": "heron"})
+    http.post(COMPLETIONS, json={**ASK, "guided_regex": "heron"})
     http.post(COMPLETIONS, json={**ASK, "temperature": "heron"})
     http.post(COMPLETIONS, content=b'{"prompt": "heron"')
     http.post("/v1/chat/completions", json={"model": "demo", "messages": [{"role": "user", "content": "heron"}]})
@@ -131,5 +133,13 @@ def test_probes_are_no_news(http: httpx.Client, records: Records) -> None:
     http.get("/nowhere")
     while len(records.lines) < 2:  # a line may come a moment after its answer
         pass
-    assert ["GET /v1/models 200" in line for line in records.lines] == [True, False]
-    assert "GET other 404" in records.lines[1]
+    assert ["127.0.0.1 GET /v1/models 200" in line for line in records.lines] == [True, False]
+    assert "127.0.0.1 GET /nowhere 404" in records.lines[1]
+
+
+def test_a_path_cannot_forge_a_line(http: httpx.Client, records: Records) -> None:
+    http.get("/x%0A127.0.0.1 GET /v1/models 200")
+    while not (lines := [line for line in records.lines if "404" in line]):
+        http.get("/health")
+    assert len(lines) == 1
+    assert "\n" not in lines[0]

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from aethermind.checkpoint.gguf_blocks import BLOCK_TYPES
 from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError, InvalidArgumentError
+from aethermind.lfs_pointer import lfs_pointer_fault
 from aethermind.ops.weight_format import QuantizedWeight
 
 __all__ = ["GgufFile", "GgufStrings"]
@@ -203,7 +204,7 @@ class GgufFile:
 
     def fail(self, problem: str) -> NoReturn:
         """Raise the CheckpointError of a file that is not what it should be."""
-        raise CheckpointError(f"{self.path} {problem}. Fetch or write the file again.")
+        raise CheckpointError(lfs_pointer_fault(self.path) or f"{self.path} {problem}. Fetch or write the file again.")
 
     def _read_tensor(self, reader: _Reader) -> None:
         name = reader.string()

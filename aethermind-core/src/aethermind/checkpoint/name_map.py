@@ -11,6 +11,7 @@ from aethermind.errors import CheckpointError
 __all__ = ["match_names"]
 
 _MAX_LISTED = 5
+_PACKED = ".qweight"
 
 
 def match_names(
@@ -48,9 +49,15 @@ def match_names(
         if items
     ]
     if problems:
+        advice = "Check that config.json and the weights belong to the same model."
+        if any(name.endswith(_PACKED) for name in found if name not in expected):
+            advice = (
+                f"Tensors *{_PACKED} are of GPTQ or AWQ: quantization_config in config.json, quantize_config.json or "
+                "quant_config.json has to say how they are packed. Fetch that file, too."
+            )
         raise CheckpointError(
             f"The checkpoint does not fit the model: of {len(expected)} expected tensors and {len(found)} found, "
-            f"{'; '.join(problems)}. Check that config.json and the weights belong to the same model."
+            f"{'; '.join(problems)}. {advice}"
         )
     return {name: found[name] for name in expected}
 

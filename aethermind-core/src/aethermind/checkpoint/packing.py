@@ -1,4 +1,4 @@
-"""How GPTQ and AWQ checkpoints store matrices, by `quantization_config` of config.json or by quantize_config.json.
+"""How GPTQ and AWQ checkpoints store matrices, by `quantization_config` of config.json or a file of its own.
 
 A matrix [N, K] is three tensors (and, by GPTQ, `g_idx`), with codes of few bits packed into int32 from the lowest bits:
 
@@ -150,17 +150,13 @@ def read_packing(described: Any, where: str) -> Packing:
 
 
 def _method(described: Mapping[str, Any], where: str) -> str:
-    """The method's name. Only AWQ's own file says w_bit; AutoGPTQ's own says neither that nor its method, and
-    bitsandbytes is known by its switches.
-    """
-    usual = "awq" if "w_bit" in described else "gptq"
-    if described.get("load_in_8bit") or described.get("load_in_4bit"):
-        usual = "bitsandbytes"
-    given = described.get("quant_method") or usual
+    """The method's name; ConfigError where it cannot be read."""
+    given = described.get("quant_method") or _unnamed_method(described)
     method = given.lower() if isinstance(given, str) else given
     if method not in _METHODS:
+        how = "in a way that its quantization_config does not name" if given is None else f"by {given!r:.80}"
         raise ConfigError(
-            f"{where!r} is quantised by {given!r:.80}, which cannot be read. Take the model itself and pass "
+            f"{where!r} is quantised {how}, which cannot be read. Take the model itself and pass "
             f"--quantization, or take it quantised by {' or '.join(_METHODS)}, or as .gguf."
         )
     return str(method)
@@ -200,3 +196,13 @@ def _check_modules(described: Mapping[str, Any], bits: int, group_size: int, whe
 def _first(described: Mapping[str, Any], *names: str) -> Any:
     """The first of these fields that says something."""
     return next((described[name] for name in names if described.get(name) is not None), None)
+
+
+def _unnamed_method(described: Mapping[str, Any]) -> str | None:
+    """The method of a description without quant_method, by the fields that only one tool writes; None for no known."""
+    if described.get("load_in_8bit") or described.get("load_in_4bit"):
+        return "bitsandbytes"
+    if "config_groups" in described:
+        return "compressed-tensors"
+    # AWQ's own file says w_bit, and AutoGPTQ's own bits.
+    return "awq" if "w_bit" in described else "gptq" if "bits" in described else None

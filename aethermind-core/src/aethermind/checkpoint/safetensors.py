@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from aethermind.checkpoint.source import TensorInfo, dtype_names
 from aethermind.errors import CheckpointError
+from aethermind.lfs_pointer import lfs_pointer_fault
 
 __all__ = ["MAX_HEADER_BYTES", "SafetensorsFile"]
 
@@ -174,7 +175,7 @@ class SafetensorsFile:
             self._fail(f"{problem}: its tensors take {position} bytes, its data section has {num_data_bytes}")
 
     def _fail(self, problem: str) -> NoReturn:
-        raise CheckpointError(f"{self.path} {problem}. Fetch or write the file again.")
+        raise CheckpointError(lfs_pointer_fault(self.path) or f"{self.path} {problem}. Fetch or write the file again.")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.checkpoint.source import TensorFile, TensorInfo
 from aethermind.checkpoint.torch_pickle import TorchFile
 from aethermind.errors import CheckpointError
+from aethermind.lfs_pointer import lfs_pointer_fault
 
 __all__ = ["Checkpoint"]
 
@@ -149,7 +150,8 @@ def _read_weight_map(index: Path, suffix: str) -> dict[str, str]:
         content = json.loads(index.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise CheckpointError(f"{index} is not readable JSON ({reason}). Fetch the file again.") from error
+        fault = lfs_pointer_fault(index) or f"{index} is not readable JSON ({reason}). Fetch the file again."
+        raise CheckpointError(fault) from error
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no weight_map from tensor names to shards. Fetch the file again.")

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError
+from aethermind.lfs_pointer import lfs_pointer_fault
 
 __all__ = ["TorchFile"]
 
@@ -134,7 +135,8 @@ class TorchFile:
         if isinstance(error, UnpicklingError):
             reason = "its pickle is not one of tensors"
         raise CheckpointError(
-            f"{self.path} is corrupt, or is no PyTorch checkpoint ({reason}). Fetch or write the file again."
+            lfs_pointer_fault(self.path)
+            or f"{self.path} is corrupt, or is no PyTorch checkpoint ({reason}). Fetch or write the file again."
         ) from error
 
     def _checked(self, name: Any, value: Any) -> Any:

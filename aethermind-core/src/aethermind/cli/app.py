@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from aethermind import env, log
-from aethermind.cli import console
+from aethermind.cli import console, options
 from aethermind.cli.verbs import VERBS, Verbs
 from aethermind.errors import AetherMindError, SettingsError
 
@@ -120,6 +120,12 @@ def _show_version(is_wanted: bool) -> None:
         raise typer.Exit()
 
 
+def _set_level(level: str | None) -> str | None:
+    if level is not None:
+        log.set_level(options.checked_level(level))
+    return level
+
+
 app = typer.Typer(
     cls=Commands,
     rich_markup_mode=None,
@@ -145,6 +151,14 @@ def _root(
     ] = False,
     config_file: Annotated[
         str | None, typer.Option("--config", metavar="FILE", help="Take settings from this TOML or YAML file.")
+    ] = None,
+    log_level: Annotated[
+        str | None,
+        typer.Option(
+            help="Log on stderr from this level on: debug, info, warning or error.",
+            show_default="AETHERMIND_LOG, or warning",
+            callback=_set_level,
+        ),
     ] = None,
 ) -> None:
     """LLM inference in which hardware and models are pip packages."""

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from aethermind import env, log
+from aethermind.cli import options
 from aethermind.cli.given import is_flag
 from aethermind.errors import SettingsError
 
@@ -20,20 +21,23 @@ if TYPE_CHECKING:
 
     from aethermind.config import Configuration, Setting, Value
 
-__all__ = ["ConfiguredCommand"]
+__all__ = ["ConfiguredCommand", "ServingCommand"]
 
 _NAMED = "named_model"
 """A model that is given without a dash, until it is what `--model` gives."""
 
 
 class ConfiguredCommand(TyperCommand):
-    """A verb whose options are settings. Adds `--config` and `--print-config`.
+    """A verb whose options are settings. Adds `--config`, `--print-config` and `--log-level`.
 
     A verb that takes a model and nothing else without a dash takes it without `--model`, too.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    log_level = "warning"
+    """From which level on the verb logs where no layer says it."""
+
+    def __init__(self, *args: Any, **names: Any) -> None:
+        super().__init__(*args, **names)
         self._model = next((one for one in self.params if one.name == "model"), None)
         if any(one.param_type_name == "argument" for one in self.params):
             self._model = None
@@ -58,6 +62,12 @@ class ConfiguredCommand(TyperCommand):
                 default=False,
                 help="Print every setting and where it comes from, and exit.",
             ),
+            TyperOption(
+                param_decls=["--log-level"],
+                type=str,
+                help="Log on stderr from this level on: debug, info, warning or error.",
+                show_default=f"AETHERMIND_LOG, or {self.log_level}",
+            ),
         ]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -75,7 +85,13 @@ class ConfiguredCommand(TyperCommand):
         return rest
 
     def invoke(self, ctx: Any) -> Any:
-        named = ctx.params.pop("config_file") or ctx.find_root().params.get("config_file")
+        root = ctx.find_root()
+        named = ctx.params.pop("config_file") or root.params.get("config_file")
+        if ctx.params["log_level"] is None and root.params.get("log_level") is not None:
+            ctx.params["log_level"] = root.params["log_level"]
+            ctx.set_parameter_source("log_level", root.get_parameter_source("log_level"))
+        if ctx.params["log_level"] is not None:
+            options.checked_level(ctx.params["log_level"])
         is_asked = ctx.params.pop("print_config")
         from_variables = _check_variables()
         from aethermind.config.file import find_file
@@ -83,6 +99,7 @@ class ConfiguredCommand(TyperCommand):
         file = find_file(named)
         if file or from_variables or is_asked or not log.is_level(env.log_level()):
             self._configure(ctx, file, is_asked)
+        log.set_level(ctx.params.pop("log_level") or env.log_level(self.log_level))
         return super().invoke(ctx)
 
     def _configure(self, ctx: Any, file: Any, is_asked: bool) -> None:
@@ -100,7 +117,12 @@ class ConfiguredCommand(TyperCommand):
             value, origin = configuration.values[name]
             if origin != "default" and name not in flags and one.parameter in ctx.params:
                 ctx.params[one.parameter] = _as_parameter(value, is_list=one.parameter in lists)
-        log.set_level(configuration.values["log.level"].value)
+
+
+class ServingCommand(ConfiguredCommand):
+    """A verb that runs on and on, whose log is its only output: a line for each request."""
+
+    log_level = "info"
 
 
 def _as_parameter(value: Any, *, is_list: bool) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aethermind import env
+from aethermind import env, log
 from aethermind.errors import InvalidArgumentError
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "ApiKeyToSend",
     "AsJson",
     "BlockSize",
+    "ChatTemplate",
     "Choice",
     "DType",
     "Deterministic",
@@ -36,6 +37,7 @@ __all__ = [
     "Regex",
     "Tokenizer",
     "WeightCache",
+    "checked_level",
     "chosen_adapter",
     "chosen_model",
 ]
@@ -79,6 +81,15 @@ Adapters = Annotated[
     list[str] | None,
     typer.Option("--adapter", metavar="[NAME=]PATH", help="A LoRA adapter of the model, in a directory as of PEFT."),
 ]
+ChatTemplate = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template",
+        metavar="FILE|NAME",
+        help="Use the Jinja template in this file, or the one of the model's that has this name.",
+        show_default="the model's",
+    ),
+]
 MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", "-c", help="Longest context in tokens.")]
 NumKvBlocks = Annotated[int | None, typer.Option("--num-kv-blocks", help="Blocks of the KV cache.")]
 KvCacheDType = Annotated[
@@ -121,6 +132,13 @@ Regex = Annotated[str | None, typer.Option(help="Answer with text that this regu
 Choice = Annotated[str | None, typer.Option(metavar="A,B,…", help="Answer with one of these.")]
 Grammar = Annotated[Path | None, typer.Option(help="Answer by the grammar in this file (Lark or GBNF).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def checked_level(level: str) -> str:
+    """The level of `--log-level`; InvalidArgumentError for one that is none."""
+    if level.lower() not in log.LEVELS:
+        raise InvalidArgumentError(f"--log-level is {level!r} but should be one of {', '.join(log.LEVELS)}.")
+    return level
 
 
 def chosen_model(model: str | None) -> str:

@@ -139,7 +139,9 @@ class ChatSettings:
     """What a conversation begins with."""
 
     system: str | None = setting(None, "what the model is told before a conversation", unset="nothing")
-    chat_template: str | None = setting(None, "a file with a Jinja template", unset="the model's")
+    chat_template: str | None = setting(
+        None, "a file with a Jinja template, or the name of one of the model's", unset="the model's"
+    )
     history: bool = setting(True, "keep what is typed on a terminal for the next chat")
 
 
@@ -179,6 +181,7 @@ class ServerSettings:
     allowed_origins: tuple[str, ...] | None = setting(
         None, "web pages that may ask besides its own, such as https://chat.example, or * for all", unset="none"
     )
+    strict_requests: bool = setting(False, "refuse requests with unknown fields, which are ignored otherwise")
     engine: str = setting("process", "where models run: each in a process of its own, or inprocess, in the server's")
     max_restarts: int = setting(5, "how often in a row an engine's process that ended is started again")
     stall_timeout: float = setting(600.0, "seconds that a step may take before the engine's process is ended; 0 is any")
@@ -235,7 +238,13 @@ class BenchSettings:
 class LogSettings:
     """What is told of the inside."""
 
-    level: str = setting("warning", "debug, info, warning or error", variable="AETHERMIND_LOG")
+    level: str | None = setting(
+        None,
+        "debug, info, warning or error",
+        unset="info for `serve`, else warning",
+        parameter="log_level",
+        variable="AETHERMIND_LOG",
+    )
     format: str = setting("text", "how `serve` writes it: text, or json", parameter="log_format")
     prompts: bool = setting(False, "whether `serve` writes down what it was asked", parameter="log_prompts")
     otlp_endpoint: str | None = setting(
@@ -246,8 +255,8 @@ class LogSettings:
     )
 
     def __post_init__(self) -> None:
-        if self.level.lower() not in ("debug", "info", "warning", "error"):
-            raise InvalidArgumentError(f"level should be one of debug, info, warning, error, got {self.level!r}.")
+        if self.level is not None and self.level.lower() not in log.LEVELS:
+            raise InvalidArgumentError(f"log level should be one of {', '.join(log.LEVELS)}, got {self.level!r}.")
         if self.format not in log.FORMATS:
             raise InvalidArgumentError(f"log format should be one of {', '.join(log.FORMATS)}, got {self.format!r}.")
 

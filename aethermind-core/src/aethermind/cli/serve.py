@@ -56,6 +56,7 @@ def serve(
         str | None,
         typer.Option("--served-model-name", help="What clients call the model.", show_default="its path"),
     ] = None,
+    chat_template: options.ChatTemplate = None,
     *,
     access: AccessOptions,
     numbers: ModelOptions,
@@ -73,6 +74,7 @@ def serve(
     from aethermind.cli.load import LoadProgress, open_llm
     from aethermind.engine.config import EngineConfig, named_adapters
     from aethermind.engine.process import EngineProcess
+    from aethermind.text.chat_templates import ChosenTemplate
 
     log.set_format(logging.log_format)
     tenants = access.tenants(limits.quota())
@@ -81,6 +83,9 @@ def serve(
         raise InvalidArgumentError("--tokenizer is that of one model, and several are given; serve them one by one.")
     if numbers.adapters and len(paths) > 1:
         raise InvalidArgumentError("--adapter is that of one model, and several are given; serve them one by one.")
+    if chat_template is not None and len(paths) > 1:
+        raise InvalidArgumentError("--chat-template is for one model, and several are given; serve them one by one.")
+    template = None if chat_template is None else ChosenTemplate.read(chat_template)
     if taken := sorted(paths.keys() & named_adapters(numbers.adapters or {}).keys()):
         raise InvalidArgumentError(f"A model and an adapter are both called {taken[0]!r}; write --adapter NAME=PATH.")
     groups = (numbers, served, steps)
@@ -117,6 +122,8 @@ def serve(
                 origins=access.allowed_origins or (),
                 log_prompts=logging.log_prompts,
                 tracing=tracing,
+                strict_requests=access.strict_requests,
+                chat_template=template,
                 on_ready=announce,
             )
         )

@@ -24,7 +24,7 @@ ENGINES = ("process", "inprocess")
 
 @dataclass(frozen=True, slots=True)
 class AccessOptions:
-    """Where the server listens, and who may come in."""
+    """Where the server listens, who may come in, and which requests it takes."""
 
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000
@@ -45,6 +45,10 @@ class AccessOptions:
         list[str] | None,
         typer.Option(help="Web pages that may ask besides its own, such as https://chat.example, or * for all."),
     ] = None
+    strict_requests: Annotated[
+        bool,
+        typer.Option("--strict-requests", help="Refuse requests with unknown fields, else ignored."),
+    ] = False
 
     def __post_init__(self) -> None:
         ServerSettings(allowed_origins=tuple(self.allowed_origins or ()))
@@ -84,6 +88,7 @@ class ServedEngineOptions(KvCacheOptions):
     ] = 256
     session_ttl: Annotated[float, typer.Option(help="Seconds that it is kept after a turn.")] = 600.0
     fallback: options.Fallback = "warn"
+    deterministic: options.Deterministic = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ class Verb(NamedTuple):
     """The function of a verb's name, or the group `app`, in a module below `aethermind.cli`.
 
     `summary` is the first sentence of its help. `examples` names the module's examples; `has_settings` is whether its
-    options can come from a file and from variables.
+    options can come from a file and from variables; `is_serving`, whether it logs what it does as it goes.
     """
 
     module: str
@@ -23,12 +23,13 @@ class Verb(NamedTuple):
     examples: str = "EXAMPLES"
     has_settings: bool = True
     is_group: bool = False
+    is_serving: bool = False
 
 
 VERBS: Mapping[str, Verb] = {
     "generate": Verb("generate", "Continue a prompt and print the text."),
     "chat": Verb("chat", "Talk to a model that was trained to."),
-    "serve": Verb("serve", "Serve models over HTTP to OpenAI's clients."),
+    "serve": Verb("serve", "Serve models over HTTP to OpenAI's clients.", is_serving=True),
     "doctor": Verb("doctor", "Report on machine, devices and plugins.", has_settings=False),
     "explain": Verb("explain", "Show which kernel computes which operator, or where two devices disagree."),
     "models": Verb("models", "List models, installed or on disk."),
@@ -74,9 +75,10 @@ def _load(name: str, verb: Verb) -> Any:
     module = import_module(f"aethermind.cli.{verb.module}")
     if verb.is_group:
         return typer.main.get_group(module.app)
-    from aethermind.cli.configured import ConfiguredCommand
+    from aethermind.cli.configured import ConfiguredCommand, ServingCommand
 
     alone = typer.Typer(rich_markup_mode=None, add_completion=False)
-    cls = ConfiguredCommand if verb.has_settings else None
+    configured = ServingCommand if verb.is_serving else ConfiguredCommand
+    cls = configured if verb.has_settings else None
     alone.command(name, cls=cls, epilog=getattr(module, verb.examples))(getattr(module, name))
     return typer.main.get_command(alone)

@@ -189,10 +189,6 @@ class EngineConfig:
                 raise InvalidArgumentError(f"{option.name} should be {check.words}, got {value!r}.")
         self._check_store()
         self._check_speculation()
-        if self.adapters and self.tensor_parallel_size > 1:
-            raise InvalidArgumentError(
-                "Adapters cannot be divided among several ranks. Leave adapters or tensor_parallel_size out."
-            )
 
     @classmethod
     def of(cls, **options: Unpack[EngineOptions]) -> EngineConfig:

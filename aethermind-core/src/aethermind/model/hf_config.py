@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aethermind.errors import ConfigError
+from aethermind.lfs_pointer import lfs_pointer_fault
 
 __all__ = ["architecture_name", "read_hf_config", "read_optional_json", "require_directory"]
 
@@ -60,7 +61,8 @@ def _read_object(path: Path) -> dict[str, Any]:
         contents = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{path.name} in {str(path.parent)!r} is not valid JSON ({error}). Download or write it again."
+            lfs_pointer_fault(path)
+            or f"{path.name} in {str(path.parent)!r} is not valid JSON ({error}). Download or write it again."
         ) from None
     if not isinstance(contents, dict):
         raise ConfigError(f"{path.name} in {str(path.parent)!r} should hold an object, not {type(contents).__name__}.")

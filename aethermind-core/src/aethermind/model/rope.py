@@ -61,8 +61,8 @@ def read_rope(fields: Mapping[str, Any], *, head_dim: int, max_position_embeddin
     partial = parameters.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
     if partial != 1.0:
         raise ConfigError(
-            f"partial_rotary_factor {partial!r} in config.json is not supported: whole heads are rotated here. Take "
-            "another model."
+            f"partial_rotary_factor {partial!r} in config.json (rope.dimension_count of a .gguf file) is not supported,"
+            " since only whole heads can be rotated and this model rotates parts. Take another model."
         )
     if kind == "dynamic" and head_dim == 2:
         raise ConfigError("rope_type 'dynamic' in config.json needs a head_dim above 2, got 2.")

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DirectorySource", "ModelSource", "RetokenizedSource", "open_source"]
 
+_QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")
+"""What AutoGPTQ and older versions of AutoAWQ write beside config.json."""
+
 
 class ModelSource(Protocol):
     """A model before anything of it is computed. Each method reads what it returns, and nothing else."""
@@ -137,7 +140,7 @@ class DirectorySource:
     def _quantization(self) -> Any:
         """What is said of quantised weights: by config.json, or beside it by AutoGPTQ or older versions of AutoAWQ."""
         described = read_optional_json(self.path / "config.json").get("quantization_config")
-        for name in ("quantize_config.json", "quant_config.json"):
+        for name in _QUANTIZATION_FILES:
             if described is None:
                 described = read_optional_json(self.path / name) or None
         return described

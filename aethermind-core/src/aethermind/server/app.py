@@ -16,6 +16,7 @@ from aethermind.server.open_requests import OpenRequests
 from aethermind.server.open_requests import router as request_routes
 from aethermind.server.openai.direct_route import DirectRoutes
 from aethermind.server.openai.errors import ENGINE_DEAD_RETRY_S, ApiError, draining, install_error_handlers
+from aethermind.server.openai.ignored_fields import IgnoredFields
 from aethermind.server.openai.routes import model_router as model_routes
 from aethermind.server.openai.routes import router as openai_routes
 from aethermind.server.openai.tokens import router as token_routes
@@ -43,12 +44,14 @@ def create_app(
     origins: Sequence[str] = (),
     log_prompts: bool = False,
     tracing: Tracing | None = None,
+    strict_requests: bool = False,
 ) -> FastAPI:
     """An application that serves `models`, whose engines run already.
 
     With `tenants` clients have to have the key of one; with `only_local` they have to call the server by a name of
     this machine. Web pages that come from `origins` may ask as its own page does; `*` is all. Prompts come into the
-    log only with `log_prompts`; requests are spans of `tracing`.
+    log only with `log_prompts`; requests are spans of `tracing`. Unknown fields of requests are ignored, or are errors
+    with `strict_requests`.
     """
     app = FastAPI(title="AetherMind", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     state = app.state
@@ -56,6 +59,7 @@ def create_app(
     state.models = ServedModels(models)
     state.admission = Admission(state.limits)
     state.open_requests = OpenRequests()
+    state.ignored_fields = None if strict_requests else IgnoredFields()
     state.metrics = Metrics(state.models, state.admission)
     install_error_handlers(app)
     app.add_middleware(DirectRoutes, routes=openai_routes.routes)

@@ -21,6 +21,16 @@ __all__ = ["Door"]
 _OPEN_TO_ALL = frozenset({"/", "/health", "/ready", "/version"})
 """The page is open, so that it can ask for the key; what it does then needs the key."""
 
+_NOT_A_NAME = (
+    "This server listens to its own machine only, as localhost or 127.0.0.1, and the request is for {name!r}. To be "
+    "reached by other names, start it with --host 0.0.0.0 and a key (--api-key); a proxy on this machine can send "
+    "`Host: localhost`."
+)
+_NOT_A_PAGE = (
+    "This server lets no web page but its own use it, and the request is from {origin!r}. Start it with "
+    "--allowed-origins and that address, or with --allowed-origins '*' for every page."
+)
+
 
 class Door:
     """ASGI middleware. `state.tenant` of a request is the one whose key it has; with none of `tenants` it is a 401.
@@ -63,9 +73,9 @@ class Door:
         if sum(name == b"host" for name, _ in scope["headers"]) > 1:  # RFC 9112, 3.2: who knows which one others read
             return ApiError(400, "The request has more than one Host header.", code="host")
         if self._only_local and not (_is_nameless(scope) or is_loopback(_bare(name := _host_name(scope)))):
-            return ApiError(403, f"This server is for its own machine, which is not called {name!r:.100}.", code="host")
+            return ApiError(403, _NOT_A_NAME.format(name=name[:100]), code="host")
         if self._only_local and not ("*" in self._origins or _is_own_page(scope, self._origins)):
-            return ApiError(403, "This server is for its own machine, and no web page but its own.", code="origin")
+            return ApiError(403, _NOT_A_PAGE.format(origin=(header_of(scope, b"origin") or "")[:100]), code="origin")
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._max_header_bytes:
             return ApiError(431, f"Headers are longer than {self._max_header_bytes} bytes.", code="headers_too_large")
         is_open = scope["path"] in _OPEN_TO_ALL or scope["path"].startswith(ASSETS)

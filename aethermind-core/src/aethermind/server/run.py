@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from aethermind.server.limits import Admission, Limits
     from aethermind.server.observation.tracing import Tracing
     from aethermind.server.tenants import Tenants
+    from aethermind.text.chat_templates import ChosenTemplate
 
 __all__ = ["bind", "dismiss", "running", "serve"]
 
@@ -71,13 +72,21 @@ async def serve(
     origins: Sequence[str] = (),
     log_prompts: bool = False,
     tracing: Tracing | None = None,
+    strict_requests: bool = False,
+    chat_template: ChosenTemplate | None = None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Start the models' engines and serve them under their names until SIGINT or SIGTERM.
 
     Open answers are finished, unless it comes twice. Raises what keeps a model from being loaded.
     """
-    options: dict[str, Any] = {"origins": origins, "log_prompts": log_prompts, "tracing": tracing}
+    options: dict[str, Any] = {
+        "origins": origins,
+        "log_prompts": log_prompts,
+        "tracing": tracing,
+        "strict_requests": strict_requests,
+        "chat_template": chat_template,
+    }
     async with running(models, listening, limits=limits, tenants=tenants, **options) as app:
         with _stop_signals() as stops:
             on_ready()
@@ -95,10 +104,14 @@ async def running(
     origins: Sequence[str] = (),
     log_prompts: bool = False,
     tracing: Tracing | None = None,
+    strict_requests: bool = False,
+    chat_template: ChosenTemplate | None = None,
 ) -> AsyncIterator[FastAPI]:
     """Serve the models as long as the context is open; yields the application."""
     async with AsyncExitStack() as stack:
         served = [await _started(name, model, stack) for name, model in models.items()]
+        if chat_template is not None:
+            served = [one.with_chat_template(chat_template) for one in served]
         only_local = is_loopback(listening.getsockname()[0])
         app = create_app(
             served,
@@ -108,6 +121,7 @@ async def running(
             origins=origins,
             log_prompts=log_prompts,
             tracing=tracing,
+            strict_requests=strict_requests,
         )
         bound_sending(listening)
         config = uvicorn.Config(

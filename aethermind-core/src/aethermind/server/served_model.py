@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import ContextLengthError, InvalidArgumentError
 from aethermind.server.openai.errors import ApiError
+from aethermind.text.chat_template import names_read
 
 if TYPE_CHECKING:
     from aethermind.engine.observation.model_info import ModelInfo
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from aethermind.engine.serving.engine_client import EngineClient
     from aethermind.llm import LLM
     from aethermind.text.answer_parser import AnswerFormat
+    from aethermind.text.chat_templates import ChosenTemplate
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["ServedModel", "ServedModels"]
@@ -55,6 +57,12 @@ class ServedModel:
     def with_adapters(self) -> list[ServedModel]:
         """The model, and with each of its adapters."""
         return [self, *(replace(self, name=name, parent=self.name) for name in self.info.adapters)]
+
+    def with_chat_template(self, chosen: ChosenTemplate) -> ServedModel:
+        """The model with this chat template in place of its own; an AetherMindError where it is none."""
+        source = chosen.of(self.tokenizer.chat_templates)
+        names_read(source)  # a template with a syntax error is found now, and by no request
+        return replace(self, tokenizer=self.tokenizer.with_chat_template(source))
 
     @classmethod
     def of(cls, name: str, llm: LLM, engine: EngineClient) -> ServedModel:

@@ -7,12 +7,13 @@ asked for by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aethermind.errors import TokenizerError
+from aethermind.errors import InvalidArgumentError, TokenizerError
 
-__all__ = ["DEFAULT", "choose_template", "read_chat_templates"]
+__all__ = ["ChosenTemplate", "DEFAULT", "choose_template", "read_chat_templates"]
 
 DEFAULT = "default"
 _WITH_TOOLS = "tool_use"
@@ -36,12 +37,47 @@ def read_chat_templates(config: Mapping[str, Any], directory: Path) -> dict[str,
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenTemplate:
+    """What `--chat-template` gives: a file, whose text is the `source`, or else the `name` of one of the model's."""
+
+    name: str
+    source: str | None
+
+    @classmethod
+    def read(cls, given: str) -> ChosenTemplate:
+        """The file of that path, or the name; InvalidArgumentError where it can be neither."""
+        path = Path(given)
+        is_path = given != path.name or path.suffix != ""
+        if not path.is_file() and not is_path and given.strip():
+            return cls(given, None)
+        try:
+            source = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InvalidArgumentError(f"The chat template {given!r} cannot be read: {reason}.") from error
+        if not source.strip():
+            raise InvalidArgumentError(f"The chat template {given!r} is empty.")
+        return cls(given, source)
+
+    def of(self, templates: Mapping[str, str]) -> str:
+        """Its Jinja source, for a model that has these; InvalidArgumentError where none has its name."""
+        if self.source is not None:
+            return self.source
+        if self.name not in templates:
+            others = f"has {', '.join(sorted(templates))}" if templates else "has none"
+            raise InvalidArgumentError(
+                f"There is no file {self.name!r}, nor a chat template of that name in the model, which {others}."
+            )
+        return templates[self.name]
+
+
 def choose_template(templates: Mapping[str, str], given: str | None, *, has_tools: bool) -> str:
-    """The Jinja source for a conversation: that of a `given` name, or else what was given.
+    """The Jinja source for a conversation: that of a `given` name, or else what was given. An empty text is nothing.
 
     TokenizerError where nothing is given and nothing fits.
     """
-    if given is not None:
+    if given:
         return templates.get(given, given)
     if has_tools and _WITH_TOOLS in templates:
         return templates[_WITH_TOOLS]

@@ -60,7 +60,8 @@ class Tokenizer:
         self._fast = fast
         self._special_tokens = MappingProxyType(dict(special_tokens or {}))
         named = {DEFAULT: chat_template} if isinstance(chat_template, str) else chat_template
-        self._chat_templates = MappingProxyType(dict(named or {}))
+        # An empty template would make an empty prompt of every conversation.
+        self._chat_templates = MappingProxyType({name: one for name, one in (named or {}).items() if one.strip()})
         added = fast.get_added_tokens_decoder()
         self._special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._eos_token_id: int | None = None
@@ -92,6 +93,10 @@ class Tokenizer:
             return cls(fast, special_tokens=special_tokens, chat_template=templates)
         except TokenizerError as error:
             raise TokenizerError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+
+    def with_chat_template(self, template: str) -> Tokenizer:
+        """The same tokenizer, for a model that has this chat template (Jinja source) and no other."""
+        return Tokenizer(self._fast, special_tokens=self._special_tokens, chat_template=template)
 
     @property
     def vocab_size(self) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import TokenizerError
+from aethermind.lfs_pointer import lfs_pointer_fault
 from aethermind.text.chat_templates import read_chat_templates
 from aethermind.text.json_file import flat, read_json_object
 from aethermind.text.sentencepiece_bpe import without_first_space
@@ -80,7 +81,8 @@ def _read_vocabulary(
         raise
     except Exception as error:  # the library raises bare Exception for every kind of corrupt file
         raise TokenizerError(
-            f"{path} ({path.stat().st_size} bytes) is not a readable tokenizer: {flat(error)}. Fetch the file again."
+            lfs_pointer_fault(path)
+            or f"{path} ({path.stat().st_size} bytes) is not a readable tokenizer: {flat(error)}. Fetch the file again."
         ) from error
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack, closing, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,7 +37,7 @@ EXAMPLES = console.examples(
 )
 
 _OF_A_SERVER = frozenset(
-    {"url", "api_key", "model", "named_model", "system", "stats", "history", "config_file", "print_config"}
+    {"url", "api_key", "model", "named_model", "system", "stats", "history", "config_file", "print_config", "log_level"}
 )
 """Options that a chat with a server has besides those of sampling; all others are about a model loaded here."""
 
@@ -48,9 +47,7 @@ def chat(
     ctx: typer.Context,
     model: options.Model = None,
     system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
-    chat_template: Annotated[
-        Path | None, typer.Option(help="Use the Jinja template in this file.", show_default="the model's")
-    ] = None,
+    chat_template: options.ChatTemplate = None,
     url: Annotated[
         str | None, typer.Option(help="Talk to this server, which speaks OpenAI's API, and load no model.")
     ] = None,
@@ -73,6 +70,7 @@ def chat(
     from aethermind.cli.chat.answerers import LocalAnswerer
     from aethermind.cli.load import open_llm
     from aethermind.sampling.generation_config import with_defaults
+    from aethermind.text.chat_templates import ChosenTemplate
 
     given = sampling.given()
     with ExitStack() as stack:
@@ -82,9 +80,10 @@ def chat(
             _talk(server, server.model, f"at {url}", system, given, has_stats=stats, has_history=history)
             return
         adapter = options.chosen_adapter(numbers.adapters)
-        template = None if chat_template is None else _read_template(chat_template)
+        chosen = None if chat_template is None else ChosenTemplate.read(chat_template)
         name = options.chosen_model(model)
         llm = stack.enter_context(closing(open_llm(name, numbers, engine, steps, max_num_seqs=1)))
+        template = None if chosen is None else chosen.of(llm.tokenizer.chat_templates)
         _check_template(llm, name, template)
         given = with_defaults({**SAMPLING_DEFAULTS, **llm.sampling_defaults}, given)
         place = f"on {llm.info.device} {llm.info.dtype}"
@@ -138,15 +137,6 @@ def _check_flags(ctx: typer.Context) -> None:
             )
 
 
-def _read_template(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InvalidArgumentError(
-            f"The chat template {path} cannot be read: {getattr(error, 'strerror', None) or error}."
-        ) from error
-
-
 def _check_template(llm: LLM, model: str, template: str | None) -> None:
     """Say before anybody talks that the model cannot, or that a given template is wrong."""
     if template is not None:
@@ -154,7 +144,9 @@ def _check_template(llm: LLM, model: str, template: str | None) -> None:
 
         chat_prompt(llm.tokenizer, [{"role": "user", "content": "Hello"}], chat_template=template)
     elif llm.tokenizer.chat_template is None:
+        others = llm.tokenizer.chat_templates
         raise InvalidArgumentError(
             f"The model {model} has no chat template, so it was not taught to talk. Let it continue a text with "
-            "`aethermind generate`, or give it a Jinja template with --chat-template FILE."
+            "`aethermind generate`, or give it a Jinja template with --chat-template FILE"
+            + (f", or one of its own by name ({', '.join(sorted(others))})." if others else ".")
         )

@@ -92,9 +92,9 @@ class _Follower:
         self._executors: dict[GraphKey, Executor] = {}
         self._host_blocks: list[HostBlocks] = []
 
-    def open(self, has_embeddings: bool, part: str) -> None:
+    def open(self, has_embeddings: bool, part: str, has_adapters: bool) -> None:
         """Prepare a graph; whatever follows the logits is rank 0's."""
-        key = GraphKey(has_embeddings=has_embeddings, part=Part(part))
+        key = GraphKey(has_embeddings=has_embeddings, part=Part(part), has_adapters=has_adapters)
         if key in self._executors:
             return
         planned = self._planned
@@ -108,9 +108,17 @@ class _Follower:
         share, backend = self._parallel.share, self._planned.open_device.backend
         backend.communicator(share.rank, share.size, address)
 
-    def run(self, has_embeddings: bool, part: str, symbols: Sequence[int], inputs: Mapping[str, bytes]) -> None:
+    def run(
+        self,
+        has_embeddings: bool,
+        part: str,
+        has_adapters: bool,
+        symbols: Sequence[int],
+        inputs: Mapping[str, bytes],
+    ) -> None:
         """Run a graph on these inputs."""
-        executor = self._executors[GraphKey(has_embeddings=has_embeddings, part=Part(part))]
+        key = GraphKey(has_embeddings=has_embeddings, part=Part(part), has_adapters=has_adapters)
+        executor = self._executors[key]
         for name, data in inputs.items():
             array = executor.host_inputs[name]
             values = np.frombuffer(data, array.dtype)

@@ -99,7 +99,7 @@ class _LedExecutor(Executor):
         """Have the other ranks prepare their part; `rest` is what there is to an `Executor` besides its plan."""
         super().__init__(compiled.plan, *rest)
         self._ranks = ranks
-        self._key = (key.has_embeddings, key.part.value)
+        self._key = (key.has_embeddings, key.part.value, key.has_adapters)
         self._shared = {value.name: value.type.shape for value in without_results(compiled.graph).inputs}
         ranks.tell("open", *self._key)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from aethermind import env
@@ -18,6 +18,7 @@ from aethermind.ops.schema import TensorType
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.adapter import Adapter
+    from aethermind.engine.loading.tensor_parallel import TensorParallel
 
 __all__ = ["Adapters"]
 
@@ -66,6 +67,16 @@ class Adapters:
     def add_to(self, graph: Graph, operators: OperatorRegistry) -> Graph:
         """The graph with what adapters add."""
         return with_adapters(graph, operators, self.ranks, len(self.choices))
+
+    def divided(self, parallel: TensorParallel, adapted: Graph) -> Adapters:
+        """The same with a rank's parts of the parameters besides the whole ones; `adapted` is a graph that has them."""
+        parallel.divide(adapted)
+        parts = {
+            name: part.of(self.parameters[part.parameter])
+            for name, part in parallel.parts.items()
+            if part.parameter in self.parameters
+        }
+        return replace(self, parameters={**self.parameters, **parts})
 
     def choose(self, name: str) -> AdapterChoice:
         """The adapter of that name; InvalidArgumentError names those there are."""

@@ -89,16 +89,19 @@ def plan_model(
         builder = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype).build()
     graph = builder.finish()
     stored = {} if config.load_format == "dummy" else held_formats(source.weight_formats(), opened.dispatcher)
-    if parallel is not None:
-        graph = parallel.divide(graph)
-        stored = parallel.formats(stored)
-    weight_formats = formats.of_parameters(graph, operators, stored)
-    row_formats = formats.of_rows(weight_formats, stored)
     if config.adapters and (is_encoder or isinstance(network, AdaptsWeights)):
         raise ConfigError(
             f"{name} takes no adapters: its weights are named and laid out otherwise than PEFT names them. Leave the "
             "adapters out."
         )
+    adapters = Adapters.read(config.adapters, graph, operators, dtype) if config.adapters else None
+    if parallel is not None:
+        if adapters is not None:
+            adapters = adapters.divided(parallel, adapters.add_to(graph, operators))
+        graph = parallel.divide(graph)
+        stored = parallel.formats(stored)
+    weight_formats = formats.of_parameters(graph, operators, stored)
+    row_formats = formats.of_rows(weight_formats, stored)
     factory = runtime.input_processors.find(name)
     return PlannedModel(
         source=source,
@@ -128,7 +131,7 @@ def plan_model(
         create_proposer=create_proposer,
         draft=_plan_draft(runtime, config, kv.num_blocks, opened),
         parallel=parallel,
-        adapters=Adapters.read(config.adapters, graph, operators, dtype) if config.adapters else None,
+        adapters=adapters,
         is_headless=is_headless,
     )
 

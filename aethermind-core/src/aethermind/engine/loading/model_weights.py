@@ -33,8 +33,10 @@ def open_weights(planned: PlannedModel) -> TensorSource:
     CheckpointError says what does not fit.
     """
     parts = {} if planned.parallel is None else planned.parallel.parts
+    of_adapters = () if planned.adapters is None else planned.adapters.parameters
     types = {name: type for name, type in planned.parameter_types.items() if name not in parts}
-    whole = _open_checkpoint(planned, types | {part.parameter: part.whole for part in parts.values()})
+    types |= {part.parameter: part.whole for part in parts.values() if part.parameter not in of_adapters}
+    whole = _open_checkpoint(planned, types)
     return PartialTensors(whole, parts) if parts else whole
 
 

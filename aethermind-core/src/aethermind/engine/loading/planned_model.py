@@ -152,11 +152,11 @@ class PlannedModel:
         )
         graph = graphs.build(key).finish()
         graph = without_unused_nodes(graph if rewrite is None else rewrite(graph))
-        if self.parallel is not None:
-            graph = self.parallel.divide(graph)
         if key.has_adapters:
             assert self.adapters is not None, "requests without adapters need no such graph"
             graph = self.adapters.add_to(graph, self.operators)
+        if self.parallel is not None:
+            graph = self.parallel.divide(graph)
         symbols = dict(self.compiled.plan.symbols)
         if key.part in _ROWS_OF_TEXT:
             symbols["R"] = max(symbols["R"], min(symbols["T"], _ROWS_OF_TEXT[key.part]))

@@ -107,7 +107,7 @@ def _format_of(format: WeightFormat, part: WeightPart) -> WeightFormat:
 
 def _cut(weight: Any, part: WeightPart) -> Any:
     if not isinstance(weight, QuantizedWeight):
-        return _along(weight, part.axis, part.begin, part.end)
+        return part.of(weight)
     if _format_of(weight.format, part) != weight.format:
         from aethermind.ops.two_levels import in_one_level
 

@@ -8,8 +8,11 @@ from math import prod
 from aethermind.engine.engine import Engine
 from aethermind.engine.loading.weight_formats import format_uses
 from aethermind.engine.policies import ignored_options
+from aethermind.log import get_logger
 
-__all__ = ["ModelInfo", "describe_model"]
+__all__ = ["ModelInfo", "describe_model", "log_loaded"]
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,20 @@ class ModelInfo:
     weight_formats: tuple[str, ...] = ()
     ignored_options: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
+
+
+def log_loaded(info: ModelInfo) -> None:
+    """Log what was loaded, where and how long it took."""
+    _log.info(
+        "loaded %s on %s in %.2f s: %s, weights %.2f GB, KV cache %.2f GB, contexts of %d tokens",
+        info.model,
+        info.device,
+        info.load_s,
+        info.dtype,
+        info.weight_bytes / 1e9,
+        info.kv_cache_bytes / 1e9,
+        info.max_model_len,
+    )
 
 
 def describe_model(engine: Engine, load_s: float) -> ModelInfo:

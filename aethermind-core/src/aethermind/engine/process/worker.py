@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 from aethermind.engine.engine import Engine
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.engine_stats import EngineStats
-from aethermind.engine.observation.model_info import describe_model
+from aethermind.engine.observation.model_info import describe_model, log_loaded
 from aethermind.engine.process.messages import CALLS, Abort, Add, Ask, Close, Forget, Loaded, LogLine, Reply, Setup
 from aethermind.engine.process.outbox import Outbox
 from aethermind.engine.process.preparing import Preparing
@@ -114,6 +114,7 @@ def _load(setup: Setup, outbox: Outbox) -> Engine:
         read_sampling_defaults(planned.generation),
         planned.model.config.vocab_size,
     )
+    log_loaded(outbox.loaded.info)
     return engine
 
 

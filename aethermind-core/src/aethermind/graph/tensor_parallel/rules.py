@@ -5,7 +5,8 @@ rank has whole heads and a part of the inner width; what follows works on these 
 inputs, so each rank has a sum over a part of the terms, and an `all_reduce` makes them whole: two of them in a layer.
 The embedding table is cut by hidden size and the projection to the vocabulary by tokens; their parts are gathered.
 So are those of a projection that is normed as a whole: then every rank goes on with its own heads of the result. Where
-ranks are more than heads of keys and values, neighbours have the same one.
+ranks are more than heads of keys and values, neighbours have the same one. What an adapter adds is cut as the product
+that it is added to: by outputs, its `up` is, and by inputs its `down`, before the one `all_reduce` of both.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-__all__ = ["HEADS", "RULES", "Rule", "Whole"]
+__all__ = ["ADD_LOW_RANK", "HEADS", "Partial", "RULES", "Rule", "Whole"]
 
 
 class Whole(Enum):
@@ -23,6 +24,13 @@ class Whole(Enum):
 
     SUMMED = "all_reduce"
     GATHERED = "all_gather_last"
+
+
+class Partial(Enum):
+    """How an output that ranks have in parts stays, where it is no axis that is cut."""
+
+    TERMS = "terms"
+    """Each rank has the sum over its part of the terms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +42,12 @@ class Rule:
     attributes that count what is cut, `shared` those that count heads which several ranks may have in common. `heads`
     names for a weight of whole heads the attribute that counts them. `even` are inputs whose heads no two ranks share.
     `once` are inputs that only rank 0 has, because every rank would add them. `before` names the operator that alone
-    reads the output, whose attributes are looked up where the operator itself does not have them.
+    reads the output, whose attributes are looked up where the operator itself does not have them; what adapters add to
+    the output in between does not count, unless it is what `before` names.
     """
 
-    inputs: Mapping[str, int]
-    outputs: Mapping[str, int | Whole]
+    inputs: Mapping[str, int | Partial]
+    outputs: Mapping[str, int | Partial | Whole]
     divided: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     heads: Mapping[str, str] = field(default_factory=dict)
@@ -57,6 +66,7 @@ _ROWS, _COLUMNS, _WIDTH = -2, -1, -1
 """Of weights [N, K], N the outputs of a projection and K its inputs; of activations and biases."""
 _QKV = {**dict.fromkeys(("w_q", "w_k", "w_v"), _ROWS), **dict.fromkeys(("b_q", "b_k", "b_v"), _WIDTH)}
 _PROJECTION = {"weight": _ROWS, "bias": _WIDTH}
+ADD_LOW_RANK = "add_low_rank"
 _NEW = {"k": HEADS, "v": HEADS}
 _COUNTS: dict[str, Any] = {
     "divided": ("num_heads",),
@@ -72,8 +82,16 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "linear": (
         Rule(_PROJECTION, {"out": _WIDTH}, heads=dict.fromkeys(_PROJECTION, "num_heads"), before="split_heads"),
         Rule(_PROJECTION, {"out": Whole.GATHERED}, before="rms_norm"),
+        Rule(_PROJECTION, {"out": _WIDTH}, before="silu_mul"),
+        Rule({"x": _WIDTH, "weight": _COLUMNS}, {"out": Partial.TERMS}, once=("bias",), before=ADD_LOW_RANK),
         Rule({"x": _WIDTH, "weight": _COLUMNS}, {"out": Whole.SUMMED}, once=("bias",)),
     ),
+    ADD_LOW_RANK: (
+        Rule({"y": _WIDTH, "up": _WIDTH}, {"out": _WIDTH}, heads={"up": "num_heads"}, before="split_heads"),
+        Rule({"y": _WIDTH, "up": _WIDTH}, {"out": _WIDTH}),
+        Rule({"y": Partial.TERMS, "x": _WIDTH, "down": _WIDTH}, {"out": Whole.SUMMED}),
+    ),
+    "silu_mul": (Rule(dict.fromkeys(("gate", "up"), _WIDTH), {"out": _WIDTH}),),
     "split_heads": (Rule({"x": _WIDTH}, {"out": HEADS}, shared=("num_heads",)),),
     "rms_norm": (Rule({"x": HEADS}, {"out": HEADS}),),
     "rope": (Rule({"x": HEADS}, {"out": HEADS}),),

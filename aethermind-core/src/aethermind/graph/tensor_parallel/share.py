@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from aethermind.ops.schema import TensorType
 
@@ -46,3 +47,9 @@ class WeightPart:
     axis: int
     begin: int
     end: int
+
+    def of(self, array: Any) -> Any:
+        """These elements of the whole parameter's array, as a view."""
+        index = [slice(None)] * array.ndim
+        index[self.axis] = slice(self.begin, self.end)
+        return array[tuple(index)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from aethermind.errors import ConfigError
 from aethermind.graph.ir import Graph, Node, Value, ValueKind
 from aethermind.graph.tensor_parallel.operators import COLLECTIVES, OWN_HEADS
-from aethermind.graph.tensor_parallel.rules import HEADS, RULES, Rule, Whole
+from aethermind.graph.tensor_parallel.rules import ADD_LOW_RANK, HEADS, RULES, Partial, Rule, Whole
 from aethermind.graph.tensor_parallel.share import Share, WeightPart
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.schema import TensorType
@@ -53,7 +53,7 @@ class _Splitter:
         self._operators = operators
         self._share = share
         self._new: dict[Value, Value] = {value: value for value in graph.inputs}
-        self._axes: dict[Value, int] = {}
+        self._axes: dict[Value, int | Partial] = {}
         """Of computed values that are cut."""
         self._states: dict[Value, int | None] = {}
         """Of those that were met."""
@@ -94,8 +94,7 @@ class _Splitter:
         for may_cut in (False, True) if is_any_cut else (False,):
             for rule in RULES.get(node.operator, ()):
                 fits = all(_fits(rule.inputs.get(name), axis, may_cut) for name, axis in axes.items())
-                readers = {reader.operator for reader in self._readers.get(node.outputs[0], ())}
-                if fits and (rule.before is None or readers == {rule.before}):
+                if fits and (rule.before is None or self._is_before(node.outputs[0], rule.before)):
                     return rule
         if is_any_cut:
             raise ConfigError(
@@ -103,6 +102,20 @@ class _Splitter:
                 "on from parts of its inputs. Leave --tensor-parallel-size out."
             )
         return None
+
+    def _is_before(self, value: Value, operator: str) -> bool:
+        """Whether an operator alone reads a value, with or without what adapters add to it."""
+        if operator == ADD_LOW_RANK:
+            return any(_adds_to(reader, value) for reader in self._readers.get(value, ()))
+        return {reader.operator for reader in self._readers_of(value)} == {operator}
+
+    def _readers_of(self, value: Value) -> Iterator[Node]:
+        """What reads a value, or the sum of it and what adapters add; an adapter reads what its product reads."""
+        for reader in self._readers.get(value, ()):
+            if _adds_to(reader, value):
+                yield from self._readers_of(reader.outputs[0])
+            elif reader.operator != ADD_LOW_RANK:
+                yield reader
 
     def _split(self, node: Node, rule: Rule | None) -> None:
         rule = rule or Rule({}, {})
@@ -144,10 +157,12 @@ class _Splitter:
         if name is None:
             return None
         return int(
-            next(one for one in (node, *self._readers[node.outputs[0]]) if name in one.attributes).attributes[name]
+            next(one for one in (node, *self._readers_of(node.outputs[0])) if name in one.attributes).attributes[name]
         )
 
-    def _input(self, value: Value, axis: int | None, num_heads: int | None) -> Value:
+    def _input(self, value: Value, axis: int | Partial | None, num_heads: int | None) -> Value:
+        if isinstance(axis, Partial):
+            return self._new[value]
         if value.kind is ValueKind.PARAMETER:
             return self._parameter(value, axis, num_heads)
         if value.kind is ValueKind.STATE:
@@ -213,7 +228,12 @@ def _made_whole(how: Whole, part: Value, whole: Value) -> Node:
     return Node(how.value, (part,), (whole,), attributes)  # type: ignore[arg-type]
 
 
-def _fits(wanted: int | None, axis: int | None, may_cut: bool) -> bool:
+def _adds_to(reader: Node, value: Value) -> bool:
+    """Whether a node adds to a value what adapters make of the product's input."""
+    return reader.operator == ADD_LOW_RANK and reader.inputs[0] == value
+
+
+def _fits(wanted: int | Partial | None, axis: int | Partial | None, may_cut: bool) -> bool:
     """Whether a rule takes an input as it comes, or once a rank has taken its own heads of a whole one."""
     return wanted == axis or (may_cut and axis is None and wanted == HEADS)
 

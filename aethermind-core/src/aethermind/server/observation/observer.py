@@ -44,7 +44,8 @@ class Observer:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = HttpRecord(f"req_{uuid.uuid4().hex}", scope["method"], scope["path"], _client_id(scope))
+        client = (scope.get("client") or (None,))[0]
+        record = HttpRecord(f"req_{uuid.uuid4().hex}", scope["method"], scope["path"], client, _client_id(scope))
         record.prompts = [] if self._has_prompts else None
         state = scope.setdefault("state", {})
         state["record"] = record

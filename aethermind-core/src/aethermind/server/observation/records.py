@@ -101,6 +101,8 @@ class HttpRecord:
     request_id: str
     method: str
     path: str
+    client: str | None = None
+    """The address that it came from: the client's, or that of a proxy before it."""
     client_id: str | None = None
     arrived_s: float = field(default_factory=time.perf_counter)
     ended_s: float | None = None

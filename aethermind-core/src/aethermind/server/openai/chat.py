@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from aethermind.errors import TokenizerError
 from aethermind.server.framing import TextEvents
 from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
 from aethermind.server.openai.errors import ApiError
+from aethermind.server.openai.foreign_fields import OF_CHATS, OF_MESSAGES, ForeignField
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.server.openai.reading import AnswerReader, token_logprobs
 from aethermind.server.openai.sampling import SamplingFields, named_fields, sampling_params
@@ -16,14 +19,16 @@ from aethermind.server.openai.tools import RecalledCall, Tool, ToolChoice, delta
 from aethermind.text.answer_parser import Content
 from aethermind.text.chat_prompt import RESERVED_NAMES, WrittenChat, chat_prompt
 from aethermind.text.chat_template import names_read
+from aethermind.text.chat_templates import choose_template
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
     from aethermind.engine.requests.prompt_reader import Prompt
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.framing import Event
+    from aethermind.server.openai.ignored_fields import IgnoredFields
     from aethermind.server.served_model import ServedModel
 
 __all__ = ["ChatAnswer", "ChatMessage", "ChatRequest", "written"]
@@ -32,12 +37,19 @@ __all__ = ["ChatAnswer", "ChatMessage", "ChatRequest", "written"]
 class ContentPart(StrictModel):
     """A piece of a message. Text is the only kind so far."""
 
+    place = "messages.content"
     type: Literal["text"]
     text: str
 
 
 class ChatMessage(StrictModel):
-    """One turn of a conversation. An answer's annotations come back as they were given, and mean nothing."""
+    """One turn of a conversation. An answer's annotations come back as they were given, and mean nothing.
+
+    `reasoning` is what OpenRouter and newer servers call `reasoning_content`.
+    """
+
+    place = "messages"
+    foreign: ClassVar[Mapping[str, ForeignField]] = OF_MESSAGES
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -45,6 +57,7 @@ class ChatMessage(StrictModel):
     tool_calls: list[RecalledCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     annotations: list[Any] | None = None
 
     def plain(self) -> dict[str, Any]:
@@ -52,7 +65,7 @@ class ChatMessage(StrictModel):
         given = self.content or ""
         content = given if isinstance(given, str) else [part.model_dump() for part in given]
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        for key in ("name", "tool_call_id", "reasoning_content"):
+        for key in ("name", "tool_call_id", "reasoning_content", "reasoning"):
             if (value := getattr(self, key)) is not None:
                 message[key] = value
         if self.tool_calls:
@@ -63,6 +76,8 @@ class ChatMessage(StrictModel):
 class ChatRequest(SamplingFields):
     """The body of a request."""
 
+    foreign: ClassVar[Mapping[str, ForeignField]] = OF_CHATS
+
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -71,6 +86,7 @@ class ChatRequest(SamplingFields):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
+    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
@@ -83,14 +99,21 @@ class ChatRequest(SamplingFields):
         """Whether the answer has to be a call."""
         return self.tool_choice not in (None, "none", "auto")
 
-    def prompt(self, model: ServedModel) -> Prompt:
-        """The conversation as the model's template writes it. ApiError 400 for what the template does not look at."""
-        self._check_effect(model.tokenizer.chat_template)
-        tools = [tool.model_dump(exclude_none=True) for tool in self.offered]
-        return written(self.messages, model, tools, self.chat_template_kwargs)
+    def prompt(self, model: ServedModel, ignored: IgnoredFields | None = None) -> Prompt:
+        """The conversation as the model's template writes it.
 
-    def _check_effect(self, template: str | None) -> None:
-        if template is None or not (self.offered or self.chat_template_kwargs):
+        ApiError 400 for tools that the template does not look at. Other names that it does not look at change nothing:
+        they go to `ignored`, or are a 400 where that is None.
+        """
+        names = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            names.setdefault("reasoning_effort", self.reasoning_effort)
+        self._check_effect(model.tokenizer.chat_template, names, ignored)
+        tools = [tool.model_dump(exclude_none=True) for tool in self.offered]
+        return written(self.messages, model, tools, names)
+
+    def _check_effect(self, template: str | None, names: Mapping[str, Any], ignored: IgnoredFields | None) -> None:
+        if template is None or not (self.offered or names):
             return
         read = names_read(template)
         if self.offered and not self.is_call_forced and "tools" not in read:
@@ -100,13 +123,15 @@ class ChatRequest(SamplingFields):
                 "tool_choice.",
                 param="tools",
             )
-        if unread := sorted(set(self.chat_template_kwargs or ()) - read - RESERVED_NAMES):
-            raise ApiError(
-                400,
-                f"chat_template_kwargs has {unread[0]!r:.80}, which the model's chat template does not look at. Leave "
-                "it out.",
-                param="chat_template_kwargs",
-            )
+        for name in sorted(names.keys() - read - RESERVED_NAMES):
+            field = "chat_template_kwargs" if name in (self.chat_template_kwargs or ()) else name
+            if ignored is None:
+                raise ApiError(
+                    400,
+                    f"{field} has no effect: the model's chat template does not look at {name!r:.80}. Leave it out.",
+                    param=field,
+                )
+            ignored.warn_once(f"{field}.{name}" if field != name else name, read)
 
     @property
     def asked_tokens(self) -> int | None:
@@ -143,6 +168,17 @@ def written(
     """A conversation as the model's template writes it; `names` are further ones for the template."""
     if not messages:
         raise ApiError(400, "messages is empty; a conversation has at least one message.", param="messages")
+    templates = model.tokenizer.chat_templates
+    try:
+        choose_template(templates, None, has_tools=bool(tools))
+    except TokenizerError:
+        others = f"{' or '.join(sorted(templates))}, or " if templates else ""
+        raise ApiError(
+            400,
+            f"The model {model.name} has no chat template for this conversation. Continue a text with /v1/completions, "
+            f"or have the server started with --chat-template {others}FILE.",
+            code="no_chat_template",
+        ) from None
     plain = [message.plain() for message in messages]
     return chat_prompt(model.tokenizer, plain, tools=tools or None, chat_template_kwargs=names)
 
@@ -154,7 +190,10 @@ class ChatAnswer(Answer):
         self._tokenizer = model.tokenizer
         self._num_top = request.top_logprobs or 0
         self._has_usage = request.has_stream_usage
-        self._head = {"id": own_id(request_id, "chatcmpl-"), "created": int(time.time()), "model": model.name}
+        self._head: dict[str, Any] = {"id": own_id(request_id, "chatcmpl-"), "created": int(time.time())}
+        self._head["model"] = model.name
+        if self._has_usage:  # every chunk has the field then, and the last one its value
+            self._head["usage"] = None
         self._new_reader = partial(AnswerReader, request, model.answer_format)
         self._readers: dict[int, AnswerReader] = {}
         self._texts = TextEvents(self.framing, lambda index, text: self._chunk(index, delta_of(Content(text))))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from aethermind.engine.requests.output import CompletionOutput
 from aethermind.server.framing import TextEvents
 from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
+from aethermind.server.openai.foreign_fields import OF_PROMPTS, ForeignField
 from aethermind.server.openai.inputs import TextsOrTokens, prompts_of
 from aethermind.server.openai.sampling import SamplingFields, sampling_params
 from aethermind.text.token_offsets import TokenOffsets, prompt_offsets
@@ -34,15 +36,13 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequest(SamplingFields):
-    """The body of a request. `prompt` is a text, some texts, the token ids of one, or those of some. Of `best_of` and
-    `suffix` the values are known that ask for nothing.
-    """
+    """The body of a request. `prompt` is a text, some texts, the token ids of one, or those of some."""
+
+    foreign: ClassVar[Mapping[str, ForeignField]] = OF_PROMPTS
 
     prompt: TextsOrTokens
     echo: bool | None = None
     logprobs: int | None = None
-    best_of: Literal[1] | None = None
-    suffix: Literal[""] | None = None
 
     @property
     def is_only_echo(self) -> bool:
@@ -72,12 +72,14 @@ class CompletionAnswer(Answer):
         self._is_echoing = bool(request.echo)
         self._is_only_echo = request.is_only_echo
         self._has_usage = request.has_stream_usage
-        self._head = {
+        self._head: dict[str, Any] = {
             "id": own_id(request_id, "cmpl-"),
             "object": "text_completion",
             "created": int(time.time()),
             "model": model.name,
         }
+        if self._has_usage:  # every chunk has the field then, and the last one its value
+            self._head["usage"] = None
         self._tokenizer = model.tokenizer
         self._offsets: dict[int, TokenOffsets] = {}
         self._texts = TextEvents(self.framing, lambda index, text: self._chunk(_choice(index, text)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -13,6 +14,7 @@ from aethermind.engine.requests.prompt_reader import TextToEmbed
 from aethermind.errors import RequestTimeoutError
 from aethermind.server.observation.records import EmbeddingRecord
 from aethermind.server.openai.errors import ApiError
+from aethermind.server.openai.foreign_fields import OF_EMBEDDINGS, ForeignField
 from aethermind.server.openai.inputs import TextsOrTokens, prompts_of
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.server.openai.serving import GONE, check_prompt_ids, unless_gone
@@ -37,6 +39,8 @@ class EmbeddingRequest(StrictModel):
     """The body of a request. `pooling` is ours: see `LLM.embed`. Vectors cannot be made shorter: `dimensions` may be
     what they have.
     """
+
+    foreign: ClassVar[Mapping[str, ForeignField]] = OF_EMBEDDINGS
 
     model: str
     input: TextsOrTokens

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 
 from aethermind.server.ended_by import EndedBy
 from aethermind.server.headers import header_of
@@ -18,6 +19,8 @@ from aethermind.server.openai.refusal import refusal_of
 
 if TYPE_CHECKING:
     from aethermind.server.limits import Limits
+    from aethermind.server.openai.foreign_fields import ForeignField
+    from aethermind.server.openai.ignored_fields import IgnoredFields
 
 __all__ = ["StrictModel", "body_of", "documented"]
 
@@ -25,26 +28,59 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class StrictModel(BaseModel):
-    """No coercion, no unknown fields, no infinities.
+    """A request, or an object in one: no coercion, no infinities.
 
-    A null in an unknown field says nothing, and is what many clients write for all that they leave out: those of typed
-    languages, and OpenAI's own, which sends an answer's message back with `"refusal": null`.
+    What becomes of unknown fields depends on the validation's context. It is the server's `IgnoredFields`, which takes
+    them, or None, which makes each of them an error. A null in an unknown field says nothing, and is what many clients
+    write for all that they leave out: those of typed languages, and OpenAI's own, which sends an answer's message back
+    with `"refusal": null`.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
+    place: ClassVar[str] = ""
+    """Where such objects are in a request; empty for the request itself."""
+
+    foreign: ClassVar[Mapping[str, ForeignField]] = {}
+    """Unknown fields that would change the answer, which are errors in any case unless their values are neutral."""
+
+    takes_unknown: ClassVar[bool] = True
+    """Whether unknown fields can be ignored at all; not where each field is a demand on the answer."""
+
     @model_validator(mode="before")
     @classmethod
-    def _without_unknown_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or None not in given.values():
+    def _without_ignored(cls, given: Any, info: ValidationInfo) -> Any:
+        if not isinstance(given, dict) or given.keys() <= (known := _known_names(cls)):
             return given
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        return {name: value for name, value in given.items() if value is not None or name in known}
+        return {name: one for name, one in given.items() if name in known or not cls._is_ignored(name, one, info)}
+
+    @classmethod
+    def _is_ignored(cls, name: str, value: Any, info: ValidationInfo) -> bool:
+        """Whether an unknown field is left out; ApiError 400 for one that would change the answer."""
+        if value is None:
+            return True
+        path = f"{cls.place}.{name}" if cls.place else name
+        if (foreign := cls.foreign.get(name)) is not None:
+            if foreign.is_neutral(value):
+                return True
+            message = f"{path} is not supported with this value. {foreign.instead}"
+            raise ApiError(400, message, param=path, code="unsupported_parameter")
+        ignored: IgnoredFields | None = info.context
+        if ignored is None or not cls.takes_unknown:
+            return False
+        ignored.warn_once(path, _known_names(cls))
+        return True
+
+
+@cache
+def _known_names(model: type[BaseModel]) -> frozenset[str]:
+    """The fields of a model as clients write them."""
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
 def body_of(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:
     """A dependency that reads the body as `model`; ApiError 400 names the field that is wrong, 413 a body too large,
-    503 one that has not come when the server stops.
+    503 one that has not come when the server stops. Unknown fields go to the server's `ignored_fields`.
     """
 
     async def read(request: Request) -> Model:
@@ -54,7 +90,8 @@ def body_of(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:
         if data is None:
             raise draining()
         try:
-            return model.model_validate(parse(data, limits.max_json_depth))
+            body = parse(data, limits.max_json_depth)
+            return model.model_validate(body, context=request.app.state.ignored_fields)
         except ValidationError as error:
             raise refusal_of(error) from None
         except RecursionError:

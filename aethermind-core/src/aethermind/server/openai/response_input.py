@@ -17,6 +17,7 @@ _Status = Literal["in_progress", "completed", "incomplete"]
 class TextPart(StrictModel):
     """A piece of text; that of an answer may come back as it was given."""
 
+    place = "input.content"
     type: Literal["input_text", "output_text"]
     text: str
     annotations: list[Any] | None = None
@@ -26,6 +27,7 @@ class TextPart(StrictModel):
 class Message(StrictModel):
     """A turn. Its id and status are taken back as they were given, and mean nothing."""
 
+    place = "input"
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[TextPart]
@@ -37,6 +39,7 @@ class Message(StrictModel):
 class FunctionCall(StrictModel):
     """A call that the model made."""
 
+    place = "input"
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -48,6 +51,7 @@ class FunctionCall(StrictModel):
 class FunctionCallOutput(StrictModel):
     """What came of a call."""
 
+    place = "input"
     type: Literal["function_call_output"]
     call_id: str
     output: str | list[TextPart]
@@ -58,6 +62,7 @@ class FunctionCallOutput(StrictModel):
 class ReasoningPart(StrictModel):
     """A piece of a thought."""
 
+    place = "input.content"
     type: Literal["reasoning_text"]
     text: str
 
@@ -65,6 +70,7 @@ class ReasoningPart(StrictModel):
 class Reasoning(StrictModel):
     """What the model thought before what follows."""
 
+    place = "input"
     type: Literal["reasoning"]
     content: list[ReasoningPart] | None = None
     summary: list[Any] | None = None

@@ -5,14 +5,15 @@ A request is read as the chat that it stands for, and the chat's answer is told 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError
 
 from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.errors import ApiError
+from aethermind.server.openai.foreign_fields import OF_CHATS, ForeignField
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.server.openai.refusal import refusal_of
 from aethermind.server.openai.response_input import InputItem, chat_messages
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.prompt_reader import Prompt
     from aethermind.engine.requests.request_options import RequestOptions
     from aethermind.sampling.params import SamplingParams
+    from aethermind.server.openai.ignored_fields import IgnoredFields
     from aethermind.server.served_model import ServedModel
     from aethermind.server.tenants import Tenant
 
@@ -36,6 +38,7 @@ _NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
     "response_format.json_schema": "text.format.schema",
+    "reasoning_effort": "reasoning.effort",
 }
 """Fields of a chat by what they are called here."""
 
@@ -45,6 +48,7 @@ _SAME_NAMES = (*CommonFields.model_fields, "top_logprobs", "parallel_tool_calls"
 class FunctionTool(StrictModel):
     """A function that the model may call."""
 
+    place = "tools"
     type: Literal["function"]
     name: str
     description: str | None = None
@@ -55,6 +59,7 @@ class FunctionTool(StrictModel):
 class FunctionChoice(StrictModel):
     """The function to call."""
 
+    place = "tool_choice"
     type: Literal["function"]
     name: str
 
@@ -62,6 +67,7 @@ class FunctionChoice(StrictModel):
 class TextFormat(StrictModel):
     """What the answer's text has to look like."""
 
+    place = "text.format"
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
@@ -72,17 +78,28 @@ class TextFormat(StrictModel):
 class TextOptions(StrictModel):
     """Options of the answer's text."""
 
+    place = "text"
     format: TextFormat | None = None
 
 
 class ResponseStreamOptions(StrictModel):
     """Nothing is hidden in the sizes of events."""
 
+    place = "stream_options"
     include_obfuscation: Literal[False] | None = None
+
+
+class ReasoningOptions(StrictModel):
+    """How much the model should think, for templates that look at it. What it thinks is always told whole."""
+
+    place = "reasoning"
+    effort: str | None = None
 
 
 class ResponseRequest(CommonFields):
     """The body of a request."""
+
+    foreign: ClassVar[Mapping[str, ForeignField]] = OF_CHATS
 
     input: str | list[InputItem]
     instructions: str | None = None
@@ -93,10 +110,10 @@ class ResponseRequest(CommonFields):
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
-    metadata: dict[str, str] | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     stream_options: ResponseStreamOptions | None = None
+    reasoning: ReasoningOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def chat(self) -> ChatRequest:
@@ -107,6 +124,8 @@ class ResponseRequest(CommonFields):
         fields["logprobs"] = LOGPROBS in (self.include or ()) or None
         if self.top_logprobs and not fields["logprobs"]:
             raise ApiError(400, f"top_logprobs needs {LOGPROBS} in include.", param="top_logprobs")
+        if self.reasoning is not None:
+            fields["reasoning_effort"] = self.reasoning.effort
         if self.tools is not None:
             fields["tools"] = [_nested(tool) for tool in self.tools]
         choice = self.tool_choice
@@ -134,10 +153,10 @@ class ResponseWish:
         self.is_stream = bool(request.stream)
         self.user = request.user
 
-    def prompt(self, model: ServedModel) -> Prompt:
-        """The conversation as the model's template writes it."""
+    def prompt(self, model: ServedModel, ignored: IgnoredFields | None) -> Prompt:
+        """The conversation as the model's template writes it; see `ChatRequest.prompt`."""
         with _own_names():
-            return self.chat.prompt(model)
+            return self.chat.prompt(model, ignored)
 
     def sampling(self, model: ServedModel) -> SamplingParams:
         """What it asks of sampling."""

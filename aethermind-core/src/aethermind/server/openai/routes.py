@@ -42,7 +42,7 @@ async def complete(
 async def chat(request: Request, body: Annotated[ChatRequest, Depends(body_of(ChatRequest))]) -> Response:
     """Answer a conversation."""
     model = request.app.state.models.get(body.model)
-    prompt = await asyncio.to_thread(body.prompt, model)
+    prompt = await asyncio.to_thread(body.prompt, model, request.app.state.ignored_fields)
     answer = ChatAnswer(body, model, request.state.request_id)
     return await answer_request(request, body, model, [prompt], answer)
 
@@ -52,7 +52,7 @@ async def respond(request: Request, body: Annotated[ResponseRequest, Depends(bod
     """Answer items."""
     model = request.app.state.models.get(body.model)
     wish = ResponseWish(body)
-    prompt = await asyncio.to_thread(wish.prompt, model)
+    prompt = await asyncio.to_thread(wish.prompt, model, request.app.state.ignored_fields)
     answer = ResponseAnswer(body, wish, wish.sampling(model), model, request.state.request_id)
     return await answer_request(request, wish, model, [prompt], answer)
 

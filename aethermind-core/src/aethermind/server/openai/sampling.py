@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,6 +16,7 @@ from aethermind.sampling.generation_config import with_defaults
 from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.structured import StructuredOutputs
 from aethermind.server.openai.errors import ApiError
+from aethermind.server.openai.foreign_fields import OF_ANSWERS, ForeignField
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.server.openai.token_ids import check_token_ids
 
@@ -50,6 +51,7 @@ _OWN_NAMES = (
 class StreamOptions(StrictModel):
     """What a stream tells besides text. The sizes of its events are not hidden, which is what obfuscation would do."""
 
+    place = "stream_options"
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
@@ -57,6 +59,7 @@ class StreamOptions(StrictModel):
 class JsonSchemaFormat(StrictModel):
     """A JSON schema with the name that OpenAI's clients give it."""
 
+    place = "response_format.json_schema"
     name: str
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
@@ -66,6 +69,7 @@ class JsonSchemaFormat(StrictModel):
 class ResponseFormat(StrictModel):
     """OpenAI's way to ask for JSON."""
 
+    place = "response_format"
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
@@ -73,6 +77,8 @@ class ResponseFormat(StrictModel):
 class StructuredOutputsFields(StrictModel):
     """Ours: one of five demands on the text of an answer, in the names of `SamplingParams`."""
 
+    place = "structured_outputs"
+    takes_unknown = False
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
@@ -84,8 +90,11 @@ class CommonFields(StrictModel):
     """What every request for an answer may have. None everywhere means: as the model's own settings say.
 
     Of `store` and `service_tier` the values are known that ask for what is done anyway, and a `prompt_cache_key` asks
-    that what begins alike be computed once, as all is.
+    that what begins alike be computed once, as all is. `metadata` describes what is stored, and nothing is. A seed of
+    -1 is a random one, as in vLLM and llama.cpp.
     """
+
+    foreign: ClassVar[Mapping[str, ForeignField]] = OF_ANSWERS
 
     model: str
     temperature: int | float | None = None
@@ -98,6 +107,7 @@ class CommonFields(StrictModel):
     store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
     prompt_cache_key: str | None = None
+    metadata: dict[str, str] | None = None
     top_k: int | None = None
     min_p: int | float | None = None
     repetition_penalty: int | float | None = None
@@ -114,6 +124,11 @@ class CommonFields(StrictModel):
         if self.user is None:
             self.user = self.safety_identifier
         return self
+
+    @field_validator("seed")
+    @classmethod
+    def _is_chosen(cls, seed: int | None) -> int | None:
+        return None if seed == -1 else seed
 
     @field_validator("store")
     @classmethod

@@ -88,7 +88,9 @@ async def answer_request(
             model, record, params, options, stay, timeout_s=state.limits.request_timeout_s, metrics=state.metrics
         )
         resources.enter_context(
-            state.open_requests.holding(record.request_id, tenant.id, answering.cancel, request.state.cut)
+            state.open_requests.holding(
+                record.request_id, tenant.id, answering.cancel, request.state.cut, record.client_id
+            )
         )
         if not body.is_stream:
             outputs = await unless_gone(request, answering.whole(read))

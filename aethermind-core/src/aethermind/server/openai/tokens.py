@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 
 from aethermind.server.openai.chat import ChatMessage, written
 from aethermind.server.openai.errors import ApiError
+from aethermind.server.openai.foreign_fields import OF_ANSWERS, ForeignField
 from aethermind.server.openai.json_body import StrictModel, body_of, documented
 from aethermind.server.openai.token_ids import check_token_ids
 
@@ -19,11 +21,16 @@ router = APIRouter()
 
 
 class TokenizeRequest(StrictModel):
-    """A text, or a conversation as the model's template writes it."""
+    """A text, or a conversation as the model's template writes it. `add_special_tokens` can only say what is done:
+    they are put around a text, and a template writes its own.
+    """
+
+    foreign: ClassVar[Mapping[str, ForeignField]] = OF_ANSWERS
 
     model: str
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
 
 
 class DetokenizeRequest(StrictModel):
@@ -41,6 +48,10 @@ async def tokenize(
     model = request.app.state.models.get(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "Give either prompt or messages.", param="prompt")
+    if body.add_special_tokens not in (None, body.messages is None):
+        raise ApiError(
+            400, "Special tokens are put around a prompt and not around messages.", param="add_special_tokens"
+        )
     text = body.prompt if body.messages is None else await asyncio.to_thread(written, body.messages, model)
     tokens = (await model.read(text)).token_ids
     return {"count": len(tokens), "max_model_len": model.info.max_model_len, "tokens": tokens}

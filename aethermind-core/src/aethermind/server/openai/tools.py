@@ -23,6 +23,7 @@ _Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 class Function(StrictModel):
     """A function's name, what it is good for, and a JSON schema of its arguments."""
 
+    place = "tools.function"
     name: _Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -32,6 +33,7 @@ class Function(StrictModel):
 class Tool(StrictModel):
     """Something that the model may call. Functions are the only kind."""
 
+    place = "tools"
     type: Literal["function"]
     function: Function
 
@@ -39,12 +41,14 @@ class Tool(StrictModel):
 class FunctionName(StrictModel):
     """The name of an offered function."""
 
+    place = "tool_choice.function"
     name: str
 
 
 class NamedTool(StrictModel):
     """The tool to call."""
 
+    place = "tool_choice"
     type: Literal["function"]
     function: FunctionName
 
@@ -55,6 +59,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 class CalledFunction(StrictModel):
     """What was called; `arguments` is JSON text, as the model wrote it."""
 
+    place = "messages.tool_calls.function"
     name: str
     arguments: str
 
@@ -62,6 +67,7 @@ class CalledFunction(StrictModel):
 class RecalledCall(StrictModel):
     """A call in an assistant's earlier turn."""
 
+    place = "messages.tool_calls"
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction

@@ -1,0 +1,188 @@
+"""Fields that clients of other servers send: which of them would change the answer, and what they mean here.
+
+A field that this server does not know is ignored with a warning (see `ignored_fields`), as other servers do. The fields
+in these tables are the exception, because an answer without them would be a wrong one: their neutral values, which ask
+for what happens anyway, are accepted, and every other value is an error that names the way out. A null is always
+neutral.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["ForeignField", "OF_ANSWERS", "OF_CHATS", "OF_EMBEDDINGS", "OF_MESSAGES", "OF_PROMPTS"]
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignField:
+    """A field that would change the answer: its neutral values, and what to do instead of sending another one."""
+
+    neutral: tuple[Any, ...] = ()
+    instead: str = "Leave it out."
+
+    def is_neutral(self, value: Any) -> bool:
+        """Whether a value asks for nothing but the default; a number never stands for a boolean."""
+        return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.neutral)
+
+
+def _use(name: str, *neutral: Any) -> ForeignField:
+    return ForeignField(neutral, f"Use {name}.")
+
+
+def _only(*neutral: Any) -> ForeignField:
+    """A field that nothing stands for here."""
+    return ForeignField(neutral)
+
+
+_NO_BEAMS = "Beam search is not supported; leave it out."
+_STRUCTURED = "structured_outputs, such as {}"
+
+_OF_OTHER_ENDPOINTS: dict[str, ForeignField] = {
+    "messages": _use("/v1/chat/completions, or give input"),
+    "prompt": _use("messages or input, or /v1/completions"),
+    "input": _use("messages or prompt, or /v1/responses"),
+    "instructions": _use("a message of the system", ""),
+    "previous_response_id": ForeignField((), "Nothing is stored; send the whole conversation as input."),
+    "conversation": ForeignField((), "Nothing is stored; send the whole conversation as input."),
+    "background": _only(False),
+    "include": _only([]),
+    "text": _use("response_format", {}),
+    "truncation": _only("disabled"),
+    "max_tokens": _use("max_output_tokens"),
+    "max_completion_tokens": _use("max_tokens or max_output_tokens"),
+    "max_output_tokens": _use("max_tokens"),
+    "n": _only(1),
+    "echo": _only(False),
+    "logprobs": _only(False),
+    "top_logprobs": _only(0),
+    "presence_penalty": _only(0),
+    "frequency_penalty": _only(0),
+    "logit_bias": _only({}),
+    "bad_words": _only([]),
+    "allowed_token_ids": _only(),
+    "stop_token_ids": _only([]),
+    "response_format": _use("text.format", {"type": "text"}),
+    "tools": _use("/v1/chat/completions", []),
+    "tool_choice": _use("/v1/chat/completions", "none", "auto"),
+    "modalities": _only(["text"]),
+    "chat_template_kwargs": _use("/v1/chat/completions", {}),
+}
+"""Fields that one endpoint has and another has not."""
+
+_OF_VLLM: dict[str, ForeignField] = {
+    "best_of": ForeignField((1,), "Use n, and choose among the answers."),
+    "use_beam_search": ForeignField((False,), _NO_BEAMS),
+    "length_penalty": ForeignField((1,), _NO_BEAMS),
+    "early_stopping": ForeignField((False,), _NO_BEAMS),
+    "skip_special_tokens": ForeignField((True,), "Special tokens are never part of the text; leave it out."),
+    "include_stop_str_in_output": ForeignField((False,), "stop_reason names the string that ended the answer."),
+    "suffix": ForeignField(("",), "Filling in the middle is not supported; write the model's own tokens for it."),
+    "add_generation_prompt": ForeignField((True,), "To continue a text as it stands, use /v1/completions."),
+    "continue_final_message": ForeignField((False,), "To continue a text as it stands, use /v1/completions."),
+    "truncate_prompt_tokens": ForeignField((), "/tokenize counts the tokens of a prompt; shorten it to those."),
+    "prompt_logprobs": ForeignField((), "/v1/completions has them with echo and logprobs."),
+    "return_token_ids": ForeignField((False,), "/tokenize has the ids of a text."),
+    "return_tokens_as_token_ids": _only(False),
+    "logits_processors": _only([]),
+    "vllm_xargs": _only({}),
+    "guided_json": _use(_STRUCTURED.format('{"json": {…}}')),
+    "guided_regex": _use(_STRUCTURED.format('{"regex": "…"}')),
+    "guided_choice": _use(_STRUCTURED.format('{"choice": [...]}')),
+    "guided_grammar": _use(_STRUCTURED.format('{"grammar": "…"}')),
+    "guided_json_object": _use('response_format {"type": "json_object"}', False),
+    "structural_tag": _use("structured_outputs"),
+    "chat_template": ForeignField((), "The server takes one when it starts: --chat-template FILE."),
+    "documents": ForeignField(([],), "Write them into a message, or give them in chat_template_kwargs."),
+    "thinking_token_budget": _only(),
+}
+
+_OF_LLAMA_CPP_AND_OLLAMA: dict[str, ForeignField] = {
+    "n_predict": _use("max_tokens"),
+    "num_predict": _use("max_tokens"),
+    "n_probs": _use("logprobs", 0),
+    "repeat_penalty": _use("repetition_penalty", 1),
+    "typical_p": _only(1),
+    "tfs_z": _only(1),
+    "mirostat": _only(0),
+    "dynatemp_range": _only(0),
+    "xtc_probability": _only(0),
+    "dry_multiplier": _only(0),
+    "samplers": _only([]),
+    "grammar": _use(_STRUCTURED.format('{"grammar": "…"}'), ""),
+    "json_schema": _use('response_format {"type": "json_schema", "json_schema": {…}}', {}),
+    "lora": ForeignField(([],), "Name an adapter of the server as model."),
+    "options": ForeignField(({},), "Give its fields by themselves, in the names of OpenAI's API."),
+    "format": _use("response_format", ""),
+    "think": _use('chat_template_kwargs, such as {"enable_thinking": true}'),
+    "system": _use("a message of the system", "", []),
+    "raw": _use("/v1/completions", False),
+    "template": ForeignField(("",), "The server takes one when it starts: --chat-template FILE."),
+}
+
+_OF_OTHERS: dict[str, ForeignField] = {
+    "functions": _use("tools", []),
+    "function_call": _use("tool_choice", "none", "auto"),
+    "web_search_options": _only(),
+    "audio": _only(),
+    "enable_thinking": _use('chat_template_kwargs, such as {"enable_thinking": false}'),
+    "thinking": _use('chat_template_kwargs, such as {"enable_thinking": true}', {"type": "disabled"}),
+    "thinking_budget": _only(),
+    "stop_sequences": _use("stop", []),
+    "random_seed": _use("seed"),
+    "safe_prompt": _only(False),
+    "do_sample": _use("temperature 0", True),
+    "num_beams": ForeignField((1,), _NO_BEAMS),
+    "num_return_sequences": _use("n", 1),
+    "no_repeat_ngram_size": _only(0),
+    "penalty_alpha": _only(0),
+    "encoder_repetition_penalty": _only(1),
+    "max_new_tokens": _use("max_tokens"),
+    "max_length": _use("max_tokens"),
+    "min_new_tokens": _use("min_tokens", 0),
+    "min_length": _use("min_tokens", 0),
+    "eos_token_id": _use("stop_token_ids"),
+    "regex": _use(_STRUCTURED.format('{"regex": "…"}'), ""),
+    "ebnf": _use(_STRUCTURED.format('{"grammar": "…"}'), ""),
+    "separate_reasoning": _only(True),
+    "include_reasoning": _only(True),
+    "no_stop_trim": _only(False),
+    "custom_logit_processor": _only(),
+    "return_hidden_states": _only(False),
+    "lora_path": ForeignField((), "Name an adapter of the server as model."),
+    "adapter_id": ForeignField((), "Name an adapter of the server as model."),
+}
+"""Of OpenAI's older API, of SGLang, TGI, Mistral, Anthropic and transformers."""
+
+OF_ANSWERS: Mapping[str, ForeignField] = _OF_OTHER_ENDPOINTS | _OF_VLLM | _OF_LLAMA_CPP_AND_OLLAMA | _OF_OTHERS
+"""Of requests for an answer."""
+
+OF_CHATS: Mapping[str, ForeignField] = {**OF_ANSWERS, "add_special_tokens": _only(False)}
+"""The same where the chat template writes the prompt, special tokens and all."""
+
+OF_PROMPTS: Mapping[str, ForeignField] = {**OF_ANSWERS, "add_special_tokens": _only(True)}
+"""The same where the prompt is a text, around which the tokenizer writes what the model expects, a BOS token say."""
+
+OF_EMBEDDINGS: Mapping[str, ForeignField] = {
+    "messages": _use("input"),
+    "prompt": _use("input"),
+    "normalize": ForeignField((True,), "Vectors have length 1; leave it out."),
+    "normalized": ForeignField((True,), "Vectors have length 1; leave it out."),
+    "truncate": _only("NONE", False),
+    "truncate_prompt_tokens": OF_ANSWERS["truncate_prompt_tokens"],
+    "add_special_tokens": OF_PROMPTS["add_special_tokens"],
+    "input_type": ForeignField((), "Write the model's own words for queries and passages before the text."),
+    "prompt_name": ForeignField((), "Write the prompt before the text."),
+    "task": ForeignField((), "Write the model's own words for it before the text."),
+    "output_dtype": _only("float"),
+}
+"""Of requests for vectors."""
+
+OF_MESSAGES: Mapping[str, ForeignField] = {
+    "function_call": _use("tool_calls"),
+    "prefix": ForeignField((False,), "To continue a text as it stands, use /v1/completions."),
+    "images": ForeignField(([],), "Images are not supported."),
+    "audio": ForeignField((), "Audio is not supported."),
+}
+"""Of one message."""
