@@ -10,15 +10,16 @@ from tests.composition.environments import Environment, Environments
 
 from aethermind import __version__
 
-BASE = {"aethermind", "aethermind-core", "aethermind-cpu", "aethermind-qwen2"}
+FAMILIES = {"aethermind-qwen2", "aethermind-llama", "aethermind-gpt2", "aethermind-bert"}
+BASE = {"aethermind", "aethermind-core", "aethermind-cpu", *FAMILIES}
 SERVER = {"fastapi", "httptools", "httpx", "msgpack", "prometheus-client", "uvicorn"}
 HEAVY = {"torch", "transformers", "ray", "scipy"}
 
 
 @pytest.fixture(scope="module")
 def smallest(environments: Environments) -> Environment:
-    """What `pip install aethermind[cpu,qwen2]` gives."""
-    return environments.make("aethermind[cpu,qwen2]")
+    """What `pip install aethermind` gives."""
+    return environments.make("aethermind")
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +54,7 @@ def test_the_smallest_is_small_and_generates(smallest: Environment) -> None:
     assert report["unmet_requirements"] == []
     listed = json.loads(smallest.run("aethermind", "plugins", "list", "--json").stdout)
     assert {(plugin["name"], plugin["status"], plugin["is_ours"]) for plugin in listed["plugins"]} == {
-        ("cpu", "loaded", True),
-        ("qwen2", "loaded", True),
+        (name, "loaded", True) for name in ("bert", "cpu", "gpt2", "llama", "qwen2")
     }
 
 
@@ -63,7 +63,7 @@ def test_without_the_extra_the_server_says_how_to_get_it(smallest: Environment) 
     refused = smallest.run("aethermind", "serve", may_fail=True)
     assert refused.returncode == 2
     (sentence,) = refused.stderr.splitlines()
-    assert sentence.endswith("Run `pip install aethermind[serve]`.")
+    assert sentence.endswith("Run `pip install 'aethermind[serve]'`.")
 
 
 def test_a_plugin_that_is_uninstalled_takes_nothing_with_it(environments: Environments) -> None:
@@ -77,6 +77,7 @@ def test_a_plugin_that_is_uninstalled_takes_nothing_with_it(environments: Enviro
     refused = environment.run("aethermind", "generate", "Once", "--device", "cpu", may_fail=True)
     assert refused.returncode == 2
     assert refused.stderr.startswith("Error: Unknown device 'cpu'. Installed: null, numpy.")
+    assert refused.stderr.endswith("aethermind-cpu provides it; install it with `pip install aethermind-cpu`.\n")
 
 
 def test_serve_has_all_that_a_server_needs(environments: Environments) -> None:
@@ -115,7 +116,7 @@ def test_all_is_all(smallest: Environment, environments: Environments) -> None:
     assert third_party >= SERVER | {"redis", "llguidance", "opentelemetry-sdk"}
     assert not third_party & {"torch", "ray"}
     ours_of_all = [f"{name}=={version}" for name, version in planned.items() if name.startswith("aethermind")]
-    environment = environments.make("--no-deps", "aethermind-core", "aethermind-cpu", "aethermind-qwen2", *ours_of_all)
+    environment = environments.make("--no-deps", "aethermind-core", "aethermind-cpu", *FAMILIES, *ours_of_all)
     assert ours(environment) == {
         f"aethermind-{name}" for name in ("core", "cpu", "cuda", "cann", "qwen2", "llama", "gpt2", "bert")
     }

@@ -47,6 +47,7 @@ def folder(tmp_path: Path, quantised: Path) -> Path:
     for seed, name in enumerate(ADAPTERS):
         write_adapter(tmp_path / "adapters" / name, shapes, seed=seed, size=0.2)
     shutil.copy(quantised, tmp_path)
+    shutil.copy(quantised, tmp_path / "model.gguf")
     shutil.copy(ROOT / "README.md", tmp_path)
     return tmp_path
 

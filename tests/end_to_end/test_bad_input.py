@@ -237,7 +237,9 @@ def test_from_the_command_line(mistake: Mistake, model: str) -> None:
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     assert result.stderr.startswith("Error: ")
-    assert_is_a_sentence(result.stderr.removesuffix("\n"), mistake.says)
+    flags = {name: f"--{name.replace('_', '-')}" for name in mistake.options if "_" in name}
+    says = (flags.get(words, words) for words in mistake.says)
+    assert_is_a_sentence(result.stderr.removesuffix("\n"), tuple(says))
 
 
 def test_from_a_process_of_its_own(tmp_path: Path) -> None:

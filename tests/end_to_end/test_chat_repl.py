@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import termios
@@ -20,6 +21,8 @@ import pytest
 
 TIMEOUT_S = 300.0
 PROMPT = r"\n> "
+MODES = re.compile(r"\x1b\[\?2004[hl]")
+"""With which readline switches bracketed paste on and off."""
 STATS = r"\[(\d+) prompt tokens, (\d+) reused · (\d+) answer"
 
 
@@ -48,7 +51,8 @@ class Terminal:
         while not (match := re.search(pattern, self._unread, re.DOTALL)):
             ready, _, _ = select.select([self._screen], [], [], max(0.0, deadline - time.monotonic()))
             assert ready, f"{pattern!r} was not shown but {self._unread!r}"
-            self._unread += os.read(self._screen, 65536).decode(errors="replace").replace("\r", "")
+            shown = os.read(self._screen, 65536).decode(errors="replace")
+            self._unread = MODES.sub("", self._unread + shown.replace("\r", ""))
         self._unread = self._unread[match.end() :]
         return match
 
@@ -70,6 +74,10 @@ class Terminal:
         match = self.read_until(pattern)
         self.read_until(PROMPT)
         return match
+
+    def hang_up(self) -> None:
+        """Send what a terminal's program gets when its window is closed."""
+        self._process.send_signal(signal.SIGHUP)
 
     def exit_code(self) -> int:
         return self._process.wait(TIMEOUT_S)
@@ -162,6 +170,27 @@ def test_what_was_typed_is_there_in_the_next_chat(terminal: Any, tmp_path: Path)
     chat = terminal()
     chat.press("\x10")
     chat.read_until("/undo")
+
+
+def test_pasted_lines_are_one_message(terminal: Any, tmp_path: Path) -> None:
+    chat, saved = terminal("--max-tokens", "3", "--ignore-eos"), tmp_path / "chat.json"
+    pasted = "def f():\\n    return 1\\n\\n/help is no command here".replace("\\n", "\n")
+    chat.press("\x1b[200~" + pasted.replace("\n", "\r") + "\x1b[201~")
+    chat.enter("", r"command here\n")
+    chat.enter(f"/save {saved}", "saved 2 messages")
+    messages = json.loads(saved.read_text(encoding="utf-8"))["messages"]
+    assert [(one["role"], one["content"]) for one in messages[:1]] == [("user", pasted)]
+    chat.press("exit\n")
+    assert chat.exit_code() == 0
+
+
+def test_a_closed_terminal_loses_nothing_that_was_typed(terminal: Any, tmp_path: Path) -> None:
+    chat = terminal("--max-tokens", "1900", "--ignore-eos")
+    chat.press("Tell me all.\n")
+    chat.read_until(r"Tell me all\.\n.{20}")
+    chat.hang_up()
+    assert chat.exit_code() == 129
+    assert (tmp_path / "aethermind" / "chat_history").read_text(encoding="utf-8") == "Tell me all.\n"
 
 
 def test_ctrl_d_leaves(terminal: Any) -> None:

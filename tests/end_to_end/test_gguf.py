@@ -62,7 +62,7 @@ def with_pre(name: str) -> Callable[[gguf.GGUFWriter], None]:
 def test_a_tokenizer_from_elsewhere(open_demo: Callable[..., LLM], runtime: Runtime, tmp_path: Path) -> None:
     """Where a file has one that is not read: by a model's name, its directory, or the file in it; by servers too."""
     path = write_gguf(DEMO, tmp_path / "bad.gguf", more=with_pre("llama-bpe"))
-    with pytest.raises(TokenizerError, match=r"Pass --tokenizer with the model's Hugging Face directory\."):
+    with pytest.raises(TokenizerError, match=r"Pass the model's Hugging Face directory as tokenizer\."):
         open_demo(model=path)
     for tokenizer in ("demo", DEMO, DEMO / "tokenizer.json"):
         source = runtime.open_source(path, tokenizer)
@@ -82,7 +82,7 @@ def test_a_tokenizer_from_elsewhere(open_demo: Callable[..., LLM], runtime: Runt
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
-        ({"arch": "stablelm"}, ConfigError, "GGUF architecture 'stablelm'. Known: llama, qwen2, qwen3"),
+        ({"arch": "stablelm"}, ConfigError, "GGUF architecture 'stablelm'. Installed: llama, qwen2, qwen3"),
         ({"without": ("general.architecture",)}, ConfigError, "no general.architecture"),
         ({"without": ("qwen2.block_count",)}, ConfigError, "no qwen2.block_count"),
         ({"without": ("tokenizer.ggml.merges",)}, TokenizerError, "no tokenizer.ggml.merges"),

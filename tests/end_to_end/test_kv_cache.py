@@ -115,7 +115,7 @@ def test_a_quantized_cache_takes_a_byte_a_value_and_its_scales(
 
 
 def test_a_cache_dtype_that_does_not_fit_is_refused(open_demo: Callable[..., LLM]) -> None:
-    with pytest.raises(InvalidArgumentError, match="int8 or fp8 as --kv-cache-dtype"):
+    with pytest.raises(InvalidArgumentError, match="int8 or fp8 as kv_cache_dtype"):
         open_demo(kv_cache_dtype="float16", dtype="float32")
     with pytest.raises(InvalidArgumentError, match="kv_cache_dtype should be one of auto"):
         open_demo(kv_cache_dtype="int7")

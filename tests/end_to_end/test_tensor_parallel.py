@@ -229,5 +229,5 @@ def test_what_does_not_fit_is_a_sentence(runtime: Runtime) -> None:
         open_demo(runtime, 3)
     with pytest.raises(InvalidArgumentError, match="The executor inline runs one rank"):
         open_demo(runtime, 2, executor="inline")
-    with pytest.raises(InvalidArgumentError, match="multiproc is for --tensor-parallel-size 2 or more"):
+    with pytest.raises(InvalidArgumentError, match="multiproc is for tensor_parallel_size 2 or more"):
         open_demo(runtime, 1, executor="multiproc")

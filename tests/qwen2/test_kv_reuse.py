@@ -94,7 +94,7 @@ def test_layers_that_cannot_share_are_named(llm: LLM, sources: dict[int, int]) -
 
 def test_codes_are_not_compared(runtime: Runtime) -> None:
     llm = LLM("demo", device="numpy", kv_cache_dtype="int8", max_model_len=32, runtime=runtime)
-    with pytest.raises(InvalidArgumentError, match="auto as --kv-cache-dtype"):
+    with pytest.raises(InvalidArgumentError, match="auto as kv_cache_dtype"):
         kv_similarity(llm.engine, [1, 2, 3])
 
 

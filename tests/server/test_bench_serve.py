@@ -21,6 +21,7 @@ import typer.testing
 
 from aethermind.cli.app import app
 from aethermind.cli.bench.serve.target import Form, connect, find_target
+from aethermind.plugins.first_party import pip_install
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.tenants import Tenants
 
@@ -248,7 +249,7 @@ def test_without_httpx_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "httpx", None)
     result = bench("http://127.0.0.1:1")
     assert result.exit_code == 2
-    assert "`bench serve` needs httpx. Run `pip install aethermind[serve]`." in result.stderr
+    assert f"`bench serve` needs httpx. Run `{pip_install('aethermind[serve]')}`." in result.stderr
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])

@@ -61,7 +61,7 @@ def test_stopping_an_answer_hangs_up(address: str, http: httpx.Client, monkeypat
             if (error := next(show, None)) is not None:
                 raise error
 
-        monkeypatch.setattr("aethermind.cli.generate.TextWriter.show", interrupted)
+        monkeypatch.setattr("aethermind.cli.text_writer.TextWriter.show", interrupted)
         repl.run()
         await_idle(http)
     assert repl.conversation.messages[-1].is_interrupted
@@ -76,7 +76,7 @@ def test_stopping_an_answer_hangs_up(address: str, http: httpx.Client, monkeypat
         (("gpt-9", "--url", "{}"), ["no model 'gpt-9'", "it has demo"]),
         (("--url", "{}", "--threads", "2"), ["--threads", "--url"]),
         (("--url", "{}", "--chat-template", "x"), ["--chat-template", "--url"]),
-        (("--url", "{}", "--top-k", "-7"), ["top_k"]),
+        (("--url", "{}", "--top-k", "-7"), ["--top-k is -7"]),
     ],
 )
 def test_mistakes_are_one_sentence(address: str, args: tuple[str, ...], words: list[str]) -> None:

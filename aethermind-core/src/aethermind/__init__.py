@@ -52,8 +52,15 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import on first use: `import aethermind` alone loads next to nothing."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name in ("eager", "errors"):
+        return import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """What `__all__` names, for completion: most of it is imported on first use."""
+    return sorted({*__all__, "eager", "errors"})

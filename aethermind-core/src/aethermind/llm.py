@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
@@ -27,6 +27,7 @@ from aethermind.engine.requests.output import CompletionOutput, Logprob, Request
 from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt, TextToEmbed
 from aethermind.engine.requests.request_options import RequestOptions
 from aethermind.errors import AetherMindError, InvalidArgumentError
+from aethermind.python_api import short_traceback, with_options
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults, with_defaults
 from aethermind.sampling.params import SamplingParams
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from aethermind.graph.hooks import HookRegistry
+    from aethermind.text.tokenizer import Tokenizer
 
 __all__ = [
     "CompletionOutput",
@@ -64,6 +66,8 @@ class LLM:
     reference to the LLM and its engine.
     """
 
+    @short_traceback
+    @with_options(EngineOptions, {option.name: option.default for option in fields(EngineConfig)})
     def __init__(
         self,
         model: str | Path = "demo",
@@ -74,8 +78,7 @@ class LLM:
     ) -> None:
         """Load `model`: a Hugging Face directory, a .gguf file, or the name of an installed model.
 
-        `options`, such as `device`, `quantization` or `max_model_len`, are those of `EngineOptions`, which documents
-        each; their defaults are those of `EngineConfig`. The device, kernels and models come from `runtime`, by default
+        `options` are those of an engine. The device, kernels and models come from `runtime`, by default
         from all installed packages. `on_progress` is called with (done, total) while weights are loaded.
         """
         started = time.perf_counter()
@@ -87,6 +90,17 @@ class LLM:
         self._inbox = Inbox()
         self.engine.listen(self._inbox)
         log_loaded(self.info)
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "info"):
+            return "<LLM that was not loaded>"
+        info = self.info
+        formats = f" with {', '.join(info.weight_formats)}" if info.weight_formats else ""
+        return (
+            f"<LLM {Path(info.model).name}{' (closed)' if self.engine.is_closed else ''}: {info.architecture}, "
+            f"{info.num_parameters / 1e6:,.0f} M parameters in {info.dtype}{formats} on {info.device}, "
+            f"contexts of up to {info.max_model_len:,} tokens>"
+        )
 
     def __enter__(self) -> LLM:
         return self
@@ -113,10 +127,15 @@ class LLM:
         """What generation_config.json says, as arguments for SamplingParams; ConfigError names a bad value."""
         return read_sampling_defaults(self.engine.planned.generation)
 
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, which is `tokenizer`; vLLM's name for it."""
+        return self.tokenizer
+
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters that requests without their own get: `sampling_defaults`, else those of SamplingParams."""
         return SamplingParams(**with_defaults({"max_tokens": SamplingParams().max_tokens}, self.sampling_defaults))
 
+    @short_traceback
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -153,6 +172,7 @@ class LLM:
                     advance()
         return [finished[request_id] for request_id in ids]
 
+    @short_traceback
     def stream(
         self,
         prompt: Prompt,
@@ -177,6 +197,8 @@ class LLM:
             for output in outputs:
                 yield _checked(output)
 
+    @short_traceback
+    @with_options(TemplateOptions, {"add_generation_prompt": True}, title="Template options")
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -200,6 +222,8 @@ class LLM:
             prompts, sampling_params, options=options, adapter=adapter, use_tqdm=use_tqdm, on_output=on_output
         )
 
+    @short_traceback
+    @with_options(TemplateOptions, {"add_generation_prompt": True}, title="Template options")
     def stream_chat(
         self,
         messages: Sequence[Message],
@@ -227,6 +251,7 @@ class LLM:
                     completion = output.outputs[0]
                     memory.learn(text, token_ids, completion.text, completion.token_ids)
 
+    @short_traceback
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -347,7 +372,8 @@ def _one_each(prompts: Sequence[Prompt | EnginePrompt], given: Any, name: str, k
         raise InvalidArgumentError(f"{name} should be {kind.__name__} or a list of them, got {given!r:.80}.")
     if len(given) != len(prompts):
         raise InvalidArgumentError(
-            f"{len(given)} {kind.__name__} were given for {len(prompts)} prompts; give one for all, or one each."
+            f"{name} holds {len(given)} {kind.__name__} for {len(prompts)} prompt{'s' * (len(prompts) != 1)}; "
+            "give one for all, or one each."
         )
     return list(given)
 

@@ -159,8 +159,8 @@ def test_a_dense_matrix_is_read_by_the_same_zero_points(tmp_path: Path) -> None:
     ("described", "says"),
     [
         ([4], "should be an object, not list"),
-        ({"quant_method": "fp8"}, "by 'fp8'.*--quantization"),
-        ({"load_in_8bit": True}, "by 'bitsandbytes'.*--quantization"),
+        ({"quant_method": "fp8"}, "by 'fp8'.*as quantization"),
+        ({"load_in_8bit": True}, "by 'bitsandbytes'.*as quantization"),
         ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "by 'bitsandbytes'"),
         ({"config_groups": {}, "format": "int-quantized"}, "by 'compressed-tensors'"),
         ({"load_in_8bit": False}, "in a way that its quantization_config does not name"),

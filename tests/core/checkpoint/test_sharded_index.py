@@ -150,7 +150,7 @@ def test_no_weights_lists_what_was_looked_for(tmp_path: Path) -> None:
         INDEX,
         "pytorch_model.bin,",
         "found none of them",
-        "--load-format dummy",
+        "load_format='dummy'",
     ):
         assert part in str(caught.value)
 

@@ -31,6 +31,7 @@ VERBS = (
     ("profile",),
     ("conform",),
     ("simulate",),
+    ("completion",),
     ("plugin",),
     ("plugin", "new"),
     ("plugins",),

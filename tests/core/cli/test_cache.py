@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.end_to_end.models import copy_demo
 
@@ -119,3 +120,19 @@ def test_what_is_written_is_known(
     counts = {one["kind"]: one["num_files"] for one in json.loads(invoke("cache", "list", "--json").stdout)["kinds"]}
     assert all(counts.values()), counts
     assert sum(counts.values()) == len(files(cache))
+
+
+def test_models_are_told_by_the_space_that_they_take(invoke: Any, cache: Path) -> None:
+    folder = WeightFolder(cache / "weights", 2**30)
+    folder.needs_huge_pages = False  # type: ignore[misc]
+    for key, model, size in (
+        ("a", "/models/small", 4096),
+        ("b", "/models/large", 2**20),
+        ("c", "/models/large", 2**20),
+    ):
+        assert folder.write(key, {"w": np.zeros(size, np.uint8)}, model=model)
+    (cache / "weights" / "old.safetensors").write_bytes(b"broken")
+    lines = invoke("cache", "list").stdout.splitlines()
+    models = [line.split()[:3] for line in lines[lines.index("Weights by model:") + 2 :]]
+    assert [words[0] for words in models] == ["/models/large", "/models/small", "old.safetensors"]
+    assert models[0][1:] == ["2.11", "MB"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -125,3 +126,16 @@ def test_an_unknown_weight_format_is_one_sentence(invoke: Any) -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Did you mean int4_zp" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_reason_is_told_once_and_no_kernel_is_its_own_rival(invoke: Any) -> None:
+    report = json.loads(invoke("explain", "--device", "cpu", "--json").stdout)
+    text = invoke("explain", "--device", "cpu").stdout
+    lines = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines() if "→" in line]
+    assert len(lines) > 20
+    reasons = [words[3] for words in lines if len(words) > 3]
+    assert len(reasons) == len(set(reasons)) < len(lines)
+    for words in lines:
+        kernel, rivals = words[2].removeprefix("→ "), re.split(r"; |, | over |not ", " ".join(words[3:]))
+        assert kernel not in [rival.partition(":")[0] for rival in rivals]
+    assert any(step["rejected"] for section in report["sections"] for step in section["steps"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import pytest
 from tests.core.cli.conftest import INFO, request_output
 
 from aethermind import SamplingParams
-from aethermind.cli.generate import TextWriter, describe, measure
+from aethermind.cli.generate import describe, measure
+from aethermind.cli.text_writer import TextWriter
 
 SEED = ("--device", "numpy", "--max-tokens", "6", "--seed", "3")
 
@@ -55,13 +57,15 @@ def test_stats_go_to_stderr(invoke: Any, fake_llm: Any) -> None:
     fake_llm("a", "ab", "abc")
     result = invoke("generate", "hi", "--stats", "--seed", "5")
     assert result.stdout == "abc\n"
-    assert result.stderr == "[2 + 3 tokens · first after 500 ms · then 10.0 tokens/s · fake:0 float32 · seed 5]\n"
+    assert (
+        result.stderr == "[2 + 3 tokens · first after 500 ms · then 10.0 tokens/s · model on fake:0 float32 · seed 5]\n"
+    )
 
 
 def test_stats_count_drafts() -> None:
     output = request_output("ab", [1, 2], finish_reason="stop", now=0.1)
     drafted = replace(output, metrics=replace(output.metrics, num_draft_tokens=9, num_accepted_tokens=4))
-    assert "tokens/s · 4 of 9 drafts right · fake:0" in describe(drafted, SamplingParams(), INFO)
+    assert "tokens/s · 4 of 9 drafts right · model on fake:0" in describe(drafted, SamplingParams(), INFO)
 
 
 def test_stats_count_what_was_reused() -> None:
@@ -181,18 +185,18 @@ def test_prompts_from_stdin_and_files_lose_one_newline(invoke: Any, fake_llm: An
         (("hi", "--prompt-file", "x"), ["two prompts"]),
         (("--prompt-file", "missing.txt"), ["missing.txt", "No such file"]),
         (("hi", "--temperature", "-1"), ["temperature", "-1.0"]),
-        (("hi", "--top-p", "2"), ["top_p", "2.0"]),
-        (("hi", "--max-tokens", "0"), ["max_tokens", "0"]),
-        (("hi", "--min-p", "1.5"), ["min_p", "1.5"]),
-        (("hi", "--repetition-penalty", "0"), ["repetition_penalty", "0.0"]),
+        (("hi", "--top-p", "2"), ["--top-p is 2.0"]),
+        (("hi", "--max-tokens", "0"), ["--max-tokens is 0"]),
+        (("hi", "--min-p", "1.5"), ["--min-p is 1.5"]),
+        (("hi", "--repetition-penalty", "0"), ["--repetition-penalty is 0.0"]),
         (("hi", "--seed", "-1"), ["seed", "-1"]),
         (("hi", "--stop", ""), ["stop"]),
         (("hi", "--device", "abacus"), ["abacus", "numpy"]),
         (("hi", "--model", "nothing-like-it"), ["nothing-like-it", "demo"]),
-        (("hi", "--load-format", "wishful"), ["load_format", "wishful"]),
+        (("hi", "--load-format", "wishful"), ["--load-format", "wishful"]),
         (("hi", "--quantization", "int0"), ["'int0'", "Did you mean", "int4"]),
         (("hi", "--lm-head", "int8_chanel"), ["'int8_chanel'", "Did you mean int8_channel"]),
-        (("hi", "--threads", "0"), ["num_threads", "0"]),
+        (("hi", "--threads", "0"), ["--threads should be", "0"]),
         (("hi", "--device", "numpy", "--dtype", "int8"), ["int8"]),
         (("", "--device", "numpy"), ["prompt is empty"]),
     ],
@@ -280,3 +284,43 @@ def test_lengths_of_the_model_yield_to_those_that_are_given(invoke: Any, fake_ll
     assert invoke("generate", "hi").exit_code == 0
     assert invoke("generate", "hi", "--max-tokens", "5").exit_code == 0
     assert [(params.min_tokens, params.max_tokens) for params in llm.params] == [(300, 300), (5, 5)]
+
+
+@pytest.mark.parametrize(
+    "prompt", ["Qwen/Qwen3-0.6B", "./my-model", "../m", "~/models/m", "/srv/m", "model-Q4_K_M.gguf", "."]
+)
+def test_a_prompt_that_looks_like_a_model_is_questioned(invoke: Any, fake_llm: Any, prompt: str) -> None:
+    llm = fake_llm("a")
+    asked = invoke("generate", prompt)
+    assert (asked.exit_code, asked.stdout, llm.prompts) == (0, "a\n", [prompt])
+    assert f"{prompt} is taken as the text, for the model demo." in asked.stderr
+    assert f"aethermind generate --model {shlex.quote(prompt)}" in asked.stderr
+    assert invoke("generate", prompt, "--model", "demo").stderr == "", "a model was named"
+    refused = invoke("generate", prompt, "Once upon")
+    assert refused.exit_code == 2
+    assert f"--model {shlex.quote(prompt)} 'Once upon'" in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize("prompt", ["Once upon a time", "either/or it is", "3.5", "hello", "What is ./a?", "a\0b"])
+def test_other_prompts_are_not(invoke: Any, fake_llm: Any, prompt: str) -> None:
+    fake_llm("a")
+    assert invoke("generate", prompt).stderr == ""
+
+
+def test_a_piped_text_needs_no_dash() -> None:
+    command = [sys.executable, "-m", "aethermind", "generate", *SEED, "--json"]
+    result = subprocess.run(command, input="Once upon\n", capture_output=True, text=True, check=False)
+    assert json.loads(result.stdout)["prompt"] == "Once upon"
+    nothing = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert (nothing.returncode, "Found no prompt." in nothing.stderr) == (2, True)
+
+
+def test_control_characters_command_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aethermind.cli.console.is_terminal", lambda _: True)
+    stream = io.StringIO()
+    TextWriter(stream).finish("a\x1b[31mred\x07\x9b2J\tb\r\nc\x7f")
+    assert stream.getvalue() == "a\u241b[31mred\u2407\ufffd2J\tb\nc\u2421\n"
+    monkeypatch.setattr("aethermind.cli.console.is_terminal", lambda _: False)
+    piped = io.StringIO()
+    TextWriter(piped).finish("a\x1b[31mred")
+    assert piped.getvalue() == "a\x1b[31mred\n", "a pipe gets what the model wrote"

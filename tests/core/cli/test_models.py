@@ -76,7 +76,6 @@ def test_broken_directories_are_rows(invoke: Any, tmp_path: Path) -> None:
         "truncated": "3 bytes",
         "weightless": "no weights",
         "file": "is a file",
-        "nowhere": "does not exist",
     }
     paths = [str(tmp_path / name) for name in reasons]
     by_name = {record["name"]: record for record in listed(invoke, *paths, "--estimate", "--device", "numpy")}
@@ -135,7 +134,7 @@ def test_what_does_not_fit_is_a_reason(invoke: Any) -> None:
     ("args", "word"),
     [
         (("--estimate", "--device", "abacus"), "abacus"),
-        (("--max-model-len", "0"), "max_model_len"),
+        (("--max-model-len", "0"), "--max-model-len should be"),
         (("--estimate", "--quantization", "int5"), "int5"),
         (("--lm-head", "int5"), "int5"),
         (("demo", "nosuch"), "neither an installed model (demo"),
@@ -162,3 +161,17 @@ def test_pipes_and_loops_are_rows(invoke: Any, tmp_path: Path) -> None:
     assert [record["name"] for record in records] == ["pipe.gguf", "loop", tmp_path.name]
     assert all(record["error"] for record in records)
     assert "not a regular file" in records[0]["error"]
+
+
+def test_a_path_that_is_not_there_is_an_error(invoke: Any) -> None:
+    refused = invoke("models", "./nope")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "'nope' does not exist" in refused.stderr
+
+
+def test_a_model_without_weights_is_not_told_to_use_a_flag_that_models_lacks(invoke: Any, tmp_path: Path) -> None:
+    shutil.copy(DEMO / "config.json", tmp_path)
+    listed = invoke("models", str(tmp_path))
+    assert listed.exit_code == 0
+    assert "has no weights" in listed.stdout
+    assert "--load-format" not in listed.stdout

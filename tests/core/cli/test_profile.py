@@ -125,7 +125,7 @@ def test_a_trace_that_cannot_be_written_is_a_sentence(invoke: Any, tmp_path: Pat
         (("--prompt-tokens", "0"), "--prompt-tokens"),
         (("--output-tokens", "0"), "--output-tokens"),
         (("--batch", "0"), "--batch"),
-        (("--prompt-tokens", "100000"), "max_model_len 100017"),
+        (("--prompt-tokens", "100000"), "max-model-len 100017"),
         (("--device", "abacus"), "abacus"),
     ],
 )

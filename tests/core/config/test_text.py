@@ -35,7 +35,7 @@ def test_each_line_ends_with_the_origin() -> None:
     assert to_toml(resolve(SECTIONS, variables={"AETHERMIND_HEAT": "9"})).splitlines() == [
         "[oven]",
         "heat = 9  # AETHERMIND_HEAT",
-        "# rate is unset: the oven's  # default",
+        "# rate = ...  # default; unset: the oven's",
         "door = false  # default",
         "",
         "[bread]",

@@ -146,9 +146,9 @@ def test_aborts_of_swapped_requests_leak_nothing(runtime: Runtime, kv_cache_dtyp
 
 
 def test_a_swap_space_that_cannot_be_had_is_refused(runtime: Runtime) -> None:
-    with pytest.raises(OutOfMemoryError, match="Lower --swap-space"):
+    with pytest.raises(OutOfMemoryError, match="Lower swap_space"):
         open_engine(runtime, swap_space=1e6)
-    with pytest.raises(InvalidArgumentError, match=r"holds no block of \d+ bytes. Raise --swap-space"):
+    with pytest.raises(InvalidArgumentError, match=r"holds no block of \d+ bytes. Raise swap_space"):
         open_engine(runtime, swap_space=1e-9)
     with pytest.raises(InvalidArgumentError, match="swap_space should be GiB of host memory, 0 for none, got -1"):
         open_engine(runtime, swap_space=-1)

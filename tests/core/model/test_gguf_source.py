@@ -175,7 +175,7 @@ def test_what_is_not_supported_is_named(source: Callable[..., GgufSource], keys:
 
 
 def test_an_unknown_architecture_lists_the_known(source: Callable[..., GgufSource]) -> None:
-    with pytest.raises(ConfigError, match=r"GGUF architecture 'abacus'\. Known: toy"):
+    with pytest.raises(ConfigError, match=r"GGUF architecture 'abacus'\. Installed: toy"):
         source(arch="abacus").config()
 
 

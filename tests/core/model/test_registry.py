@@ -49,11 +49,11 @@ def test_an_unknown_architecture_lists_the_installed() -> None:
 
 def test_an_unknown_gguf_architecture_lists_the_known() -> None:
     registry = GgufFamilyRegistry()
-    with pytest.raises(ConfigError, match=r"'x'.*Known: none"):
+    with pytest.raises(ConfigError, match=r"'x'.*Installed: none"):
         registry.get("x")
     registry.register("b", "pathlib:Path", provider="pathlib")
     assert registry.get("b") is Path
-    with pytest.raises(ConfigError, match=r"'x'.*Known: b\."):
+    with pytest.raises(ConfigError, match=r"'x'.*Installed: b\."):
         registry.get("x")
     with pytest.raises(PluginError, match=r"GGUF architecture 'b'.*pathlib.*other"):
         registry.register("b", "pathlib:PurePath", provider="other")

@@ -140,5 +140,5 @@ def test_an_endpoint_that_is_no_address() -> None:
 
 def test_where_the_extra_is_missing_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(SettingsError, match=r"aethermind\[otel\]"):
+    with pytest.raises(SettingsError, match=r"pip install .*\[otel\]"):
         open_tracing("http://127.0.0.1:4318/v1/traces")

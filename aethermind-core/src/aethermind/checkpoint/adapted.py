@@ -111,5 +111,5 @@ class AdaptedTensors:
 def _is_quantised(name: str) -> CheckpointError:
     return CheckpointError(
         f"{name} is stored quantised, and this architecture rearranges dense tensors only. Take the model unquantised "
-        "and pass --quantization."
+        "and pass a format as quantization."
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aethermind.errors import ConfigError
+from aethermind.file_faults import remedy
 
 __all__ = ["AdapterConfig"]
 
@@ -121,7 +122,9 @@ def _read(directory: Path) -> dict[str, Any]:
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid JSON ({error}). Download or write it again.") from None
+        raise ConfigError(
+            f"{path} is not valid JSON ({error}). " + remedy(path, error, otherwise="Download or write it again.")
+        ) from None
     if not isinstance(contents, dict):
         raise ConfigError(f"{path} should hold an object, not {type(contents).__name__}.")
     if isinstance(targets := contents.get("target_modules"), str):

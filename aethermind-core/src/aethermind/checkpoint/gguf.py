@@ -25,7 +25,7 @@ import numpy.typing as npt
 from aethermind.checkpoint.gguf_blocks import BLOCK_TYPES
 from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError, InvalidArgumentError
-from aethermind.lfs_pointer import lfs_pointer_fault
+from aethermind.file_faults import remedy
 from aethermind.ops.weight_format import QuantizedWeight
 
 __all__ = ["GgufFile", "GgufStrings"]
@@ -204,7 +204,8 @@ class GgufFile:
 
     def fail(self, problem: str) -> NoReturn:
         """Raise the CheckpointError of a file that is not what it should be."""
-        raise CheckpointError(lfs_pointer_fault(self.path) or f"{self.path} {problem}. Fetch or write the file again.")
+        way_out = remedy(self.path, otherwise="Fetch or write the file again.")
+        raise CheckpointError(f"{self.path} {problem}. {way_out}")
 
     def _read_tensor(self, reader: _Reader) -> None:
         name = reader.string()

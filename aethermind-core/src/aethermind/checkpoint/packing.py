@@ -157,7 +157,7 @@ def _method(described: Mapping[str, Any], where: str) -> str:
         how = "in a way that its quantization_config does not name" if given is None else f"by {given!r:.80}"
         raise ConfigError(
             f"{where!r} is quantised {how}, which cannot be read. Take the model itself and pass "
-            f"--quantization, or take it quantised by {' or '.join(_METHODS)}, or as .gguf."
+            f"a format as quantization, or take it quantised by {' or '.join(_METHODS)}, or as .gguf."
         )
     return str(method)
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from aethermind.checkpoint.source import TensorInfo, dtype_names
 from aethermind.errors import CheckpointError
-from aethermind.lfs_pointer import lfs_pointer_fault
+from aethermind.file_faults import remedy
 
 __all__ = ["MAX_HEADER_BYTES", "SafetensorsFile"]
 
@@ -175,7 +175,8 @@ class SafetensorsFile:
             self._fail(f"{problem}: its tensors take {position} bytes, its data section has {num_data_bytes}")
 
     def _fail(self, problem: str) -> NoReturn:
-        raise CheckpointError(lfs_pointer_fault(self.path) or f"{self.path} {problem}. Fetch or write the file again.")
+        way_out = remedy(self.path, otherwise="Fetch or write the file again.")
+        raise CheckpointError(f"{self.path} {problem}. {way_out}")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.checkpoint.source import TensorFile, TensorInfo
 from aethermind.checkpoint.torch_pickle import TorchFile
 from aethermind.errors import CheckpointError
-from aethermind.lfs_pointer import lfs_pointer_fault
+from aethermind.file_faults import remedy
 
 __all__ = ["Checkpoint"]
 
@@ -43,6 +43,19 @@ _LONE: tuple[tuple[tuple[str, ...], Callable[[Path], TensorFile]], ...] = (
 _OTHER_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.safetensors")
 _NO_MODEL = ("adapter_model.safetensors", "consolidated.safetensors")
 """What is added to a model, and a model by other names of its tensors."""
+
+
+class NoWeightsError(CheckpointError):
+    """A directory holds no weights; `found` says what was looked for and found, without a full stop."""
+
+    def __init__(self, found: str) -> None:
+        self.found = found
+        super().__init__(
+            f"{found}. Put the model's weights there, or pass load_format='dummy' to run with made-up ones."
+        )
+
+    def __reduce__(self) -> tuple[type[NoWeightsError], tuple[str]]:
+        return NoWeightsError, (self.found,)
 
 
 class Checkpoint:
@@ -82,9 +95,8 @@ class Checkpoint:
         others = sorted({path.name for pattern in _OTHER_PATTERNS for path in directory.glob(pattern)})
         found = f"found {', '.join(others[:5])}{', ...' if len(others) > 5 else ''}" if others else "found none of them"
         wanted = ", ".join(name for layout in _LAYOUTS for name in (layout.single, layout.index))
-        raise CheckpointError(
-            f"{directory} has no weights: looked for {wanted} and a single .safetensors, .pt or .pth file, {found}. "
-            "Put the model's weights there, or pass --load-format dummy to run with made-up ones."
+        raise NoWeightsError(
+            f"{directory} has no weights: looked for {wanted} and a single .safetensors, .pt or .pth file, {found}"
         )
 
     @property
@@ -150,8 +162,7 @@ def _read_weight_map(index: Path, suffix: str) -> dict[str, str]:
         content = json.loads(index.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        fault = lfs_pointer_fault(index) or f"{index} is not readable JSON ({reason}). Fetch the file again."
-        raise CheckpointError(fault) from error
+        raise CheckpointError(f"{index} is not readable JSON ({reason}). {remedy(index, error)}") from error
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no weight_map from tensor names to shards. Fetch the file again.")

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError
-from aethermind.lfs_pointer import lfs_pointer_fault
+from aethermind.file_faults import remedy
+from aethermind.plugins.first_party import pip_install
 
 __all__ = ["TorchFile"]
 
@@ -104,7 +105,7 @@ class TorchFile:
         except ImportError as error:
             raise CheckpointError(
                 f"{self.path} is a PyTorch checkpoint, which needs torch, and torch cannot be imported ({error}). "
-                "Install aethermind-core[torch], or convert the checkpoint to safetensors."
+                f"Run `{pip_install('aethermind-core[torch]')}`, or convert the checkpoint to safetensors."
             ) from None
 
     def _read_state_dict(self) -> Mapping[Any, Any]:
@@ -135,8 +136,8 @@ class TorchFile:
         if isinstance(error, UnpicklingError):
             reason = "its pickle is not one of tensors"
         raise CheckpointError(
-            lfs_pointer_fault(self.path)
-            or f"{self.path} is corrupt, or is no PyTorch checkpoint ({reason}). Fetch or write the file again."
+            f"{self.path} is corrupt, or is no PyTorch checkpoint ({reason}). "
+            + remedy(self.path, error, otherwise="Fetch or write the file again.")
         ) from error
 
     def _checked(self, name: Any, value: Any) -> Any:

@@ -8,7 +8,9 @@ import os
 import select
 import sys
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -16,6 +18,9 @@ from typer.core import TyperGroup
 
 from aethermind import env, log
 from aethermind.cli import console, options
+from aethermind.cli.flags import with_flags
+from aethermind.cli.foreign_verbs import command_for
+from aethermind.cli.option_values import VARIABLE
 from aethermind.cli.verbs import VERBS, Verbs
 from aethermind.errors import AetherMindError, SettingsError
 
@@ -48,7 +53,16 @@ class Commands(TyperGroup):
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Help is as wide as the terminal, up to a length that can be read."""
+        extra.setdefault("max_content_width", min(get_terminal_size().columns, 120))
+        return super().make_context(info_name, args, parent, **extra)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and self.get_command(ctx, args[0]) is None:
+            advice = command_for(args[0], args[1:])
+            if advice is not None:
+                raise SettingsError(f"There is no command {args[0]!r} here. Type {advice}.")
         name, command, rest = super().resolve_command(ctx, args)
         if ctx.params.get("config_file") is not None and not _takes_settings(command):
             raise SettingsError(f"--config has no effect on {name}, which takes no settings. Leave it out.")
@@ -69,8 +83,10 @@ class Commands(TyperGroup):
     def main(self, *args: Any, **options: Any) -> Any:
         try:
             return super().main(*args, **options)
-        except AetherMindError as error:
+        except SettingsError as error:
             _fail(str(error), 2)
+        except AetherMindError as error:
+            _fail(with_flags(str(error)), 2)
         except OSError as error:
             if log.get_logger("aethermind").isEnabledFor(logging.DEBUG):
                 raise
@@ -147,7 +163,7 @@ app = typer.Typer(
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+        bool, typer.Option("--version", "-V", help="Print the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
     config_file: Annotated[
         str | None, typer.Option("--config", metavar="FILE", help="Take settings from this TOML or YAML file.")
@@ -172,4 +188,6 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     log.setup_console()
+    if os.environ.get(VARIABLE):
+        import_module("typer.completion").completion_init()
     app(prog_name="aethermind")

@@ -14,7 +14,8 @@ import typer
 
 from aethermind import env
 from aethermind.cli import console, options
-from aethermind.errors import InvalidArgumentError
+from aethermind.cli.summaries import SummaryGroup
+from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.kept_files import UNFINISHED
 
 __all__ = ["KINDS", "app"]
@@ -51,6 +52,7 @@ KINDS: Mapping[str, Kind] = {
 }
 
 app = typer.Typer(
+    cls=SummaryGroup,
     rich_markup_mode=None,
     invoke_without_command=True,
     help="Show or delete what later starts find ready.",
@@ -78,6 +80,9 @@ def list_kinds(as_json: options.AsJson = False) -> None:
     rows = [("kind", "files", "size", "last used", "what"), *map(_row, records)]
     print(f"In {env.cache_directory()}:")
     print(console.columns(rows))
+    if models := _models():
+        print("\nWeights by model:")
+        print(console.columns([("model", "size", "last used"), *models]))
 
 
 @app.command("clear", epilog=CLEAR_EXAMPLES)
@@ -120,9 +125,31 @@ def _record(name: str, kind: Kind) -> dict[str, Any]:
     }
 
 
+def _models() -> list[tuple[str, str, str]]:
+    """The weights of each model, the largest first; a file that does not name its model goes by its own name."""
+    from aethermind.checkpoint.safetensors import SafetensorsFile
+
+    sizes: dict[str, tuple[int, float]] = {}
+    for path, size, used in KINDS["weights"].files():
+        try:
+            model = SafetensorsFile(path).metadata.get("model") or path.name
+        except (AetherMindError, OSError):
+            model = path.name
+        known, last = sizes.get(model, (0, 0.0))
+        sizes[model] = (known + size, max(last, used))
+    rows = sorted(sizes.items(), key=lambda item: -item[1][0])
+    return [
+        (model, console.quantity(size, "B"), _day(datetime.fromtimestamp(last, UTC))) for model, (size, last) in rows
+    ]
+
+
+def _day(moment: datetime) -> str:
+    return f"{moment.astimezone():%Y-%m-%d %H:%M}"
+
+
 def _row(record: dict[str, Any]) -> tuple[str, ...]:
     used = record["last_used"]
-    when = "-" if used is None else f"{datetime.fromisoformat(used).astimezone():%Y-%m-%d %H:%M}"
+    when = "-" if used is None else _day(datetime.fromisoformat(used))
     return record["kind"], str(record["num_files"]), console.quantity(record["size_bytes"], "B"), when, record["what"]
 
 

@@ -6,6 +6,7 @@ Where neither a file nor a variable beyond the short ones says anything, nothing
 from __future__ import annotations
 
 import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -14,6 +15,7 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 from aethermind import env, log
 from aethermind.cli import options
 from aethermind.cli.given import is_flag
+from aethermind.cli.prompt_text import looks_like_model
 from aethermind.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -81,6 +83,10 @@ class ConfiguredCommand(TyperCommand):
         if ctx.args and not ctx.resilient_parsing:
             is_text = any(one.param_type_name == "argument" and one.name != _NAMED for one in self.params)
             hint = " Put a text of several words in quotes." if is_text else ""
+            first = next((ctx.params.get(name) for name in ("prompt", "text") if ctx.params.get(name)), None)
+            if is_text and first is not None and looks_like_model(first):
+                words = shlex.join(["--model", first, " ".join(ctx.args)])
+                hint = f" To name a model: {ctx.command_path} {words}"
             ctx.fail(f"Got unexpected extra arguments ({' '.join(ctx.args)}).{hint}")
         return rest
 

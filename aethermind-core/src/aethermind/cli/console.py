@@ -8,9 +8,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, TextIO
 
-__all__ = ["aside", "columns", "examples", "is_terminal", "print_json", "quantity", "style", "version", "without_nan"]
+__all__ = [
+    "aside",
+    "can_redraw",
+    "columns",
+    "examples",
+    "has_colour",
+    "is_terminal",
+    "print_json",
+    "printable",
+    "quantity",
+    "style",
+    "version",
+    "without_nan",
+]
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
+
+_CONTROLS = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+    0x0D: None,
+    0x7F: 0x2421,
+}
+"""Control characters by code: those of ASCII have pictures, carriage returns go, those of Latin-1 have no picture."""
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -18,10 +39,24 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty()
 
 
+def can_redraw(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that can move its cursor, so that a progress bar can be drawn and removed."""
+    return is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Whether a stream is a terminal with colours, and NO_COLOR is not set."""
+    return can_redraw(stream) and not os.environ.get("NO_COLOR")
+
+
 def style(text: str, name: str, stream: TextIO) -> str:
-    """Text in a style, where the stream is a terminal and NO_COLOR is not set."""
-    has_colour = is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return f"\x1b[{_CODES[name]}m{text}\x1b[0m" if has_colour else text
+    """Text in a style, where the stream has colours."""
+    return f"\x1b[{_CODES[name]}m{text}\x1b[0m" if has_colour(stream) else text
+
+
+def printable(text: str) -> str:
+    """Text without the control characters that would command a terminal; escape, say, becomes its picture."""
+    return text.translate(_CONTROLS)
 
 
 def aside(text: str) -> None:

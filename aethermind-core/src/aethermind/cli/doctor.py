@@ -14,6 +14,7 @@ from aethermind.cli.plugins import boot, how_to_leave_out, plugin_records, plugi
 from aethermind.errors import AetherMindError
 from aethermind.plugins import CONTRACT_VERSION
 from aethermind.plugins.checks import run_checks
+from aethermind.plugins.first_party import pip_install
 from aethermind.plugins.requirements import how_to_meet, unmet_requirements
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def _print_report(report: dict[str, Any]) -> None:
     ]
     _print_section("Machine", rows)
     _print_section(f"Devices (auto is {report['auto_device'] or 'none'})", [_device_row(d) for d in report["devices"]])
-    _print_section("Plugins", plugin_rows(report["plugins"]) or [("none; install aethermind[cpu,qwen2]",)])
+    _print_section("Plugins", plugin_rows(report["plugins"]) or [(f"none; run `{pip_install('aethermind')}`",)])
     for line in how_to_leave_out(report["plugins"]):
         print(f"  {line}")
     if report["plugin_allow_list"] is not None:

@@ -64,7 +64,7 @@ def explain(
 ) -> None:
     """Show which kernel computes which operator, or where two devices disagree.
 
-    Each kind of layer is told once. Weights are not loaded.
+    Each kind of layer is told once, and so is each reason for a choice. Weights are not loaded.
 
     With --diff both devices run the same prompt, and the values that have a name in both plans are compared. The exit
     code is 1 when something diverges. Where B fuses operators, the values inside of them exist with --no-fuse only.
@@ -252,13 +252,17 @@ def _print_report(report: dict[str, Any]) -> None:
     origins = (f"{what} from {', '.join(packages) or 'nobody'}" for what, packages in report["provenance"].items())
     print(f"Packages: {'; '.join(origins)}")
     rows: list[tuple[str, ...]] = []
+    told: set[str] = set()
     for section in report["sections"]:
         rows += [(), (section["title"],)]
         for step, alike in groupby(section["steps"]):
             times = len(list(alike))
             path = step["path"] + (f" ×{times}" if times > 1 else "")
             path += "" if step["weight_format"] == "dense" else f" [{step['weight_format']}]"
-            rows.append(("  " + (step["scope"] or "-"), path, f"→ {step['kernel']}", _why(step)))
+            why = _why(step)
+            remark = why if step["is_fallback"] or why not in told else ""
+            told.add(why)
+            rows.append(("  " + (step["scope"] or "-"), path, f"→ {step['kernel']}", remark))
     titles = {section["title"] for section in report["sections"]}
     for line in console.columns(rows, indent="").splitlines():
         print(console.style(line, "bold", sys.stdout) if line in titles else line)
@@ -273,10 +277,28 @@ def _print_report(report: dict[str, Any]) -> None:
 
 
 def _why(step: dict[str, Any]) -> str:
-    others = dict.fromkeys(f"{other['kernel']}: {other['reason']}" for other in step["rejected"])
     if step["is_fallback"]:
+        others = dict.fromkeys(f"{other['kernel']}: {other['reason']}" for other in step["rejected"])
         return "fallback; " + ("; ".join(others) if others else "the device has no kernel for it")
-    return "not " + "; ".join(others) if others else "the only one"
+    if not step["rejected"]:
+        return "the only one"
+    unfit = [one for one in step["rejected"] if not _is_outranked(one)]
+    reasons = dict.fromkeys(f"{_rival(step, one)}: {one['reason']}" for one in unfit)
+    outranked = dict.fromkeys(_rival(step, one) for one in step["rejected"] if _is_outranked(one))
+    parts = [f"not {'; '.join(reasons)}"] if reasons else []
+    parts += [f"priority {step['priority']} over {', '.join(outranked)}"] if outranked else []
+    return "; ".join(parts)
+
+
+def _is_outranked(rejected: dict[str, str]) -> bool:
+    """Whether a kernel would have done, and another one has a higher priority or was registered earlier."""
+    return rejected["reason"].startswith(("priority ", "of the same priority "))
+
+
+def _rival(step: dict[str, Any], rejected: dict[str, str]) -> str:
+    """The name of a kernel that was not chosen; one of the same package may be called like the chosen one."""
+    name = rejected["kernel"]
+    return f"another {name}" if name == step["kernel"] else name
 
 
 def _ranges(numbers: Iterable[int]) -> str:

@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,8 +20,10 @@ from aethermind.cli.groups import (
     StepOptions,
     with_groups,
 )
-from aethermind.cli.prompt_text import read_text
+from aethermind.cli.prefill import PrefillProgress
+from aethermind.cli.prompt_text import doubt_prompt, read_text
 from aethermind.cli.structured import read_structured_outputs
+from aethermind.cli.text_writer import TextWriter
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ __all__ = ["EXAMPLES", "generate"]
 EXAMPLES = console.examples(
     'aethermind generate "Once upon a time"',
     'aethermind generate "The old fox" --max-tokens 80 --temperature 0 --stats',
-    'echo "Once upon a time" | aethermind generate - --seed 7',
+    'echo "Once upon a time" | aethermind generate --seed 7',
     'aethermind generate "Once upon a time" --max-tokens 40 --json',
     'aethermind generate "Was the fox kind?" --choice yes,no',
 )
@@ -42,7 +44,7 @@ EXAMPLES = console.examples(
 
 @with_groups
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="The text to continue; - reads standard input.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="The text to continue; - or nothing reads a pipe.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a UTF-8 text file.")] = None,
     model: options.Model = None,
     *,
@@ -87,6 +89,7 @@ def generate(
         n=n,
         logprobs=logprobs,
     )
+    doubt_prompt(prompt, "generate", model=model, chosen=options.chosen_model(model))
     with closing(open_llm(options.chosen_model(model), numbers, engine, steps, max_num_seqs=n)) as llm:
         params = SamplingParams(**with_defaults({**SAMPLING_DEFAULTS, **llm.sampling_defaults}, given))
         has_stats = console.is_terminal(sys.stderr) if stats is None else stats
@@ -109,8 +112,12 @@ def answer(
     output: RequestOutput | None = None
     is_interrupted = False
     try:
-        with closing(llm.stream(prompt, params, adapter=adapter)) as outputs:
+        with (
+            PrefillProgress(llm) as prefill,
+            closing(llm.stream(prompt, params, adapter=adapter)) as outputs,
+        ):
             for output in outputs:
+                prefill.stop()
                 if is_streaming:
                     writer.show(output.outputs[0].text)
     except KeyboardInterrupt:
@@ -128,27 +135,6 @@ def answer(
             console.aside(describe(output, params, llm.info))
     if is_interrupted:
         raise typer.Exit(130)
-
-
-class TextWriter:
-    """Prints a growing text, each part once. Mutable."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._num_written = 0
-
-    def show(self, text: str) -> None:
-        """Print what `text` has beyond the last call."""
-        if len(text) > self._num_written:
-            self._stream.write(text[self._num_written :])
-            self._stream.flush()
-            self._num_written = len(text)
-
-    def finish(self, text: str) -> None:
-        """Print the rest, and end the line."""
-        self.show(text)
-        if not text.endswith("\n"):
-            self.show(text + "\n")
 
 
 def as_record(output: RequestOutput, params: SamplingParams, info: ModelInfo) -> dict[str, Any]:
@@ -222,7 +208,7 @@ def describe(output: RequestOutput, params: SamplingParams, info: ModelInfo) -> 
         parts.append(f"then {measured['decode_tokens_per_s']:.1f} tokens/s")
     if measured["num_draft_tokens"]:
         parts.append(f"{measured['num_accepted_tokens']} of {measured['num_draft_tokens']} drafts right")
-    parts.append(" ".join([info.device, info.dtype, *info.weight_formats]))
+    parts.append(" ".join([Path(info.model).name, "on", info.device, info.dtype, *info.weight_formats]))
     if not params.is_greedy:
         parts.append(f"seed {params.seed}")
     return "[" + " · ".join(parts) + "]"

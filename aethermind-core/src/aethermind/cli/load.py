@@ -40,7 +40,7 @@ class LoadProgress:
 
     def __call__(self, done: int, total: int) -> None:
         if self._bar is None:
-            if self._is_over or time.monotonic() - self._started < PATIENCE_S or not console.is_terminal(sys.stderr):
+            if self._is_over or time.monotonic() - self._started < PATIENCE_S or not console.can_redraw(sys.stderr):
                 return
             self._draw(total)
         self._bar.update(self._task, completed=done, total=total)

@@ -6,17 +6,21 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from math import prod
-from os.path import abspath, isfile
+from os.path import abspath, isfile, lexists
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aethermind import env
+from aethermind.checkpoint.sharded_index import NoWeightsError
 from aethermind.cli import console, options
+from aethermind.cli.flags import with_flags
 from aethermind.cli.groups import KvCacheOptions, NumberOptions, as_arguments, with_groups
 from aethermind.cli.weight_formats import as_record, describe
 from aethermind.errors import AetherMindError, InvalidArgumentError
+from aethermind.model.hf_config import require_directory
+from aethermind.plugins.first_party import pip_install
 
 if TYPE_CHECKING:
     from aethermind.engine.config import EngineConfig
@@ -73,7 +77,7 @@ def models(
     elif records:
         _print_records(records)
     else:
-        print("No models are installed. Install aethermind[qwen2], or name a directory.")
+        print(f"No models are installed. Run `{pip_install('aethermind-qwen2')}`, or name a directory.")
 
 
 def describe_model(runtime: Runtime, name: str, path: Path) -> dict[str, Any]:
@@ -87,8 +91,10 @@ def describe_model(runtime: Runtime, name: str, path: Path) -> dict[str, Any]:
         source = runtime.open_source(path)
         record.update(_facts_of_config(runtime, source, record))
         record.update(_facts_of_weights(source))
+    except NoWeightsError as error:
+        record["error"] = f"{error.found}. Put the model's weights there."
     except AetherMindError as error:
-        record["error"] = str(error)
+        record["error"] = with_flags(str(error))
     except OSError as error:
         record["error"] = f"{error.filename} cannot be read: {error.strerror}."
     return record
@@ -157,6 +163,8 @@ def _find(runtime: Runtime, directories: list[str]) -> list[tuple[str, Path]]:
         directory = env.expand_home(text)
         if not directory.exists():
             directory = runtime.models.locate(text)
+            if not lexists(directory):  # a link that leads nowhere is a row
+                require_directory(directory)
         below = [] if isfile(directory / "config.json") else _below(directory)
         found += [(Path(abspath(path)).name, path) for path in below or [directory]]
     return found
@@ -173,7 +181,7 @@ def _add_estimate(record: dict[str, Any], runtime: Runtime, config: EngineConfig
     try:
         record["estimate"] = estimate_memory(runtime, Path(record["path"]), config)
     except AetherMindError as error:
-        record["error"] = record["error"] or str(error)
+        record["error"] = record["error"] or with_flags(str(error))
 
 
 def _print_records(records: list[dict[str, Any]]) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from aethermind import env, log
+from aethermind.cli.option_values import device_names, model_names, one_of
 from aethermind.errors import InvalidArgumentError
 
 __all__ = [
@@ -48,11 +49,22 @@ Model = Annotated[
         "--model",
         "-m",
         help="A model directory, a .gguf file, or the name of an installed model.",
+        autocompletion=model_names,
         show_default="AETHERMIND_MODEL, or demo",
     ),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, numpy, cuda:0, …; see `aethermind doctor`.")]
-DType = Annotated[str, typer.Option("--dtype", help="auto (the checkpoint's), float32, bfloat16 or float16.")]
+Device = Annotated[
+    str,
+    typer.Option("--device", help="auto, cpu, numpy, cuda:0, …; see `aethermind doctor`.", autocompletion=device_names),
+]
+DType = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        help="auto (the checkpoint's), float32, bfloat16 or float16.",
+        autocompletion=one_of("auto", "float32", "bfloat16", "float16"),
+    ),
+]
 Quantization = Annotated[
     str | None, typer.Option("--quantization", help="Store weights as int8, int4, int2, int1, …, or dense.")
 ]
@@ -64,7 +76,14 @@ LmHead = Annotated[
         show_default="as --quantization, of at least int8",
     ),
 ]
-LoadFormat = Annotated[str, typer.Option("--load-format", help="auto reads the weights, dummy makes random ones.")]
+LoadFormat = Annotated[
+    str,
+    typer.Option(
+        "--load-format",
+        help="auto reads the weights, dummy makes random ones.",
+        autocompletion=one_of("auto", "dummy"),
+    ),
+]
 WeightCache = Annotated[
     float, typer.Option("--weight-cache", help="GiB on disk for packed weights, which later starts map; 0 for none.")
 ]
@@ -97,6 +116,7 @@ KvCacheDType = Annotated[
     typer.Option(
         "--kv-cache-dtype",
         help="Store keys and values as computed (auto; float32, bfloat16 or float16 insist on it), or as int8 or fp8.",
+        autocompletion=one_of("auto", "float32", "bfloat16", "float16", "int8", "fp8"),
     ),
 ]
 BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a block of the KV cache.")]
@@ -113,7 +133,12 @@ MaxNumBatchedTokens = Annotated[
 ]
 MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", help="The most requests running at once.")]
 Fallback = Annotated[
-    str, typer.Option("--fallback", help="Operators without a kernel of the device: error, warn or allow.")
+    str,
+    typer.Option(
+        "--fallback",
+        help="Operators without a kernel of the device: error, warn or allow.",
+        autocompletion=one_of("error", "warn", "allow"),
+    ),
 ]
 Deterministic = Annotated[
     bool, typer.Option("--deterministic", help="Refuse kernels whose results depend on the batch.")

@@ -9,6 +9,7 @@ from typing import Any
 
 from aethermind.cli.writable import check_writable, writing
 from aethermind.errors import InvalidArgumentError
+from aethermind.plugins.first_party import pip_install
 
 __all__ = ["COLORS", "check_plot", "picture"]
 
@@ -25,7 +26,7 @@ def check_plot(path: Path) -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise InvalidArgumentError(
-            "--plot needs matplotlib. Install it with: pip install 'aethermind-core[plot]'"
+            f"--plot needs matplotlib. Install it with `{pip_install('aethermind-core[plot]')}`."
         ) from None
     check_writable(path, "Picture")
 

@@ -9,7 +9,9 @@ import typer
 from aethermind import env
 from aethermind.cli import console, options
 from aethermind.cli.plugin_new import new
+from aethermind.cli.summaries import SummaryGroup
 from aethermind.plugins.contracts import negotiate
+from aethermind.plugins.first_party import pip_install
 
 if TYPE_CHECKING:
     from aethermind.plugins.discovery import PluginRecord
@@ -35,7 +37,13 @@ _FIELDS = (
 
 EXAMPLES = console.examples("aethermind plugins list", "aethermind plugins list --json")
 
-app = typer.Typer(rich_markup_mode=None, invoke_without_command=True, help="List installed plugins.", epilog=EXAMPLES)
+app = typer.Typer(
+    cls=SummaryGroup,
+    rich_markup_mode=None,
+    invoke_without_command=True,
+    help="List installed plugins.",
+    epilog=EXAMPLES,
+)
 
 
 @app.callback()
@@ -62,7 +70,7 @@ def list_plugins(as_json: options.AsJson = False) -> None:
     elif (allowed := env.plugin_allow_list()) is not None:
         print(f"No plugins are installed that AETHERMIND_PLUGINS lets load: {', '.join(sorted(allowed)) or 'none'}.")
     else:
-        print("No plugins are installed. Install aethermind[cpu,qwen2].")
+        print(f"No plugins are installed. Run `{pip_install('aethermind')}`.")
 
 
 def boot() -> Runtime:

@@ -220,8 +220,27 @@ def _print_report(report: dict[str, Any], limits: MeasuredLimits | None) -> None
     print(f"\n{console.style('memory', 'bold', sys.stdout)}")
     print(console.columns(_memory_rows(report["memory"])))
     print(f"\nLimits measured\n{console.columns(describe_limits(limits))}")
+    for remark in remarks(report):
+        print(f"\n{remark}")
     if report["trace"]:
         print(f"\nTrace written to {report['trace']}; open it in ui.perfetto.dev")
+
+
+def remarks(report: dict[str, Any]) -> list[str]:
+    """What keeps the figures from meaning what their titles say."""
+    found = []
+    records = [record for phase in report["phases"].values() for record in phase["operators"]]
+    if any((record["limit_fraction"] or 0.0) > 1.05 for record in records):
+        found.append(
+            "Fractions above 100 %: what these operators read lies in the processor's caches, as with small models, "
+            "or the machine was busy while its limits were measured. Measure a larger model on a machine that is idle."
+        )
+    if any(abs(phase["overhead_fraction"] or 0.0) > 0.25 for phase in report["phases"].values()):
+        found.append(
+            "The time with the marks and without them differs by more than a quarter: the steps are too short, or the "
+            "machine is busy. Shares of operators are reliable only where the two are close."
+        )
+    return found
 
 
 def _rows(key: str, records: list[dict[str, Any]]) -> list[tuple[str, ...]]:

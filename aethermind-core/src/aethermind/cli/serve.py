@@ -22,6 +22,7 @@ from aethermind.cli.server_options import (
     ServedEngineOptions,
 )
 from aethermind.errors import InvalidArgumentError, SettingsError
+from aethermind.plugins.first_party import pip_install
 
 if TYPE_CHECKING:
     from aethermind.engine.process import EngineProcess
@@ -70,7 +71,7 @@ def serve(
     try:
         from aethermind import server
     except ImportError as error:
-        raise SettingsError(f"The server needs {error.name}. Run `pip install aethermind[serve]`.") from None
+        raise SettingsError(f"The server needs {error.name}. Run `{pip_install('aethermind[serve]')}`.") from None
     from aethermind.cli.load import LoadProgress, open_llm
     from aethermind.engine.config import EngineConfig, named_adapters
     from aethermind.engine.process import EngineProcess

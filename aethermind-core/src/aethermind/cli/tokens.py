@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aethermind.cli import console, options
-from aethermind.cli.prompt_text import read_text
+from aethermind.cli.prompt_text import doubt_prompt, read_text
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def tokenize(
     count as such.
     """
     content = read_text(text, file, noun="text", option="--file")
+    doubt_prompt(text, "tokenize", model=model or tokenizer, chosen=options.chosen_model(model))
     opened = open_tokenizer(model, tokenizer)
     token_ids = opened.encode(content)
     if as_json:

@@ -43,6 +43,9 @@ VERBS: Mapping[str, Verb] = {
         has_settings=False,
     ),
     "simulate": Verb("simulate", "Replay a trace through the scheduler and compare policies."),
+    "completion": Verb(
+        "completion", "Print a script that completes verbs, options and values in a shell.", has_settings=False
+    ),
     "plugin": Verb("plugin_new", "Write packages that extend AetherMind.", is_group=True),
     "plugins": Verb("plugins", "List installed plugins.", is_group=True),
     "cache": Verb("cache", "Show or delete what later starts find ready.", is_group=True),

@@ -40,7 +40,7 @@ def _lines(configuration: Configuration) -> Iterator[str]:
         for one in settings:
             value, origin = configuration.values[one.name]
             if value is None:
-                yield f"# {one.key} is unset: {one.unset}  # {_printable(origin)}"
+                yield f"# {one.key} = ...  # {_printable(origin)}; unset: {one.unset}"
             elif one.is_secret:
                 yield f"# {one.key} is set and {_HIDDEN}  # {_printable(origin)}"
             else:

@@ -10,6 +10,7 @@ from typing import Any, TypedDict, Unpack
 from aethermind.cache.stores.address import StoreAddress
 from aethermind.config.suggest import did_you_mean
 from aethermind.errors import InvalidArgumentError
+from aethermind.python_api import document_fields
 
 __all__ = ["EngineConfig", "EngineOptions", "MAX_SPECULATIVE_TOKENS", "named_adapters"]
 
@@ -129,6 +130,23 @@ def _option(default: Any, check: _Check) -> Any:
     return field(default=default, metadata={"check": check})
 
 
+_FOREIGN_OPTIONS = {
+    "cpu_offload_gb": "weights stay on the device; leave it out",
+    "device_map": "give device",
+    "enforce_eager": "plans are always compiled; leave it out",
+    "gpu_memory_utilization": "memory is bounded by max_model_len and num_kv_blocks; leave it out",
+    "load_in_4bit": "give quantization='int4'",
+    "load_in_8bit": "give quantization='int8'",
+    "n_ctx": "give max_model_len",
+    "n_gpu_layers": "a model runs on one device as a whole; give device",
+    "n_threads": "give num_threads",
+    "revision": "give the path of the download that you mean",
+    "tokenizer_mode": "the tokenizer's files say what it is; leave it out",
+    "torch_dtype": "give dtype",
+    "trust_remote_code": "code that comes with a model is never run; leave it out",
+}
+"""What vLLM, llama-cpp-python and transformers take, and what to do instead."""
+
 _OF_SPECULATION = {
     "draft_model": "draft",
     "num_speculative_tokens": "prompt_lookup",
@@ -194,9 +212,9 @@ class EngineConfig:
     def of(cls, **options: Unpack[EngineOptions]) -> EngineConfig:
         """The configuration with these options; InvalidArgumentError also for one that does not exist."""
         if unknown := sorted(options.keys() - EngineOptions.__annotations__.keys()):
-            raise InvalidArgumentError(
-                f"An engine has no option {unknown[0]!r}{did_you_mean(unknown[0], EngineOptions.__annotations__)}"
-            )
+            advice = _FOREIGN_OPTIONS.get(unknown[0])
+            advice = f": {advice}." if advice else did_you_mean(unknown[0], EngineOptions.__annotations__)
+            raise InvalidArgumentError(f"An engine has no option {unknown[0]!r}{advice}")
         named: dict[str, Any] = {
             name: str(value) if isinstance(value, Path) else value for name, value in options.items()
         }
@@ -245,6 +263,9 @@ class EngineConfig:
                     f"{option.name} is given and speculative_method is not; set that to "
                     f"{_OF_SPECULATION[option.name]}, or leave both out."
                 )
+
+
+document_fields(EngineOptions, {option.name: option.default for option in fields(EngineConfig)}, title="Options")
 
 
 def named_adapters(given: Any) -> dict[str, str]:

@@ -122,6 +122,10 @@ class Engine(Shared):
         executor = planned.create_executor(planned)
         return cls(planned, planned.source.tokenizer(), on_progress=on_progress, executor=executor)
 
+    def __repr__(self) -> str:
+        requests = f"{len(self.running)} requests run, {len(self.waiting)} wait"
+        return f"<Engine of {self.planned.architecture} on {self.planned.open_device.device}: {requests}>"
+
     @cached_property
     def prompts(self) -> PromptReader:
         """What reads prompts for the model; for any thread."""
@@ -314,7 +318,7 @@ class Engine(Shared):
             self._give_up(
                 self._outputs[entry.request.request_id],
                 f"Request {entry.request.request_id} needs {entry.num_tokens} tokens of KV cache, and the whole cache "
-                f"holds {entry.capacity_tokens}. Raise --num-kv-blocks or shorten the prompt.",
+                f"holds {entry.capacity_tokens}. Raise num_kv_blocks or shorten the prompt.",
                 now,
             )
             for entry in decision.rejected
@@ -383,19 +387,13 @@ class Engine(Shared):
                 self._finish(request, FinishReason.ABORT)
 
     def _place(self, requests: list[Request]) -> None:
-        """Where the policy shares, the answers to a prompt stand at one place behind all that is open, in whatever room
-        it waits.
-        """
+        """Where the policy shares, the answers to a prompt stand at one place behind all that is open."""
         if self.scheduler.is_sharing:
             policy = cast(SharingPolicy, self.scheduler.policy)
             waiting = (one.request for one in self._outputs.values() if one.request.state is not RequestState.RUNNING)
             place = policy.place(requests[0], waiting, self.running)
             for request in requests:
                 request.place = place
-
-    def _check_id(self, request_id: str, num_answers: int) -> None:
-        if any(map(self._has, answer_ids(request_id, num_answers))):
-            raise InvalidArgumentError(f"Request id {request_id!r} is in use; give each request an id of its own.")
 
     def _has(self, request_id: str) -> bool:
         return request_id in self._outputs or self._groups.get(request_id) is not None

@@ -11,8 +11,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
 
 from aethermind.engine.requests.request_checks import check_process
+from aethermind.engine.requests.sample_groups import answer_ids
 from aethermind.engine.turns import Turns
-from aethermind.errors import AetherMindError, EngineDeadError
+from aethermind.errors import AetherMindError, EngineDeadError, InvalidArgumentError
 from aethermind.hal.host_memory import trim_heap
 from aethermind.log import get_logger
 
@@ -102,6 +103,10 @@ class Shared(ABC):
     def free_id(self) -> str:
         """An id that no open request has; the request is to be added within the same turn."""
         return next(name for name in map(str, self._numbers) if not self._has(name))
+
+    def _check_id(self, request_id: str, num_answers: int) -> None:
+        if any(map(self._has, answer_ids(request_id, num_answers))):
+            raise InvalidArgumentError(f"Request id {request_id!r} is in use; give each request an id of its own.")
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now and free its blocks; returns what there is of it, None for unknown and finished ids."""

@@ -296,7 +296,7 @@ def _as_stored(source: Array | QuantizedWeight, wanted: DType) -> Array:
         with np.errstate(over="raise"):
             return np.require(source, wanted.numpy, ["C_CONTIGUOUS", "ALIGNED"])
     except FloatingPointError:
-        raise InvalidArgumentError(f"It has values beyond {wanted}; pass --dtype bfloat16 or float32.") from None
+        raise InvalidArgumentError(f"It has values beyond {wanted}; pass bfloat16 or float32 as dtype.") from None
 
 
 def _drop_pages(source: Array | QuantizedWeight) -> None:

@@ -177,7 +177,7 @@ class _Lowering:
         considered = "; ".join(f"{kernel.name} ({reason})" for kernel, reason in own.rejected) or "none"
         is_dense = signature.weight_format == DENSE
         what = f"{signature.dtype}" if is_dense else f"{signature.dtype}, {signature.weight_format} weights"
-        options = "--dtype or --device" if is_dense else "--quantization, --dtype or --device"
+        options = "dtype or device" if is_dense else "quantization, dtype or device"
         raise KernelNotFoundError(
             f"No kernel for operator {signature.operator} on {self.device_type} ({what}). "
             f"Considered: {considered}. Choose another {options}, or install a backend that has it."

@@ -102,7 +102,7 @@ class HostAllocator(Allocator):
             raise OutOfMemoryError(
                 f"Could not allocate {nbytes} bytes on {self._device}: the host has {host_memory_bytes()} bytes, "
                 f"{self.stats().allocated_bytes} are in use by this process's tensors. "
-                "Lower --max-model-len or the number of KV blocks, or choose a smaller model."
+                "Lower max_model_len or the number of KV blocks, or choose a smaller model."
             ) from None
         with self._lock:
             self._counter.add(nbytes)

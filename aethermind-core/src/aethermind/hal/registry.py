@@ -9,6 +9,7 @@ from aethermind.errors import AetherMindError, DeviceError, PluginError
 from aethermind.hal.backend import Backend
 from aethermind.hal.device import DeviceId, Probe
 from aethermind.log import get_logger
+from aethermind.plugins.first_party import how_to_get, pip_install
 
 __all__ = ["DeviceEntry", "DeviceRegistry", "Selection"]
 
@@ -119,7 +120,7 @@ class DeviceRegistry:
         failed = f" Plugins that failed: {', '.join(sorted(self._failures))}." if self._failures else ""
         return DeviceError(
             f"Unknown device {text!r}. Installed: {known}.{failed} "
-            "Name one of these, or install the plugin that provides it."
+            + how_to_get("device", device.type, otherwise="Name one of these.")
         )
 
     def _select_automatically(self) -> Selection:
@@ -138,7 +139,7 @@ class DeviceRegistry:
             if probe.is_broken:
                 broken.append(passed_over[-1])
         considered = "; ".join(passed_over) or "none is installed"
-        raise DeviceError(f"No device is available. Considered: {considered}. Install aethermind[cpu].")
+        raise DeviceError(f"No device is available. Considered: {considered}. Run `{pip_install('aethermind-cpu')}`.")
 
     def _warn_of_failures(self, chosen: str, broken: list[str]) -> None:
         """Where something is wrong, `auto` may not have chosen what its user has in mind, and they are told."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aethermind.errors import ConfigError
-from aethermind.lfs_pointer import lfs_pointer_fault
+from aethermind.file_faults import remedy
 
 __all__ = ["architecture_name", "read_hf_config", "read_optional_json", "require_directory"]
 
@@ -20,6 +20,8 @@ def read_hf_config(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:5]) or "nothing"
         wanted = "the directory of a Hugging Face model, or a .gguf file"
+        if (directory / "adapter_config.json").is_file():
+            wanted = "the model that this LoRA adapter belongs to, and this directory as adapters"
         if (directory / "snapshots").is_dir():  # a model in the cache of huggingface_hub
             wanted = "one of the directories in its snapshots"
         raise ConfigError(f"{str(directory)!r} holds no config.json (found {found}). Pass {wanted}.")
@@ -61,9 +63,16 @@ def _read_object(path: Path) -> dict[str, Any]:
         contents = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ConfigError(
-            lfs_pointer_fault(path)
-            or f"{path.name} in {str(path.parent)!r} is not valid JSON ({error}). Download or write it again."
+            f"{path.name} in {str(path.parent)!r} {_fault(error)}. "
+            + remedy(path, error, otherwise="Download or write it again.")
         ) from None
     if not isinstance(contents, dict):
         raise ConfigError(f"{path.name} in {str(path.parent)!r} should hold an object, not {type(contents).__name__}.")
     return contents
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong with a JSON file, by what reading it raised."""
+    if isinstance(error, OSError):
+        return f"cannot be read ({error.strerror or error})"
+    return f"is not valid JSON ({error})"

@@ -12,6 +12,7 @@ from aethermind.errors import ConfigError, PluginError
 from aethermind.model.architecture import Architecture
 from aethermind.model.hf_config import architecture_name
 from aethermind.plugins.claims import Claims, import_object
+from aethermind.plugins.first_party import how_to_get, provider_of
 
 if TYPE_CHECKING:
     from aethermind.model.gguf_family import GgufFamily
@@ -21,6 +22,8 @@ __all__ = ["ArchitectureRegistry", "GgufFamilyRegistry", "InputProcessorRegistry
 
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+_WRITE_ONE = "Use a model of one of these, or write its package: `aethermind plugin new model NAME` begins it."
 
 
 class ArchitectureRegistry(Claims):
@@ -73,7 +76,8 @@ class ArchitectureRegistry(Claims):
         if architecture is None:
             known = ", ".join(self.names()) or "none"
             raise ConfigError(
-                f"Unknown architecture {name!r}. Installed: {known}. Install the model package that provides it."
+                f"Unknown architecture {name!r}. Installed: {known}. "
+                + how_to_get("architecture", name, otherwise=_WRITE_ONE)
             )
         return architecture
 
@@ -100,7 +104,8 @@ class GgufFamilyRegistry(Claims):
         if family is None:
             known = ", ".join(self.names()) or "none"
             raise ConfigError(
-                f"Unknown GGUF architecture {name!r}. Known: {known}. Install the model package that provides it."
+                f"Unknown GGUF architecture {name!r}. Installed: {known}. "
+                + how_to_get("gguf", name, otherwise=_WRITE_ONE)
             )
         return family
 
@@ -142,6 +147,7 @@ class ModelRegistry:
             known = ", ".join(self.names()) or "none"
             raise ConfigError(
                 f"No model {model!r}: it is neither an installed model ({known}) nor a directory or .gguf file. "
-                "Name one of these, or a path."
+                + ("" if provider_of("model", model) is None else how_to_get("model", model, otherwise="") + " ")
+                + "Name one of these, or a path."
             )
         return path

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aethermind.errors import ConfigError
+from aethermind.file_faults import remedy
 from aethermind.model.hf_config import read_optional_json
 
 __all__ = ["read_pooling", "read_text_limit"]
@@ -80,7 +81,8 @@ def _modules(directory: Path) -> list[tuple[str, str]]:
         ]
     except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
-            f"{str(path)!r} is not a list of modules ({type(error).__name__}). Download or write it again."
+            f"{str(path)!r} is not a list of modules ({type(error).__name__}). "
+            + remedy(path, error, otherwise="Download or write it again.")
         ) from None
     for kind, folder in found:
         if folder == ".." or set(folder) & set("/\\:\0"):  # a module lies in the model's directory

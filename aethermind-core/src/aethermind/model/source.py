@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,6 +22,7 @@ __all__ = ["DirectorySource", "ModelSource", "RetokenizedSource", "open_source"]
 
 _QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")
 """What AutoGPTQ and older versions of AutoAWQ write beside config.json."""
+_PART = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
 
 
 class ModelSource(Protocol):
@@ -71,12 +73,25 @@ class ModelSource(Protocol):
 
 
 def open_source(path: Path, families: GgufFamilyRegistry) -> ModelSource:
-    """The source at a path: a .gguf file by its name, else a directory in the Hugging Face layout; existing or not."""
+    """The source at a path: a .gguf file by its name, else a directory in the Hugging Face layout; existing or not.
+
+    A directory without config.json in which one .gguf model lies, as downloads leave it, is that model.
+    """
+    path = _lone_gguf(path) or path
     if path.suffix.lower() == ".gguf" and not path.is_dir():
         from aethermind.model.gguf_source import GgufSource
 
         return GgufSource(path, families)
     return DirectorySource(path)
+
+
+def _lone_gguf(directory: Path) -> Path | None:
+    """The only .gguf model in a directory that is no model otherwise, by its first part; None for several."""
+    if not directory.is_dir() or (directory / "config.json").exists():
+        return None
+    files = [path for path in sorted(directory.glob("*.gguf")) if path.is_file() and not path.name.startswith("mmproj")]
+    firsts = [path for path in files if (part := _PART.search(path.name)) is None or int(part[1]) == 1]
+    return firsts[0] if len(firsts) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)

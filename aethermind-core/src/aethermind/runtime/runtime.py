@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +13,7 @@ from aethermind.dispatch import Dispatcher, Fallback, Kernel, KernelRegistry
 from aethermind.hal.backend import Backend
 from aethermind.hal.device import DeviceId
 from aethermind.hal.registry import DeviceRegistry, Selection
+from aethermind.log import get_logger
 from aethermind.model.registry import (
     ArchitectureRegistry,
     GgufFamilyRegistry,
@@ -53,6 +55,9 @@ _PROPOSERS = {"prompt_lookup": "prompt_lookup:PromptLookup", "draft": "draft:Dra
 _EXECUTORS = {"inline": "inline:InlineExecutor", "multiproc": "multiproc:MultiprocExecutor"}
 
 
+logger = get_logger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class OpenDevice:
     """A device in use: its backend, the dispatcher over its kernels, why it was chosen, and its worker threads."""
@@ -64,7 +69,7 @@ class OpenDevice:
     num_threads: int
 
 
-@dataclass
+@dataclass(repr=False)
 class Runtime:
     """What is installed; `boot` makes it. Two runtimes can live in one process: nothing here is global.
 
@@ -109,6 +114,10 @@ class Runtime:
 
     def __post_init__(self) -> None:
         self._operators = _Operators(self.plugins, self.manager, self.built_in)
+
+    def __repr__(self) -> str:
+        devices = ", ".join(entry.name for entry in self.devices)
+        return f"<Runtime with devices {devices}; architectures {', '.join(self.architectures.names()) or 'none'}>"
 
     @property
     def operators(self) -> OperatorRegistry:
@@ -157,6 +166,8 @@ class Runtime:
         backend = selection.entry.open()
         backend.devices.set_current(selection.device.index)  # where its allocator hands out memory
         threads = backend.set_num_threads(num_threads)
+        if num_threads is not None and backend.capabilities.is_host_accessible:
+            _warn_of_more_threads_than_cpus(threads)
         may_fall_back = backend.capabilities.is_host_accessible and fallback is not Fallback.ERROR
         fallbacks = self._reference_kernels(backend.name)() if may_fall_back else []
         dispatcher = Dispatcher(self.kernels.kernels(backend.name), fallbacks, is_deterministic=is_deterministic)
@@ -253,3 +264,14 @@ def _call(plugins: list[PluginRecord], manager: pluggy.PluginManager, hook: str,
             view = DeviceRegistration(registry, record)
         list(call_each(manager, [record], hook, registry=view))
     return all(record.error is None for record in working)
+
+
+def _warn_of_more_threads_than_cpus(num_threads: int) -> None:
+    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or num_threads
+    if num_threads > num_cpus:
+        logger.warning(
+            "%d threads on %d CPUs wait for each other, which is many times slower. Ask for at most %d.",
+            num_threads,
+            num_cpus,
+            num_cpus,
+        )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from aethermind.errors import InvalidArgumentError
+from aethermind.plugins.first_party import pip_install
 from aethermind.sampling.endless_rules import endless_rules
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class Grammars:
         except ImportError as error:
             raise InvalidArgumentError(
                 f"Structured output needs llguidance, which cannot be imported ({error}). "
-                "Run `pip install 'aethermind-core[structured]'`."
+                f"Run `{pip_install('aethermind-core[structured]')}`."
             ) from None
 
     @cached_property

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from aethermind.errors import InvalidArgumentError
+from aethermind.python_api import document_fields, short_traceback
 from aethermind.sampling.checks import boolean, integer, number, optional, strings, token_ids
 from aethermind.sampling.structured import StructuredOutputs
 
@@ -111,6 +112,7 @@ class SamplingParams:
     looks_back: bool = field(init=False, repr=False, compare=False)
     """Derived: whether what is asked of a token depends on the last ones, so that the host has to know them first."""
 
+    @short_traceback
     def __init__(
         self,
         n: int = 1,
@@ -196,6 +198,9 @@ class SamplingParams:
         object.__setattr__(self, "is_adjusted", is_adjusted)
         object.__setattr__(self, "is_masked", is_masked)
         object.__setattr__(self, "is_plain", not (is_adjusted or is_masked or self.min_tokens or has_processors))
+
+
+document_fields(SamplingParams)
 
 
 def _max_tokens(value: object) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aethermind.errors import InvalidArgumentError
+from aethermind.python_api import document_fields, short_traceback
 from aethermind.sampling.checks import boolean
 
 __all__ = ["MAX_CHOICES", "MAX_GRAMMAR_CHARS", "StructuredOutputs"]
@@ -39,6 +40,7 @@ class StructuredOutputs:
     json_object: bool
     """The answer is some JSON object."""
 
+    @short_traceback
     def __init__(
         self,
         json: str | Mapping[str, Any] | bool | None = None,
@@ -62,6 +64,9 @@ class StructuredOutputs:
             )
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+
+document_fields(StructuredOutputs)
 
 
 def _schema(value: object) -> str:

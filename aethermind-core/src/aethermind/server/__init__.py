@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI's API over models that engines run. It needs what `pip install aethermind[serve]` brings."""
+"""The HTTP server: OpenAI's API over models that engines run. It needs the extra `serve` of `aethermind`."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     pytest --pyargs aethermind.testing.suites --backend NAME -p aethermind.testing.pytest_plugin
 
 Suites are test files: `hal` (memory, streams, events, transfers), `operators` (every kernel against its operator's
-page) and `models` (whole models against the `numpy` device). It needs `pip install aethermind-core[testing]`.
+page) and `models` (whole models against the `numpy` device). It needs `pip install 'aethermind-core[testing]'`.
 """
 
 from __future__ import annotations

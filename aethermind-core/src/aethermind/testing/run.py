@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from aethermind.errors import AetherMindError, InvalidArgumentError
+from aethermind.plugins.first_party import pip_install
 from aethermind.testing.report import CaseResult, Outcome, Report
 
 __all__ = ["SUITES", "run_family", "run_suites"]
@@ -60,7 +61,7 @@ def _run(
     on_case: Callable[[CaseResult], None],
 ) -> Report:
     if find_spec("pytest") is None:
-        raise InvalidArgumentError("The conformance kit needs pytest: pip install aethermind-core[testing].")
+        raise InvalidArgumentError(f"The kit needs pytest. Run `{pip_install('aethermind-core[testing]')}`.")
     report = Report(subject, version("aethermind-core"))
     with TemporaryDirectory() as folder:
         lines, output = Path(folder, "cases.jsonl"), Path(folder, "output.txt")

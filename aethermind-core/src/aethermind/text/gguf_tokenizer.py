@@ -57,7 +57,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule],
     if kind not in ("gpt2", "llama"):
         raise TokenizerError(
             f"{path} has a tokenizer of the kind {kind!r}; byte-level BPE and SentencePiece's, which GGUF calls 'gpt2' "
-            "and 'llama', are read. Pass --tokenizer with the model's Hugging Face directory."
+            "and 'llama', are read. Pass the model's Hugging Face directory as tokenizer."
         )
     rule = _split_rule(metadata, splits, path) if kind == "gpt2" else None
     read = partial(_read, metadata, rule, path)
@@ -120,7 +120,7 @@ def _split_rule(metadata: Mapping[str, Any], splits: Mapping[str, SplitRule], pa
     if rule is None:
         raise TokenizerError(
             f"{path} splits text by the rule {pre!r}, which the model's package does not know; it knows "
-            f"{', '.join(map(repr, splits)) or 'none'}. Pass --tokenizer with the model's Hugging Face directory."
+            f"{', '.join(map(repr, splits)) or 'none'}. Pass the model's Hugging Face directory as tokenizer."
         )
     return rule
 

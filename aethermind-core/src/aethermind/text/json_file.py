@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from aethermind.errors import TokenizerError
-from aethermind.lfs_pointer import lfs_pointer_fault
+from aethermind.file_faults import remedy
 
 __all__ = ["flat", "read_json_object"]
 
@@ -19,8 +19,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     try:
         contents = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        fault = lfs_pointer_fault(path) or f"{path} is not readable JSON: {flat(error)}. Fetch the file again."
-        raise TokenizerError(fault) from error
+        raise TokenizerError(f"{path} is not readable JSON: {flat(error)}. {remedy(path, error)}") from error
     if not isinstance(contents, dict):
         raise TokenizerError(f"{path} holds a JSON {type(contents).__name__}, not an object. Fetch the file again.")
     return contents

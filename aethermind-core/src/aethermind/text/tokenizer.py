@@ -75,6 +75,10 @@ class Tokenizer:
         self._decoder_kinds = _decoder_kinds(fast)
         self._token_bytes: dict[int, bytes] = {}
 
+    def __repr__(self) -> str:
+        templates = f", chat templates {', '.join(self._chat_templates)}" if self._chat_templates else ""
+        return f"<Tokenizer of {self.vocab_size:,} tokens{templates}>"
+
     @classmethod
     def from_directory(cls, path: Path) -> Tokenizer:
         """Read the tokenizer of a model directory in the Hugging Face layout.

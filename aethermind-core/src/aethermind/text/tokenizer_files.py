@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import TokenizerError
-from aethermind.lfs_pointer import lfs_pointer_fault
+from aethermind.file_faults import remedy
 from aethermind.text.chat_templates import read_chat_templates
 from aethermind.text.json_file import flat, read_json_object
 from aethermind.text.sentencepiece_bpe import without_first_space
@@ -54,7 +54,7 @@ def read_tokenizer_files(directory: Path) -> tuple[FastTokenizer | MappedBpe, di
     if not find_vocabulary_files(directory):
         raise TokenizerError(
             f"{path} does not exist, nor other files to make a tokenizer from. Put the model's tokenizer.json there, "
-            "or pass --tokenizer."
+            "or pass another one as tokenizer."
         )
     fast, special_tokens = read_with_transformers(directory)
     return fast, {**special_tokens, **tokens_by_role(config)}, templates
@@ -81,8 +81,7 @@ def _read_vocabulary(
         raise
     except Exception as error:  # the library raises bare Exception for every kind of corrupt file
         raise TokenizerError(
-            lfs_pointer_fault(path)
-            or f"{path} ({path.stat().st_size} bytes) is not a readable tokenizer: {flat(error)}. Fetch the file again."
+            f"{path} ({path.stat().st_size} bytes) is not a readable tokenizer: {flat(error)}. " + remedy(path, error)
         ) from error
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aethermind.errors import TokenizerError
+from aethermind.plugins.first_party import pip_install
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
@@ -37,7 +38,7 @@ def read_with_transformers(directory: Path) -> tuple[FastTokenizer, dict[str, st
     except ImportError as error:
         raise TokenizerError(
             f"{directory} has no tokenizer.json, and reading {files} instead needs transformers, which cannot be "
-            f"imported ({error}). Install aethermind-core[transformers], or {_INSTEAD}."
+            f"imported ({error}). Run `{pip_install('aethermind-core[transformers]')}`, or {_INSTEAD}."
         ) from None
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(

@@ -111,3 +111,30 @@ def test_what_is_not_utf_8_is_not_a_message(
     monkeypatch.setattr("builtins.input", lambda _: next(lines))
     assert TerminalReader(()).read() == Entry("b", False)
     assert "not UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("one\n\ntwo\n", Entry("one\n\ntwo", False)),
+        ("hi\n", Entry("hi", False)),
+        ("/help\n", Entry("help", True)),
+        ("/help me\nplease", Entry("help me\nplease", True)),
+        ("/usr/bin/python\nTraceback", Entry("/usr/bin/python\nTraceback", False)),
+        ("/nonsense here\nand there", Entry("/nonsense here\nand there", False)),
+        ("//etc\nand", Entry("/etc\nand", False)),
+        ('"""Doc."""\n\ndef f(): ...', Entry('"""Doc."""\n\ndef f(): ...', False)),
+        ('"""one\ntwo"""', Entry("one\ntwo", False)),
+        ("  indented\ncode", Entry("  indented\ncode", False)),
+        ("exit", Entry("exit", True)),
+        (" Quit ", Entry("exit", True)),
+        ("exit now", Entry("exit now", False)),
+        ("exit\nquit", Entry("exit\nquit", False)),
+    ],
+)
+def test_what_is_pasted_is_one_entry(type_in: Callable[..., TerminalReader], typed: str, expected: Entry) -> None:
+    assert type_in([typed]).read() == expected
+
+
+def test_a_fence_that_is_open_after_a_paste_is_closed_by_typing(type_in: Callable[..., TerminalReader]) -> None:
+    assert type_in(['"""one\ntwo', 'three"""']).read() == Entry("one\ntwo\nthree", False)

@@ -123,7 +123,7 @@ def test_what_it_computed_is_used_again(runtime: Runtime) -> None:
 
 
 def test_it_needs_a_model_with_the_same_tokens(runtime: Runtime, small_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="name a --draft-model"):
+    with pytest.raises(InvalidArgumentError, match="pass it as draft_model"):
         open_engine(runtime, "null", speculative_method="draft")
     other = tmp_path / "other"
     shutil.copytree(small_model, other)

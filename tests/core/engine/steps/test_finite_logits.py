@@ -40,7 +40,7 @@ def _generate(**params: Any) -> Callable[[LLM], Any]:
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (_generate(temperature=0), "the model's logits are not finite: try --dtype float32, or fetch"),
+        (_generate(temperature=0), "the model's logits are not finite: try dtype=.float32., or fetch"),
         (_generate(temperature=1, top_k=5, top_p=0.5), "cannot go on: the model's logits are not finite"),
         (_generate(n=2, repetition_penalty=1.2), "cannot go on: the model's logits are not finite"),
         (_generate(allowed_token_ids=[5, 6]), "cannot go on: the model's logits are not finite"),

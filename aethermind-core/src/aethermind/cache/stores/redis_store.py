@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from aethermind.cache.stores.address import StoreAddress
 from aethermind.errors import ConfigError, InvalidArgumentError
+from aethermind.plugins.first_party import pip_install
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -60,7 +61,7 @@ def open_redis_store(address: StoreAddress) -> RedisStore:
         from redis.retry import Retry
     except ImportError:
         raise ConfigError(
-            "A KV store in Redis needs the package redis. Run `pip install 'aethermind-core[redis]'`."
+            f"A KV store in Redis needs the package redis. Run `{pip_install('aethermind-core[redis]')}`."
         ) from None
     options = dict(address.options)
     ttl = options.pop("ttl", None)

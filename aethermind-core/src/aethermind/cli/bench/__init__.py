@@ -6,10 +6,12 @@ import typer
 
 from aethermind.cli.bench import kv_reuse, latency, limits, quality, serve
 from aethermind.cli.configured import ConfiguredCommand
+from aethermind.cli.summaries import SummaryGroup
 
 __all__ = ["app"]
 
 app = typer.Typer(
+    cls=SummaryGroup,
     rich_markup_mode=None,
     no_args_is_help=True,
     help="Measure speed, what limits it, and what weight formats cost.",

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from aethermind.cli.prefill import PrefillProgress
 from aethermind.text.token_memory import TokenMemory
 
 if TYPE_CHECKING:
@@ -74,8 +75,9 @@ class LocalAnswerer:
         stream = self._llm.stream_chat(
             prompt, params, memory=self._memory, adapter=self._adapter, chat_template=template
         )
-        with closing(stream) as outputs:
+        with PrefillProgress(self._llm) as prefill, closing(stream) as outputs:
             for output in outputs:
+                prefill.stop()
                 completion, times = output.outputs[0], output.metrics
                 ttft_s = decode_s = None
                 if times.first_token_s is not None:

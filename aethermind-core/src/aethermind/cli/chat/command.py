@@ -20,6 +20,7 @@ from aethermind.cli.groups import (
     with_groups,
 )
 from aethermind.errors import InvalidArgumentError, SettingsError
+from aethermind.plugins.first_party import pip_install
 
 if TYPE_CHECKING:
     from aethermind.cli.chat.answerers import Answerer
@@ -106,6 +107,7 @@ def _talk(
     from aethermind.cli.chat.readers import PipeReader, TerminalReader
     from aethermind.cli.chat.repl import Repl
     from aethermind.cli.chat.slash import COMMANDS
+    from aethermind.cli.chat.terminal import hangup_exits
 
     is_interactive = console.is_terminal(sys.stdin) and console.is_terminal(sys.stdout)
     reader: Reader = TerminalReader(tuple(COMMANDS)) if is_interactive else PipeReader(sys.stdin.buffer)
@@ -114,7 +116,8 @@ def _talk(
         repl.say(f"{name} {place} · /help shows commands, Ctrl-D leaves")
     elif console.is_terminal(sys.stdin):
         repl.say(f"{name} {place} · each line is a message, Ctrl-D leaves")
-    with kept_history(env.state_directory() / "chat_history") if is_interactive and has_history else nullcontext():
+    keeps_history = is_interactive and has_history
+    with hangup_exits(), kept_history(env.state_directory() / "chat_history") if keeps_history else nullcontext():
         repl.run()
 
 
@@ -122,7 +125,7 @@ def _server(url: str, model: str | None, api_key: list[str] | None) -> ServerAns
     try:
         from aethermind.cli.chat.server import ServerAnswerer
     except ImportError as error:
-        raise SettingsError(f"`chat --url` needs {error.name}. Run `pip install aethermind[serve]`.") from None
+        raise SettingsError(f"`chat --url` needs {error.name}. Run `{pip_install('aethermind[serve]')}`.") from None
     return ServerAnswerer(url, model, api_key[0] if api_key else None)
 
 

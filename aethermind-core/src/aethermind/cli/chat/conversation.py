@@ -21,6 +21,9 @@ _NOT_HERE = ("n", "logprobs", "prompt_logprobs", "structured_outputs")
 SETTINGS = tuple(field.name for field in fields(SamplingParams) if field.init and field.name not in _NOT_HERE)
 """Names of what can be set: the parameters of sampling."""
 
+_ALIASES = {"temp": "temperature"}
+"""Short names, as the flags have them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -92,6 +95,7 @@ class Conversation:
         InvalidArgumentError, and nothing changed, for an unknown name or a bad value.
         """
         name = name.replace("-", "_")
+        name = _ALIASES.get(name, name)
         if name not in SETTINGS:
             raise InvalidArgumentError(f"There is no setting {name!r}{did_you_mean(name, SETTINGS)} /set shows all.")
         changed = {**with_defaults(self.sampling, {name: value}), name: value}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
+from aethermind.cli import console
 from aethermind.errors import InvalidArgumentError
 
 __all__ = ["Entry", "PipeReader", "Reader", "TerminalReader"]
@@ -13,6 +15,8 @@ __all__ = ["Entry", "PipeReader", "Reader", "TerminalReader"]
 FENCE = '"""'
 PROMPT = "> "
 CONTINUATION = "... "
+LEAVING = frozenset({"exit", "quit"})
+"""What people type to leave, without a slash."""
 
 
 class Entry(NamedTuple):
@@ -95,12 +99,16 @@ class PipeReader(_Lines):
 
 
 class TerminalReader(_Lines):
-    """A person: editing, history and completion by readline. Ctrl-C drops a line; twice at an empty one it leaves."""
+    """A person: editing, history and completion by readline. Ctrl-C drops a line; twice at an empty one it leaves.
+
+    Lines that are pasted together come as one, with newlines in it (bracketed paste, which libedit lacks).
+    """
 
     is_interactive = True
 
     def __init__(self, commands: Sequence[str]) -> None:
         """Complete `commands` after a slash."""
+        self._commands = frozenset(commands)
         self._readline = _readline(commands)
 
     def read(self) -> Entry | None:
@@ -118,6 +126,22 @@ class TerminalReader(_Lines):
                     print("[Ctrl-C again, Ctrl-D or /exit leaves]", file=sys.stderr)
                 was_empty = is_empty
 
+    def _entry(self, line: str) -> Entry:
+        text = line.strip("\n")
+        if text.strip().lower() in LEAVING:
+            return Entry("exit", True)
+        return Entry(text, False) if "\n" in text and self._is_verbatim(text.lstrip()) else super()._entry(text)
+
+    def _is_verbatim(self, begun: str) -> bool:
+        """Whether pasted lines are a message as they are, although they begin like a command or with FENCE.
+
+        A path is no command, and of lines of Python that begin with a docstring the quotes are a part.
+        """
+        if begun.startswith(FENCE):
+            return FENCE in begun[len(FENCE) :] and not begun.rstrip().endswith(FENCE)
+        name = re.match(r"/([^/\s]+)(?=\s)", begun)
+        return begun.startswith("/") and not begun.startswith("//") and (not name or name[1] not in self._commands)
+
     def edit(self, text: str) -> str | None:
         """Put `text` before the person, to be changed; None after Ctrl-C or Ctrl-D."""
         if self._readline is None:
@@ -134,7 +158,7 @@ class TerminalReader(_Lines):
     def _line(self, prompt: str) -> str | None:
         while True:
             try:
-                line = input(prompt)
+                line = self._input(prompt)
                 line.encode()
                 return line
             except EOFError:
@@ -142,6 +166,15 @@ class TerminalReader(_Lines):
                 return None
             except UnicodeError:
                 print("[that was not UTF-8 text]", file=sys.stderr)
+
+    def _input(self, prompt: str) -> str:
+        """A line; bold while it is typed, so that questions and answers look different."""
+        if self._readline is None or _is_libedit(self._readline) or not console.has_colour(sys.stdout):
+            return input(prompt)
+        try:
+            return input(f"\001\x1b[1m\002{prompt}")
+        finally:
+            print("\x1b[0m", end="", flush=True)
 
 
 def _readline(commands: Iterable[str]) -> Any:
@@ -158,6 +191,13 @@ def _readline(commands: Iterable[str]) -> Any:
 
     readline.set_completer_delims(" ")
     readline.set_completer(complete)
-    is_libedit = "libedit" in (readline.__doc__ or "")
-    readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
+    if _is_libedit(readline):
+        readline.parse_and_bind("bind ^I rl_complete")
+    else:
+        readline.parse_and_bind("tab: complete")
+        readline.parse_and_bind("set enable-bracketed-paste on")  # which Python turns off
     return readline
+
+
+def _is_libedit(readline: Any) -> bool:
+    return "libedit" in (readline.__doc__ or "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,9 @@ from aethermind.cli.chat.conversation import Conversation
 from aethermind.cli.chat.readers import Reader
 from aethermind.cli.chat.slash import Next
 from aethermind.cli.chat.statistics import Statistics, describe
-from aethermind.cli.generate import TextWriter
-from aethermind.errors import AetherMindError, ContextLengthError
+from aethermind.cli.chat.terminal import WrappingWriter, without_echo
+from aethermind.cli.text_writer import TextWriter
+from aethermind.errors import AetherMindError, ContextLengthError, InvalidArgumentError, SettingsError
 
 if TYPE_CHECKING:
     from aethermind.cli.chat.answerers import Answerer, Reply
@@ -61,7 +62,7 @@ class Repl:
             return False
         following = Next.ANSWER
         if entry.is_command:
-            following = slash.run(self, entry.text)
+            following = self._run_command(entry.text)
             self._num_attempts += following is Next.ANSWER
         else:
             self.conversation.ask(entry.text)
@@ -70,16 +71,26 @@ class Repl:
             self._answer()
         return following is not Next.LEAVE
 
+    def _run_command(self, line: str) -> Next:
+        """Run a command of the chat. Its mistakes are about settings as the chat calls them, not about flags."""
+        try:
+            return slash.run(self, line)
+        except InvalidArgumentError as error:
+            raise SettingsError(str(error)) from error
+
     def say(self, text: str) -> None:
         """Print something that is not an answer."""
-        console.aside(text)
+        console.aside(console.printable(text))
 
     def _answer(self) -> None:
-        writer = TextWriter(sys.stdout)
+        is_interactive = self.reader.is_interactive
+        can_wrap = is_interactive and console.can_redraw(sys.stdout)
+        writer = WrappingWriter(sys.stdout) if can_wrap else TextWriter(sys.stdout)
         reply: Reply | None = None
         stream = self.answerer.answer(self.conversation, self._num_attempts)
-        is_caught = self.reader.is_interactive and self.answerer.has_steps
-        with Interrupt(is_caught=is_caught) as interrupt, closing(stream) as replies:
+        is_caught = is_interactive and self.answerer.has_steps
+        quiet = without_echo(sys.stdin) if is_interactive else nullcontext()
+        with quiet, Interrupt(is_caught=is_caught) as interrupt, closing(stream) as replies:
             try:
                 for reply in replies:
                     interrupt.is_patient = bool(reply.text)
@@ -87,7 +98,7 @@ class Repl:
                     if interrupt.is_requested:
                         break
             except KeyboardInterrupt:
-                if not self.reader.is_interactive:
+                if not is_interactive:
                     raise
             except AetherMindError:
                 if reply is not None and reply.text:
@@ -100,7 +111,7 @@ class Repl:
             self.statistics.add(reply)
             if self._has_stats:
                 self.say(describe(reply))
-        if self.reader.is_interactive and (note := self._note(reply)):
+        if is_interactive and (note := self._note(reply)):
             self.say(note)
 
     def _note(self, reply: Reply | None) -> str | None:

@@ -34,8 +34,8 @@ _BETWEEN = re.compile(r"\s*=\s*|\s+")
 
 def run(repl: Repl, line: str) -> Next:
     """Run a command given without its slash. Raises InvalidArgumentError for an unknown one or a bad argument."""
-    name, _, argument = line.partition(" ")
-    command = COMMANDS.get(name)
+    name, argument = [*re.split(r"\s", line, maxsplit=1), ""][:2]
+    command = COMMANDS.get(_ALIASES.get(name, name))
     if command is None:
         raise InvalidArgumentError(
             f"There is no command /{name}{did_you_mean(f'/{name}', [f'/{one}' for one in COMMANDS])} "
@@ -52,7 +52,7 @@ def run(repl: Repl, line: str) -> Next:
 def _help(repl: Repl) -> Next:
     rows = [(f"/{name} {command.usage}".rstrip(), command.help) for name, command in COMMANDS.items()]
     repl.say(console.columns(rows))
-    repl.say('  """ begins and ends a message of several lines; Ctrl-C stops an answer.')
+    repl.say('  """ begins and ends a message of several lines; pasted lines are one message. Ctrl-C stops an answer.')
     return Next.READ
 
 
@@ -158,7 +158,10 @@ COMMANDS = {
     "load": _Command("FILE", "go on with a saved conversation", _load),
     "clear": _Command("", "start over", _clear),
     "stats": _Command("", "show tokens, reuse and context", _stats),
-    "exit": _Command("", "leave; so do /quit and Ctrl-D", lambda _: Next.LEAVE),
+    "exit": _Command("", "leave; so do /quit, /bye, a bare exit or quit, and Ctrl-D", lambda _: Next.LEAVE),
     "quit": _Command("", "leave", lambda _: Next.LEAVE),
 }
 """By name, in the order in which they are shown."""
+
+_ALIASES = {"?": "help", "bye": "exit"}
+"""What other programs call a command."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 import typer
 
 from aethermind.cli.plugin_new import new
+from aethermind.cli.summaries import SummaryGroup
 
 __all__ = ["app"]
 
 app = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Write packages that extend AetherMind.", epilog=new.EXAMPLES
+    cls=SummaryGroup,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Write packages that extend AetherMind.",
+    epilog=new.EXAMPLES,
 )
 
 

@@ -35,7 +35,7 @@ class MultiprocExecutor:
     def __init__(self, planned: PlannedModel) -> None:
         """Start the other ranks. InvalidArgumentError where there is only one."""
         if planned.parallel is None:
-            raise InvalidArgumentError("The executor multiproc is for --tensor-parallel-size 2 or more; leave it out.")
+            raise InvalidArgumentError("The executor multiproc is for tensor_parallel_size 2 or more; leave it out.")
         self._planned = planned
         self._ranks = Ranks(planned)
         self._is_on_host = planned.open_device.backend.capabilities.is_host_accessible
@@ -67,7 +67,7 @@ class MultiprocExecutor:
         address = _free_address()
         self._ranks.tell("join", address)
         if backend.communicator(0, size, address) is None:
-            raise DeviceError(f"Devices {backend.name} have no collectives. Leave --tensor-parallel-size out.")
+            raise DeviceError(f"Devices {backend.name} have no collectives. Leave tensor_parallel_size out.")
         self._ranks.meet()
 
     def close(self) -> None:

@@ -130,7 +130,7 @@ def cached_rows(engine: Engine, executor: Executor, count: int, name: str) -> np
     if not planned.open_device.backend.capabilities.is_host_accessible or "k_scale.0" in tensors:
         raise InvalidArgumentError(
             "Keys and values are compared in host memory, as they are computed: "
-            "pass a device such as cpu, and auto as --kv-cache-dtype."
+            "pass a device such as cpu, and auto as kv_cache_dtype."
         )
     blocks, offsets = np.divmod(executor.host_inputs["slot_mapping"][:count], planned.cache_spec.block_size)
     rows: np.ndarray[Any, Any] = tensors[name].numpy()[blocks, :, offsets].astype(np.float64)

@@ -106,6 +106,6 @@ def _in(dtype: DType, array: Array, name: str, weight: str) -> Array:
         converted = array.astype(dtype.numpy)
     if not np.isfinite(converted.astype(np.float32)).all():
         raise CheckpointError(
-            f"What the adapter {name} adds to {weight} has values beyond {dtype}; pass --dtype bfloat16 or float32."
+            f"What the adapter {name} adds to {weight} has values beyond {dtype}; pass bfloat16 or float32 as dtype."
         )
     return converted

@@ -59,7 +59,7 @@ def _choose_spec(config: EngineConfig, dtype: DType, decoder: DecoderConfig) -> 
     if stored not in (dtype, *CODE_DTYPES):
         raise InvalidArgumentError(
             f"A KV cache in {stored} needs a model that computes in {stored}, and this one computes in {dtype}. "
-            f"Pass --dtype {stored}, or auto, int8 or fp8 as --kv-cache-dtype."
+            f"Pass dtype='{stored}', or auto, int8 or fp8 as kv_cache_dtype."
         )
     scale_bits = 32 if stored in CODE_DTYPES else 0
     sizes = (decoder.num_hidden_layers, decoder.num_key_value_heads, decoder.head_dim)
@@ -94,7 +94,7 @@ def _check_room(num_blocks: int, cache: KVCacheSpec, opened: OpenDevice) -> None
     if total and wanted > total:
         raise OutOfMemoryError(
             f"{num_blocks} KV blocks of {cache.block_size} tokens take {wanted} bytes, and {opened.device} has {total} "
-            "in all. Lower --num-kv-blocks or --max-model-len."
+            "in all. Lower num_kv_blocks or max_model_len."
         )
 
 
@@ -103,12 +103,12 @@ def _num_swap_blocks(config: EngineConfig, cache: KVCacheSpec) -> int:
     if total and wanted > total:
         raise OutOfMemoryError(
             f"A swap space of {config.swap_space} GiB does not fit: the host has {total / 2**30:.1f} GiB in all. "
-            "Lower --swap-space."
+            "Lower swap_space."
         )
     num_blocks = int(wanted // cache.bytes_per_block)
     if wanted and not num_blocks:
         raise InvalidArgumentError(
             f"A swap space of {config.swap_space} GiB holds no block of {cache.bytes_per_block} bytes. "
-            "Raise --swap-space, or set it to 0 for none."
+            "Raise swap_space, or set it to 0 for none."
         )
     return num_blocks

@@ -188,7 +188,7 @@ def _choose_dtype(text: str, of_checkpoint: DType, supported: tuple[DType, ...],
     if dtype not in supported:
         known = ", ".join(map(str, supported))
         raise InvalidArgumentError(
-            f"Device {device} does not compute {dtype}. It computes {known}; pass one of them as --dtype."
+            f"Device {device} does not compute {dtype}. It computes {known}; pass one of them as dtype."
         )
     return dtype
 

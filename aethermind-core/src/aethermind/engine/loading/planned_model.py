@@ -134,8 +134,7 @@ class PlannedModel:
             return NO_ADAPTER
         if self.adapters is None:
             raise InvalidArgumentError(
-                f"There is no adapter {name!r:.100}: the model was loaded without any. Name it in `adapters`, or with "
-                "--adapter."
+                f"There is no adapter {name!r:.100}: the model was loaded without any. Pass its directory as adapters."
             )
         return self.adapters.choose(name)
 

@@ -119,7 +119,7 @@ def _cut(weight: Any, part: WeightPart) -> Any:
         if begin % format.block or (end % format.block and end != weight.codes.shape[1]):
             raise InvalidArgumentError(
                 f"{format.block} of its values share a scale, and a part of {end - begin} columns ends within such a "
-                "block. Choose another --tensor-parallel-size."
+                "block. Choose another tensor_parallel_size."
             )
         begin, end = begin // format.block, -(-end // format.block)
     elif axis:

@@ -41,7 +41,7 @@ def check_prompt(
     if len(token_ids) >= limit:
         raise ContextLengthError(
             f"The prompt has {len(token_ids)} tokens and the context holds {limit}, with at least one for the "
-            "answer. Shorten the prompt, or raise --max-model-len if the model allows it."
+            "answer. Shorten the prompt, or raise max_model_len if the model allows it."
         )
     quota = options.max_context_tokens
     if quota is not None and len(token_ids) >= quota:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 
 from aethermind.errors import InvalidArgumentError
+from aethermind.python_api import document_fields
 
 __all__ = ["RequestOptions"]
 
@@ -64,3 +65,6 @@ class RequestOptions:
         limits = [max_model_len, self.max_context_tokens]
         limits += [None if most is None else num_prompt_tokens + most for most in (max_tokens, self.max_new_tokens)]
         return min(limit for limit in limits if limit is not None)
+
+
+document_fields(RequestOptions)

@@ -68,7 +68,9 @@ class DraftModel:
         """Read the draft model's weights. InvalidArgumentError where there is none, or it has other tokens."""
         draft = planned.draft
         if draft is None:
-            raise InvalidArgumentError("The speculative method draft needs a model that drafts; name a --draft-model.")
+            raise InvalidArgumentError(
+                "The speculative method draft needs a model that drafts: pass it as draft_model."
+            )
         _check_tokens(planned, draft)
         self._planned = draft
         pool, block_size = BlockPool(draft.num_kv_blocks), draft.cache_spec.block_size

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NOT_FINITE", "rows_without_number"]
 
-NOT_FINITE = "the model's logits are not finite: try --dtype float32, or fetch the weights again"
+NOT_FINITE = "the model's logits are not finite: try dtype='float32', or fetch the weights again"
 """Why a request has no next token, as the end of a sentence."""
 
 

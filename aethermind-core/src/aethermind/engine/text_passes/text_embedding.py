@@ -52,6 +52,6 @@ def embed_text(
             total = states[0]
     assert total is not None, "a text has at least one token"
     if not np.isfinite(total).all():
-        raise AetherMindError("The embedding is not finite: try --dtype float32, or fetch the weights again.")
+        raise AetherMindError("The embedding is not finite: try dtype='float32', or fetch the weights again.")
     divisor = np.linalg.norm(total) if is_normalized else len(token_ids) if pooling == "mean" else 1.0
     return (total / (divisor or 1.0)).astype(np.float32)

@@ -43,7 +43,7 @@ def run_text(
     try:
         if cache.reserve(_SEQUENCE_ID, len(token_ids)).outcome is not Outcome.OK:
             raise OutOfMemoryError(
-                f"The KV cache has no room for a text of {len(token_ids)} tokens. Raise --num-kv-blocks."
+                f"The KV cache has no room for a text of {len(token_ids)} tokens. Raise num_kv_blocks."
             )
         memory.wait_for_swaps()
         most = min(executor.plan.symbols[name] for name in ("T", "R"))

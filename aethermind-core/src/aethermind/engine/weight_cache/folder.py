@@ -81,9 +81,16 @@ class WeightFolder:
             os.utime(place)
         return found
 
-    def write(self, key: str, constants: Mapping[str, Bytes], is_over: Callable[[], bool] = lambda: False) -> bool:
-        """Write a file; False where `is_over` said so before it was done, where it would be larger than the folder may
-        be, and where it would be mapped by small pages.
+    def write(
+        self,
+        key: str,
+        constants: Mapping[str, Bytes],
+        is_over: Callable[[], bool] = lambda: False,
+        *,
+        model: str = "",
+    ) -> bool:
+        """Write a file that notes the path of its model; False where `is_over` said so before it was done, where it
+        would be larger than the folder may be, and where it would be mapped by small pages.
 
         OSError where that is impossible. Either way nothing is left behind.
         """
@@ -96,7 +103,7 @@ class WeightFolder:
         self._make_room(nbytes)
         if shutil.disk_usage(self.path).free < 2 * nbytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write_whole(self._place(key), _pieces(_contents(key, constants)), is_over)
+        return write_whole(self._place(key), _pieces(_contents(key, constants, model)), is_over)
 
     def _place(self, key: str) -> Path:
         return self.path / (key + _SUFFIX)
@@ -134,9 +141,9 @@ def _read(place: Path, key: str, sizes: Mapping[str, int]) -> dict[str, Bytes]:
     return found
 
 
-def _contents(key: str, constants: Mapping[str, Bytes]) -> Iterator[Any]:
+def _contents(key: str, constants: Mapping[str, Bytes], model: str) -> Iterator[Any]:
     """The parts of a file one after the other."""
-    header: dict[str, Any] = {"__metadata__": {"key": key}}
+    header: dict[str, Any] = {"__metadata__": {"key": key, **({"model": model} if model else {})}}
     end = 0
     for name, constant in constants.items():
         begin, end = end, end + align_up(constant.nbytes, ALIGNMENT)

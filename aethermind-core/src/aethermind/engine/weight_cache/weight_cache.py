@@ -29,6 +29,8 @@ __all__ = ["WeightCache"]
 logger = get_logger(__name__)
 
 _LOWEST_PRIORITY = 19
+_LARGE_BYTES = 1 << 30
+"""So much disk space is worth a word."""
 
 
 class WeightCache:
@@ -95,7 +97,10 @@ class WeightCache:
                 is_same = describe_files(planned) == files
                 key = cache_key(planned, files, lasting)
                 if is_same and not turns.is_over() and not folder.has(key):
-                    folder.write(key, {name: packed[name].numpy() for name in lasting}, turns.is_over)
+                    arrays = {name: packed[name].numpy() for name in lasting}
+                    model = str(planned.source.path)
+                    if folder.write(key, arrays, turns.is_over, model=model):
+                        _announce(folder, model, sum(one.nbytes for one in arrays.values()))
             except (OSError, CheckpointError) as error:
                 logger.info("packed weights are not kept for the next start: %s", error)
 
@@ -133,3 +138,15 @@ def _finish(thread: threading.Thread, turns: IdleTurns) -> None:
 def _finish_quietly(thread: threading.Thread, turns: IdleTurns) -> None:
     with suppress(KeyboardInterrupt):
         _finish(thread, turns)
+
+
+def _announce(folder: WeightFolder, model: str, nbytes: int) -> None:
+    """Say once that much disk space was taken: the next start finds the file and writes none."""
+    if nbytes >= _LARGE_BYTES:
+        logger.warning(
+            "The packed weights of %s are kept for faster starts: %.1f GB in %s. `aethermind cache list` shows "
+            "them; weight_cache=0 (--weight-cache 0) keeps none.",
+            model,
+            nbytes / 1e9,
+            folder.path,
+        )

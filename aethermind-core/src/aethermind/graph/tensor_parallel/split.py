@@ -99,7 +99,7 @@ class _Splitter:
         if is_any_cut:
             raise ConfigError(
                 f"This model cannot be divided among several ranks: {node.operator} ({node.outputs[0].name}) cannot go "
-                "on from parts of its inputs. Leave --tensor-parallel-size out."
+                "on from parts of its inputs. Leave tensor_parallel_size out."
             )
         return None
 
@@ -198,7 +198,7 @@ class _Splitter:
         if self._states.setdefault(whole, axis) != axis:
             raise ConfigError(
                 f"This model cannot be divided among several ranks: it uses parts of {whole.name} and all of it. "
-                "Leave --tensor-parallel-size out."
+                "Leave tensor_parallel_size out."
             )
         if axis is None:
             return self._new.setdefault(whole, whole)
@@ -210,7 +210,7 @@ class _Splitter:
         if number % self._share.size and self._share.size % number:
             raise ConfigError(
                 f"{name} is {number}, which {self._share.size} ranks cannot share evenly. Choose a "
-                f"--tensor-parallel-size that divides {number} or is a multiple of it."
+                f"tensor_parallel_size that divides {number} or is a multiple of it."
             )
         return self._share.heads(number)
 
@@ -218,7 +218,7 @@ class _Splitter:
         if number % self._share.size:
             raise ConfigError(
                 f"{name} is {number}, which {self._share.size} ranks cannot share evenly. Choose a "
-                f"--tensor-parallel-size that divides {number}."
+                f"tensor_parallel_size that divides {number}."
             )
         return number // self._share.size
 

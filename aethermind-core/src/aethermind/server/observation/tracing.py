@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind import __version__
 from aethermind.errors import SettingsError
+from aethermind.plugins.first_party import pip_install
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -47,7 +48,7 @@ def open_tracing(endpoint: str) -> Tracing:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise SettingsError(f"Tracing needs {error.name}. Run `pip install aethermind[otel]`.") from None
+        raise SettingsError(f"Tracing needs {error.name}. Run `{pip_install('aethermind[otel]')}`.") from None
     name = os.environ.get("OTEL_SERVICE_NAME", "aethermind")
     provider = TracerProvider(resource=Resource.create({"service.name": name, "service.version": __version__}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))

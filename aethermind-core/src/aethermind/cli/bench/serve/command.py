@@ -12,6 +12,7 @@ from aethermind.cli import console, options
 from aethermind.cli.checks import check_numbers
 from aethermind.cli.picture import check_plot
 from aethermind.errors import InvalidArgumentError, SettingsError
+from aethermind.plugins.first_party import pip_install
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,7 +146,7 @@ def _measure(run: Run, asks: Sequence[Ask], concurrency: int | None, limit_s: fl
     try:
         from aethermind.cli.bench.serve.run import measure
     except ImportError as error:
-        raise SettingsError(f"`bench serve` needs {error.name}. Run `pip install aethermind[serve]`.") from None
+        raise SettingsError(f"`bench serve` needs {error.name}. Run `{pip_install('aethermind[serve]')}`.") from None
 
     try:
         with LoadProgress("Answers") as progress:

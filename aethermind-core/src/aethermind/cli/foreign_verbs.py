@@ -1,0 +1,94 @@
+"""The verbs of other programs, each with the command that does here what it does there."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["FOREIGN_VERBS", "command_for"]
+
+
+def command_for(verb: str, args: Sequence[str]) -> str | None:
+    """What to type here for a verb of Ollama, vLLM, llama.cpp or SGLang with these arguments, or None.
+
+    The answer ends a sentence that begins with "Type".
+    """
+    answer = FOREIGN_VERBS.get(verb)
+    return None if answer is None else answer([word for word in args if not word.startswith("-")])
+
+
+def _run(words: Sequence[str]) -> str:
+    model, prompt = _model(words), shlex.join([" ".join(words[1:])])
+    if len(words) > 1:
+        return f"`aethermind generate --model {model} {prompt}`, or `aethermind chat {model}` for a conversation"
+    return f'`aethermind chat {model}`, or `aethermind generate --model {model} "Once upon a time"`'
+
+
+def _pull(words: Sequence[str]) -> str:
+    name = words[0] if words else "OWNER/NAME"
+    folder = shlex.quote(name.rstrip("/").rpartition("/")[2])
+    return f"`hf download {shlex.quote(name)} --local-dir {folder}`, then `aethermind chat ./{folder}`"
+
+
+def _ps(words: Sequence[str]) -> str:
+    del words
+    return (
+        "`curl http://127.0.0.1:8000/v1/models` for the models of a running `aethermind serve`, "
+        "which keeps them loaded until it ends"
+    )
+
+
+def _show(words: Sequence[str]) -> str:
+    return f"`aethermind models {_model(words)}`, with `--estimate` for the memory that it needs here"
+
+
+def _remove(words: Sequence[str]) -> str:
+    return (
+        f"`rm -r {_model(words)}` for a model that you downloaded; what AetherMind itself wrote lists "
+        "`aethermind cache list` and deletes `aethermind cache clear`"
+    )
+
+
+def _serve(words: Sequence[str]) -> str:
+    return f"`aethermind serve {_model(words)}`"
+
+
+def _complete(words: Sequence[str]) -> str:
+    text = shlex.join([" ".join(words)]) if words else '"Once upon a time"'
+    return f"`aethermind generate --model MODEL {text}`"
+
+
+def _help(words: Sequence[str]) -> str:
+    return f"`aethermind {shlex.join([*words, '--help'])}`"
+
+
+def _own_model(words: Sequence[str]) -> str:
+    return f"`aethermind chat {_model(words)}`: a model is a directory or a .gguf file, which nothing has to register"
+
+
+def _model(words: Sequence[str]) -> str:
+    return shlex.quote(words[0]) if words else "MODEL"
+
+
+FOREIGN_VERBS: Mapping[str, Callable[[Sequence[str]], str]] = {
+    "cli": _run,
+    "complete": _complete,
+    "completions": lambda _: "`aethermind completion bash`, `zsh` or `fish`",
+    "cp": _own_model,
+    "create": _own_model,
+    "download": _pull,
+    "embed": lambda _: "`aethermind serve MODEL`, and ask its /v1/embeddings; in Python `LLM(…).embed(…)`",
+    "help": _help,
+    "info": lambda _: "`aethermind doctor`",
+    "launch_server": _serve,
+    "list": lambda _: "`aethermind models`, or `aethermind models FOLDER` for the models in a folder",
+    "ls": lambda _: "`aethermind models`, or `aethermind models FOLDER` for the models in a folder",
+    "ps": _ps,
+    "pull": _pull,
+    "rm": _remove,
+    "run": _run,
+    "server": _serve,
+    "show": _show,
+    "stop": lambda _: "Ctrl-C where `aethermind serve` runs, or send it SIGTERM: it finishes what is open",
+    "version": lambda _: "`aethermind --version`",
+}

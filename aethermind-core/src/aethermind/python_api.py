@@ -1,0 +1,127 @@
+"""What Python callers see of this API: options in signatures and in `help`, and tracebacks without our own frames."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import sys
+from collections.abc import Callable, Generator, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aethermind.config.suggest import did_you_mean
+from aethermind.errors import AetherMindError
+from aethermind.log import get_logger
+
+__all__ = ["document_fields", "field_docs", "listed_options", "short_traceback", "with_options"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_FIELD = re.compile(r'^    (\w+): [^\n]+\n    """(.*?)"""', re.DOTALL | re.MULTILINE)
+_UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """The documentation of a class's fields by name: the text below each in the source; empty where there is none."""
+    try:
+        source = Path(str(sys.modules[cls.__module__].__file__)).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return {}
+    found = re.search(rf"^class {cls.__name__}\b.*?(?=^\S|\Z)", source, re.DOTALL | re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in _FIELD.findall(found[0])} if found else {}
+
+
+def listed_options(docs: Mapping[str, str], defaults: Mapping[str, Any]) -> str:
+    """Options as a section of a docstring: a line with name, default and meaning for each."""
+    lines = (
+        f"    {name}{f' (default {defaults[name]!r})' if name in defaults else ''}: {text}"
+        for name, text in docs.items()
+    )
+    return "\n".join(lines)
+
+
+def document_fields(cls: type, defaults: Mapping[str, Any] | None = None, *, title: str = "Fields") -> None:
+    """Add what is said about each field to a class's docstring, where `help` and notebooks show it."""
+    docs = {name: text for name, text in field_docs(cls).items() if not text.startswith("Derived")}
+    known = _constructor_defaults(cls) if defaults is None else defaults
+    cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n{title}:\n{listed_options(docs, known)}"
+
+
+def with_options(options: type, defaults: Mapping[str, Any], *, title: str = "Options") -> Callable[[_F], _F]:
+    """Show the keys of a TypedDict in the signature and the docstring of a function that takes them as `**options`."""
+
+    def decorate(function: _F) -> _F:
+        shown = inspect.signature(function)
+        kept = [one for one in shown.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        added = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=_as_text(annotation)
+            )
+            for name, annotation in options.__annotations__.items()
+        ]
+        function.__signature__ = shown.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
+        text = inspect.cleandoc(function.__doc__ or "")
+        function.__doc__ = f"{text}\n\n{title}:\n{listed_options(field_docs(options), defaults)}"
+        return function
+
+    return decorate
+
+
+def short_traceback(function: _F) -> _F:
+    """Let the traceback of an error that we raise on purpose end in the caller's line: its message says what is wrong.
+
+    With AETHERMIND_LOG=debug it is whole. An unknown keyword argument is answered with the nearest name.
+    """
+    if inspect.isgeneratorfunction(function):
+
+        @wraps(function)
+        def generate(*args: Any, **options: Any) -> Generator[Any, Any, Any]:
+            try:
+                return (yield from function(*args, **options))
+            except AetherMindError as error:
+                _forget_frames(error)
+                raise
+
+        return generate  # type: ignore[return-value]
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except AetherMindError as error:
+            _forget_frames(error)
+            raise  # which adds no entry for this frame
+        except TypeError as error:
+            _suggest(error, function)
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def _forget_frames(error: AetherMindError) -> None:
+    if not get_logger("aethermind").isEnabledFor(logging.DEBUG):
+        error.__traceback__ = None
+        error.__cause__, error.__suppress_context__ = None, True
+
+
+def _suggest(error: TypeError, function: Callable[..., Any]) -> None:
+    """Say which argument a wrong one may have been meant as, where the call itself was refused."""
+    trace = error.__traceback__
+    unexpected = _UNEXPECTED.search(str(error))
+    if unexpected is None or trace is None or trace.tb_next is not None:
+        return
+    names = [name for name in inspect.signature(function).parameters if name != "self"]
+    owner = function.__qualname__.removesuffix(".__init__")
+    error.args = (f"{owner}() has no argument {unexpected[1]!r}{did_you_mean(unexpected[1], names)}",)
+    error.__traceback__ = None
+
+
+def _as_text(annotation: Any) -> Any:
+    """An annotation as it is written, where it is kept as a forward reference."""
+    return getattr(annotation, "__forward_arg__", annotation)
+
+
+def _constructor_defaults(cls: type) -> dict[str, Any]:
+    parameters = inspect.signature(cls).parameters.values()
+    return {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
