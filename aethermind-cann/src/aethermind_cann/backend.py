@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch_npu  # noqa: F401  # makes torch know the device type `npu`
 
 from aethermind.graph.repeated_runs import BATCH_SIZES
@@ -46,6 +47,12 @@ class CannBackend(Backend):
         if self._communicator is not None:
             self._communicator.close()
             self._communicator = None
+
+    def free_memory(self) -> int:
+        """What the driver has, and what torch keeps for reuse."""
+        free, _ = torch.npu.mem_get_info(self.devices.current())
+        stats = self.allocator.stats()
+        return int(free) + stats.reserved_bytes - stats.allocated_bytes
 
     def compile(self, plan: Any, memory: Any) -> CannExecutable:
         """Every plan runs as calls of torch on a stream, on the device that is current now."""

@@ -19,6 +19,7 @@ from aethermind_cuda.launch import Work
 from aethermind_cuda.library import Cubins, KernelLibrary
 from aethermind_cuda.limits import measure_limits
 from aethermind_cuda.memory import CudaAllocator
+from aethermind_cuda.step_binding import workspace_bytes
 from aethermind_cuda.streams import CudaEvents, CudaStream, CudaStreams
 from aethermind_cuda.transfer import CudaTransfer
 
@@ -52,6 +53,15 @@ class CudaBackend(Backend):
 
     def close(self) -> None:
         self._end()
+
+    def free_memory(self) -> int:
+        """What the driver has, and what is kept for reuse."""
+        pressure = self.allocator.pressure(self.devices.current())
+        return pressure.free_bytes + pressure.kept_bytes
+
+    def workspace_bytes(self, plan: Any) -> int:
+        """As much as the greediest step wants."""
+        return workspace_bytes(plan, self.devices.facts(self.devices.current()))
 
     def compile(self, plan: Any, memory: Any) -> CudaExecutable:
         """Every plan runs by its own executable, on the device that is current now."""

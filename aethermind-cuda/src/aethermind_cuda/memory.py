@@ -127,6 +127,9 @@ class CudaAllocator(Allocator):
         is_host = kind is MemoryKind.PINNED
         return Buffer(device, address, nbytes, kind=kind, is_host_accessible=is_host, release=release)
 
+    def footprint(self, nbytes: int) -> int:
+        return _size_class(nbytes)
+
     def stats(self) -> MemoryStats:
         return self._stats(MemoryKind.DEVICE)
 

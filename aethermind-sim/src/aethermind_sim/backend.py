@@ -20,14 +20,16 @@ __all__ = ["SimBackend"]
 class SimBackend(Backend):
     """Two devices under a seed: the same calls in the same thread happen in the same order again.
 
-    Let something go wrong by `faults.inject`.
+    Let something go wrong by `faults.inject`. Devices of `memory_bytes` have no more than that, and tell what is free;
+    without, their memory is the host's, which others use as well.
     """
 
-    def __init__(self, seed: int = 0, faults: Faults | None = None) -> None:
+    def __init__(self, seed: int = 0, faults: Faults | None = None, memory_bytes: int | None = None) -> None:
         self.name = "sim"
+        self._memory_bytes = memory_bytes
         self.faults = faults or Faults()
         self._timeline = Timeline(seed, self.faults)
-        self.devices = SimDevices(seed, self._timeline.finish_device)
+        self.devices = SimDevices(seed, self._timeline.finish_device, memory_bytes)
         self.allocator: SimAllocator = SimAllocator(self.name, self.devices, self.faults)
         self.streams: SimStreams = SimStreams(self._timeline, self.devices)
         self.events = SimEvents(self._timeline)
@@ -43,6 +45,10 @@ class SimBackend(Backend):
     def close(self) -> None:
         for index in range(self.devices.count()):
             self.devices.synchronize(index)
+
+    def free_memory(self) -> int | None:
+        """What is not handed out of the memory that was asked for."""
+        return self._memory_bytes and self._memory_bytes - self.allocator.device_bytes()
 
     def compile(self, plan: Any, memory: Any) -> SimExecutable:
         """Every plan runs as work on a stream."""

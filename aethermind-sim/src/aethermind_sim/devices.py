@@ -1,4 +1,4 @@
-"""Two devices, which share the host's memory half and half."""
+"""Two devices, which have as much memory as one says, or share the host's half and half."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ __all__ = ["SimDevices"]
 
 
 class SimDevices(CountedDevices):
-    """`synchronize(index)` is what waits for a device."""
+    """`synchronize(index)` is what waits for a device; `memory_bytes` are those of each."""
 
-    def __init__(self, seed: int, synchronize: Callable[[int], None]) -> None:
+    def __init__(self, seed: int, synchronize: Callable[[int], None], memory_bytes: int | None = None) -> None:
         super().__init__(NUM_DEVICES, "Simulated device")
+        total = memory_bytes or host_memory_bytes() // NUM_DEVICES
         self._properties = DeviceProperties(
-            f"simulated accelerator, seed {seed}", host_memory_bytes() // NUM_DEVICES, 1, details={"seed": str(seed)}
+            f"simulated accelerator, seed {seed}", total, 1, details={"seed": str(seed)}
         )
         self._synchronize = synchronize
 

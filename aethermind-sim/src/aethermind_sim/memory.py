@@ -128,10 +128,10 @@ class SimAllocator(Allocator):
         total = self._devices.properties(device.index).total_memory_bytes
         counter = self._counters[device.index]
         with self._lock:
-            in_use = counter.stats().allocated_bytes
+            in_use = self.device_bytes()
             is_fault = self._faults.is_due("allocation")
             try:
-                if is_fault or nbytes > total - in_use:
+                if is_fault or (kind is MemoryKind.DEVICE and nbytes > total - in_use):
                     raise MemoryError
                 region = Region(nbytes, device.index if kind is MemoryKind.DEVICE else None)
             except MemoryError:
@@ -163,6 +163,12 @@ class SimAllocator(Allocator):
     def stats(self) -> MemoryStats:
         with self._lock:
             return self._counters[self._devices.current()].stats()
+
+    def device_bytes(self) -> int:
+        """What the current device's memory holds: no page-locked memory of the host."""
+        index = self._devices.current()
+        with self._lock:
+            return sum(region.nbytes for region in self._regions.values() if region.device == index)
 
     def regions(self) -> list[Region]:
         """Those in use, by address."""

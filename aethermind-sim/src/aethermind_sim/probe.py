@@ -25,7 +25,8 @@ def probe() -> Probe:
 
 
 def open_backend() -> SimBackend:
-    """The devices under `AETHERMIND_SIM_SEED` (0) and with `AETHERMIND_SIM_FAULTS` (none; see `faults.parse_faults`).
+    """The devices under `AETHERMIND_SIM_SEED` (0), with `AETHERMIND_SIM_FAULTS` (none; see `faults.parse_faults`) and
+    with `AETHERMIND_SIM_MEMORY` MiB each (the host's memory).
 
     InvalidArgumentError when one of them cannot be read.
     """
@@ -35,4 +36,8 @@ def open_backend() -> SimBackend:
     seed = os.environ.get("AETHERMIND_SIM_SEED") or "0"
     if not seed.isdecimal():
         raise InvalidArgumentError(f"AETHERMIND_SIM_SEED is {seed!r}; set it to a number such as 7, or unset it.")
-    return SimBackend(int(seed), parse_faults(os.environ.get("AETHERMIND_SIM_FAULTS", "")))
+    memory = os.environ.get("AETHERMIND_SIM_MEMORY") or "0"
+    if not memory.isdecimal():
+        raise InvalidArgumentError(f"AETHERMIND_SIM_MEMORY is {memory!r}; set it to MiB such as 64, or unset it.")
+    faults = parse_faults(os.environ.get("AETHERMIND_SIM_FAULTS", ""))
+    return SimBackend(int(seed), faults, (int(memory) << 20) or None)

@@ -64,6 +64,7 @@ class KvCacheOptions:
 
     max_model_len: options.MaxModelLen = None
     num_kv_blocks: options.NumKvBlocks = None
+    gpu_memory_utilization: options.GpuMemoryUtilization = 0.9
     block_size: options.BlockSize = 16
     kv_cache_dtype: options.KvCacheDType = "auto"
 

@@ -22,6 +22,7 @@ __all__ = [
     "Deterministic",
     "Device",
     "Fallback",
+    "GpuMemoryUtilization",
     "Grammar",
     "JsonSchema",
     "KvCacheDType",
@@ -111,6 +112,13 @@ ChatTemplate = Annotated[
 ]
 MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", "-c", help="Longest context in tokens.")]
 NumKvBlocks = Annotated[int | None, typer.Option("--num-kv-blocks", help="Blocks of the KV cache.")]
+GpuMemoryUtilization = Annotated[
+    float,
+    typer.Option(
+        "--gpu-memory-utilization",
+        help="Part of a GPU's memory that may be in use with the KV cache, unless --num-kv-blocks sets its size.",
+    ),
+]
 KvCacheDType = Annotated[
     str,
     typer.Option(

@@ -69,6 +69,9 @@ class EngineSettings:
 
     max_model_len: int | None = setting(None, "longest context in tokens", unset="the model's, or what memory allows")
     num_kv_blocks: int | None = setting(None, "blocks of the KV cache", unset=_BY_MEMORY)
+    gpu_memory_utilization: float = setting(
+        0.9, "part of a GPU's memory that may be in use with the KV cache, unless num_kv_blocks is set"
+    )
     block_size: int = setting(16, "tokens in a block of the KV cache")
     kv_cache_dtype: str = setting("auto", "what keys and values are stored in: auto (as computed), int8 or fp8")
     swap_space: float = setting(0.0, "GiB of host memory for requests that give way in a full KV cache")

@@ -43,6 +43,9 @@ class EngineOptions(TypedDict, total=False):
     """The longest context in tokens. None: the model's, or what memory allows."""
     num_kv_blocks: int | None
     """Blocks of the KV cache, which all requests share. None: as many as memory allows."""
+    gpu_memory_utilization: float
+    """The part of the device's memory that may be in use, by other processes as well, once there is a KV cache of a
+    size that nobody said. Without effect where the device's memory is the host's."""
     block_size: int
     """Tokens in a block of the KV cache."""
     kv_cache_dtype: str
@@ -175,6 +178,7 @@ class EngineConfig:
     adapters: Mapping[str, str] | None = _option(None, _Check(lambda value: isinstance(value, dict), "a mapping"))
     max_model_len: int | None = _option(None, _COUNT)
     num_kv_blocks: int | None = _option(None, _COUNT)
+    gpu_memory_utilization: float = _option(0.9, _number(lambda value: 0 < value <= 1, "more than 0 and at most 1"))
     block_size: int = _option(16, _COUNT)
     kv_cache_dtype: str = _option("auto", _one_of("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3"))
     swap_space: float = _option(0.0, _number(lambda value: 0 <= value < 2**20, "GiB of host memory, 0 for none"))

@@ -20,7 +20,14 @@ from aethermind.ops.dims import resolve
 from aethermind.ops.schema import TensorType
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, one_level_format
 
-__all__ = ["ADJACENT_ALIGNMENT", "ConstantStore", "KeptConstants", "PackedConstant", "constant_bytes"]
+__all__ = [
+    "ADJACENT_ALIGNMENT",
+    "ConstantStore",
+    "KeptConstants",
+    "PackedConstant",
+    "constant_bytes",
+    "constant_sizes",
+]
 
 Array = Any
 
@@ -241,15 +248,20 @@ class _Group:
 
 def constant_bytes(plan: Plan, types: Mapping[str, TensorType]) -> int:
     """Bytes that a plan's constants will take once they are loaded: `ConstantStore.nbytes`, foretold."""
+    return sum(constant_sizes(plan, types).values())
+
+
+def constant_sizes(plan: Plan, types: Mapping[str, TensorType]) -> dict[str, int]:
+    """The same for each constant, by key."""
     packs = plan.packs()
-    total = 0
-    for name, pack_name, format in plan.constants.values():
+    sizes = {}
+    for key, (name, pack_name, format) in plan.constants.items():
         type = types[name]
         if pack_name:
-            total += packs[pack_name].nbytes(resolve(type.shape, {}), type.dtype)
+            sizes[key] = packs[pack_name].nbytes(resolve(type.shape, {}), type.dtype)
         else:
-            total += (type if format is None else TensorType(DType.FLOAT32, type.shape)).nbytes({})
-    return total
+            sizes[key] = (type if format is None else TensorType(DType.FLOAT32, type.shape)).nbytes({})
+    return sizes
 
 
 def _packable(source: Array | QuantizedWeight, dtype: DType, format: WeightFormat | None) -> Array | QuantizedWeight:

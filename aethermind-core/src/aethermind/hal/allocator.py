@@ -75,6 +75,10 @@ class Allocator(ABC):
         """
         return None
 
+    def footprint(self, nbytes: int) -> int:
+        """Bytes of the device that a buffer of `nbytes` takes: more where sizes are rounded up."""
+        return nbytes
+
     @abstractmethod
     def stats(self) -> MemoryStats:
         """What this allocator has handed out so far."""

@@ -68,6 +68,17 @@ class Backend(ABC):
         """Optional: a better executable for a plan than the step loop, or None (see `aethermind.graph.executor`)."""
         return None
 
+    def free_memory(self) -> int | None:
+        """Optional: bytes of the current device's memory that neither this process nor another one uses.
+
+        None where it does not tell.
+        """
+        return None
+
+    def workspace_bytes(self, plan: Any) -> int:
+        """Optional: bytes of device memory that the executable of a plan takes beside the plan's own memory."""
+        return 0
+
     def communicator(self, rank: int, size: int, address: str | None = None) -> Communicator | None:
         """Optional: collectives between `size` processes, each on a device of its own, or None where it has none.
 

@@ -18,12 +18,17 @@ __all__ = ["KVPlan", "for_whole_texts", "plan_kv"]
 
 @dataclass(frozen=True, slots=True)
 class KVPlan:
-    """A cache before there is memory for it; `num_swap_blocks` are in host memory."""
+    """A cache before there is memory for it; `num_swap_blocks` are in host memory.
+
+    Where `has_most_blocks` there are as many blocks as requests could ever use, and what fits of them is to be found
+    out (see `device_memory`).
+    """
 
     spec: KVCacheSpec
     num_blocks: int
     num_swap_blocks: int
     max_model_len: int
+    has_most_blocks: bool = False
 
 
 def plan_kv(
@@ -36,9 +41,12 @@ def plan_kv(
     """
     spec = _nothing(config) if is_encoder else _choose_spec(config, dtype, decoder)
     wanted_len = _wanted_len(config, decoder)
+    num_swap_blocks = _num_swap_blocks(config, spec)
+    if config.num_kv_blocks is None and _tells_free_memory(opened):
+        return KVPlan(spec, _most_num_blocks(config, spec, wanted_len), num_swap_blocks, wanted_len, True)
     num_blocks = config.num_kv_blocks or _default_num_blocks(config, spec, wanted_len, opened)
     _check_room(num_blocks, spec, opened)
-    return KVPlan(spec, num_blocks, _num_swap_blocks(config, spec), min(wanted_len, num_blocks * config.block_size))
+    return KVPlan(spec, num_blocks, num_swap_blocks, min(wanted_len, num_blocks * config.block_size))
 
 
 def for_whole_texts(config: EngineConfig, encoder: DecoderConfig) -> EngineConfig:
@@ -79,10 +87,26 @@ def _wanted_len(config: EngineConfig, decoder: DecoderConfig) -> int:
     return config.max_model_len
 
 
-def _default_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int, opened: OpenDevice) -> int:
-    """Room for one sequence of full length and for a batch of medium ones, within a third of the device's memory."""
+def _tells_free_memory(opened: OpenDevice) -> bool:
+    """Whether the device has memory of its own, and says how much of it is free."""
+    return not opened.backend.capabilities.is_host_accessible and opened.backend.free_memory() is not None
+
+
+def _most_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int) -> int:
+    """Room for every sequence of a step at full length; of few, what is kept of others has room beside them."""
+    num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
+    return max(num_seqs * cache.num_blocks_for(max_model_len), _usual_num_blocks(config, cache, max_model_len))
+
+
+def _usual_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int) -> int:
+    """Room for one sequence of full length and for a batch of medium ones."""
     batch_tokens = min(config.max_num_seqs, 16) * min(max_model_len, 2048)
-    wanted = cache.num_blocks_for(max_model_len) + cache.num_blocks_for(batch_tokens)
+    return cache.num_blocks_for(max_model_len) + cache.num_blocks_for(batch_tokens)
+
+
+def _default_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int, opened: OpenDevice) -> int:
+    """The usual number, within a third of the device's memory: the host has other uses for its own."""
+    wanted = _usual_num_blocks(config, cache, max_model_len)
     total = opened.backend.devices.properties(opened.device.index).total_memory_bytes
     affordable = total // 3 // cache.bytes_per_block if total else wanted
     return max(1, min(wanted, affordable))

@@ -13,6 +13,7 @@ from aethermind.dispatch import Fallback
 from aethermind.engine.config import EngineConfig, EngineOptions
 from aethermind.engine.loading.adapters import Adapters
 from aethermind.engine.loading.base_model import is_base_model
+from aethermind.engine.loading.device_memory import fitting_num_blocks
 from aethermind.engine.loading.kv_plan import for_whole_texts, plan_kv
 from aethermind.engine.loading.model_graph import StepGraphs
 from aethermind.engine.loading.planned_model import PlannedModel, compile_for
@@ -103,7 +104,9 @@ def plan_model(
     weight_formats = formats.of_parameters(graph, operators, stored)
     row_formats = formats.of_rows(weight_formats, stored)
     factory = runtime.input_processors.find(name)
-    return PlannedModel(
+    # What a draft model takes beside its own blocks, it takes for one sequence as well.
+    num_draft_blocks = kv.spec.num_blocks_for(kv.max_model_len) if kv.has_most_blocks else kv.num_blocks
+    planned = PlannedModel(
         source=source,
         architecture=name,
         ignored_names=architecture.ignored_names,
@@ -129,10 +132,43 @@ def plan_model(
         open_kv_store=None if config.kv_store is None else partial(runtime.kv_stores.open, config.kv_store),
         create_executor=create_executor,
         create_proposer=create_proposer,
-        draft=_plan_draft(runtime, config, kv.num_blocks, opened),
+        draft=_plan_draft(runtime, config, num_draft_blocks, opened),
         parallel=parallel,
         adapters=adapters,
         is_headless=is_headless,
+    )
+    return _with_fitting_blocks(runtime, planned) if kv.has_most_blocks else planned
+
+
+def _with_fitting_blocks(runtime: Runtime, planned: PlannedModel) -> PlannedModel:
+    """The same model with as many blocks as fit of those that are planned, and with no longer contexts."""
+    num_blocks, config = fitting_num_blocks(planned), planned.config
+    draft = _plan_draft(runtime, config, num_blocks, planned.open_device)
+    if num_blocks == planned.num_kv_blocks:
+        return replace(planned, draft=draft)
+    max_model_len = min(planned.max_model_len, num_blocks * planned.cache_spec.block_size)
+    graphs = StepGraphs(planned.model, planned.operators, planned.cache_spec, num_blocks, max_model_len, planned.dtype)
+    builder = graphs.build()
+    graph = builder.finish()
+    if planned.parallel is not None:
+        graph = planned.parallel.divide(graph)
+    num_eos, vocab_size = len(planned.eos_token_ids), planned.model.config.vocab_size
+    symbols = _greatest_symbols(config, max_model_len, planned.cache_spec, vocab_size, num_eos)
+    return replace(
+        planned,
+        num_kv_blocks=num_blocks,
+        max_model_len=max_model_len,
+        compiled=compile_for(
+            planned.open_device,
+            graph,
+            planned.operators,
+            symbols,
+            config.fallback,
+            planned.weight_formats,
+            planned.row_formats,
+        ),
+        computed=builder.constants,
+        draft=draft,
     )
 
 

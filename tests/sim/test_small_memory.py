@@ -1,0 +1,47 @@
+"""Devices of little memory: the KV cache is what is left of it, and answers are those of a device with plenty."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.sim.small_model import write_small_model
+
+from aethermind import LLM, Runtime, SamplingParams
+from aethermind.errors import InvalidArgumentError
+from aethermind_sim.backend import SimBackend
+
+PROMPTS = [{"prompt_token_ids": [(7 * index + token) % 900 + 5 for token in range(40)]} for index in range(6)]
+PARAMS = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small one."""
+    demo = Path(Runtime.boot().models.locate("demo"))
+    return str(write_small_model(demo, tmp_path_factory.mktemp("memory") / "model"))
+
+
+def answers(llm: LLM) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, PARAMS)]
+
+
+def test_a_cache_that_fills_what_is_left(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"dtype": "float32", "max_num_seqs": 6, "max_num_batched_tokens": 32}
+    expected = answers(LLM(model, device="numpy", runtime=Runtime.boot(), **options))
+    total = 2 << 20
+    monkeypatch.setenv("AETHERMIND_SIM_MEMORY", "2")
+    llm = LLM(model, device="sim", runtime=Runtime.boot(), **options)
+    planned, backend = llm.engine.planned, llm.engine.planned.open_device.backend
+    assert isinstance(backend, SimBackend)
+    assert answers(llm) == expected
+    free = backend.free_memory()
+    assert free is not None
+    assert 0.1 * total <= free <= 0.1 * total + 2 * planned.cache_spec.bytes_per_block
+    assert planned.num_kv_blocks < 6 * planned.cache_spec.num_blocks_for(planned.max_model_len)
+
+
+def test_memory_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AETHERMIND_SIM_MEMORY", "much")
+    with pytest.raises(InvalidArgumentError, match="set it to MiB such as 64"):
+        LLM("demo", device="sim", runtime=Runtime.boot())
