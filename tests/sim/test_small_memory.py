@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.sim.small_model import write_small_model
@@ -27,7 +28,7 @@ def answers(llm: LLM) -> list[list[int]]:
 
 
 def test_a_cache_that_fills_what_is_left(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"dtype": "float32", "max_num_seqs": 6, "max_num_batched_tokens": 32}
+    options: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 6, "max_num_batched_tokens": 32}
     expected = answers(LLM(model, device="numpy", runtime=Runtime.boot(), **options))
     total = 2 << 20
     monkeypatch.setenv("AETHERMIND_SIM_MEMORY", "2")
