@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,12 @@ def launch_all(
     outputs: Sequence[Array],
     attributes: Mapping[str, Any] | None = None,
     seeds: Sequence[int] = (0,),
+    do_other: Callable[[Any, Callable[[DeviceArray], Array]], None] | None = None,
 ) -> None:
     """Fill `outputs`, whose content before is what device memory holds before. Weights come packed.
 
-    Products of cuBLASLt are NumPy's.
+    Products of cuBLASLt are NumPy's. `do_other(work, memory)` does what is neither they nor a launch, where
+    `memory(array)` is what lies there.
     """
     arrays: list[Array] = []
 
@@ -74,6 +76,9 @@ def launch_all(
             x, weight = (memory(array).astype(np.float32) for array in (work.x, work.weight))
             product = x @ weight.T + (0 if work.bias is None else memory(work.bias).astype(np.float32))
             rows(work.out, work.out_stride)[...] = product
+            continue
+        if do_other is not None and not isinstance(work, Launch):
+            do_other(work, memory)
             continue
         assert isinstance(work, Launch)
         entry = compile_kernels(f"{work.source}.cu")[work.kernel]

@@ -9,8 +9,10 @@ from typing import Any
 
 from aethermind.graph.repeated_runs import BATCH_SIZES
 from aethermind.hal.backend import Backend, Capabilities, MeasuredLimits
+from aethermind.hal.communicator import Communicator
 from aethermind.hal.dtype import DType
 from aethermind.hal.stream import Stream
+from aethermind.hal.tensor import Tensor
 from aethermind_cuda.devices import CudaDevices
 from aethermind_cuda.driver import Driver
 from aethermind_cuda.executable import CudaExecutable
@@ -19,6 +21,7 @@ from aethermind_cuda.launch import Work
 from aethermind_cuda.library import Cubins, KernelLibrary
 from aethermind_cuda.limits import measure_limits
 from aethermind_cuda.memory import CudaAllocator
+from aethermind_cuda.nccl import NcclCommunicator, find_nccl
 from aethermind_cuda.step_binding import workspace_bytes
 from aethermind_cuda.streams import CudaEvents, CudaStream, CudaStreams
 from aethermind_cuda.transfer import CudaTransfer
@@ -70,6 +73,20 @@ class CudaBackend(Backend):
         captured = CapturedSteps(self._driver, self.devices.context(index))
         return CudaExecutable(plan, memory, index, facts, self._library(index), captured, self.allocator.alloc)
 
+    def communicator(self, rank: int, size: int, address: str | None = None) -> Communicator | None:
+        """Collectives by NCCL between `size` processes, each on its current device; None where it is not installed."""
+        nccl = find_nccl()
+        if nccl is None:
+            return None
+        index = self.devices.current()
+        library = self._library(index)
+        library.leave()
+        scratch = Tensor.of(self.allocator.alloc(4), DType.FLOAT32, (1,))
+        self.transfer.fill(scratch, 0)
+        stream = self.streams.default(index)
+        library.communicator = NcclCommunicator(nccl, rank, size, address, scratch, stream)
+        return library.communicator
+
     def measure_limits(self, dtypes: Sequence[DType], num_threads: int | None = None) -> MeasuredLimits:
         """On the current device, whose threads are no choice."""
         index = self.devices.current()
@@ -103,3 +120,4 @@ def _end(
         for index, library in libraries.items():
             parts.callback(library.close)
             parts.callback(devices.synchronize, index)
+            parts.callback(library.leave)  # first: where others have gone the device would wait for ever

@@ -12,6 +12,7 @@ from aethermind.hal.dtype import DType
 
 if TYPE_CHECKING:
     from aethermind_cuda.cublas import CublasLt
+    from aethermind_cuda.nccl import NcclCommunicator
 
 __all__ = [
     "Call",
@@ -88,6 +89,10 @@ class Context(Protocol):
     @property
     def cublas(self) -> CublasLt:
         """The library of dense products on this device."""
+
+    @property
+    def collectives(self) -> NcclCommunicator:
+        """The ranks that this device's is one of."""
 
     def bind_launch(self, launch: Launch) -> Enqueue:
         """A function of a stream that launches."""

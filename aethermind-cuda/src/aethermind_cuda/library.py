@@ -12,6 +12,7 @@ from aethermind.errors import DeviceError
 from aethermind_cuda.cublas import CublasLt, find_cublaslt
 from aethermind_cuda.driver import Driver
 from aethermind_cuda.launch import DeviceFacts, Enqueue, Launch, Relocate
+from aethermind_cuda.nccl import NcclCommunicator
 from aethermind_cuda.parameters import Parameters
 from aethermind_cuda.relocation import find_operand
 from aethermind_cuda.targets import best_target
@@ -81,6 +82,8 @@ class KernelLibrary:
         self._modules: dict[str, int] = {}
         self._functions: dict[tuple[str, str], int] = {}
         self._shared_limits: dict[int, int] = {}
+        self.communicator: NcclCommunicator | None = None
+        """The ranks, once they have met."""
 
     @cached_property
     def cublas(self) -> CublasLt:
@@ -89,6 +92,19 @@ class KernelLibrary:
         if library is None:
             raise DeviceError("cuBLASLt is not installed: run `pip install nvidia-cublas`.")
         return CublasLt(library)
+
+    @property
+    def collectives(self) -> NcclCommunicator:
+        """The ranks; DeviceError before they have met."""
+        if self.communicator is None:
+            raise DeviceError("The ranks have not met yet: ask the backend for its communicator first.")
+        return self.communicator
+
+    def leave(self) -> None:
+        """Leave the other ranks: nothing waits for them any more."""
+        communicator, self.communicator = self.communicator, None
+        if communicator is not None:
+            communicator.close()
 
     def function(self, source: str, kernel: str) -> int:
         """The driver's handle of an entry point."""

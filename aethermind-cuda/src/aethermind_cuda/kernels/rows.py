@@ -8,7 +8,7 @@ from math import prod
 from aethermind_cuda.kernels._common import cuda_kernel, div_up, threads_for
 from aethermind_cuda.launch import Call, DeviceArray, Launch
 
-__all__ = ["KERNELS"]
+__all__ = ["KERNELS", "permute_heads", "transpose"]
 
 _VECTOR_BYTES = 16
 _TILE = 32
@@ -51,13 +51,23 @@ def _permute_heads(call: Call) -> Iterator[Launch]:
     (x,) = call.inputs
     (out,) = call.outputs
     assert x is not None
-    yield _launch("permute_heads", prod(x.shape[:-1]) if x.size else 0, out, out, x, *x.shape[-3:])
+    yield permute_heads(out, x)
+
+
+def permute_heads(out: DeviceArray, x: DeviceArray) -> Launch:
+    """out[…, columns, rows, width] of x[…, rows, columns, width]."""
+    return _launch("permute_heads", prod(x.shape[:-1]) if x.size else 0, out, out, x, *x.shape[-3:])
 
 
 def _transpose(call: Call) -> Iterator[Launch]:
     (x,) = call.inputs
     (out,) = call.outputs
     assert x is not None
+    yield from transpose(out, x)
+
+
+def transpose(out: DeviceArray, x: DeviceArray) -> Iterator[Launch]:
+    """out[…, columns, rows] of x[…, rows, columns]."""
     num_rows, num_columns = x.shape[-2:]
     matrix_bytes = num_rows * num_columns * x.dtype.itemsize
     num_matrices = prod(x.shape[:-2])

@@ -1,0 +1,215 @@
+"""Collectives between the ranks of one model by NCCL, called through its C interface: a process and a GPU each.
+
+The library is the one of the `nvidia-nccl-cu13` wheel, which torch for CUDA brings, too. Numbers are those of nccl.h;
+see https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html. Its kernels may be captured in a graph.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from aethermind.errors import DeviceError, InvalidArgumentError
+from aethermind.graph.tensor_parallel import Share
+from aethermind.hal.dtype import DType
+from aethermind.hal.stream import Stream
+from aethermind.hal.tensor import Tensor
+from aethermind_cuda.launch import DeviceArray, Enqueue
+from aethermind_cuda.streams import CudaStream
+
+__all__ = ["NcclCommunicator", "find_nccl"]
+
+_BYTES, _SUM = 0, 0
+"""`ncclInt8`, as which everything is moved that is not added up, and `ncclSum`."""
+_DATA_TYPES = {DType.FLOAT16: 6, DType.FLOAT32: 7, DType.BFLOAT16: 9}
+_ID_BYTES = 128
+_MEETING_S = 300.0
+"""How long a rank waits for the others, which load weights first."""
+_RETRY_S = 0.05
+
+
+class _UniqueId(ctypes.Structure):
+    """`ncclUniqueId`, which C passes by value."""
+
+    _fields_ = (("internal", ctypes.c_byte * _ID_BYTES),)
+
+
+@cache
+def find_nccl() -> Any | None:
+    """The library, or None where it is not installed."""
+    try:
+        from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+    except ImportError:
+        return None
+    try:
+        library = ctypes.CDLL(load_nvidia_dynamic_lib("nccl").abs_path)
+    except (DynamicLibNotFoundError, OSError):
+        return None
+    library.ncclGetErrorString.restype = ctypes.c_char_p
+    return library
+
+
+class NcclCommunicator:
+    """The ranks of one model, on the device whose context is current; implements `hal.communicator.Communicator`.
+
+    `bind_…` decide all that can be decided before, like `launch.Work`; what they return may be captured.
+    """
+
+    def __init__(
+        self, library: Any, rank: int, size: int, address: str | None, scratch: Tensor, stream: Stream
+    ) -> None:
+        """Meet the others at `address`, `HOST:PORT`, where rank 0 listens; returns when all are there.
+
+        A barrier sums `scratch`, which nobody reads, on `stream`.
+        """
+        if not 0 <= rank < size:
+            raise InvalidArgumentError(f"Rank {rank} of {size} does not exist: ranks are counted from 0.")
+        self._library, self._scratch, self._stream = library, scratch, stream
+        self._share = Share(rank, size)
+        self._handle = ctypes.c_void_p()
+        unique = _UniqueId()
+        if rank == 0:
+            self._call("ncclGetUniqueId", ctypes.byref(unique))
+        if size > 1:
+            if address is None:
+                raise InvalidArgumentError("Ranks of CUDA devices meet at an address, HOST:PORT, and none was given.")
+            host, _, port = address.rpartition(":")
+            place = host, int(port)
+            own = bytes(unique.internal)
+            found = _hand_out(own, place, size - 1) if rank == 0 else _fetch(place)
+            ctypes.memmove(ctypes.byref(unique), found, _ID_BYTES)
+        self._call("ncclCommInitRank", ctypes.byref(self._handle), size, unique, rank)
+
+    def close(self) -> None:
+        """Leave the others. What still waits for them ends, so that a rank whose others have gone can end as well."""
+        handle, self._handle = self._handle, ctypes.c_void_p()
+        if handle:
+            self._call("ncclCommAbort", handle)
+
+    @property
+    def rank(self) -> int:
+        return self._share.rank
+
+    @property
+    def size(self) -> int:
+        return self._share.size
+
+    @property
+    def share(self) -> Share:
+        """Which rank of how many this is."""
+        return self._share
+
+    def all_reduce(self, tensor: Tensor, stream: Stream) -> None:
+        """Sum `tensor` over all ranks, in place."""
+        array = _array(tensor)
+        self.bind_all_reduce(array, array)(_handle_of(stream))
+
+    def all_gather(self, output: Tensor, part: Tensor, stream: Stream) -> None:
+        """Join every rank's `part` along the first axis into `output`."""
+        self.bind_all_gather(_array(output), _array(part))(_handle_of(stream))
+
+    def broadcast(self, tensor: Tensor, root: int, stream: Stream) -> None:
+        """Copy `tensor` of rank `root` to every rank."""
+        where = ctypes.c_void_p(tensor.address)
+        self._bind("ncclBroadcast", where, where, tensor.nbytes, _BYTES, root)(_handle_of(stream))
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        self.all_reduce(self._scratch, self._stream)
+        self._stream.synchronize()
+
+    def bind_all_reduce(self, out: DeviceArray, x: DeviceArray) -> Enqueue:
+        """out = the sum of every rank's x, which may be `out`."""
+        if not x.size:
+            return _nothing
+        pointers = ctypes.c_void_p(x.address), ctypes.c_void_p(out.address)
+        return self._bind("ncclAllReduce", *pointers, x.size, _DATA_TYPES[x.dtype], _SUM)
+
+    def bind_all_gather(self, out: DeviceArray, part: DeviceArray) -> Enqueue:
+        """Every rank's part, one after the other along the first axis: that of rank r as long as by `Share.bounds`."""
+        if not out.size:
+            return _nothing
+        length, row_bytes = out.shape[0], out.nbytes // out.shape[0]
+        source = ctypes.c_void_p(part.address)
+        if length % self.size == 0:
+            return self._bind("ncclAllGather", source, ctypes.c_void_p(out.address), part.nbytes, _BYTES)
+        # Parts of unequal lengths: each rank sends its own to all, which is one operation within a group.
+        sends = []
+        for rank in range(self.size):
+            begin, end = self._share.bounds(length, rank)
+            where = ctypes.c_void_p(out.address + begin * row_bytes)
+            from_ = source if rank == self.rank else where
+            if end > begin:
+                sends.append(self._bind("ncclBroadcast", from_, where, (end - begin) * row_bytes, _BYTES, rank))
+        call = self._call
+
+        def enqueue(stream: int) -> None:
+            call("ncclGroupStart")
+            try:
+                for send in sends:
+                    send(stream)
+            finally:
+                call("ncclGroupEnd")
+
+        return enqueue
+
+    def _bind(self, name: str, source: Any, target: Any, count: int, *rest: int) -> Enqueue:
+        call, handle = self._call, self._handle
+
+        def enqueue(stream: int) -> None:
+            call(name, source, target, ctypes.c_size_t(count), *rest, handle, ctypes.c_void_p(stream))
+
+        return enqueue
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            words = self._library.ncclGetErrorString(status).decode(errors="replace")
+            raise DeviceError(f"{name} failed with status {status} ({words}). NCCL_DEBUG=INFO makes NCCL say more.")
+
+
+def _hand_out(unique: bytes, place: tuple[str, int], num_others: int) -> bytes:
+    """Give every other rank the id under which all meet."""
+    with socket.create_server(place, backlog=num_others) as server:
+        server.settimeout(_MEETING_S)
+        for _ in range(num_others):
+            try:
+                other, _address = server.accept()
+            except TimeoutError:
+                raise DeviceError(f"Not all ranks came to {place[0]}:{place[1]} in {_MEETING_S:.0f} s.") from None
+            with other:
+                other.sendall(unique)
+    return unique
+
+
+def _fetch(place: tuple[str, int], clock: Callable[[], float] = time.monotonic) -> bytes:
+    """Ask rank 0 for the id, which may listen a little later."""
+    deadline = clock() + _MEETING_S
+    while True:
+        try:
+            with socket.create_connection(place, timeout=_MEETING_S) as sock:
+                found = sock.recv(_ID_BYTES, socket.MSG_WAITALL)
+                if len(found) == _ID_BYTES:
+                    return found
+        except OSError:
+            pass
+        if clock() > deadline:
+            raise DeviceError(f"Rank 0 was not to be found at {place[0]}:{place[1]} in {_MEETING_S:.0f} s.")
+        time.sleep(_RETRY_S)
+
+
+def _array(tensor: Tensor) -> DeviceArray:
+    return DeviceArray(tensor.address, tensor.dtype, tensor.shape)
+
+
+def _handle_of(stream: Stream) -> int:
+    assert isinstance(stream, CudaStream), "the stream is of another backend"
+    return stream.handle
+
+
+def _nothing(_: int) -> None:
+    """A collective of nothing."""
