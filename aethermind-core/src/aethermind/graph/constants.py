@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
@@ -25,8 +25,8 @@ __all__ = [
     "ConstantStore",
     "KeptConstants",
     "PackedConstant",
+    "allocation_sizes",
     "constant_bytes",
-    "constant_sizes",
 ]
 
 Array = Any
@@ -169,19 +169,8 @@ class ConstantStore:
         if self._backend.capabilities.is_host_accessible:
             return {}
         groups: dict[str, _Group] = {}
-        for step in plan.steps:
-            sizes: dict[str, int] = {}
-            for operand in step.inputs:
-                if operand is None or operand.place is not Place.CONSTANT:
-                    continue
-                if operand.name not in missing or operand.name in groups:
-                    continue
-                parameter, pack, format = plan.constants[operand.name]
-                nbytes = self._types[parameter].nbytes({})
-                if pack is None and format is None and nbytes and nbytes % ADJACENT_ALIGNMENT == 0:
-                    sizes[operand.name] = nbytes
-            if len(sizes) > 1:
-                groups |= dict.fromkeys(sizes, _Group(sizes, self._backend))
+        for sizes in _adjacent(plan, self._types, missing):
+            groups |= dict.fromkeys(sizes, _Group(sizes, self._backend))
         return groups
 
     def _load_one(self, key: str, constant: Constant, pack: Pack | None, group: _Group | None) -> Tensor:
@@ -248,11 +237,23 @@ class _Group:
 
 def constant_bytes(plan: Plan, types: Mapping[str, TensorType]) -> int:
     """Bytes that a plan's constants will take once they are loaded: `ConstantStore.nbytes`, foretold."""
-    return sum(constant_sizes(plan, types).values())
+    return sum(_sizes(plan, types).values())
 
 
-def constant_sizes(plan: Plan, types: Mapping[str, TensorType]) -> dict[str, int]:
-    """The same for each constant, by key."""
+def allocation_sizes(plans: Iterable[Plan], types: Mapping[str, TensorType]) -> list[int]:
+    """What is allocated when plans are loaded, one after the other, on a device with memory of its own."""
+    loaded: set[str] = set()
+    allocations: list[int] = []
+    for plan in plans:
+        sizes = {key: nbytes for key, nbytes in _sizes(plan, types).items() if key not in loaded}
+        loaded |= sizes.keys()
+        for group in _adjacent(plan, types, set(sizes)):
+            allocations.append(sum(sizes.pop(key) for key in group))
+        allocations += sizes.values()
+    return allocations
+
+
+def _sizes(plan: Plan, types: Mapping[str, TensorType]) -> dict[str, int]:
     packs = plan.packs()
     sizes = {}
     for key, (name, pack_name, format) in plan.constants.items():
@@ -262,6 +263,27 @@ def constant_sizes(plan: Plan, types: Mapping[str, TensorType]) -> dict[str, int
         else:
             sizes[key] = (type if format is None else TensorType(DType.FLOAT32, type.shape)).nbytes({})
     return sizes
+
+
+def _adjacent(plan: Plan, types: Mapping[str, TensorType], missing: Collection[str]) -> list[dict[str, int]]:
+    """The bytes of missing constants that share an allocation, by key, in the order in which they lie there."""
+    groups: list[dict[str, int]] = []
+    grouped: set[str] = set()
+    for step in plan.steps:
+        sizes: dict[str, int] = {}
+        for operand in step.inputs:
+            if operand is None or operand.place is not Place.CONSTANT:
+                continue
+            if operand.name not in missing or operand.name in grouped:
+                continue
+            parameter, pack, format = plan.constants[operand.name]
+            nbytes = types[parameter].nbytes({})
+            if pack is None and format is None and nbytes and nbytes % ADJACENT_ALIGNMENT == 0:
+                sizes[operand.name] = nbytes
+        if len(sizes) > 1:
+            groups.append(sizes)
+            grouped |= sizes.keys()
+    return groups
 
 
 def _packable(source: Array | QuantizedWeight, dtype: DType, format: WeightFormat | None) -> Array | QuantizedWeight:

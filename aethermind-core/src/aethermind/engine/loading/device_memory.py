@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from aethermind.engine.loading.model_graph import GraphKey
 from aethermind.errors import OutOfMemoryError
-from aethermind.graph.constants import constant_sizes
+from aethermind.graph.constants import allocation_sizes
 from aethermind.graph.run_inputs import place_inputs
 from aethermind.log import get_logger
 
@@ -43,8 +43,7 @@ class MemoryNeeds:
         if planned.adapters is not None:
             types |= planned.adapters.types
             plans.append(planned.compile(GraphKey(has_adapters=True)).plan)
-        sizes = {key: size for plan in plans for key, size in constant_sizes(plan, types).items()}
-        weights = sum(map(footprint, sizes.values()))
+        weights = sum(map(footprint, allocation_sizes(plans, types)))
         steps = sum(_step_bytes(planned, plan) for plan in plans)
         parts = tuple(type.nbytes({}) // planned.num_kv_blocks for type in plain.states.values())
         if planned.draft is None:
