@@ -30,6 +30,12 @@ __device__ __forceinline__ void project_qkv_quantized_gemv(const QkvProjection& 
 
 }  // namespace aether
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+#define AETHER_GEMV_BLOCKS 1
+#else
+#define AETHER_GEMV_BLOCKS 2
+#endif
+
 #define AETHER_QKV(name, bits, shift, dtype, tiles, blocks)                                                            \
   extern "C" __global__ void __launch_bounds__(256, blocks)                                                            \
       name##_##dtype(aether::QkvProjection call, int num_blocks, int log2_chunks, int kind) {                          \
@@ -66,7 +72,7 @@ AETHER_QKV_FEW(int8_zp, 8, kZeros, 2)
 AETHER_QKV_FEW(int8_offset, 8, kOffsets, 2)
 AETHER_QKV_FEW(int2, 2, kZeros, AETHER_FEW_BLOCKS)
 AETHER_QKV_FEW(int1, 1, kNone, AETHER_FEW_BLOCKS)
-AETHER_QKV_GEMV_HALF(int4, 4, kNone, 320, 2)
+AETHER_QKV_GEMV_HALF(int4, 4, kNone, 320, AETHER_GEMV_BLOCKS)
 AETHER_QKV_GEMV_HALF(int4_zp, 4, kZeros, 256, 2)
 AETHER_QKV_GEMV_HALF(int4_offset, 4, kOffsets, 256, 1)
 AETHER_QKV_GEMV_HALF(int2, 2, kZeros, 320, 2)

@@ -12,6 +12,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __noinline__ __attribute__((noinline)) inline
 #define __constant__ static
 #define __grid_constant__
 #define __align__(bytes) __attribute__((aligned(bytes)))
