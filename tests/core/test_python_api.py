@@ -123,7 +123,6 @@ def test_bugs_keep_their_traceback(llm: LLM, monkeypatch: pytest.MonkeyPatch) ->
         (lambda llm: SamplingParams(temprature=3), "SamplingParams() has no argument 'temprature'; did you mean temp"),
         (lambda llm: llm.generate("a", sampling_param=1), "LLM.generate() has no argument 'sampling_param'; did you"),
         (lambda llm: LLM("demo", max_modle_len=3), "no option 'max_modle_len'; did you mean max_model_len?"),
-        (lambda llm: LLM("demo", gpu_memory_utilization=0.9), "memory is bounded by max_model_len and num_kv_blocks"),
         (lambda llm: LLM("demo", trust_remote_code=True), "code that comes with a model is never run"),
         (lambda llm: LLM("demo", n_ctx=64), "give max_model_len"),
     ],

@@ -50,7 +50,7 @@ def test_a_conversation_takes_options_of_the_scheduler(open_demo: Callable[..., 
     assert again[0].num_cached_tokens > 0 == again[1].num_cached_tokens
     *_, streamed = llm.stream_chat(HELLO, PARAMS, options=RequestOptions(cache_salt=b"three"))
     assert streamed.num_cached_tokens == 0
-    with pytest.raises(InvalidArgumentError, match="2 RequestOptions were given for 1 prompts"):
+    with pytest.raises(InvalidArgumentError, match="options holds 2 RequestOptions for 1 prompt"):
         llm.chat(HELLO, PARAMS, options=[RequestOptions()] * 2)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from urllib.parse import urlsplit
 
 import httpx
@@ -69,6 +70,9 @@ def started(flags: Sequence[str]) -> Iterator[Server]:
     command = [sys.executable, "-m", "aethermind", "serve", "--port", "0", *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
+    said: list[str] = []
+    # A line for each request would fill a pipe that nobody reads, and the server would wait.
+    drain = Thread(target=said.extend, args=(process.stderr,))
     try:
         address = None
         while address is None:
@@ -77,16 +81,18 @@ def started(flags: Sequence[str]) -> Iterator[Server]:
                 raise RuntimeError(f"the server did not start: {' '.join(command)}")
             if " at http://" in line:
                 address = urlsplit(line.split(" at ")[1].split(" ")[0])
+        drain.start()
         models = f"{address.scheme}://{address.netloc}/v1/models"
         listed = httpx.get(models, headers=_HEADERS, timeout=60, trust_env=False)
         model = listed.json()["data"][0]["id"]
         yield Server(str(address.hostname), int(address.port or 0), process.pid, model)
     finally:
         process.terminate()
-        said = process.stderr.read()
         status = process.wait(60)
+        if drain.is_alive():
+            drain.join()
     if status != 0:
-        raise RuntimeError(f"the server ended with {status}: {said}")
+        raise RuntimeError(f"the server ended with {status}: {''.join(said)}")
 
 
 def _children(pid: int) -> list[int]:

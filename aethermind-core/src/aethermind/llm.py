@@ -182,7 +182,7 @@ class LLM:
         adapter: str | None = None,
     ) -> Generator[RequestOutput, None, None]:
         """Answer one prompt, yielding what there is whenever it has grown. Closing the iterator ends the request."""
-        return self._stream(prompt, sampling_params, options, adapter)
+        yield from self._stream(prompt, sampling_params, options, adapter)
 
     def _stream(
         self,

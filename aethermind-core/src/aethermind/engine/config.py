@@ -137,7 +137,6 @@ _FOREIGN_OPTIONS = {
     "cpu_offload_gb": "weights stay on the device; leave it out",
     "device_map": "give device",
     "enforce_eager": "plans are always compiled; leave it out",
-    "gpu_memory_utilization": "memory is bounded by max_model_len and num_kv_blocks; leave it out",
     "load_in_4bit": "give quantization='int4'",
     "load_in_8bit": "give quantization='int8'",
     "n_ctx": "give max_model_len",
