@@ -202,7 +202,7 @@ __device__ __forceinline__ int sample_by_bins(Histogram& histogram, Candidates& 
 }
 
 __device__ __noinline__ int sample_by_descents(Histogram& histogram, const Row& row, const Weighing& weighing,
-                                                  const Cuts& cuts, double share) {
+                                               const Cuts& cuts, double share) {
   uint64_t all = 0, from_least = 0;
   for_each_logit<kFewVectorsAhead>(row.logits, row.size, [&](float value, int) {
     const uint64_t weight = weighing.weight(value);
