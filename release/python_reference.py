@@ -90,8 +90,7 @@ def _doc_of(value: Any) -> str | None:
 def _signature(name: str, function: Any) -> str:
     """A signature as it would be written, an argument on a line where all of them do not fit on one."""
     signature = inspect.signature(function)
-    arguments = [str(one) for one in _written(signature)]
-    arguments = [text for text in arguments if text not in ("self", "cls")]
+    arguments = [text for text in _written(signature) if text not in ("self", "cls")]
     end = "" if signature.return_annotation in (signature.empty, "None") else f" -> {signature.return_annotation}"
     line = f"{name}({', '.join(arguments)}){end}"
     if len(line) <= 100:

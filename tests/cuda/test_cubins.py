@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 from pathlib import Path
@@ -10,22 +9,12 @@ from types import ModuleType
 
 import pytest
 from tests.architecture.sources import ROOT
+from tests.cuda.check.kernels import load_builder
 
 from aethermind_cuda.library import Cubins
 from aethermind_cuda.targets import best_target
 
-BUILDER = ROOT / "aethermind-cuda" / "build_kernels.py"
 SOURCES = sorted((ROOT / "aethermind-cuda" / "csrc").glob("*.cu"))
-
-
-def load_builder() -> ModuleType:
-    """The build script, which is no part of the package."""
-    spec = importlib.util.spec_from_file_location("build_kernels", BUILDER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.cuda.check.kernels import load_builder
 from tests.cuda.interpreted_triton import Interpreter, interpreter
-from tests.cuda.test_cubins import load_builder
 
 from aethermind.dispatch import Kernel, Signature
 from aethermind.hal.dtype import DType

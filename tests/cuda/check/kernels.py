@@ -8,7 +8,7 @@ from types import ModuleType
 
 from aethermind_cuda.library import Cubins
 
-__all__ = ["reason_to_compile", "reason_to_keep"]
+__all__ = ["load_builder", "reason_to_compile", "reason_to_keep"]
 
 _BUILD_KERNELS = Path(__file__).parents[3] / "aethermind-cuda" / "build_kernels.py"
 
@@ -25,7 +25,7 @@ def reason_to_keep(target: str, capability: tuple[int, int]) -> str | None:
 
 def reason_to_compile(target: str) -> str | None:
     """What is missing or older than its source, or None. The compiler's release is that of the manifest."""
-    builder, cubins = _builder(), Cubins()
+    builder, cubins = load_builder(), Cubins()
     for source in sorted(builder.SOURCES.glob("*.cu")):
         known = cubins.operators.get(source.stem, {})
         if target not in known.get("targets", {}):
@@ -38,7 +38,7 @@ def reason_to_compile(target: str) -> str | None:
 
 
 def _has_compiler() -> bool:
-    builder = _builder()
+    builder = load_builder()
     try:
         builder.find_tool("nvcc")
     except builder.BuildError:
@@ -46,7 +46,8 @@ def _has_compiler() -> bool:
     return True
 
 
-def _builder() -> ModuleType:
+def load_builder() -> ModuleType:
+    """The build script, which is no part of the package."""
     spec = importlib.util.spec_from_file_location("build_kernels", _BUILD_KERNELS)
     assert spec is not None
     assert spec.loader is not None

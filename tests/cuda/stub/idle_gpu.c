@@ -1,16 +1,15 @@
 /* A libcuda of one H100 whose kernels do nothing: host memory for the device's, and everything else succeeds at once.
  * It rehearses what runs on a card. Environment variables name entry points that go wrong when they are launched:
  * IDLE_GPU_LOSES the device is lost, as after a stray access; IDLE_GPU_HANGS never ends; IDLE_GPU_KILLS the process. */
-#include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-typedef int Result;
-typedef unsigned long long Address;
-enum { OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NO_BINARY = 209, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700 };
+#include "entry_points.h"
+
+enum { OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NO_BINARY = 209, ILLEGAL_ADDRESS = 700 };
 static const size_t kMemory = 4ull << 30;
 
 static char context;
@@ -75,7 +74,9 @@ Result cuStreamCreateWithPriority(void** out, unsigned flags, int priority) {
 Result cuStreamDestroy(void* given) { return free(given), error; }
 Result cuStreamQuery(void* given) { return (void)given, error; }
 Result cuStreamSynchronize(void* given) { return (void)given, error; }
-Result cuStreamWaitEvent(void* given, void* other, unsigned flags) { return (void)given, (void)other, (void)flags, error; }
+Result cuStreamWaitEvent(void* given, void* other, unsigned flags) {
+  return (void)given, (void)other, (void)flags, error;
+}
 Result cuEventCreate(void** out, unsigned flags) { return (void)flags, *out = handle(), error; }
 Result cuEventDestroy(void* given) { return free(given), error; }
 Result cuEventRecord(void* given, void* on) { return (void)given, (void)on, error; }
@@ -90,7 +91,9 @@ Result cuModuleUnload(void* given) { return free(given), error; }
 Result cuModuleGetFunction(void** out, void* given, const char* name) {
   return (void)given, *out = strdup(name), error; /* never freed, as little as a driver frees it */
 }
-Result cuFuncSetAttribute(void* given, int attribute, int value) { return (void)given, (void)attribute, (void)value, error; }
+Result cuFuncSetAttribute(void* given, int attribute, int value) {
+  return (void)given, (void)attribute, (void)value, error;
+}
 
 static int is_named(const char* variable, const char* function) {
   const char* named = getenv(variable);
@@ -135,18 +138,3 @@ Result cuGetErrorName(Result code, const char** out) {
   return 0;
 }
 Result cuGetErrorString(Result code, const char** out) { return (void)code, *out = "it went wrong", 0; }
-
-Result cuGetProcAddress_v2(const char* name, void** out, int version, Address flags, int* status) {
-  (void)version, (void)flags;
-  *out = dlsym(RTLD_DEFAULT, name);
-  if (!*out) {
-    Dl_info self;
-    dladdr((void*)cuInit, &self);
-    *out = dlsym(dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD), name);
-  }
-  if (status) *status = *out ? 0 : 1;
-  return *out ? 0 : NOT_FOUND;
-}
-Result cuGetProcAddress(const char* name, void** out, int version, Address flags, int* status) {
-  return cuGetProcAddress_v2(name, out, version, flags, status);
-}

@@ -1,12 +1,11 @@
 /* A libcuda of one GPU that computes nothing: host memory for the device's, and the newest form of every call. Its
  * only kernel stores its second argument, an int, where its first one points. */
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef int Result;
-typedef unsigned long long Address;
-enum { OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NO_BINARY = 209, NOT_FOUND = 500, NOT_READY = 600, ALREADY = 704 };
+#include "entry_points.h"
+
+enum { OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NO_BINARY = 209, NOT_READY = 600, ALREADY = 704 };
 
 static char context, stream, event, module, function, graph, executable;
 static int is_busy, has_written;
@@ -89,7 +88,8 @@ typedef struct {
 } Config;
 Result cuLaunchKernelEx(const Config* config, void* given, void** parameters, void** extra) {
   const unsigned *grid = config->grid, *block = config->block;
-  const int overlaps = config->num_attributes == 1 && config->attributes->id == 6 && config->attributes->value.is_allowed;
+  const int overlaps =
+      config->num_attributes == 1 && config->attributes->id == 6 && config->attributes->value.is_allowed;
   return !overlaps || cuLaunchKernel(given, grid[0], grid[1], grid[2], block[0], block[1], block[2], config->shared,
                                      config->stream, parameters, extra);
 }
@@ -107,18 +107,3 @@ Result cuGetErrorName(Result error, const char** out) {
   return 0;
 }
 Result cuGetErrorString(Result error, const char** out) { return *out = error == 2 ? "out of memory" : "something", 0; }
-
-Result cuGetProcAddress_v2(const char* name, void** out, int version, Address flags, int* status) {
-  (void)version, (void)flags;
-  *out = dlsym(RTLD_DEFAULT, name);
-  if (!*out) {
-    Dl_info self;
-    dladdr((void*)cuInit, &self);
-    *out = dlsym(dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD), name);
-  }
-  if (status) *status = *out ? 0 : 1;
-  return *out ? 0 : NOT_FOUND;
-}
-Result cuGetProcAddress(const char* name, void** out, int version, Address flags, int* status) {
-  return cuGetProcAddress_v2(name, out, version, flags, status);
-}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from aethermind.llm import LLM
 
-__all__ = ["LoadProgress", "open_llm"]
+__all__ = ["LoadProgress", "PATIENCE_S", "open_llm"]
 
 PATIENCE_S = 0.5
 """Seconds of silence that need no explanation."""

@@ -19,12 +19,11 @@ def model_names(incomplete: str) -> list[str]:
     """Installed models; where none begins like that, the shell completes paths."""
     from aethermind.runtime import Runtime
 
-    return [name for name in Runtime.boot().models.names() if name.startswith(incomplete)]
+    return one_of(*Runtime.boot().models.names())(incomplete)
 
 
 def device_names(incomplete: str) -> list[str]:
     """`auto` and the devices of installed packages."""
     from aethermind.runtime import Runtime
 
-    names = ["auto", *(entry.name for entry in Runtime.boot().devices)]
-    return [name for name in names if name.startswith(incomplete)]
+    return one_of("auto", *(entry.name for entry in Runtime.boot().devices))(incomplete)

@@ -7,6 +7,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from aethermind.cli import console
+from aethermind.cli.load import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from aethermind.llm import LLM
 
 __all__ = ["PrefillProgress", "describe_prefill"]
-
-PATIENCE_S = 0.5
-"""Seconds of silence that need no explanation."""
 
 _REFRESH_S = 0.1
 
