@@ -101,7 +101,7 @@ def test_a_context_that_nobody_gave_is_as_long_as_memory_allows(
 ) -> None:
     options: dict[str, Any] = {"gpu_memory_utilization": 1.0, "max_num_batched_tokens": 64, "max_num_seqs": 4}
     planned = open_llm(num_kv_blocks=128, **options).engine.planned
-    needs = MemoryNeeds.of(planned)
+    needs, most_stop_tokens = MemoryNeeds.of(planned), planned.compiled.plan.symbols["Y"]
     del planned
     gc.collect()
     driver.used = driver.total - needs.weights - needs.steps - 1000 * TOKEN_BYTES
@@ -110,6 +110,7 @@ def test_a_context_that_nobody_gave_is_as_long_as_memory_allows(
     assert planned.max_model_len == planned.num_kv_blocks * 16 < 2048
     assert f"room for the keys and values of {planned.max_model_len} tokens" in caplog.text
     assert planned.compiled.plan.symbols["B"] == planned.num_kv_blocks
+    assert planned.compiled.plan.symbols["Y"] == most_stop_tokens
     assert 500 <= planned.max_model_len <= 1000
     with pytest.raises(OutOfMemoryError, match="no room for a KV cache of 16 tokens"):
         open_llm()

@@ -79,8 +79,7 @@ def plan_model(
     kv = plan_kv(config, dtype, decoder, opened, is_encoder=is_encoder)
     generation = source.generation()
     eos_token_ids = _eos_token_ids(decoder, generation)
-    num_ends = len(eos_token_ids) + MAX_END_TOKENS
-    symbols = _greatest_symbols(config, kv.max_model_len, kv.spec, decoder.vocab_size, num_ends)
+    symbols = _greatest_symbols(config, kv.max_model_len, kv.spec, decoder.vocab_size, len(eos_token_ids))
     if is_encoder:
         symbols["R"] = symbols["T"]
     builder = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype).build()
@@ -211,7 +210,7 @@ def _greatest_symbols(
         "R": rows,
         "B": cache.num_blocks_for(max_model_len),
         "X": rows * min(max_model_len, vocab_size),
-        "Y": rows * min(MAX_STOP_TOKEN_IDS + num_eos + 2 * MAX_BAD_WORDS, vocab_size),
+        "Y": rows * min(MAX_STOP_TOKEN_IDS + num_eos + MAX_END_TOKENS + 2 * MAX_BAD_WORDS, vocab_size),
         "Z": rows * min(MAX_LOGIT_BIAS + max_model_len, vocab_size),
         "E": config.max_num_batched_tokens,
     }
