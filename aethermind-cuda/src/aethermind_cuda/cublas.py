@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 from aethermind.errors import DeviceError
 from aethermind.graph.repeated_runs import BATCH_SIZES
 from aethermind.hal.dtype import DType
+from aethermind.hal.layout import align_up
 from aethermind.log import get_logger
 from aethermind_cuda.launch import Context, DeviceArray, Enqueue, Launch, Relocate
 from aethermind_cuda.relocation import relocated_address
@@ -352,7 +353,7 @@ def prompt_buckets(least: int, most: int) -> Iterator[int]:
 
 def _rounded_up(num_tokens: int) -> int:
     step = next((step for most, step in _BUCKET_STEPS if num_tokens <= most), _LARGEST_STEP)
-    return -(-num_tokens // step) * step
+    return align_up(num_tokens, step)
 
 
 def _is_rounded_otherwise(product: DenseProduct) -> bool:

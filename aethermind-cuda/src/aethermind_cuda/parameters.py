@@ -8,6 +8,7 @@ from functools import cache
 from struct import pack_into, unpack_from
 from typing import Any
 
+from aethermind.hal.layout import align_up
 from aethermind_cuda.launch import DeviceArray
 
 __all__ = ["Parameters"]
@@ -38,7 +39,7 @@ class Parameters:
         self._offsets: list[int] = []
         end = max(1, len(self.values)) * _POINTER_BYTES
         for value in self.values:
-            begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+            begin = align_up(end, _ALIGNMENT)
             self._offsets.append(begin)
             end = begin + ctypes.sizeof(value)
         image = bytearray(end)

@@ -8,12 +8,13 @@ from typing import Any
 from aethermind.dispatch import Kernel
 from aethermind.dispatch.kernel import Pack, Signature
 from aethermind.hal.dtype import DType
-from aethermind_cuda.launch import Call, KernelFunction, Work
+from aethermind_cuda.launch import Call, DeviceArray, KernelFunction, Work
 
-__all__ = ["FLOATS", "cuda_kernel", "div_up", "threads_for"]
+__all__ = ["FLOATS", "cuda_kernel", "div_up", "has_whole_vectors", "threads_for"]
 
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 _WARP = 32
+_VECTOR_BYTES = 16
 
 
 def cuda_kernel(
@@ -32,6 +33,11 @@ def cuda_kernel(
     """A kernel of this device (see `KernelFunction`); `rest` are further fields of `Kernel`."""
     function: Any = KernelFunction(launches, workspace_bytes, is_relocatable, has_heuristics)
     return Kernel(operator, "cuda", name, dtypes, function=function, supports=supports, packs=packs or {}, **rest)
+
+
+def has_whole_vectors(matrix: DeviceArray) -> bool:
+    """Whether every row begins at a multiple of 16 bytes."""
+    return not (matrix.address | matrix.shape[1] * matrix.dtype.itemsize) % _VECTOR_BYTES
 
 
 def div_up(count: int, size: int) -> int:

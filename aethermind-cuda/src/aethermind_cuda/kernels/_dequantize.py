@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aethermind.hal.dtype import DType
+from aethermind.hal.layout import align_up
 from aethermind_cuda.coded_weights import CodedLayout
 from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct
 from aethermind_cuda.kernels._common import div_up
@@ -37,14 +38,14 @@ def _rows_at_once(layout: CodedLayout, dtype: DType) -> int:
     most = min(_MOST_BYTES // (max(1, num_inputs) * dtype.itemsize * _ALIGNED_ROWS), _MOST_TILES // _ALIGNED_TILES)
     most = max(1, most)
     num_parts = div_up(div_up(num_outputs, _ALIGNED_ROWS), most)
-    return div_up(div_up(num_outputs, max(1, num_parts)), _ALIGNED_ROWS) * _ALIGNED_ROWS
+    return align_up(div_up(num_outputs, max(1, num_parts)), _ALIGNED_ROWS)
 
 
 def product_bytes(layout: CodedLayout, dtype: DType) -> int:
     """The workspace of `dequantized_product`."""
     num_outputs, num_inputs = layout.shape
     nbytes = min(num_outputs, _rows_at_once(layout, dtype)) * num_inputs * dtype.itemsize
-    return WORKSPACE_BYTES + div_up(nbytes, _ALIGNMENT) * _ALIGNMENT
+    return WORKSPACE_BYTES + align_up(nbytes, _ALIGNMENT)
 
 
 def dequantized_product(

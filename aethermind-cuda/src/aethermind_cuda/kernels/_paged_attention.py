@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from aethermind.dispatch import Kernel
 from aethermind.dispatch.kernel import Signature
 from aethermind.hal.dtype import DType
+from aethermind.hal.layout import align_up
 from aethermind_cuda.kernels._common import cuda_kernel, div_up
 from aethermind_cuda.kernels._heads import THREADS, code_type, last_dim, supports_head_dim
 from aethermind_cuda.launch import Call, DeviceArray, Launch
@@ -123,7 +124,7 @@ def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | No
         arguments.combine_decode_blocks = tiles.decode * arguments.decode_tile_rows
     combine_blocks = arguments.combine_decode_blocks
     if arguments.prefill_slots:
-        combine_blocks += _prefill_combine_blocks(call, tiles.prefill)
+        combine_blocks += _prefill_combine_blocks(call, tiles.prefill, arguments.prefill_slots)
     if tiles.decode:
         source = f"paged_attention_decode{form}"
         rows, grid = arguments.decode_tile_rows, (tiles.decode, num_kv_heads, arguments.num_splits)
@@ -197,7 +198,7 @@ def _group(call: Call) -> int:
 
 def _decode_rows(call: Call) -> int:
     """Sequences of up to so many rows are the decode kernel's: as many as one query's heads fill tiles."""
-    return div_up(_group(call), _DECODE_ROWS) * _DECODE_ROWS
+    return align_up(_group(call), _DECODE_ROWS)
 
 
 def _decode_tile_rows(call: Call) -> int:
@@ -258,12 +259,12 @@ def _most_prefill_slots(call: Call, num_tiles: int) -> int:
     return min(_blocks_at_a_time(call, shared) // k_cache.shape[1], num_tiles * div_up(_longest(call), _SHORTEST_SPLIT))
 
 
-def _prefill_combine_blocks(call: Call, num_tiles: int) -> int:
+def _prefill_combine_blocks(call: Call, num_tiles: int, num_slots: int) -> int:
     """Of one kv head: enough for all tiles that may be split, or as many as run at the same time."""
     k_cache = call.inputs[1]
     assert k_cache is not None
     most = _COMBINE_BLOCKS_PER_MULTIPROCESSOR * call.device.num_multiprocessors
-    rows = min(num_tiles, _prefill_slots(call, num_tiles) // 2) * _PREFILL_ROWS
+    rows = min(num_tiles, num_slots // 2) * _PREFILL_ROWS
     return min(rows // _COMBINE_ROWS, max(1, most // k_cache.shape[1]))
 
 

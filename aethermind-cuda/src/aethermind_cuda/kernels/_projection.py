@@ -9,7 +9,7 @@ from typing import Any
 from aethermind.hal.dtype import DType
 from aethermind.ops.weight_format import WeightFormat
 from aethermind_cuda.device_packing import format_family
-from aethermind_cuda.kernels._common import div_up
+from aethermind_cuda.kernels._common import div_up, has_whole_vectors
 from aethermind_cuda.kernels._quantized_gemv import quantized_gemv
 from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch
 
@@ -21,7 +21,7 @@ _CHUNK_INPUTS = 32
 _BYTES_PER_CHUNK = 64
 """Of a token's inputs, of 16 bits each."""
 
-FEW_TOKENS = 8
+_FEW_TOKENS = 8
 _MOST_FEW_TOKENS = 32
 _MOST_FEW_WARPS = 8
 _MANY_TOKENS = 64
@@ -34,7 +34,6 @@ _LEAST_GROUPS = 4
 """Of a part of the inputs: fewer do not repay its start."""
 _BLOCKS_PER_MULTIPROCESSOR = 2
 _SUM_THREADS = 256
-_VECTOR_BYTES = 16
 _RING_BYTES = 8192
 """Of a warp: `kRingBytes` of csrc/common/project_gemv.cuh."""
 
@@ -50,7 +49,7 @@ class Projection:
     source: str
     num_weights: int
     group_chunks: int
-    few_tokens: int = FEW_TOKENS
+    few_tokens: int = _FEW_TOKENS
 
     def launch(
         self,
@@ -74,8 +73,8 @@ class Projection:
             tiles = div_up(tiles * self.num_weights, _MANY_WARPS * _TILES_PER_WARP)
             shared_bytes = _STAGES * self.group_chunks * tokens * _BYTES_PER_CHUNK
         else:
-            tokens = self.few_tokens if is_half and num_tokens > FEW_TOKENS else FEW_TOKENS
-            is_gemv = is_half and tokens == FEW_TOKENS and bool(dense) and all(map(_has_whole_vectors, dense))
+            tokens = self.few_tokens if is_half and num_tokens > _FEW_TOKENS else _FEW_TOKENS
+            is_gemv = is_half and tokens == _FEW_TOKENS and bool(dense) and all(map(has_whole_vectors, dense))
             kind = "gemv" if is_gemv else f"few{tokens}"
             warps = max(1, min(_MOST_FEW_WARPS, div_up(num_inputs, self.group_chunks * _CHUNK_INPUTS)))
             shared_bytes = warps * self.num_weights * tokens * (_TILE_OUTPUTS + 1) * DType.FLOAT32.itemsize
@@ -111,7 +110,7 @@ class SplitProjection:
         `workspace` is the address of `parts_bytes`. Sums depend on the number of tokens, in their order.
         """
         num_tokens, num_outputs, _ = sizes
-        if dtype is DType.FLOAT32 or num_tokens <= FEW_TOKENS:
+        if dtype is DType.FLOAT32 or num_tokens <= _FEW_TOKENS:
             yield self.by_token(format, sizes, arguments, dtype)
             return
         tokens = next((count for count in (16, 32) if num_tokens <= count), _MANY_TOKENS)
@@ -142,7 +141,7 @@ class SplitProjection:
     def parts_bytes(self, sizes: tuple[int, int, int], dtype: DType, device: DeviceFacts) -> int:
         """The workspace for up to so many tokens."""
         num_tokens, num_outputs, num_inputs = sizes
-        if dtype is DType.FLOAT32 or num_tokens <= FEW_TOKENS:
+        if dtype is DType.FLOAT32 or num_tokens <= _FEW_TOKENS:
             return 0
         most = 0
         for tokens in range(_MANY_TOKENS, _MOST_SPLIT_TOKENS + 1, _MANY_TOKENS):
@@ -173,8 +172,3 @@ def _sum_parts(out: DeviceArray, parts: DeviceArray, bias: DeviceArray | None, d
     arguments = (out, parts, bias, num_tokens, num_outputs, out.dtype is not dtype, num_parts)
     grid = div_up(num_outputs, _SUM_THREADS), num_tokens, 1
     return Launch("sum_parts", entry, grid, (_SUM_THREADS, 1, 1), arguments)
-
-
-def _has_whole_vectors(weight: DeviceArray) -> bool:
-    """Whether every row of a weight begins at a multiple of 16 bytes."""
-    return not (weight.address | weight.shape[1] * weight.dtype.itemsize) % _VECTOR_BYTES

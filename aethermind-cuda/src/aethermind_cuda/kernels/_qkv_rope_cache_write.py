@@ -13,6 +13,7 @@ from typing import Any
 
 from aethermind.dispatch import Kernel
 from aethermind.dispatch.kernel import Signature
+from aethermind.hal.layout import align_up
 from aethermind_cuda.cublas import DenseProduct
 from aethermind_cuda.kernels import linear, quantized
 from aethermind_cuda.kernels._common import cuda_kernel, div_up
@@ -169,7 +170,7 @@ def _keys_bytes(call: Call) -> int:
     """Room for the keys of a step before they are rotated, and as much again for its values."""
     _, num_kv_heads, _, head_dim = _shape_of_cache(call)
     nbytes = call.outputs[0].shape[0] * num_kv_heads * head_dim * call.outputs[0].dtype.itemsize
-    return div_up(nbytes, _ALIGNMENT) * _ALIGNMENT
+    return align_up(nbytes, _ALIGNMENT)
 
 
 def _shape_of_cache(call: Call) -> tuple[int, ...]:

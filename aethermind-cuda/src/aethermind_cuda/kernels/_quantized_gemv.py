@@ -9,7 +9,7 @@ from aethermind.hal.dtype import DType
 from aethermind.ops.weight_format import WeightFormat
 from aethermind_cuda.coded_weights import GROUP_CHUNKS
 from aethermind_cuda.device_packing import format_family
-from aethermind_cuda.kernels._common import div_up
+from aethermind_cuda.kernels._common import div_up, has_whole_vectors
 from aethermind_cuda.launch import DeviceArray, Launch
 
 __all__ = ["quantized_gemv"]
@@ -27,7 +27,6 @@ _MANY_TILES = 512
 _RING_BYTES = 4096
 """Of a warp and a weight: `kCodedRingBytes` of csrc/common/quantized_gemv.cuh."""
 _SUMS_BYTES = _TOKENS * (_TILE_OUTPUTS + 1) * DType.FLOAT32.itemsize
-_VECTOR_BYTES = 16
 
 
 def quantized_gemv(
@@ -43,8 +42,7 @@ def quantized_gemv(
     A token's sums have the same order whatever the number of tokens.
     """
     num_tokens, num_outputs, num_inputs = sizes
-    is_aligned = not (x.address | num_inputs * x.dtype.itemsize) % _VECTOR_BYTES
-    if format.bits == 8 or x.dtype is DType.FLOAT32 or not is_aligned or not num_inputs:
+    if format.bits == 8 or x.dtype is DType.FLOAT32 or not has_whole_vectors(x) or not num_inputs:
         return None
     tiles = div_up(num_outputs, _TILE_OUTPUTS)
     num_groups = div_up(num_inputs, _GROUP_INPUTS)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from aethermind.hal.dtype import DType
+from aethermind.hal.layout import align_up
 from aethermind_cuda.kernels._common import cuda_kernel, div_up, threads_for
 from aethermind_cuda.launch import Call, DeviceArray, Launch
 
@@ -74,7 +75,7 @@ def _sample_tokens(call: Call) -> Iterator[Launch]:
 
 def _maxima_bytes(num_rows: int, size: int) -> int:
     nbytes = num_rows * _segments(size)[1] * DType.INT32.itemsize
-    return div_up(nbytes, _ALIGNMENT) * _ALIGNMENT
+    return align_up(nbytes, _ALIGNMENT)
 
 
 def _sampling_bytes(call: Call) -> int:

@@ -11,6 +11,7 @@ from aethermind import env
 from aethermind.errors import InvalidArgumentError
 from aethermind.graph.ir import Graph
 from aethermind.graph.tensor_parallel import CollectiveKernels, Share, WeightPart, split_graph, without_results
+from aethermind.graph.tensor_parallel.share import along
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, one_level_format
 from aethermind.runtime import OpenDevice
@@ -114,7 +115,7 @@ def _cut(weight: Any, part: WeightPart) -> Any:
         weight = in_one_level(weight)
     format, axis = weight.format, part.axis % 2
     begin, end = part.begin, part.end
-    codes = _along(weight.codes, axis, begin, end)
+    codes = along(weight.codes, axis, begin, end)
     if axis and format.block:
         if begin % format.block or (end % format.block and end != weight.codes.shape[1]):
             raise InvalidArgumentError(
@@ -126,17 +127,11 @@ def _cut(weight: Any, part: WeightPart) -> Any:
         begin, end = 0, weight.scales.shape[1]
 
     def of_blocks(values: Any) -> Any:
-        return None if values is None else _along(values, axis, begin, end)
+        return None if values is None else along(values, axis, begin, end)
 
     units = weight.units
     if units is not None:
         per_unit = format.super_block // format.block
-        units = _along(units, axis, begin // per_unit, -(-end // per_unit)) if axis else _along(units, 0, begin, end)
+        units = along(units, axis, begin // per_unit, -(-end // per_unit)) if axis else along(units, 0, begin, end)
     scales, zeros, offsets = (of_blocks(side) for side in (weight.scales, weight.zeros, weight.offsets))
     return QuantizedWeight(format, codes, scales, zeros, offsets, units)
-
-
-def _along(array: Any, axis: int, begin: int, end: int) -> Any:
-    index = [slice(None)] * array.ndim
-    index[axis] = slice(begin, end)
-    return array[tuple(index)]

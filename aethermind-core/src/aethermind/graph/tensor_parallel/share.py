@@ -7,7 +7,7 @@ from typing import Any
 
 from aethermind.ops.schema import TensorType
 
-__all__ = ["Share", "WeightPart"]
+__all__ = ["Share", "WeightPart", "along"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,11 @@ class WeightPart:
 
     def of(self, array: Any) -> Any:
         """These elements of the whole parameter's array, as a view."""
-        index = [slice(None)] * array.ndim
-        index[self.axis] = slice(self.begin, self.end)
-        return array[tuple(index)]
+        return along(array, self.axis, self.begin, self.end)
+
+
+def along(array: Any, axis: int, begin: int, end: int) -> Any:
+    """The elements of an array from `begin` to `end` of an axis, as a view."""
+    index = [slice(None)] * array.ndim
+    index[axis] = slice(begin, end)
+    return array[tuple(index)]
