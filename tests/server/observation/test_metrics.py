@@ -63,7 +63,7 @@ def test_the_times_of_a_request_add_up(http: httpx.Client) -> None:
     first, whole = (
         gained(http, before, f"{name}_seconds_sum") for name in ("time_to_first_token", "e2e_request_latency")
     )
-    assert 0 < first < whole
+    assert 0 < first <= whole  # the same where the server was told of the first token and the last at once
     assert sum(parts) < whole
     assert gained(http, before, "request_params_max_tokens_sum") == 6
 

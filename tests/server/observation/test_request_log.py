@@ -50,7 +50,7 @@ def test_a_line_says_what_a_request_took(http: httpx.Client, records: Records) -
     (fields,) = records.fields
     usage = answer.json()["usage"]
     assert answer.headers["X-Client-Request-Id"] == "order-7"
-    assert 0 < fields.pop("ttft_ms") < fields.pop("duration_ms")
+    assert 0 < fields.pop("ttft_ms") <= fields.pop("duration_ms")
     assert fields == {
         "request_id": answer.headers["X-Request-Id"],
         "client_request_id": "order-7",
