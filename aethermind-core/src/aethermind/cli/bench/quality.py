@@ -74,7 +74,7 @@ def quality(
     window, settings = dense_settings(device, load_format, num_threads, tokens)
     settings["runtime"] = runtime
     name = options.chosen_model(model)
-    with _open(name, dtype="float32", **settings) as dense:
+    with _open(name, dtype="float32", quantization="dense", **settings) as dense:
         windows = windows_of_text(dense, text, tokens, window)
         expected = _logits(dense, windows)
         report: dict[str, Any] = {
