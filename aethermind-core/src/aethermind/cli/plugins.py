@@ -33,6 +33,7 @@ _FIELDS = (
     "register_ms",
     "registered",
     "deprecated",
+    "hints",
 )
 
 EXAMPLES = console.examples("aethermind plugins list", "aethermind plugins list --json")
@@ -108,6 +109,7 @@ def plugin_rows(records: list[PluginRecord]) -> list[tuple[str, ...]]:
             names = "; ".join(f"{kind} {', '.join(names)}" for kind, names in record.registered.items())
             rest = f"in {record.load_ms + record.register_ms:.0f} ms: {names.replace('_', ' ') or 'nothing'}"
             rest += "".join(f"; deprecated: {note}" for note in record.deprecated)
+            rest += "".join(f"; hint: {hint}" for hint in record.hints)
         else:
             rest = f"{record.error} {record.advice}".rstrip()
         rows.append((record.name, package, f"contract {record.contract}", record.status, rest))

@@ -162,9 +162,7 @@ class Runtime:
 
         With `is_deterministic` its dispatcher refuses kernels whose results depend on what else is in a batch.
         """
-        selection = self.devices.select(text)
-        backend = selection.entry.open()
-        backend.devices.set_current(selection.device.index)  # where its allocator hands out memory
+        selection, backend = self.devices.open(text)
         threads = backend.set_num_threads(num_threads)
         if num_threads is not None and backend.capabilities.is_host_accessible:
             _warn_of_more_threads_than_cpus(threads)
