@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aethermind.errors import AetherMindError, KernelError, in_words
 from aethermind.hal.dtype import DType
 from aethermind.ops.schema import Attribute, TensorType
 from aethermind.ops.weight_format import DENSE
@@ -77,6 +78,8 @@ class Kernel:
     quantised on the way.
 
     `rounds_weights` says that weights in a format may be rounded to F, each by itself, before they are multiplied.
+
+    `provider` is the package that it comes from, for messages: the registry fills it in.
     """
 
     operator: str
@@ -92,8 +95,35 @@ class Kernel:
     is_batch_invariant: bool = True
     arithmetic: DType | None = None
     rounds_weights: bool = False
+    provider: str = ""
 
     def __post_init__(self) -> None:
         assert (self.native is None) != (self.function is None), (
             f"kernel {self.name} must be native or a function, not both"
         )
+
+    @property
+    def title(self) -> str:
+        """`'name' for linear of my-package`, as messages name a kernel."""
+        return f"{self.name!r} for {self.operator}" + (f" of {self.provider}" if self.provider else "")
+
+    def call(self, inputs: Sequence[Any], outputs: Sequence[Any], attributes: Mapping[str, Attribute]) -> None:
+        """Run a Python kernel over its arrays; KernelError names it and its package where it fails.
+
+        A kernel that returns something computed into arrays of its own, which nobody reads: that is an error, too.
+        """
+        assert self.function is not None, "a native kernel is not called from Python"
+        try:
+            returned: object = self.function(inputs, outputs, attributes)
+        except AetherMindError:
+            raise
+        except Exception as error:
+            raise KernelError(
+                f"Kernel {self.title} raised {in_words(error)} Update or uninstall its package, or choose another "
+                "device."
+            ) from error
+        if returned is not None:
+            raise KernelError(
+                f"Kernel {self.title} returned {type(returned).__name__} instead of None: a kernel writes its results "
+                "into `outputs`, such as by `outputs[0][...] = …`."
+            )

@@ -102,9 +102,8 @@ class StepLoop:
             self._run_step(step, lambda operand: array_at(address(operand), operand, sizes))
 
     def _run_step(self, step: Step, array: Callable[[Operand], Array]) -> None:
-        assert step.kernel.function is not None, "the step loop runs Python kernels only"
         inputs = [None if operand is None else array(operand) for operand in step.inputs]
-        step.kernel.function(inputs, [array(operand) for operand in step.outputs], step.attributes)
+        step.kernel.call(inputs, [array(operand) for operand in step.outputs], step.attributes)
 
 
 def addresses_in_run(plan: Plan, memory: MemoryMap, sizes: Mapping[str, int]) -> Callable[[Operand], int]:
