@@ -14,7 +14,6 @@ from aethermind.graph.plan import Operand, Place, Plan
 from aethermind.graph.repeated_runs import is_decode_size
 from aethermind.graph.tensor_parallel.operators import COLLECTIVES
 from aethermind.hal.stream import Stream
-from aethermind.ops.dims import resolve
 from aethermind_cann.dtypes import torch_dtype
 from aethermind_cann.graph_capture import CapturedSteps, can_capture
 from aethermind_cann.memory import CannAllocator
@@ -118,7 +117,7 @@ class CannExecutable:
         storage, begin = self._storages[operand.place, operand.name]
         begin += operand.offset_bytes
         flat = storage[begin : begin + operand.type.nbytes(sizes)]
-        return flat.view(torch_dtype(operand.dtype)).view(resolve(operand.shape, sizes))
+        return flat.view(torch_dtype(operand.dtype)).view(operand.shape_for(sizes))
 
 
 def _call_all(calls: list[_Call], index: int) -> None:

@@ -21,6 +21,7 @@ from tests.core.graph.graphs import (
 )
 from tests.core.graph.remote_backend import PackingBackend, RemoteBackend
 
+from aethermind.errors import PluginError
 from aethermind.graph import Executor, GraphBuilder, compile_graph
 from aethermind.graph.constants import ConstantStore
 from aethermind.graph.executor import FedInput, StepLoop
@@ -222,8 +223,8 @@ def test_the_step_loop_refuses_native_kernels() -> None:
     from dataclasses import replace
 
     plan = replace(run.compiled.plan, steps=(replace(run.compiled.plan.steps[0], kernel=kernel),))
-    with pytest.raises(AssertionError, match="Python kernels only"):
-        StepLoop(plan, {}).run((2,), run.backend.streams.default())
+    with pytest.raises(PluginError, match="'n' for silu is native, and device x calls Python functions only"):
+        StepLoop(plan, {})
 
 
 def test_the_null_device_computes_nothing() -> None:

@@ -75,7 +75,8 @@ def list_plugins(as_json: options.AsJson = False) -> None:
 
 
 def boot() -> Runtime:
-    """Everything installed, loaded as far as it goes, operators and commands included; failures are in `plugins`.
+    """Everything installed, loaded as far as it goes, operators, commands and third parties' kernels included; failures
+    and hints are in `plugins`.
 
     What failed its trial before is tried again.
     """
@@ -83,11 +84,13 @@ def boot() -> Runtime:
     from aethermind.cli.plugin_commands import collect_commands
     from aethermind.plugins.trial import forget_failures
     from aethermind.runtime import Runtime
+    from aethermind.runtime.kernel_hints import hint_at_kernels
 
     forget_failures()
     runtime = Runtime.boot()
     _ = runtime.operators  # which registers them
     collect_commands(runtime.plugins, runtime.manager, typer.main.get_group(root).commands)
+    hint_at_kernels(runtime.plugins)
     return runtime
 
 

@@ -63,6 +63,11 @@ class Dispatcher:
         fallbacks = [kernel for group in self._fallbacks.values() for kernel in group]
         return Dispatcher([*ours, *kernels], fallbacks, is_deterministic=self._is_deterministic)
 
+    def with_fallbacks(self, kernels: Sequence[Kernel]) -> Dispatcher:
+        """The same with other kernels to fall back to."""
+        ours = [kernel for group in self._by_operator.values() for kernel in group]
+        return Dispatcher(ours, kernels, is_deterministic=self._is_deterministic)
+
     def has_format(self, name: str) -> bool:
         """Whether one of the device's own kernels computes with weights in a format."""
         kernels = (kernel for group in self._by_operator.values() for kernel in group)

@@ -317,14 +317,7 @@ class Engine(Shared):
 
     def _refuse(self, decision: ScheduleDecision, now: float) -> list[RequestOutput]:
         return [
-            self._give_up(
-                self._outputs[entry.request.request_id],
-                AetherMindError(
-                    f"Request {entry.request.request_id} needs {entry.num_tokens} tokens of KV cache, and the whole "
-                    f"cache holds {entry.capacity_tokens}. Raise num_kv_blocks or shorten the prompt."
-                ),
-                now,
-            )
+            self._give_up(self._outputs[entry.request.request_id], AetherMindError(entry.reason), now)
             for entry in decision.rejected
         ]
 
