@@ -66,9 +66,10 @@ class Kernel:
     """An out-variant: the caller owns outputs; a kernel never allocates, logs or parses.
 
     Exactly one of two forms is given: `native`, a PyCapsule of the C ABI (`aethermind/kernel_abi.h`), or
-    `function(inputs, outputs, attributes)`, a Python callable over NumPy arrays (host memory; None for absent inputs).
-    `supports` returns None, or the reason why not. Of several that support a call the highest `priority` is chosen.
-    `packs` names the inputs that want another layout.
+    `function(inputs, outputs, attributes)`, a Python callable that returns None. Inputs, None where one is absent, and
+    outputs are NumPy views of host memory; on a device whose backend has an executable of its own they are what that
+    hands over, such as tensors of a library. `supports` returns None, or the reason why not. Of several that support a
+    call the highest `priority` is chosen. `packs` names the inputs that want another layout.
 
     `weight_formats` are the formats of weights that it computes with, None for all of them. A weight in one of them
     comes in the kernel's pack for that input, of which a function gets the bytes, uint8 [nbytes]; a function without a

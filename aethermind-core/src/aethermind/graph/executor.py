@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from aethermind.errors import PluginError
+from aethermind.errors import DeviceError, PluginError
 from aethermind.graph.constants import ConstantStore
 from aethermind.graph.plan import Operand, Place, Plan, Step
 from aethermind.graph.run_inputs import CopiedInputs, Inputs, SharedInputs, place_inputs
@@ -172,7 +172,13 @@ class Executor:
             **{key: tensor.address for key, tensor in self._tensors.items()},
             **{(Place.INPUT, name): address for name, address in self._inputs.addresses().items()},
         }
-        self.executable: Executable = backend.compile(plan, memory) or StepLoop(plan, memory)
+        executable = backend.compile(plan, memory)
+        if executable is None and not self._is_host_accessible:
+            raise DeviceError(
+                f"Device {device} cannot run a plan: the host cannot reach its memory, as its capabilities say "
+                "(is_host_accessible=False), so that its backend has to implement `compile`. Update its package."
+            )
+        self.executable: Executable = executable or StepLoop(plan, memory)
 
     @property
     def arena_bytes(self) -> int:

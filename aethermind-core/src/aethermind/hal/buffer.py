@@ -71,6 +71,9 @@ class Buffer:
     def free(self) -> None:
         """Give the memory back now; no view of it may be used any more.
 
+        Nothing waits for work that still uses it, neither here nor where the last reference goes: whoever frees a
+        buffer has synchronised the streams that do. Its memory may be handed out again at once.
+
         Freeing twice, or freeing borrowed memory, is a DeviceError.
         """
         if self._release is None:
