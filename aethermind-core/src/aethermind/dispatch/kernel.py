@@ -108,6 +108,11 @@ class Kernel:
         """`'name' for linear of my-package`, as messages name a kernel."""
         return f"{self.name!r} for {self.operator}" + (f" of {self.provider}" if self.provider else "")
 
+    def failure(self, error: Exception) -> KernelError:
+        """What to raise where its function raised `error`, which is no AetherMindError."""
+        advice = "Update or uninstall its package, or choose another device."
+        return KernelError(f"Kernel {self.title} raised {in_words(error)} {advice}")
+
     def call(self, inputs: Sequence[Any], outputs: Sequence[Any], attributes: Mapping[str, Attribute]) -> None:
         """Run a Python kernel over its arrays; KernelError names it and its package where it fails.
 
@@ -119,10 +124,7 @@ class Kernel:
         except AetherMindError:
             raise
         except Exception as error:
-            raise KernelError(
-                f"Kernel {self.title} raised {in_words(error)} Update or uninstall its package, or choose another "
-                "device."
-            ) from error
+            raise self.failure(error) from error
         if returned is not None:
             raise KernelError(
                 f"Kernel {self.title} returned {type(returned).__name__} instead of None: a kernel writes its results "
