@@ -17,7 +17,6 @@ from aethermind import Runtime
 from aethermind.cli.verbs import VERBS
 
 PAGES = ROOT / "docs" / "extending"
-PACKAGE = "aethermind-my-chip"
 _CODE = r"```python\n(.*?)```\n"
 _STEP = re.compile(
     r"^```console\n(?P<session>.*?)^```$"
@@ -28,11 +27,11 @@ _STEP = re.compile(
 
 
 class Reader:
-    """Somebody who follows a page in a folder: types its commands, writes its code."""
+    """Somebody who follows a page in a folder about a package: types its commands, writes its code."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, package: str) -> None:
         self._folder = folder
-        self._package, self._metadata = folder / PACKAGE, folder / "metadata"
+        self._package, self._metadata = folder / package, folder / "metadata"
 
     def follow(self, page: Path) -> None:
         steps = list(_STEP.finditer(page.read_text(encoding="utf-8")))
@@ -80,8 +79,12 @@ def as_pattern(printed: str) -> str:
     return "".join(lines) + r"\n*"
 
 
-def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
-    Reader(tmp_path).follow(PAGES / "your-own-backend.md")
+@pytest.mark.parametrize(
+    ("page", "package"),
+    [("your-own-backend", "aethermind-my-chip"), ("your-own-model", "aethermind-my-llm")],
+)
+def test_the_tutorial_does_what_it_says(tmp_path: Path, page: str, package: str) -> None:
+    Reader(tmp_path, package).follow(PAGES / f"{page}.md")
 
 
 @pytest.mark.parametrize("name", ["write_hooks", "write_operators"])
