@@ -72,8 +72,8 @@ class Kernel:
     call the highest `priority` is chosen. `packs` names the inputs that want another layout.
 
     `weight_formats` are the formats of weights that it computes with, None for all of them. A weight in one of them
-    comes in the kernel's pack for that input, of which a function gets the bytes, uint8 [nbytes]; a function without a
-    pack gets its values as float32.
+    comes in the kernel's pack for that input, of which a function gets the bytes, uint8 [nbytes]; a kernel without a
+    pack, native or not, gets its values as float32.
 
     `arithmetic` is the dtype whose peak rate bounds its operations where that is not F, as with activations that are
     quantised on the way.
