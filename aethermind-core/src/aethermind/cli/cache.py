@@ -48,7 +48,9 @@ KINDS: Mapping[str, Kind] = {
     "weights": Kind(("weights/*.safetensors", f"weights/*{UNFINISHED}"), "weights as kernels want them"),
     "tokenizers": Kind(("tokenizers/*.bpe", f"tokenizers/*{UNFINISHED}"), "tables of large tokenizers"),
     "digests": Kind(("digests/*",), "what checkpoints hold, by digest"),
-    "answers": Kind(("probes.json", "probes-*", "trials.json", "trials-*"), "what plugins answered before"),
+    "answers": Kind(
+        ("probes.json", "probes-*", "trials.json", "trials-*", "opens.json", "opens-*"), "what plugins answered before"
+    ),
 }
 
 app = typer.Typer(
