@@ -69,10 +69,10 @@ class Buffer:
             release()
 
     def free(self) -> None:
-        """Give the memory back now; no view of it may be used any more.
+        """Give the memory back now; no view of it may be used any more. The caller waits for work on it first.
 
-        Nothing waits for work that still uses it, neither here nor where the last reference goes: whoever frees a
-        buffer has synchronised the streams that do. Its memory may be handed out again at once.
+        So does whoever drops the last reference. Nothing is waited for here, and the memory may be handed out again at
+        once.
 
         Freeing twice, or freeing borrowed memory, is a DeviceError.
         """

@@ -1,9 +1,6 @@
 """Queues of work: what is put on one stream runs in order, streams run beside each other.
 
-Nothing orders two streams but an event, and nothing is ordered by the default stream unless it is put on it. The engine
-puts steps, what they read and what it reads of them on the default stream of its device. Where the host cannot reach
-the device's memory, a second stream swaps blocks of the KV cache beside the steps; a KV store adds one for blocks on
-their way to it, which a thread of its own uses. So streams, events and copies are used from several threads.
+Several threads may use the streams of a backend at the same time, each its own.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ class Stream(ABC):
     def wait_event(self, event: Event) -> None:
         """Let work submitted from now on start only after `event`, without holding up the host.
 
-        What is waited for is the mark as it stands now: to record the event again later moves nothing.
+        It is the mark as it is at this call that counts: recording the event again later changes nothing.
         """
 
     @abstractmethod
@@ -47,7 +44,12 @@ class Stream(ABC):
 
 
 class StreamManager(ABC):
-    """Makes the streams of one backend."""
+    """Makes the streams of one backend. Nothing orders two of them but an event, the default stream included.
+
+    The engine puts steps, what they read and what it reads of them on the default stream of its device. Where the host
+    cannot reach the device's memory, a second stream swaps blocks of the KV cache beside the steps; a KV store adds one
+    for blocks on their way to it, which a thread of its own uses.
+    """
 
     @abstractmethod
     def create(self, index: int = 0, *, priority: int = 0) -> Stream:
