@@ -13,6 +13,7 @@ import typer.main
 from tests.documentation.commands import ROOT, environment
 
 from aethermind.cli.app import app
+from aethermind.plugins.first_party import FIRST_PARTY
 
 USING = sorted((ROOT / "docs" / "using").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *USING]
@@ -24,6 +25,7 @@ _FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z0-9-]*")
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _OTHER_PROGRAMS = ("docker ", "hf ", "pip ", "python ")
 
+_MODELS = ROOT / "docs" / "using" / "models.md"
 WITH_PYTHON = [page for page in PAGES if _PYTHON.search(page.read_text(encoding="utf-8"))]
 
 
@@ -71,6 +73,17 @@ def test_flags_for_those_who_come_from_elsewhere_exist() -> None:
             found |= set(_FLAG.findall(" ".join(code for row in rows[2:] for code in _CODE.findall(row[-1]))))
     assert len(found) > 40
     assert found <= FLAGS
+
+
+def test_the_table_of_models_names_what_is_released() -> None:
+    """A row for each architecture, with its package, and with a yes where the package reads `.gguf` files."""
+    for package, names in FIRST_PARTY.items():
+        rows = [line for line in prose(_MODELS).splitlines() if line.endswith(f"| `{package}` |")]
+        listed = set(_CODE.findall(" ".join(rows)))
+        assert {
+            name for name in names.get("architecture", ()) if name.endswith(("CausalLM", "HeadModel", "BertModel"))
+        } <= listed
+        assert all(("| yes" in row) == ("gguf" in names) for row in rows)
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.stem)

@@ -1,4 +1,4 @@
-"""`aethermind cache`: what later starts find ready on disk, and how to be rid of it."""
+"""`aethermind cache`: show and delete the cached files that make later starts fast."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ app = typer.Typer(
 
 @app.callback()
 def _root(ctx: typer.Context) -> None:
-    """Show or delete what later starts find ready."""
+    """Show or delete the cached files that make later starts fast."""
     if ctx.invoked_subcommand is None:
         list_kinds()
 
@@ -103,7 +103,7 @@ def clear(
     """
     unknown = next((name for name in kinds or () if name not in KINDS), None)
     if unknown is not None:
-        raise InvalidArgumentError(f"There is no kind {unknown!r:.80} of kept files; known: {', '.join(KINDS)}.")
+        raise InvalidArgumentError(f"There is no kind {unknown!r:.80} of cached files; known: {', '.join(KINDS)}.")
     files = [file for name, kind in KINDS.items() if name in (kinds or KINDS) for file in kind.files()]
     if not files:
         print(f"Nothing of that is in {env.cache_directory()}.")

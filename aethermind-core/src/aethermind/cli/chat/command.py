@@ -149,7 +149,7 @@ def _check_template(llm: LLM, model: str, template: str | None) -> None:
     elif llm.tokenizer.chat_template is None:
         others = llm.tokenizer.chat_templates
         raise InvalidArgumentError(
-            f"The model {model} has no chat template, so it was not taught to talk. Let it continue a text with "
-            "`aethermind generate`, or give it a Jinja template with --chat-template FILE"
+            f"The model {model} has no chat template, so it is probably no chat model. Continue a text with "
+            "`aethermind generate`, or pass a Jinja template as --chat-template FILE"
             + (f", or one of its own by name ({', '.join(sorted(others))})." if others else ".")
         )
