@@ -16,7 +16,7 @@ from aethermind.cli.app import app
 from aethermind.plugins.first_party import FIRST_PARTY
 
 USING = sorted((ROOT / "docs" / "using").glob("*.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *USING]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMING_FROM = ROOT / "docs" / "using" / "coming-from.md"
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`([^`]+)`")
@@ -26,7 +26,7 @@ _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _OTHER_PROGRAMS = ("docker ", "hf ", "pip ", "python ")
 
 _MODELS = ROOT / "docs" / "using" / "models.md"
-WITH_PYTHON = [page for page in PAGES if _PYTHON.search(page.read_text(encoding="utf-8"))]
+WITH_PYTHON = [page for page in (PAGES[0], *USING) if _PYTHON.search(page.read_text(encoding="utf-8"))]
 
 
 def prose(page: Path) -> str:

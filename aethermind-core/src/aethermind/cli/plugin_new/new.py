@@ -29,8 +29,11 @@ _CORE = "aethermind-core"
 
 
 def new(
-    kind: Annotated[Kind, typer.Argument(help="What the package provides.")],
-    name: Annotated[str, typer.Argument(help="Its name; the package is called aethermind-NAME.")],
+    kind: Annotated[
+        Kind,
+        typer.Argument(metavar="KIND", help="What it provides: backend, model, operator, kv-store or policy."),
+    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name; the package is called aethermind-NAME.")],
     directory: Annotated[Path, typer.Option(help="Where to create the package's directory.")] = Path(),
 ) -> None:
     """Create a package that AetherMind finds once it is installed, with tests that pass."""
