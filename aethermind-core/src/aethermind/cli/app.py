@@ -184,7 +184,7 @@ def _root(
     log_level: Annotated[
         str | None,
         typer.Option(
-            help="Log on stderr from this level on: debug, info, warning or error.",
+            help="Log to stderr from this level on: debug, info, warning or error.",
             show_default="AETHERMIND_LOG, or warning",
             callback=_set_level,
         ),

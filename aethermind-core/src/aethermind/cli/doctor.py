@@ -31,7 +31,7 @@ _LIBRARIES = ("numpy", "ml_dtypes", "tokenizers", "safetensors", "jinja2", "plug
 
 
 def doctor(as_json: options.AsJson = False) -> None:
-    """Report on machine, devices and plugins."""
+    """Report on the machine, its devices and the installed plugins."""
     report = examine(boot())
     if as_json:
         unmet = [asdict(requirement) for requirement in report["unmet_requirements"]]

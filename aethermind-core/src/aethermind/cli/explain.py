@@ -52,26 +52,32 @@ def explain(
     diff: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            metavar="A B", help="Compare every value of device B with device A's, and name the first that is off."
+            metavar="A B",
+            help="Compare every value that device B computes with device A's, and name the first that differs.",
         ),
     ] = None,
-    prompt: Annotated[str, typer.Option(help="What --diff runs.")] = DEFAULT_PROMPT,
-    tokens: Annotated[int, typer.Option(help="Tokens that --diff answers with.", min=1)] = 1,
-    no_fuse: Annotated[bool, typer.Option("--no-fuse", help="--diff without fused operators.")] = False,
+    prompt: Annotated[str, typer.Option(help="The prompt of --diff.")] = DEFAULT_PROMPT,
+    tokens: Annotated[int, typer.Option(help="Tokens that --diff generates.", min=1)] = 1,
+    no_fuse: Annotated[bool, typer.Option("--no-fuse", help="Run --diff without fused operators.")] = False,
     rtol: Annotated[
         float | None,
-        typer.Option(help="Error that --diff allows, of a row's largest magnitude.", show_default="by dtype"),
+        typer.Option(
+            help="Relative error that --diff allows, as a fraction of a row's largest magnitude.",
+            show_default="by dtype",
+        ),
     ] = None,
-    atol: Annotated[float | None, typer.Option(help="Error that --diff allows besides.", show_default="1e-05")] = None,
+    atol: Annotated[
+        float | None, typer.Option(help="Absolute error that --diff allows in addition.", show_default="1e-05")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show which kernel computes which operator, or where two devices disagree.
+    """Show which kernel runs each operator, or where two devices disagree.
 
-    Each kind of layer is told once, and so is each reason for a choice. Weights are not loaded. The exit code is 1 when
-    a device lacks kernels without which it cannot run the model, and the host cannot compute in its memory instead.
+    Layers with the same kernels are shown once, and so is each reason for a choice. Weights are not loaded. The exit code
+    is 1 if a device lacks kernels that it needs to run the model and the host cannot run in its place.
 
-    With --diff both devices run the same prompt, and the values that have a name in both plans are compared. The exit
-    code is 1 when something diverges. Where B fuses operators, the values inside of them exist with --no-fuse only.
+    With --diff, both devices run the same prompt, and the values with a name in both plans are compared; the exit code
+    is 1 if any of them differs. Values inside the fused operators of B exist with --no-fuse only.
     """
     settings = {
         **as_arguments(numbers, cache),

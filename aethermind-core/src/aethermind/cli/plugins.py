@@ -59,7 +59,7 @@ app.command("new", hidden=True, epilog=new.EXAMPLES.replace("plugin new", "plugi
 
 @app.command("list", epilog=EXAMPLES)
 def list_plugins(as_json: options.AsJson = False) -> None:
-    """Show each plugin with its package, the time it took at start and what it registered, or why it failed."""
+    """Show each plugin with its package, its load time and what it registered, or why it failed."""
     runtime = boot()
     records = runtime.plugins
     if as_json:
