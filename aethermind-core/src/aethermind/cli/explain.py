@@ -73,8 +73,8 @@ def explain(
 ) -> None:
     """Show which kernel runs each operator, or where two devices disagree.
 
-    Layers with the same kernels are shown once, and so is each reason for a choice. Weights are not loaded. The exit code
-    is 1 if a device lacks kernels that it needs to run the model and the host cannot run in its place.
+    Layers with the same kernels are shown once, and so is each reason for a choice. Weights are not loaded. The exit
+    code is 1 if a device lacks kernels that it needs to run the model and the host cannot run in its place.
 
     With --diff, both devices run the same prompt, and the values with a name in both plans are compared; the exit code
     is 1 if any of them differs. Values inside the fused operators of B exist with --no-fuse only.
