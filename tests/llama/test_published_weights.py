@@ -49,9 +49,10 @@ def expected(folder: Path, ids: list[int]) -> Array:
     heads, groups = 9, 3
     config = transformers.LlamaConfig(
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=heads,
-        num_key_value_heads=groups, rms_norm_eps=1e-5, rope_theta=100_000.0, tie_word_embeddings=True,
+        num_key_value_heads=groups, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
     )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).eval()
+    model: Any = transformers.LlamaForCausalLM(config)
     parts = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
              "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
              "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
