@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
+from pydantic import TypeAdapter
 from tests.end_to_end.models import copy_demo
 from tests.server.conftest import serving
 
 from aethermind import LLM, Runtime
-from aethermind.server.openai.tools import ForcedCall
+from aethermind.server.openai.tools import ForcedCall, Tool, ToolChoice, demand_for
 from aethermind.text.answer_parser import Content, ToolCall
 
 TOOLS = [
@@ -161,3 +163,60 @@ def test_a_name_that_the_template_looks_at(http: httpx.Client) -> None:
         for extra in ({}, {"chat_template_kwargs": {"mood": "merrily"}})
     )
     assert merry > plain
+
+
+NESTED = {
+    "type": "object",
+    "properties": {
+        "tree": {"$ref": "#/$defs/Tree"},
+        "again": {"$ref": "#"},
+        "same": {"$ref": "#/properties/$ref"},
+        "$ref": {"type": "integer"},
+        "default": {"$ref": "#/definitions/a~1b"},
+        "plain": {"const": {"$ref": "#/x"}},
+    },
+    "additionalProperties": False,
+    "$defs": {"Tree": {"type": "array", "items": {"$ref": "#/$defs/Tree"}, "maxItems": 2}},
+    "definitions": {"a/b": {"type": "boolean"}},
+}
+"""Parameters that refer to parts of themselves, as Pydantic, zod and MCP write them."""
+
+
+@pytest.mark.parametrize("name", ["weather", "nested"])
+@pytest.mark.parametrize("choice", ["required", "named"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"tree": [[], [[]]]},
+        {"tree": [[], [], []]},
+        {"again": {"again": {"same": 1, "$ref": 2}}},
+        {"again": {"again": {"same": "1"}}},
+        {"again": {"name": "nested", "arguments": {}}},
+        {"default": True},
+        {"default": 3},
+        {"plain": {"$ref": "#/x"}},
+    ],
+    ids=json.dumps,
+)
+def test_a_call_has_the_arguments_that_its_function_takes(name: str, choice: str, arguments: dict[str, Any]) -> None:
+    tools = [Tool(**TOOLS[0]), Tool(type="function", function={"name": "nested", "parameters": NESTED})]
+    wanted = choice if choice == "required" else {"type": "function", "function": {"name": name}}
+    demand = demand_for(tools, TypeAdapter(ToolChoice).validate_python(wanted))
+    assert demand is not None
+    assert demand.json is not None
+    parameters = {"weather": TOOLS[0]["function"]["parameters"], "nested": NESTED}[name]
+    right = jsonschema.Draft202012Validator(parameters).is_valid(arguments)
+    call = {"name": name, "arguments": arguments}
+    assert jsonschema.Draft202012Validator(json.loads(demand.json)).is_valid(call) == right
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "find"}}])
+def test_a_forced_call_of_a_function_with_definitions(client: openai.OpenAI, choice: Any) -> None:
+    city = {"type": "object", "properties": {"of": {"const": "Rome"}}, "required": ["of"]}
+    city["additionalProperties"] = False
+    parameters = {"$defs": {"City": city}, "type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}}
+    parameters |= {"required": ["city"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "find", "parameters": parameters}}]
+    answer = client.chat.completions.create(**{**ASK, "tools": tools}, tool_choice=choice).choices[0]
+    (call,) = answer.message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": {"of": "Rome"}}

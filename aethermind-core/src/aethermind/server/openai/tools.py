@@ -53,6 +53,12 @@ class NamedTool(StrictModel):
     function: FunctionName
 
 
+_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keywords of JSON schemas whose values map names to schemas."""
+
+_PLAIN_VALUES = frozenset({"const", "enum", "default", "examples"})
+"""Those whose values are no schemas."""
+
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
@@ -89,16 +95,14 @@ def demand_for(tools: Sequence[Tool], choice: ToolChoice | None) -> StructuredOu
     if not tools:
         raise ApiError(400, "tool_choice asks for a call, and there are no tools.", param="tool_choice")
     if choice == "required":
-        calls = [
-            _object({"name": {"const": tool.function.name}, "arguments": _schema(tool.function)}) for tool in tools
-        ]
+        calls = [_call(tool.function, f"#/anyOf/{index}") for index, tool in enumerate(tools)]
         return StructuredOutputs(json={"anyOf": calls})
     assert isinstance(choice, NamedTool)
     name = choice.function.name
     chosen = next((tool.function for tool in tools if tool.function.name == name), None)
     if chosen is None:
         raise ApiError(400, f"tool_choice names {name!r:.80}, which is not among the tools.", param="tool_choice")
-    return StructuredOutputs(json=_object({"name": {"const": name}, "arguments": _schema(chosen)}))
+    return StructuredOutputs(json=_call(chosen, "#"))
 
 
 class ForcedCall:
@@ -130,14 +134,33 @@ def delta_of(piece: Content | Reasoning | ToolCall) -> dict[str, Any]:
     return {"tool_calls": [call]}
 
 
-def _schema(function: Function) -> dict[str, Any]:
-    return function.parameters or {"type": "object"}
-
-
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
+def _call(function: Function, place: str) -> dict[str, Any]:
+    """A schema of calls of the function, which stands at `place` of the whole schema."""
+    parameters = function.parameters or {"type": "object"}
+    properties = {"name": {"const": function.name}, "arguments": _moved(parameters, f"{place}/properties/arguments")}
     return {
         "type": "object",
         "properties": properties,
         "required": list(properties),
         "additionalProperties": False,
     }
+
+
+def _moved(schema: Any, place: str, *, is_schema: bool = True) -> Any:
+    """A schema that was a whole one as the part at `place` of another: its references to itself lead there.
+
+    One with an `$id` stays as it is, for references in it are to that. Unless it `is_schema`, it maps names to schemas.
+    """
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    if not isinstance(schema, dict) or (is_schema and isinstance(schema.get("$id"), str)):
+        return schema
+    moved = {}
+    for key, value in schema.items():
+        if is_schema and key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+            moved[key] = place + value[1:]
+        elif is_schema and key in _PLAIN_VALUES:
+            moved[key] = value
+        else:
+            moved[key] = _moved(value, place, is_schema=not (is_schema and key in _NAMED_SCHEMAS))
+    return moved
