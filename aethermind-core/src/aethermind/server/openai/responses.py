@@ -186,9 +186,9 @@ def _nested(function: FunctionTool | FunctionChoice) -> dict[str, Any]:
 
 
 def _chat_format(format: TextFormat) -> dict[str, Any]:
-    if format.type != "json_schema":
+    if format.type != "json_schema" and format.schema_ is None:
         return {"type": format.type}
     if format.schema_ is None:
         raise ApiError(400, "text.format has no schema.", param="text.format.schema")
     schema = {"name": format.name or "answer", "schema": format.schema_, "strict": format.strict}
-    return {"type": "json_schema", "json_schema": schema}
+    return {"type": format.type, "json_schema": schema}
