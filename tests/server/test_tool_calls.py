@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,8 +17,11 @@ from tests.end_to_end.models import copy_demo
 from tests.server.conftest import serving
 
 from aethermind import LLM, Runtime
+from aethermind.errors import TokenizerError
+from aethermind.server.openai.chat import ChatMessage, ChatRequest
+from aethermind.server.openai.reading import AnswerReader
 from aethermind.server.openai.tools import ForcedCall, Tool, ToolChoice, demand_for
-from aethermind.text.answer_parser import Content, ToolCall
+from aethermind.text.answer_parser import AnswerFormat, Content, Reasoning, ToolCall
 
 TOOLS = [
     {
@@ -66,7 +71,7 @@ def test_a_call_that_the_model_writes(client: openai.OpenAI) -> None:
     assert choice.message.content == "Let me see."
     (call,) = choice.message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", CALL["arguments"])
-    assert call.id.startswith("call_")
+    assert re.fullmatch("[a-zA-Z0-9]{9}", call.id)  # which is what Mistral's templates demand
 
 
 def test_the_same_streamed(client: openai.OpenAI) -> None:
@@ -163,6 +168,87 @@ def test_a_name_that_the_template_looks_at(http: httpx.Client) -> None:
         for extra in ({}, {"chat_template_kwargs": {"mood": "merrily"}})
     )
     assert merry > plain
+
+
+HISTORY = [
+    {"role": "user", "content": "hi"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "clock", "arguments": '{"place": "Rome"}'}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "noon"},
+]
+
+
+def _written(template: str, messages: list[dict[str, Any]]) -> str:
+    """A conversation as a server's model with this template would read it."""
+    request = ChatRequest(model="m", messages=[ChatMessage(**one) for one in messages])
+    return request.prompt(_model({"default": template}))
+
+
+def _model(templates: dict[str, str]) -> Any:
+    """As much of a served model as writing a prompt takes."""
+    return SimpleNamespace(name="m", tokenizer=SimpleNamespace(chat_templates=templates, special_tokens={}))
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (
+            "{% for m in messages %}{% if m['content'] is none %}CALL {{ m.tool_calls[0].function.name }}"
+            "{% else %}[{{ m.content }}]{% endif %}{% endfor %}",
+            "[hi]CALL clock[noon]",
+        ),
+        ("{% for m in messages %}{{ '[' + m['content'] + ']' }}{% endfor %}", "[hi][][noon]"),
+        (
+            "{% for m in messages %}{% if m.tool_calls %}{{ 'CALL ' + m.tool_calls[0].function.arguments }}"
+            "{% else %}[{{ m.content }}]{% endif %}{% endfor %}",
+            '[hi]CALL {"place": "Rome"}[noon]',
+        ),
+        (
+            "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments.place }}{% endfor %}"
+            "{{ m.content or '' }} {% endfor %}",
+            "hi Rome noon ",
+        ),
+    ],
+)
+def test_a_turn_of_nothing_but_calls_is_told_as_the_template_asks(template: str, content: Any, expected: str) -> None:
+    messages = [HISTORY[0], {**HISTORY[1], "content": content}, HISTORY[2]]
+    assert _written(template, messages) == expected
+
+
+def test_a_template_that_fails_on_calls_either_way_says_why() -> None:
+    with pytest.raises(TokenizerError, match="refuses these messages: no calls"):
+        _written(
+            "{% for m in messages %}{% if m.tool_calls %}{{ raise_exception('no calls') }}{% endif %}{% endfor %}",
+            HISTORY,
+        )
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_tools_go_to_the_template_for_them(tools: Any) -> None:
+    model = _model({"default": "{{ mood }}", "tool_use": "{{ tools[0].function.name }}"})
+    request = ChatRequest(model="m", messages=[ChatMessage(role="user", content="hi")], tools=tools)
+    assert request.prompt(model) == ("weather" if tools else "")
+
+
+@pytest.mark.parametrize(
+    ("demand", "told"),
+    [
+        ({}, [Reasoning("hm"), Content("Yes.")]),
+        ({"response_format": {"type": "text"}}, [Reasoning("hm"), Content("Yes.")]),
+        ({"response_format": {"type": "json_object"}}, [Content("hm\n</think>\n\nYes.")]),
+        ({"structured_outputs": {"regex": "[^x]*"}}, [Content("hm\n</think>\n\nYes.")]),
+    ],
+)
+def test_thoughts_that_the_template_opened(demand: dict[str, Any], told: list[Any]) -> None:
+    request = ChatRequest(model="m", messages=[ChatMessage(role="user", content="hi")], **demand)
+    reader = AnswerReader(request, AnswerFormat(reasoning=("<think>", "</think>")), "<|assistant|><think>\n")
+    assert reader.read("hm\n</think>\n\nYes.", is_last=True) == told
 
 
 NESTED = {

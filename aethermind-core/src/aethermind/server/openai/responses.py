@@ -20,12 +20,12 @@ from aethermind.server.openai.response_input import InputItem, chat_messages
 from aethermind.server.openai.sampling import CommonFields, rename
 
 if TYPE_CHECKING:
-    from aethermind.engine.requests.prompt_reader import Prompt
     from aethermind.engine.requests.request_options import RequestOptions
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.openai.ignored_fields import IgnoredFields
     from aethermind.server.served_model import ServedModel
     from aethermind.server.tenants import Tenant
+    from aethermind.text.chat_prompt import WrittenChat
 
 __all__ = ["LOGPROBS", "ResponseRequest", "ResponseWish"]
 
@@ -153,7 +153,7 @@ class ResponseWish:
         self.is_stream = bool(request.stream)
         self.user = request.user
 
-    def prompt(self, model: ServedModel, ignored: IgnoredFields | None) -> Prompt:
+    def prompt(self, model: ServedModel, ignored: IgnoredFields | None) -> WrittenChat:
         """The conversation as the model's template writes it; see `ChatRequest.prompt`."""
         with _own_names():
             return self.chat.prompt(model, ignored)

@@ -77,7 +77,8 @@ class ResponseFormat(StrictModel):
 
     def demand(self) -> StructuredOutputs | None:
         """What it asks of the answer's text; ApiError 400 where its fields contradict each other."""
-        given = [one for one in (self.json_schema and self.json_schema.schema_, self.schema_) if one is not None]
+        nested = None if self.json_schema is None else self.json_schema.schema_
+        given = [one for one in (nested, self.schema_) if one is not None]
         if len(given) > 1 or (given and self.type == "text"):
             raise ApiError(400, "response_format has one schema, and none for text.", param="response_format.schema")
         if given:
@@ -169,6 +170,12 @@ class SamplingFields(CommonFields):
     def num_answers(self) -> int:
         """Answers to each prompt."""
         return self.n or 1
+
+    @property
+    def has_demand(self) -> bool:
+        """Whether the answer's text has to look like something."""
+        format = self.response_format
+        return self.structured_outputs is not None or (format is not None and format.type != "text")
 
     def options(self, tenant: Tenant, model: ServedModel) -> RequestOptions:
         """What the request asks of the engine besides. ApiError 400 for values out of range or without effect."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import uuid
+import random
+import string
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -13,9 +14,9 @@ from aethermind.sampling.structured import StructuredOutputs
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.text.answer_parser import Content, Reasoning, ToolCall
-from aethermind.text.written_call import read_call
+from aethermind.text.written_call import read_calls
 
-__all__ = ["ForcedCall", "RecalledCall", "Tool", "ToolChoice", "delta_of", "demand_for"]
+__all__ = ["ForcedCall", "RecalledCall", "Tool", "ToolChoice", "call_id", "delta_of", "demand_for"]
 
 _Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -78,13 +79,13 @@ class RecalledCall(StrictModel):
     type: Literal["function"] = "function"
     function: CalledFunction
 
-    def plain(self) -> dict[str, Any]:
-        """The call as chat templates take it: with the arguments as an object."""
+    def plain(self, *, are_texts: bool = False) -> dict[str, Any]:
+        """The call as chat templates take it: with the arguments as an object, or as the text they are."""
         try:
             arguments = json.loads(self.function.arguments or "{}")
         except (ValueError, RecursionError):
             raise ApiError(400, "A tool call's arguments are no JSON.", param="messages") from None
-        function = {"name": self.function.name, "arguments": arguments}
+        function = {"name": self.function.name, "arguments": self.function.arguments if are_texts else arguments}
         return {"id": self.id, "type": self.type, "function": function}
 
 
@@ -119,8 +120,8 @@ class ForcedCall:
     def finish(self) -> Iterator[Content | Reasoning | ToolCall]:
         """The text has ended; one cut short is content, so that nothing is lost."""
         text = "".join(self._texts)
-        call = read_call(text)
-        yield Content(text) if call is None else ToolCall(0, *call)
+        calls = read_calls(text)
+        yield ToolCall(0, *calls[0]) if len(calls) == 1 else Content(text)
 
 
 def delta_of(piece: Content | Reasoning | ToolCall) -> dict[str, Any]:
@@ -130,8 +131,13 @@ def delta_of(piece: Content | Reasoning | ToolCall) -> dict[str, Any]:
     if isinstance(piece, Reasoning):
         return {"reasoning_content": piece.text}
     function = {"name": piece.name, "arguments": piece.arguments}
-    call = {"index": piece.place, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+    call = {"index": piece.place, "id": call_id(), "type": "function", "function": function}
     return {"tool_calls": [call]}
+
+
+def call_id() -> str:
+    """An id for a call: nine letters and digits, which are all that chat templates of Mistral take."""
+    return "".join(random.choices(string.ascii_letters + string.digits, k=9))
 
 
 def _call(function: Function, place: str) -> dict[str, Any]:
