@@ -131,6 +131,21 @@ def test_what_has_failed_forces_nothing(grammars: Grammars, tokenizer: Tokenizer
         ({"json": {"$ref": "#/$defs/missing"}}, "does not exist"),
         ({"json": {"enum": []}}, "Unsatisfiable"),
         ({"json": {"$ref": "#"}}, "no text satisfies it"),
+        (
+            {"json": {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}},
+            "what it demands before there is a choice has no end",
+        ),
+        (
+            {
+                "json": {
+                    "type": "object",
+                    "properties": {"x": {"$ref": "#/$defs/a"}},
+                    "required": ["x"],
+                    "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}},
+                }
+            },
+            "no text satisfies it",
+        ),
         ({"json": False}, "describes nothing"),
         ({"json": {"type": "string", "pattern": "(?=a)b"}}, "look-ahead"),
         ({"regex": "(a"}, "unclosed group"),
