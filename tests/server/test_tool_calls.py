@@ -41,6 +41,7 @@ TOOLS = [
 ]
 MESSAGES = [{"role": "user", "content": "What is the weather in Rome?"}]
 ASK: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "tools": TOOLS, "max_tokens": 200, "seed": 1}
+BARE = {"model": "demo", "messages": MESSAGES}
 CALL = {"name": "weather", "arguments": {"place": "Rome"}}
 WRITES_A_CALL = {"choice": [f"Let me see.\n<tool_call>\n{json.dumps(CALL)}\n</tool_call>"]}
 """The model was not taught tools; this makes it write what a model that was would."""
@@ -306,3 +307,20 @@ def test_a_forced_call_of_a_function_with_definitions(client: openai.OpenAI, cho
     answer = client.chat.completions.create(**{**ASK, "tools": tools}, tool_choice=choice).choices[0]
     (call,) = answer.message.tool_calls
     assert json.loads(call.function.arguments) == {"city": {"of": "Rome"}}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}, {"chat_template_kwargs": {"mood": " and merry"}}],
+    ids=["tools", "no_choice", "names"],
+)
+def test_tools_are_counted_as_they_are_charged(address: str, extra: dict[str, Any]) -> None:
+    ask = {**BARE, **extra}
+    with httpx.Client(base_url=address) as http:
+        plain, tokens = (http.post("/tokenize", json=one).json()["tokens"] for one in (BARE, ask))
+        usage = http.post("/v1/chat/completions", json={**ask, "max_tokens": 1}).json()["usage"]
+        refused = http.post("/tokenize", json={"model": "demo", "prompt": "hi", **extra})
+    assert usage["prompt_tokens"] == len(tokens)
+    assert (tokens != plain) == ("tool_choice" not in extra)
+    assert refused.status_code == 400
+    assert "goes with messages" in refused.text

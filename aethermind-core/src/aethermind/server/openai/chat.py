@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aethermind.server.openai.ignored_fields import IgnoredFields
     from aethermind.server.served_model import ServedModel
 
-__all__ = ["ChatAnswer", "ChatMessage", "ChatRequest", "written"]
+__all__ = ["ChatAnswer", "ChatMessage", "ChatRequest"]
 
 
 class ContentPart(StrictModel):
@@ -112,7 +112,7 @@ class ChatRequest(SamplingFields):
             names.setdefault("reasoning_effort", self.reasoning_effort)
         self._check_effect(model.tokenizer.chat_templates, names, ignored)
         tools = [tool.model_dump(exclude_none=True) for tool in self.offered]
-        return written(self.messages, model, tools, names)
+        return _written(self.messages, model, tools, names)
 
     def _check_effect(
         self, templates: Mapping[str, str], names: Mapping[str, Any], ignored: IgnoredFields | None
@@ -166,7 +166,7 @@ class ChatRequest(SamplingFields):
         return sampling_params(self, model, max_tokens=self.asked_tokens, logprobs=logprobs, demand=demand)
 
 
-def written(
+def _written(
     messages: Sequence[ChatMessage],
     model: ServedModel,
     tools: Sequence[dict[str, Any]] = (),
