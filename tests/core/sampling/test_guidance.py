@@ -163,6 +163,34 @@ def test_what_cannot_be_served_is_said_at_once(grammars: Grammars, wanted: dict[
     assert str(caught.value).endswith("Change or simplify what is asked for.")
 
 
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, "-8999999999999999999", str(2**63)),
+        ({"type": "integer", "minimum": 0, "exclusiveMaximum": 2**64}, "9007199254740993", str(2**64)),
+        (
+            {"type": "integer", "minimum": 9007199254740993, "maximum": 9007199254740999},
+            "9007199254740994",
+            "9007199254741000",
+        ),
+        ({"type": "number", "minimum": -3.4028235e38, "maximum": 3.4028235e38}, "-12.5", "x"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1.7976931348623157e308}, "12.5", "-1"),
+    ],
+    ids=str,
+)
+def test_bounds_of_64_bits_and_floats(
+    grammars: Grammars, tokenizer: Tokenizer, schema: dict[str, Any], good: str, bad: str
+) -> None:
+    for text, is_good in ((good, True), (bad, False)):
+        guide, output = grammars.guide(StructuredOutputs(json=schema)), list[int]()
+        fits = True
+        for token_id in [*tokenizer.encode(text), EOS]:
+            if not (fits := token_id in allowed(guide, output)):
+                break
+            output.append(token_id)
+        assert fits == is_good
+
+
 def test_a_recursive_schema_is_served(grammars: Grammars, tokenizer: Tokenizer) -> None:
     node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
     guide, output = grammars.guide(StructuredOutputs(json=node)), list[int]()

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from aethermind.sampling.json_schemas import rewritten
 from aethermind.sampling.structured import StructuredOutputs
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
@@ -53,12 +54,6 @@ class NamedTool(StrictModel):
     type: Literal["function"]
     function: FunctionName
 
-
-_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-"""Keywords of JSON schemas whose values map names to schemas."""
-
-_PLAIN_VALUES = frozenset({"const", "enum", "default", "examples"})
-"""Those whose values are no schemas."""
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
@@ -152,21 +147,18 @@ def _call(function: Function, place: str) -> dict[str, Any]:
     }
 
 
-def _moved(schema: Any, place: str, *, is_schema: bool = True) -> Any:
+def _moved(schema: dict[str, Any], place: str) -> dict[str, Any]:
     """A schema that was a whole one as the part at `place` of another: its references to itself lead there.
 
-    One with an `$id` stays as it is, for references in it are to that. Unless it `is_schema`, it maps names to schemas.
+    One with an `$id` stays as it is, for references in it are to that.
     """
-    if isinstance(schema, list):
-        return [_moved(one, place) for one in schema]
-    if not isinstance(schema, dict) or (is_schema and isinstance(schema.get("$id"), str)):
-        return schema
-    moved = {}
-    for key, value in schema.items():
-        if is_schema and key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
-            moved[key] = place + value[1:]
-        elif is_schema and key in _PLAIN_VALUES:
-            moved[key] = value
-        else:
-            moved[key] = _moved(value, place, is_schema=not (is_schema and key in _NAMED_SCHEMAS))
+
+    def lead_there(part: dict[str, Any]) -> dict[str, Any] | None:
+        if isinstance(part.get("$id"), str):
+            return None
+        to = part.get("$ref")
+        is_own = isinstance(to, str) and (to == "#" or to.startswith("#/"))
+        return part | {"$ref": place + to[1:]} if is_own else part
+
+    moved: dict[str, Any] = rewritten(schema, lead_there)
     return moved

@@ -1,0 +1,63 @@
+"""JSON schemas taken apart: a change to each schema within one, and bounds of numbers that can be kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["rewritten", "with_near_bounds"]
+
+_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keywords whose values map names to schemas."""
+
+_PLAIN_VALUES = frozenset({"const", "enum", "default", "examples"})
+"""Those whose values are no schemas."""
+
+_FARTHEST = 9 * 10**18
+"""The library that follows schemas counts in 64 bits."""
+
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+
+
+def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any] | None], *, is_schema: bool = True) -> Any:
+    """The schema with `change` made to it and to each one within; where that is None, a schema stays as it is.
+
+    Unless it `is_schema`, what is given maps names to schemas.
+    """
+    if isinstance(schema, list):
+        return [rewritten(one, change) for one in schema]
+    changed = change(schema) if is_schema and isinstance(schema, dict) else schema
+    if not isinstance(changed, dict):
+        return schema
+    return {
+        key: value
+        if is_schema and key in _PLAIN_VALUES
+        else rewritten(value, change, is_schema=not (is_schema and key in _NAMED_SCHEMAS))
+        for key, value in changed.items()
+    }
+
+
+def with_near_bounds(schema: Any) -> Any:
+    """The schema with bounds of numbers that doubles hold and 64 bits reach, so that no answer is outside the true
+    ones: those of 64-bit integers and of floats, which generators of schemas write, come a little nearer.
+    """
+    return rewritten(schema, _with_near_bounds)
+
+
+def _with_near_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    bounds = {key: value for key in (*_LOWER, *_UPPER) if _is_number(value := schema.get(key))}
+    return schema | {key: -_near(-value) if key in _LOWER else _near(value) for key, value in bounds.items()}
+
+
+def _near(upper: float) -> float:
+    """The greatest number that can be kept and is no greater than `upper`."""
+    if upper > _FARTHEST:
+        return _FARTHEST
+    if isinstance(upper, float) or abs(upper) > _FARTHEST or float(upper) <= upper:
+        return upper
+    return int(math.nextafter(float(upper), -math.inf))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
