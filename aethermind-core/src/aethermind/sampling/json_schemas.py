@@ -46,7 +46,7 @@ def with_near_bounds(schema: Any) -> Any:
 
 
 def _with_near_bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    bounds = {key: value for key in (*_LOWER, *_UPPER) if _is_number(value := schema.get(key))}
+    bounds: dict[str, float] = {key: schema[key] for key in (*_LOWER, *_UPPER) if _is_number(schema.get(key))}
     return schema | {key: -_near(-value) if key in _LOWER else _near(value) for key, value in bounds.items()}
 
 

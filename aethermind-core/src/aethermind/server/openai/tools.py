@@ -157,8 +157,9 @@ def _moved(schema: dict[str, Any], place: str) -> dict[str, Any]:
         if isinstance(part.get("$id"), str):
             return None
         to = part.get("$ref")
-        is_own = isinstance(to, str) and (to == "#" or to.startswith("#/"))
-        return part | {"$ref": place + to[1:]} if is_own else part
+        if isinstance(to, str) and (to == "#" or to.startswith("#/")):
+            return part | {"$ref": place + to[1:]}
+        return part
 
     moved: dict[str, Any] = rewritten(schema, lead_there)
     return moved
