@@ -191,6 +191,12 @@ def test_bounds_of_64_bits_and_floats(
         assert fits == is_good
 
 
+def test_words_that_demand_nothing_are_no_reason_to_refuse(grammars: Grammars) -> None:
+    record = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}}
+    fields = {"file": {"type": "string", "format": "path"}, "list": {"type": "array", "uniqueItems": False}}
+    grammars.guide(StructuredOutputs(json={"type": "object", "properties": {"record": record, **fields}}))
+
+
 def test_a_recursive_schema_is_served(grammars: Grammars, tokenizer: Tokenizer) -> None:
     node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
     guide, output = grammars.guide(StructuredOutputs(json=node)), list[int]()

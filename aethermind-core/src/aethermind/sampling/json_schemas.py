@@ -1,4 +1,4 @@
-"""JSON schemas taken apart: a change to each schema within one, and bounds of numbers that can be kept."""
+"""JSON schemas taken apart: a change to each schema within one, keywords without effect, bounds that can be kept."""
 
 from __future__ import annotations
 
@@ -6,13 +6,40 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["rewritten", "with_near_bounds"]
+__all__ = ["rewritten", "with_near_bounds", "without_idle_words"]
 
 _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose values map names to schemas."""
 
 _PLAIN_VALUES = frozenset({"const", "enum", "default", "examples"})
 """Those whose values are no schemas."""
+
+_IDLE: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "dependencies": ({},),
+    "unevaluatedProperties": (True, {}),
+    "unevaluatedItems": (True, {}),
+    "not": (False,),
+}
+"""Values of keywords that everything satisfies. Generators of schemas write them, zod for each record."""
+
+_FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri")
+    + (
+        "uri-reference",
+        "iri",
+        "iri-reference",
+        "uuid",
+        "uri-template",
+        "json-pointer",
+        "relative-json-pointer",
+        "regex",
+    )
+)
+"""The formats of texts that JSON Schema defines. Others, such as Pydantic's `path` and `password`, are remarks."""
 
 _FARTHEST = 9 * 10**18
 """The library that follows schemas counts in 64 bits."""
@@ -36,6 +63,20 @@ def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any] | N
         else rewritten(value, change, is_schema=not (is_schema and key in _NAMED_SCHEMAS))
         for key, value in changed.items()
     }
+
+
+def without_idle_words(schema: Any) -> Any:
+    """The schema without keywords that demand nothing, of which the library that follows schemas knows some not."""
+    return rewritten(schema, _without_idle_words)
+
+
+def _without_idle_words(schema: dict[str, Any]) -> dict[str, Any]:
+    def is_idle(key: str, value: Any) -> bool:
+        if key == "format":
+            return isinstance(value, str) and value not in _FORMATS
+        return any(value == one and type(value) is type(one) for one in _IDLE.get(key, ()))
+
+    return {key: value for key, value in schema.items() if not is_idle(key, value)}
 
 
 def with_near_bounds(schema: Any) -> Any:
