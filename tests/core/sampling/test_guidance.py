@@ -191,6 +191,18 @@ def test_bounds_of_64_bits_and_floats(
         assert fits == is_good
 
 
+def test_a_union_told_apart_by_a_tag_with_a_default(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """As Pydantic writes those that have a discriminator."""
+    union = {"oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}], "discriminator": {"propertyName": "kind"}}
+    cat, dog = ({"type": "object", "properties": {"kind": {"const": kind, "default": kind}}} for kind in ("cat", "dog"))
+    dog["properties"]["friend"] = union
+    guide, output = grammars.guide(StructuredOutputs(json={**union, "$defs": {"Cat": cat, "Dog": dog}})), list[int]()
+    text = '{"kind": "dog", "friend": {"kind": "cat"}}'
+    for token_id in [*tokenizer.encode(text), EOS]:
+        assert token_id in allowed(guide, output)
+        output.append(token_id)
+
+
 def test_words_that_demand_nothing_are_no_reason_to_refuse(grammars: Grammars) -> None:
     record = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}}
     fields = {"file": {"type": "string", "format": "path"}, "list": {"type": "array", "uniqueItems": False}}

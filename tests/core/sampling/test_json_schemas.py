@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field
 
-from aethermind.sampling.json_schemas import with_near_bounds, without_idle_words
+from aethermind.sampling.json_schemas import with_near_bounds, with_tags, without_idle_words
 
 BOUNDS = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-9, 9)
 
@@ -61,6 +62,7 @@ IDLE = [
     {"not": False},
     {"format": "path"},
     {"format": "int64"},
+    {"x-order": 1},
 ]
 WORKING = [
     {"uniqueItems": True},
@@ -86,3 +88,53 @@ def test_words_without_effect_are_dropped(words: dict[str, Any], value: Any) -> 
 @pytest.mark.parametrize("words", WORKING, ids=str)
 def test_words_with_an_effect_stay(words: dict[str, Any]) -> None:
     assert without_idle_words({"anyOf": [words]}) == {"anyOf": [words]}
+
+
+class _Number(BaseModel):
+    kind: Literal["number"] = "number"
+    value: Literal[1, 2]
+
+
+class _Sum(BaseModel):
+    kind: Literal["sum"] = "sum"
+    left: _Expression
+    right: _Expression
+
+
+_Expression = Annotated[_Number | _Sum, Field(discriminator="kind")]
+
+
+class _Formula(BaseModel):
+    expression: _Expression
+
+
+def test_alternatives_of_a_union_have_their_tags() -> None:
+    schema = _Formula.model_json_schema()
+    whole, tagged = (jsonschema.Draft202012Validator(one) for one in (schema, with_tags(schema)))
+    number, bare = {"kind": "number", "value": 1}, {"value": 1}
+    for expression, is_tagged in (
+        (number, True),
+        (bare, False),
+        ({"kind": "sum", "left": number, "right": bare}, False),
+    ):
+        assert whole.is_valid({"expression": expression})
+        assert tagged.is_valid({"expression": expression}) == is_tagged
+    assert not tagged.is_valid({"expression": {"kind": "sum", "value": 1}})
+
+
+@pytest.mark.parametrize(
+    "alternative",
+    [{"$ref": "#/$defs/missing"}, {"$ref": "https://example.com/x"}, {"$ref": 5}, True, {"$ref": "#/oneOf/7"}],
+    ids=str,
+)
+def test_alternatives_that_lead_nowhere_stay(alternative: Any) -> None:
+    schema = {"oneOf": [alternative], "discriminator": {"propertyName": "kind"}}
+    assert with_tags(schema) == {"oneOf": [alternative]}
+
+
+def test_alternatives_in_place_are_tagged() -> None:
+    schema = {"oneOf": [{"required": ["a"]}, {"$ref": "#/x~1y/0"}], "x/y": [{}], "discriminator": {"propertyName": "k"}}
+    tagged = with_tags(schema)
+    assert tagged["oneOf"][0] == {"required": ["a", "k"]}
+    assert tagged["x/y"] == [{"required": ["k"]}]
+    assert schema["x/y"] == [{}]

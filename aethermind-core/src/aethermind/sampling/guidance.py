@@ -19,7 +19,7 @@ from weakref import WeakSet
 from aethermind.errors import InvalidArgumentError
 from aethermind.plugins.first_party import pip_install
 from aethermind.sampling.endless_rules import endless_rules
-from aethermind.sampling.json_schemas import with_near_bounds, without_idle_words
+from aethermind.sampling.json_schemas import with_near_bounds, with_tags, without_idle_words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -234,7 +234,7 @@ def _grammar(matcher: Any, wanted: StructuredOutputs) -> str:
         schema = {} if wanted.json == "true" else json.loads(wanted.json)
         if schema is False:
             raise ValueError("the schema false describes nothing")
-        kept = json.dumps(with_near_bounds(without_idle_words(schema)))
+        kept = json.dumps(with_near_bounds(with_tags(without_idle_words(schema))))
         return str(matcher.grammar_from_json_schema(kept, overrides=_JSON_OPTIONS))
     if wanted.json_object:
         return str(matcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_OPTIONS))

@@ -1,12 +1,17 @@
-"""JSON schemas taken apart: a change to each schema within one, keywords without effect, bounds that can be kept."""
+"""JSON schemas as the library that follows them knows them: answers still fit the schema that was asked for.
+
+It refuses words that it does not know, also those that demand nothing, and numbers beyond 64 bits.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
-__all__ = ["rewritten", "with_near_bounds", "without_idle_words"]
+__all__ = ["rewritten", "with_near_bounds", "with_tags", "without_idle_words"]
 
 _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose values map names to schemas."""
@@ -62,11 +67,75 @@ def without_idle_words(schema: Any) -> Any:
 
 def _without_idle_words(schema: dict[str, Any]) -> dict[str, Any]:
     def is_idle(key: str, value: Any) -> bool:
+        if key.startswith("x-"):
+            return True
         if key == "format":
             return isinstance(value, str) and value not in _FORMATS
         return any(value == one and type(value) is type(one) for one in _IDLE.get(key, ()))
 
     return {key: value for key, value in schema.items() if not is_idle(key, value)}
+
+
+def with_tags(schema: Any) -> Any:
+    """The schema in which each alternative of a union has the property that tells it from the others.
+
+    Pydantic gives that a default, so that it may be left out; then an answer could fit two alternatives of a `oneOf`.
+    Where its values differ, no answer fits two, and `anyOf` says the same. In recursive unions the library knows that
+    alone, and no words beside it.
+    """
+    whole = copy.deepcopy(schema)
+
+    def tag(part: dict[str, Any]) -> dict[str, Any]:
+        alternatives, told_by = part.get("oneOf"), part.get("discriminator")
+        name = told_by.get("propertyName") if isinstance(told_by, dict) else None
+        if isinstance(alternatives, list) and isinstance(name, str):
+            targets = [_target(whole, one) for one in alternatives]
+            for one in targets:
+                _require(one, name)
+            values = [_constant(one, name) for one in targets]
+            if None not in values and len(set(values)) == len(values) and "anyOf" not in part:
+                part["anyOf"] = part.pop("oneOf")
+            del part["discriminator"]
+        return part
+
+    rewritten(whole, tag)
+    return whole
+
+
+def _target(whole: Any, schema: Any) -> Any:
+    """What a schema refers to within the whole; itself if it refers to nothing, None where nothing is there."""
+    pointer = schema.get("$ref") if isinstance(schema, dict) else None
+    if pointer is None:
+        return schema
+    if not (isinstance(pointer, str) and pointer.startswith("#/")):
+        return None
+    place = whole
+    for step in unquote(pointer[2:]).split("/"):
+        key = step.replace("~1", "/").replace("~0", "~")
+        place = place.get(key) if isinstance(place, dict) else _item(place, key)
+    return place
+
+
+def _item(place: Any, index: str) -> Any:
+    is_there = isinstance(place, list) and index.isdecimal() and int(index) < len(place)
+    return place[int(index)] if is_there else None
+
+
+def _constant(schema: Any, name: str) -> str | None:
+    """The only text that a property can be, if its schema says so."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    told = properties.get(name) if isinstance(properties, dict) else None
+    if not isinstance(told, dict):
+        return None
+    values = [told["const"]] if "const" in told else told.get("enum")
+    if isinstance(values, list) and len(values) == 1 and isinstance(values[0], str):
+        return values[0]
+    return None
+
+
+def _require(schema: Any, name: str) -> None:
+    if isinstance(schema, dict) and isinstance(required := schema.get("required", []), list) and name not in required:
+        schema["required"] = [*required, name]
 
 
 def with_near_bounds(schema: Any) -> Any:
