@@ -130,6 +130,10 @@ def test_what_has_failed_forces_nothing(grammars: Grammars, tokenizer: Tokenizer
         ({"json": {"$ref": "http://example.org/schema"}}, "Default retriever does not fetch"),
         ({"json": {"$ref": "#/$defs/missing"}}, "does not exist"),
         ({"json": {"enum": []}}, "Unsatisfiable"),
+        (
+            {"json": {"oneOf": [{"maxLength": 3}, {"minLength": 2}], "type": "string"}},
+            "a oneOf may overlap; write anyOf",
+        ),
         ({"json": {"$ref": "#"}}, "no text satisfies it"),
         (
             {"json": {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}},

@@ -58,6 +58,9 @@ _NO_MORE_BYTES = "NoExtensionBias"
 _MANY_FORCED = "ff_tokens"
 """What its message names where a limit is exceeded by what a grammar leaves no choice about."""
 
+_ONE_OF = "coerce_one_of"
+"""An option of the library that its message advises; whoever asks for an answer cannot give it."""
+
 _MAX_FORCED = 64
 """How many times what is forced is followed by more of it before a grammar is taken."""
 
@@ -273,6 +276,8 @@ def _refused(error: object) -> InvalidArgumentError:
     reason = _flat(error)[:400]
     if reason == _NO_MORE_BYTES:
         reason = "no text satisfies it"
+    elif _ONE_OF in reason:
+        reason = "alternatives of a oneOf may overlap; write anyOf, or require a property of each that tells them apart"
     elif _MANY_FORCED in reason:
         reason = "what it demands before there is a choice has no end, or is too long"
     return InvalidArgumentError(
