@@ -96,6 +96,7 @@ def test_json_is_an_object_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setenv("AETHERMIND_LOG", "info")
     setup_console()
     set_format("json")
+    logging.getLogger("uvicorn.error").setLevel(logging.NOTSET)  # a server in this process may have set another one
     get_logger("x").info("one\ntwo", extra={"fields": {"n": 3, "tokens": [1, 2]}})
     logging.getLogger("uvicorn.error").warning("from a library")
     try:
