@@ -110,6 +110,7 @@ def serve(
             with suppress(OSError):  # whoever cannot be told is served all the same
                 print(f"Serving {', '.join(models)} at {address}/v1 (Ctrl-C stops)", file=sys.stderr)
                 print(f"To chat, open {address} in a browser", file=sys.stderr, flush=True)
+            log.write_aside()
 
         tracing = None
         if logging.otlp_endpoint is not None:
