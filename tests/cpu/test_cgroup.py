@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from aethermind.hal.host_memory import host_memory_bytes
 from aethermind_cpu import devices
-from aethermind_cpu.cgroup import memory_room, processor_quota
+from aethermind_cpu.cgroup import memory_limit, memory_room, processor_quota
+from aethermind_cpu.devices import CpuDevices
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -38,7 +40,7 @@ def test_the_narrowest_of_the_groups_above_counts(tmp_path: Path) -> None:
             "sys/fs/cgroup/user/slice/job/memory.current": "100",
         },
     )
-    assert (processor_quota(tmp_path), memory_room(tmp_path)) == (1.5, 600)
+    assert (processor_quota(tmp_path), memory_room(tmp_path), memory_limit(tmp_path)) == (1.5, 600, 900)
 
 
 def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
@@ -60,6 +62,30 @@ def test_the_first_version_has_a_tree_for_each_controller(tmp_path: Path) -> Non
         },
     )
     assert (processor_quota(tmp_path), memory_room(tmp_path)) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("stat", "room"),
+    [
+        ("", 100),
+        ("anon 700\ninactive_file 150\nactive_file 50", 300),
+        ("inactive_file 1\nactive_file 1\ntotal_inactive_file 150\ntotal_active_file 0", 250),
+        ("inactive_file 5000", 1000),
+    ],
+)
+def test_the_page_cache_gives_way(tmp_path: Path, stat: str, room: int) -> None:
+    """A model's file that was just written or read counts as used, and leaves when memory is needed."""
+    write(tmp_path, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": "1000", "sys/fs/cgroup/memory.stat": stat})
+    assert memory_room(tmp_path) is None
+    write(tmp_path, {"sys/fs/cgroup/memory.current": "900"})
+    assert memory_room(tmp_path) == room
+
+
+def test_a_container_s_limit_is_all_the_memory_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "memory_limit", lambda: 1000)
+    assert CpuDevices((), lambda: None).properties(0).total_memory_bytes == 1000
+    monkeypatch.setattr(devices, "memory_limit", lambda: 1 << 60)
+    assert CpuDevices((), lambda: None).properties(0).total_memory_bytes == host_memory_bytes()
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (8.0, 4), (2.4, 2), (1.5, 2), (0.2, 1)])

@@ -9,9 +9,8 @@ from aethermind.errors import InvalidArgumentError, OutOfMemoryError
 from aethermind.hal.allocator import Allocator, MemoryStats
 from aethermind.hal.buffer import Buffer, MemoryKind
 from aethermind.hal.device import DeviceId
-from aethermind.hal.host_memory import host_memory_bytes
 from aethermind_cpu import _native
-from aethermind_cpu.devices import available_memory_bytes
+from aethermind_cpu.devices import available_memory_bytes, total_memory_bytes
 
 __all__ = ["CpuAllocator"]
 
@@ -67,7 +66,7 @@ class CpuAllocator(Allocator):
         in_use = self.stats().allocated_bytes
         return OutOfMemoryError(
             f"Could not allocate {_gib(nbytes)} on {self._device}: {_gib(available_memory_bytes())} of "
-            f"{_gib(host_memory_bytes())} are free, {_gib(in_use)} are in use by this process's tensors. "
+            f"{_gib(total_memory_bytes())} are free, {_gib(in_use)} are in use by this process's tensors. "
             "Lower --max-model-len or the number of KV blocks, choose a smaller model, or close other programs."
         )
 

@@ -14,7 +14,7 @@ from aethermind.hal.device import DeviceId
 from aethermind.hal.dtype import DType
 from aethermind_cpu import _native
 from aethermind_cpu.allocator import CpuAllocator
-from aethermind_cpu.devices import CpuDevices, num_physical_cores, worker_places
+from aethermind_cpu.devices import CpuDevices, available_memory_bytes, num_physical_cores, worker_places
 from aethermind_cpu.events import CpuEvents
 from aethermind_cpu.executable import CpuExecutable
 from aethermind_cpu.isa import Isa, isa_limit
@@ -49,6 +49,10 @@ class CpuBackend(Backend):
         """Finish all streams and end the worker threads; buffers stay valid until they are freed."""
         self.streams.destroy_all()
         self._team.set_num_workers(1)
+
+    def free_memory(self) -> int | None:
+        """What can be had without swapping, within the limits of a container."""
+        return available_memory_bytes() or None
 
     def compile(self, plan: Plan, memory: MemoryMap) -> CpuExecutable:
         """Bind a plan to its memory; PluginError when a kernel speaks another ABI or another schema."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from aethermind.errors import DeviceError, InvalidArgumentError
 from aethermind.hal.device import DeviceManager, DeviceProperties
 from aethermind.hal.host_memory import host_memory_bytes
-from aethermind_cpu.cgroup import memory_room, processor_quota
+from aethermind_cpu.cgroup import memory_limit, memory_room, processor_quota
 
-__all__ = ["CpuDevices", "available_memory_bytes", "num_physical_cores", "worker_places"]
+__all__ = ["CpuDevices", "available_memory_bytes", "num_physical_cores", "total_memory_bytes", "worker_places"]
 
 _CPUS = Path("/sys/devices/system/cpu")
 
@@ -50,6 +50,12 @@ def available_memory_bytes() -> int:
     return available if room is None else min(available, room)
 
 
+def total_memory_bytes() -> int:
+    """All memory that this process may use, in bytes: the host's, and no more than a container's limit."""
+    total, limit = host_memory_bytes(), memory_limit()
+    return total if limit is None else min(total, limit) if total else limit
+
+
 class CpuDevices(DeviceManager):
     """Device 0 and no other. `synchronize_all` waits for every stream of the backend."""
 
@@ -64,7 +70,7 @@ class CpuDevices(DeviceManager):
         self._check(index)
         details = {"logical_cpus": str(len(_allowed_cpus())), "architecture": platform.machine()}
         return DeviceProperties(
-            _model_name(), host_memory_bytes(), num_physical_cores(), isa=self._isa, details=details
+            _model_name(), total_memory_bytes(), num_physical_cores(), isa=self._isa, details=details
         )
 
     def current(self) -> int:

@@ -175,3 +175,11 @@ def test_a_model_without_weights_is_not_told_to_use_a_flag_that_models_lacks(inv
     assert listed.exit_code == 0
     assert "has no weights" in listed.stdout
     assert "--load-format" not in listed.stdout
+
+
+def test_a_model_that_is_too_large_is_called_so(invoke: Any, tmp_path: Path) -> None:
+    copy_demo(tmp_path / "large", {"num_hidden_layers": 4, "vocab_size": 1 << 30})
+    options = ("--estimate", "--device", "numpy", "--max-model-len", "64")
+    said = invoke("models", str(tmp_path / "large"), *options).stdout
+    assert ", more than the " in said.splitlines()[-1]
+    assert "more than" not in invoke("models", "demo", *options).stdout

@@ -211,6 +211,8 @@ def _sentence(estimate: dict[str, Any]) -> str:
     weights, kv_cache, arena, total = (console.quantity(estimate[f"{name}_bytes"], "B") for name in names)
     available = estimate["available_bytes"]
     of = f" of {console.quantity(available, 'B')}" if available else ""
+    if available and estimate["total_bytes"] > available:
+        of = f", more than the {console.quantity(available, 'B')} that there are,"
     formats = f" ({describe(estimate['weight_formats'])})" if estimate["weight_formats"] else ""
     return (
         f"takes {total}{of} on {estimate['device']} in {estimate['dtype']}: weights {weights}{formats}, "

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 from aethermind.dispatch.kernel import Pack
-from aethermind.errors import CheckpointError, InvalidArgumentError
+from aethermind.errors import CheckpointError, InvalidArgumentError, OutOfMemoryError
 from aethermind.graph.activity import Activity
 from aethermind.graph.plan import Constant, Place, Plan
 from aethermind.hal.backend import Backend
@@ -115,8 +115,12 @@ class ConstantStore:
             self._set_aside = dict(zip(sizes, buffers, strict=True))
 
     def load(self, plan: Plan, on_progress: Callable[[int, int], None] | None = None) -> None:
-        """Make every constant of a plan available; `on_progress(done, total)` counts constants."""
+        """Make every constant of a plan available; `on_progress(done, total)` counts constants.
+
+        OutOfMemoryError before anything is read where the packed ones need more memory than is free.
+        """
         unkept = self._find(plan)
+        self._check_room(sum(one.nbytes for key, one in unkept.items() if key not in self._set_aside))
         packs = plan.packs()
         missing = [key for key in plan.constants if key not in self._tensors]
         groups = self._groups(plan, {*missing})
@@ -146,6 +150,16 @@ class ConstantStore:
     def tensor(self, key: str) -> Tensor:
         """A loaded constant; a packed one is a tensor of bytes."""
         return self._tensors[key]
+
+    def _check_room(self, nbytes: int) -> None:
+        """Refuse at once what would fill memory for minutes; of the host's the system might kill the process."""
+        free = self._backend.free_memory()
+        if free is not None and nbytes > free:
+            raise OutOfMemoryError(
+                f"The model's weights need {nbytes / 2**30:.2f} GiB on {self._device}, and {free / 2**30:.2f} GiB are "
+                "free. Choose a smaller model, pass --quantization int8 or int4 for smaller weights, or close other "
+                "programs."
+            )
 
     def _find(self, plan: Plan) -> dict[str, PackedConstant]:
         """Take the packed constants of a plan that were kept; returns those that are still to be packed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -173,7 +174,8 @@ class Supervisor:
             limit_s = self._policy.stall_timeout_s
             return EngineDeadError(f"The engine process said nothing for {limit_s:g} s in a step, and was killed.")
         doing = "" if self._up_since is not None else " while it loaded the model"
-        return EngineDeadError(f"The engine process {describe_exit(code)}{doing}.")
+        why = " The system does so where memory runs out." if code == -signal.SIGKILL else ""
+        return EngineDeadError(f"The engine process {describe_exit(code)}{doing}.{why}")
 
     async def _watch(self) -> None:
         """Kill a process that takes longer than a step may."""
