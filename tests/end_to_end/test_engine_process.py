@@ -248,7 +248,7 @@ async def _killed(engine: EngineProcess) -> None:
         await asyncio.sleep(0)
     os.kill(engine.pid, signal.SIGKILL)
     for one in opened:
-        with pytest.raises(EngineDeadError, match="killed by SIGKILL.*where memory runs out"):
+        with pytest.raises(EngineDeadError, match=r"killed by SIGKILL\..*where memory runs out"):
             await one
 
 

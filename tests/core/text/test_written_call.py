@@ -33,6 +33,9 @@ JSON = st.recursive(
         ('{"name": "a", "arguments": ""}', ("a", "{}")),
         ('{"type": "function", "name": "a", "parameters": {"x": 1}}', ("a", '{"x": 1}')),
         ('{"type": "function", "function": {"name": "a", "arguments": {"x": 1}}}', ("a", '{"x": 1}')),
+        ('{"name": "a", "id": "c1", "type": "function"}', ("a", "{}")),
+        ('{"name": "a", "x": 1}', None),
+        ('{"function": {"name": "a", "x": 1}}', None),
         ('{"name": "a", "arguments": "{\\"x\\": "}', None),
         ('{"name": "a", "arguments": "x"}', None),
         ('{"name": "a", "arguments": [1]}', None),
@@ -81,7 +84,8 @@ def test_any_object_is_read_as_json_is(members: dict[str, Any], indent: int | No
     arguments = members.get("arguments")
     if isinstance(arguments, str):
         arguments = _loaded(arguments.strip() or "null")
-    if not isinstance(members.get("name"), str) or not isinstance(arguments, dict | None):
+    is_complete = "arguments" in members or "x" not in members
+    if not isinstance(members.get("name"), str) or not isinstance(arguments, dict | None) or not is_complete:
         assert not calls
         return
     ((name, written),) = calls

@@ -20,6 +20,9 @@ _BEHIND = re.compile(r'[ \t\n\r]*(?:,[ \t\n\r]*(?=")|(\})[ \t\n\r]*)')
 _BETWEEN = re.compile(r"[ \t\n\r,;\[\]]*")
 """What stands around several objects, which may be in a list."""
 
+_WITHOUT_ARGUMENTS = frozenset({"name", "id", "index", "type", "description"})
+"""The members of a call that takes no arguments: with others, those would be lost."""
+
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
 """Leaves numbers alone: Python refuses those of thousands of digits."""
 
@@ -51,9 +54,13 @@ def _call(text: str) -> tuple[str, str]:
     members = _members(text)
     if members.get("function", "").startswith("{"):
         members = _members(members["function"])
-    name, arguments = members.get("name", ""), members.get("arguments", members.get("parameters", "{}"))
+    name, arguments = members.get("name", ""), members.get("arguments", members.get("parameters"))
     if not _is_string(name):
         raise ValueError("a call has a name")
+    if arguments is None:
+        if not _WITHOUT_ARGUMENTS.issuperset(members):
+            raise ValueError("what a call says beside its name are arguments that have no place")
+        arguments = "{}"
     if _is_string(arguments):
         arguments = json.loads(arguments).strip()
     if arguments in ("", "null"):
