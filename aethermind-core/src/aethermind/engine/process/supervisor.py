@@ -21,6 +21,12 @@ __all__ = ["RestartPolicy", "Supervisor"]
 
 _log = get_logger(__name__)
 
+_USUAL_REASONS = {
+    signal.SIGKILL: " The system does so where memory runs out.",
+    signal.SIGBUS: " The system does so where a file in use, such as the model's, was shortened.",
+}
+"""Why processes are killed by a signal, in a sentence, where there is a usual reason."""
+
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
@@ -174,8 +180,7 @@ class Supervisor:
             limit_s = self._policy.stall_timeout_s
             return EngineDeadError(f"The engine process said nothing for {limit_s:g} s in a step, and was killed.")
         doing = "" if self._up_since is not None else " while it loaded the model"
-        why = " The system does so where memory runs out." if code == -signal.SIGKILL else ""
-        return EngineDeadError(f"The engine process {describe_exit(code)}{doing}.{why}")
+        return EngineDeadError(f"The engine process {describe_exit(code)}{doing}.{_USUAL_REASONS.get(-code, '')}")
 
     async def _watch(self) -> None:
         """Kill a process that takes longer than a step may."""
