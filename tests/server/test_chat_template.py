@@ -71,6 +71,10 @@ def test_what_is_neither_a_file_nor_a_name(named: LLM, tmp_path: Path) -> None:
     for given in ("./nowhere", "mine.jinja", str(tmp_path)):
         with pytest.raises(InvalidArgumentError, match="cannot be read"):
             ChosenTemplate.read(given)
+    latin = tmp_path / "latin.jinja"
+    latin.write_bytes(b"caf\xe9")
+    with pytest.raises(InvalidArgumentError, match=r"is not UTF-8 text \(byte 3\)\. Convert it first"):
+        ChosenTemplate.read(str(latin))
     empty = tmp_path / "empty.jinja"
     empty.write_text(" ")
     with pytest.raises(InvalidArgumentError, match="is empty"):

@@ -53,6 +53,10 @@ class ChosenTemplate:
             return cls(given, None)
         try:
             source = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(
+                f"The chat template {given!r} is not UTF-8 text (byte {error.start}). Convert it first."
+            ) from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise InvalidArgumentError(f"The chat template {given!r} cannot be read: {reason}.") from error

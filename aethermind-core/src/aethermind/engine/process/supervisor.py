@@ -21,7 +21,7 @@ __all__ = ["RestartPolicy", "Supervisor"]
 
 _log = get_logger(__name__)
 
-_USUAL_REASONS = {
+_USUAL_REASONS: dict[int, str] = {
     signal.SIGKILL: " The system does so where memory runs out.",
     signal.SIGBUS: " The system does so where a file in use, such as the model's, was shortened.",
 }
