@@ -13,7 +13,7 @@ from tests.core.graph.graphs import OPERATORS, dispatcher_of
 from tests.core.graph.remote_backend import RemoteBackend
 
 from aethermind.dispatch import Dispatcher, Kernel, Pack
-from aethermind.errors import CheckpointError, OutOfMemoryError
+from aethermind.errors import CheckpointError
 from aethermind.graph import Executor, GraphBuilder, Plan, compile_graph
 from aethermind.graph.constants import ConstantStore, constant_bytes
 from aethermind.hal import Buffer, DeviceId, DType
@@ -174,23 +174,6 @@ def test_weights_are_packed_into_memory_that_was_set_aside_for_them(has_room: bo
     assert store.nbytes == store_bytes
     assert allocator.stats().num_allocations == 1
     np.testing.assert_array_equal(store.tensor("w#transposed").numpy().view(np.float32), numbers().T.reshape(-1))
-
-
-@pytest.mark.parametrize(("free", "fits"), [(48 * 4 - 1, False), (48 * 4, True), (None, True)])
-def test_weights_that_do_not_fit_are_refused_before_one_is_read(
-    free: int | None, fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend, source = NumpyBackend(), Source(numbers())
-    monkeypatch.setattr(backend, "free_memory", lambda: free)
-    store, plan = store_of(source, backend=backend), linear_plan(Dispatcher([PackingKernel().kernel]))
-    if not fits:
-        with pytest.raises(OutOfMemoryError, match="Choose a smaller model"):
-            store.load(plan)
-        assert source.reads == []
-        return
-    store.load(plan)
-    monkeypatch.setattr(backend, "free_memory", lambda: 0)
-    store.load(plan)  # which has all that it needs
 
 
 def test_a_weight_in_two_layouts_counts_twice() -> None:
