@@ -56,6 +56,9 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         ("prefill", (0,) * 45, (16,), 96, 80),
         ("runs", (2,) * 13 + (-1,) * 5 + (0,) * 19 + (1,), (8, 33, 64), 47, 130),
         ("wide", (0, 1), (8, 8), 700, 1040),
+        ("long", (1,) * 130 + (-1, 0) * 85, (3, 16), 24, 17),
+        ("many_inputs", (1, 0, -1), (4, 9), 5, 2080),
+        ("many_outputs", (0,), (4,), 2080, 5),
     ):
         num_tokens, total = len(adapters), sum(ranks)
         inputs = (

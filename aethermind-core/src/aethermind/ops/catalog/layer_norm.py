@@ -31,7 +31,19 @@ def _term_magnitudes(x: Array, weight: Array, bias: Array | None, *, eps: float)
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape in ((3, 7), (1, 896), (0, 16), (5, 2, 80), (4, 7, 8), (17, 33), (2, 1), (12,)):
+    for shape in (
+        (3, 7),
+        (1, 896),
+        (0, 16),
+        (5, 2, 80),
+        (4, 7, 8),
+        (17, 33),
+        (2, 1),
+        (12,),
+        (300, 9),
+        (2, 2080),
+        (1, 8200),
+    ):
         x, weight = normal(rng, *shape), normal(rng, shape[-1])
         label = "x".join(map(str, shape))
         yield Sample(label, (x, weight, None), {"eps": 1e-6})
