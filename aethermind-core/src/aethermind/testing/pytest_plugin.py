@@ -5,10 +5,12 @@ pytest --pyargs aethermind.testing.suites -p aethermind.testing.pytest_plugin --
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import json
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,14 @@ import pytest
 
 from aethermind.dispatch import Fallback, Kernel
 from aethermind.errors import AetherMindError, InvalidArgumentError
+from aethermind.graph.tensor_parallel.operators import with_collectives
 from aethermind.hal import Backend, DeviceId
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.testing.expectations import Expectations, read_expectations
 from aethermind.testing.families import Checkpoints, ModelCase, cases_of, checks_of
 from aethermind.testing.families.find import architectures_of
-from aethermind.testing.kernel_cases import kernel_cases
+from aethermind.testing.kernel_cases import kernel_cases, kernel_groups
+from aethermind.testing.operator_calls import KernelCase
 from aethermind.testing.report import CaseResult, Outcome
 
 __all__ = ["EXPECTATIONS_FILE"]
@@ -70,8 +74,14 @@ class _Conformance:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "kernel_case" in metafunc.fixturenames:
-            cases = kernel_cases(self.runtime.operators, self._kernels(), self.runtime.weight_formats)
-            metafunc.parametrize("kernel_case", list(cases), ids=str)
+            metafunc.parametrize("kernel_case", self._kernel_cases, ids=str)
+        if "kernel_group" in metafunc.fixturenames:
+            metafunc.parametrize("kernel_group", list(kernel_groups(self._kernel_cases)), ids=str)
+        if "invariant_group" in metafunc.fixturenames:
+            claiming = [case for case in self._kernel_cases if case.kernel.is_batch_invariant]
+            metafunc.parametrize("invariant_group", list(kernel_groups(claiming, of_every_format=True)), ids=str)
+        if "unknown_kernel" in metafunc.fixturenames:
+            metafunc.parametrize("unknown_kernel", list(self._unknown_kernels()), ids=lambda text: text.split()[1])
         if "uncomputed" in metafunc.fixturenames:
             computed = {kernel.operator for kernel in self._kernels()}
             metafunc.parametrize("uncomputed", [one.name for one in self.runtime.operators if one.name not in computed])
@@ -109,6 +119,18 @@ class _Conformance:
 
     def _kernels(self) -> Sequence[Kernel]:
         return self.runtime.kernels.kernels(self.opened.backend.name)
+
+    @cached_property
+    def _kernel_cases(self) -> list[KernelCase]:
+        return list(kernel_cases(self.runtime.operators, self._kernels(), self.runtime.weight_formats))
+
+    def _unknown_kernels(self) -> Iterator[str]:
+        known = with_collectives(self.runtime.operators)
+        for kernel in self._kernels():
+            if kernel.operator not in known:
+                close = difflib.get_close_matches(kernel.operator, [one.name for one in known], 1)
+                meant = f"Did you mean {close[0]!r}?" if close else "Is its package installed?"
+                yield f"Kernel {kernel.operator}-{kernel.name} is of no operator that is installed. {meant}"
 
     def _model_checks(self) -> Iterator[tuple[Any, ModelCase]]:
         for architecture in self._architectures:
