@@ -69,7 +69,7 @@ class Buffer:
             release()
 
     def free(self) -> None:
-        """Give the memory back now; no view of it may be used any more.
+        """Give the memory back now; no view of it may be used any more. The caller waits for work on it first.
 
         Freeing twice, or freeing borrowed memory, is a DeviceError.
         """

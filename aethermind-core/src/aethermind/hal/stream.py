@@ -1,4 +1,7 @@
-"""Queues of work: what is put on one stream runs in order, streams run beside each other."""
+"""Queues of work: what is put on one stream runs in order, streams run beside each other.
+
+Several threads may use the streams of a backend at the same time, each its own.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ class Stream(ABC):
 
     @abstractmethod
     def wait_event(self, event: Event) -> None:
-        """Let work submitted from now on start only after `event`, without holding up the host."""
+        """Let work submitted from now on start only after `event`, without holding up the host.
+
+        It is the mark as it is at this call that counts: recording the event again later changes nothing.
+        """
 
     @abstractmethod
     def destroy(self) -> None:

@@ -9,7 +9,7 @@ import difflib
 import inspect
 import json
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from aethermind.runtime import OpenDevice, Runtime
 from aethermind.testing.expectations import Expectations, read_expectations
 from aethermind.testing.families import Checkpoints, ModelCase, cases_of, checks_of
 from aethermind.testing.families.find import architectures_of
-from aethermind.testing.kernel_cases import kernel_cases, kernel_groups
+from aethermind.testing.kernel_cases import KernelGroup, kernel_cases, kernel_groups
 from aethermind.testing.operator_calls import KernelCase
 from aethermind.testing.report import CaseResult, Outcome
 
@@ -111,11 +111,19 @@ class _Conformance:
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if report.when == "call" or not report.passed:
-            self._write("case", asdict(_result(item, report)))
+            self._write("case", asdict(replace(_result(item, report), is_foreign=self._is_foreign(item))))
         return report
 
     def pytest_unconfigure(self) -> None:
         self.opened.backend.close()
+
+    def _is_foreign(self, item: pytest.Item) -> bool:
+        """Whether a case is about an operator of a package that is neither the core nor the one of the device."""
+        name = _operator_of(item)
+        if name is None:
+            return False
+        ours = {"aethermind-core", *self.runtime.providers("devices", self.opened.backend.name)}
+        return not ours & set(self.runtime.providers("operators", name))
 
     def _kernels(self) -> Sequence[Kernel]:
         return self.runtime.kernels.kernels(self.opened.backend.name)
@@ -213,9 +221,22 @@ def _expectations(given: str | None, subject: object) -> Expectations:
     return read_expectations(beside) if beside.is_file() else Expectations()
 
 
+def _operator_of(item: pytest.Item) -> str | None:
+    """The operator that a case is about, if it is about one."""
+    parameters = getattr(item, "callspec").params if hasattr(item, "callspec") else {}  # noqa: B009
+    for value in parameters.values():
+        if isinstance(value, KernelGroup):
+            value = value.cases[0]
+        if isinstance(value, KernelCase):
+            return value.operator.name
+    uncomputed = parameters.get("uncomputed")
+    return None if uncomputed is None else str(uncomputed)
+
+
 def _name(item: pytest.Item) -> str:
-    """`suite.what[parameters]`: the file's name and the function's, without what makes them tests."""
-    return f"{item.path.stem.removeprefix('test_')}.{item.name.removeprefix('test_')}"
+    """`suite.what[parameters]`: the suite that begins the file's name, and the function's without `test_`."""
+    suite = item.path.stem.removeprefix("test_").partition("_")[0]
+    return f"{suite}.{item.name.removeprefix('test_')}"
 
 
 def _result(item: pytest.Item, report: pytest.TestReport) -> CaseResult:

@@ -29,14 +29,16 @@ def run_suites(
     model: str = "demo",
     expectations: str | None = None,
     keyword: str | None = None,
+    stop_at_failure: bool = False,
     on_case: Callable[[CaseResult], None] = lambda _: None,
 ) -> Report:
-    """Run the kit on a device; `on_case` sees each result as it comes, `keyword` chooses cases as pytest's -k does.
+    """Run the kit on a device; `on_case` sees each result as it comes, `keyword` chooses cases as pytest's -k does, and
+    `stop_at_failure` leaves out what comes after the first one that fails.
 
     InvalidArgumentError for a device, model or file that is not there, and where pytest is not installed.
     """
     options = ["--backend", backend, "--conformance-model", model]
-    return _run(backend, suites, options, expectations, keyword, on_case)
+    return _run(backend, suites, options, expectations, keyword, stop_at_failure, on_case)
 
 
 def run_family(
@@ -45,11 +47,12 @@ def run_family(
     device: str = "numpy",
     expectations: str | None = None,
     keyword: str | None = None,
+    stop_at_failure: bool = False,
     on_case: Callable[[CaseResult], None] = lambda _: None,
 ) -> Report:
     """Run the kit on the models of a plugin, package or architecture, as `run_suites` does on a device."""
     options = ["--model-package", name, "--backend", device]
-    return _run(name, ["families"], options, expectations, keyword, on_case)
+    return _run(name, ["families"], options, expectations, keyword, stop_at_failure, on_case)
 
 
 def _run(
@@ -58,19 +61,23 @@ def _run(
     options: Sequence[str],
     expectations: str | None,
     keyword: str | None,
+    stop_at_failure: bool,
     on_case: Callable[[CaseResult], None],
 ) -> Report:
     if find_spec("pytest") is None:
         raise InvalidArgumentError(f"The kit needs pytest. Run `{pip_install('aethermind-core[testing]')}`.")
-    report = Report(subject, version("aethermind-core"))
+    is_selection = keyword is not None or (suites != ["families"] and set(suites) != set(SUITES))
+    report = Report(subject, version("aethermind-core"), is_selection=is_selection)
     with TemporaryDirectory() as folder:
         lines, output = Path(folder, "cases.jsonl"), Path(folder, "output.txt")
         lines.touch()
-        files = [str(Path(__file__).parent / "suites" / f"test_{suite}.py") for suite in suites]
+        folder_of_suites = Path(__file__).parent / "suites"
+        files = [str(path) for suite in suites for path in sorted(folder_of_suites.glob(f"test_{suite}*.py"))]
         command = [sys.executable, "-m", "aethermind.testing", *files, *options]
         command += ["--conformance-report", str(lines), "--tb=short", "-q", "--no-header"]
         command += [] if expectations is None else ["--expectations", expectations]
         command += [] if keyword is None else ["-k", keyword]
+        command += ["--exitfirst"] if stop_at_failure else []
         with output.open("w") as stream, subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT) as process:
             try:
                 running = _follow(process, lines, report, on_case)
