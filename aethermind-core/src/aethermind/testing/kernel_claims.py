@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from aethermind.dispatch import Kernel
 from aethermind.dispatch.reference import evaluate, rounded_inputs
 from aethermind.errors import OperatorError
-from aethermind.ops.operator import Array, Operator, OperatorRegistry
+from aethermind.hal import DType, Stream
+from aethermind.ops.operator import Array, Operator, OperatorRegistry, Sample
 from aethermind.runtime import OpenDevice
 from aethermind.testing.operator_calls import KernelCall, KernelCase, assert_same_bits, other_values
 
-__all__ = ["Part", "check_alone_and_in_a_batch", "check_beside_another_stream", "check_nothing_is_kept", "parts_of"]
+__all__ = [
+    "Part",
+    "check_alone_and_in_a_batch",
+    "check_beside_another_stream",
+    "check_nothing_is_kept",
+    "failing_call",
+    "parts_of",
+]
 
 _NUM_RUNS_BESIDE = 4
 
@@ -76,6 +85,19 @@ def check_alone_and_in_a_batch(case: KernelCase, operators: OperatorRegistry, op
                 is_changed = output.view(_BITS[output.itemsize]) != given.view(_BITS[given.itemsize])
                 assert_same_bits([output[is_changed]], [whole[is_changed]], what)
     return len(parts)
+
+
+def failing_call(operators: OperatorRegistry, opened: OpenDevice, stream: Stream) -> Callable[[], None]:
+    """What enqueues a kernel on a stream that raises when it runs."""
+    kernel = Kernel("add", opened.backend.name, "failing", frozenset({DType.FLOAT32}), function=_fail)
+    array = np.ones((2, 3), np.float32)
+    case = KernelCase(operators["add"], kernel, DType.FLOAT32, Sample("failing", (array, array)))
+    call = KernelCall(case, operators, opened, (array, array), stream=stream)
+    return lambda: call.start((array, array))
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("This kernel always fails; the conformance kit looks whether that is told.")
 
 
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}

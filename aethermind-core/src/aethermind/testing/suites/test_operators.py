@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
+from aethermind.errors import DeviceError, OutOfMemoryError
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.testing.kernel_cases import KernelGroup
 from aethermind.testing.kernel_claims import (
     check_alone_and_in_a_batch,
     check_beside_another_stream,
     check_nothing_is_kept,
+    failing_call,
 )
 from aethermind.testing.operator_calls import KernelCase, check_kernel
 
@@ -35,6 +39,24 @@ def test_kernel_in_any_batch(invariant_group: KernelGroup, runtime: Runtime, ope
     """The same bits of a row whatever the others are, of kernels that say `is_batch_invariant`."""
     for case in invariant_group.cases:
         check_alone_and_in_a_batch(case, runtime.operators, opened)
+
+
+def test_a_kernel_that_fails_is_reported(runtime: Runtime, opened: OpenDevice) -> None:
+    """By the run itself, or by who waits for its stream: then as a DeviceError."""
+    stream = opened.backend.streams.create(opened.device.index)
+    try:
+        failing = failing_call(runtime.operators, opened, stream)
+    except Exception as error:  # a device that runs no Python functions refuses the plan
+        assert not isinstance(error, OutOfMemoryError)
+        return
+    try:
+        failing()
+    except Exception:
+        return
+    with pytest.raises(DeviceError):
+        stream.synchronize()
+    with suppress(DeviceError):  # it may say so again
+        stream.destroy()
 
 
 @pytest.mark.optional
