@@ -104,5 +104,5 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -
             raise subprocess.TimeoutExpired("a suite", timeout)
 
     report = Report("a-chip", "0")
-    assert run._follow(Writer(), path, report, lambda case: None) == "hal"  # type: ignore[arg-type]
+    assert run._follow(Writer(), path, report, 60, lambda case: None) == "hal"  # type: ignore[arg-type]
     assert report.problems == ["one"]

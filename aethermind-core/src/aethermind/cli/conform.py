@@ -66,6 +66,7 @@ def conform(
         bool, typer.Option("--verbose", "-v", help="Show the whole of what failing cases said.")
     ] = False,
     exit_first: Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first case that fails.")] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Give a case up after so many seconds.")] = 600,
     as_json: options.AsJson = False,
 ) -> None:
     """Run the conformance kit on a device: memory and streams, every kernel, whole models.
@@ -97,6 +98,7 @@ def conform(
                 expectations=expected,
                 keyword=keyword,
                 stop_at_failure=exit_first,
+                timeout_s=timeout,
                 on_case=progress,
             )
         else:
@@ -107,6 +109,7 @@ def conform(
                 expectations=expected,
                 keyword=keyword,
                 stop_at_failure=exit_first,
+                timeout_s=timeout,
                 on_case=progress,
             )
     finally:
