@@ -7,6 +7,7 @@ from tests.conformance.planted.bug import Bug
 __all__ = ["DEVICE_BUGS"]
 
 _HAL, _MODELS = ("--suite", "hal"), ("--suite", "models")
+_FAILS = ("--suite", "operators", "-k", "fails_is")
 _EITHER = (*_HAL, *_MODELS)
 
 
@@ -16,7 +17,7 @@ def _bug(name: str, breaks: str, old: str, new: str, cases: tuple[str, ...] = _H
 
 _RELEASE = "is_host_accessible=False, release=host.free, owner=host)"
 _MEMORY = (
-    _bug("leak", "buffers are never freed", _RELEASE, "is_host_accessible=False, release=lambda: None, owner=host)"),
+    _bug("leak", "buffers are never freed", _RELEASE, "is_host_accessible=False, release=lambda: self.__dict__.setdefault('kept', []).append(host), owner=host)"),
     _bug("leak-behind-the-counters", "memory is kept although it counts as freed", "        host = self._host.alloc(nbytes, kind)\n", "        host = self._host.alloc(nbytes, kind)\n        self.__dict__.setdefault('kept', []).append(host.owner)\n"),
     _bug("alignment", "addresses at odd multiples of 32", "address = host.address + TAG", "host = self._host.alloc(nbytes + 32); address = host.address + TAG + 32"),
     _bug("short", "buffers are a little shorter than asked for", "return Buffer(host.device, address, nbytes,", "return Buffer(host.device, address, max(nbytes - 1, 0),"),
@@ -62,8 +63,8 @@ _STREAMS = (
     _bug("synchronize-early", "a stream is waited for until one piece is left", "self._changed.wait_for(lambda: not self._work)\n", "self._changed.wait_for(lambda: len(self._work) < 2)\n"),
     _bug("synchronize-never", "nobody waits for a stream", "self._changed.wait_for(lambda: not self._work)\n", "pass\n"),
     _bug("synchronize-timeout", "a stream is waited for up to a millisecond", "self._changed.wait_for(lambda: not self._work)\n", "self._changed.wait_for(lambda: not self._work, 0.001)\n"),
-    _bug("swallowed", "errors of work are swallowed", "                self._error = error\n", "                del error\n"),
-    _bug("other-error", "errors of work come as they are", 'raise DeviceError(f"Work on the stream failed: {self._error}") from self._error', "raise self._error"),
+    _bug("swallowed", "errors of work are swallowed", "                self._error = error\n", "                del error\n", _FAILS),
+    _bug("other-error", "errors of work come as they are", 'raise DeviceError(f"Work on the stream failed: {self._error}") from self._error', "raise self._error", _FAILS),
     _bug("wait-ignored", "a stream does not wait for events", "self.submit(event.mark.wait)", "self.check()"),
     _bug("wait-late", "a stream looks at the mark when it comes to it", "self.submit(event.mark.wait)", "self.submit(lambda: event.mark.wait())"),
     _bug("wait-short", "a stream waits for an event for a millisecond", "self.submit(event.mark.wait)", "self.submit(lambda mark=event.mark: mark._reached.wait(0.001))"),
@@ -118,7 +119,7 @@ _PROGRAMS = (
     _bug("states-cleared", "states are zeros at the start of every run", "        for step in steps:\n", "        for step in steps:\n            for one in step.outputs:\n                if one.place.value == 'state':\n                    array(one)[...] = 0\n", _MODELS),
     _bug("growing", "a megabyte is kept of every run", "        for step in steps:\n", "        self.__dict__.setdefault('kept', []).append(b'x' * 1_000_000)\n        for step in steps:\n", _MODELS),
     _bug("growing-a-little", "8 KiB are kept of every run", "        for step in steps:\n", "        self.__dict__.setdefault('kept', []).append(bytes(range(256)) * 32)\n        for step in steps:\n", _MODELS),
-    _bug("failing-step-skipped", "a step that fails is skipped", "            step.kernel.function(inputs, outputs, step.attributes)\n", "            try:\n                step.kernel.function(inputs, outputs, step.attributes)\n            except Exception:\n                pass\n", ("-k", "fails_is")),
+    _bug("failing-step-skipped", "a step that fails is skipped", "            step.kernel.function(inputs, outputs, step.attributes)\n", "            try:\n                step.kernel.function(inputs, outputs, step.attributes)\n            except Exception:\n                pass\n", _FAILS),
     _bug("inputs-copied", "kernels write to copies of states", "outputs = [array(operand) for operand in step.outputs]", "outputs = [array(one).copy() if one.place.value == 'state' else array(one) for one in step.outputs]", _MODELS),
     _bug("not-implemented", "no executable", "        return Program(plan, memory)\n", "        return None\n", _MODELS),
 )  # fmt: skip

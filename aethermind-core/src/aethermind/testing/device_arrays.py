@@ -30,9 +30,9 @@ def on_host(backend: Backend, tensor: Tensor) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True)
 class LongWork:
-    """Half a gigabyte of fills on a stream, and behind them one that says that they have run.
+    """Half a gigabyte of fills on a stream; where the last one ends is the flag that says that they have run.
 
-    On a device that works beside the host they are under way when `submit` returns.
+    On a device that works beside the host they are under way when `on` returns.
     """
 
     backend: Backend
@@ -40,21 +40,14 @@ class LongWork:
     scratch: Tensor
 
     @classmethod
-    def on(cls, backend: Backend, device: DeviceId, stream: Stream) -> LongWork:
+    def on(cls, backend: Backend, stream: Stream) -> LongWork:
         """Submit it."""
-        work = cls(
-            backend,
-            on_device(backend, device, np.zeros(64, np.uint8)),
-            Tensor.of(backend.allocator.alloc(_NUM_BYTES), DType.UINT8, (_NUM_BYTES,)),
-        )
-        work.submit(stream)
+        scratch = Tensor.of(backend.allocator.alloc(_NUM_BYTES), DType.UINT8, (_NUM_BYTES,))
+        work = cls(backend, Tensor.of(scratch.buffer, DType.UINT8, (64,), _NUM_BYTES - 64), scratch)
+        backend.transfer.fill(scratch, 0)
+        for byte in [*range(_NUM_FILLS), _DONE]:
+            backend.transfer.fill(scratch, byte, stream)
         return work
-
-    def submit(self, stream: Stream) -> None:
-        """Do it on another stream, too."""
-        for byte in range(_NUM_FILLS):
-            self.backend.transfer.fill(self.scratch, byte, stream)
-        self.backend.transfer.fill(self.flag, _DONE, stream)
 
     @property
     def has_run(self) -> bool:

@@ -18,6 +18,7 @@ from aethermind.testing.operator_calls import KernelCall, KernelCase, assert_sam
 __all__ = [
     "Part",
     "check_alone_and_in_a_batch",
+    "check_any_number_of_workers",
     "check_beside_another_stream",
     "check_nothing_is_kept",
     "failing_call",
@@ -39,6 +40,21 @@ def check_nothing_is_kept(cases: Sequence[KernelCase], operators: OperatorRegist
     first = [call.run(inputs) for call, inputs in calls]
     for (call, inputs), outputs in zip(calls, first, strict=True):
         assert_same_bits(call.run(inputs), outputs, "the same call says something else after calls of other shapes")
+
+
+def check_any_number_of_workers(case: KernelCase, operators: OperatorRegistry, opened: OpenDevice) -> None:
+    """Assert that one worker and three compute the bits that as many as the backend likes do."""
+    inputs = rounded_inputs(case.operator, case.sample, case.float_type)
+    expected = KernelCall(case, operators, opened, inputs).run(inputs)
+    try:
+        for wanted in (1, 3):
+            number = opened.backend.set_num_threads(wanted)
+            outputs = KernelCall(case, operators, opened, inputs).run(inputs)
+            assert_same_bits(outputs, expected, f"with worker threads numbering {number} it computes something else")
+            if number != wanted:  # it has none
+                break
+    finally:
+        opened.backend.set_num_threads(None)
 
 
 def check_beside_another_stream(case: KernelCase, operators: OperatorRegistry, opened: OpenDevice) -> None:

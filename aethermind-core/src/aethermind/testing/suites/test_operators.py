@@ -11,6 +11,7 @@ from aethermind.runtime import OpenDevice, Runtime
 from aethermind.testing.kernel_cases import KernelGroup
 from aethermind.testing.kernel_claims import (
     check_alone_and_in_a_batch,
+    check_any_number_of_workers,
     check_beside_another_stream,
     check_nothing_is_kept,
     failing_call,
@@ -33,6 +34,11 @@ def test_kernel_keeps_nothing(kernel_group: KernelGroup, runtime: Runtime, opene
 def test_kernel_on_two_streams(kernel_group: KernelGroup, runtime: Runtime, opened: OpenDevice) -> None:
     """The same bits while another thread runs it on another stream."""
     check_beside_another_stream(kernel_group.cases[0], runtime.operators, opened)
+
+
+def test_kernel_with_any_number_of_workers(kernel_group: KernelGroup, runtime: Runtime, opened: OpenDevice) -> None:
+    """The same bits."""
+    check_any_number_of_workers(kernel_group.cases[0], runtime.operators, opened)
 
 
 def test_kernel_in_any_batch(invariant_group: KernelGroup, runtime: Runtime, opened: OpenDevice) -> None:
