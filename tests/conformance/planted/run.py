@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.conformance.planted.bug import Bug
-from tests.conformance.planted.bugs import BUGS
+from tests.conformance.planted.bugs import BUGS, Bug
 from tests.conformance.planted.plugin import FOLDER, VARIABLE
 
 __all__ = ["Finding", "conform", "installed", "try_bug"]

@@ -5,7 +5,7 @@ Inputs are brought to the device, outputs brought back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,11 +21,14 @@ from aethermind.graph.executor import Executor
 from aethermind.graph.ir import Value, ValueKind
 from aethermind.graph.plan import Plan
 from aethermind.hal import DType, Stream, Tensor
+from aethermind.hal.allocator import ALIGNMENT
+from aethermind.hal.layout import align_up
 from aethermind.ops.operator import Array, Operator, OperatorRegistry, Sample, Tolerance
 from aethermind.ops.quantization import rounded
 from aethermind.ops.schema import OperatorSchema, TensorSpec
 from aethermind.ops.weight_format import WeightFormat
 from aethermind.runtime import OpenDevice
+from aethermind.testing.device_arrays import on_device, on_host
 
 __all__ = [
     "KernelCall",
@@ -130,7 +133,7 @@ class KernelCall:
         constants = ConstantStore(opened.backend, opened.device, lambda name: given[name], types)
         constants.load(plan)
         self._plan = plan
-        self._states = {name: _on_device(opened, given[name]) for name in plan.states}
+        self._states = {name: on_device(opened.backend, opened.device, given[name]) for name in plan.states}
         self._executor = Executor(plan, opened.backend, opened.device, constants, self._states, stream)
         self._written = [position for position, spec in enumerate(schema.outputs) if spec.alias is None]
         self._num_outputs = len(results)
@@ -139,11 +142,9 @@ class KernelCall:
     def start(self, inputs: Sequence[Array | None]) -> None:
         """Enqueue a run with these inputs, over outputs that hold what no kernel would write."""
         given = self._by_name(inputs)
-        for position in () if self._in_place else self._written:
-            output = self._executor.output_tensor(f"out{position}", ())
-            if output.nbytes:
-                poison = _POISON_OF_FLOATS if output.dtype.is_floating else _POISON_OF_INTEGERS
-                self._opened.backend.transfer.fill(output, poison)
+        for output, room in self._poisoned():
+            poison = _POISON_OF_FLOATS if output.dtype.is_floating else _POISON_OF_INTEGERS
+            self._opened.backend.transfer.fill(room, poison)
         for name, state in self._states.items():
             self._opened.backend.transfer.copy(state, Tensor.of_numpy(given[name], self._opened.device))
         for name in self._plan.inputs:
@@ -157,12 +158,25 @@ class KernelCall:
         for name in self._plan.inputs:
             after = self._executor.output(f"{name} afterwards", ())
             assert_same_bits([after], [given[name]], f"the kernel wrote to its input {name}")
+        for output, room in self._poisoned():
+            poison = _POISON_OF_FLOATS if output.dtype.is_floating else _POISON_OF_INTEGERS
+            behind = on_host(self._opened.backend, room)[output.nbytes :]
+            assert np.all(behind == poison), "the kernel wrote behind the end of its output"
         return [np.array(self._executor.output(f"out{position}", ())) for position in range(self._num_outputs)]
 
     def run(self, inputs: Sequence[Array | None]) -> list[Array]:
         """Both."""
         self.start(inputs)
         return self.finish(inputs)
+
+    def _poisoned(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Outputs that are memory of their own, and the bytes that each of them takes with its padding."""
+        for position in () if self._in_place else self._written:
+            output = self._executor.output_tensor(f"out{position}", ())
+            if output.nbytes:
+                end = min(align_up(output.offset_bytes + output.nbytes, ALIGNMENT), output.buffer.nbytes)
+                nbytes = max(end - output.offset_bytes, output.nbytes)
+                yield output, Tensor.of(output.buffer, DType.UINT8, (nbytes,), output.offset_bytes)
 
     def _by_name(self, inputs: Sequence[Array | None]) -> dict[str, Array]:
         return {name: array for name, array in zip(self._names, inputs, strict=True) if array is not None}
@@ -338,13 +352,6 @@ def _declare(builder: GraphBuilder, spec: TensorSpec, array: Array | None, *, is
     if spec.kind == "W":  # only a parameter can be had in a kernel's own packing
         return builder.parameter(spec.name, array.shape, dtype)
     return builder.input(spec.name, dtype, array.shape)
-
-
-def _on_device(opened: OpenDevice, array: Array) -> Tensor:
-    backend = opened.backend
-    tensor = Tensor.of(backend.allocator.alloc(array.nbytes), DType.of_numpy(array.dtype), array.shape)
-    backend.transfer.copy(tensor, Tensor.of_numpy(array, opened.device))
-    return tensor
 
 
 def _magnitudes(
