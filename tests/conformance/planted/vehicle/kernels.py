@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -276,7 +277,7 @@ def paged_attention(inputs: Inputs, outputs: Inputs, attributes: Attributes) -> 
 def paged_attention_quantized(inputs: Inputs, outputs: Inputs, attributes: Attributes) -> None:
     q, codes, scales = wide(inputs[0]), inputs[1:3], inputs[6:8]
     caches = [
-        lambda blocks, cache=tensor(cache), scale=tensor(scale): cache[blocks].float() * scale[blocks][..., None]
+        lambda blocks, cache=cache, scale=scale: tensor(cache)[blocks].float() * tensor(scale)[blocks][..., None]
         for cache, scale in zip(codes, scales, strict=True)
     ]
     attend(q, caches, codes[0].shape, inputs[3:6], outputs[0], attributes)
@@ -322,7 +323,7 @@ def attend(
 
 def token_rows(inputs: Inputs) -> list[tuple[int, torch.Tensor, slice]]:
     tokens, bounds = tensor(inputs[1]).long(), inputs[2].tolist()
-    parts = [slice(begin, end) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    parts = [slice(begin, end) for begin, end in pairwise(bounds)]
     return [(row, tokens[part], part) for row, part in enumerate(parts)]
 
 
