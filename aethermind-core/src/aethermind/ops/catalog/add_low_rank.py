@@ -41,7 +41,9 @@ def _by_row(y: Array, x: Array, down: Array, up: Array, cu_ranks: Array, adapter
 
 
 def _term_magnitudes(y: Array, x: Array, down: Array, up: Array, cu_ranks: Array, adapters: Array) -> Array:
-    return _reference(np.abs(y), np.abs(x), np.abs(down), np.abs(up), cu_ranks, adapters)
+    terms = _reference(np.abs(y), np.abs(x), np.abs(down), np.abs(up), cu_ranks, adapters)
+    terms[(adapters < 0) | (np.diff(cu_ranks, append=cu_ranks[-1])[adapters] == 0)] = 0  # these stay as they are
+    return terms
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:

@@ -26,7 +26,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         (5, 0, 3),
         (17, 17, 65),
         (3, 8, 5),
-        (33_001, 130, 3),
+        (66_001, 130, 3),
     ):
         rows = rng.integers(0, num_tokens, num_rows, dtype=np.int32)
         yield Sample(f"T{num_tokens}_R{num_rows}_D{hidden_size}", (normal(rng, num_tokens, hidden_size), rows))

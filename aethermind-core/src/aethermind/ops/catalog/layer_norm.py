@@ -50,6 +50,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample(f"{label}_bias", (x, weight, normal(rng, shape[-1])), {"eps": 1e-5})
     yield Sample("zeros", (np.zeros((2, 5)), normal(rng, 5), normal(rng, 5)), {"eps": 1e-5})
     yield Sample("far_from_zero", (normal(rng, 2, 65) + 30, normal(rng, 65), None), {"eps": 1e-5})
+    yield Sample("very_far_from_zero", (normal(rng, 3, 130) + 1000, normal(rng, 130), None), {"eps": 1e-5})
     yield Sample("small_against_eps", (normal(rng, 2, 19) * 1e-3, normal(rng, 19), None), {"eps": 1e-5})
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cache
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytest
@@ -188,5 +189,5 @@ def test_memory_does_not_grow_with_steps(open_model: Open, backend: Backend) -> 
         held.append(resident_bytes() or 0)
         counted.append(backend.allocator.stats().allocated_bytes)
     assert min(after - before for before, after in pairwise(counted)) <= 0, f"buffers are kept: {counted} bytes"
-    growth = min(after - before for before, after in pairwise(held))
-    assert growth < _LEAK_BYTES, f"at least {growth} bytes more with every {2 * NUM_TOKENS} steps"
+    growth = median(after - before for before, after in pairwise(held))
+    assert growth < _LEAK_BYTES, f"some {growth} bytes more with every {2 * NUM_TOKENS} steps"
