@@ -11,7 +11,7 @@ from aethermind.hal import Backend, DeviceId, DType, Stream, Tensor
 
 __all__ = ["LongWork", "on_device", "on_host", "seen_now"]
 
-_NUM_BYTES, _NUM_FILLS, _DONE = 32 << 20, 16, 0xAB
+_NUM_BYTES, _NUM_FILLS, _DONE = 128 << 20, 4, 0xAB
 
 
 def on_device(backend: Backend, device: DeviceId, array: np.ndarray[Any, Any]) -> Tensor:
