@@ -65,7 +65,7 @@ class KernelGroup:
 
 
 def kernel_groups(cases: Iterable[KernelCase], *, of_every_format: bool = False) -> Iterator[KernelGroup]:
-    """The cases of every kernel in each dtype that have the most rows, the largest inputs, and two others.
+    """The cases of every kernel in each dtype that have the most rows, largest inputs, longest sums, and others.
 
     They are of dense weights, or of the first format of kernels that take no dense ones and share a name; with
     `of_every_format`, of each of them.
@@ -82,7 +82,8 @@ def kernel_groups(cases: Iterable[KernelCase], *, of_every_format: bool = False)
         seen.add(kind)
         rows = max(group, key=lambda case: _num_rows(case.operator, case.operator.weight_inputs, case.sample))
         size = max(group, key=lambda case: sum(0 if one is None else one.size for one in case.sample.inputs))
-        chosen = {id(case): case for case in (rows, size, group[0], group[len(group) // 2])}
+        deep = max(group, key=lambda case: _last_dim(case.sample))
+        chosen = {id(case): case for case in (rows, size, deep, group[0], group[len(group) // 2])}
         yield KernelGroup(tuple(chosen.values()))
 
 
@@ -135,6 +136,11 @@ def _num_rows(operator: Operator, inputs: Collection[str], sample: Sample) -> in
     """Of the first input that is no such weight: kernels for many tokens are others than those for few."""
     named = zip(operator.schema.inputs, sample.inputs, strict=True)
     return next((int(array.shape[0]) for spec, array in named if spec.name not in inputs and array is not None), 0)
+
+
+def _last_dim(sample: Sample) -> int:
+    first = sample.inputs[0]
+    return 0 if first is None or not first.ndim else int(first.shape[-1])
 
 
 def _signature(operator: Operator, kernel: Kernel, dtype: DType, sample: Sample, format: str) -> Signature:

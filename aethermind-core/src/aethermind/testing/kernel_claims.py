@@ -122,7 +122,10 @@ _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 def parts_of(
     operator: Operator, operators: OperatorRegistry, inputs: Sequence[Array | None], case: KernelCase
 ) -> Iterator[Part]:
-    """The first row, the last and one between, or sequences of a ragged batch; none where rows are not independent."""
+    """The first row, the last and one between, or sequences of a ragged batch and their last queries.
+
+    None where rows are not independent.
+    """
     names = [spec.name for spec in operator.schema.inputs]
     if "cu_seqlens_q" in names:
         yield from _sequences(names, inputs)
@@ -161,16 +164,17 @@ def _sequences(names: Sequence[str], inputs: Sequence[Array | None]) -> Iterator
     if len(chosen) < 2:
         return
     for one in sorted({chosen[0], chosen[len(chosen) // 2], chosen[-1]}):
-        rows = slice(int(bounds[one]), int(bounds[one + 1]))
-        q = given["q"]
-        assert q is not None
-        own = {
-            "q": np.ascontiguousarray(q[rows]),
-            "cu_seqlens_q": np.array([0, rows.stop - rows.start], bounds.dtype),
-            "seqlens_k": lengths[one : one + 1].copy(),
-            "block_tables": tables[one : one + 1].copy(),
-        }
-        yield rows, [own.get(name, given[name]) for name in names]
+        begin, end = int(bounds[one]), int(bounds[one + 1])
+        for rows in (slice(begin, end), slice(end - 1, end)):  # the whole sequence, and its last query
+            q = given["q"]
+            assert q is not None
+            own = {
+                "q": np.ascontiguousarray(q[rows]),
+                "cu_seqlens_q": np.array([0, rows.stop - rows.start], bounds.dtype),
+                "seqlens_k": lengths[one : one + 1].copy(),
+                "block_tables": tables[one : one + 1].copy(),
+            }
+            yield rows, [own.get(name, given[name]) for name in names]
 
 
 def _rows_of(operator: Operator) -> tuple[int, tuple[str, ...]]:
