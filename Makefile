@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 PROMPT ?= Once upon a time
-PACKAGES := $(wildcard aethermind-*/pyproject.toml) pyproject.toml constraints.txt
+PACKAGES := $(wildcard aethermind-*/pyproject.toml aethermind-cpu/CMakeLists.txt aethermind-cpu/cmake/*) pyproject.toml constraints.txt
 WEBUI := aethermind-core/webui
 SOURCES := $(shell find aethermind-*/src aethermind-*/csrc -type f -not -name '*.pyc' -not -path '*/cubins/*' 2>/dev/null)
 

@@ -13,8 +13,8 @@ constinit const TileKernels<E> TileKernels<E>::kAll;
 template const TileKernels<PairDotEngine> TileKernels<PairDotEngine>::kAll;
 #else
 template const TileKernels<FloatEngine> TileKernels<FloatEngine>::kAll;
-template const TileKernels<WideningEngine<BFloat16>> TileKernels<WideningEngine<BFloat16>>::kAll;
-template const TileKernels<WideningEngine<Float16>> TileKernels<WideningEngine<Float16>>::kAll;
+template const TileKernels<WideningEngine<BFloat16> > TileKernels<WideningEngine<BFloat16> >::kAll;
+template const TileKernels<WideningEngine<Float16> > TileKernels<WideningEngine<Float16> >::kAll;
 #endif
 
 }  // namespace aether::cpu::AETHER_ISA
