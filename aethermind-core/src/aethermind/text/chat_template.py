@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache, wraps
@@ -28,7 +28,7 @@ from jinja2.utils import Namespace
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
 
-__all__ = ["MAX_OUTPUT_CHARS", "MAX_SECONDS", "names_read", "render_chat"]
+__all__ = ["MAX_OUTPUT_CHARS", "MAX_SECONDS", "names_read", "render_chat", "tells_null"]
 
 MAX_OUTPUT_CHARS = 1 << 25
 """Longest prompt a template may write: 32 Mi characters, about eight million tokens."""
@@ -62,8 +62,9 @@ def render_chat(
 
     Args:
         template: Jinja source, `Tokenizer.chat_template`. Compiled once and remembered.
-        messages: `{"role": ..., "content": ...}` in order, of JSON types. What is None in one is left out, and what it
-            calls `thinking` or `reasoning` goes by `reasoning_content`, too.
+        messages: `{"role": ..., "content": ...}` in order, of JSON types. What is None in one is left out, but for a
+            content that the template asks about, and what it calls `thinking` or `reasoning` goes by
+            `reasoning_content`, too.
         add_generation_prompt: end with the header of the assistant's turn, so that the model answers.
         extra: further names for the template, of JSON types: special tokens (`eos_token=...`), `tools`,
             `documents`, `enable_thinking`.
@@ -74,9 +75,12 @@ def render_chat(
         InvalidArgumentError: a message or extra value is not made of JSON types.
     """
     names: dict[str, Any] = {"tools": None, "documents": None}
+    keeps = {"content"} if tells_null(template) else set()
     try:
         names |= {name: _plain(value, name) for name, value in extra.items()}
-        names["messages"] = [_usual(_plain(message, f"messages[{i}]")) for i, message in enumerate(messages)]
+        names["messages"] = [
+            _usual(_plain(message, f"messages[{i}]"), keeps=keeps) for i, message in enumerate(messages)
+        ]
     except RecursionError as error:
         raise InvalidArgumentError("A chat message is nested too deeply. Flatten its content.") from error
     names |= {"add_generation_prompt": add_generation_prompt, "range": _budgeted_range()}
@@ -106,6 +110,18 @@ def names_read(template: str) -> frozenset[str]:
     """The names that a template looks at: others in `extra` change nothing. TokenizerError as of `render_chat`."""
     _compile(template)
     return frozenset(meta.find_undeclared_variables(_environment().parse(template)))
+
+
+@lru_cache(maxsize=_MAX_CACHED_TEMPLATES)
+def tells_null(template: str) -> bool:
+    """Whether a template asks if a message's content is none, as messages that only call functions have it."""
+    _compile(template)
+    asked = (test.node for test in _environment().parse(template).find_all(nodes.Test) if test.name == "none")
+    return any(
+        (isinstance(node, nodes.Getattr) and node.attr == "content")
+        or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content")
+        for node in asked
+    )
 
 
 class _RefusedError(TemplateError):
@@ -249,9 +265,11 @@ def _budgeted_range() -> Callable[..., range]:
     return budgeted_range
 
 
-def _usual(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it: they ask whether a key is there, and read reasoning by one name."""
-    given = {key: value for key, value in message.items() if value is not None}
+def _usual(message: dict[str, Any], *, keeps: Collection[str] = ()) -> dict[str, Any]:
+    """A message as templates expect it: they ask whether a key is there, and read reasoning by one name. Of the values
+    None, `keeps` are those that they ask about.
+    """
+    given = {key: value for key, value in message.items() if value is not None or key in keeps}
     reasoning = next((given[key] for key in _REASONING if key in given), None)
     return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
 
