@@ -2,6 +2,7 @@ import { defineConfig } from "vite";
 
 // The bundle is committed where the Python package carries it; `make lint` builds it elsewhere and compares.
 export default defineConfig({
+  base: "./", // a proxy may show the page below a path of its own
   build: {
     outDir: "../src/aethermind/server/web",
     emptyOutDir: true,

@@ -1,6 +1,7 @@
 #include "plan_runner.h"
 
 #include <algorithm>
+#include <new>
 #include <stdexcept>
 #include <string>
 
@@ -10,7 +11,8 @@ namespace aether::cpu {
 namespace {
 
 void require(bool is_fine, const am_kernel& kernel, const std::string& problem) {
-  if (!is_fine) throw std::invalid_argument(std::string("kernel ") + kernel.name + ": " + problem);
+  const char* name = kernel.name == nullptr ? "without a name" : kernel.name;
+  if (!is_fine) throw std::invalid_argument(std::string("kernel ") + name + ": " + problem);
 }
 
 std::string counts(size_t given, uint32_t expected, const char* what) {
@@ -22,6 +24,8 @@ void require_fits(const Step& step) {
   require(kernel.abi_version == AM_KERNEL_ABI_VERSION, kernel,
           "it speaks kernel ABI " + std::to_string(kernel.abi_version) + ", this runner speaks " +
               std::to_string(AM_KERNEL_ABI_VERSION));
+  require(kernel.name != nullptr, kernel, "its name is NULL");
+  require(kernel.run != nullptr, kernel, "its run is NULL");
   require(step.inputs.size() == kernel.num_inputs, kernel, counts(step.inputs.size(), kernel.num_inputs, "inputs"));
   require(step.outputs.size() == kernel.num_outputs, kernel,
           counts(step.outputs.size(), kernel.num_outputs, "outputs"));
@@ -107,18 +111,25 @@ void NativePlan::prepare(Team& team, const Team::Lock& held) {
   std::copy(max_symbols_.begin(), max_symbols_.end(), greatest.begin());
   set_shapes(greatest);
   current_symbols_ = greatest;
-  team.reserve_scratch(held, scratch_bytes(team.num_workers()));
+  const ScratchRequest most = scratch_request(team.num_workers());
+  try {
+    team.reserve_scratch(held, most.nbytes);
+  } catch (const std::bad_alloc&) {
+    require(false, *most.kernel,
+            "it asks for " + std::to_string(most.nbytes) + " bytes of scratch for each of " +
+                std::to_string(team.num_workers()) + " workers, which cannot be allocated");
+  }
   prepared_num_workers_ = team.num_workers();
 }
 
-size_t NativePlan::scratch_bytes(int num_workers) const {
-  size_t most = 0;
+NativePlan::ScratchRequest NativePlan::scratch_request(int num_workers) const {
+  ScratchRequest most{};
   for (const BoundStep& step : steps_) {
     if (step.kernel->scratch_bytes == nullptr) continue;
     const size_t nbytes =
         step.kernel->scratch_bytes(tensors_.data() + step.first_input, tensors_.data() + step.first_output,
                                    attributes_.data() + step.first_attribute, num_workers);
-    most = std::max(most, nbytes);
+    if (nbytes > most.nbytes) most = {nbytes, step.kernel};
   }
   return most;
 }

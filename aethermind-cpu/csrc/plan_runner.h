@@ -52,7 +52,8 @@ class NativePlan {
   size_t num_steps() const noexcept { return steps_.size(); }
   size_t num_symbols() const noexcept { return max_symbols_.size(); }
 
-  // Reserves the scratch that the kernels want from this team. Throws std::bad_alloc.
+  // Reserves the scratch that the kernels want from this team. Throws std::invalid_argument where a kernel wants more
+  // than there is.
   void prepare(Team& team);
 
   // Runs steps [begin, end) on the team, the calling thread being worker 0. Allocates nothing, unless the team's size
@@ -76,11 +77,17 @@ class NativePlan {
     int64_t offset;
   };
 
+  // The most scratch that a worker is to have, and the kernel that wants it.
+  struct ScratchRequest {
+    size_t nbytes;
+    const am_kernel* kernel;
+  };
+
   void add_tensor(const Operand& operand);
   void add_step(const Step& step);
   void set_shapes(const Symbols& symbols) noexcept;
   void prepare(Team& team, const Team::Lock& held);
-  size_t scratch_bytes(int num_workers) const;
+  ScratchRequest scratch_request(int num_workers) const;
   void run_steps(Team& team, const am_team& view, size_t begin, size_t end, int64_t* marks) const noexcept;
 
   std::vector<int64_t> max_symbols_;

@@ -26,8 +26,9 @@ registries; do not edit it.
 A plugin is a module that an entry point of the group `{hookspecs.ENTRY_POINT_GROUP}` names. It implements any of these
 functions, marked with `@aethermind.plugins.hookimpl`, and is found as soon as its package is installed. Hooks register
 names and import nothing heavy. One that fails takes its plugin out and no other, and `aethermind doctor` says why.
-`aethermind plugin new` writes packages to begin with: [your own backend in ten minutes](your-own-backend.md). What they
-may import is [listed](public-api.md), and every hook has an [example](examples.md).
+`aethermind plugin new` writes packages to begin with: [your own backend in ten minutes](your-own-backend.md),
+[your own model](your-own-model.md), [native kernels](native-kernels.md). What they may import is
+[listed](public-api.md), and every hook has an [example](examples.md).
 """
 
 

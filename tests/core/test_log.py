@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from aethermind.log import get_logger, set_format, setup_console
+from aethermind import log
+from aethermind.log import get_logger, set_format, setup_console, write_aside
 
 
 @pytest.fixture
@@ -94,6 +96,7 @@ def test_json_is_an_object_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setenv("AETHERMIND_LOG", "info")
     setup_console()
     set_format("json")
+    logging.getLogger("uvicorn.error").setLevel(logging.NOTSET)  # a server in this process may have set another one
     get_logger("x").info("one\ntwo", extra={"fields": {"n": 3, "tokens": [1, 2]}})
     logging.getLogger("uvicorn.error").warning("from a library")
     try:
@@ -111,3 +114,31 @@ def test_importing_installs_no_handler() -> None:
     code = "import logging, aethermind.log, aethermind.llm; print(logging.getLogger('aethermind').handlers)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("room", "num_lines"), [(10_000, 4_000), (50, 4_000)], ids=["all", "too_many"])
+def test_nobody_waits_for_who_reads_the_log(
+    root: logging.Logger, monkeypatch: pytest.MonkeyPatch, room: int, num_lines: int
+) -> None:
+    monkeypatch.setattr(log, "_MAX_WAITING", room)
+    monkeypatch.setattr(log, "_PATIENCE_S", 0.01)
+    reading, writing = (os.fdopen(file, mode) for file, mode in zip(os.pipe(), "rw", strict=True))
+    handler = logging.StreamHandler(writing)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    root.addHandler(handler)
+    write_aside()
+    root.setLevel(logging.INFO)
+    for number in range(num_lines):
+        root.info("%d %s", number, "x" * 100)
+    root.handlers[0].flush()  # which waits for a while and no longer
+    lines = iter(reading)
+    seen = num_dropped = 0
+    while seen < num_lines:
+        number, words = next(lines).split(" ", 1)
+        if "dropped" in words:
+            num_dropped += int(number)
+            seen += int(number)
+        else:
+            assert int(number) == seen
+            seen += 1
+    assert (num_dropped > 0) == (room < num_lines)

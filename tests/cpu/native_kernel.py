@@ -77,24 +77,36 @@ _new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 _static_storage: list[AmKernel] = []
 
 
+def new_capsule(name: bytes | None) -> object:
+    """A capsule of this name that points to nothing of use."""
+    _names.append(name)
+    return _new_capsule(ctypes.addressof(_nothing), name, None)
+
+
+_nothing = ctypes.c_int64()
+_names: list[bytes | None] = []
+"""A capsule does not copy its name."""
+
+
 def native_kernel(
-    run: Callable[..., None],
+    run: Callable[..., None] | None,
     num_inputs: int,
     num_outputs: int,
     num_attrs: int = 0,
     *,
     scratch_bytes: Callable[..., int] | None = None,
     abi_version: int = ABI_VERSION,
+    name: bytes | None = b"test/ctypes",
 ) -> Kernel:
-    """A kernel whose native part calls `run(inputs, outputs, attrs, team)` on every worker."""
+    """A kernel whose native part calls `run(inputs, outputs, attrs, team)` on every worker; None is NULL."""
     scratch = ScratchFunction(scratch_bytes) if scratch_bytes else ctypes.cast(None, ScratchFunction)
 
     def run_with_view(inputs: Any, outputs: Any, attrs: Any, team: Any) -> None:
+        assert run is not None
         run(inputs, outputs, attrs, team.contents)
 
-    struct = AmKernel(
-        abi_version, num_inputs, num_outputs, num_attrs, b"test/ctypes", RunFunction(run_with_view), scratch
-    )
+    runs = RunFunction(run_with_view) if run else ctypes.cast(None, RunFunction)
+    struct = AmKernel(abi_version, num_inputs, num_outputs, num_attrs, name, runs, scratch)
     _static_storage.append(struct)
     capsule = _new_capsule(ctypes.addressof(struct), CAPSULE, None)
     return Kernel("test", "cpu", "cpu/ctypes", frozenset({DType.FLOAT32}), native=capsule)

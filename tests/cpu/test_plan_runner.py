@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cpu.native_kernel import ABI_VERSION, memory, native_kernel, plan, share, step, tensor
+from tests.cpu.native_kernel import ABI_VERSION, memory, native_kernel, new_capsule, plan, share, step, tensor
 
 from aethermind.dispatch import Kernel
-from aethermind.errors import PluginError
+from aethermind.errors import KernelError, PluginError
 from aethermind.graph import TimedExecutable
 from aethermind.hal import DType
 from aethermind.ops.dims import SymDim
@@ -224,6 +224,15 @@ def test_a_python_step_runs_in_order_between_native_ones(backend: CpuBackend) ->
         (native_kernel(add, 2, 2), "1 outputs given, 2 expected"),
         (native_kernel(add, 2, 1, 1), "0 attributes given, 1 expected"),
         (native_kernel(add, 2, 1, abi_version=ABI_VERSION + 1), "it speaks kernel ABI 2, this runner speaks 1"),
+        (native_kernel(None, 2, 1), "its run is NULL"),
+        (
+            native_kernel(add, 2, 1, scratch_bytes=lambda *_: 2**50),
+            "it asks for 1125899906842624 bytes of scratch for each of [0-9]+ workers, which cannot be allocated",
+        ),
+        (
+            native_kernel(add, 2, 1, scratch_bytes=lambda *_: 2**64 - 1),
+            "it asks for 18446744073709551615 bytes of scratch",
+        ),
     ],
 )
 def test_a_kernel_that_does_not_fit_is_named(backend: CpuBackend, kernel: Kernel, problem: str) -> None:
@@ -231,6 +240,45 @@ def test_a_kernel_that_does_not_fit_is_named(backend: CpuBackend, kernel: Kernel
     array = np.zeros((1, 3), np.float32)
     with pytest.raises(PluginError, match=f"kernel test/ctypes: {problem}"):
         backend.compile(plan(step(kernel, [a, b], [out]), T=1), memory(a=array, b=array, out=array))
+
+
+@pytest.mark.parametrize(
+    ("native", "problem"),
+    [
+        (
+            new_capsule(b"aethermind.kernel.v0"),
+            "its capsule is named 'aethermind.kernel.v0' instead of 'aethermind.ker",
+        ),
+        (new_capsule(None), "its capsule is named '' instead of 'aethermind.kernel.v1'"),
+        (42, "its `native` is of type int instead of a PyCapsule"),
+        (native_kernel(add, 2, 1, name=None).native, "kernel without a name: its name is NULL"),
+    ],
+)
+def test_what_is_no_native_kernel_is_named_with_its_package(backend: CpuBackend, native: object, problem: str) -> None:
+    """Behind one that is well, and in a plan of which the runner tells only where it stops."""
+    kernel = Kernel("add", "cpu", "cpu/odd", frozenset({DType.FLOAT32}), native=native, provider="a-package")
+    a, b, total, out = (tensor(name, T, 3) for name in ("a", "b", "total", "out"))
+    array = np.zeros((1, 3), np.float32)
+    both = plan(step(ADD, [a, b], [total]), step(kernel, [total, b], [out]), T=1)
+    with pytest.raises(PluginError) as caught:
+        backend.compile(both, memory(a=array, b=array, total=array, out=array))
+    assert str(caught.value).startswith(
+        f"Kernel 'cpu/odd' for add of a-package cannot be used on device cpu: {problem}"
+    )
+    assert str(caught.value).endswith(". Update or uninstall its package.")
+
+
+def test_a_python_step_that_fails_is_named_with_its_package(backend: CpuBackend) -> None:
+    python = Kernel(
+        "neg", "cpu", "cpu/py", frozenset({DType.FLOAT32}), function=lambda *_: 1 // 0, provider="a-package"
+    )
+    a, out = tensor("a", T, 3), tensor("out", T, 3)
+    array = np.zeros((1, 3), np.float32)
+    executable = backend.compile(plan(step(python, [a], [out]), T=1), memory(a=array, out=array))
+    assert isinstance(executable, TimedExecutable)
+    for run in (executable.run, executable.run_timed):
+        with pytest.raises(KernelError, match=r"^Kernel 'cpu/py' for neg of a-package raised ZeroDivisionError: "):
+            run((1,), backend.streams.default())
 
 
 def test_a_run_names_every_symbol(backend: CpuBackend) -> None:

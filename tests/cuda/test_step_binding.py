@@ -18,6 +18,7 @@ from aethermind import Runtime
 from aethermind.dispatch import Dispatcher, Kernel
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.loading.model_graph import GraphKey
+from aethermind.errors import KernelError
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.compile import compile_graph
 from aethermind.graph.executor import MemoryMap, addresses_in_run
@@ -337,6 +338,21 @@ def test_work_of_another_kind_is_bound_by_itself(runtime: Runtime, tmp_path: Pat
     address = addresses_in_run(plan, memory, {"T": 5})
     got = [(one.argument(0, ctypes.c_uint64), one.argument(1, ctypes.c_uint64)) for one in log]
     assert got == [(address(step.outputs[0]), address(step.inputs[0])) for step in plan.steps if step.inputs[0]]
+
+
+@pytest.mark.parametrize("is_relocatable", [True, False])
+def test_a_kernel_that_raises_is_named_with_its_package(runtime: Runtime, tmp_path: Path, is_relocatable: bool) -> None:
+    def launches(_: Call) -> Iterator[Any]:
+        yield from ()
+        raise IndexError("no such tile")
+
+    function: Any = KernelFunction(launches, is_relocatable=is_relocatable)
+    kernel = Kernel("silu", "cuda", "tiled", frozenset({DType.FLOAT32}), function=function, provider="a-package")
+    plan = compiled(runtime, kernel)
+    memory: Mapping[Any, int] = {(Place.ARENA, ""): 1 << 40, (Place.INPUT, ""): 2 << 40}
+    bench = Bench(tmp_path, ["thing"])
+    with pytest.raises(KernelError, match=r"^Kernel 'tiled' for silu of a-package raised IndexError: no such tile\."):
+        bench.launched(StepBinder(plan, memory, GPU, bench.library, WORKSPACE), plan, (5,))
 
 
 def compiled(runtime: Runtime, kernel: Kernel) -> Plan:

@@ -15,50 +15,61 @@ from tests.plugins.scaffolded import environment, install
 import aethermind
 from aethermind import Runtime
 from aethermind.cli.verbs import VERBS
+from aethermind.dispatch import Dispatcher
+from aethermind.dispatch.reference import reference_kernels
+from aethermind.engine.loading.loader import plan_model
+from aethermind.engine.loading.model_graph import GraphKey, Part, StepGraphs
+from aethermind.graph.lowering import lower
 
 PAGES = ROOT / "docs" / "extending"
-PACKAGE = "aethermind-my-chip"
-_CODE = r"```python\n(.*?)```\n"
+_FENCE = r"```\w+\n(?P<{}>.*?)^```$"
 _STEP = re.compile(
     r"^```console\n(?P<session>.*?)^```$"
-    rf"|^Append to `(?P<grown>[^`]+)`:\n\n{_CODE}"
-    rf"|^Replace in `(?P<changed>[^`]+)`:\n\n{_CODE}\nby\n\n{_CODE}",
+    rf"|^Write `(?P<new>[^`]+)`:\n\n{_FENCE.format('content')}"
+    rf"|^Append to `(?P<grown>[^`]+)`:\n\n{_FENCE.format('appended')}"
+    rf"|^Replace in `(?P<changed>[^`]+)`:\n\n{_FENCE.format('before')}\n\nby\n\n{_FENCE.format('after')}",
     re.MULTILINE | re.DOTALL,
 )
 
 
 class Reader:
-    """Somebody who follows a page in a folder: types its commands, writes its code."""
+    """Somebody who follows a page in a folder about a package: types its commands, writes its code."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, package: str) -> None:
         self._folder = folder
-        self._package, self._metadata = folder / PACKAGE, folder / "metadata"
+        self._package, self._metadata = folder / package, folder / "metadata"
 
     def follow(self, page: Path) -> None:
         steps = list(_STEP.finditer(page.read_text(encoding="utf-8")))
         assert len(steps) >= 6
         for step in steps:
-            appended, before, after = step.group(3, 5, 6)
             if step["session"] is not None:
                 for command, printed in re.findall(r"^\$ (.*)\n((?:[^$].*\n|\n)*)", step["session"], re.MULTILINE):
                     self._type(command, printed)
+                continue
+            path = self._folder / (step["new"] or step["grown"] or step["changed"])
+            if step["new"] is not None:
+                assert not path.exists()
+                path.write_text(step["content"])
             elif step["grown"] is not None:
-                path = self._folder / step["grown"]
-                path.write_text(f"{path.read_text()}\n\n{appended}")
+                path.write_text(f"{path.read_text()}\n\n{step['appended']}")
             else:
-                path = self._folder / step["changed"]
-                assert path.read_text().count(before) == 1
-                path.write_text(path.read_text().replace(before, after))
+                assert path.read_text().count(step["before"]) == 1
+                path.write_text(path.read_text().replace(step["before"], step["after"]))
 
     def _type(self, command: str, printed: str) -> None:
-        """Run a command and compare what it prints; `pip install` is played by metadata, `cd` by a new folder."""
+        """Run a command and compare what it prints; `cd` is played by a new folder, `pip install` by metadata, after
+        it has built what there is to be built.
+        """
         if command.startswith("cd "):
             self._folder /= command.removeprefix("cd ")
-        elif command.startswith("pip install "):
+            return
+        is_install = command.startswith("pip install ")
+        if is_install:
             install(self._package, self._metadata)
-        else:
+        if not is_install or (self._package / "setup.py").exists():
             result = subprocess.run(
-                ["bash", "-c", command],
+                ["bash", "-c", "python setup.py -q build_ext --inplace" if is_install else command],
                 cwd=self._folder,
                 env=environment(self._package, self._metadata),
                 stdout=subprocess.PIPE,
@@ -80,8 +91,16 @@ def as_pattern(printed: str) -> str:
     return "".join(lines) + r"\n*"
 
 
-def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
-    Reader(tmp_path).follow(PAGES / "your-own-backend.md")
+@pytest.mark.parametrize(
+    ("page", "package"),
+    [
+        ("your-own-backend", "aethermind-my-chip"),
+        ("your-own-model", "aethermind-my-llm"),
+        ("native-kernels", "aethermind-squared-relu"),
+    ],
+)
+def test_the_tutorial_does_what_it_says(tmp_path: Path, page: str, package: str) -> None:
+    Reader(tmp_path, package).follow(PAGES / f"{page}.md")
 
 
 @pytest.mark.parametrize("name", ["write_hooks", "write_operators"])
@@ -126,3 +145,24 @@ def test_porting_names_commands_and_operators_that_exist() -> None:
     operators = {operator.name for operator in Runtime.boot().operators}
     (listed,) = re.findall(r"made of: (.*?)\. \[", page, re.DOTALL)
     assert set(re.findall(r"`(\w+)`", listed)) <= operators
+
+
+def test_porting_lists_the_operators_that_steps_are_made_of() -> None:
+    page = (PAGES / "porting.md").read_text(encoding="utf-8")
+    usual, more = (
+        set(re.findall(r"`([a-z_]+)`", found))
+        for found in re.findall(r"(?s)made of: (.*?)\. \[.*?required level: (.*?)\. Where", page)[0]
+    )
+    runtime = Runtime.boot()
+    planned = plan_model(runtime, "demo", device="numpy", dtype="float32")
+    graphs = StepGraphs(planned.model, runtime.operators, planned.cache_spec, 4, 64, planned.dtype)
+    references = Dispatcher(reference_kernels(runtime.operators, "numpy"))
+
+    def parts(key: GraphKey) -> set[str]:
+        lowered = lower(graphs.build(key).finish(), runtime.operators, references, "numpy", fuse=False)
+        return {one.signature.operator for one in lowered.resolutions if one is not None}
+
+    assert parts(GraphKey()) == usual
+    others = (GraphKey(True, True, True), GraphKey(part=Part.SCORES), GraphKey(part=Part.KEY_SHIFT))
+    assert set().union(*map(parts, others)) - usual == more
+    planned.open_device.backend.close()

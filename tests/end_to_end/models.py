@@ -10,7 +10,7 @@ from typing import Any
 
 import aethermind_qwen2
 
-__all__ = ["BOS", "CONFIG", "DEMO", "copy_demo", "copy_demo_with_bos"]
+__all__ = ["BOS", "CONFIG", "DEMO", "copy_demo", "copy_demo_with_bos", "poisoned_demo"]
 
 DEMO = Path(aethermind_qwen2.__file__).parent / "demo"
 BOS = "<|endoftext|>"
@@ -30,6 +30,18 @@ def copy_demo(
             (directory / name).unlink()
         else:
             (directory / name).write_bytes(content)
+    return directory
+
+
+def poisoned_demo(folder: Path) -> Path:
+    """The demo model, in a new directory below `folder`, with a norm that makes NaN of everything."""
+    directory = copy_demo(folder / "poisoned")
+    file = directory / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    begin = 8 + int.from_bytes(content[:8], "little")
+    first, last = json.loads(content[8:begin])["model.norm.weight"]["data_offsets"]
+    content[begin + first : begin + last] = b"\xc0\x7f" * ((last - first) // 2)  # NaN in bfloat16
+    file.write_bytes(content)
     return directory
 
 

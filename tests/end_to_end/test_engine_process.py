@@ -18,12 +18,19 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from tests.end_to_end.models import poisoned_demo
 from tests.processes import await_end
 
 from aethermind import LLM, RequestOutput, Runtime, SamplingParams
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.process import EngineProcess, RestartPolicy
-from aethermind.errors import AetherMindError, ContextLengthError, EngineDeadError, InvalidArgumentError
+from aethermind.errors import (
+    AetherMindError,
+    ComputationError,
+    ContextLengthError,
+    EngineDeadError,
+    InvalidArgumentError,
+)
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", max_model_len=256)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, logprobs=2, prompt_logprobs=1)
@@ -266,8 +273,18 @@ def test_a_process_that_hangs_is_killed(runtime: Runtime) -> None:
         async with EngineProcess("demo", CONFIG, runtime=runtime, policy=policy) as engine:
             assert engine.pid is not None
             os.kill(engine.pid, signal.SIGSTOP)
-            with pytest.raises(EngineDeadError, match="SIGKILL"):
+            stalled = r"The engine process said nothing for 0\.5 s in a step, and was killed\. It failed once"
+            with pytest.raises(EngineDeadError, match=stalled):
                 await exhaust(engine.generate("Once", ENDLESS))
+
+    asyncio.run(scenario())
+
+
+def test_why_the_engine_gave_a_request_up_arrives_as_what_it_is(runtime: Runtime, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with EngineProcess(str(poisoned_demo(tmp_path)), CONFIG, runtime=runtime) as engine:
+            with pytest.raises(ComputationError, match="cannot go on: the model's logits are not finite"):
+                await answer(engine, "Once")
 
     asyncio.run(scenario())
 

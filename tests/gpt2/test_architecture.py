@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,12 +25,21 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Checkpoints(tmp_path_factory.mktemp).directory(CASES[0])
 
 
-def test_names_without_the_models_prefix(runtime: Runtime, directory: Path, tmp_path: Path) -> None:
-    """As OpenAI's own checkpoints have them, buffers included."""
+BUFFERS = {f"h.{layer}.attn.bias": np.ones((1, 1, 8, 8), np.uint8) for layer in range(2)}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "table", "besides"),
+    [("", "wte.weight", BUFFERS), ("transformer.", "lm_head.weight", {})],
+    ids=["as_openai_s_own", "as_safetensors_save_model"],
+)
+def test_other_names(
+    runtime: Runtime, directory: Path, tmp_path: Path, prefix: str, table: str, besides: dict[str, Any]
+) -> None:
     copied = Path(shutil.copytree(directory, tmp_path / "copied"))
-    tensors = load_file(copied / "model.safetensors")
-    renamed = {name.removeprefix("transformer."): values for name, values in tensors.items()}
-    renamed |= {f"h.{layer}.attn.bias": np.ones((1, 1, 8, 8), np.uint8) for layer in range(2)}
+    tensors = {name.removeprefix("transformer."): one for name, one in load_file(copied / "model.safetensors").items()}
+    matrix = tensors.pop("wte.weight")
+    renamed = {prefix + name: values for name, values in tensors.items()} | {table: matrix} | besides
     save_file(renamed, copied / "model.safetensors")
     answers = []
     for path in (directory, copied):

@@ -63,6 +63,13 @@ def test_it_is_formatted_and_has_no_lint(scaffolded: Callable[[Kind], Scaffolded
 
 
 @by_kind
+def test_its_description_reads_well(scaffolded: Callable[[Kind], Scaffolded], kind: Kind) -> None:
+    project = tomllib.loads((scaffolded(kind).folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    article = "an" if kind is Kind.OPERATOR else "a"
+    assert project["description"] == f"{NAMES[kind]}: {article} {KINDS[kind].title} for AetherMind"
+
+
+@by_kind
 def test_the_command_line_knows_what_comes_next(scaffolded: Callable[[Kind], Scaffolded], kind: Kind) -> None:
     names = Names.parse(NAMES[kind])
     of_readme = re.findall(r"^\$ (aethermind .*)$", (scaffolded(kind).folder / "README.md").read_text(), re.MULTILINE)

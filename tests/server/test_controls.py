@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import openai
@@ -63,8 +64,16 @@ def test_a_bias_decides_and_a_ban_forbids(client: openai.OpenAI, http: httpx.Cli
     assert " fox" not in banned
 
 
-def test_json_by_schema(client: openai.OpenAI) -> None:
-    demand = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+@pytest.mark.parametrize(
+    "demand",
+    [
+        {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}},
+        {"type": "json_schema", "schema": SCHEMA},
+        {"type": "json_object", "schema": SCHEMA},
+        {"type": "json_object", "json_schema": {"name": "person", "schema": SCHEMA}},
+    ],
+)
+def test_json_by_schema(client: openai.OpenAI, demand: Any) -> None:
     for seed in range(5):
         answer = client.chat.completions.create(
             model="demo", messages=MESSAGES, response_format=demand, seed=seed, max_tokens=200
@@ -98,6 +107,8 @@ def test_our_own_demands(client: openai.OpenAI, demand: dict[str, object], allow
         ({"logit_bias": {"99999999": 1}}, None),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "value": {}}}, "response_format.value"),
         ({"structured_outputs": {"regex": "("}}, None),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, None),
         ({"structured_outputs": {"json": {"$ref": "http://example.com/schema"}}}, None),

@@ -43,7 +43,7 @@ def test_a_part_with_nothing_but_text_differs_in_its_text_only(text: str) -> Non
     assert plain[0] | {"choices": None} == last[0] | {"choices": None}
     assert plain[0]["choices"][0] | {"finish_reason": "length"} == last[0]["choices"][0]
     message = ChatMessage(role="user", content="x")
-    chat = ChatAnswer(ChatRequest(model="m", messages=[message]), MODEL, "req_1")
+    chat = ChatAnswer(ChatRequest(model="m", messages=[message]), MODEL, "req_1", "")
     role, *pieces = _told(chat, "a" + text + "b", None)
     assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert "".join(one["choices"][0]["delta"]["content"] for one in pieces) == "a" + text + "b"

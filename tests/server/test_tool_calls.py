@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
+from pydantic import TypeAdapter
 from tests.end_to_end.models import copy_demo
 from tests.server.conftest import serving
 
 from aethermind import LLM, Runtime
-from aethermind.server.openai.tools import ForcedCall
-from aethermind.text.answer_parser import Content, ToolCall
+from aethermind.errors import TokenizerError
+from aethermind.server.openai.chat import ChatMessage, ChatRequest
+from aethermind.server.openai.reading import AnswerReader
+from aethermind.server.openai.tools import ForcedCall, Tool, ToolChoice, demand_for
+from aethermind.text.answer_parser import AnswerFormat, Content, Reasoning, ToolCall
 
 TOOLS = [
     {
@@ -34,6 +41,7 @@ TOOLS = [
 ]
 MESSAGES = [{"role": "user", "content": "What is the weather in Rome?"}]
 ASK: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "tools": TOOLS, "max_tokens": 200, "seed": 1}
+BARE = {"model": "demo", "messages": MESSAGES}
 CALL = {"name": "weather", "arguments": {"place": "Rome"}}
 WRITES_A_CALL = {"choice": [f"Let me see.\n<tool_call>\n{json.dumps(CALL)}\n</tool_call>"]}
 """The model was not taught tools; this makes it write what a model that was would."""
@@ -64,7 +72,7 @@ def test_a_call_that_the_model_writes(client: openai.OpenAI) -> None:
     assert choice.message.content == "Let me see."
     (call,) = choice.message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", CALL["arguments"])
-    assert call.id.startswith("call_")
+    assert re.fullmatch("[a-zA-Z0-9]{9}", call.id)  # which is what Mistral's templates demand
 
 
 def test_the_same_streamed(client: openai.OpenAI) -> None:
@@ -161,3 +169,158 @@ def test_a_name_that_the_template_looks_at(http: httpx.Client) -> None:
         for extra in ({}, {"chat_template_kwargs": {"mood": "merrily"}})
     )
     assert merry > plain
+
+
+HISTORY = [
+    {"role": "user", "content": "hi"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "clock", "arguments": '{"place": "Rome"}'}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "noon"},
+]
+
+
+def _written(template: str, messages: list[dict[str, Any]]) -> str:
+    """A conversation as a server's model with this template would read it."""
+    request = ChatRequest(model="m", messages=[ChatMessage(**one) for one in messages])
+    return request.prompt(_model({"default": template}))
+
+
+def _model(templates: dict[str, str]) -> Any:
+    """As much of a served model as writing a prompt takes."""
+    return SimpleNamespace(name="m", tokenizer=SimpleNamespace(chat_templates=templates, special_tokens={}))
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (
+            "{% for m in messages %}{% if m['content'] is none %}CALL {{ m.tool_calls[0].function.name }}"
+            "{% else %}[{{ m.content }}]{% endif %}{% endfor %}",
+            "[hi]CALL clock[noon]",
+        ),
+        ("{% for m in messages %}{{ '[' + m['content'] + ']' }}{% endfor %}", "[hi][][noon]"),
+        (
+            "{% for m in messages %}{% if m.tool_calls %}{{ 'CALL ' + m.tool_calls[0].function.arguments }}"
+            "{% else %}[{{ m.content }}]{% endif %}{% endfor %}",
+            '[hi]CALL {"place": "Rome"}[noon]',
+        ),
+        (
+            "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments.place }}{% endfor %}"
+            "{{ m.content or '' }} {% endfor %}",
+            "hi Rome noon ",
+        ),
+    ],
+)
+def test_a_turn_of_nothing_but_calls_is_told_as_the_template_asks(template: str, content: Any, expected: str) -> None:
+    messages = [HISTORY[0], {**HISTORY[1], "content": content}, HISTORY[2]]
+    assert _written(template, messages) == expected
+
+
+def test_a_template_that_fails_on_calls_either_way_says_why() -> None:
+    with pytest.raises(TokenizerError, match="refuses these messages: no calls"):
+        _written(
+            "{% for m in messages %}{% if m.tool_calls %}{{ raise_exception('no calls') }}{% endif %}{% endfor %}",
+            HISTORY,
+        )
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_tools_go_to_the_template_for_them(tools: Any) -> None:
+    model = _model({"default": "{{ mood }}", "tool_use": "{{ tools[0].function.name }}"})
+    request = ChatRequest(model="m", messages=[ChatMessage(role="user", content="hi")], tools=tools)
+    assert request.prompt(model) == ("weather" if tools else "")
+
+
+@pytest.mark.parametrize(
+    ("demand", "told"),
+    [
+        ({}, [Reasoning("hm"), Content("Yes.")]),
+        ({"response_format": {"type": "text"}}, [Reasoning("hm"), Content("Yes.")]),
+        ({"response_format": {"type": "json_object"}}, [Content("hm\n</think>\n\nYes.")]),
+        ({"structured_outputs": {"regex": "[^x]*"}}, [Content("hm\n</think>\n\nYes.")]),
+    ],
+)
+def test_thoughts_that_the_template_opened(demand: dict[str, Any], told: list[Any]) -> None:
+    request = ChatRequest(model="m", messages=[ChatMessage(role="user", content="hi")], **demand)
+    reader = AnswerReader(request, AnswerFormat(reasoning=("<think>", "</think>")), "<|assistant|><think>\n")
+    assert reader.read("hm\n</think>\n\nYes.", is_last=True) == told
+
+
+NESTED = {
+    "type": "object",
+    "properties": {
+        "tree": {"$ref": "#/$defs/Tree"},
+        "again": {"$ref": "#"},
+        "same": {"$ref": "#/properties/$ref"},
+        "$ref": {"type": "integer"},
+        "default": {"$ref": "#/definitions/a~1b"},
+        "plain": {"const": {"$ref": "#/x"}},
+    },
+    "additionalProperties": False,
+    "$defs": {"Tree": {"type": "array", "items": {"$ref": "#/$defs/Tree"}, "maxItems": 2}},
+    "definitions": {"a/b": {"type": "boolean"}},
+}
+"""Parameters that refer to parts of themselves, as Pydantic, zod and MCP write them."""
+
+
+@pytest.mark.parametrize("name", ["weather", "nested"])
+@pytest.mark.parametrize("choice", ["required", "named"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"tree": [[], [[]]]},
+        {"tree": [[], [], []]},
+        {"again": {"again": {"same": 1, "$ref": 2}}},
+        {"again": {"again": {"same": "1"}}},
+        {"again": {"name": "nested", "arguments": {}}},
+        {"default": True},
+        {"default": 3},
+        {"plain": {"$ref": "#/x"}},
+    ],
+    ids=json.dumps,
+)
+def test_a_call_has_the_arguments_that_its_function_takes(name: str, choice: str, arguments: dict[str, Any]) -> None:
+    tools = [Tool(**TOOLS[0]), Tool(type="function", function={"name": "nested", "parameters": NESTED})]
+    wanted = choice if choice == "required" else {"type": "function", "function": {"name": name}}
+    demand = demand_for(tools, TypeAdapter(ToolChoice).validate_python(wanted))
+    assert demand is not None
+    assert demand.json is not None
+    parameters = {"weather": TOOLS[0]["function"]["parameters"], "nested": NESTED}[name]
+    right = jsonschema.Draft202012Validator(parameters).is_valid(arguments)
+    call = {"name": name, "arguments": arguments}
+    assert jsonschema.Draft202012Validator(json.loads(demand.json)).is_valid(call) == right
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "find"}}])
+def test_a_forced_call_of_a_function_with_definitions(client: openai.OpenAI, choice: Any) -> None:
+    city = {"type": "object", "properties": {"of": {"const": "Rome"}}, "required": ["of"]}
+    city["additionalProperties"] = False
+    parameters = {"$defs": {"City": city}, "type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}}
+    parameters |= {"required": ["city"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "find", "parameters": parameters}}]
+    answer = client.chat.completions.create(**{**ASK, "tools": tools}, tool_choice=choice).choices[0]
+    (call,) = answer.message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": {"of": "Rome"}}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}, {"chat_template_kwargs": {"mood": " and merry"}}],
+    ids=["tools", "no_choice", "names"],
+)
+def test_tools_are_counted_as_they_are_charged(address: str, extra: dict[str, Any]) -> None:
+    ask = {**BARE, **extra}
+    with httpx.Client(base_url=address) as http:
+        plain, tokens = (http.post("/tokenize", json=one).json()["tokens"] for one in (BARE, ask))
+        usage = http.post("/v1/chat/completions", json={**ask, "max_tokens": 1}).json()["usage"]
+        refused = http.post("/tokenize", json={"model": "demo", "prompt": "hi", **extra})
+    assert usage["prompt_tokens"] == len(tokens)
+    assert (tokens != plain) == ("tool_choice" not in extra)
+    assert refused.status_code == 400
+    assert "goes with messages" in refused.text

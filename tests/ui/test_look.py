@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -129,3 +131,21 @@ def check_names(page: Page) -> None:
         ).map((element) => element.outerHTML)"""
     )
     assert nameless == []
+
+
+def test_the_page_below_a_path_of_a_proxy(server: ScriptedServer, browser: Browser) -> None:
+    """A proxy that shows the server below /below/ and takes that off its requests."""
+    elsewhere: list[str] = []
+    address = f"{server.address.rstrip('/')}/below/"
+    with closing(browser.new_context()) as context:
+        context.route(f"{address}**", lambda route: route.continue_(url=route.request.url.replace("/below/", "/", 1)))
+        page = context.new_page()
+        page.on("request", lambda one: None if one.url.startswith((address, "blob:")) else elsewhere.append(one.url))
+        page.goto(address)
+        send(page, "Show me Python.")
+        answer = server.next_question()
+        answer.say("```python\nreturn 1\n```\n")
+        answer.finish()
+        expect(page.locator(".stats")).to_be_visible()
+        expect(page.locator(".hljs-keyword").first).to_be_visible()
+    assert elsewhere == []

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from aethermind.errors import DeviceError
+from aethermind.dispatch import Kernel
+from aethermind.errors import AetherMindError, DeviceError
 from aethermind.graph.executor import MemoryMap
 from aethermind.graph.plan import Operand, Place, Plan
 from aethermind.graph.repeated_runs import is_decode_size
 from aethermind.graph.tensor_parallel.operators import COLLECTIVES
 from aethermind.hal.stream import Stream
-from aethermind.ops.dims import resolve
 from aethermind_cann.dtypes import torch_dtype
 from aethermind_cann.graph_capture import CapturedSteps, can_capture
 from aethermind_cann.memory import CannAllocator
@@ -37,6 +37,7 @@ class _Value(NamedTuple):
 class _Call(NamedTuple):
     """A step with its tensors."""
 
+    kernel: Kernel
     function: Callable[..., None]
     inputs: list[torch.Tensor | None]
     outputs: list[torch.Tensor]
@@ -111,14 +112,14 @@ class CannExecutable:
             function = step.kernel.function
             assert function is not None, "an NPU runs functions over tensors"
             given = [None if value is None else tensor(value) for value in inputs]
-            calls.append(_Call(function, given, list(map(tensor, outputs)), step.attributes, step.source))
+            calls.append(_Call(step.kernel, function, given, list(map(tensor, outputs)), step.attributes, step.source))
         return calls
 
     def _tensor(self, operand: Operand, sizes: Mapping[str, int]) -> torch.Tensor:
         storage, begin = self._storages[operand.place, operand.name]
         begin += operand.offset_bytes
         flat = storage[begin : begin + operand.type.nbytes(sizes)]
-        return flat.view(torch_dtype(operand.dtype)).view(resolve(operand.shape, sizes))
+        return flat.view(torch_dtype(operand.dtype)).view(operand.shape_for(sizes))
 
 
 def _call_all(calls: list[_Call], index: int) -> None:
@@ -126,8 +127,13 @@ def _call_all(calls: list[_Call], index: int) -> None:
     for call in calls:
         try:
             call.function(call.inputs, call.outputs, call.attributes)
+        except AetherMindError:
+            raise
         except RuntimeError as error:
-            raise DeviceError(f"Step {call.source} failed on NPU {index}: {error}") from error
+            where = f"Step {call.source}, kernel {call.kernel.title},"
+            raise DeviceError(f"{where} failed on NPU {index}: {str(error).rstrip('.')}.") from error
+        except Exception as error:
+            raise call.kernel.failure(error) from error
 
 
 def _values_of(plan: Plan) -> list[tuple[list[_Value | None], list[_Value]]]:

@@ -14,7 +14,9 @@
     ├── RequestTimeoutError        a request took longer than it was given
     ├── SettingsError              a setting in a file or an environment variable is unknown or wrong
     ├── OperatorError              an operator was called with inputs its schema does not allow
-    └── KernelNotFoundError        no kernel of the chosen device computes an operator
+    ├── KernelNotFoundError        no kernel of the chosen device computes an operator
+    └── ComputationError           a step computed nothing that can be used, such as logits that are not finite
+        └── KernelError            a kernel raised, or broke its contract, while a step ran
 
 Every message is one sentence or two: what failed, with which values, what was considered, what to do.
 The command line turns each of them into exit code 2 without a traceback.
@@ -26,11 +28,13 @@ __all__ = [
     "AetherMindError",
     "CacheContentError",
     "CheckpointError",
+    "ComputationError",
     "ConfigError",
     "ContextLengthError",
     "DeviceError",
     "EngineDeadError",
     "InvalidArgumentError",
+    "KernelError",
     "KernelNotFoundError",
     "OperatorError",
     "OutOfMemoryError",
@@ -39,6 +43,12 @@ __all__ = [
     "SettingsError",
     "TokenizerError",
 ]
+
+
+def in_words(error: BaseException) -> str:
+    """The end of a sentence about an exception of somebody else's code: `ValueError: kernel says no.`"""
+    message = " ".join(str(error).split()) or "without a message"
+    return f"{type(error).__name__}: {message.rstrip('.')}."
 
 
 class AetherMindError(Exception):
@@ -95,6 +105,14 @@ class OperatorError(AetherMindError):
 
 class KernelNotFoundError(AetherMindError):
     """No kernel of the chosen device computes an operator, and no decomposition leads further."""
+
+
+class ComputationError(AetherMindError):
+    """A step computed nothing that can be used; the request is not at fault."""
+
+
+class KernelError(ComputationError):
+    """A kernel raised, or broke its contract, while a step ran; the message names its package."""
 
 
 class ContextLengthError(InvalidArgumentError):

@@ -380,8 +380,7 @@ def _one_each(prompts: Sequence[Prompt | EnginePrompt], given: Any, name: str, k
 
 def _checked(output: RequestOutput) -> RequestOutput:
     """A state, unless the engine or another user of it gave the request up."""
-    if output.error is not None:
-        raise AetherMindError(output.error)
+    output.raise_error()
     if output.finished and any(answer.finish_reason == "abort" for answer in output.outputs):
         raise AetherMindError(_aborted(output.request_id))
     return output

@@ -8,15 +8,37 @@ already, which text does not repeat.
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from collections.abc import Collection
-from typing import Any
+from contextlib import suppress
+from typing import Any, TextIO
 
 from aethermind import env
 
-__all__ = ["FORMATS", "LEVELS", "get_logger", "is_level", "quoted", "set_format", "set_level", "setup_console"]
+__all__ = [
+    "FORMATS",
+    "LEVELS",
+    "get_logger",
+    "is_level",
+    "quoted",
+    "set_format",
+    "set_level",
+    "setup_console",
+    "write_aside",
+]
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
+
+_LIBRARIES = ("uvicorn", "asyncio")
+"""Whose records are shown beside ours, where something is served."""
+
+_MAX_WAITING = 10_000
+"""Lines that wait for whoever reads stderr; what comes then is dropped."""
+
+_PATIENCE_S = 1.0
+"""Seconds that a process which ends waits for them to be read."""
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -42,11 +64,24 @@ def set_format(name: str) -> None:
     formatter = _JsonFormatter() if name == "json" else _TextFormatter("%(asctime)s ")
     for handler in logging.getLogger("aethermind").handlers:
         handler.setFormatter(formatter)
-        for library in ("uvicorn", "asyncio"):
+        for library in _LIBRARIES:
             logger = logging.getLogger(library)
             logger.propagate = False
             if handler not in logger.handlers:
                 logger.addHandler(handler)
+
+
+def write_aside() -> None:
+    """Have records written in a thread from now on, as what serves needs it: a pipe that nobody reads takes some
+    64 KiB, and then whoever writes to it waits for ever.
+    """
+    aside: dict[logging.Handler, logging.Handler] = {}
+    for name in ("aethermind", *_LIBRARIES):
+        logger = logging.getLogger(name)
+        for handler in logger.handlers[:]:
+            if type(handler) is logging.StreamHandler:
+                logger.removeHandler(handler)
+                logger.addHandler(aside.setdefault(handler, _AsideHandler(handler)))
 
 
 def is_level(name: str) -> bool:
@@ -57,6 +92,60 @@ def is_level(name: str) -> bool:
 def set_level(name: str) -> None:
     """Let records through from this level on, a name in any case; one that is no level counts as `warning`."""
     logging.getLogger("aethermind").setLevel(logging.getLevelNamesMapping().get(name.upper(), logging.WARNING))
+
+
+class _AsideHandler(logging.Handler):
+    """Writes what another handler would, in a thread of its own. Nobody waits for it but the end of the process."""
+
+    def __init__(self, other: logging.StreamHandler[TextIO]) -> None:
+        super().__init__(other.level)
+        self.setFormatter(other.formatter)
+        self._stream = other.stream
+        self._lines: list[str] = []
+        self._num_dropped = 0
+        self._is_writing = False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._write_on, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Have the record written, unless too many wait."""
+        line = self.format(record)
+        with self._changed:
+            if len(self._lines) < _MAX_WAITING:
+                self._lines.append(line)
+            else:
+                self._num_dropped += 1
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until everything is written, but not for ever."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._lines or self._is_writing), _PATIENCE_S)
+
+    def _write_on(self) -> None:
+        while True:
+            with self._changed:
+                self._is_writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._lines)
+                lines, self._lines = self._lines, []
+                if self._num_dropped:
+                    lines.append(f"{self._num_dropped} lines were dropped here, because nobody read those before.")
+                    self._num_dropped = 0
+                self._is_writing = True
+            with suppress(OSError, ValueError):  # a closed stream takes nothing
+                self._write("".join(f"{line}\n" for line in lines))
+
+    def _write(self, text: str) -> None:
+        """Write to the stream's file itself: the lock of a buffer that is never read would keep the process alive."""
+        try:
+            file = self._stream.fileno()
+        except (OSError, ValueError):  # it is no file: tests listen
+            self._stream.write(text)
+            return
+        left = memoryview(text.encode(self._stream.encoding or "utf-8", "backslashreplace"))
+        while left:
+            left = left[os.write(file, left) :]
 
 
 class _TextFormatter(logging.Formatter):

@@ -9,9 +9,16 @@ namespace aether::cpu {
 namespace {
 
 const am_kernel* kernel_of(const py::object& capsule) {
-  void* pointer = PyCapsule_GetPointer(capsule.ptr(), AM_KERNEL_CAPSULE);
-  if (pointer == nullptr) throw py::error_already_set();
-  return static_cast<const am_kernel*>(pointer);
+  if (!PyCapsule_CheckExact(capsule.ptr())) {
+    throw py::value_error("its `native` is of type " + std::string(Py_TYPE(capsule.ptr())->tp_name) +
+                          " instead of a PyCapsule");
+  }
+  if (!PyCapsule_IsValid(capsule.ptr(), AM_KERNEL_CAPSULE)) {
+    const char* name = PyCapsule_GetName(capsule.ptr());
+    throw py::value_error("its capsule is named '" + std::string(name == nullptr ? "" : name) + "' instead of '" +
+                          AM_KERNEL_CAPSULE + "'");
+  }
+  return static_cast<const am_kernel*>(PyCapsule_GetPointer(capsule.ptr(), AM_KERNEL_CAPSULE));
 }
 
 }  // namespace

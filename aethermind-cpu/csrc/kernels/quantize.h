@@ -17,7 +17,7 @@ struct Steps {
   int count;
   float values[8];
 };
-inline constexpr Steps kSignedSteps4 = {8, {8.0f, 7.0f, 7.25f, 7.75f, 8.25f, 8.75f, 9.25f, 10.0f}};
+inline constexpr Steps kSignedSteps4 = {4, {8.0f, 7.25f, 8.75f, 10.0f}};
 inline constexpr Steps kSteps8 = {2, {255.0f, 254.0f}};
 inline constexpr Steps kSteps4 = {6, {15.0f, 14.0f, 15.75f, 16.5f, 17.5f, 18.75f}};
 inline constexpr Steps kOffsetSteps8 = {1, {255.0f}};
@@ -134,24 +134,66 @@ inline QuantizedBlock quantize_finely(const Floats* x, int64_t length) {
   return block;
 }
 
-// 4 bits: the first of the largest magnitudes gets a negative code.
+// What a candidate leaves, and what least squares need of the codes that it leads to, by weights.
+struct ScaleSums {
+  double errors[kPanelColumns], products[kPanelColumns], squares[kPanelColumns];
+};
+
+inline ScaleSums weighted_sums_of(const Floats* x, int64_t length, const QuantizedBlock& block, const Floats& typical) {
+  const Floats inverse = inverses(block.wide);
+  ScaleSums sums = {};
+  for (int64_t k = 0; k < length; ++k) {
+    AETHER_FOR_LANES {
+      const float value = x[k].v[c];
+      const float code = code_of(value, inverse.v[c], 0.0f, -8.0f, 7.0f);
+      const double weight = typical.v[c] + __builtin_fabsf(value), wide = code, weighted = weight * wide;
+      const double error = value - block.wide.v[c] * code;
+      sums.errors[c] += weight * (error * error);
+      sums.products[c] += weighted * static_cast<double>(value);
+      sums.squares[c] += weighted * wide;
+    }
+  }
+  return sums;
+}
+
+// 4 bits: the first of the largest magnitudes gets a negative code. Each number of steps is followed by scales fitted
+// to its codes.
 inline QuantizedBlock quantize_coarsely(const Floats* x, int64_t length) {
-  Floats peak = x[0], largest;
+  Floats peak = x[0], largest, typical;
+  double squares[kPanelColumns] = {}, least[kPanelColumns];
   AETHER_FOR_LANES largest.v[c] = __builtin_fabsf(peak.v[c]);
-  for (int64_t k = 1; k < length; ++k) {
+  for (int64_t k = 0; k < length; ++k) {
     AETHER_FOR_LANES {
       const float magnitude = __builtin_fabsf(x[k].v[c]);
       peak.v[c] = magnitude > largest.v[c] ? x[k].v[c] : peak.v[c];
       largest.v[c] = magnitude > largest.v[c] ? magnitude : largest.v[c];
+      squares[c] += static_cast<double>(x[k].v[c]) * static_cast<double>(x[k].v[c]);
     }
   }
-  return choose(x, length, kSignedSteps4, -8.0f, 7.0f, [&](float steps) {
-    QuantizedBlock block = {};
+  AETHER_FOR_LANES typical.v[c] = static_cast<float>(__builtin_sqrt(squares[c] / static_cast<double>(length)));
+  for (double& each : least) each = static_cast<double>(INFINITY);
+  QuantizedBlock best = {};
+  for (int i = 0; i < kSignedSteps4.count; ++i) {
     Floats exact;
-    AETHER_FOR_LANES exact.v[c] = peak.v[c] / -steps;
-    set_scales(block, exact);
-    return block;
-  });
+    AETHER_FOR_LANES exact.v[c] = peak.v[c] / -kSignedSteps4.values[i];
+    for (int turn = 0;; ++turn) {
+      QuantizedBlock block = {};
+      set_scales(block, exact);
+      const ScaleSums sums = weighted_sums_of(x, length, block, typical);
+      for (int c = 0; c < kPanelColumns; ++c) {
+        if (!(sums.errors[c] < least[c])) continue;
+        least[c] = sums.errors[c];
+        best.scales[c] = block.scales[c];
+        best.wide.v[c] = block.wide.v[c];
+      }
+      if (turn == kNumFits) break;
+      AETHER_FOR_LANES {
+        const double slope = sums.squares[c] != 0.0 ? sums.products[c] / sums.squares[c] : 0.0;
+        exact.v[c] = static_cast<float>(slope);
+      }
+    }
+  }
+  return best;
 }
 
 inline QuantizedBlock quantize_with_zero_points(const Floats* x, int64_t length, int bits) {

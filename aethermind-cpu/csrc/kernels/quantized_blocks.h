@@ -69,7 +69,7 @@ class QuantizedWeight {
     int64_t brought = -1;
     const auto work = [&](int64_t row_begin, int64_t item_begin, int64_t item_end, int64_t next_claim) {
       const int64_t rows = smaller(cut.row_block, num_rows - row_begin);
-      if (brought != row_begin) bring(x + row_begin * k_, rows, tiles);
+      if (brought != row_begin) bring(x + row_begin * k_, rows, tiles, num_rows);
       brought = row_begin;
       const auto next_item = [&](int64_t item) { return smaller(item < item_end ? item : next_claim, num_items - 1); };
       for (int64_t item = item_begin; item < item_end; item += items_together) {
@@ -77,7 +77,7 @@ class QuantizedWeight {
         const int64_t num_panels = items * panels_per_item;
         const char* panels[kMostItemPanels];
         for (int64_t p = 0; p < num_panels; ++p) panels[p] = panel(item, items, p);
-        multiply(tiles, rows, panels, num_panels, panel(next_item(item + items), 1, 0), c);
+        multiply(tiles, num_rows, rows, panels, num_panels, panel(next_item(item + items), 1, 0), c);
         finish(row_begin, rows, item, items, c, num_panels * kPanelColumns);
       }
     };
@@ -100,26 +100,37 @@ class QuantizedWeight {
   }
 
  private:
-  static int64_t tile_bytes(int64_t num_rows, int64_t k) {
-    const int64_t num_units = divide_up(k, kUnitK);
+  // Scratch holds the units of all rows, then their residuals and which units these are of.
+  static int64_t units_bytes(int64_t num_rows, int64_t num_units) {
     return round_up(most_rows(num_rows, num_units) * num_units * kUnitRowBytes, kStepBytes);
   }
+  static int64_t tile_bytes(int64_t num_rows, int64_t k) {
+    const int64_t num_units = divide_up(k, kUnitK), bytes = units_bytes(num_rows, num_units);
+    if (!kHasResiduals) return bytes;
+    const int64_t outliers = most_rows(num_rows, num_units) * RowTile::outliers_per_row(num_units);
+    return 2 * bytes + round_up(outliers * static_cast<int64_t>(sizeof(int32_t)), kStepBytes);
+  }
+  // The tile whose first row is the block's `begin`th, where scratch is for blocks of `num_rows`.
+  RowTile tile_at(char* tiles, int64_t num_rows, int64_t begin) const {
+    const int64_t bytes = units_bytes(num_rows, shape_.num_units);
+    char* units = tiles + begin * shape_.num_units * kUnitRowBytes;
+    auto* outliers = reinterpret_cast<int32_t*>(tiles + 2 * bytes);
+    return {units, units + bytes, outliers + begin * RowTile::outliers_per_row(shape_.num_units)};
+  }
 
-  void bring(const T* x, int64_t rows, char* tiles) const {
-    const auto bring_one = with_format(
+  void bring(const T* x, int64_t rows, char* tiles, int64_t num_rows) const {
+    const auto bring_tile = with_format(
         layout_, []<QuantizedFormat kFormat>() -> BringFn<T> { return QuantizedEngine<kFormat>::template bring<T>; });
     const Tiles cut(rows, quantized_tile_rows(rows));
     for (int64_t tile = 0; tile < cut.count; ++tile) {
-      const int64_t begin = cut.begin(tile), size = cut.size(tile);
-      for (int64_t r = 0; r < size; ++r)
-        bring_one(x + (begin + r) * k_, k_, shape_.units_per_run * kUnitK,
-                  tiles + begin * shape_.num_units * kUnitRowBytes, r, size);
+      const int64_t begin = cut.begin(tile);
+      bring_tile(x + begin * k_, k_, cut.size(tile), tile_at(tiles, num_rows, begin));
     }
   }
 
   // `next` is the panel that will be wanted after these.
-  void multiply(const char* tiles, int64_t rows, const char* const* panels, int64_t num_panels, const char* next,
-                float* c) const {
+  void multiply(char* tiles, int64_t num_rows, int64_t rows, const char* const* panels, int64_t num_panels,
+                const char* next, float* c) const {
     const QuantizedTiles* kernels = with_format(
         layout_, []<QuantizedFormat kFormat>() -> const QuantizedTiles* { return &kQuantizedTiles<kFormat>; });
     const Tiles cut(rows, quantized_tile_rows(rows));
@@ -134,9 +145,13 @@ class QuantizedWeight {
       for (int64_t tile = 0; tile < cut.count; ++tile) {
         const int64_t begin = cut.begin(tile), size = cut.size(tile);
         const QuantizedTileFn multiply_tile = (is_single ? kernels->single : kernels->several)[size];
-        multiply_tile(tiles + begin * shape_.num_units * kUnitRowBytes, panels + p, shape_,
-                      share_of_tile(distance, num_lines, shape_.num_units, tile, cut.count),
-                      c + begin * row_stride + p * kPanelColumns, row_stride);
+        const RowTile rows_of_tile = tile_at(tiles, num_rows, begin);
+        float* sums = c + begin * row_stride + p * kPanelColumns;
+        multiply_tile(rows_of_tile.units, panels + p, shape_,
+                      share_of_tile(distance, num_lines, shape_.num_units, tile, cut.count), sums, row_stride);
+        if constexpr (kHasResiduals) {
+          kernels->residuals(rows_of_tile, size, panels + p, end - p, shape_, sums, row_stride);
+        }
       }
       p = end;
     }

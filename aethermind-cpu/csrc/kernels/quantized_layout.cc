@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "built_levels.h"
 #include "cpu_features.h"
 #include "kernels/pack.h"
 #include "kernels/quantized_packers.h"
@@ -12,17 +13,13 @@ namespace {
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 QuantizedPackFn packer() {
-#if defined(__x86_64__)
+#if AETHER_BUILT_AVX512
   if (cpu_features().has_avx512()) return pack_quantized_avx512;
+#endif
+#if AETHER_BUILT_AVX2
   if (cpu_features().has_avx2()) return pack_quantized_avx2;
 #endif
   return pack_quantized_portable;
-}
-
-// Bytes lose little: activations that meet them have a scale for as many neighbours as the weight has, up to the most.
-int64_t units_per_run(const QuantizedLayout& layout, int64_t units_per_block) {
-  if (layout.bits < 8 || layout.block == 0) return kMostRunUnits;
-  return units_per_block % kMostRunUnits == 0 ? kMostRunUnits : units_per_block % 2 == 0 ? 2 : 1;
 }
 
 }  // namespace
@@ -32,7 +29,6 @@ PanelShape panel_shape(const QuantizedLayout& layout, int64_t cols) {
   const int64_t block = layout.has_levels ? kSuperBlock : layout.block;
   shape.num_units = divide_up(cols, kUnitK);
   shape.units_per_block = block ? block / kUnitK : shape.num_units;
-  shape.units_per_run = units_per_run(layout, shape.units_per_block);
   shape.num_blocks = block ? divide_up(cols, block) : (cols > 0 ? 1 : 0);
   const int64_t shift_bytes = layout.has_zero_point ? kZeroBytes : layout.has_offset ? kOffsetBytes : 0;
   const int64_t side_bytes = layout.has_levels ? kLevelBytes : kScaleBytes + shift_bytes;

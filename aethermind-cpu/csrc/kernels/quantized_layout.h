@@ -29,7 +29,6 @@
 namespace aether::cpu {
 
 inline constexpr int64_t kUnitK = 32;
-inline constexpr int64_t kMostRunUnits = 4;  // of activations that share a scale
 inline constexpr int64_t kHeaderBytes = 64;
 inline constexpr int64_t kScaleBytes = 32;  // of a block
 inline constexpr int64_t kZeroBytes = 16;
@@ -54,16 +53,13 @@ struct QuantizedFormat {
   int bits;
   bool has_zero_point = false;
   bool has_offset = false;
-  bool has_levels = false;       // of scales and offsets
-  bool has_row_scale = false;    // a single block a row
-  bool has_long_blocks = false;  // each of whole runs of activations
+  bool has_levels = false;     // of scales and offsets
+  bool has_row_scale = false;  // a single block a row
 };
 
-// Where activations are quantised as well, units_per_run · kUnitK neighbours share a scale (quantized_engines.h).
 struct PanelShape {  // of scales in two levels, blocks are super-blocks
   int64_t num_units, units_per_block, num_blocks;
   int64_t block_bytes, panel_bytes;
-  int64_t units_per_run;
 };
 
 PanelShape panel_shape(const QuantizedLayout& layout, int64_t cols);

@@ -132,31 +132,34 @@ bool is_one_of(const KernelEntry& entry, std::initializer_list<const char*> vari
   return std::ranges::any_of(variants, [&](const char* each) { return std::strcmp(entry.variant, each) == 0; });
 }
 
-// Neighbours whose bytes share a scale: as many as bytes of the weight do, up to 128.
-int64_t run_length(const QuantizedLayout& layout) {
-  for (int64_t length : {128, 64}) {
-    if (layout.bits < 8 || layout.block % length == 0) return length;
+// Values as signed bytes that share a scale: replaces each by what its rounding takes, and returns the largest
+// magnitude.
+double take_bytes(std::vector<double>& values) {
+  float largest = 0.0f;
+  for (double value : values) largest = std::max(largest, static_cast<float>(std::fabs(value)));
+  const float inverse = largest == 0.0f ? 0.0f : 127.0f / largest, scale = largest * (1.0f / 127.0f);
+  for (double& value : values) {
+    value -= static_cast<double>(std::nearbyint(static_cast<float>(value) * inverse)) * static_cast<double>(scale);
   }
-  return 32;
+  return largest;
 }
 
-// The activations themselves; or, with dynamic int8 activations, what is left of them.
-Tensor computed_with(const QuantizedLayout& layout, const KernelEntry& entry, const Tensor& x) {
-  const int64_t k = x.dim(1), run = run_length(layout);
+// The activations themselves; or, with dynamic int8 activations, what is left of them. Units with outliers have a
+// second byte each.
+Tensor computed_with(const KernelEntry& entry, const Tensor& x) {
+  const int64_t k = x.dim(1);
   const Tensor result(AM_FLOAT32, {x.dim(0), k});
   result.fill([&](int64_t i) { return x.get(i); });
   if (is_one_of(entry, {"portable", "neon"})) return result;
   for (int64_t row = 0; row < x.dim(0); ++row) {
-    for (int64_t begin = 0; begin < k; begin += run) {
-      const int64_t end = std::min(begin + run, k);
-      float largest = 0.0f;
-      for (int64_t i = begin; i < end; ++i)
-        largest = std::max(largest, static_cast<float>(std::fabs(result.get(row * k + i))));
-      const float inverse = largest == 0.0f ? 0.0f : 127.0f / largest, scale = largest * (1.0f / 127.0f);
-      for (int64_t i = begin; i < end; ++i) {
-        const float steps = std::nearbyint(static_cast<float>(result.get(row * k + i)) * inverse);
-        result.set(row * k + i, static_cast<double>(steps) * scale);
-      }
+    double squares = 0.0;
+    for (int64_t i = 0; i < k; ++i) squares += x.get(row * k + i) * x.get(row * k + i);
+    for (int64_t begin = row * k; begin < (row + 1) * k; begin += kUnitK) {
+      const int64_t end = std::min(begin + kUnitK, (row + 1) * k);
+      std::vector<double> left;
+      for (int64_t i = begin; i < end; ++i) left.push_back(x.get(i));
+      if (take_bytes(left) > 10.0 * std::sqrt(squares / static_cast<double>(k))) take_bytes(left);
+      for (int64_t i = begin; i < end; ++i) result.set(i, x.get(i) - left[static_cast<size_t>(i - begin)]);
     }
   }
   return result;
@@ -166,8 +169,7 @@ Storage stored_as(const QuantizedLayout& layout) {
   return {[layout](const KernelEntry&, int, int64_t n, int64_t k, double scale) {
             return packed_weight(random_codes(layout, n, k, scale));
           },
-          [layout](const KernelEntry& entry, const Tensor& x) { return computed_with(layout, entry, x); },
-          name_of(layout)};
+          [](const KernelEntry& entry, const Tensor& x) { return computed_with(entry, x); }, name_of(layout)};
 }
 
 // The largest sums that codes and activations make, in instructions that add products in few bits.
@@ -179,7 +181,26 @@ void test_extremes(const KernelEntry& entry, const QuantizedLayout& layout) {
   const std::string what = name_of(layout) + " extremes";
   run_with_teams(entry, {x.abi(), w.packed.abi(), Tensor().abi()}, {out}, {}, what);
   if (!is_compared()) return;
-  const Matrix computed(computed_with(layout, entry, x)), weight(w.values);
+  const Matrix computed(computed_with(entry, x)), weight(w.values);
+  for (int64_t i = 0; i < t * n; ++i) {
+    const Sum sum = dot(computed, i / n, weight, i % n);
+    check_close(out.get(i), sum.value, sum.magnitude, entry.dtype, entry, what);
+  }
+}
+
+// Outliers as trained models have them: in a channel of all rows, and in channels of single rows.
+void test_outliers(const KernelEntry& entry, const QuantizedLayout& layout) {
+  const int64_t t = 29, n = 32, k = 1120;
+  const Weight w = packed_weight(random_codes(layout, n, k, 1.0));
+  const Tensor x = random(entry.dtype, {t, k}, 1), out(entry.dtype, {t, n});
+  for (int64_t row = 0; row < t; ++row) {
+    x.set(row * k + 70, 300.0 + static_cast<double>(row));
+    if (row % 3 == 0) x.set(row * k + (row * 97 + 500) % k, -400.0);
+  }
+  const std::string what = name_of(layout) + " outliers";
+  run_with_teams(entry, {x.abi(), w.packed.abi(), Tensor().abi()}, {out}, {}, what);
+  if (!is_compared()) return;
+  const Matrix computed(computed_with(entry, x)), weight(w.values);
   for (int64_t i = 0; i < t * n; ++i) {
     const Sum sum = dot(computed, i / n, weight, i % n);
     check_close(out.get(i), sum.value, sum.magnitude, entry.dtype, entry, what);
@@ -234,6 +255,8 @@ int main() {
     const Storage storage = stored_as(layout);
     for_each_kernel(
         "linear", [&](const KernelEntry& entry) { test_extremes(entry, layout); }, quantized_kernel_table());
+    for_each_kernel(
+        "linear", [&](const KernelEntry& entry) { test_outliers(entry, layout); }, quantized_kernel_table());
     const am_dtype turn = std::array{AM_FLOAT32, AM_BFLOAT16, AM_FLOAT16}[index++ % 3];
     const auto run_all = [&](const char* operator_name, void (*test)(const KernelEntry&, const Storage&)) {
       const auto run_one = [&](const KernelEntry& entry) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -48,8 +48,7 @@ class CpuExecutable:
         self._names = tuple(plan.symbols)
         self._num_steps = len(plan.steps)
         self._segments = _segments(plan)
-        self._native = _bind(plan, memory)
-        self._native.prepare(team)
+        self._native = _bind(plan, memory, team)
         self._is_native = all(isinstance(segment, _NativeRun) for segment in self._segments)
 
     @property
@@ -93,10 +92,9 @@ class CpuExecutable:
                 self._call(segment.step, dict(zip(self._names, symbols, strict=True)))
 
     def _call(self, step: Step, sizes: Mapping[str, int]) -> None:
-        assert step.kernel.function is not None
         inputs = [None if operand is None else self._array(operand, sizes) for operand in step.inputs]
         outputs = [self._array(operand, sizes) for operand in step.outputs]
-        step.kernel.function(inputs, outputs, step.attributes)
+        step.kernel.call(inputs, outputs, step.attributes)
 
     def _array(self, operand: Operand, sizes: Mapping[str, int]) -> Any:
         return array_at(_address(operand, self._memory), operand, sizes)
@@ -123,18 +121,33 @@ def _segments(plan: Plan) -> tuple[_NativeRun | _PythonStep, ...]:
     return tuple(segments)
 
 
-def _bind(plan: Plan, memory: MemoryMap) -> _native.Plan:
+def _bind(plan: Plan, memory: MemoryMap, team: _native.Team) -> _native.Plan:
+    """The native steps of a plan, with the scratch of their kernels; PluginError names a kernel that does not fit."""
     indices = {name: index for index, name in enumerate(plan.symbols)}
+    steps = [step for step in plan.steps if step.kernel.native is not None]
+
+    def bind(steps: Sequence[Step]) -> _native.Plan:
+        bound = [_bind_step(step, memory, indices) for step in steps]
+        native = _native.Plan(list(plan.symbols.values()), bound)
+        native.prepare(team)
+        return native
+
     try:
-        steps = [_bind_step(step, memory, indices) for step in plan.steps if step.kernel.native is not None]
-        return _native.Plan(list(plan.symbols.values()), steps)
-    except ValueError as error:
-        raise PluginError(
-            f"Plan {plan.name!r} cannot be bound on device cpu: {error}. Update the package that provides the kernel."
-        ) from error
+        return bind(steps)
+    except ValueError:
+        for step in steps:  # one by one, because only its own step tells a kernel's package
+            try:
+                bind([step])
+            except ValueError as error:
+                raise PluginError(
+                    f"Kernel {step.kernel.title} cannot be used on device cpu: {str(error).rstrip('.')}. Update or "
+                    "uninstall its package."
+                ) from error
+        raise
 
 
 def _bind_step(step: Step, memory: MemoryMap, indices: Mapping[str, int]) -> _native.Step:
+    """ValueError where the kernel's `native` is no capsule, or another one."""
     return _native.Step(
         step.kernel.native,
         [None if operand is None else _bind_operand(operand, memory, indices) for operand in step.inputs],

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from aethermind.errors import DeviceError
+from aethermind.errors import AetherMindError, DeviceError
 from aethermind.graph.executor import MemoryMap, addresses_in_run
 from aethermind.graph.plan import Operand, Place, Plan, Step
 from aethermind.ops.dims import resolve
-from aethermind_cuda.launch import Call, Context, DeviceArray, DeviceFacts, Enqueue, KernelFunction, Relocate
+from aethermind_cuda.launch import Call, Context, DeviceArray, DeviceFacts, Enqueue, KernelFunction, Relocate, Work
 from aethermind_cuda.relocation import ALIGNMENT, symbolic_address
 
 __all__ = ["StepBinder", "workspace_bytes"]
@@ -69,7 +69,7 @@ class StepBinder:
     def bind_alone(self, step: Step, addresses: Sequence[int]) -> list[Enqueue]:
         """Bind a step at the addresses of its operands and the workspace, with no regard to others like it."""
         call = _call(step, self._sizes, addresses, self._facts)
-        return [work.bind(self._context) for work in _function(step)(call)]
+        return [work.bind(self._context) for work in _work(step, call)]
 
     def _enter(self, symbols: tuple[int, ...]) -> None:
         self._sizes = dict(zip(self._plan.symbols, symbols, strict=True))
@@ -92,7 +92,7 @@ class StepBinder:
         for position, first, distance in adjacent:
             addresses[position] = addresses[first] + distance
         template: list[Relocate] = []
-        for work in _function(step)(_call(step, self._sizes, addresses, self._facts)):
+        for work in _work(step, _call(step, self._sizes, addresses, self._facts)):
             bind: Callable[[Context], Relocate | None] = getattr(work, "bind_relocatable", _cannot_relocate)
             relocate = bind(self._context)
             if relocate is None:
@@ -170,6 +170,17 @@ def _alignments(addresses: Sequence[int]) -> tuple[int, ...]:
         *[address % ALIGNMENT for address in addresses],
         *[first.setdefault(address, position) for position, address in enumerate(addresses)],
     )
+
+
+def _work(step: Step, call: Call) -> list[Work]:
+    """What a step's kernel enqueues; KernelError names one that raises."""
+    function = _function(step)
+    try:
+        return list(function(call))
+    except AetherMindError:
+        raise
+    except Exception as error:
+        raise step.kernel.failure(error) from error
 
 
 def _function(step: Step) -> KernelFunction:

@@ -85,11 +85,13 @@ class Gpt2:
     def adapt(self, stored: StoredTensors) -> StoredTensors:
         """Matrices are stored [in, out], those of queries, keys and values in one; names begin with the model's or not.
 
-        Without the prefix they are as OpenAI's own checkpoints have them.
+        Without the prefix they are as OpenAI's own checkpoints have them. What is tied may be there as the output only.
         """
-        prefix = "transformer." if "transformer.wte.weight" in stored.names else ""
+        prefix = "transformer." if "transformer.wpe.weight" in stored.names else ""
         size = self.config.hidden_size
         parts = {name: Part(prefix + name) for name in ("wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias")}
+        if self.config.tie_word_embeddings and prefix + "wte.weight" not in stored.names:
+            parts["wte.weight"] = Part("lm_head.weight")
         for base in (f"h.{layer}." for layer in range(self.config.num_hidden_layers)):
             for kind, is_transposed in (("weight", True), ("bias", False)):
                 for name in ("attn.c_proj", "mlp.c_fc", "mlp.c_proj"):

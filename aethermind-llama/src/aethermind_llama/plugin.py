@@ -19,5 +19,11 @@ def register_architectures(registry: Any) -> None:
 
 
 @hookimpl
+def register_answer_formats(registry: Any) -> None:
+    registry.register("LlamaForCausalLM", "aethermind_llama.answers:LLAMA", provider=_PROVIDER)
+    registry.register("MistralForCausalLM", "aethermind_llama.answers:MISTRAL", provider=_PROVIDER)
+
+
+@hookimpl
 def register_gguf_families(registry: Any) -> None:
     registry.register("llama", "aethermind_llama.gguf:LLAMA", provider=_PROVIDER)

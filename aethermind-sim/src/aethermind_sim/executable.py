@@ -42,15 +42,13 @@ class _Step:
 
     def run(self, device: int) -> None:
         """Call the kernel; DeviceError when something it needs is on another device."""
-        function = self._step.kernel.function
-        assert function is not None, "the simulated device runs Python kernels only"
         if any(span.region.device != device for span in self._spans):
             raise DeviceError(
                 f"Step {self._step.source} runs on device {device} and has operands elsewhere: copy them there first."
             )
         with opened(self._spans):
             inputs = [None if bound is None else self._array(*bound) for bound in self._inputs]
-            function(inputs, [self._array(*bound) for bound in self._outputs], self._step.attributes)
+            self._step.kernel.call(inputs, [self._array(*bound) for bound in self._outputs], self._step.attributes)
 
     def _array(self, operand: Operand, address: int) -> Any:
         """A view of an operand, of use only while its span is open."""

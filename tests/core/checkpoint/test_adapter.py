@@ -95,6 +95,7 @@ REFUSED = [
     ({"use_dora": True}, "DoRA"),
     ({"bias": "lora_only"}, "changes biases (bias is 'lora_only')"),
     ({"lora_bias": True}, "adds biases of its own"),
+    ({"layer_replication": [[0, 2], [0, 2]]}, "repeats layers of the model"),
     ({"modules_to_save": ["lm_head"]}, "replaces whole modules"),
     ({"trainable_token_indices": [3]}, "replaces embeddings of tokens"),
     ({"target_parameters": ["experts.w1"]}, "target_parameters is ['experts.w1']"),

@@ -18,7 +18,8 @@ from aethermind import LLM, Runtime
 from aethermind.checkpoint import file_digest
 from aethermind.checkpoint.file_digest import digest_files
 from aethermind.engine.weight_cache import WeightCache, WeightFolder
-from aethermind.plugins.kept_answers import KeptAnswers
+from aethermind.hal import isolated_open, isolated_probe
+from aethermind.plugins import trial
 from aethermind.text import kept_tables, tokenizer_files
 
 SIZES = {"weights/a.safetensors": 3_000_000, "tokenizers/b.bpe": 500, "digests/c": 32, "probes.json": 2}
@@ -116,7 +117,8 @@ def test_what_is_written_is_known(
     os.utime(tmp_path / "old", (0, 0))
     monkeypatch.setattr(file_digest, "_TICK_NS", -(1 << 62))  # whenever it was written
     digest_files([tmp_path / "old"])
-    KeptAnswers("probes.json").keep("a", "stamp", {})
+    for answers in (isolated_probe.ANSWERS, isolated_open.VERDICTS, trial.VERDICTS):
+        answers.keep("a", "stamp", {})
     counts = {one["kind"]: one["num_files"] for one in json.loads(invoke("cache", "list", "--json").stdout)["kinds"]}
     assert all(counts.values()), counts
     assert sum(counts.values()) == len(files(cache))

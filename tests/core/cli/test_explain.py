@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aethermind import Runtime
-from aethermind.cli.explain import sections
+from aethermind.cli.explain import _why, sections
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.loading.planned_model import PlannedModel
 
@@ -55,6 +55,7 @@ def test_json_agrees_with_the_plan(invoke: Any, planned: PlannedModel) -> None:
         "priority",
         "is_native",
         "is_fallback",
+        "is_missing",
         "weight_format",
         "rejected",
     }
@@ -97,6 +98,72 @@ def test_rejected_kernels_carry_reasons_and_fallbacks_are_named(invoke: Any, ins
     assert "float64" in head["rejected"][0]["reason"]
     text = invoke("explain", "--device", "halfdone").stdout
     assert "fallback; fake/lm_head: computes float64" in text
+
+
+FAR_DEVICE = """
+from aethermind.hal import Probe
+from aethermind.plugins import hookimpl
+
+def open_backend():
+    from tests.core.graph.remote_backend import RemoteBackend
+    backend = RemoteBackend()
+    backend.name = "far"
+    return backend
+
+@hookimpl
+def register_devices(registry):
+    registry.register("far", probe=lambda: Probe(1, "always"), open=open_backend, provider="fake-far")
+
+@hookimpl
+def register_kernels(registry):
+    registry.register("far", kernels, provider="fake-far")
+
+def kernels():
+    from aethermind.dispatch import Kernel
+    from aethermind.dispatch.reference import reference_kernels
+    from aethermind.hal import DType
+    from aethermind.ops.catalog import load
+    missing = {"rope_table", "lm_head", "silu", "bias_tokens", "mask_tokens"}
+    own = [kernel for kernel in reference_kernels(load(), "far") if kernel.operator not in missing]
+    return [*own, Kernel("lm_head", "far", "far/lm_head", frozenset({DType.FLOAT64}), function=print)]
+"""
+
+
+def test_all_missing_operators_stand_in_the_table(invoke: Any, install_plugin: Any) -> None:
+    """On a device whose memory the host cannot reach, where no reference can stand in for them."""
+    install_plugin("far", FAR_DEVICE)
+    result = invoke("explain", "--device", "far", "--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert (report["missing"], report["fallbacks"]) == (["rope_table", "silu", "lm_head"], [])
+    assert report["without_kernel_in_other_steps"] == {
+        "penalties, biases and log probabilities": ["bias_tokens"],
+        "structured output": ["mask_tokens"],
+    }
+    steps = [step for section in report["sections"] for step in section["steps"]]
+    assert {step["operator"] for step in steps if step["is_missing"]} == set(report["missing"])
+    assert all((step["kernel"] is None) == step["is_missing"] for step in steps)
+    result = invoke("explain", "--device", "far")
+    assert result.exit_code == 1
+    (line,) = [line for line in result.stdout.splitlines() if "lm_head  " in line]
+    assert line.endswith("→ MISSING    far/lm_head: computes float64, not bfloat16")
+    assert "the host cannot reach the device's memory: rope_table, silu, lm_head" in result.stdout
+    assert "Without a kernel in steps with structured output: mask_tokens" in result.stdout
+
+
+def test_to_generate_names_all_missing_operators_as_well(invoke: Any, install_plugin: Any) -> None:
+    install_plugin("far", FAR_DEVICE)
+    result = invoke("generate", "hi", "--device", "far")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: No kernels for 3 operators on far: rope_table (")
+
+
+def test_kernels_with_one_reason_are_told_together() -> None:
+    rejected = [{"kernel": f"k{number}", "reason": "needs head_dim 64"} for number in (1, 2, 2, 3, 4, 5, 6)]
+    rejected += [{"kernel": "own", "reason": "computes float32"}, {"kernel": "k7", "reason": "priority 1 < 9"}]
+    step = {"kernel": "own", "priority": 9, "is_fallback": False, "is_missing": False, "rejected": rejected}
+    why = _why(step)
+    assert why == "not k1, k2, k3 and 3 more: needs head_dim 64; another own: computes float32; priority 9 over k7"
 
 
 def test_unknown_model_is_a_sentence(invoke: Any) -> None:

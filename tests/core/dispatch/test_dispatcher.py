@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aethermind.dispatch import Dispatcher, Kernel, Resolution, Signature
+from aethermind.errors import PluginError
 from aethermind.hal import DType
 
 F32, BF16 = DType.FLOAT32, DType.BFLOAT16
@@ -92,3 +93,19 @@ def test_a_deterministic_one_refuses_what_depends_on_the_batch() -> None:
     assert dispatcher.resolve(signature).explain() == f"add → plain (rejected fast: {reason})"
     assert dispatcher.resolve_fallback(signature).chosen is None
     assert Dispatcher(kernels).resolve(signature).chosen is kernels[0]
+
+
+@pytest.mark.parametrize(
+    ("supports", "problem"),
+    [
+        (lambda _: True, "returned True; it should return None, or in words why"),
+        (lambda _: False, "returned False; it should return None, or in words why"),
+        (lambda signature: signature.inputs[7], "raised IndexError: tuple index out of range."),
+    ],
+)
+def test_a_supports_that_breaks_its_contract_names_the_kernel_and_its_package(
+    supports: Callable[[Signature], Any], problem: str
+) -> None:
+    with pytest.raises(PluginError) as caught:
+        resolve(kernel("odd", supports=supports, provider="a-package"))
+    assert str(caught.value).startswith(f"`supports` of kernel 'odd' for add of a-package {problem}")

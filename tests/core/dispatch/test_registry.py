@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -47,6 +49,42 @@ def test_kernels_that_cannot_be_loaded_name_their_package() -> None:
         registry.kernels("broken")
     with pytest.raises(DeviceError, match=r"^Too old\.$"):
         registry.kernels("clear")
+
+
+def other_device() -> list[Kernel]:
+    return [replace(kernel("good"), device_type="elsewhere")]
+
+
+@pytest.mark.parametrize(
+    ("offered", "problem"),
+    [
+        ([42], "Number 0 of what load() returned is 42, of type int, instead of a Kernel."),
+        (lambda: [kernel("good"), None], "Number 1 of what load() returned is None, of type NoneType, instead of a Ke"),
+        (None, "load() returned NoneType instead of kernels."),
+        (lambda: kernel("alone"), "load() returned Kernel instead of kernels."),
+        (other_device, "Number 0 of what load() returned is kernel 'good' for operator 'add', made for device 'elsew"),
+        (
+            lambda: [replace(kernel("good"), dtypes=frozenset({"float32"}))],  # type: ignore[arg-type]
+            "Number 0 of what load() returned is kernel 'good' for operator 'add', whose dtypes are frozenset({'float3",
+        ),
+    ],
+)
+def test_what_is_no_kernel_names_its_package(offered: Any, problem: str) -> None:
+    registry = KernelRegistry()
+    registry.register("fake", offered if callable(offered) else lambda: offered, provider="aethermind-k")
+    with pytest.raises(PluginError) as caught:
+        registry.kernels("fake")
+    assert str(caught.value).startswith(f"The kernels of aethermind-k for fake cannot be loaded: {problem}")
+    assert str(caught.value).endswith(" Update or uninstall aethermind-k.")
+
+
+def test_kernels_may_be_generated_and_know_their_package() -> None:
+    registry = KernelRegistry()
+    registry.register("fake", lambda: (kernel(name) for name in "ab"), provider="aethermind-k")  # type: ignore[arg-type, return-value]
+    assert [(one.name, one.provider) for one in registry.kernels("fake")] == [
+        ("a", "aethermind-k"),
+        ("b", "aethermind-k"),
+    ]
 
 
 def test_a_frozen_registry_takes_nothing() -> None:

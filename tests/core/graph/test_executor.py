@@ -20,7 +20,9 @@ from tests.core.graph.graphs import (
     reference_values,
 )
 from tests.core.graph.remote_backend import PackingBackend, RemoteBackend
+from tests.scale import scaled
 
+from aethermind.errors import DeviceError, PluginError
 from aethermind.graph import Executor, GraphBuilder, compile_graph
 from aethermind.graph.constants import ConstantStore
 from aethermind.graph.executor import FedInput, StepLoop
@@ -94,7 +96,7 @@ def assert_runs_as_the_reference(
     st.sampled_from([NumpyBackend, RemoteBackend, PackingBackend]),
     st.sampled_from([{"T": 5, "R": 2}, {"T": 1, "R": 1}, {"T": 0, "R": 0}]),
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=scaled(10_000))
 def test_random_plans_compute_what_the_references_do(
     builder: GraphBuilder, fused: tuple[str, ...], fuse: bool, backend: type[Backend], symbols: dict[str, int]
 ) -> None:
@@ -222,8 +224,8 @@ def test_the_step_loop_refuses_native_kernels() -> None:
     from dataclasses import replace
 
     plan = replace(run.compiled.plan, steps=(replace(run.compiled.plan.steps[0], kernel=kernel),))
-    with pytest.raises(AssertionError, match="Python kernels only"):
-        StepLoop(plan, {}).run((2,), run.backend.streams.default())
+    with pytest.raises(PluginError, match="'n' for silu is native, and device x calls Python functions only"):
+        StepLoop(plan, {})
 
 
 def test_the_null_device_computes_nothing() -> None:
@@ -322,3 +324,12 @@ def test_an_output_feeds_parts_of_a_later_run(backend: type[Backend], is_filling
         executor.run((4,), fed)
     executor.synchronize()
     np.testing.assert_array_equal(executor.output("rows", (4,)), x[[2, 1, 3, 0]])
+
+
+def test_a_device_out_of_the_hosts_reach_needs_an_executable_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step loop would read at addresses that mean something else to the host."""
+    monkeypatch.setattr(RemoteBackend, "compile", lambda *_: None)
+    with pytest.raises(
+        DeviceError, match=r"is_host_accessible=False\), so that its backend has to implement `compile`"
+    ):
+        silu_run(RemoteBackend())

@@ -19,6 +19,7 @@ from tests.core.graph.graphs import (
     random_builders,
     reference_values,
 )
+from tests.scale import scaled
 
 from aethermind.dispatch import Dispatcher, Fallback, Kernel
 from aethermind.dispatch.reference import reference_kernels
@@ -55,7 +56,7 @@ def assert_single_assignment(graph: Graph) -> None:
 
 
 @given(random_builders(), subsets, st.booleans())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=scaled(10_000))
 def test_random_graphs_compute_the_same(builder: GraphBuilder, fused: list[str], fuse: bool) -> None:
     graph = builder.finish()
     lowered = lower(graph, OPERATORS, dispatcher_of(fused), "numpy", fuse=fuse)
@@ -159,9 +160,10 @@ def signature_of(operator: str) -> Any:
 
 def test_an_operator_that_nothing_computes_is_one_sentence(mlp: Graph) -> None:
     picky = linear_kernel(supports=lambda _: "K must be a multiple of 64")
+    others = [kernel for kernel in reference_kernels(OPERATORS, "numpy") if kernel.operator != "linear"]
     for dispatcher, fallback in (
-        (Dispatcher([picky]), Fallback.WARN),
-        (Dispatcher([picky], [linear_kernel()]), Fallback.ERROR),
+        (Dispatcher([picky, *others]), Fallback.WARN),
+        (Dispatcher([picky, *others], [linear_kernel()]), Fallback.ERROR),
     ):
         with pytest.raises(
             KernelNotFoundError,
@@ -169,8 +171,27 @@ def test_an_operator_that_nothing_computes_is_one_sentence(mlp: Graph) -> None:
             r"Considered: own/linear \(K must be a multiple of 64\)\. Choose another dtype or device",
         ):
             lower(mlp, OPERATORS, dispatcher, "numpy", fallback=fallback)
-    with pytest.raises(KernelNotFoundError, match=r"Considered: none\."):
-        lower(mlp, OPERATORS, Dispatcher([]), "numpy")
+    with pytest.raises(KernelNotFoundError, match=r"^No kernel for operator linear .*Considered: none\."):
+        lower(mlp, OPERATORS, Dispatcher(others), "numpy")
+
+
+def test_all_operators_that_nothing_computes_are_named_at_once(mlp: Graph) -> None:
+    picky = linear_kernel(supports=lambda _: "K must be a multiple of 64")
+    silu = [kernel for kernel in reference_kernels(OPERATORS, "numpy") if kernel.operator == "silu"]
+    with pytest.raises(KernelNotFoundError) as caught:
+        lower(mlp, OPERATORS, Dispatcher([picky, *silu]), "numpy", weight_formats=formats_of(d="int4"))
+    assert str(caught.value) == (
+        "No kernels for 3 operators on numpy: linear (float32; considered: own/linear (K must be a multiple of 64)); "
+        "mul (float32; considered: none); linear (float32, int4 weights; considered: own/linear (reads dense weights, "
+        "not int4)). Choose another quantization, dtype or device, or install a backend that has them; `aethermind "
+        "explain` shows where they are used."
+    )
+
+
+def test_a_fused_kernel_stands_in_for_parts_of_which_several_are_missing(mlp: Graph) -> None:
+    whole = Kernel("mlp_swiglu", "numpy", "own", frozenset({DType.FLOAT32}), function=print)
+    for fuse in (True, False):
+        assert operators_of(lower(mlp, OPERATORS, Dispatcher([whole]), "numpy", fuse=fuse)) == ["mlp_swiglu"]
 
 
 def formats_of(**names: str) -> dict[str, WeightFormat]:

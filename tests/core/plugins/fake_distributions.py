@@ -9,14 +9,17 @@ from textwrap import dedent
 
 import pytest
 
-from aethermind.hal import isolated_probe
+from aethermind.hal import isolated_open, isolated_probe
 from aethermind.plugins import checks, trial
+from aethermind.runtime import kernel_hints
 
 __all__ = ["FakeDistributions", "write_distribution"]
 
 
 _LIMITS = (
     *((isolated_probe, name) for name in ("START_LIMIT_S", "PROBE_LIMIT_S")),
+    *((isolated_open, name) for name in ("START_LIMIT_S", "OPEN_LIMIT_S")),
+    *((kernel_hints, name) for name in ("START_LIMIT_S", "LOAD_LIMIT_S")),
     *((trial, name) for name in ("START_LIMIT_S", "TRIAL_LIMIT_S")),
     *((checks, name) for name in ("START_LIMIT_S", "CHECK_LIMIT_S")),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.core.plugins.fake_distributions import FakeDistributions
 
+from aethermind.plugins import discovery
 from aethermind.plugins.discovery import PluginRecord, call_each, discover, load
 
 
@@ -188,3 +190,57 @@ def test_an_interrupt_is_not_swallowed(fakes: FakeDistributions) -> None:
     fakes.install("impatient", "raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):
         load([record_of(discover(), "impatient")])
+
+
+def hints_of(fakes: FakeDistributions, source: str) -> list[str]:
+    fakes.install("forgetful", source)
+    records = discover()
+    load(records)
+    record = record_of(records, "forgetful")
+    assert record.error is None
+    return record.hints
+
+
+def test_a_hook_that_is_not_marked_is_a_hint_and_a_warning(
+    fakes: FakeDistributions, caplog: pytest.LogCaptureFixture
+) -> None:
+    marked = "@hookimpl\ndef register_models(registry): pass\n"
+    with caplog.at_level(logging.WARNING, "aethermind"):
+        (hint,) = hints_of(fakes, f"{marked}def register_devices(registry): pass\ndef doctor_checks(): return []\n")
+    assert hint == (
+        "it defines register_devices, doctor_checks without `@aethermind.plugins.hookimpl`, so no such hook is called."
+    )
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning == f"Plugin forgetful (fake-forgetful 9.9): {hint}"
+
+
+def test_the_marker_of_another_project_marks_nothing(fakes: FakeDistributions) -> None:
+    source = "import pluggy\n@pluggy.HookimplMarker('pytest')\ndef register_devices(registry): pass\n"
+    (hint,) = hints_of(fakes, source)
+    assert hint.startswith("it defines register_devices without")
+
+
+def test_a_plugin_without_a_hook_is_a_hint(fakes: FakeDistributions) -> None:
+    assert hints_of(fakes, "def helper(): pass\n") == [
+        "plugin_of_fake_forgetful_forgetful implements no hook, so it provides nothing."
+    ]
+
+
+def test_a_hook_under_another_functions_name_is_no_hint(fakes: FakeDistributions) -> None:
+    assert hints_of(fakes, "@hookimpl(specname='register_devices')\ndef devices(registry): pass\n") == []
+
+
+def test_a_plugin_that_is_waited_for_is_named(
+    fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a clock: here everything takes too long."""
+    monkeypatch.setattr(discovery, "SLOW_S", -1.0)
+    fakes.install("slow", "@hookimpl\ndef register_models(registry): pass\n")
+    fakes.install("broken", "raise OSError('no libx.so')")
+    with caplog.at_level(logging.WARNING, "aethermind"):
+        records = [record for record in discover() if record.name in ("slow", "broken", "qwen2")]
+        list(call_each(load(records), records, "register_models", registry=None))
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message.partition(" takes ")[0] for message in messages] == ["Plugin slow (fake-slow 9.9)"] * 2
+    assert " s for its import, which every start waits for." in messages[0]
+    assert " s for its hook register_models, which every start waits for." in messages[1]

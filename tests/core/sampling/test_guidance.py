@@ -130,7 +130,26 @@ def test_what_has_failed_forces_nothing(grammars: Grammars, tokenizer: Tokenizer
         ({"json": {"$ref": "http://example.org/schema"}}, "Default retriever does not fetch"),
         ({"json": {"$ref": "#/$defs/missing"}}, "does not exist"),
         ({"json": {"enum": []}}, "Unsatisfiable"),
+        (
+            {"json": {"oneOf": [{"maxLength": 3}, {"minLength": 2}], "type": "string"}},
+            "a oneOf may overlap; write anyOf",
+        ),
         ({"json": {"$ref": "#"}}, "no text satisfies it"),
+        (
+            {"json": {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}},
+            "what it demands before there is a choice has no end",
+        ),
+        (
+            {
+                "json": {
+                    "type": "object",
+                    "properties": {"x": {"$ref": "#/$defs/a"}},
+                    "required": ["x"],
+                    "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}},
+                }
+            },
+            "no text satisfies it",
+        ),
         ({"json": False}, "describes nothing"),
         ({"json": {"type": "string", "pattern": "(?=a)b"}}, "look-ahead"),
         ({"regex": "(a"}, "unclosed group"),
@@ -146,6 +165,52 @@ def test_what_cannot_be_served_is_said_at_once(grammars: Grammars, wanted: dict[
         grammars.guide(StructuredOutputs(**wanted))
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith("Change or simplify what is asked for.")
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, "-8999999999999999999", str(2**63)),
+        ({"type": "integer", "minimum": 0, "exclusiveMaximum": 2**64}, "9007199254740993", str(2**64)),
+        (
+            {"type": "integer", "minimum": 9007199254740993, "maximum": 9007199254740999},
+            "9007199254740994",
+            "9007199254741000",
+        ),
+        ({"type": "number", "minimum": -3.4028235e38, "maximum": 3.4028235e38}, "-12.5", "x"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1.7976931348623157e308}, "12.5", "-1"),
+    ],
+    ids=str,
+)
+def test_bounds_of_64_bits_and_floats(
+    grammars: Grammars, tokenizer: Tokenizer, schema: dict[str, Any], good: str, bad: str
+) -> None:
+    for text, is_good in ((good, True), (bad, False)):
+        guide, output = grammars.guide(StructuredOutputs(json=schema)), list[int]()
+        fits = True
+        for token_id in [*tokenizer.encode(text), EOS]:
+            if not (fits := token_id in allowed(guide, output)):
+                break
+            output.append(token_id)
+        assert fits == is_good
+
+
+def test_a_union_told_apart_by_a_tag_with_a_default(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """As Pydantic writes those that have a discriminator."""
+    union = {"oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}], "discriminator": {"propertyName": "kind"}}
+    cat, dog = ({"type": "object", "properties": {"kind": {"const": kind, "default": kind}}} for kind in ("cat", "dog"))
+    dog["properties"]["friend"] = union
+    guide, output = grammars.guide(StructuredOutputs(json={**union, "$defs": {"Cat": cat, "Dog": dog}})), list[int]()
+    text = '{"kind": "dog", "friend": {"kind": "cat"}}'
+    for token_id in [*tokenizer.encode(text), EOS]:
+        assert token_id in allowed(guide, output)
+        output.append(token_id)
+
+
+def test_words_that_demand_nothing_are_no_reason_to_refuse(grammars: Grammars) -> None:
+    record = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}}
+    fields = {"file": {"type": "string", "format": "path"}, "list": {"type": "array", "uniqueItems": False}}
+    grammars.guide(StructuredOutputs(json={"type": "object", "properties": {"record": record, **fields}}))
 
 
 def test_a_recursive_schema_is_served(grammars: Grammars, tokenizer: Tokenizer) -> None:

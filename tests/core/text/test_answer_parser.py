@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,9 +17,12 @@ from aethermind.text.answer_parser import AnswerFormat, AnswerParser, Content, R
 FORMAT = AnswerFormat(reasoning=("<think>", "</think>"), tool_call=("<tool_call>", "</tool_call>"))
 
 
-def parse(pieces: list[str], format: AnswerFormat = FORMAT) -> list[Content | Reasoning | ToolCall]:
+BARE = AnswerFormat(tool_call=("<tool_call>", "</tool_call>"), has_bare_calls=True)
+
+
+def parse(pieces: list[str], format: AnswerFormat = FORMAT, **how: Any) -> list[Content | Reasoning | ToolCall]:
     """What comes out, texts of one kind joined."""
-    parser = AnswerParser(format)
+    parser = AnswerParser(format, **how)
     out: list[Content | Reasoning | ToolCall] = []
     for found in [*(one for piece in pieces for one in parser.push(piece)), *parser.finish()]:
         if out and not isinstance(found, ToolCall) and type(out[-1]) is type(found):
@@ -53,11 +58,90 @@ def parse(pieces: list[str], format: AnswerFormat = FORMAT) -> list[Content | Re
         ("  yes ", [Content("  yes ")]),
         (" \n", [Content(" \n")]),
         (" \n<think> hm </think> \n Yes.\n", [Reasoning("hm"), Content("Yes.\n")]),
+        (
+            '<tool_call>{"name": "a", "arguments": {"x": "</tool_call> \\\\\\"</tool_call>"}}</tool_call>!',
+            [ToolCall(0, "a", '{"x": "</tool_call> \\\\\\"</tool_call>"}'), Content("!")],
+        ),
+        (
+            '<tool_call>5" wide </tool_call>\n<tool_call>{"name": "a"}</tool_call> x',
+            [Content('<tool_call>5" wide </tool_call>'), ToolCall(0, "a", "{}"), Content("x")],
+        ),
+        (
+            '<tool_call>[{"name": "a"}, {"name": "b"}]</tool_call>',
+            [ToolCall(0, "a", "{}"), ToolCall(1, "b", "{}")],
+        ),
+        (
+            "It writes <tool_call> and then </tool_call> around it.",
+            [Content("It writes <tool_call> and then </tool_call> around it.")],
+        ),
+        ("Sure.\n<tool_call>\n{", [Content("Sure.\n<tool_call>\n{")]),
+        ("Use the <think> tag and the </think> tag.", [Content("Use the <think> tag and the </think> tag.")]),
+        ("a\n\n<think>b</think>\n\nc", [Content("a\n\n<think>b</think>\n\nc")]),
+        ("<think>a</think>b <think>c</think>", [Reasoning("a"), Content("b <think>c</think>")]),
+        ("a </think> b", [Content("a </think> b")]),
     ],
 )
 def test_what_comes_out(text: str, expected: list[object]) -> None:
     assert parse([text]) == expected
     assert parse(list(text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("I ponder.\n</think>\n\nFour.", [Reasoning("I ponder."), Content("Four.")]),
+        ("\nI ponder.", [Reasoning("I ponder.")]),
+        ("<think>\nI ponder.\n</think>\n\nFour.", [Reasoning("I ponder."), Content("Four.")]),
+        ('hm</think>\n<tool_call>{"name": "a"}</tool_call>', [Reasoning("hm"), ToolCall(0, "a", "{}")]),
+        ("</think>\n\nFour.", [Content("Four.")]),
+    ],
+)
+def test_thoughts_that_the_prompt_opened(text: str, expected: list[object]) -> None:
+    assert FORMAT.is_thinking("<|im_start|>assistant\n<think>\n")
+    assert parse([text], is_thinking=True) == expected
+    assert parse(list(text), is_thinking=True) == expected
+
+
+def test_a_prompt_that_opens_no_thoughts() -> None:
+    assert not FORMAT.is_thinking("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert not AnswerFormat().is_thinking("<think>\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"name": "a", "parameters": {"x": 1}}', [ToolCall(0, "a", '{"x": 1}')]),
+        (' [{"name": "a", "arguments": {}}, {"name": "b"}]', [ToolCall(0, "a", "{}"), ToolCall(1, "b", "{}")]),
+        ('{"name": "a"}; {"name": "b"}', [ToolCall(0, "a", "{}"), ToolCall(1, "b", "{}")]),
+        ('{"name": "Ada", "age": 36}', [Content('{"name": "Ada", "age": 36}')]),
+        ('{"name": "a"} is a call.', [Content('{"name": "a"} is a call.')]),
+        ('{"name": "a", ', [Content('{"name": "a", ')]),
+        ("[1, 2]", [Content("[1, 2]")]),
+        (" {", [Content(" {")]),
+        ('Yes: {"name": "a"}', [Content('Yes: {"name": "a"}')]),
+        ('<tool_call>{"name": "z"}</tool_call>', [ToolCall(0, "z", "{}")]),
+    ],
+)
+def test_calls_without_tags(text: str, expected: list[object]) -> None:
+    assert parse([text], BARE, functions=("a", "b")) == expected
+    assert parse(list(text), BARE, functions=("a", "b")) == expected
+    assert not any(isinstance(one, ToolCall) for one in parse([text.replace("<", "")], BARE))
+
+
+def test_what_cannot_be_a_bare_call_is_told_as_it_comes() -> None:
+    parser = AnswerParser(BARE, functions=("a",))
+    assert list(parser.push("[")) == []
+    assert list(parser.push("1, 2")) == [Content("[1, 2")]
+
+
+def test_a_model_whose_tokens_are_tags_thinks_whatever_its_architecture() -> None:
+    def tokenizer(*tokens: str) -> Any:
+        return SimpleNamespace(token_to_id={token: place for place, token in enumerate(tokens)}.get)
+
+    assert BARE.for_tokens(tokenizer("<think>", "</think>")).reasoning == ("<think>", "</think>")
+    assert BARE.for_tokens(tokenizer("<think>")).reasoning is None
+    own = AnswerFormat(reasoning=("[THINK]", "[/THINK]"))
+    assert own.for_tokens(tokenizer("<think>", "</think>")) == own
 
 
 def test_without_tags_everything_is_said_at_once() -> None:
@@ -92,7 +176,9 @@ def test_cuts_do_not_matter(words: list[str], cuts: list[int]) -> None:
     text = "".join(words)
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[begin:end] for begin, end in pairwise(places)]
-    assert parse(pieces) == parse([text])
+    for is_thinking in (False, True):
+        assert parse(pieces, is_thinking=is_thinking) == parse([text], is_thinking=is_thinking)
+    assert parse(pieces, BARE, functions=("a",)) == parse([text], BARE, functions=("a",))
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="<")))

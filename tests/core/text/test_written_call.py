@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aethermind.text.written_call import read_call
+from aethermind.text.written_call import read_calls
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -29,7 +29,14 @@ JSON = st.recursive(
         ),
         ('{"name": "a", "arguments": {"x": 1e999, "x": -0}}', ("a", '{"x": 1e999, "x": -0}')),
         ('{"name": "a", "arguments": "{\\"x\\": 1}"}', ("a", '{"x": 1}')),
-        ('{"name": "a", "arguments": null, "id": 5}', ("a", "null")),
+        ('{"name": "a", "arguments": null, "id": 5}', ("a", "{}")),
+        ('{"name": "a", "arguments": ""}', ("a", "{}")),
+        ('{"type": "function", "name": "a", "parameters": {"x": 1}}', ("a", '{"x": 1}')),
+        ('{"type": "function", "function": {"name": "a", "arguments": {"x": 1}}}', ("a", '{"x": 1}')),
+        ('{"name": "a", "arguments": "{\\"x\\": "}', None),
+        ('{"name": "a", "arguments": "x"}', None),
+        ('{"name": "a", "arguments": [1]}', None),
+        ('{"name": "a", "arguments": 1}', None),
         ("{}", None),
         ("", None),
         ("[1]", None),
@@ -43,26 +50,48 @@ JSON = st.recursive(
     ],
 )
 def test_what_is_a_call(text: str, call: tuple[str, str] | None) -> None:
-    assert read_call(text) == call
+    assert read_calls(text) == ([] if call is None else [call])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"name": "a"}, {"name": "b", "arguments": {"x": [1]}}]',
+        '{"name": "a"}\n{"name": "b", "arguments": {"x": [1]}}',
+        '{"name": "a"}; {"name": "b", "parameters": {"x": [1]}}',
+    ],
+)
+def test_several_calls(text: str) -> None:
+    assert read_calls(text) == [("a", "{}"), ("b", '{"x": [1]}')]
+    assert read_calls(text + " or so") == []
 
 
 def test_numbers_of_any_length() -> None:
     arguments = '{"x": %s}' % ("9" * 5000)
-    assert read_call(f'{{"name": "a", "arguments": {arguments}}}') == ("a", arguments)
+    assert read_calls(f'{{"name": "a", "arguments": {arguments}}}') == [("a", arguments)]
 
 
 def test_what_is_too_deep_to_be_read_is_no_call() -> None:
-    assert read_call('{"name": "a", "arguments": ' + "[" * 100_000 + "]" * 100_000 + "}") is None
+    assert read_calls('{"name": "a", "arguments": {"x": ' + "[" * 100_000 + "]" * 100_000 + "}}") == []
 
 
 @given(st.dictionaries(st.sampled_from(["name", "arguments", "x"]), JSON), st.sampled_from([None, 1]))
 def test_any_object_is_read_as_json_is(members: dict[str, Any], indent: int | None) -> None:
-    call = read_call(json.dumps(members, indent=indent))
-    if not isinstance(members.get("name"), str):
-        assert call is None
+    calls = read_calls(json.dumps(members, indent=indent))
+    arguments = members.get("arguments")
+    if isinstance(arguments, str):
+        arguments = _loaded(arguments.strip() or "null")
+    if not isinstance(members.get("name"), str) or not isinstance(arguments, dict | None):
+        assert not calls
         return
-    assert call is not None
-    arguments = members.get("arguments", {})
-    expected = arguments if isinstance(arguments, str) else json.dumps(arguments, indent=indent)
-    assert call[0] == members["name"]
-    assert "".join(call[1].split()) == "".join(expected.split())
+    ((name, written),) = calls
+    assert name == members["name"]
+    assert repr(json.loads(written)) == repr(arguments or {})
+
+
+def _loaded(text: str) -> Any:
+    """JSON, or a text that is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -23,6 +23,7 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "modules_to_save": (([],), "replaces whole modules"),
     "trainable_token_indices": (([], {}), "replaces embeddings of tokens"),
     "target_parameters": (([],), "changes parameters that are no linear module's"),
+    "layer_replication": (([],), "repeats layers of the model"),
     "use_qalora": ((False,), "averages its inputs (QALoRA)"),
     "alora_invocation_tokens": (([],), "begins in the middle of a prompt (aLoRA)"),
 }

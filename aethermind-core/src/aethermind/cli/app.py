@@ -94,8 +94,21 @@ class Commands(TyperGroup):
         except Exception as error:
             if env.log_level() == "DEBUG" or log.get_logger("aethermind").isEnabledFor(logging.DEBUG):
                 raise
-            title = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            _fail(f"{title}\nThis is a bug. Set AETHERMIND_LOG=debug to see the traceback, and please report it.", 1)
+            _fail(_unforeseen(error), 1)
+
+
+def _unforeseen(error: Exception) -> str:
+    """What is said of an exception that nobody turned into a sentence, and who should hear of it."""
+    from aethermind.plugins.fault import fault_of_plugin
+
+    title = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    plugin = fault_of_plugin(error)
+    if plugin is None:
+        return f"{title}\nThis is a bug. Set AETHERMIND_LOG=debug to see the traceback, and please report it."
+    return (
+        f"{title}\nIt was raised in plugin {plugin}. Set AETHERMIND_LOG=debug to see the traceback, and report it to "
+        "the authors of that package."
+    )
 
 
 def _place_of(error: OSError) -> str:
@@ -171,7 +184,7 @@ def _root(
     log_level: Annotated[
         str | None,
         typer.Option(
-            help="Log on stderr from this level on: debug, info, warning or error.",
+            help="Log to stderr from this level on: debug, info, warning or error.",
             show_default="AETHERMIND_LOG, or warning",
             callback=_set_level,
         ),

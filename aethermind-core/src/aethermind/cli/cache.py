@@ -1,4 +1,4 @@
-"""`aethermind cache`: what later starts find ready on disk, and how to be rid of it."""
+"""`aethermind cache`: show and delete the cached files that make later starts fast."""
 
 from __future__ import annotations
 
@@ -45,33 +45,36 @@ class Kind:
 
 
 KINDS: Mapping[str, Kind] = {
-    "weights": Kind(("weights/*.safetensors", f"weights/*{UNFINISHED}"), "weights as kernels want them"),
+    "weights": Kind(("weights/*.safetensors", f"weights/*{UNFINISHED}"), "weights in the layout of the kernels"),
     "tokenizers": Kind(("tokenizers/*.bpe", f"tokenizers/*{UNFINISHED}"), "tables of large tokenizers"),
-    "digests": Kind(("digests/*",), "what checkpoints hold, by digest"),
-    "answers": Kind(("probes.json", "probes-*", "trials.json", "trials-*"), "what plugins answered before"),
+    "digests": Kind(("digests/*",), "hashes of checkpoint files"),
+    "answers": Kind(
+        ("probes.json", "probes-*", "trials.json", "trials-*", "opens.json", "opens-*"),
+        "results of checking devices and plugins",
+    ),
 }
 
 app = typer.Typer(
     cls=SummaryGroup,
     rich_markup_mode=None,
     invoke_without_command=True,
-    help="Show or delete what later starts find ready.",
+    help="Show or delete the cached files that make later starts fast.",
     epilog=EXAMPLES,
 )
 
 
 @app.callback()
 def _root(ctx: typer.Context) -> None:
-    """Show or delete what later starts find ready."""
+    """Show or delete the cached files that make later starts fast."""
     if ctx.invoked_subcommand is None:
         list_kinds()
 
 
 @app.command("list", epilog=LIST_EXAMPLES)
 def list_kinds(as_json: options.AsJson = False) -> None:
-    """Show what is kept in the cache directory: how many files of each kind, their size, and when they were last used.
+    """Show the cached files by kind: their number, their size, and when they were last used.
 
-    All of it can be made again. The directory is `aethermind` under XDG_CACHE_HOME, else under ~/.cache.
+    All of them are made again when needed. They are in $XDG_CACHE_HOME/aethermind, by default ~/.cache/aethermind.
     """
     records = [_record(name, kind) for name, kind in KINDS.items()]
     if as_json:
@@ -89,17 +92,21 @@ def list_kinds(as_json: options.AsJson = False) -> None:
 def clear(
     kinds: Annotated[
         list[str] | None,
-        typer.Option("--kind", help=f"Delete this kind only, may be repeated: {', '.join(KINDS)}.", show_default="all"),
+        typer.Option(
+            "--kind",
+            help=f"Delete only this kind (may be given several times): {', '.join(KINDS)}.",
+            show_default="all",
+        ),
     ] = None,
     is_sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete what is kept in the cache directory, after asking.
+    """Delete cached files, after asking.
 
-    Processes that use it keep what they have mapped; the next start makes it again.
+    Running processes keep what they have mapped; the next start writes the files again.
     """
     unknown = next((name for name in kinds or () if name not in KINDS), None)
     if unknown is not None:
-        raise InvalidArgumentError(f"There is no kind {unknown!r:.80} of kept files; known: {', '.join(KINDS)}.")
+        raise InvalidArgumentError(f"There is no kind {unknown!r:.80} of cached files; known: {', '.join(KINDS)}.")
     files = [file for name, kind in KINDS.items() if name in (kinds or KINDS) for file in kind.files()]
     if not files:
         print(f"Nothing of that is in {env.cache_directory()}.")

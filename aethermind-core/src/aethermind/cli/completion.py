@@ -25,11 +25,11 @@ class Shell(str, Enum):  # noqa: UP042 (typer takes its value for the text of an
 
 
 def completion(shell: Annotated[Shell, typer.Argument(help="The shell that the script is for.")]) -> None:
-    """Print a script that completes verbs, options and values in a shell.
+    """Print a script for tab completion in bash, zsh or fish.
 
-    For the running bash: source <(aethermind completion bash). For every new one write it to
-    ~/.local/share/bash-completion/completions/aethermind, for fish to ~/.config/fish/completions/aethermind.fish, and
-    for zsh to _aethermind in a folder that fpath names before compinit runs.
+    In the running bash: source <(aethermind completion bash). For every new shell, write it to
+    ~/.local/share/bash-completion/completions/aethermind (bash), to ~/.config/fish/completions/aethermind.fish (fish),
+    or to a file _aethermind in a folder of fpath (zsh, before compinit runs).
     """
     scripts = import_module("typer.completion")
     print(scripts.get_completion_script(prog_name="aethermind", complete_var=VARIABLE, shell=shell.value).strip())

@@ -48,7 +48,11 @@ class ConfiguredCommand(TyperCommand):
             self.params.insert(
                 0,
                 TyperArgument(
-                    param_decls=[_NAMED], type=str, nargs=-1 if several else 1, metavar="MODEL", help="As with --model."
+                    param_decls=[_NAMED],
+                    type=str,
+                    nargs=-1 if several else 1,
+                    metavar="MODEL",
+                    help="The same as --model.",
                 ),
             )
         self.params += [
@@ -67,7 +71,7 @@ class ConfiguredCommand(TyperCommand):
             TyperOption(
                 param_decls=["--log-level"],
                 type=str,
-                help="Log on stderr from this level on: debug, info, warning or error.",
+                help="Log to stderr from this level on: debug, info, warning or error.",
                 show_default=f"AETHERMIND_LOG, or {self.log_level}",
             ),
         ]

@@ -42,38 +42,35 @@ def conform(
         str,
         typer.Argument(
             metavar="NAME",
-            help="The device to test, such as cpu or mychip:1; or a model package or architecture, such as llama.",
+            help="A device, such as cpu or mychip:1, or a model package or architecture, such as llama.",
         ),
     ],
     suite: Annotated[
-        list[str] | None, typer.Option(help="Run this suite only: hal, operators or models. May be repeated.")
+        list[str] | None,
+        typer.Option(help="Run only this suite: hal, operators or models. May be given several times."),
     ] = None,
     keyword: Annotated[str | None, typer.Option("-k", help="Run cases whose names match, as pytest's -k does.")] = None,
-    model: Annotated[str, typer.Option("--model", "-m", help="The model of the models suite.")] = "demo",
-    device: Annotated[str, typer.Option(help="Where the models of a model package are computed.")] = "numpy",
+    model: Annotated[str, typer.Option("--model", "-m", help="The model for the models suite.")] = "demo",
+    device: Annotated[str, typer.Option(help="The device on which the models of a model package run.")] = "numpy",
     expectations: Annotated[
         Path | None,
-        typer.Option(help="What is not expected to pass; by default conformance.toml in the package."),
+        typer.Option(help="File that lists the cases expected to fail; by default conformance.toml in the package."),
     ] = None,
     compare: Annotated[
         str | None,
-        typer.Option(
-            metavar="DEVICE", help="If something fails, show the first value that differs from this device's."
-        ),
+        typer.Option(metavar="DEVICE", help="When a case fails, show the first value that differs from this device's."),
     ] = None,
-    badge: Annotated[Path | None, typer.Option(help="Write a badge for a README here, as SVG.")] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show the whole of what failing cases said.")
-    ] = False,
+    badge: Annotated[Path | None, typer.Option(help="Write a badge for a README to this SVG file.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the full output of failing cases.")] = False,
     exit_first: Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first case that fails.")] = False,
-    timeout: Annotated[float, typer.Option(min=1, help="Give a case up after so many seconds.")] = 600,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a case has failed.")] = 600,
     as_json: options.AsJson = False,
 ) -> None:
-    """Run the conformance kit on a device: memory and streams, every kernel, whole models.
+    """Check a device or a model package with the conformance kit.
 
-    Of a model package, small random models of its families are compared with transformers.
-    With --suite or -k only a part of it runs, which has no level. Exits with 1 when something fails, when nothing ran,
-    or when something that every backend must do is said to be unsupported.
+    The suites for a device check memory and streams, every kernel, and whole models. For a model package, small random
+    models of its families are compared with transformers. A selection (--suite, -k) has no level. The exit code is 1 if
+    a case fails, if none ran, or if something that every backend must do is declared unsupported.
     """
     from aethermind.runtime import Runtime
     from aethermind.testing.run import SUITES, run_family, run_suites

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from aethermind import env
 from aethermind.cli import console, options
 from aethermind.cli.plugins import boot, how_to_leave_out, plugin_records, plugin_rows
 from aethermind.errors import AetherMindError
+from aethermind.hal.isolated_open import facts_of
 from aethermind.plugins import CONTRACT_VERSION
 from aethermind.plugins.checks import run_checks
 from aethermind.plugins.first_party import pip_install
@@ -29,7 +31,7 @@ _LIBRARIES = ("numpy", "ml_dtypes", "tokenizers", "safetensors", "jinja2", "plug
 
 
 def doctor(as_json: options.AsJson = False) -> None:
-    """Report on machine, devices and plugins."""
+    """Report on the machine, its devices and the installed plugins."""
     report = examine(boot())
     if as_json:
         unmet = [asdict(requirement) for requirement in report["unmet_requirements"]]
@@ -102,19 +104,11 @@ def _examine_device(entry: DeviceEntry) -> dict[str, Any]:
 
 
 def _examine_backend(entry: DeviceEntry) -> dict[str, Any]:
-    backend = entry.open()
-    try:
-        properties = backend.devices.properties(0)
-        return {
-            "title": properties.name,
-            "isa": list(properties.isa),
-            "details": dict(properties.details),
-            "total_memory_bytes": properties.total_memory_bytes,
-            "num_cores": properties.num_cores,
-            "dtypes": [str(dtype) for dtype in backend.capabilities.dtypes],
-        }
-    finally:
-        backend.close()
+    """A third party's backend is opened in a process of its own, so that this report appears whatever it does."""
+    if entry.examine is not None:
+        return entry.examine()
+    with closing(entry.open()) as backend:
+        return facts_of(backend)
 
 
 def _versions() -> dict[str, str | None]:

@@ -36,6 +36,9 @@ EXAMPLES = console.examples(
     'aethermind explain --diff numpy cpu --dtype float32 --prompt "The little fox" --tokens 4',
 )
 
+_MOST_NAMES = 4
+"""Kernels that are named with one reason."""
+
 
 @with_groups
 def explain(
@@ -49,25 +52,32 @@ def explain(
     diff: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            metavar="A B", help="Compare every value of device B with device A's, and name the first that is off."
+            metavar="A B",
+            help="Compare every value that device B computes with device A's, and name the first that differs.",
         ),
     ] = None,
-    prompt: Annotated[str, typer.Option(help="What --diff runs.")] = DEFAULT_PROMPT,
-    tokens: Annotated[int, typer.Option(help="Tokens that --diff answers with.", min=1)] = 1,
-    no_fuse: Annotated[bool, typer.Option("--no-fuse", help="--diff without fused operators.")] = False,
+    prompt: Annotated[str, typer.Option(help="The prompt of --diff.")] = DEFAULT_PROMPT,
+    tokens: Annotated[int, typer.Option(help="Tokens that --diff generates.", min=1)] = 1,
+    no_fuse: Annotated[bool, typer.Option("--no-fuse", help="Run --diff without fused operators.")] = False,
     rtol: Annotated[
         float | None,
-        typer.Option(help="Error that --diff allows, of a row's largest magnitude.", show_default="by dtype"),
+        typer.Option(
+            help="Relative error that --diff allows, as a fraction of a row's largest magnitude.",
+            show_default="by dtype",
+        ),
     ] = None,
-    atol: Annotated[float | None, typer.Option(help="Error that --diff allows besides.", show_default="1e-05")] = None,
+    atol: Annotated[
+        float | None, typer.Option(help="Absolute error that --diff allows in addition.", show_default="1e-05")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show which kernel computes which operator, or where two devices disagree.
+    """Show which kernel runs each operator, or where two devices disagree.
 
-    Each kind of layer is told once, and so is each reason for a choice. Weights are not loaded.
+    Layers with the same kernels are shown once, and so is each reason for a choice. Weights are not loaded. The exit
+    code is 1 if a device lacks kernels that it needs to run the model and the host cannot run in its place.
 
-    With --diff both devices run the same prompt, and the values that have a name in both plans are compared. The exit
-    code is 1 when something diverges. Where B fuses operators, the values inside of them exist with --no-fuse only.
+    With --diff, both devices run the same prompt, and the values with a name in both plans are compared; the exit code
+    is 1 if any of them differs. Values inside the fused operators of B exist with --no-fuse only.
     """
     settings = {
         **as_arguments(numbers, cache),
@@ -98,22 +108,22 @@ def explain(
         raise InvalidArgumentError(
             "--prompt, --tokens, --no-fuse, --rtol and --atol say how --diff A B compares; add it."
         )
-    from aethermind.engine.loading.loader import plan_model
+    from aethermind.engine.config import EngineConfig
+    from aethermind.engine.loading.loader import open_to_explain, plan_model
     from aethermind.runtime import Runtime
 
     runtime = Runtime.boot()
-    planned = plan_model(
-        runtime,
-        options.chosen_model(model),
-        device=device,
-        **settings,
-    )
-    with closing(planned.open_device.backend):
+    config = EngineConfig.of(device=device, **settings)
+    opened = open_to_explain(runtime, config)
+    with closing(opened.backend):
+        planned = plan_model(runtime, options.chosen_model(model), config, opened=opened)
         report = examine(planned) | {"provenance": _provenance(runtime, planned)}
     if as_json:
         console.print_json(report)
     else:
         _print_report(report)
+    if report["missing"]:
+        raise typer.Exit(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +136,7 @@ class StepLine:
     priority: int
     is_native: bool
     is_fallback: bool
+    is_missing: bool
     weight_format: str
     rejected: tuple[tuple[str, str], ...]
 
@@ -146,10 +157,13 @@ class Section:
         return f"layer {self.layers[0]}" if self.layers else self.name
 
 
-def sections(compiled: Compiled, operators: Container[str]) -> list[Section]:
-    """Runs of steps of one layer, layers with the same steps told once, in the order of the plan."""
+def sections(compiled: Compiled, operators: Container[str], *, may_fall_back: bool = True) -> list[Section]:
+    """Runs of steps of one layer, layers with the same steps told once, in the order of the plan.
+
+    Unless the device `may_fall_back`, a reference stands for a kernel that is missing.
+    """
     found: list[Section] = []
-    for layer, steps in _runs(compiled, operators):
+    for layer, steps in _runs(compiled, operators, may_fall_back):
         alike = next((section for section in found if section.layers and section.steps == steps), None)
         if layer is None:
             found.append(Section("after the layers" if found else "before the layers", steps))
@@ -160,7 +174,9 @@ def sections(compiled: Compiled, operators: Container[str]) -> list[Section]:
     return found
 
 
-def _runs(compiled: Compiled, operators: Container[str]) -> list[tuple[int | None, tuple[StepLine, ...]]]:
+def _runs(
+    compiled: Compiled, operators: Container[str], may_fall_back: bool
+) -> list[tuple[int | None, tuple[StepLine, ...]]]:
     """Consecutive steps of one layer."""
     from aethermind.graph.plan import LAYER_PREFIX
 
@@ -168,11 +184,11 @@ def _runs(compiled: Compiled, operators: Container[str]) -> list[tuple[int | Non
     for layer, step, resolution in zip(compiled.plan.layers(), compiled.plan.steps, compiled.resolutions, strict=True):
         if not runs or runs[-1][0] != layer:
             runs.append((layer, []))
-        runs[-1][1].append(_line(LAYER_PREFIX.sub("", step.source), resolution, operators))
+        runs[-1][1].append(_line(LAYER_PREFIX.sub("", step.source), resolution, operators, may_fall_back))
     return [(layer, tuple(lines)) for layer, lines in runs]
 
 
-def _line(source: str, resolution: Resolution, operators: Container[str]) -> StepLine:
+def _line(source: str, resolution: Resolution, operators: Container[str], may_fall_back: bool) -> StepLine:
     """`source` holds scopes, then operators from the outermost composite inwards, names of outputs and numbers."""
     chosen = resolution.chosen
     assert chosen is not None, "a compiled step has a kernel"
@@ -187,7 +203,8 @@ def _line(source: str, resolution: Resolution, operators: Container[str]) -> Ste
         chosen.name,
         chosen.priority,
         chosen.native is not None,
-        resolution.is_fallback,
+        resolution.is_fallback and may_fall_back,
+        resolution.is_fallback and not may_fall_back,
         resolution.signature.weight_format,
         tuple((kernel.name, reason) for kernel, reason in resolution.rejected),
     )
@@ -199,6 +216,8 @@ def examine(planned: PlannedModel) -> dict[str, Any]:
     from aethermind.engine.loading.weight_formats import format_uses
 
     operators = {operator.name for operator in planned.operators}
+    may_fall_back = planned.open_device.backend.capabilities.is_host_accessible
+    told = sections(compiled, operators, may_fall_back=may_fall_back)
     return {
         "model": str(planned.source.path),
         "architecture": planned.architecture,
@@ -208,7 +227,9 @@ def examine(planned: PlannedModel) -> dict[str, Any]:
         "weight_formats": [as_record(use) for use in format_uses(planned)],
         "num_steps": len(compiled.plan.steps),
         "num_native_breaks": sum(step.kernel.native is None for step in compiled.plan.steps),
-        "fallbacks": list(compiled.fallbacks),
+        "fallbacks": list(compiled.fallbacks) if may_fall_back else [],
+        "missing": [] if may_fall_back else list(compiled.fallbacks),
+        "without_kernel_in_other_steps": _without_kernel_in_other_steps(planned),
         "memory": {
             "arena_bytes": compiled.memory.arena_bytes,
             "lower_bound_bytes": compiled.memory.lower_bound_bytes,
@@ -216,9 +237,26 @@ def examine(planned: PlannedModel) -> dict[str, Any]:
         },
         "sections": [
             {"title": section.title, "layers": section.layers, "steps": [_as_record(step) for step in section.steps]}
-            for section in sections(compiled, operators)
+            for section in told
         ],
     }
+
+
+def _without_kernel_in_other_steps(planned: PlannedModel) -> dict[str, list[str]]:
+    """Operators without a kernel of the device's own that only some requests need, by what these ask for."""
+    from aethermind.engine.loading.model_graph import GraphKey, Part
+
+    if planned.is_encoder:
+        return {}
+    others = {
+        "penalties, biases and log probabilities": GraphKey(is_adjusted=True),
+        "structured output": GraphKey(has_mask=True),
+        "log probabilities of prompts": GraphKey(part=Part.SCORES),
+    }
+    found = {what: planned.compile(key).fallbacks for what, key in others.items()}
+    usual = planned.compiled.fallbacks
+    more = {what: [name for name in names if name not in usual] for what, names in found.items()}
+    return {what: names for what, names in more.items() if names}
 
 
 def _provenance(runtime: Runtime, planned: PlannedModel) -> dict[str, list[str]]:
@@ -236,10 +274,11 @@ def _as_record(step: StepLine) -> dict[str, Any]:
         "scope": step.scope,
         "operator": step.path.rpartition("/")[2],
         "path": step.path,
-        "kernel": step.kernel,
+        "kernel": None if step.is_missing else step.kernel,
         "priority": step.priority,
         "is_native": step.is_native,
         "is_fallback": step.is_fallback,
+        "is_missing": step.is_missing,
         "weight_format": step.weight_format,
         "rejected": [{"kernel": kernel, "reason": reason} for kernel, reason in step.rejected],
     }
@@ -260,9 +299,9 @@ def _print_report(report: dict[str, Any]) -> None:
             path = step["path"] + (f" ×{times}" if times > 1 else "")
             path += "" if step["weight_format"] == "dense" else f" [{step['weight_format']}]"
             why = _why(step)
-            remark = why if step["is_fallback"] or why not in told else ""
+            remark = why if step["is_fallback"] or step["is_missing"] or why not in told else ""
             told.add(why)
-            rows.append(("  " + (step["scope"] or "-"), path, f"→ {step['kernel']}", remark))
+            rows.append(("  " + (step["scope"] or "-"), path, f"→ {step['kernel'] or 'MISSING'}", remark))
     titles = {section["title"] for section in report["sections"]}
     for line in console.columns(rows, indent="").splitlines():
         print(console.style(line, "bold", sys.stdout) if line in titles else line)
@@ -270,24 +309,43 @@ def _print_report(report: dict[str, Any]) -> None:
     native = f"{breaks} of them Python calls that interrupt native code" if breaks else "all native"
     print(f"\n{report['num_steps']} steps, {native}")
     memory = report["memory"]
-    print(f"Fallbacks to the NumPy reference: {', '.join(report['fallbacks']) or 'none'}")
+    if report["missing"]:
+        print(f"Missing, and the host cannot reach the device's memory: {', '.join(report['missing'])}")
+    else:
+        print(f"Fallbacks to the NumPy reference: {', '.join(report['fallbacks']) or 'none'}")
+    for what, names in report["without_kernel_in_other_steps"].items():
+        print(f"Without a kernel in steps with {what}: {', '.join(names)}")
     sizes = ", ".join(f"{name}={value}" for name, value in memory["symbols"].items())
     arena, bound = (console.quantity(memory[name], "B") for name in ("arena_bytes", "lower_bound_bytes"))
     print(f"Intermediate values: {arena}, at least {bound} are alive at once (largest step: {sizes})")
 
 
 def _why(step: dict[str, Any]) -> str:
-    if step["is_fallback"]:
-        others = dict.fromkeys(f"{other['kernel']}: {other['reason']}" for other in step["rejected"])
-        return "fallback; " + ("; ".join(others) if others else "the device has no kernel for it")
+    if step["is_fallback"] or step["is_missing"]:
+        reasons = _by_reason(step, step["rejected"]) or "the device has no kernel for it"
+        return f"fallback; {reasons}" if step["is_fallback"] else reasons
     if not step["rejected"]:
         return "the only one"
-    unfit = [one for one in step["rejected"] if not _is_outranked(one)]
-    reasons = dict.fromkeys(f"{_rival(step, one)}: {one['reason']}" for one in unfit)
+    reasons = _by_reason(step, [one for one in step["rejected"] if not _is_outranked(one)])
     outranked = dict.fromkeys(_rival(step, one) for one in step["rejected"] if _is_outranked(one))
-    parts = [f"not {'; '.join(reasons)}"] if reasons else []
-    parts += [f"priority {step['priority']} over {', '.join(outranked)}"] if outranked else []
+    parts = [f"not {reasons}"] if reasons else []
+    parts += [f"priority {step['priority']} over {_few(list(outranked))}"] if outranked else []
     return "; ".join(parts)
+
+
+def _by_reason(step: dict[str, Any], rejected: Iterable[dict[str, str]]) -> str:
+    """`a, b: needs head_dim 64; c: computes float32, not bfloat16`: each reason once, with who has it."""
+    names: dict[str, dict[str, None]] = {}
+    for one in rejected:
+        names.setdefault(one["reason"], {})[_rival(step, one)] = None
+    return "; ".join(f"{_few(list(kernels))}: {reason}" for reason, kernels in names.items())
+
+
+def _few(names: list[str]) -> str:
+    """The first names, and how many more there are; `--json` has all."""
+    shown = names if len(names) <= _MOST_NAMES else names[: _MOST_NAMES - 1]
+    rest = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more" if rest else "")
 
 
 def _is_outranked(rejected: dict[str, str]) -> bool:

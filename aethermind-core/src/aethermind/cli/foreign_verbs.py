@@ -44,8 +44,8 @@ def _show(words: Sequence[str]) -> str:
 
 def _remove(words: Sequence[str]) -> str:
     return (
-        f"`rm -r {_model(words)}` for a model that you downloaded; what AetherMind itself wrote lists "
-        "`aethermind cache list` and deletes `aethermind cache clear`"
+        f"`rm -r {_model(words)}` for a model that you downloaded; `aethermind cache clear` deletes "
+        "what AetherMind itself wrote"
     )
 
 

@@ -44,15 +44,17 @@ EXAMPLES = console.examples(
 
 @with_groups
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="The text to continue; - or nothing reads a pipe.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to continue; - (or nothing) reads standard input from a pipe.")
+    ] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a UTF-8 text file.")] = None,
     model: options.Model = None,
     *,
     numbers: ModelOptions,
     sampling: SamplingOptions,
-    n: Annotated[int, typer.Option("--n", help="So many answers, each printed when all are there.")] = 1,
+    n: Annotated[int, typer.Option("--n", help="Number of answers, printed when all are complete.")] = 1,
     logprobs: Annotated[
-        int | None, typer.Option(help="With --json: log probabilities, of so many others a token, too.")
+        int | None, typer.Option(help="With --json: log probabilities of each token and of this many alternatives.")
     ] = None,
     json_schema: options.JsonSchema = None,
     regex: options.Regex = None,
@@ -60,12 +62,12 @@ def generate(
     grammar: options.Grammar = None,
     engine: EngineOptions,
     steps: StepOptions,
-    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is written.")] = True,
+    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is generated.")] = True,
     stats: Annotated[
         bool | None,
         typer.Option(
             "--stats/--no-stats",
-            help="Print speed, seed, and numbers before several answers on stderr.",
+            help="Print speed and seed on stderr.",
             show_default="on a terminal",
         ),
     ] = None,
@@ -73,7 +75,7 @@ def generate(
 ) -> None:
     """Continue a prompt and print the text.
 
-    Options that say "the model's" come from its generation_config.json unless they are given.
+    Defaults called "the model's" come from its generation_config.json.
     """
     from aethermind.cli.load import open_llm
     from aethermind.sampling.generation_config import with_defaults

@@ -87,21 +87,27 @@ class StepOptions:
     speculative_method: Annotated[
         str | None,
         typer.Option(
-            help="Draft tokens for the model to check: prompt_lookup, draft, or a plugin's.", show_default="no drafts"
+            help="Speculative decoding: prompt_lookup, draft (with --draft-model), or a plugin's method.",
+            show_default="off",
         ),
     ] = None
-    draft_model: Annotated[str | None, typer.Option(help="The smaller model that drafts, of the same tokens.")] = None
+    draft_model: Annotated[
+        str | None, typer.Option(help="The smaller model for `draft`, with the same vocabulary.")
+    ] = None
     num_speculative_tokens: Annotated[
-        int, typer.Option(help="The most drafts in a step; fewer where they do not pay.")
+        int, typer.Option(help="Most draft tokens per request and step; fewer if they do not pay.")
     ] = 8
-    prompt_lookup_max: Annotated[int, typer.Option(help="Tokens that prompt_lookup looks for first.")] = 4
-    prompt_lookup_min: Annotated[int, typer.Option(help="The fewest that it looks for.")] = 2
+    prompt_lookup_max: Annotated[int, typer.Option(help="Longest n-gram that prompt_lookup searches for.")] = 4
+    prompt_lookup_min: Annotated[int, typer.Option(help="Shortest n-gram that prompt_lookup searches for.")] = 2
     executor: Annotated[
-        str, typer.Option(help="Where steps run: auto, inline (this process), multiproc, or a plugin's.")
+        str,
+        typer.Option(
+            help="Where steps run: auto, inline (this process), multiproc (a process per rank), or a plugin's."
+        ),
     ] = "auto"
     tensor_parallel_size: Annotated[
         int,
-        typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share the model, each a part of every layer."),
+        typer.Option("--tensor-parallel-size", "-tp", help="Number of ranks that split every layer between them."),
     ] = 1
 
 
@@ -118,7 +124,7 @@ class SamplingOptions:
         typer.Option(
             "--max-tokens",
             "-n",
-            help="The most tokens to write; -1 goes on to the end of the context.",
+            help="Most tokens to generate; -1 continues to the end of the context.",
             show_default=_of_the_model("max_tokens"),
         ),
     ] = None
@@ -127,41 +133,53 @@ class SamplingOptions:
         typer.Option(
             "--temperature",
             "--temp",
-            help="Divides the logits; 0 always takes the likeliest token.",
+            help="Higher is more varied; 0 always takes the most likely token (greedy).",
             show_default=_of_the_model("temperature"),
         ),
     ] = None
     top_k: Annotated[
         int | None,
-        typer.Option(help="Choose among the k likeliest tokens; 0 is off.", show_default=_of_the_model("top_k")),
+        typer.Option(help="Sample from the k most likely tokens; 0 is off.", show_default=_of_the_model("top_k")),
     ] = None
     top_p: Annotated[
         float | None,
         typer.Option(
-            help="Choose among the likeliest tokens of this total probability.", show_default=_of_the_model("top_p")
+            help="Sample from the most likely tokens whose probabilities sum to this; 1 is off.",
+            show_default=_of_the_model("top_p"),
         ),
     ] = None
     min_p: Annotated[
         float | None,
-        typer.Option(help="Drop tokens below this fraction of the likeliest one.", show_default=_of_the_model("min_p")),
+        typer.Option(
+            help="Drop tokens less likely than this fraction of the most likely one; 0 is off.",
+            show_default=_of_the_model("min_p"),
+        ),
     ] = None
     repetition_penalty: Annotated[
         float | None,
         typer.Option(
-            help="Above 1 discourages tokens already there.", show_default=_of_the_model("repetition_penalty")
+            help="Above 1 discourages tokens that already occurred in prompt or answer.",
+            show_default=_of_the_model("repetition_penalty"),
         ),
     ] = None
     presence_penalty: Annotated[
-        float | None, typer.Option(help="Subtracted from the logits of tokens in the answer.", show_default="0")
+        float | None,
+        typer.Option(help="Subtracted from the logits of tokens that the answer already holds.", show_default="0"),
     ] = None
     frequency_penalty: Annotated[
-        float | None, typer.Option(help="The same once for each time that they are there.", show_default="0")
+        float | None,
+        typer.Option(help="Subtracted once for each time that the answer holds the token.", show_default="0"),
     ] = None
-    seed: Annotated[int | None, typer.Option(help="Repeat a run; --stats shows the seed.", show_default="random")] = (
-        None
-    )
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")] = False
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="The same seed gives the same answer; --stats shows the seed of a run.", show_default="random"
+        ),
+    ] = None
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End the answer before this text; may be given several times.")
+    ] = None
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue past the end-of-text token.")] = False
 
     def given(self, **more: Any) -> dict[str, Any]:
         """What was given, and `more`; what is wrong with it is said here, before a model is loaded."""

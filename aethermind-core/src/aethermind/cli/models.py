@@ -42,10 +42,13 @@ def models(
     directories: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PATH]...", help="Model directories and .gguf files, or directories of these; else all installed."
+            metavar="[PATH]...",
+            help="Model directories, .gguf files, or directories that hold them; without any, the installed models.",
         ),
     ] = None,
-    estimate: Annotated[bool, typer.Option("--estimate", help="Add the memory each needs on --device.")] = False,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Add the memory that each model needs on --device.")
+    ] = False,
     *,
     numbers: NumberOptions,
     cache: KvCacheOptions,
@@ -53,9 +56,8 @@ def models(
 ) -> None:
     """List models, installed or on disk.
 
-    Weights are not read. A model that cannot be used is listed with the reason; a name that is neither a model's nor a
-    path is an error. --estimate adds what each takes on --device with the other options, for as many requests at once
-    as `LLM` plans for by default.
+    Weights are not read. A model that cannot be used is listed with the reason. --estimate adds the memory that each
+    model takes on --device with the other options, for as many requests at once as `LLM` plans for by default.
     """
     from aethermind.engine.config import EngineConfig
     from aethermind.runtime import Runtime

@@ -26,11 +26,10 @@ Name = Annotated[str | None, typer.Argument(help="Show this operator only, with 
 
 
 def ops(name: Name = None, as_json: options.AsJson = False) -> None:
-    """List operators, and how each device computes them.
+    """List the operators, and how each device computes them.
 
-    native: a kernel in machine code. python: a kernel in Python. reference: the definition in NumPy. view: nothing
-    runs. parts: the smaller operators that it is made of. none: nothing of the device's own; where the host reaches
-    its memory the reference stands in.
+    native: a kernel in machine code. python: a kernel in Python. reference: the NumPy definition. view: no computation.
+    parts: decomposed into smaller operators. none: no kernel; devices in host memory fall back to the reference.
     """
     from aethermind.runtime import Runtime
 

@@ -67,104 +67,131 @@ DType = Annotated[
     ),
 ]
 Quantization = Annotated[
-    str | None, typer.Option("--quantization", help="Store weights as int8, int4, int2, int1, …, or dense.")
+    str | None,
+    typer.Option(
+        "--quantization",
+        help="Convert weights to this format while loading: int8, int4, int2, int1, …; dense dequantises them.",
+        show_default="the checkpoint's",
+    ),
 ]
 LmHead = Annotated[
     str | None,
     typer.Option(
         "--lm-head",
-        help="The same for the matrix that makes logits.",
-        show_default="as --quantization, of at least int8",
+        help="Weight format of the output matrix (lm_head).",
+        show_default="as --quantization, but at least int8",
     ),
 ]
 LoadFormat = Annotated[
     str,
     typer.Option(
         "--load-format",
-        help="auto reads the weights, dummy makes random ones.",
+        help="auto reads the weights; dummy makes random ones, to try the speed of a model.",
         autocompletion=one_of("auto", "dummy"),
     ),
 ]
 WeightCache = Annotated[
-    float, typer.Option("--weight-cache", help="GiB on disk for packed weights, which later starts map; 0 for none.")
+    float,
+    typer.Option("--weight-cache", help="GiB of disk for packed weights, so that later starts are fast; 0 for none."),
 ]
 Tokenizer = Annotated[
     str | None,
     typer.Option(
         "--tokenizer",
         metavar="PATH|MODEL",
-        help="Another tokenizer: a directory, tokenizer.json, .gguf, or a model's name.",
+        help="Another tokenizer: a directory, a tokenizer.json, a .gguf file, or the name of a model.",
         show_default="the model's",
     ),
 ]
 Adapters = Annotated[
     list[str] | None,
-    typer.Option("--adapter", metavar="[NAME=]PATH", help="A LoRA adapter of the model, in a directory as of PEFT."),
+    typer.Option(
+        "--adapter", metavar="[NAME=]PATH", help="A LoRA adapter for the model: a directory in PEFT's format."
+    ),
 ]
 ChatTemplate = Annotated[
     str | None,
     typer.Option(
         "--chat-template",
         metavar="FILE|NAME",
-        help="Use the Jinja template in this file, or the one of the model's that has this name.",
+        help="A file with a Jinja chat template, or the name of one of the model's templates.",
         show_default="the model's",
     ),
 ]
-MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", "-c", help="Longest context in tokens.")]
-NumKvBlocks = Annotated[int | None, typer.Option("--num-kv-blocks", help="Blocks of the KV cache.")]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        "--max-model-len",
+        "-c",
+        help="Longest context, prompt and answer together, in tokens.",
+        show_default="the model's, or what memory allows",
+    ),
+]
+NumKvBlocks = Annotated[
+    int | None,
+    typer.Option("--num-kv-blocks", help="Number of blocks in the KV cache.", show_default="what memory allows"),
+]
 GpuMemoryUtilization = Annotated[
     float,
     typer.Option(
         "--gpu-memory-utilization",
-        help="Part of a GPU's memory that may be in use with the KV cache, unless --num-kv-blocks sets its size.",
+        help="Fraction of a GPU's memory that may be in use, KV cache included; ignored with --num-kv-blocks.",
     ),
 ]
 KvCacheDType = Annotated[
     str,
     typer.Option(
         "--kv-cache-dtype",
-        help="Store keys and values as computed (auto; float32, bfloat16 or float16 insist on it), or as int8 or fp8.",
+        help="What the KV cache stores: auto (the dtype of the computation), int8 or fp8. float32, bfloat16 and "
+        "float16 are accepted where that is the dtype of the computation.",
         autocompletion=one_of("auto", "float32", "bfloat16", "float16", "int8", "fp8"),
     ),
 ]
-BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a block of the KV cache.")]
+BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens per block of the KV cache.")]
 KvStore = Annotated[
     str | None,
     typer.Option(
         "--kv-store",
         metavar="ADDRESS",
-        help="Share keys and values: disk:/path?size=10GiB, redis://host:6379/0, host:2GiB, or a plugin's name.",
+        help="Offload the prefix cache to disk:/path?size=10GiB, redis://host:6379/0, host:2GiB or a plugin's store, "
+        "where other engines find it.",
     ),
 ]
 MaxNumBatchedTokens = Annotated[
-    int, typer.Option("--max-num-batched-tokens", help="The most tokens in a step, a piece of a prompt included.")
+    int, typer.Option("--max-num-batched-tokens", help="Most tokens per step; a longer prompt is computed in chunks.")
 ]
-MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", help="The most requests running at once.")]
+MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", help="Most requests that run at once.")]
 Fallback = Annotated[
     str,
     typer.Option(
         "--fallback",
-        help="Operators without a kernel of the device: error, warn or allow.",
+        help="Operators for which the device has no kernel: error, or warn or allow and use the slow reference.",
         autocompletion=one_of("error", "warn", "allow"),
     ),
 ]
 Deterministic = Annotated[
-    bool, typer.Option("--deterministic", help="Refuse kernels whose results depend on the batch.")
+    bool, typer.Option("--deterministic", help="Refuse kernels whose results depend on what else is in the batch.")
 ]
-NumThreads = Annotated[int | None, typer.Option("--threads", "-t", help="Worker threads of the device.")]
-ApiKeyToSend = Annotated[
-    list[str] | None,
+NumThreads = Annotated[
+    int | None,
     typer.Option(
-        "--api-key", help="What to send as a bearer token, the first of some.", show_default="AETHERMIND_API_KEY"
+        "--threads",
+        "-t",
+        help="Worker threads of a device that computes on the CPU.",
+        show_default="the device's choice",
     ),
 ]
-JsonSchema = Annotated[
-    str | None, typer.Option(metavar="FILE|JSON", help="Answer with JSON that this schema describes.")
+ApiKeyToSend = Annotated[
+    list[str] | None,
+    typer.Option("--api-key", help="The server's API key, sent as a bearer token.", show_default="AETHERMIND_API_KEY"),
 ]
-Regex = Annotated[str | None, typer.Option(help="Answer with text that this regular expression matches.")]
-Choice = Annotated[str | None, typer.Option(metavar="A,B,…", help="Answer with one of these.")]
-Grammar = Annotated[Path | None, typer.Option(help="Answer by the grammar in this file (Lark or GBNF).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+JsonSchema = Annotated[str | None, typer.Option(metavar="FILE|JSON", help="Answer with JSON that matches this schema.")]
+Regex = Annotated[str | None, typer.Option(help="Answer with text that matches this regular expression as a whole.")]
+Choice = Annotated[str | None, typer.Option(metavar="A,B,…", help="Answer with one of these texts.")]
+Grammar = Annotated[
+    Path | None, typer.Option(help="Answer with text that follows the grammar in this file (Lark or GBNF).")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
 def checked_level(level: str) -> str:

@@ -33,6 +33,7 @@ _FIELDS = (
     "register_ms",
     "registered",
     "deprecated",
+    "hints",
 )
 
 EXAMPLES = console.examples("aethermind plugins list", "aethermind plugins list --json")
@@ -58,7 +59,7 @@ app.command("new", hidden=True, epilog=new.EXAMPLES.replace("plugin new", "plugi
 
 @app.command("list", epilog=EXAMPLES)
 def list_plugins(as_json: options.AsJson = False) -> None:
-    """Show each plugin with its package, the time it took at start and what it registered, or why it failed."""
+    """Show each plugin with its package, its load time and what it registered, or why it failed."""
     runtime = boot()
     records = runtime.plugins
     if as_json:
@@ -74,7 +75,8 @@ def list_plugins(as_json: options.AsJson = False) -> None:
 
 
 def boot() -> Runtime:
-    """Everything installed, loaded as far as it goes, operators and commands included; failures are in `plugins`.
+    """Everything installed, loaded as far as it goes, operators, commands and third parties' kernels included; failures
+    and hints are in `plugins`.
 
     What failed its trial before is tried again.
     """
@@ -82,11 +84,13 @@ def boot() -> Runtime:
     from aethermind.cli.plugin_commands import collect_commands
     from aethermind.plugins.trial import forget_failures
     from aethermind.runtime import Runtime
+    from aethermind.runtime.kernel_hints import hint_at_kernels
 
     forget_failures()
     runtime = Runtime.boot()
     _ = runtime.operators  # which registers them
     collect_commands(runtime.plugins, runtime.manager, typer.main.get_group(root).commands)
+    hint_at_kernels(runtime.plugins)
     return runtime
 
 
@@ -108,6 +112,7 @@ def plugin_rows(records: list[PluginRecord]) -> list[tuple[str, ...]]:
             names = "; ".join(f"{kind} {', '.join(names)}" for kind, names in record.registered.items())
             rest = f"in {record.load_ms + record.register_ms:.0f} ms: {names.replace('_', ' ') or 'nothing'}"
             rest += "".join(f"; deprecated: {note}" for note in record.deprecated)
+            rest += "".join(f"; hint: {hint}" for hint in record.hints)
         else:
             rest = f"{record.error} {record.advice}".rstrip()
         rows.append((record.name, package, f"contract {record.contract}", record.status, rest))

@@ -37,11 +37,11 @@ def profile(
     load_format: options.LoadFormat = "auto",
     adapters: options.Adapters = None,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens in each prompt.", min=1)] = 128,
-    output_tokens: Annotated[int, typer.Option(help="Tokens to decode of each.", min=1)] = 16,
-    batch: Annotated[int, typer.Option(help="Requests at a time.", min=1)] = 1,
+    output_tokens: Annotated[int, typer.Option(help="Tokens in each answer.", min=1)] = 16,
+    batch: Annotated[int, typer.Option(help="Requests per batch.", min=1)] = 1,
     repeat: Annotated[int, typer.Option(help="Runs of every step; medians are reported.", min=1)] = 3,
     trace: Annotated[
-        Path | None, typer.Option(help="Write a Chrome trace, which ui.perfetto.dev opens.", dir_okay=False)
+        Path | None, typer.Option(help="Write a Chrome trace, which https://ui.perfetto.dev opens.", dir_okay=False)
     ] = None,
     numbers: NumberOptions,
     kv_cache_dtype: options.KvCacheDType = "auto",
@@ -50,12 +50,11 @@ def profile(
 ) -> None:
     """Show where time and memory go.
 
-    Every kernel call of a prompt and its answer is timed, or of several at once, beside the bytes
-    and operations that it cannot avoid. Its limit is the time that its weights, keys and values
-    take at the memory's bandwidth, or its operations at the peak of the arithmetic used, whichever
-    is longer; both are measured before and after. Marks between calls may take time themselves,
-    which weighs on small calls most; how much is told. In the trace calls follow one another
-    without the host's time in between. With an adapter all requests have it.
+    Times every kernel call of one batch of prompts and their answers, and shows the bytes and operations
+    that each call needs at least. Its limit is that of the roofline: the time to read its weights, keys
+    and values at the measured memory bandwidth, or of its operations at the measured peak of the arithmetic
+    used, whichever is longer. Timing itself costs time, most for small calls; the report says how much. The
+    trace leaves out the host's time between calls. An --adapter applies to all requests.
     """
     from aethermind.cli.bench.limits import as_record, average, measure_limits
     from aethermind.engine.loading.loader import plan_model

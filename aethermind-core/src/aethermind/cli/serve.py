@@ -48,14 +48,14 @@ def serve(
         typer.Option(
             "--model",
             "-m",
-            help="A model directory, a .gguf file, or the name of an installed model; NAME=MODEL gives it a name, and "
-            "several are served side by side.",
+            help="A model directory, a .gguf file, or the name of an installed model. NAME=MODEL names it for clients; "
+            "may be given several times.",
             show_default="AETHERMIND_MODEL, or demo",
         ),
     ] = None,
     served_model_name: Annotated[
         str | None,
-        typer.Option("--served-model-name", help="What clients call the model.", show_default="its path"),
+        typer.Option("--served-model-name", help="The model's name for clients.", show_default="its path"),
     ] = None,
     chat_template: options.ChatTemplate = None,
     *,
@@ -67,7 +67,7 @@ def serve(
     limits: LimitOptions,
     logging: LogOptions,
 ) -> None:
-    """Serve models over HTTP to OpenAI's clients. Ctrl-C lets open answers finish; a second one does not."""
+    """Serve models through an OpenAI-compatible HTTP API. Ctrl-C lets open answers finish; a second one does not."""
     try:
         from aethermind import server
     except ImportError as error:
@@ -110,6 +110,7 @@ def serve(
             with suppress(OSError):  # whoever cannot be told is served all the same
                 print(f"Serving {', '.join(models)} at {address}/v1 (Ctrl-C stops)", file=sys.stderr)
                 print(f"To chat, open {address} in a browser", file=sys.stderr, flush=True)
+            log.write_aside()
 
         tracing = None
         if logging.otlp_endpoint is not None:

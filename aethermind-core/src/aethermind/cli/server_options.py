@@ -31,23 +31,28 @@ class AccessOptions:
     api_key: Annotated[
         list[str] | None,
         typer.Option(
-            help="What clients have to send as a bearer token; may be given several times.",
+            help="API key that clients must send as a bearer token; may be given several times.",
             show_default="AETHERMIND_API_KEY",
         ),
     ] = None
     api_keys_file: Annotated[
-        Path | None, typer.Option(help="YAML, TOML or JSON with keys, their names and quotas.")
+        Path | None, typer.Option(help="YAML, TOML or JSON file of API keys with names and quotas.")
     ] = None
-    allow_no_key: Annotated[bool, typer.Option("--allow-no-key", help="Listen beyond this machine without a key.")] = (
-        False
-    )
+    allow_no_key: Annotated[
+        bool,
+        typer.Option(
+            "--allow-no-key", help="Allow listening on other addresses than this machine's own without an API key."
+        ),
+    ] = False
     allowed_origins: Annotated[
         list[str] | None,
-        typer.Option(help="Web pages that may ask besides its own, such as https://chat.example, or * for all."),
+        typer.Option(
+            help="Web page origins allowed to call the API (CORS), such as https://chat.example; * allows all."
+        ),
     ] = None
     strict_requests: Annotated[
         bool,
-        typer.Option("--strict-requests", help="Refuse requests with unknown fields, else ignored."),
+        typer.Option("--strict-requests", help="Refuse requests with unknown fields instead of ignoring those."),
     ] = False
 
     def __post_init__(self) -> None:
@@ -75,18 +80,19 @@ class ServedEngineOptions(KvCacheOptions):
 
     kv_store: options.KvStore = None
     swap_space: Annotated[
-        float, typer.Option(help="GiB of host memory for requests that give way in a full KV cache.")
+        float,
+        typer.Option(help="GiB of host memory to which preempted requests are swapped out when the KV cache is full."),
     ] = 0.0
     num_threads: options.NumThreads = None
     max_num_seqs: options.MaxNumSeqs = 64
     max_num_batched_tokens: options.MaxNumBatchedTokens = 512
     scheduling_policy: Annotated[
-        str, typer.Option(help="Who goes first: fair, fcfs, priority, shortest, deadline, or a plugin's.")
+        str, typer.Option(help="Which request goes first: fair, fcfs, priority, shortest, deadline, or a plugin's.")
     ] = "fair"
     max_sessions: Annotated[
-        int, typer.Option(help="Conversations (session_id) whose KV cache is kept for their next turn.", min=1)
+        int, typer.Option(help="Most conversations (session_id) whose KV cache is kept for the next turn.", min=1)
     ] = 256
-    session_ttl: Annotated[float, typer.Option(help="Seconds that it is kept after a turn.")] = 600.0
+    session_ttl: Annotated[float, typer.Option(help="Seconds for which it is kept after a turn.")] = 600.0
     fallback: options.Fallback = "warn"
     deterministic: options.Deterministic = False
 
@@ -96,13 +102,16 @@ class ProcessOptions:
     """Where engines run, and what happens when one ends."""
 
     engine: Annotated[
-        str, typer.Option(help="Where models run: each in a process of its own, or inprocess, in the server's.")
+        str, typer.Option(help="Where models run: process (one for each model) or inprocess (in the server's).")
     ] = "process"
     max_restarts: Annotated[
-        int, typer.Option(help="How often in a row an engine's process that ended is started again.", min=0)
+        int, typer.Option(help="How often in a row a crashed engine process is restarted.", min=0)
     ] = 5
     stall_timeout: Annotated[
-        float, typer.Option(help="Seconds that a step may take before the engine's process is ended; 0 is any.", min=0)
+        float,
+        typer.Option(
+            help="Seconds after which a step counts as hung and the engine process is killed; 0 is never.", min=0
+        ),
     ] = 600.0
 
     def __post_init__(self) -> None:
@@ -119,31 +128,38 @@ class ProcessOptions:
 class LimitOptions:
     """How much the server takes on, how much of it for one key, and how long it waits."""
 
-    max_open_requests: Annotated[int, typer.Option(help="The most answers open at once; others get 429.", min=1)] = 256
-    max_queued_requests: Annotated[int, typer.Option(help="Of those, answers that have not begun.", min=1)] = 256
-    max_queued_tokens: Annotated[int, typer.Option(help="Prompt tokens of answers that have not begun.", min=1)] = (
-        1 << 20
+    max_open_requests: Annotated[int, typer.Option(help="Most requests open at once; further ones get 429.", min=1)] = (
+        256
     )
+    max_queued_requests: Annotated[int, typer.Option(help="Most of them that wait for their first token.", min=1)] = 256
+    max_queued_tokens: Annotated[int, typer.Option(help="Most prompt tokens of requests that wait.", min=1)] = 1 << 20
     max_concurrency_per_key: Annotated[
-        int | None, typer.Option(help="Answers that one key has open at once.", min=1)
+        int | None, typer.Option(help="Most requests that one API key has open at once.", min=1)
     ] = None
     requests_per_minute: Annotated[
-        int | None, typer.Option(help="Requests that one key makes in any 60 seconds.", min=1)
+        int | None, typer.Option(help="Most requests of one API key in any 60 seconds.", min=1)
     ] = None
     tokens_per_minute: Annotated[
-        int | None, typer.Option(help="Tokens that one key reads and writes in any 60 seconds.", min=1)
+        int | None, typer.Option(help="Most prompt and answer tokens of one API key in any 60 seconds.", min=1)
     ] = None
-    max_body_bytes: Annotated[int, typer.Option(help="Bytes of a request's body.", min=1)] = 4 << 20
-    max_header_bytes: Annotated[int, typer.Option(help="Bytes of a request's headers.", min=1)] = 64 << 10
-    max_json_depth: Annotated[int, typer.Option(help="Lists and objects inside each other in a body.", min=1)] = 64
-    request_timeout: Annotated[float, typer.Option(help="Seconds until an answer has to be finished.")] = 600.0
+    max_body_bytes: Annotated[int, typer.Option(help="Largest request body in bytes.", min=1)] = 4 << 20
+    max_header_bytes: Annotated[int, typer.Option(help="Largest request headers in bytes.", min=1)] = 64 << 10
+    max_json_depth: Annotated[
+        int, typer.Option(help="Deepest nesting of lists and objects in a request body.", min=1)
+    ] = 64
+    request_timeout: Annotated[float, typer.Option(help="Seconds that one answer may take.")] = 600.0
     idle_timeout: Annotated[
-        float, typer.Option(help="Seconds that a client may be silent while it sends a request.")
+        float,
+        typer.Option(
+            help="Seconds that a client may be silent while it sends a request, and that a connection may be idle."
+        ),
     ] = 60.0
     slow_reader_timeout: Annotated[
-        float, typer.Option(help="Seconds that a client may take to read what its stream holds.")
+        float, typer.Option(help="Seconds that a stream may be blocked by a client that does not read it.")
     ] = 30.0
-    drain_timeout: Annotated[float, typer.Option(help="Seconds for open answers when told to stop.")] = 30.0
+    drain_timeout: Annotated[
+        float, typer.Option(help="Seconds that open answers may take to finish when the server stops.")
+    ] = 30.0
 
     def __post_init__(self) -> None:
         for name in ("request_timeout", "idle_timeout", "slow_reader_timeout", "drain_timeout"):
@@ -180,11 +196,11 @@ class LimitOptions:
 class LogOptions:
     """What is told of the requests, how and to whom."""
 
-    log_format: Annotated[str, typer.Option(help="How the log is written: text, or json, an object a line.")] = "text"
-    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write what was asked into the log, too.")] = False
+    log_format: Annotated[str, typer.Option(help="Log as text, or as json (an object per line).")] = "text"
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts into the log.")] = False
     otlp_endpoint: Annotated[
         str | None,
-        typer.Option(help="Send a trace of each request there (OTLP over HTTP).", show_default="nowhere"),
+        typer.Option(help="Send a trace of each request to this URL (OTLP over HTTP).", show_default="off"),
     ] = None
 
     def __post_init__(self) -> None:

@@ -35,10 +35,10 @@ def tokenize(
     tokenizer: options.Tokenizer = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show the tokens of a text: a line with id and text for each.
+    """Show the tokens of a text, one per line with its id.
 
-    The text is taken as `generate` takes its prompt: nothing is added to it, and special tokens written out in it
-    count as such.
+    The text is tokenised like the prompt of `generate`: nothing is added, and special tokens that are written out in it
+    are recognised.
     """
     content = read_text(text, file, noun="text", option="--file")
     doubt_prompt(text, "tokenize", model=model or tokenizer, chosen=options.chosen_model(model))
@@ -59,7 +59,9 @@ def tokenize(
 def detokenize(
     token_ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="IDS...", help="Token ids; - reads them, or what `tokenize --json` prints, from stdin."),
+        typer.Argument(
+            metavar="IDS...", help="Token ids; - reads them, or the output of `tokenize --json`, from standard input."
+        ),
     ] = None,
     model: options.Model = None,
     tokenizer: options.Tokenizer = None,

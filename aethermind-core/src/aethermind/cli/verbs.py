@@ -28,28 +28,26 @@ class Verb(NamedTuple):
 
 VERBS: Mapping[str, Verb] = {
     "generate": Verb("generate", "Continue a prompt and print the text."),
-    "chat": Verb("chat", "Talk to a model that was trained to."),
-    "serve": Verb("serve", "Serve models over HTTP to OpenAI's clients.", is_serving=True),
-    "doctor": Verb("doctor", "Report on machine, devices and plugins.", has_settings=False),
-    "explain": Verb("explain", "Show which kernel computes which operator, or where two devices disagree."),
+    "chat": Verb("chat", "Hold a conversation with a chat model."),
+    "serve": Verb("serve", "Serve models through an OpenAI-compatible HTTP API.", is_serving=True),
+    "doctor": Verb("doctor", "Report on the machine, its devices and the installed plugins.", has_settings=False),
+    "explain": Verb("explain", "Show which kernel runs each operator, or where two devices disagree."),
     "models": Verb("models", "List models, installed or on disk."),
-    "tokenize": Verb("tokens", "Show the tokens of a text: a line with id and text for each.", "TOKENIZE_EXAMPLES"),
+    "tokenize": Verb("tokens", "Show the tokens of a text, one per line with its id.", "TOKENIZE_EXAMPLES"),
     "detokenize": Verb("tokens", "Print the text of token ids, special tokens included.", "DETOKENIZE_EXAMPLES"),
-    "ops": Verb("ops", "List operators, and how each device computes them.", has_settings=False),
+    "ops": Verb("ops", "List the operators, and how each device computes them.", has_settings=False),
     "profile": Verb("profile", "Show where time and memory go."),
     "conform": Verb(
         "conform",
-        "Run the conformance kit on a device: memory and streams, every kernel, whole models.",
+        "Check a device or a model package with the conformance kit.",
         has_settings=False,
     ),
-    "simulate": Verb("simulate", "Replay a trace through the scheduler and compare policies."),
-    "completion": Verb(
-        "completion", "Print a script that completes verbs, options and values in a shell.", has_settings=False
-    ),
+    "simulate": Verb("simulate", "Replay a trace of requests through the scheduler and compare policies."),
+    "completion": Verb("completion", "Print a script for tab completion in bash, zsh or fish.", has_settings=False),
     "plugin": Verb("plugin_new", "Write packages that extend AetherMind.", is_group=True),
     "plugins": Verb("plugins", "List installed plugins.", is_group=True),
-    "cache": Verb("cache", "Show or delete what later starts find ready.", is_group=True),
-    "bench": Verb("bench", "Measure speed, what limits it, and what weight formats cost.", is_group=True),
+    "cache": Verb("cache", "Show or delete the cached files that make later starts fast.", is_group=True),
+    "bench": Verb("bench", "Measure speed, its limits, and what quantisation costs in quality.", is_group=True),
 }
 
 

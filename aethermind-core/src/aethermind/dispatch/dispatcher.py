@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from aethermind.dispatch.kernel import Kernel, Signature
+from aethermind.errors import AetherMindError, PluginError, in_words
 
 __all__ = ["Dispatcher", "Fallback", "Resolution"]
+
+_REPAIR = "Update or uninstall its package, or choose another device."
 
 
 class Fallback(Enum):
@@ -60,6 +63,11 @@ class Dispatcher:
         fallbacks = [kernel for group in self._fallbacks.values() for kernel in group]
         return Dispatcher([*ours, *kernels], fallbacks, is_deterministic=self._is_deterministic)
 
+    def with_fallbacks(self, kernels: Sequence[Kernel]) -> Dispatcher:
+        """The same with other kernels to fall back to."""
+        ours = [kernel for group in self._by_operator.values() for kernel in group]
+        return Dispatcher(ours, kernels, is_deterministic=self._is_deterministic)
+
     def has_format(self, name: str) -> bool:
         """Whether one of the device's own kernels computes with weights in a format."""
         kernels = (kernel for group in self._by_operator.values() for kernel in group)
@@ -108,4 +116,20 @@ def _reason_against(kernel: Kernel, signature: Signature) -> str | None:
         return f"computes {', '.join(sorted(map(str, kernel.dtypes)))}, not {signature.dtype}"
     if kernel.weight_formats is not None and signature.weight_format not in kernel.weight_formats:
         return f"reads {', '.join(sorted(kernel.weight_formats))} weights, not {signature.weight_format}"
-    return kernel.supports(signature)
+    return _answer_of(kernel, signature)
+
+
+def _answer_of(kernel: Kernel, signature: Signature) -> str | None:
+    """What a kernel's `supports` says; PluginError where it raises, or says neither why not nor None."""
+    try:
+        reason: object = kernel.supports(signature)
+    except AetherMindError:
+        raise
+    except Exception as error:
+        raise PluginError(f"`supports` of kernel {kernel.title} raised {in_words(error)} {_REPAIR}") from error
+    if reason is not None and not isinstance(reason, str):
+        raise PluginError(
+            f"`supports` of kernel {kernel.title} returned {reason!r:.80}; it should return None, or in words why the "
+            f"kernel does not take a call. {_REPAIR}"
+        )
+    return reason

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aethermind.errors import AetherMindError, KernelError, in_words
 from aethermind.hal.dtype import DType
 from aethermind.ops.schema import Attribute, TensorType
 from aethermind.ops.weight_format import DENSE
@@ -65,13 +66,14 @@ class Kernel:
     """An out-variant: the caller owns outputs; a kernel never allocates, logs or parses.
 
     Exactly one of two forms is given: `native`, a PyCapsule of the C ABI (`aethermind/kernel_abi.h`), or
-    `function(inputs, outputs, attributes)`, a Python callable over NumPy arrays (host memory; None for absent inputs).
-    `supports` returns None, or the reason why not. Of several that support a call the highest `priority` is chosen.
-    `packs` names the inputs that want another layout.
+    `function(inputs, outputs, attributes)`, a Python callable that returns None. Inputs, None where one is absent, and
+    outputs are NumPy views of host memory; on a device whose backend has an executable of its own they are what that
+    hands over, such as tensors of a library. `supports` returns None, or the reason why not. Of several that support a
+    call the highest `priority` is chosen. `packs` names the inputs that want another layout.
 
     `weight_formats` are the formats of weights that it computes with, None for all of them. A weight in one of them
-    comes in the kernel's pack for that input, of which a function gets the bytes, uint8 [nbytes]; a function without a
-    pack gets its values as float32.
+    comes in the kernel's pack for that input, of which a function gets the bytes, uint8 [nbytes]; a kernel without a
+    pack, native or not, gets its values as float32.
 
     `arithmetic` is the dtype whose peak rate bounds its operations where that is not F, as with activations that are
     quantised on the way.
@@ -80,6 +82,8 @@ class Kernel:
     however many: only kernels that do are chosen with `deterministic=True`, and the conformance kit tries it.
 
     `rounds_weights` says that weights in a format may be rounded to F, each by itself, before they are multiplied.
+
+    `provider` is the package that it comes from, for messages: the registry fills it in.
     """
 
     operator: str
@@ -95,8 +99,37 @@ class Kernel:
     is_batch_invariant: bool = False
     arithmetic: DType | None = None
     rounds_weights: bool = False
+    provider: str = ""
 
     def __post_init__(self) -> None:
         assert (self.native is None) != (self.function is None), (
             f"kernel {self.name} must be native or a function, not both"
         )
+
+    @property
+    def title(self) -> str:
+        """`'name' for linear of my-package`, as messages name a kernel."""
+        return f"{self.name!r} for {self.operator}" + (f" of {self.provider}" if self.provider else "")
+
+    def failure(self, error: Exception) -> KernelError:
+        """What to raise where its function raised `error`, which is no AetherMindError."""
+        advice = "Update or uninstall its package, or choose another device."
+        return KernelError(f"Kernel {self.title} raised {in_words(error)} {advice}")
+
+    def call(self, inputs: Sequence[Any], outputs: Sequence[Any], attributes: Mapping[str, Attribute]) -> None:
+        """Run a Python kernel over its arrays; KernelError names it and its package where it fails.
+
+        A kernel that returns something computed into arrays of its own, which nobody reads: that is an error, too.
+        """
+        assert self.function is not None, "a native kernel is not called from Python"
+        try:
+            returned: object = self.function(inputs, outputs, attributes)
+        except AetherMindError:
+            raise
+        except Exception as error:
+            raise self.failure(error) from error
+        if returned is not None:
+            raise KernelError(
+                f"Kernel {self.title} returned {type(returned).__name__} instead of None: a kernel writes its results "
+                "into `outputs`, such as by `outputs[0][...] = …`."
+            )

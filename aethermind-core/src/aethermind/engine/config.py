@@ -28,75 +28,75 @@ class EngineOptions(TypedDict, total=False):
     quantization: str | None
     """Convert the weight matrices to this format on loading: `int8`, `int4`, … None keeps the checkpoint's."""
     lm_head: str | None
-    """The format of the matrix that makes logits. None: int8 if `quantization` has fewer bits, else the same."""
+    """The weight format of the output matrix (lm_head). None: as `quantization`, but at least int8."""
     load_format: str
     """`auto` reads the weights, `dummy` makes random ones."""
     weight_cache: float
-    """GiB of disk in the user's cache folder for packed weights, which later starts map; 0 for none."""
+    """GiB of disk in the user's cache directory for packed weights, so that later starts are fast; 0 for none."""
     tokenizer: str | Path | None
     """Another tokenizer than the model's: a directory, a tokenizer.json, a .gguf file or the name of a model."""
     adapters: Mapping[str, str | Path] | Iterable[str | Path] | None
-    """LoRA adapters by the names that requests give them: directories as PEFT writes them. In a list, NAME=PATH, or a
-    path whose last part is the name."""
+    """LoRA adapters: a mapping from the names that requests use to directories in PEFT's format, or a list of NAME=PATH
+    and of paths whose last part is the name."""
 
     max_model_len: int | None
-    """The longest context in tokens. None: the model's, or what memory allows."""
+    """The longest context, prompt and answer together, in tokens. None: the model's, or what memory allows."""
     num_kv_blocks: int | None
-    """Blocks of the KV cache, which all requests share. None: as many as memory allows."""
+    """The number of blocks in the KV cache, which all requests share. None: what memory allows."""
     gpu_memory_utilization: float
-    """The part of the device's memory that may be in use, by other processes as well, once there is a KV cache of a
-    size that nobody said. Without effect where the device's memory is the host's."""
+    """The fraction of a GPU's memory that may be in use, KV cache and other processes included. Without effect if
+    `num_kv_blocks` is set, or if the device computes in host memory."""
     block_size: int
-    """Tokens in a block of the KV cache."""
+    """Tokens per block of the KV cache."""
     kv_cache_dtype: str
-    """What keys and values are stored in: `auto` as computed; `int8` or `fp8` (e4m3) with one scale per head and token,
-    in about half of bfloat16's memory."""
+    """What the KV cache stores: `auto` (the dtype of the computation), or `int8` or `fp8` (e4m3) with one scale per
+    head and token, in about half of bfloat16's memory."""
     swap_space: float
-    """GiB of host memory for the keys and values of requests that are preempted when the cache is full."""
+    """GiB of host memory to which preempted requests are swapped out when the KV cache is full."""
     enable_prefix_caching: bool
-    """Keep computed keys and values while there is room, and reuse them for prompts that begin alike."""
+    """Prefix caching: reuse computed keys and values for prompts with the same prefix."""
     kv_store: str | None
-    """A store that several engines share: `disk:/path?size=10GiB`, `redis://host:6379/0`, `host:2GiB` or a plugin's.
-    Closing the engine writes out what the store does not have yet."""
+    """A store to which the prefix cache is offloaded, where other engines find it: `disk:/path?size=10GiB`,
+    `redis://host:6379/0`, `host:2GiB` or a plugin's. Closing the engine writes what the store lacks."""
     max_sessions: int
-    """How many conversations (`RequestOptions.session`) keep their last turn's keys and values longest."""
+    """The most conversations (`RequestOptions.session`) whose keys and values are kept for the next turn."""
     session_ttl: float
-    """For how many seconds after the turn they do."""
+    """Seconds for which they are kept after a turn."""
 
     num_threads: int | None
-    """Worker threads of the device. None: the device's choice."""
+    """Worker threads of a device that computes on the CPU. None: the device's choice."""
     seed: int
     """Seeds requests without a seed of their own, and the weights of `load_format="dummy"`."""
     max_num_seqs: int
     """The most requests that run at once."""
     max_num_batched_tokens: int
-    """The most tokens in a step, and so the longest piece of a prompt."""
+    """The most tokens per step; a longer prompt is computed in chunks."""
     max_new_tokens: int | None
-    """No answer gets longer than this, whatever its request asks for."""
+    """The most tokens of any answer, whatever its request asks for."""
     scheduling_policy: str
-    """Who goes first when not all can run: `fair`, `fcfs`, `priority`, `shortest`, `deadline` or a plugin's."""
+    """Which request goes first when not all can run: `fair`, `fcfs`, `priority`, `shortest`, `deadline` or a
+    plugin's."""
 
     fallback: str
-    """What to do about operators without a kernel for the device: `error`, `warn` or `allow`."""
+    """Operators for which the device has no kernel: `error`, or `warn` or `allow` and use the slow reference."""
     deterministic: bool
     """Refuse kernels with which a request's tokens could depend on the rest of the batch."""
 
     speculative_method: str | None
-    """What drafts tokens for the model to check, several in a step: `prompt_lookup`, `draft` or a plugin's. The answers
-    are the same as without."""
+    """Speculative decoding: `prompt_lookup`, `draft` or a plugin's method. The answers are the same as without."""
     draft_model: str | Path | None
-    """The smaller model, with the same tokens, that `draft` asks."""
+    """The smaller model for `draft`, with the same vocabulary."""
     num_speculative_tokens: int
-    """The most drafts of a request in a step; there are fewer where they do not pay."""
+    """The most draft tokens per request and step; fewer if they do not pay."""
     prompt_lookup_max: int
-    """`prompt_lookup` first looks for an earlier occurrence of this many of the last tokens, …"""
+    """The longest n-gram that `prompt_lookup` searches for."""
     prompt_lookup_min: int
-    """… then of fewer, down to this many."""
+    """The shortest n-gram that `prompt_lookup` searches for."""
 
     executor: str
-    """Where steps run: `inline` in the engine's process, `multiproc` in one for each rank, `auto`, or a plugin's."""
+    """Where steps run: `auto`, `inline` (the engine's process), `multiproc` (a process per rank), or a plugin's."""
     tensor_parallel_size: int
-    """Ranks that share the model, each with a part of every layer."""
+    """The number of ranks that split every layer between them."""
 
 
 def _is_number(value: object, *kinds: type) -> bool:

@@ -31,12 +31,13 @@ from aethermind.engine.scheduling.scheduler import Scheduler
 from aethermind.engine.scheduling.waiting_queue import WaitingQueue
 from aethermind.engine.shared import Shared, in_turn
 from aethermind.engine.speculative import open_speculator
+from aethermind.engine.steps.finite_logits import NOT_FINITE
 from aethermind.engine.steps.forced_tokens import forced_beginning, forced_tokens
 from aethermind.engine.steps.model_runner import SampledToken
 from aethermind.engine.steps.step_pipeline import StepPipeline
 from aethermind.engine.text_passes.text_embedding import embed_text
 from aethermind.engine.text_passes.text_scores import score_prompt
-from aethermind.errors import AetherMindError, InvalidArgumentError
+from aethermind.errors import AetherMindError, ComputationError, InvalidArgumentError
 from aethermind.sampling.random import derive_seed
 
 if TYPE_CHECKING:
@@ -305,7 +306,8 @@ class Engine(Shared):
         builder = self._outputs[request.request_id]
         for token in chain(tokens, forced_tokens(request)):
             if token.failure is not None:
-                return self._give_up(builder, f"Request {request.request_id} cannot go on: {token.failure}.", now)
+                kind = ComputationError if token.failure == NOT_FINITE else AetherMindError
+                return self._give_up(builder, kind(f"Request {request.request_id} cannot go on: {token.failure}."), now)
             reason = builder.add(token.token_id, token.logprobs, request.append_token(token.token_id), now)
             if reason is not None:
                 self._finish(request, reason)
@@ -315,16 +317,11 @@ class Engine(Shared):
 
     def _refuse(self, decision: ScheduleDecision, now: float) -> list[RequestOutput]:
         return [
-            self._give_up(
-                self._outputs[entry.request.request_id],
-                f"Request {entry.request.request_id} needs {entry.num_tokens} tokens of KV cache, and the whole cache "
-                f"holds {entry.capacity_tokens}. Raise num_kv_blocks or shorten the prompt.",
-                now,
-            )
+            self._give_up(self._outputs[entry.request.request_id], AetherMindError(entry.reason), now)
             for entry in decision.rejected
         ]
 
-    def _give_up(self, builder: OutputBuilder, error: str, now: float) -> RequestOutput:
+    def _give_up(self, builder: OutputBuilder, error: AetherMindError, now: float) -> RequestOutput:
         """End a request that cannot be served."""
         builder.error = error
         del self._outputs[builder.request.request_id]
@@ -360,7 +357,7 @@ class Engine(Shared):
         try:
             scores = score_prompt(self.runner, self.cache, request, num_top)
         except AetherMindError as error:
-            return [self._give_up(builder, str(error), self._clock())]
+            return [self._give_up(builder, error, self._clock())]
         builder.add_prompt(scores)
         request.needs_scores = False
         return []

@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from aethermind.errors import DeviceError, PluginError
 from aethermind.graph.constants import ConstantStore
 from aethermind.graph.plan import Operand, Place, Plan, Step
 from aethermind.graph.run_inputs import CopiedInputs, Inputs, SharedInputs, place_inputs
@@ -16,7 +17,6 @@ from aethermind.hal.device import DeviceId
 from aethermind.hal.dtype import DType
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
-from aethermind.ops.dims import resolve
 
 __all__ = [
     "CaptureHook",
@@ -80,6 +80,13 @@ class StepLoop:
     """
 
     def __init__(self, plan: Plan, memory: MemoryMap) -> None:
+        """PluginError where a kernel is native, which only a backend with an executable of its own can run."""
+        for step in plan.steps:
+            if step.kernel.function is None:
+                raise PluginError(
+                    f"Kernel {step.kernel.title} is native, and device {step.kernel.device_type} calls Python "
+                    "functions only. Update or uninstall its package."
+                )
         self._plan = plan
         self._memory = memory
         self._names = tuple(plan.symbols)
@@ -102,9 +109,8 @@ class StepLoop:
             self._run_step(step, lambda operand: array_at(address(operand), operand, sizes))
 
     def _run_step(self, step: Step, array: Callable[[Operand], Array]) -> None:
-        assert step.kernel.function is not None, "the step loop runs Python kernels only"
         inputs = [None if operand is None else array(operand) for operand in step.inputs]
-        step.kernel.function(inputs, [array(operand) for operand in step.outputs], step.attributes)
+        step.kernel.call(inputs, [array(operand) for operand in step.outputs], step.attributes)
 
 
 def addresses_in_run(plan: Plan, memory: MemoryMap, sizes: Mapping[str, int]) -> Callable[[Operand], int]:
@@ -130,7 +136,7 @@ def array_at(address: int, operand: Operand, sizes: Mapping[str, int]) -> Array:
     memory = memoryview((ctypes.c_byte * operand.nbytes(sizes)).from_address(address))
     if operand.packed_bytes is not None:
         return np.ndarray((operand.packed_bytes,), np.uint8, buffer=memory)
-    return np.ndarray(resolve(operand.shape, sizes), operand.dtype.numpy, buffer=memory)
+    return np.ndarray(operand.shape_for(sizes), operand.dtype.numpy, buffer=memory)
 
 
 class Executor:
@@ -166,7 +172,13 @@ class Executor:
             **{key: tensor.address for key, tensor in self._tensors.items()},
             **{(Place.INPUT, name): address for name, address in self._inputs.addresses().items()},
         }
-        self.executable: Executable = backend.compile(plan, memory) or StepLoop(plan, memory)
+        executable = backend.compile(plan, memory)
+        if executable is None and not self._is_host_accessible:
+            raise DeviceError(
+                f"Device {device} cannot run a plan: the host cannot reach its memory, as its capabilities say "
+                "(is_host_accessible=False), so that its backend has to implement `compile`. Update its package."
+            )
+        self.executable: Executable = executable or StepLoop(plan, memory)
 
     @property
     def arena_bytes(self) -> int:
@@ -275,7 +287,7 @@ class Executor:
     def _tensor(self, operand: Operand, symbols: tuple[int, ...]) -> Tensor:
         is_input = operand.place is Place.INPUT
         owner = self._inputs.tensor(operand.name, symbols) if is_input else self._tensors[operand.place, operand.name]
-        shape = resolve(operand.shape, dict(zip(self.plan.symbols, symbols, strict=True)))
+        shape = operand.shape_for(dict(zip(self.plan.symbols, symbols, strict=True)))
         return Tensor.of(owner.buffer, operand.dtype, shape, owner.offset_bytes + operand.offset_bytes)
 
     def _fetch(self, operand: Operand, symbols: tuple[int, ...]) -> Array:

@@ -51,7 +51,7 @@ def lower(
     row_formats: Mapping[str, WeightFormat] | None = None,
     packed: Mapping[str, str] | None = None,
 ) -> Lowered:
-    """Choose kernels, decomposing where there is none; KernelNotFoundError where nothing leads on.
+    """Choose kernels, decomposing where there is none; KernelNotFoundError names every operator for which nothing does.
 
     `weight_formats` are those of parameters by name; a fused operator whose weights differ in it is taken apart,
     because no kernel reads several formats.
@@ -83,6 +83,8 @@ def lower(
         for node, part in zip(graph.nodes, parts, strict=True)
         for pair in (after.lower(node) if part is None else part)
     ]
+    if missing := [resolution for _, resolution in lowered if resolution is not None and resolution.chosen is None]:
+        raise KernelNotFoundError(_without_kernels(missing))
     nodes = tuple(node for node, _ in lowered)
     return Lowered(replace(graph, nodes=nodes), tuple(resolution for _, resolution in lowered))
 
@@ -122,7 +124,7 @@ class _Lowering:
     """What the dispatcher said of signatures: those of one layer are those of the next."""
 
     def lower(self, node: Node) -> Sequence[tuple[Node, Resolution | None]]:
-        """The nodes that compute what `node` does, each with its kernel."""
+        """The nodes that compute what `node` does, each with its kernel, or with a resolution that chose none."""
         operator = self.operators[node.operator]
         if operator.schema.is_view:
             return [(node, None)]
@@ -132,12 +134,10 @@ class _Lowering:
             return [(node, resolution if resolution.chosen else self._fall_back(signature, resolution))]
         if resolution.chosen and self.fuse:
             return [(node, resolution)]
-        try:
-            return [pair for part in decompose(node, self.operators, self.names) for pair in self.lower(part)]
-        except KernelNotFoundError:
-            if resolution.chosen is None:
-                raise
+        parts = [pair for part in decompose(node, self.operators, self.names) for pair in self.lower(part)]
+        if resolution.chosen and any(part is not None and part.chosen is None for _, part in parts):
             return [(node, resolution)]
+        return parts
 
     def _resolve(self, signature: Signature) -> Resolution:
         attributes, packed = tuple(signature.attributes.items()), tuple(signature.packed.items())
@@ -174,11 +174,32 @@ class _Lowering:
             reference = self.dispatcher.resolve_fallback(signature)
             if reference.chosen:
                 return replace(reference, rejected=own.rejected)
-        considered = "; ".join(f"{kernel.name} ({reason})" for kernel, reason in own.rejected) or "none"
+        return own
+
+
+def _without_kernels(missing: Iterable[Resolution]) -> str:
+    """The sentences of an error about all operators that a device cannot compute, each once."""
+    found: dict[tuple[str, str], Resolution] = {}
+    for resolution in missing:
+        signature = resolution.signature
         is_dense = signature.weight_format == DENSE
         what = f"{signature.dtype}" if is_dense else f"{signature.dtype}, {signature.weight_format} weights"
-        options = "dtype or device" if is_dense else "quantization, dtype or device"
-        raise KernelNotFoundError(
-            f"No kernel for operator {signature.operator} on {self.device_type} ({what}). "
-            f"Considered: {considered}. Choose another {options}, or install a backend that has it."
+        found.setdefault((signature.operator, what), resolution)
+    is_dense = all(resolution.signature.weight_format == DENSE for resolution in found.values())
+    options = "dtype or device" if is_dense else "quantization, dtype or device"
+    (operator, what), resolution = next(iter(found.items()))
+    device = resolution.signature.device_type
+    if len(found) == 1:
+        return (
+            f"No kernel for operator {operator} on {device} ({what}). Considered: {_considered(resolution)}. "
+            f"Choose another {options}, or install a backend that has it."
         )
+    each = "; ".join(f"{name} ({what}; considered: {_considered(one)})" for (name, what), one in found.items())
+    return (
+        f"No kernels for {len(found)} operators on {device}: {each}. Choose another {options}, or install a backend "
+        "that has them; `aethermind explain` shows where they are used."
+    )
+
+
+def _considered(resolution: Resolution) -> str:
+    return "; ".join(f"{kernel.name} ({reason})" for kernel, reason in resolution.rejected) or "none"

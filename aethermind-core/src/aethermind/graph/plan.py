@@ -34,8 +34,9 @@ class Place(Enum):
 class Operand:
     """One tensor of a step: `offset_bytes` into the arena, or into the input, state or constant called `name`.
 
-    Dims may be symbols; they get their numbers when the plan runs. Everything is row-major contiguous, but for a weight
-    in a kernel's own layout: that is `packed_bytes` bytes, whatever its type says.
+    Dims may be symbols, `ops.SymDim`; they get their numbers when the plan runs, as `shape_for` says. Everything is
+    row-major contiguous, but for a weight in a kernel's own layout: that is `packed_bytes` bytes, whatever its type
+    says.
     """
 
     place: Place
@@ -53,6 +54,10 @@ class Operand:
     def shape(self) -> Shape:
         """The dims, symbols among them."""
         return self.type.shape
+
+    def shape_for(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The dims in a run, with these numbers for the symbols: `dict(zip(plan.symbols, symbols))`."""
+        return resolve(self.shape, sizes)
 
     def nbytes(self, sizes: Mapping[str, int]) -> int:
         """The bytes that it takes, with these numbers for its symbols."""

@@ -24,11 +24,12 @@ class Capabilities:
 
     `dtypes` are those of activations, the preferred one first. `is_host_accessible` means that the host may read and
     write device memory in place, so that a reference in NumPy can stand in for a missing kernel where the fallback
-    policy allows it. `batch_sizes`, ascending, are the numbers of sequences for which it prepares a decode step once
-    and then repeats it (a captured graph): steps of others are padded to the next of them. `packs_inputs` means that
-    its executables find the inputs of a run by `graph.executor.addresses_in_run`: then they go up in one copy.
-    `is_asynchronous` means that enqueued work runs while the host does something else: then the engine enqueues a step
-    before it reads the tokens of the one before (see `engine.steps.step_pipeline`).
+    policy allows it; without it, a backend has to implement `compile`. `batch_sizes`, ascending, are the numbers of
+    sequences for which it prepares a decode step once and then repeats it (a captured graph): steps of others are
+    padded to the next of them. `packs_inputs` means that its executables find the inputs of a run by
+    `graph.executor.addresses_in_run`: then they go up in one copy. `is_asynchronous` means that enqueued work runs
+    while the host does something else: then the engine enqueues a step before it reads the tokens of the one before
+    (see `engine.steps.step_pipeline`).
     """
 
     dtypes: tuple[DType, ...]
@@ -65,7 +66,12 @@ class Backend(ABC):
         """Finish all work and give everything back."""
 
     def compile(self, plan: Any, memory: Any) -> Any | None:
-        """Optional: a better executable for a plan than the step loop, or None (see `aethermind.graph.executor`)."""
+        """An executable for a plan, of which every kernel is one for this device (see `aethermind.graph.Executable`).
+
+        Optional where the host may reach the device's memory: None stands for `aethermind.graph.StepLoop`, which calls
+        Python kernels with NumPy views of it. Elsewhere an executable makes of an operand's address whatever its
+        kernels take: `memory` has the addresses, `Operand.shape_for` the shapes.
+        """
         return None
 
     def free_memory(self) -> int | None:

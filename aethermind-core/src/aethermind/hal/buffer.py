@@ -22,6 +22,9 @@ class MemoryKind(Enum):
 class Buffer:
     """`nbytes` bytes at `address`, freed once: by `free()`, or when the last reference goes.
 
+    Neither waits for work that still uses it, and the memory may be handed out again at once: whoever frees a buffer,
+    or drops the last reference, has synchronised the streams that use it.
+
     `address` is meaningful to the device; the host may dereference it only where `is_host_accessible`.
     `owner` is whatever keeps the memory alive (a mapped file, an array). A buffer without `release` is borrowed: it
     ends with its last reference and cannot be freed.

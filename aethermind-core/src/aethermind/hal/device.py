@@ -82,7 +82,7 @@ class DeviceManager(ABC):
 
     @abstractmethod
     def synchronize(self, index: int) -> None:
-        """Return when everything submitted to device `index` has finished."""
+        """Return when everything submitted to device `index`, on any of its streams, has finished."""
 
 
 class CountedDevices(DeviceManager):

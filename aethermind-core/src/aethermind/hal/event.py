@@ -22,7 +22,7 @@ class Event(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Return when the mark has been reached."""
+        """Return when the mark has been reached; DeviceError, where the device can tell, if work before it failed."""
 
     @abstractmethod
     def elapsed_ms(self, end: Event) -> float:

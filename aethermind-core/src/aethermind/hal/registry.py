@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from aethermind.errors import AetherMindError, DeviceError, PluginError
 from aethermind.hal.backend import Backend
@@ -21,7 +22,8 @@ class DeviceEntry:
     """One registered backend.
 
     `probe` asks whether the device is there and never raises; `recall` is what it answered in an earlier process, or
-    None. `open` makes the backend, or raises an AetherMindError. `auto` takes the available entry of highest
+    None. `open` makes the backend, or raises an AetherMindError. `examine` opens it in a process of its own and says
+    what `hal.isolated_open.facts_of` does; None where `open` is trusted. `auto` takes the available entry of highest
     `priority`, and never one whose priority is negative.
     """
 
@@ -31,6 +33,7 @@ class DeviceEntry:
     open: Callable[[], Backend]
     provider: str
     recall: Callable[[], Probe | None]
+    examine: Callable[[], dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +63,11 @@ class DeviceRegistry:
         priority: int = 0,
         replaces: str | None = None,
         recall: Callable[[], Probe | None] = lambda: None,
+        examine: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         """Claim a device name; a taken one is a PluginError, unless `replaces=` names its provider.
 
-        `recall` is the runtime's, for a probe that costs a process.
+        `recall` and `examine` are the runtime's, for a third party's devices.
         """
         assert not self._is_frozen, "registries are frozen after boot"
         taken = self._entries.get(name)
@@ -73,7 +77,7 @@ class DeviceRegistry:
                 f"Uninstall one of them, or let one say replaces={taken.provider!r}."
             )
         self._entries[name] = DeviceEntry(
-            name, priority, _guarded_probe(probe), _guarded_open(name, open), provider, recall
+            name, priority, _guarded_probe(probe), _guarded_open(name, open), provider, recall, examine
         )
 
     def record_failure(self, plugin: str, reason: str) -> None:
@@ -88,10 +92,27 @@ class DeviceRegistry:
         """Entries by priority, the highest first."""
         return iter(sorted(self._entries.values(), key=lambda entry: -entry.priority))
 
+    def open(self, text: str) -> tuple[Selection, Backend]:
+        """Select a device, open it and make it current; DeviceError says what is wrong with the name or the hardware.
+
+        Where `auto` meets a device that cannot be opened it goes on to the next one, with a warning.
+        """
+        failed: dict[str, str] = {}
+        while True:
+            selection = self._select_automatically(failed) if text == "auto" else self.select(text)
+            try:
+                backend = selection.entry.open()
+                backend.devices.set_current(selection.device.index)  # where its allocator hands out memory
+                return selection, backend
+            except AetherMindError as error:
+                if text != "auto":
+                    raise
+                failed[selection.entry.name] = str(error)
+
     def select(self, text: str) -> Selection:
         """Resolve `auto`, `NAME` or `NAME:INDEX`; DeviceError with the reason when it is unknown or absent."""
         if text == "auto":
-            return self._select_automatically()
+            return self._select_automatically({})
         device = DeviceId.parse(text)
         entry = self._entries.get(device.type)
         if entry is None:
@@ -123,12 +144,17 @@ class DeviceRegistry:
             + how_to_get("device", device.type, otherwise="Name one of these.")
         )
 
-    def _select_automatically(self) -> Selection:
+    def _select_automatically(self, unopened: Mapping[str, str]) -> Selection:
+        """The available device of highest priority, but for those that could not be opened, each with the reason."""
         passed_over: list[str] = []
         broken: list[str] = []
         for entry in self:
             if entry.priority < 0:
                 break
+            if entry.name in unopened:
+                passed_over.append(f"{entry.name}: {_clause(unopened[entry.name])}")
+                broken.append(passed_over[-1])
+                continue
             probe = entry.recall() or entry.probe()
             if probe.is_available:
                 others = "".join(f"; passed over {other}" for other in passed_over)
@@ -167,7 +193,7 @@ def _guarded_probe(probe: Callable[[], Probe]) -> Callable[[], Probe]:
 def _guarded_open(name: str, open: Callable[[], Backend]) -> Callable[[], Backend]:
     def guarded() -> Backend:
         try:
-            return open()
+            backend = open()
         except (AetherMindError, KeyboardInterrupt):
             raise
         except BaseException as error:  # SystemExit included
@@ -175,6 +201,12 @@ def _guarded_open(name: str, open: Callable[[], Backend]) -> Callable[[], Backen
                 f"Device {name!r} could not be opened: {type(error).__name__}: {_clause(str(error))}. "
                 "Run `aethermind doctor`, or name another device."
             ) from error
+        if not isinstance(backend, Backend):
+            raise DeviceError(
+                f"Device {name!r} could not be opened: its open() returned {type(backend).__name__} instead of a "
+                "Backend. Run `aethermind doctor`, or name another device."
+            )
+        return backend
 
     return guarded
 

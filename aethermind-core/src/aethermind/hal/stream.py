@@ -23,7 +23,11 @@ class Stream(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Return when everything submitted so far has finished; raises DeviceError if some of it failed."""
+        """Return when everything submitted so far has finished; raises DeviceError if some of it failed.
+
+        Work that fails raises nothing where it is submitted, which returned before. An error is told once; whether work
+        behind it ran, and whether the stream is of any use afterwards, is the device's affair: the engine gives up.
+        """
 
     @abstractmethod
     def wait_event(self, event: Event) -> None:
@@ -34,11 +38,18 @@ class Stream(ABC):
 
     @abstractmethod
     def destroy(self) -> None:
-        """Finish what was submitted and give the stream back; using it afterwards is a DeviceError."""
+        """Finish what was submitted and give the stream back, as `synchronize` does; using it afterwards is a
+        DeviceError.
+        """
 
 
 class StreamManager(ABC):
-    """Makes the streams of one backend."""
+    """Makes the streams of one backend. Nothing orders two of them but an event, the default stream included.
+
+    The engine puts steps, what they read and what it reads of them on the default stream of its device. Where the host
+    cannot reach the device's memory, a second stream swaps blocks of the KV cache beside the steps; a KV store adds one
+    for blocks on their way to it, which a thread of its own uses.
+    """
 
     @abstractmethod
     def create(self, index: int = 0, *, priority: int = 0) -> Stream:

@@ -41,15 +41,21 @@ class DataTransfer(ABC):
     """Copies between contiguous tensors of the same dtype and shape; the direction follows from their buffers.
 
     What does not fit is an InvalidArgumentError (see `check_copy` and `check_fill`).
+
+    A call without a stream is in step with no stream, the default one included: it may run while they work. Its caller
+    waits for those that use the same memory first, and finds the bytes there on return.
     """
 
     @abstractmethod
     def copy(self, destination: Tensor, source: Tensor) -> None:
-        """Copy and return when it is done."""
+        """Copy and return when it is done; waits for no stream."""
 
     @abstractmethod
     def copy_async(self, destination: Tensor, source: Tensor, stream: Stream) -> None:
-        """Copy in the order of `stream`; both tensors must stay alive, and the source unchanged, until it has run."""
+        """Copy in the order of `stream`; both tensors must stay alive, and the source unchanged, until it has run.
+
+        That is the caller's duty: a copy keeps neither of them.
+        """
 
     @abstractmethod
     def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:

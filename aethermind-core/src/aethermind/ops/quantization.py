@@ -7,6 +7,10 @@ rounded to float32; sums run in float64 from the first value of a block to its l
 Of several candidate scales the one with the least sum of squared errors is taken, the first of equals. Candidates are
 a block's extent divided by numbers of steps: more steps than codes clip the largest values and store the others finer.
 Where there is an offset, scale and offset are also the line of least squares through the codes of the candidate before.
+
+Symmetric codes of 4 bits are the coarsest for their range. Their errors count by the block's root mean square plus the
+value's magnitude, the weights of llama.cpp's K-quants, and their scale is also that of least squares. On trained models
+(SmolLM2-135M, all-MiniLM-L6-v2) this diverges less than equal weights do, and than Q4_0.
 """
 
 from __future__ import annotations
@@ -39,8 +43,9 @@ Array = NDArray[Any]
 
 _VALUES_AT_ONCE = 1 << 18
 _LARGEST = float(np.finfo(np.float16).max)
-_STEPS = {4: (8.0, 7.0, 7.25, 7.75, 8.25, 8.75, 9.25, 10.0)}
-"""By bits, of formats without zero points: into how many steps the block's largest magnitude is divided."""
+_STEPS = {4: (8.0, 7.25, 8.75, 10.0)}
+"""By bits, of formats without zero points: into how many steps the block's largest magnitude is divided; each is
+followed by scales fitted to the codes that it leads to."""
 _STEPS_WITH_ZERO = {
     8: (255.0, 254.0),
     4: (15.0, 14.0, 15.75, 16.5, 17.5, 18.75),
@@ -79,7 +84,7 @@ def quantize(format: WeightFormat, array: Array) -> QuantizedWeight:
         elif format.bits == 8:
             found, scales[part] = _fine(blocked)
         else:
-            found, scales[part] = _coarse(blocked, format.bits)
+            found, scales[part] = _coarse(blocked, _lengths(columns, format), format.bits)
         codes[part] = found.reshape(len(values), -1)[:, :columns]
     return QuantizedWeight(format, codes, scales, zeros)
 
@@ -177,17 +182,31 @@ def _fine(x: Array) -> tuple[Array, Array]:
     return np.clip(_steps_of(x, scales), -127, 127), scales
 
 
-def _coarse(x: Array, bits: int) -> tuple[Array, Array]:
+def _coarse(x: Array, lengths: Array, bits: int) -> tuple[Array, Array]:
     """Codes from −2^(bits−1): the largest magnitude, whichever its sign, gets a negative code."""
     most = 1 << (bits - 1)
     position = np.abs(x).argmax(-1)[..., None]
     peak = np.take_along_axis(x, position, -1)[..., 0]
-    choice = _Choice(x)
+    wide = x.astype(np.float64)
+    typical = np.sqrt(sum_in_order(wide * wide) / lengths).astype(np.float32)
+    weights = (typical[..., None] + np.abs(x)).astype(np.float64)
+    choice = _Choice(x, weights)
     for steps in _STEPS[bits]:
         scales = (peak / np.float32(-steps)).astype(np.float16)
-        codes = np.clip(_steps_of(x, scales), -most, most - 1)
-        choice.offer(codes, scales, np.float32(0))
+        for turn in range(_NUM_FITS + 1):
+            codes = np.clip(_steps_of(x, scales), -most, most - 1)
+            choice.offer(codes, scales, np.float32(0))
+            if turn < _NUM_FITS:
+                scales = _fitted_scale(wide, codes.astype(np.float64), weights)
     return choice.codes, choice.scales
+
+
+def _fitted_scale(x: Array, codes: Array, weights: Array) -> Array:
+    """The scale of least weighted squares for given codes; 0 where all codes are. All are float64."""
+    weighted = weights * codes
+    squares = sum_in_order(weighted * codes)
+    slope = np.divide(sum_in_order(weighted * x), squares, out=np.zeros_like(squares), where=squares != 0)
+    return slope.astype(np.float32).astype(np.float16)
 
 
 def _with_zero_points(x: Array, bits: int) -> tuple[Array, Array, Array]:
@@ -303,21 +322,22 @@ def sum_in_order(values: Array) -> Array:
 class _Choice:
     """The best of the candidates offered so far, block by block. Mutable."""
 
-    def __init__(self, x: Array) -> None:
+    def __init__(self, x: Array, weights: Array | None = None) -> None:
         self.codes = np.zeros(x.shape, np.float32)
         self.scales = np.zeros(x.shape[:-1], np.float16)
         self.zeros = np.zeros(x.shape[:-1], np.float32)
         self.offsets = np.zeros(x.shape[:-1], np.float16)
-        self._x = x
+        self._x, self._weights = x, weights
         self._errors = np.full(x.shape[:-1], np.inf)
 
     def offer(self, codes: Array, scales: Array, zeros: Array | np.float32, offsets: Array | None = None) -> None:
-        """Take a candidate where its sum of squared errors is less than that of those before it."""
+        """Take a candidate where its (weighted) sum of squared errors is less than that of those before it."""
         values = scales.astype(np.float32)[..., None] * (codes - np.asarray(zeros)[..., None])
         if offsets is not None:
             values += offsets.astype(np.float32)[..., None]
         errors = (self._x - values).astype(np.float64)
-        total = sum_in_order(errors * errors)
+        squares = errors * errors
+        total = sum_in_order(squares if self._weights is None else self._weights * squares)
         is_better = total < self._errors
         self._errors[is_better] = total[is_better]
         self.codes[is_better] = codes[is_better]

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from aethermind.errors import ConfigError, PluginError
+from aethermind.plugins.stdout_guard import stdout_to_stderr
 
 __all__ = ["Claims", "import_object"]
 
@@ -63,4 +64,5 @@ class Claims:
 def import_object(target: str) -> Any:
     """What `"package.module:OBJECT"` names."""
     module, _, attribute = target.partition(":")
-    return getattr(import_module(module), attribute)
+    with stdout_to_stderr():
+        return getattr(import_module(module), attribute)

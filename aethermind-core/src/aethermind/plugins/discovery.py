@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import time
@@ -11,19 +12,23 @@ from importlib.metadata import Distribution, EntryPoint, distributions, version
 from typing import TYPE_CHECKING, Any
 
 from aethermind import env
-from aethermind.errors import AetherMindError
+from aethermind.errors import AetherMindError, in_words
 from aethermind.log import get_logger
 from aethermind.plugins import hookspecs
 from aethermind.plugins.contracts import negotiate
 from aethermind.plugins.deprecation import noting, sentence
 from aethermind.plugins.hookspecs import ENTRY_POINT_PREFIX, HookSpecs
+from aethermind.plugins.stdout_guard import stdout_to_stderr
 
 if TYPE_CHECKING:
     import pluggy
 
-__all__ = ["PluginRecord", "call_each", "discover", "load", "plugin_names"]
+__all__ = ["PluginRecord", "call_each", "discover", "load", "own_code", "plugin_names"]
 
 logger = get_logger(__name__)
+
+SLOW_S = 2.0
+"""Seconds of an import or a hook, which every start waits for, that are worth a warning."""
 
 
 @dataclass(slots=True)
@@ -33,7 +38,7 @@ class PluginRecord:
     `contracts` are all that it offers. `is_ours` says that the package is released together with this core.
     `registered` are names by kind, such as `devices`; `load_ms` is the time that its import took, `register_ms` that of
     its hooks. `advice` says what to do about `error` where that does not; `deprecated` are sentences about what it uses
-    that a coming version gives up.
+    that a coming version gives up, `hints` about what it offers that nothing uses.
     """
 
     name: str
@@ -49,6 +54,7 @@ class PluginRecord:
     register_ms: float = 0.0
     registered: dict[str, list[str]] = field(default_factory=dict)
     deprecated: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
 
     @classmethod
     def of_request(cls, request: Mapping[str, str]) -> PluginRecord:
@@ -81,6 +87,11 @@ class PluginRecord:
         """Record why the plugin cannot be used, and what to do unless the reason says that."""
         self.error, self.advice = reason, advice
         logger.info("plugin %s failed: %s", self.title, reason)
+
+    def hint(self, sentence: str) -> None:
+        """Record, once, what its author overlooked though nothing failed."""
+        if sentence not in self.hints:
+            self.hints.append(sentence)
 
 
 def discover() -> list[PluginRecord]:
@@ -153,10 +164,29 @@ def load(records: Sequence[PluginRecord]) -> pluggy.PluginManager:
     manager.add_hookspecs(HookSpecs)
     for record in [record for record in records if record.error is None]:
         started = time.perf_counter()
-        with noting(record.deprecated):
+        with noting(record.deprecated), own_code(record):
             _load_one(manager, record)
-        record.load_ms = (time.perf_counter() - started) * 1e3
+        seconds = time.perf_counter() - started
+        record.load_ms = seconds * 1e3
+        _warn_of_slowness(record, "import", seconds)
     return manager
+
+
+def own_code(record: PluginRecord) -> contextlib.AbstractContextManager[None]:
+    """A block in which a plugin's code runs while a command starts: what a third party's prints goes to stderr."""
+    return contextlib.nullcontext() if record.is_ours else stdout_to_stderr()
+
+
+def _warn_of_slowness(record: PluginRecord, what: str, seconds: float) -> None:
+    """Nothing says otherwise whom a start waits for. Packages released with the core are known to be quick."""
+    if seconds > SLOW_S and not record.is_ours and record.error is None:
+        logger.warning(
+            "Plugin %s takes %.1f s for its %s, which every start waits for. Its author should import what is heavy "
+            "where it is first used.",
+            record.title,
+            seconds,
+            what,
+        )
 
 
 def _load_one(manager: pluggy.PluginManager, record: PluginRecord) -> None:
@@ -171,7 +201,7 @@ def _load_one(manager: pluggy.PluginManager, record: PluginRecord) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plugin may raise anything at import, SystemExit included
-        return record.fail(f"importing it raised {_in_words(error)}", record.repair)
+        return record.fail(f"importing it raised {in_words(error)}", record.repair)
     try:
         manager.register(plugin, name=record.name)
         manager.check_pending()
@@ -179,8 +209,25 @@ def _load_one(manager: pluggy.PluginManager, record: PluginRecord) -> None:
         if manager.has_plugin(record.name):
             manager.unregister(name=record.name)
         advice = _suggestion(str(error)) + record.repair
-        return record.fail(f"its hooks do not fit contract {record.contract}: {_in_words(error)}", advice)
+        return record.fail(f"its hooks do not fit contract {record.contract}: {in_words(error)}", advice)
     _note_age(plugin, record)
+    _note_unmarked(manager, plugin, record)
+
+
+def _note_unmarked(manager: pluggy.PluginManager, plugin: object, record: PluginRecord) -> None:
+    """For the author who forgot `@hookimpl`, or took another project's: functions that have a hook's name only."""
+    marked = {caller.name for caller in manager.get_hookcallers(plugin) or ()}
+    unmarked = [
+        name
+        for name in vars(HookSpecs)
+        if not name.startswith("_") and name not in marked and callable(getattr(plugin, name, None))
+    ]
+    if unmarked:
+        names = ", ".join(unmarked)
+        record.hint(f"it defines {names} without `@aethermind.plugins.hookimpl`, so no such hook is called.")
+        logger.warning("Plugin %s: %s", record.title, record.hints[-1])
+    elif not marked:
+        record.hint(f"{record.entry_point.value} implements no hook, so it provides nothing.")
 
 
 def _note_age(plugin: object, record: PluginRecord) -> None:
@@ -210,19 +257,16 @@ def call_each(
         others = [plugin for name, plugin in manager.list_name_plugin() if name != record.name]
         started = time.perf_counter()
         try:
-            with noting(record.deprecated):
+            with noting(record.deprecated), own_code(record):
                 results = manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
         except KeyboardInterrupt:
             raise
         except AetherMindError as error:
             record.fail(str(error))
         except BaseException as error:  # as at import
-            record.fail(f"{hook} raised {_in_words(error)}", record.repair)
-        record.register_ms += (time.perf_counter() - started) * 1e3
+            record.fail(f"{hook} raised {in_words(error)}", record.repair)
+        seconds = time.perf_counter() - started
+        record.register_ms += seconds * 1e3
+        _warn_of_slowness(record, f"hook {hook}", seconds)
         if record.error is None:
             yield record, results
-
-
-def _in_words(error: BaseException) -> str:
-    message = " ".join(str(error).split()) or "without a message"
-    return f"{type(error).__name__}: {message.rstrip('.')}."

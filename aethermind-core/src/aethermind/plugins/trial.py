@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from aethermind.plugins.child_process import ChildProcess
 
-__all__ = ["VERDICTS", "forget_failures", "load_installed", "try_strangers"]
+__all__ = ["VERDICTS", "code_stamp", "forget_failures", "load_installed", "try_strangers"]
 
 logger = get_logger(__name__)
 
@@ -63,7 +63,7 @@ def try_strangers(records: Sequence[PluginRecord]) -> None:
     for record in records:
         if record.is_ours or _module(record) in sys.modules or negotiate(record.contracts, record.distribution).error:
             continue
-        verdict = VERDICTS.recall(_key(record), _stamp(record))
+        verdict = VERDICTS.recall(_key(record), code_stamp(record))
         if verdict is None:
             untried.append(record)
         elif verdict.get("error"):
@@ -96,7 +96,7 @@ def _try_all(records: Sequence[PluginRecord]) -> None:
                 logger.info("plugin %s is loaded untried: the process for it %s", record.title, failure)
                 continue
             reason = _watch(child)
-            VERDICTS.keep(_key(record), _stamp(record), {"error": reason})
+            VERDICTS.keep(_key(record), code_stamp(record), {"error": reason})
             if reason:
                 _fail(record, reason)
 
@@ -129,7 +129,7 @@ def _module(record: PluginRecord) -> str:
     return record.entry_point.value.partition(":")[0].strip()
 
 
-def _stamp(record: PluginRecord) -> str | None:
+def code_stamp(record: PluginRecord) -> str | None:
     """Changes with the plugin's code and with whatever is installed or removed beside it, such as its libraries."""
     installed = [entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages")]
     return stamp_of(record.version, [*_code_files(_module(record)), *installed])

@@ -1,4 +1,4 @@
-"""A registry as one package sees it: what it registers is noted, and a stranger's probes are kept apart."""
+"""A registry as one package sees it: what it registers is noted, and a third party's devices are kept apart."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aethermind.hal.backend import Backend
     from aethermind.hal.device import Probe
     from aethermind.plugins.discovery import PluginRecord
 
@@ -31,17 +32,19 @@ class Registration:
 
 
 class DeviceRegistration(Registration):
-    """A stranger's devices: their probes run in a process of their own."""
+    """A third party's devices: they are probed, and opened for the first time, in a process of their own."""
 
     def __init__(self, registry: Any, record: PluginRecord) -> None:
         super().__init__(registry, record.registered, "devices")
         self._record = record
 
-    def register(self, name: str, *, probe: Callable[[], Probe], **rest: Any) -> None:
+    def register(self, name: str, *, probe: Callable[[], Probe], open: Callable[[], Backend], **rest: Any) -> None:
+        from aethermind.hal.isolated_open import IsolatedOpen
         from aethermind.hal.isolated_probe import IsolatedProbe
 
-        isolated = IsolatedProbe(self._record, name, probe)
-        super().register(name, probe=isolated.ask, recall=isolated.recall, **rest)
+        asked, opened = IsolatedProbe(self._record, name, probe), IsolatedOpen(self._record, name, open)
+        kept = {"recall": asked.recall, "examine": opened.examine}
+        super().register(name, probe=asked.ask, open=opened.open, **kept, **rest)
 
 
 def _name_of(thing: Any) -> str:

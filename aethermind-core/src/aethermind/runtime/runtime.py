@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aethermind.dispatch import Dispatcher, Fallback, Kernel, KernelRegistry
+from aethermind.dispatch.useless_kernels import useless_kernels
 from aethermind.hal.backend import Backend
 from aethermind.hal.device import DeviceId
 from aethermind.hal.registry import DeviceRegistry, Selection
@@ -162,15 +164,17 @@ class Runtime:
 
         With `is_deterministic` its dispatcher refuses kernels whose results depend on what else is in a batch.
         """
-        selection = self.devices.select(text)
-        backend = selection.entry.open()
-        backend.devices.set_current(selection.device.index)  # where its allocator hands out memory
+        selection, backend = self.devices.open(text)
         threads = backend.set_num_threads(num_threads)
         if num_threads is not None and backend.capabilities.is_host_accessible:
             _warn_of_more_threads_than_cpus(threads)
         may_fall_back = backend.capabilities.is_host_accessible and fallback is not Fallback.ERROR
         fallbacks = self._reference_kernels(backend.name)() if may_fall_back else []
-        dispatcher = Dispatcher(self.kernels.kernels(backend.name), fallbacks, is_deterministic=is_deterministic)
+        kernels = self.kernels.kernels(backend.name)
+        for kernel, problem, is_mistake in useless_kernels(kernels, self.operators):
+            level = logging.WARNING if is_mistake else logging.INFO
+            logger.log(level, "Kernel %s, for %s, is never used: %s", kernel.title, backend.name, problem)
+        dispatcher = Dispatcher(kernels, fallbacks, is_deterministic=is_deterministic)
         return OpenDevice(backend, selection.device, dispatcher, selection, threads)
 
     def _register(self) -> bool:

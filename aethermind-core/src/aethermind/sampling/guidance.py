@@ -19,6 +19,7 @@ from weakref import WeakSet
 from aethermind.errors import InvalidArgumentError
 from aethermind.plugins.first_party import pip_install
 from aethermind.sampling.endless_rules import endless_rules
+from aethermind.sampling.json_schemas import with_near_bounds, with_tags, without_idle_words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +53,16 @@ _SLICES = [
 ]
 
 _NO_MORE_BYTES = "NoExtensionBias"
-"""What the library says where a grammar has no beginning."""
+"""What the library says where a grammar leads to a place from which no text goes on."""
+
+_MANY_FORCED = "ff_tokens"
+"""What its message names where a limit is exceeded by what a grammar leaves no choice about."""
+
+_ONE_OF = "coerce_one_of"
+"""An option of the library that its message advises; whoever asks for an answer cannot give it."""
+
+_MAX_FORCED = 64
+"""How many times what is forced is followed by more of it before a grammar is taken."""
 
 # Weak models, once allowed to, write white space for ever.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -147,11 +157,8 @@ class Grammars:
         except (ValueError, RecursionError) as error:
             raise _refused(error) from None
         matcher = library.LLMatcher(tokens, grammar, log_level=0, limits=library.LLParserLimits(**_LIMITS))
-        if not matcher.is_error():
-            # The first mask finds what the limits do not let through, and what nothing satisfies.
-            matcher.compute_bitmask()
-        if matcher.is_error():
-            raise _refused(matcher.get_error())
+        if reason := _dead_end(matcher):
+            raise _refused(reason)
         return matcher
 
 
@@ -182,7 +189,10 @@ class TokenGuide:
         matcher = self._follow(output_token_ids)
         if not matcher.is_error():
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        return _flat(matcher.get_error()) or "the grammar is exhausted" if matcher.is_error() else None
+        if not matcher.is_error():
+            return None
+        error = _flat(matcher.get_error()) or "the grammar is exhausted"
+        return "the structured output allows no text behind this" if error == _NO_MORE_BYTES else error
 
     def forced(self, output_token_ids: Sequence[int]) -> list[int]:
         """The tokens that have to follow the answer so far; none where there is a choice.
@@ -227,7 +237,8 @@ def _grammar(matcher: Any, wanted: StructuredOutputs) -> str:
         schema = {} if wanted.json == "true" else json.loads(wanted.json)
         if schema is False:
             raise ValueError("the schema false describes nothing")
-        return str(matcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS))
+        kept = json.dumps(with_near_bounds(with_tags(without_idle_words(schema))))
+        return str(matcher.grammar_from_json_schema(kept, overrides=_JSON_OPTIONS))
     if wanted.json_object:
         return str(matcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_OPTIONS))
     if wanted.regex is not None:
@@ -246,10 +257,29 @@ def _grammar(matcher: Any, wanted: StructuredOutputs) -> str:
     return str(matcher.grammar_from_lark(lark))
 
 
+def _dead_end(matcher: Any) -> str | None:
+    """Why an answer cannot get to its first choice: what all answers begin with leads nowhere or exceeds the limits."""
+    walker = matcher.deep_copy()
+    for _ in range(_MAX_FORCED):
+        if not walker.is_error():
+            walker.compute_bitmask()
+        tokens = [] if walker.is_error() else walker.compute_ff_tokens()
+        if not tokens or walker.is_error():
+            break
+        walker.consume_tokens(tokens)
+        if walker.is_stopped():
+            break
+    return str(walker.get_error()) if walker.is_error() else None
+
+
 def _refused(error: object) -> InvalidArgumentError:
     reason = _flat(error)[:400]
     if reason == _NO_MORE_BYTES:
         reason = "no text satisfies it"
+    elif _ONE_OF in reason:
+        reason = "alternatives of a oneOf may overlap; write anyOf, or require a property of each that tells them apart"
+    elif _MANY_FORCED in reason:
+        reason = "what it demands before there is a choice has no end, or is too long"
     return InvalidArgumentError(
         f"The structured output cannot be served: {reason}. Change or simplify what is asked for."
     )

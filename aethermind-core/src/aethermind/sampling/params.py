@@ -86,7 +86,7 @@ class SamplingParams:
     logits_processors: tuple[str, ...]
     """Names of plugins that change the logits on the host, in order."""
     extra_args: Mapping[str, Any] = field(hash=False)
-    """What logits processors are told."""
+    """Arguments for the logits processors."""
     seed: int | None
     """Makes the request's random numbers reproducible, in any batch; None lets the engine choose."""
     max_tokens: int | None

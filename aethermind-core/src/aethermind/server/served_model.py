@@ -70,7 +70,8 @@ class ServedModel:
         llm.tokenizer.read_whole()
         planned = llm.engine.planned
         vocab_size = planned.model.config.vocab_size
-        return cls(name, engine, llm.tokenizer, llm.info, llm.sampling_defaults, vocab_size, planned.answer_format)
+        format = planned.answer_format.for_tokens(llm.tokenizer)
+        return cls(name, engine, llm.tokenizer, llm.info, llm.sampling_defaults, vocab_size, format)
 
     @classmethod
     def of_process(cls, name: str, engine: EngineProcess) -> ServedModel:
@@ -83,7 +84,7 @@ class ServedModel:
             loaded.info,
             loaded.sampling_defaults,
             loaded.vocab_size,
-            face.answer_format,
+            face.answer_format.for_tokens(face.tokenizer),
         )
 
     async def read(self, prompt: Prompt) -> EnginePrompt:

@@ -1,7 +1,7 @@
 """A model's chat template, rendered: messages in, prompt out, in a sandbox.
 
 A template is code that came with the weights, so it runs with jinja2's immutable sandbox, sees plain data only, and
-loops, writes and lasts within a budget. What it may use is what transformers gives it: `messages`, `tools`,
+loops, writes and computes within a budget. What it may use is what transformers gives it: `messages`, `tools`,
 `documents`, `add_generation_prompt`, `raise_exception`, `strftime_now`, `tojson`, `break`/`continue` and `generation`
 blocks.
 The budgets stop accidents and simple bombs; they do not make a hostile template safe to run on a shared server.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache, wraps
@@ -28,13 +28,14 @@ from jinja2.utils import Namespace
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
 
-__all__ = ["MAX_OUTPUT_CHARS", "MAX_SECONDS", "names_read", "render_chat"]
+__all__ = ["MAX_OUTPUT_CHARS", "MAX_SECONDS", "names_read", "render_chat", "tells_null"]
 
 MAX_OUTPUT_CHARS = 1 << 25
 """Longest prompt a template may write: 32 Mi characters, about eight million tokens."""
 
 MAX_SECONDS = 10.0
-"""Longest time that a template may take for one prompt; models' own need milliseconds."""
+"""Most time of a processor that a template may take for one prompt; models' own need milliseconds. Of a busy machine a
+prompt takes longer, and is as good."""
 
 _MAX_RANGE_STEPS = 1_000_000
 _MAX_EXPONENT = 64
@@ -61,27 +62,31 @@ def render_chat(
 
     Args:
         template: Jinja source, `Tokenizer.chat_template`. Compiled once and remembered.
-        messages: `{"role": ..., "content": ...}` in order, of JSON types. What is None in one is left out, and what it
-            calls `thinking` or `reasoning` goes by `reasoning_content`, too.
+        messages: `{"role": ..., "content": ...}` in order, of JSON types. What is None in one is left out, but for a
+            content that the template asks about, and what it calls `thinking` or `reasoning` goes by
+            `reasoning_content`, too.
         add_generation_prompt: end with the header of the assistant's turn, so that the model answers.
         extra: further names for the template, of JSON types: special tokens (`eos_token=...`), `tools`,
             `documents`, `enable_thinking`.
 
     Raises:
         TokenizerError: the template does not compile, fails on these messages, refuses them, writes more than
-            `MAX_OUTPUT_CHARS` or takes longer than `MAX_SECONDS`.
+            `MAX_OUTPUT_CHARS` or computes for longer than `MAX_SECONDS`.
         InvalidArgumentError: a message or extra value is not made of JSON types.
     """
     names: dict[str, Any] = {"tools": None, "documents": None}
+    keeps = {"content"} if tells_null(template) else set()
     try:
         names |= {name: _plain(value, name) for name, value in extra.items()}
-        names["messages"] = [_usual(_plain(message, f"messages[{i}]")) for i, message in enumerate(messages)]
+        names["messages"] = [
+            _usual(_plain(message, f"messages[{i}]"), keeps=keeps) for i, message in enumerate(messages)
+        ]
     except RecursionError as error:
         raise InvalidArgumentError("A chat message is nested too deeply. Flatten its content.") from error
     names |= {"add_generation_prompt": add_generation_prompt, "range": _budgeted_range()}
     compiled = _compile(template)
     pieces, num_chars = [], 0
-    running = _deadline.set(time.monotonic() + MAX_SECONDS)
+    running = _deadline.set(time.thread_time() + MAX_SECONDS)
     try:
         for piece in compiled.generate(names):
             num_chars += len(piece)
@@ -105,6 +110,18 @@ def names_read(template: str) -> frozenset[str]:
     """The names that a template looks at: others in `extra` change nothing. TokenizerError as of `render_chat`."""
     _compile(template)
     return frozenset(meta.find_undeclared_variables(_environment().parse(template)))
+
+
+@lru_cache(maxsize=_MAX_CACHED_TEMPLATES)
+def tells_null(template: str) -> bool:
+    """Whether a template asks if a message's content is none, as messages that only call functions have it."""
+    _compile(template)
+    asked = (test.node for test in _environment().parse(template).find_all(nodes.Test) if test.name == "none")
+    return any(
+        (isinstance(node, nodes.Getattr) and node.attr == "content")
+        or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content")
+        for node in asked
+    )
 
 
 class _RefusedError(TemplateError):
@@ -224,8 +241,8 @@ def _within_time(items: Iterable[Any]) -> Iterator[Any]:
 
 
 def _require_time() -> None:
-    if time.monotonic() > _deadline.get():
-        raise SecurityError(f"it takes longer than {MAX_SECONDS:g} s")
+    if time.thread_time() > _deadline.get():
+        raise SecurityError(f"it computes for longer than {MAX_SECONDS:g} s")
 
 
 def _require_narrow_integer(left: int, right: int) -> None:
@@ -248,9 +265,11 @@ def _budgeted_range() -> Callable[..., range]:
     return budgeted_range
 
 
-def _usual(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it: they ask whether a key is there, and read reasoning by one name."""
-    given = {key: value for key, value in message.items() if value is not None}
+def _usual(message: dict[str, Any], *, keeps: Collection[str] = ()) -> dict[str, Any]:
+    """A message as templates expect it: they ask whether a key is there, and read reasoning by one name. Of the values
+    None, `keeps` are those that they ask about.
+    """
+    given = {key: value for key, value in message.items() if value is not None or key in keeps}
     reasoning = next((given[key] for key in _REASONING if key in given), None)
     return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
 

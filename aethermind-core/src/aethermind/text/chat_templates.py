@@ -89,8 +89,8 @@ def choose_template(templates: Mapping[str, str], given: str | None, *, has_tool
             "of them as chat_template, or give a template as Jinja source."
         )
     raise TokenizerError(
-        "The model has no chat template, so it was not taught to tell speakers apart. Continue a text with `generate` "
-        "instead, or give a template as Jinja source."
+        "The model has no chat template, so it is probably no chat model. Continue a text with `generate` instead, or "
+        "give a template as Jinja source."
     )
 
 

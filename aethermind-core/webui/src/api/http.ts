@@ -1,4 +1,4 @@
-/** Requests to the server that sent this page, with the key if one is known. */
+/** Requests to the server that sent this page, with the key if one is known. Its paths are those beside the page. */
 
 import { apiKey, keyIsWanted } from "../model/api_key";
 
@@ -45,7 +45,7 @@ async function send(url: string, init: RequestInit): Promise<Response> {
   if (apiKey.value) headers.set("Authorization", `Bearer ${apiKey.value}`);
   let response: Response;
   try {
-    response = await fetch(url, { ...init, headers, cache: "no-store" });
+    response = await fetch(`.${url}`, { ...init, headers, cache: "no-store" });
   } catch (error) {
     if (wasAborted(error)) throw error;
     throw new UnreachableError();

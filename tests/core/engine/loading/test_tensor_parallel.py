@@ -203,7 +203,7 @@ def test_what_cannot_go_together_is_a_sentence(write: Callable[..., Path]) -> No
         plans(write(LLAMA), 2, kv_store="host:1MiB")
     with pytest.raises(InvalidArgumentError, match="tensor_parallel_size should be a positive integer"):
         plan_model(RUNTIME, write(LLAMA), tensor_parallel_size=0)
-    with pytest.raises(AetherMindError, match="No kernel for operator all_gather_last on sim"):
+    with pytest.raises(AetherMindError, match="No kernels for 2 operators on sim: all_gather_last"):
         plans(write(LLAMA), 2, device="sim", fallback="error")
 
 

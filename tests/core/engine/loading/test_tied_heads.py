@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.end_to_end.models import copy_demo
 
-from aethermind import LLM, Runtime
+from aethermind import LLM, Runtime, SamplingParams
 from aethermind.errors import CheckpointError
 
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -39,3 +39,16 @@ def test_a_stored_head(
     else:
         with pytest.raises(CheckpointError, match=r"a lm_head\.weight of other values"):
             LLM(directory, device="numpy", max_model_len=64, runtime=runtime)
+
+
+def test_a_head_stands_for_the_table(runtime: Runtime, tmp_path: Path) -> None:
+    """As in what safetensors' `save_model` writes."""
+    whole, directory = copy_demo(tmp_path / "whole"), copy_demo(tmp_path / "model")
+    tensors = load_file(directory / "model.safetensors")
+    tensors[HEAD] = tensors.pop(TABLE)
+    save_file(tensors, directory / "model.safetensors", metadata={TABLE: HEAD})
+    answers = []
+    for path in (whole, directory):
+        with LLM(path, device="numpy", max_model_len=64, runtime=runtime) as llm:
+            answers.append(llm.generate("The fox", SamplingParams(max_tokens=4, temperature=0))[0].outputs[0].token_ids)
+    assert answers[0] == answers[1]

@@ -8,23 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
-from tests.end_to_end.models import copy_demo
+from tests.end_to_end.models import poisoned_demo
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.engine.steps.finite_logits import rows_without_number
 from aethermind.engine.text_passes.text_logits import text_logits
-from aethermind.errors import AetherMindError
+from aethermind.errors import ComputationError
 
 
 @pytest.fixture(scope="module")
 def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model with a norm that makes NaN of everything."""
-    directory = copy_demo(tmp_path_factory.mktemp("poisoned") / "model")
-    weights = load_file(directory / "model.safetensors")
-    weights["model.norm.weight"] = np.full_like(weights["model.norm.weight"], np.nan)
-    save_file(weights, directory / "model.safetensors")
-    return directory
+    return poisoned_demo(tmp_path_factory.mktemp("poisoned"))
 
 
 def test_a_row_is_told_by_its_token() -> None:
@@ -54,7 +48,7 @@ def test_what_is_asked_of_a_model_without_numbers_is_an_error(
     poisoned: Path, runtime: Runtime, device: str, ask: Callable[[LLM], Any], words: str
 ) -> None:
     with LLM(poisoned, device=device, dtype="float32", max_model_len=64, runtime=runtime) as llm:
-        with pytest.raises(AetherMindError, match=words):
+        with pytest.raises(ComputationError, match=words):
             ask(llm)
         assert not llm.engine.has_unfinished
 
@@ -62,6 +56,6 @@ def test_what_is_asked_of_a_model_without_numbers_is_an_error(
 def test_log_probabilities_tell_where_logits_stay_on_the_device(poisoned: Path, runtime: Runtime) -> None:
     with (
         LLM(poisoned, device="sim", dtype="float32", max_model_len=64, runtime=runtime) as llm,
-        pytest.raises(AetherMindError, match="logits are not finite"),
+        pytest.raises(ComputationError, match="logits are not finite"),
     ):
         _generate(logprobs=0)(llm)

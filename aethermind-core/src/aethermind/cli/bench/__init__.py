@@ -14,7 +14,7 @@ app = typer.Typer(
     cls=SummaryGroup,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Measure speed, what limits it, and what weight formats cost.",
+    help="Measure speed, its limits, and what quantisation costs in quality.",
     epilog=latency.EXAMPLES,
 )
 app.command("kv-reuse", cls=ConfiguredCommand, epilog=kv_reuse.EXAMPLES)(kv_reuse.kv_reuse)

@@ -25,29 +25,33 @@ EXAMPLES = console.examples(
 def kv_reuse(
     reuse: Annotated[
         list[str] | None,
-        typer.Option(metavar="READER:SOURCE[,...]", help="Layers that read an earlier one's keys and values, from 0."),
+        typer.Option(
+            metavar="READER:SOURCE[,...]", help="Layers (from 0) that read the keys and values of an earlier layer."
+        ),
     ] = None,
     model: options.Model = None,
     load_format: options.LoadFormat = "auto",
     text: Annotated[
-        Path | None, typer.Option(help="A UTF-8 text to read.", show_default="what the model itself writes")
+        Path | None, typer.Option(help="A UTF-8 text to measure on.", show_default="text that the model generates")
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens of the text.", min=2)] = 512,
-    distill: Annotated[int, typer.Option(help="Tokens behind these to fit readers to; 0 for none.", min=0)] = 0,
+    tokens: Annotated[int, typer.Option(help="Number of tokens to measure on.", min=2)] = 512,
+    distill: Annotated[
+        int, typer.Option(help="Number of further tokens to fit the readers to; 0 for none.", min=0)
+    ] = 0,
     device: options.Device = "auto",
     num_threads: options.NumThreads = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Compare the keys and values of layers, and measure what a model loses when layers share them.
 
-    Told are the mean cosines between the keys, and the values, of each layer and the one before, over
-    every token and head of the text; --json has those of all pairs. For every --reuse, in which the
-    named readers attend to what their sources cached, the Kullback-Leibler divergence from the model
-    as it is and how often both hold the same token for the likeliest. Without any, every layer reads
-    the one before, each by itself. All is computed in float32.
+    Reports the mean cosine similarity of keys, and of values, between each layer and the one before,
+    over every token and head of the text (--json: between all pairs of layers). For every --reuse, the
+    readers attend to the keys and values of their sources, and the report has the Kullback-Leibler
+    divergence from the unchanged model and how often both have the same most likely token. Without
+    --reuse, each layer in turn reads the one before. Everything is computed in float32.
 
-    With --distill the queries and outputs of the readers are fitted, by least squares, to what they
-    computed of a text that follows the one measured, and it is told what that leaves of the loss.
+    With --distill, the readers' query and output projections are fitted by least squares to the
+    unchanged model's activations on a further text, and the report shows the remaining loss.
     """
     import numpy as np
 

@@ -40,8 +40,8 @@ def latency(
     adapters: options.Adapters = None,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens in each prompt.", min=1)] = 512,
     output_tokens: Annotated[int, typer.Option(help="Tokens in each answer.", min=1)] = 128,
-    batch: Annotated[int, typer.Option(help="Requests at a time.", min=1)] = 1,
-    repeat: Annotated[int, typer.Option(help="Runs; medians are reported.", min=1)] = 3,
+    batch: Annotated[int, typer.Option(help="Requests per batch.", min=1)] = 1,
+    repeat: Annotated[int, typer.Option(help="Number of runs; medians are reported.", min=1)] = 3,
     numbers: NumberOptions,
     kv_cache_dtype: options.KvCacheDType = "auto",
     num_threads: options.NumThreads = None,
@@ -53,10 +53,9 @@ def latency(
 ) -> None:
     """Measure prefill, decode and time to first token of one batch.
 
-    Limits are measured just before and after the runs. Both are compared with the least
-    time of their steps: that of reading weights, keys and values from memory, or of the
-    arithmetic that is used, whichever is longer for each operator. With an adapter all
-    requests have it.
+    Prefill and decode are also given as fractions of the roofline limit: for each operator the time to
+    read its weights, keys and values from memory or the time of its arithmetic, whichever is longer, at
+    the bandwidth and peaks measured just before and after the runs. An --adapter applies to all requests.
     """
     from aethermind.cli.load import open_llm
     from aethermind.engine.loading.model_graph import GraphKey

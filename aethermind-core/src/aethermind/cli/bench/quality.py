@@ -35,19 +35,20 @@ _BLOCK_SIZE = 16
 
 def quality(
     formats: Annotated[
-        list[str] | None, typer.Argument(metavar="[FORMAT]...", help="More formats; without any, all there are.")
+        list[str] | None,
+        typer.Argument(metavar="[FORMAT]...", help="Weight formats to measure; without any, all of them."),
     ] = None,
     first_formats: Annotated[
-        list[str] | None, typer.Option("--quantization", help="A format to measure; others may follow it.")
+        list[str] | None, typer.Option("--quantization", help="The same as a first FORMAT.")
     ] = None,
     lm_head: options.LmHead = None,
     kv_cache_dtype: options.KvCacheDType = "auto",
     model: options.Model = None,
     load_format: options.LoadFormat = "auto",
     text: Annotated[
-        Path | None, typer.Option(help="A UTF-8 text to read.", show_default="what the model itself writes")
+        Path | None, typer.Option(help="A UTF-8 text to measure on.", show_default="text that the model generates")
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens of the text.", min=2)] = 512,
+    tokens: Annotated[int, typer.Option(help="Number of tokens to measure on.", min=2)] = 512,
     device: options.Device = "auto",
     dtype: options.DType = "float32",
     num_threads: options.NumThreads = None,
@@ -55,13 +56,12 @@ def quality(
 ) -> None:
     """Compare the logits of quantised weights with those of the dense model in float32.
 
-    With --kv-cache-dtype the tested models store keys and values so; weights stay dense then,
-    unless formats are named.
+    With --kv-cache-dtype int8 or fp8, the quantisation of the KV cache is measured; weights then stay
+    dense, unless formats are named.
 
-    Every token of the text counts once, read with those before it in windows of 128. Told are the
-    mean Kullback-Leibler divergence in nats, its 99th percentile, and how often both models hold
-    the same token for the likeliest. Without --text it is a text that the dense model writes by
-    chance, which for random weights means random tokens.
+    Reports the mean Kullback-Leibler divergence in nats, its 99th percentile, and how often both models
+    have the same most likely token. Every token of the text counts once, in windows of 128 tokens.
+    Without --text, the text is sampled from the dense model, so random weights give random tokens.
     """
     from aethermind.runtime import Runtime
 
@@ -74,7 +74,7 @@ def quality(
     window, settings = dense_settings(device, load_format, num_threads, tokens)
     settings["runtime"] = runtime
     name = options.chosen_model(model)
-    with _open(name, dtype="float32", **settings) as dense:
+    with _open(name, dtype="float32", quantization="dense", **settings) as dense:
         windows = windows_of_text(dense, text, tokens, window)
         expected = _logits(dense, windows)
         report: dict[str, Any] = {

@@ -47,10 +47,10 @@ _OF_A_SERVER = frozenset(
 def chat(
     ctx: typer.Context,
     model: options.Model = None,
-    system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     chat_template: options.ChatTemplate = None,
     url: Annotated[
-        str | None, typer.Option(help="Talk to this server, which speaks OpenAI's API, and load no model.")
+        str | None, typer.Option(help="Talk to a server with OpenAI's API at this URL instead of loading a model.")
     ] = None,
     api_key: options.ApiKeyToSend = None,
     *,
@@ -60,13 +60,13 @@ def chat(
     steps: StepOptions,
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Print tokens and speed of each answer.")] = False,
     history: Annotated[
-        bool, typer.Option("--history/--no-history", help="On a terminal, keep what is typed for the next chat.")
+        bool, typer.Option("--history/--no-history", help="On a terminal, keep what is typed for later chats.")
     ] = True,
 ) -> None:
-    """Talk to a model that was trained to.
+    """Hold a conversation with a chat model.
 
-    On a terminal, /help shows what else can be done. Through a pipe, each line is a message. What earlier turns
-    computed is kept and used again. Options that say "the model's" come from its generation_config.json.
+    On a terminal, /help lists the commands. From a pipe, each line is a message. Earlier turns stay in the KV cache.
+    Defaults called "the model's" come from its generation_config.json.
     """
     from aethermind.cli.chat.answerers import LocalAnswerer
     from aethermind.cli.load import open_llm
@@ -149,7 +149,7 @@ def _check_template(llm: LLM, model: str, template: str | None) -> None:
     elif llm.tokenizer.chat_template is None:
         others = llm.tokenizer.chat_templates
         raise InvalidArgumentError(
-            f"The model {model} has no chat template, so it was not taught to talk. Let it continue a text with "
-            "`aethermind generate`, or give it a Jinja template with --chat-template FILE"
+            f"The model {model} has no chat template, so it is probably no chat model. Continue a text with "
+            "`aethermind generate`, or pass a Jinja template as --chat-template FILE"
             + (f", or one of its own by name ({', '.join(sorted(others))})." if others else ".")
         )

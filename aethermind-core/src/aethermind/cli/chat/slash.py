@@ -148,16 +148,16 @@ class _Command(NamedTuple):
 
 
 COMMANDS = {
-    "help": _Command("", "show this", _help),
-    "system": _Command("[TEXT]", "show the system text, or replace it; none removes it", _system),
+    "help": _Command("", "list these commands", _help),
+    "system": _Command("[TEXT]", "show or replace the system prompt; none removes it", _system),
     "set": _Command("[NAME VALUE]", "show the settings, or change one: /set temperature 0.2", _set),
     "regen": _Command("", "answer the last message again", _regen),
     "edit": _Command("[TEXT]", "change the last message and answer it", _edit),
     "undo": _Command("", "take back the last message and its answer", _undo),
     "save": _Command("FILE", "write the conversation as JSON", _save),
-    "load": _Command("FILE", "go on with a saved conversation", _load),
+    "load": _Command("FILE", "continue a saved conversation", _load),
     "clear": _Command("", "start over", _clear),
-    "stats": _Command("", "show tokens, reuse and context", _stats),
+    "stats": _Command("", "show token counts, reused tokens and the context", _stats),
     "exit": _Command("", "leave; so do /quit, /bye, a bare exit or quit, and Ctrl-D", lambda _: Next.LEAVE),
     "quit": _Command("", "leave", lambda _: Next.LEAVE),
 }

@@ -35,6 +35,11 @@ class KindOfPackage(NamedTuple):
     claimed: Callable[[Names], str]
     taken: Callable[[Runtime], Iterable[str]]
 
+    @property
+    def article(self) -> str:
+        """What stands before the title: `a backend`, `an operator`."""
+        return "an" if self.title[0] in "aeiou" else "a"
+
 
 _DEMO = ("aethermind-qwen2",)
 

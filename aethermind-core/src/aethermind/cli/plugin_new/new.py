@@ -29,11 +29,14 @@ _CORE = "aethermind-core"
 
 
 def new(
-    kind: Annotated[Kind, typer.Argument(help="What the package provides.")],
-    name: Annotated[str, typer.Argument(help="Its name; the package is called aethermind-NAME.")],
-    directory: Annotated[Path, typer.Option(help="Where the package's folder is made.")] = Path(),
+    kind: Annotated[
+        Kind,
+        typer.Argument(metavar="KIND", help="What it provides: backend, model, operator, kv-store or policy."),
+    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name; the package is called aethermind-NAME.")],
+    directory: Annotated[Path, typer.Option(help="Where to create the package's directory.")] = Path(),
 ) -> None:
-    """Write a package that AetherMind finds when it is installed, with tests that pass at once."""
+    """Create a package that AetherMind finds once it is installed, with tests that pass."""
     from aethermind.cli.plugin_new.scaffold import write
 
     names = Names.parse(name)

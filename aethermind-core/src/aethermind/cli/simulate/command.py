@@ -37,7 +37,9 @@ _CACHE_TOKENS = 800_000
 
 def simulate(
     ctx: typer.Context,
-    trace: Annotated[Path, typer.Argument(help="CSV of an Azure trace, or JSON lines of a Mooncake trace.")],
+    trace: Annotated[
+        Path, typer.Argument(help="A CSV file in the format of Azure's traces, or JSON lines in that of Mooncake's.")
+    ],
     scheduling_policy: Annotated[
         str, typer.Option("--policy", "--scheduling-policy", help="Policies to compare, separated by commas.")
     ] = _POLICIES,
@@ -45,34 +47,43 @@ def simulate(
     max_num_batched_tokens: options.MaxNumBatchedTokens = 512,
     num_kv_blocks: Annotated[
         int | None,
-        typer.Option("--num-kv-blocks", help="Blocks of the KV cache.", show_default=f"{_CACHE_TOKENS} tokens"),
+        typer.Option(
+            "--num-kv-blocks", help="Number of blocks in the KV cache.", show_default=f"{_CACHE_TOKENS} tokens"
+        ),
     ] = None,
     block_size: options.BlockSize = 16,
     cost_model: Annotated[
         Path | None,
-        typer.Option(help="JSON with the seconds of a step: fixed_s, prefill_token_s, decode_sequence_s, …"),
+        typer.Option(
+            help="JSON file with the cost of a step in seconds: fixed_s, prefill_token_s, decode_sequence_s, …"
+        ),
     ] = None,
     calibrate: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Measure those seconds on this model instead.")
+        str | None, typer.Option(metavar="MODEL", help="Measure these costs with this model instead.")
     ] = None,
     device: options.Device = "auto",
     load_format: options.LoadFormat = "auto",
-    limit: Annotated[int | None, typer.Option(help="Only the first so many requests.", min=1)] = None,
-    rate_scale: Annotated[float, typer.Option("--rate-scale", "--speed", help="So many times the requests.")] = 1.0,
+    limit: Annotated[int | None, typer.Option(help="Use only this many requests of the trace.", min=1)] = None,
+    rate_scale: Annotated[
+        float, typer.Option("--rate-scale", "--speed", help="Replay the trace this many times as fast.")
+    ] = 1.0,
     urgent_share: Annotated[
-        float, typer.Option(help="Share of requests with priority -1, if the trace has none.", min=0.0, max=1.0)
+        float,
+        typer.Option(
+            help="Fraction of requests that get priority -1, if the trace has no priorities.", min=0.0, max=1.0
+        ),
     ] = 0.1,
     slack: Annotated[
-        float, typer.Option(help="A request is due after so many times what it takes alone, if the trace says nothing.")
+        float,
+        typer.Option(help="If the trace has no deadlines: multiple of a request's time alone after which it is due."),
     ] = 5.0,
     plot: Annotated[Path | None, typer.Option(help="Draw the run to this .svg or .png file.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Replay a trace through the scheduler and compare policies.
+    """Replay a trace of requests through the scheduler and compare policies.
 
-    The scheduler and the KV cache's bookkeeping are the real ones; a step takes the time
-    that a cost model says, on a clock that needs no waiting. By default that is a guess
-    at a 7B model on an 80 GB accelerator.
+    Runs the engine's own scheduler and KV cache bookkeeping on a virtual clock; a cost model says how long
+    each step takes. The default cost model is an estimate for a 7B model on an 80 GB accelerator.
     """
     from aethermind.engine.scheduling.decision import StepBudget
     from aethermind.engine.simulation import StepCosts, complete, read_costs, read_trace

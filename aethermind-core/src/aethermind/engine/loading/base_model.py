@@ -1,7 +1,8 @@
-"""Checkpoints of a base model alone, as encoders of texts are published: its names, and no output matrix.
+"""Checkpoints that have the table of embeddings or the output matrix by another name, or not at all.
 
-Where a whole model has `model.embed_tokens.weight` and `lm_head.weight`, one that was saved as its base has
-`embed_tokens.weight` and nothing that makes logits.
+Where a whole model has `model.embed_tokens.weight` and `lm_head.weight`, one that was saved as its base, as encoders of
+texts are published, has `embed_tokens.weight` and nothing that makes logits. Of two names of one tied matrix,
+safetensors' `save_model` keeps the first of the alphabet, which is the output's.
 """
 
 from __future__ import annotations
@@ -35,8 +36,12 @@ def is_base_model(source: ModelSource, wanted: Collection[str]) -> bool:
 
 
 def with_whole_names(stored: StoredTensors, wanted: Collection[str]) -> StoredTensors:
-    """A base model's tensors by the names that they have in the whole; others as they are."""
+    """A base model's tensors by the names that they have in the whole, and a tied model's only matrix by that of its
+    embeddings; others as they are.
+    """
     names = set(stored.names)
+    if _PREFIX + _TABLE in wanted and HEAD not in wanted and HEAD in names and not names & {_TABLE, _PREFIX + _TABLE}:
+        return AdaptedTensors(stored, {_PREFIX + _TABLE: Part(HEAD)})
     if _TABLE not in names or any(name.startswith(_PREFIX) for name in names):
         return stored
     return AdaptedTensors(stored, {_PREFIX + name: Part(name) for name in names if _PREFIX + name in wanted})

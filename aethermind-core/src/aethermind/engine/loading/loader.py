@@ -30,7 +30,7 @@ from aethermind.runtime import OpenDevice, Runtime
 from aethermind.sampling.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from aethermind.text.tokenizer import MAX_END_TOKENS
 
-__all__ = ["plan_model"]
+__all__ = ["open_to_explain", "plan_model"]
 
 logger = get_logger(__name__)
 
@@ -136,7 +136,8 @@ def plan_model(
         adapters=adapters,
         is_headless=is_headless,
     )
-    return _with_fitting_blocks(runtime, planned) if kv.has_most_blocks else planned
+    is_runnable = opened.backend.capabilities.is_host_accessible or not planned.compiled.fallbacks
+    return _with_fitting_blocks(runtime, planned) if kv.has_most_blocks and is_runnable else planned
 
 
 def _with_fitting_blocks(runtime: Runtime, planned: PlannedModel) -> PlannedModel:
@@ -169,6 +170,19 @@ def _with_fitting_blocks(runtime: Runtime, planned: PlannedModel) -> PlannedMode
         computed=builder.constants,
         draft=draft,
     )
+
+
+def open_to_explain(runtime: Runtime, config: EngineConfig) -> OpenDevice:
+    """The device of a configuration, with a reference in place of each kernel that is missing.
+
+    Where the host cannot reach the device's memory these cannot run: such a plan can be looked at only, and its
+    `fallbacks` are the operators for which the device needs kernels.
+    """
+    from aethermind.dispatch.reference import reference_kernels
+
+    opened = _open_device(runtime, config)
+    references = reference_kernels(runtime.operators, opened.backend.name)
+    return replace(opened, dispatcher=opened.dispatcher.with_fallbacks(references))
 
 
 def _open_device(runtime: Runtime, config: EngineConfig) -> OpenDevice:

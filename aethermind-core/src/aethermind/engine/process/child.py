@@ -27,6 +27,8 @@ class Child:
         self._process = process
         self._transport = transport
         self._hung_up = hung_up
+        self.is_stalled = False
+        """Whether it is killed because it took too long."""
 
     @classmethod
     async def launch(cls, on_news: Callable[[News], None], directory: Path) -> Child:

@@ -169,6 +169,9 @@ class Supervisor:
         self._child = None
         if self._failure is not None:
             return self._failure
+        if child.is_stalled:
+            limit_s = self._policy.stall_timeout_s
+            return EngineDeadError(f"The engine process said nothing for {limit_s:g} s in a step, and was killed.")
         doing = "" if self._up_since is not None else " while it loaded the model"
         return EngineDeadError(f"The engine process {describe_exit(code)}{doing}.")
 
@@ -185,6 +188,7 @@ class Supervisor:
                 idle = looked
             elif looked - max(idle, self._heard) > limit:
                 _log.error("%s: the engine process said nothing for %g s and is killed", self._setup.model, limit)
+                self._child.is_stalled = True
                 self._child.kill()
 
 

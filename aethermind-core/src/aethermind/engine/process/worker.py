@@ -26,7 +26,7 @@ from aethermind.engine.process.outbox import Outbox
 from aethermind.engine.process.preparing import Preparing
 from aethermind.engine.process.start import begin, check_version
 from aethermind.engine.process.wire import Unpacker
-from aethermind.errors import AetherMindError, EngineDeadError
+from aethermind.errors import AetherMindError, EngineDeadError, in_words
 from aethermind.log import get_logger
 from aethermind.runtime import Runtime
 from aethermind.sampling.generation_config import read_sampling_defaults
@@ -83,7 +83,7 @@ def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
     except Exception as error:
         if not isinstance(error, AetherMindError):
             _log.exception("the model could not be loaded")
-        outbox.failure = error if isinstance(error, AetherMindError) else EngineDeadError(_described(error))
+        outbox.failure = error if isinstance(error, AetherMindError) else EngineDeadError(in_words(error))
         _say_all(outbox, inbox.sock)
         return 1
     try:
@@ -92,7 +92,7 @@ def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
         raise
     except Exception as error:
         _log.exception("the engine failed")
-        outbox.failure = EngineDeadError(f"The engine failed: {_described(error)}")
+        outbox.failure = EngineDeadError(f"The engine failed: {in_words(error)}")
         _say_all(outbox, inbox.sock)
         return 1
     finally:
@@ -253,10 +253,6 @@ def _told(error: Exception) -> Exception:
     if not isinstance(error, AetherMindError):
         _log.error("a request failed", exc_info=error)
     return error
-
-
-def _described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _say_all(outbox: Outbox, sock: socket.socket) -> None:

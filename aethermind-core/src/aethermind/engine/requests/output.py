@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aethermind import errors
+
 __all__ = ["CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"]
 
 
@@ -103,7 +105,8 @@ class CompletionOutput:
 @dataclass(slots=True)
 class RequestOutput:
     """A request with its answers so far; the last one has `finished` set. `error` says in words why it was aborted
-    by the engine. `num_cached_tokens` of the prompt were not computed, because an earlier request had.
+    by the engine, `error_type` names the class of `aethermind.errors` that this is. `num_cached_tokens` of the prompt
+    were not computed, because an earlier request had.
 
     `prompt_logprobs`, where asked for, has an entry for each token of the prompt; that of the first is None.
     """
@@ -117,3 +120,9 @@ class RequestOutput:
     error: str | None = None
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    error_type: str | None = None
+
+    def raise_error(self) -> None:
+        """Raise `error` as what it is; nothing where there is none."""
+        if self.error is not None:
+            raise getattr(errors, self.error_type or "AetherMindError")(self.error)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aethermind.engine.requests.logprobs import TokenLogprobs
+    from aethermind.errors import AetherMindError
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["Growth", "OutputBuilder", "has_ended", "state_of"]
@@ -48,7 +49,7 @@ class OutputBuilder:
         self.request = request
         self._index = index
         self.request_id = request.request_id
-        self.error: str | None = None
+        self.error: AetherMindError | None = None
         self._prompt = prompt
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._tokenizer = tokenizer
@@ -118,9 +119,10 @@ class OutputBuilder:
             [completion],
             reason is not None,
             metrics,
-            self.error,
+            None if self.error is None else str(self.error),
             request.num_cached_tokens,
             self._prompt_logprobs,
+            None if self.error is None else type(self.error).__name__,
         )
 
     def _push(self, token_id: int) -> str:

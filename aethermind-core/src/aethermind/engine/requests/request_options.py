@@ -21,17 +21,17 @@ class RequestOptions:
     deadline_ms: float | None = None
     """Milliseconds after arrival by which the answer should be complete; counts under the policy `deadline`."""
     max_context_tokens: int | None = None
-    """Quota of prompt and answer together; None is the context of the model."""
+    """Most tokens of prompt and answer together; None is the context of the model."""
     max_new_tokens: int | None = None
-    """Quota of the answer, whatever `SamplingParams.max_tokens` says; None sets none."""
+    """Most tokens of the answer, whatever `SamplingParams.max_tokens` says; None is no limit."""
     cache_salt: bytes = b""
-    """Keys and values are shared only between requests of one salt, so that nobody learns what others asked."""
+    """Prefixes are shared only between requests with the same salt, so that timing reveals no other prompts."""
     session: str = ""
-    """The conversation that it is a turn of, whose keys and values are kept for the next; none if empty."""
+    """Name of the conversation that the request is a turn of; its keys and values are kept for the next turn."""
     tenant: str = ""
-    """On whose behalf; counts under the policy `fair`."""
+    """The user or key that the request belongs to; counts under the policy `fair`."""
     adapter: str = ""
-    """The name of the adapter that answers; the model itself does if empty."""
+    """The name of the LoRA adapter to use; empty for none."""
 
     def __post_init__(self) -> None:
         if isinstance(self.priority, bool) or not isinstance(self.priority, int) or abs(self.priority) > 2**31:

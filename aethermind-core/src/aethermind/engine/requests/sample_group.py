@@ -74,13 +74,15 @@ class SampleGroup:
             sum(one.metrics.num_draft_tokens for one in known),
             sum(one.metrics.num_accepted_tokens for one in known),
         )
+        failed = next((one for one in known if one.error is not None), None)
         return replace(
             known[0],
             request_id=self.request_id,
             outputs=completions,
             finished=is_finished,
             metrics=metrics,
-            error=next((one.error for one in known if one.error is not None), None),
+            error=None if failed is None else failed.error,
+            error_type=None if failed is None else failed.error_type,
         )
 
     def _source(self) -> Request | None:

@@ -93,6 +93,14 @@ class RejectedRequest(NamedTuple):
     num_available_blocks: int
     """Blocks there were when it was refused."""
 
+    @property
+    def reason(self) -> str:
+        """Why, and what to do."""
+        return (
+            f"Request {self.request.request_id} needs {self.num_tokens} tokens of KV cache, and the whole cache holds "
+            f"{self.capacity_tokens}. Raise num_kv_blocks or shorten the prompt."
+        )
+
 
 @dataclass(slots=True)
 class ScheduleDecision:

@@ -11,7 +11,7 @@ from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.requests.prompt_reader import EnginePrompt
 from aethermind.engine.serving.engine_client import EngineClient
 from aethermind.engine.serving.held_news import HeldNews
-from aethermind.errors import AetherMindError, EngineDeadError, InvalidArgumentError
+from aethermind.errors import ComputationError, EngineDeadError, InvalidArgumentError, in_words
 from aethermind.log import get_logger
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class AsyncEngine(EngineClient):
             failure = error
         except Exception as error:
             _log.exception("the engine failed")
-            failure = EngineDeadError(f"The engine failed: {type(error).__name__}: {error}")
+            failure = EngineDeadError(f"The engine failed: {in_words(error)}")
         with engine.turns:
             engine.unlisten(self)
             for name in list(self._news.names):
@@ -204,7 +204,7 @@ class AsyncEngine(EngineClient):
             told: list[tuple[str, RequestOutput | Exception]] = [*news.take()]
             if news.names and not engine.has_unfinished and not told:
                 lost = [name for name in list(news.names) if news.drop(name)]
-                told = [(name, AetherMindError(f"Request {name} was lost in a step that failed.")) for name in lost]
+                told = [(name, ComputationError(f"Request {name} was lost in a step that failed.")) for name in lost]
         if told:
             self._tell(self._deliver, told)
         return True

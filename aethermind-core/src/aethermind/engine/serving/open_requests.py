@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from aethermind.errors import AetherMindError, EngineDeadError, InvalidArgumentError, RequestTimeoutError
+from aethermind.errors import EngineDeadError, InvalidArgumentError, RequestTimeoutError
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.output import RequestOutput
@@ -60,8 +60,7 @@ class OpenRequests:
                 mailbox.abort(name)
             while True:
                 output = await mailbox.take()
-                if output.error is not None:
-                    raise AetherMindError(output.error)
+                output.raise_error()
                 yield output
                 if output.finished:
                     return

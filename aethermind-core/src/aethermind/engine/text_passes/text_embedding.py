@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.loading.model_graph import Part
 from aethermind.engine.text_passes.text_pass import run_text
-from aethermind.errors import AetherMindError, InvalidArgumentError
+from aethermind.errors import ComputationError, InvalidArgumentError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +34,7 @@ def embed_text(
     """The vector of a text, float32 [hidden_size], of length 1 if normalised, by the adapter of that number, if any.
 
     InvalidArgumentError for an unknown pooling, OutOfMemoryError where the KV cache has no room for the text,
-    AetherMindError where what comes of it are no numbers.
+    ComputationError where what comes of it are no numbers.
     """
     import numpy as np
 
@@ -52,6 +52,6 @@ def embed_text(
             total = states[0]
     assert total is not None, "a text has at least one token"
     if not np.isfinite(total).all():
-        raise AetherMindError("The embedding is not finite: try dtype='float32', or fetch the weights again.")
+        raise ComputationError("The embedding is not finite: try dtype='float32', or fetch the weights again.")
     divisor = np.linalg.norm(total) if is_normalized else len(token_ids) if pooling == "mean" else 1.0
     return (total / (divisor or 1.0)).astype(np.float32)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aethermind.engine.requests.request_checks import check_token_ids
 from aethermind.engine.steps.finite_logits import NOT_FINITE
 from aethermind.engine.text_passes.text_pass import run_text
-from aethermind.errors import AetherMindError
+from aethermind.errors import ComputationError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +26,7 @@ def text_logits(engine: Engine, token_ids: Sequence[int], executor: Executor | N
     `executor` is that of another graph with the inputs and outputs of a plain step, over the same cache.
     InvalidArgumentError for ids that the model does not have, of a tokenizer with more tokens than it, say: kernels do
     not look whether the embedding has such a row. OutOfMemoryError where the KV cache has no room for the text.
-    AetherMindError where the logits are no numbers.
+    ComputationError where the logits are no numbers.
     """
     import numpy as np
 
@@ -34,7 +34,7 @@ def text_logits(engine: Engine, token_ids: Sequence[int], executor: Executor | N
     symbols = run_whole_text(engine, token_ids, executor)
     logits: np.ndarray[Any, Any] = executor.output("logits", symbols).copy()
     if not np.isfinite(logits).all():
-        raise AetherMindError(f"Nothing can be said of this text: {NOT_FINITE}.")
+        raise ComputationError(f"Nothing can be said of this text: {NOT_FINITE}.")
     return logits
 
 

@@ -9,7 +9,7 @@ from aethermind.engine.loading.model_graph import LOGPROB_OUTPUTS, Part
 from aethermind.engine.requests.logprobs import TokenLogprobs, read_logprobs
 from aethermind.engine.steps.finite_logits import NOT_FINITE
 from aethermind.engine.text_passes.text_pass import run_text
-from aethermind.errors import AetherMindError
+from aethermind.errors import ComputationError
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
@@ -24,7 +24,7 @@ def score_prompt(runner: ModelRunner, cache: KVCache, request: Request, num_top:
     first.
 
     The prompt's keys and values are left to the prefix cache, so that the request need not compute them again.
-    OutOfMemoryError where the KV cache has no room for the prompt, AetherMindError where the scores are no numbers.
+    OutOfMemoryError where the KV cache has no room for the prompt, ComputationError where the scores are no numbers.
     """
     token_ids, extra_key = request.prompt_token_ids, request.extra_key
     executor = runner.executor_of(Part.SCORES, request.adapter)
@@ -40,5 +40,5 @@ def score_prompt(runner: ModelRunner, cache: KVCache, request: Request, num_top:
         found.extend(read_logprobs(columns, [num_top] * count))
     scores = found[: len(token_ids)]
     if not all(isfinite(score.logprob) for score in scores if score is not None):
-        raise AetherMindError(f"The prompt cannot be scored: {NOT_FINITE}.")
+        raise ComputationError(f"The prompt cannot be scored: {NOT_FINITE}.")
     return scores

@@ -39,7 +39,7 @@ typedef enum am_dtype {
 } am_dtype;
 
 /* A row-major contiguous tensor. A packed weight keeps its logical shape while `data` points to the kernel's own
- * packing. An absent optional input has data == NULL and ndim == 0; a tensor with a zero in its shape may have any
+ * packing; a weight in a weight format that the kernel has no packing for comes as AM_FLOAT32. An absent optional input has data == NULL and ndim == 0; a tensor with a zero in its shape may have any
  * data. */
 typedef struct am_tensor {
   void* data;
@@ -74,7 +74,8 @@ typedef struct am_kernel {
   uint32_t num_attrs;
   const char* name; /* "operator/variant", such as "rms_norm/avx512" */
   void (*run)(const am_tensor* inputs, const am_tensor* outputs, const am_attr* attrs, const am_team* team);
-  /* Bytes of scratch per worker for tensors of at most these shapes, or NULL for none. Called when a plan is built. */
+  /* Bytes of scratch per worker for tensors of at most these shapes, or NULL for none. Called when a plan is built, and
+   * again when the number of workers changes; smaller shapes must not need more. */
   size_t (*scratch_bytes)(const am_tensor* inputs, const am_tensor* outputs, const am_attr* attrs, int32_t num_workers);
 } am_kernel;
 

@@ -49,7 +49,7 @@ ROPE_TABLE = Operator(
         "rope_table(positions: i64[T], inv_freq: f32[E]; scale: float = 1.0) -> (table: f32[T, 2*E])"
     ),
     summary="[cos(p·f)·scale | sin(p·f)·scale], the product p·f rounded to float32 as models are trained; "
-    "beyond 2^24, where float32 lacks positions, to float64.",
+    "beyond 2^24 to either side, where float32 lacks positions, to float64. Positions may be negative.",
     reference=_reference,
     samples=_samples,
     term_magnitudes=_term_magnitudes,

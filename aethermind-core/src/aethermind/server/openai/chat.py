@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -18,20 +19,19 @@ from aethermind.server.openai.sampling import SamplingFields, named_fields, samp
 from aethermind.server.openai.tools import RecalledCall, Tool, ToolChoice, delta_of, demand_for
 from aethermind.text.answer_parser import Content
 from aethermind.text.chat_prompt import RESERVED_NAMES, WrittenChat, chat_prompt
-from aethermind.text.chat_template import names_read
+from aethermind.text.chat_template import names_read, tells_null
 from aethermind.text.chat_templates import choose_template
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
-    from aethermind.engine.requests.prompt_reader import Prompt
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.framing import Event
     from aethermind.server.openai.ignored_fields import IgnoredFields
     from aethermind.server.served_model import ServedModel
 
-__all__ = ["ChatAnswer", "ChatMessage", "ChatRequest", "written"]
+__all__ = ["ChatAnswer", "ChatMessage", "ChatRequest"]
 
 
 class ContentPart(StrictModel):
@@ -60,16 +60,18 @@ class ChatMessage(StrictModel):
     reasoning: str | None = None
     annotations: list[Any] | None = None
 
-    def plain(self) -> dict[str, Any]:
-        """The message as chat templates take it; a developer is what used to be the system."""
-        given = self.content or ""
-        content = given if isinstance(given, str) else [part.model_dump() for part in given]
+    def plain(self, empty: str | None = "", *, are_arguments_texts: bool = False) -> dict[str, Any]:
+        """The message as chat templates take it; a developer is what used to be the system. `empty` is the content of
+        one that has none, or an empty one beside calls, which some clients write instead.
+        """
+        given = empty if self.content is None or (self.tool_calls and not self.content) else self.content
+        content = [part.model_dump() for part in given] if isinstance(given, list) else given
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
         for key in ("name", "tool_call_id", "reasoning_content", "reasoning"):
             if (value := getattr(self, key)) is not None:
                 message[key] = value
         if self.tool_calls:
-            message["tool_calls"] = [call.plain() for call in self.tool_calls]
+            message["tool_calls"] = [call.plain(are_texts=are_arguments_texts) for call in self.tool_calls]
         return message
 
 
@@ -99,7 +101,7 @@ class ChatRequest(SamplingFields):
         """Whether the answer has to be a call."""
         return self.tool_choice not in (None, "none", "auto")
 
-    def prompt(self, model: ServedModel, ignored: IgnoredFields | None = None) -> Prompt:
+    def prompt(self, model: ServedModel, ignored: IgnoredFields | None = None) -> WrittenChat:
         """The conversation as the model's template writes it.
 
         ApiError 400 for tools that the template does not look at. Other names that it does not look at change nothing:
@@ -108,14 +110,19 @@ class ChatRequest(SamplingFields):
         names = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
             names.setdefault("reasoning_effort", self.reasoning_effort)
-        self._check_effect(model.tokenizer.chat_template, names, ignored)
+        self._check_effect(model.tokenizer.chat_templates, names, ignored)
         tools = [tool.model_dump(exclude_none=True) for tool in self.offered]
-        return written(self.messages, model, tools, names)
+        return _written(self.messages, model, tools, names)
 
-    def _check_effect(self, template: str | None, names: Mapping[str, Any], ignored: IgnoredFields | None) -> None:
-        if template is None or not (self.offered or names):
+    def _check_effect(
+        self, templates: Mapping[str, str], names: Mapping[str, Any], ignored: IgnoredFields | None
+    ) -> None:
+        if not (self.offered or names):
             return
-        read = names_read(template)
+        try:
+            read = names_read(choose_template(templates, None, has_tools=bool(self.offered)))
+        except TokenizerError:
+            return  # there is none for this conversation, which is said where it would be written
         if self.offered and not self.is_call_forced and "tools" not in read:
             raise ApiError(
                 400,
@@ -159,7 +166,7 @@ class ChatRequest(SamplingFields):
         return sampling_params(self, model, max_tokens=self.asked_tokens, logprobs=logprobs, demand=demand)
 
 
-def written(
+def _written(
     messages: Sequence[ChatMessage],
     model: ServedModel,
     tools: Sequence[dict[str, Any]] = (),
@@ -170,7 +177,7 @@ def written(
         raise ApiError(400, "messages is empty; a conversation has at least one message.", param="messages")
     templates = model.tokenizer.chat_templates
     try:
-        choose_template(templates, None, has_tools=bool(tools))
+        template = choose_template(templates, None, has_tools=bool(tools))
     except TokenizerError:
         others = f"{' or '.join(sorted(templates))}, or " if templates else ""
         raise ApiError(
@@ -179,14 +186,22 @@ def written(
             f"or have the server started with --chat-template {others}FILE.",
             code="no_chat_template",
         ) from None
-    plain = [message.plain() for message in messages]
-    return chat_prompt(model.tokenizer, plain, tools=tools or None, chat_template_kwargs=names)
+    empty = None if tells_null(template) else ""
+    write = partial(chat_prompt, model.tokenizer, tools=tools or None, chat_template_kwargs=names)
+    try:
+        return write([message.plain(empty) for message in messages])
+    except TokenizerError:
+        if not any(message.tool_calls for message in messages):
+            raise
+        with suppress(TokenizerError):  # templates of DeepSeek's models put arguments together as texts
+            return write([message.plain(empty, are_arguments_texts=True) for message in messages])
+        raise
 
 
 class ChatAnswer(Answer):
     """Objects for the answer to one request, whole or in parts."""
 
-    def __init__(self, request: ChatRequest, model: ServedModel, request_id: str) -> None:
+    def __init__(self, request: ChatRequest, model: ServedModel, request_id: str, prompt: str) -> None:
         self._tokenizer = model.tokenizer
         self._num_top = request.top_logprobs or 0
         self._has_usage = request.has_stream_usage
@@ -194,7 +209,7 @@ class ChatAnswer(Answer):
         self._head["model"] = model.name
         if self._has_usage:  # every chunk has the field then, and the last one its value
             self._head["usage"] = None
-        self._new_reader = partial(AnswerReader, request, model.answer_format)
+        self._new_reader = partial(AnswerReader, request, model.answer_format, prompt)
         self._readers: dict[int, AnswerReader] = {}
         self._texts = TextEvents(self.framing, lambda index, text: self._chunk(index, delta_of(Content(text))))
 

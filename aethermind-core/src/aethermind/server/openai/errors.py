@@ -11,7 +11,9 @@ from starlette.exceptions import HTTPException
 from aethermind.config.suggest import did_you_mean
 from aethermind.errors import (
     AetherMindError,
+    ComputationError,
     ContextLengthError,
+    DeviceError,
     EngineDeadError,
     OutOfMemoryError,
     RequestTimeoutError,
@@ -93,6 +95,10 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(408, str(error), code="timeout")
     if isinstance(error, OutOfMemoryError):
         return ApiError(503, str(error), code="no_room", retry_after_s=1)
+    if isinstance(error, ComputationError):
+        return ApiError(500, str(error), code="computation_failed")
+    if isinstance(error, DeviceError):
+        return ApiError(500, str(error), code="device_failed")
     if isinstance(error, AetherMindError):
         return ApiError(400, str(error))
     _log.error("a request failed", exc_info=error)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ForeignField", "OF_ANSWERS", "OF_CHATS", "OF_EMBEDDINGS", "OF_MESSAGES", "OF_PROMPTS"]
+__all__ = ["ForeignField", "OF_ANSWERS", "OF_CHATS", "OF_EMBEDDINGS", "OF_FORMATS", "OF_MESSAGES", "OF_PROMPTS"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,3 +186,10 @@ OF_MESSAGES: Mapping[str, ForeignField] = {
     "audio": ForeignField((), "Audio is not supported."),
 }
 """Of one message."""
+
+OF_FORMATS: Mapping[str, ForeignField] = {
+    "value": _use('json_schema, such as {"name": "…", "schema": {…}}'),
+    "structures": _use(_STRUCTURED.format('{"grammar": "…"}'), []),
+    "triggers": _use(_STRUCTURED.format('{"grammar": "…"}'), []),
+}
+"""Of response_format: text-generation-inference's schema or regex, and structural tags."""

@@ -21,12 +21,13 @@ Piece = Content | Reasoning | ToolCall
 
 
 class AnswerReader:
-    """Reads one answer to `request`, of a model that writes in `format`. Mutable."""
+    """Reads one answer to `request`, of a model that writes in `format` behind `prompt`. Mutable.
 
-    def __init__(self, request: ChatRequest, format: AnswerFormat) -> None:
-        is_forced = bool(request.offered) and request.is_call_forced
-        own = format if request.offered else replace(format, tool_call=None)
-        self._reader = ForcedCall() if is_forced else AnswerParser(own)
+    What the request demands of the text is demanded from its first character on, so it has no thoughts.
+    """
+
+    def __init__(self, request: ChatRequest, format: AnswerFormat, prompt: str) -> None:
+        self._reader = ForcedCall() if request.offered and request.is_call_forced else _parser(request, format, prompt)
         self._most_calls = 1 if request.parallel_tool_calls is False else None
         self._num_calls = 0
 
@@ -44,6 +45,14 @@ class AnswerReader:
     def reason(self, finish_reason: str | None) -> str | None:
         """Why it ended, in OpenAI's words."""
         return "tool_calls" if finish_reason == "stop" and self._num_calls else finish_reason
+
+
+def _parser(request: ChatRequest, format: AnswerFormat, prompt: str) -> AnswerParser:
+    functions = [tool.function.name for tool in request.offered]
+    if not functions:
+        format = replace(format, tool_call=None)
+    is_thinking = format.is_thinking(prompt) and not request.has_demand
+    return AnswerParser(format, is_thinking=is_thinking, functions=functions)
 
 
 def token_logprobs(

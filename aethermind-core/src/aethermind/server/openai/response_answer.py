@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aethermind.server.framing import NAMED
 from aethermind.server.openai.answers import Answer, TextPart, own_id, usage_of
 from aethermind.server.openai.reading import AnswerReader, token_logprobs
+from aethermind.server.openai.tools import call_id
 from aethermind.text.answer_parser import Content, Reasoning, ToolCall
 
 if TYPE_CHECKING:
@@ -37,9 +38,10 @@ class ResponseAnswer(Answer):
         params: SamplingParams,
         model: ServedModel,
         request_id: str,
+        prompt: str,
     ) -> None:
         self.framing = replace(NAMED, failure=self._failure)
-        self._reader = AnswerReader(wish.chat, model.answer_format)
+        self._reader = AnswerReader(wish.chat, model.answer_format, prompt)
         self._num_top = request.top_logprobs or 0
         self._tokenizer = model.tokenizer
         self._key = own_id(request_id, "")
@@ -158,7 +160,7 @@ class ResponseAnswer(Answer):
         item = {
             "type": "function_call",
             "id": f"fc_{self._key}_{number}",
-            "call_id": f"call_{self._key}_{number}",
+            "call_id": call_id(),
             "name": call.name,
             "arguments": "",
             "status": "in_progress",

@@ -20,12 +20,12 @@ from aethermind.server.openai.response_input import InputItem, chat_messages
 from aethermind.server.openai.sampling import CommonFields, rename
 
 if TYPE_CHECKING:
-    from aethermind.engine.requests.prompt_reader import Prompt
     from aethermind.engine.requests.request_options import RequestOptions
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.openai.ignored_fields import IgnoredFields
     from aethermind.server.served_model import ServedModel
     from aethermind.server.tenants import Tenant
+    from aethermind.text.chat_prompt import WrittenChat
 
 __all__ = ["LOGPROBS", "ResponseRequest", "ResponseWish"]
 
@@ -153,7 +153,7 @@ class ResponseWish:
         self.is_stream = bool(request.stream)
         self.user = request.user
 
-    def prompt(self, model: ServedModel, ignored: IgnoredFields | None) -> Prompt:
+    def prompt(self, model: ServedModel, ignored: IgnoredFields | None) -> WrittenChat:
         """The conversation as the model's template writes it; see `ChatRequest.prompt`."""
         with _own_names():
             return self.chat.prompt(model, ignored)
@@ -186,9 +186,9 @@ def _nested(function: FunctionTool | FunctionChoice) -> dict[str, Any]:
 
 
 def _chat_format(format: TextFormat) -> dict[str, Any]:
-    if format.type != "json_schema":
+    if format.type != "json_schema" and format.schema_ is None:
         return {"type": format.type}
     if format.schema_ is None:
         raise ApiError(400, "text.format has no schema.", param="text.format.schema")
     schema = {"name": format.name or "answer", "schema": format.schema_, "strict": format.strict}
-    return {"type": "json_schema", "json_schema": schema}
+    return {"type": format.type, "json_schema": schema}

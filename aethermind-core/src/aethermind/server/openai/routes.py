@@ -43,7 +43,7 @@ async def chat(request: Request, body: Annotated[ChatRequest, Depends(body_of(Ch
     """Answer a conversation."""
     model = request.app.state.models.get(body.model)
     prompt = await asyncio.to_thread(body.prompt, model, request.app.state.ignored_fields)
-    answer = ChatAnswer(body, model, request.state.request_id)
+    answer = ChatAnswer(body, model, request.state.request_id, prompt)
     return await answer_request(request, body, model, [prompt], answer)
 
 
@@ -53,7 +53,7 @@ async def respond(request: Request, body: Annotated[ResponseRequest, Depends(bod
     model = request.app.state.models.get(body.model)
     wish = ResponseWish(body)
     prompt = await asyncio.to_thread(wish.prompt, model, request.app.state.ignored_fields)
-    answer = ResponseAnswer(body, wish, wish.sampling(model), model, request.state.request_id)
+    answer = ResponseAnswer(body, wish, wish.sampling(model), model, request.state.request_id, prompt)
     return await answer_request(request, wish, model, [prompt], answer)
 
 

@@ -16,7 +16,7 @@ from aethermind.sampling.generation_config import with_defaults
 from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.structured import StructuredOutputs
 from aethermind.server.openai.errors import ApiError
-from aethermind.server.openai.foreign_fields import OF_ANSWERS, ForeignField
+from aethermind.server.openai.foreign_fields import OF_ANSWERS, OF_FORMATS, ForeignField
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.server.openai.token_ids import check_token_ids
 
@@ -67,11 +67,25 @@ class JsonSchemaFormat(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """OpenAI's way to ask for JSON."""
+    """OpenAI's way to ask for JSON. llama.cpp's clients write the schema beside the type."""
 
     place = "response_format"
+    foreign: ClassVar[Mapping[str, ForeignField]] = OF_FORMATS
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+    def demand(self) -> StructuredOutputs | None:
+        """What it asks of the answer's text; ApiError 400 where its fields contradict each other."""
+        nested = None if self.json_schema is None else self.json_schema.schema_
+        given = [one for one in (nested, self.schema_) if one is not None]
+        if len(given) > 1 or (given and self.type == "text"):
+            raise ApiError(400, "response_format has one schema, and none for text.", param="response_format.schema")
+        if given:
+            return StructuredOutputs(json=given[0])
+        if self.type == "json_schema":
+            raise ApiError(400, "response_format has no json_schema.", param="response_format.json_schema")
+        return StructuredOutputs(json_object=True) if self.type == "json_object" else None
 
 
 class StructuredOutputsFields(StrictModel):
@@ -156,6 +170,12 @@ class SamplingFields(CommonFields):
     def num_answers(self) -> int:
         """Answers to each prompt."""
         return self.n or 1
+
+    @property
+    def has_demand(self) -> bool:
+        """Whether the answer's text has to look like something."""
+        format = self.response_format
+        return self.structured_outputs is not None or (format is not None and format.type != "text")
 
     def options(self, tenant: Tenant, model: ServedModel) -> RequestOptions:
         """What the request asks of the engine besides. ApiError 400 for values out of range or without effect."""
@@ -273,10 +293,4 @@ def _structured(fields: SamplingFields) -> StructuredOutputs | None:
     if asked is not None:
         given = asked.model_dump(by_alias=True, exclude_none=True)
         return StructuredOutputs(**given)
-    if format is None or format.type == "text":
-        return None
-    if format.type == "json_object":
-        return StructuredOutputs(json_object=True)
-    if format.json_schema is None:
-        raise ApiError(400, "response_format has no json_schema.", param="response_format.json_schema")
-    return StructuredOutputs(json=format.json_schema.schema_)
+    return None if format is None else format.demand()

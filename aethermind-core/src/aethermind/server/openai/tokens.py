@@ -9,20 +9,24 @@ from typing import Annotated, Any, ClassVar
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 
-from aethermind.server.openai.chat import ChatMessage, written
+from aethermind.server.openai.chat import ChatMessage, ChatRequest
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.foreign_fields import OF_ANSWERS, ForeignField
 from aethermind.server.openai.json_body import StrictModel, body_of, documented
 from aethermind.server.openai.token_ids import check_token_ids
+from aethermind.server.openai.tools import Tool, ToolChoice
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest", "router"]
 
 router = APIRouter()
 
+_OF_CHATS = ("tools", "tool_choice", "reasoning_effort", "chat_template_kwargs")
+"""What a template looks at besides messages."""
+
 
 class TokenizeRequest(StrictModel):
-    """A text, or a conversation as the model's template writes it. `add_special_tokens` can only say what is done:
-    they are put around a text, and a template writes its own.
+    """A text, or a conversation as the model's template writes it, with the tools that it is told of.
+    `add_special_tokens` can only say what is done: they are put around a text, and a template writes its own.
     """
 
     foreign: ClassVar[Mapping[str, ForeignField]] = OF_ANSWERS
@@ -31,6 +35,21 @@ class TokenizeRequest(StrictModel):
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def chat(self) -> ChatRequest | None:
+        """The request for an answer to the same conversation; None for a text."""
+        names = ("messages", *_OF_CHATS)
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.messages is not None:
+            return ChatRequest.model_construct(model=self.model, **given)
+        if given:
+            name = next(iter(given))
+            raise ApiError(400, f"{name} goes with messages: no template writes a prompt.", param=name)
+        return None
 
 
 class DetokenizeRequest(StrictModel):
@@ -52,7 +71,8 @@ async def tokenize(
         raise ApiError(
             400, "Special tokens are put around a prompt and not around messages.", param="add_special_tokens"
         )
-    text = body.prompt if body.messages is None else await asyncio.to_thread(written, body.messages, model)
+    chat, ignored = body.chat(), request.app.state.ignored_fields
+    text = body.prompt if chat is None else await asyncio.to_thread(chat.prompt, model, ignored)
     tokens = (await model.read(text)).token_ids
     return {"count": len(tokens), "max_model_len": model.info.max_model_len, "tokens": tokens}
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import uuid
+import random
+import string
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from aethermind.sampling.json_schemas import rewritten
 from aethermind.sampling.structured import StructuredOutputs
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
 from aethermind.text.answer_parser import Content, Reasoning, ToolCall
-from aethermind.text.written_call import read_call
+from aethermind.text.written_call import read_calls
 
-__all__ = ["ForcedCall", "RecalledCall", "Tool", "ToolChoice", "delta_of", "demand_for"]
+__all__ = ["ForcedCall", "RecalledCall", "Tool", "ToolChoice", "call_id", "delta_of", "demand_for"]
 
 _Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -72,13 +74,13 @@ class RecalledCall(StrictModel):
     type: Literal["function"] = "function"
     function: CalledFunction
 
-    def plain(self) -> dict[str, Any]:
-        """The call as chat templates take it: with the arguments as an object."""
+    def plain(self, *, are_texts: bool = False) -> dict[str, Any]:
+        """The call as chat templates take it: with the arguments as an object, or as the text they are."""
         try:
             arguments = json.loads(self.function.arguments or "{}")
         except (ValueError, RecursionError):
             raise ApiError(400, "A tool call's arguments are no JSON.", param="messages") from None
-        function = {"name": self.function.name, "arguments": arguments}
+        function = {"name": self.function.name, "arguments": self.function.arguments if are_texts else arguments}
         return {"id": self.id, "type": self.type, "function": function}
 
 
@@ -89,16 +91,14 @@ def demand_for(tools: Sequence[Tool], choice: ToolChoice | None) -> StructuredOu
     if not tools:
         raise ApiError(400, "tool_choice asks for a call, and there are no tools.", param="tool_choice")
     if choice == "required":
-        calls = [
-            _object({"name": {"const": tool.function.name}, "arguments": _schema(tool.function)}) for tool in tools
-        ]
+        calls = [_call(tool.function, f"#/anyOf/{index}") for index, tool in enumerate(tools)]
         return StructuredOutputs(json={"anyOf": calls})
     assert isinstance(choice, NamedTool)
     name = choice.function.name
     chosen = next((tool.function for tool in tools if tool.function.name == name), None)
     if chosen is None:
         raise ApiError(400, f"tool_choice names {name!r:.80}, which is not among the tools.", param="tool_choice")
-    return StructuredOutputs(json=_object({"name": {"const": name}, "arguments": _schema(chosen)}))
+    return StructuredOutputs(json=_call(chosen, "#"))
 
 
 class ForcedCall:
@@ -115,8 +115,8 @@ class ForcedCall:
     def finish(self) -> Iterator[Content | Reasoning | ToolCall]:
         """The text has ended; one cut short is content, so that nothing is lost."""
         text = "".join(self._texts)
-        call = read_call(text)
-        yield Content(text) if call is None else ToolCall(0, *call)
+        calls = read_calls(text)
+        yield ToolCall(0, *calls[0]) if len(calls) == 1 else Content(text)
 
 
 def delta_of(piece: Content | Reasoning | ToolCall) -> dict[str, Any]:
@@ -126,18 +126,40 @@ def delta_of(piece: Content | Reasoning | ToolCall) -> dict[str, Any]:
     if isinstance(piece, Reasoning):
         return {"reasoning_content": piece.text}
     function = {"name": piece.name, "arguments": piece.arguments}
-    call = {"index": piece.place, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+    call = {"index": piece.place, "id": call_id(), "type": "function", "function": function}
     return {"tool_calls": [call]}
 
 
-def _schema(function: Function) -> dict[str, Any]:
-    return function.parameters or {"type": "object"}
+def call_id() -> str:
+    """An id for a call: nine letters and digits, which are all that chat templates of Mistral take."""
+    return "".join(random.choices(string.ascii_letters + string.digits, k=9))
 
 
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
+def _call(function: Function, place: str) -> dict[str, Any]:
+    """A schema of calls of the function, which stands at `place` of the whole schema."""
+    parameters = function.parameters or {"type": "object"}
+    properties = {"name": {"const": function.name}, "arguments": _moved(parameters, f"{place}/properties/arguments")}
     return {
         "type": "object",
         "properties": properties,
         "required": list(properties),
         "additionalProperties": False,
     }
+
+
+def _moved(schema: dict[str, Any], place: str) -> dict[str, Any]:
+    """A schema that was a whole one as the part at `place` of another: its references to itself lead there.
+
+    One with an `$id` stays as it is, for references in it are to that.
+    """
+
+    def lead_there(part: dict[str, Any]) -> dict[str, Any] | None:
+        if isinstance(part.get("$id"), str):
+            return None
+        to = part.get("$ref")
+        if isinstance(to, str) and (to == "#" or to.startswith("#/")):
+            return part | {"$ref": place + to[1:]}
+        return part
+
+    moved: dict[str, Any] = rewritten(schema, lead_there)
+    return moved

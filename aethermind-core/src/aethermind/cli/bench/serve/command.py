@@ -37,46 +37,46 @@ _INTERRUPTED = 130
 
 
 def serve(
-    url: Annotated[str, typer.Option(help="Where the server listens.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(help="The server's URL.")] = "http://127.0.0.1:8000",
     served_model_name: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="What the server calls the model.", show_default="the first it lists"),
+        typer.Option("--model", "-m", help="The model's name on the server.", show_default="the first it lists"),
     ] = None,
     api_key: options.ApiKeyToSend = None,
-    endpoint: Annotated[str, typer.Option(help="completions, or chat.")] = "completions",
+    endpoint: Annotated[str, typer.Option(help="completions or chat.")] = "completions",
     num_prompts: Annotated[
-        int | None, typer.Option(help="How many requests.", min=1, show_default=str(_NUM_PROMPTS))
+        int | None, typer.Option(help="Number of requests.", min=1, show_default=str(_NUM_PROMPTS))
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(help="How many at a time.", min=1, show_default=str(_CONCURRENCY))
+        int | None, typer.Option(help="Requests open at a time.", min=1, show_default=str(_CONCURRENCY))
     ] = None,
     request_rate: Annotated[
         float | None,
-        typer.Option(help="Instead: how many a second, as a Poisson process."),
+        typer.Option(help="Instead of --concurrency: requests per second, as a Poisson process."),
     ] = None,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens in each prompt.", min=1)] = 128,
     output_tokens: Annotated[int, typer.Option(help="Tokens in each answer.", min=1)] = 64,
     trace: Annotated[
-        Path | None, typer.Option(help="Instead: when and how long as this trace says; see `aethermind simulate`.")
+        Path | None, typer.Option(help="Instead: arrival times and lengths from this trace; see `aethermind simulate`.")
     ] = None,
-    rate_scale: Annotated[float, typer.Option(help="So many times the trace's requests a second.")] = 1.0,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many requests of the trace.", min=1)] = None,
-    seed: Annotated[int, typer.Option(help="Of arrivals and prompts; prompts seen before may be cached.")] = 0,
-    slo_ttft_ms: Annotated[
-        float | None, typer.Option(help="Goodput counts answers whose first token came in this time.")
-    ] = None,
-    slo_tpot_ms: Annotated[
-        float | None, typer.Option(help="Goodput counts answers with at most this time per output token.")
-    ] = None,
-    request_timeout: Annotated[float, typer.Option(help="Seconds until an answer has to be finished.")] = 600.0,
+    rate_scale: Annotated[float, typer.Option(help="Replay the trace this many times as fast.")] = 1.0,
+    limit: Annotated[int | None, typer.Option(help="Use only this many requests of the trace.", min=1)] = None,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Seed of arrivals and prompts; the server may have the prompts of a repeated seed in its cache."
+        ),
+    ] = 0,
+    slo_ttft_ms: Annotated[float | None, typer.Option(help="Goodput: longest time to first token.")] = None,
+    slo_tpot_ms: Annotated[float | None, typer.Option(help="Goodput: longest time per further token.")] = None,
+    request_timeout: Annotated[float, typer.Option(help="Seconds that one answer may take.")] = 600.0,
     plot: Annotated[Path | None, typer.Option(help="Draw the run to this .svg or .png file.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure a server under load, as its clients see it.
 
-    Any server that speaks OpenAI's API. Prompts are random token ids and answers have the
-    length that is asked for, where the server takes ids and ignore_eos. Ctrl-C prints
-    what there is.
+    Works with any server that has OpenAI's API. Prompts are random token ids and answers have exactly
+    the requested length, if the server takes token ids and ignore_eos. Ctrl-C prints the results so far.
     """
     from aethermind.cli.bench.serve.figures import Figures, Goals
     from aethermind.cli.bench.serve.outcome import Run

@@ -1,0 +1,44 @@
+"""The directory in which a reader tries what pages show."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.adapters import linear_shapes, write_adapter
+from tests.documentation.commands import ROOT
+from tests.end_to_end.gguf_files import write_gguf
+from tests.end_to_end.models import DEMO
+
+MODELS = ("Qwen2-0.5B", "Qwen2-0.5B-Instruct", "Qwen2.5-0.5B-Instruct", "checkpoints/first", "my-model")
+"""What readers are told to put there themselves; here it is the demo model."""
+
+
+ADAPTERS = ("rhymes", "letters")
+QUANTISED = "model-Q4_K_M.gguf"
+
+
+@pytest.fixture(scope="session")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model's shape in a mixture such as llama.cpp makes; K-quants are of random values."""
+    modules = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q4_K", "ffn_gate": "Q4_K",
+               "ffn_up": "Q4_K", "ffn_down": "Q5_0"}  # fmt: skip
+    types = {f"blk.{i}.{name}.weight": type for i in range(4) for name, type in modules.items()}
+    path = tmp_path_factory.mktemp("quantised") / QUANTISED
+    return write_gguf(DEMO, path, quantised={**types, "token_embd.weight": "Q8_0"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path, quantised: Path) -> Path:
+    """Where a reader might stand."""
+    for name in MODELS:
+        shutil.copytree(DEMO, tmp_path / name)
+    shapes = linear_shapes(json.loads((DEMO / "config.json").read_text(encoding="utf-8")))
+    for seed, name in enumerate(ADAPTERS):
+        write_adapter(tmp_path / "adapters" / name, shapes, seed=seed, size=0.2)
+    shutil.copy(quantised, tmp_path)
+    shutil.copy(quantised, tmp_path / "model.gguf")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    return tmp_path
