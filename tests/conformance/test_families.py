@@ -124,7 +124,7 @@ def test_the_command() -> None:
     result = typer.testing.CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
-    assert (report["backend"], report["level"]) == ("qwen2", "full")
+    assert (report["backend"], report["ok"], report["level"]) == ("qwen2", True, None)
     assert [case["name"] for case in report["cases"]] == [
         "families.model[every_tensor_is_read_once-head_dim_80]",
         "families.gguf_names[qwen2-head_dim_8]",

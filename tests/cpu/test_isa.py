@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.errors import InvalidArgumentError
-from aethermind_cpu import _native
-from aethermind_cpu.isa import Isa, isa_levels, isa_limit
+from aethermind_cpu import _native, plugin
+from aethermind_cpu.isa import Isa, built_levels, isa_levels, isa_limit
 from aethermind_cpu.kernels import kernels
 
-LEVELS = [isa for isa in isa_levels() if isa.features <= set(_native.cpu_features())]
+LEVELS = [isa for isa in built_levels() if isa.features <= set(_native.cpu_features())]
 X86_64 = Isa.AVX512_BF16.features | Isa.AVX2_VNNI.features
 AARCH64 = {"asimd", "fphp", "asimddp"}
 X86_64_NAMES = ["portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"]
@@ -65,7 +66,47 @@ def test_the_limit_is_what_the_cpu_has_or_what_is_forced_below(
 ) -> None:
     if forced is not None:
         monkeypatch.setenv("AETHERMIND_CPU_ISA", forced)
-    assert isa_limit(features) is limit
+    assert isa_limit(features, tuple(Isa)) is limit
+
+
+@pytest.mark.parametrize(
+    ("features", "built", "limit"),
+    [
+        (X86_64, {Isa.PORTABLE}, Isa.PORTABLE),
+        (X86_64, {Isa.PORTABLE, Isa.AVX2}, Isa.AVX2),
+        (Isa.AVX2.features, {Isa.PORTABLE, Isa.AVX512_VNNI, Isa.AVX512_BF16}, Isa.PORTABLE),
+        (Isa.AVX512_VNNI.features, {Isa.PORTABLE, Isa.AVX512_VNNI, Isa.AVX512_BF16}, Isa.AVX512_VNNI),
+        (AARCH64, {Isa.PORTABLE, Isa.NEON, Isa.NEON_I8MM}, Isa.NEON),
+    ],
+)
+def test_a_level_that_was_not_built_gives_the_next_lower(features: set[str], built: set[Isa], limit: Isa) -> None:
+    assert isa_limit(features, built) is limit
+
+
+def test_a_forced_level_that_was_not_built_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AETHERMIND_CPU_ISA", "avx2")
+    with pytest.raises(InvalidArgumentError) as error:
+        isa_limit(X86_64, {Isa.PORTABLE, Isa.AVX512_BF16})
+    assert "does not have. It has portable, avx512_bf16; this installs all: AETHERMIND_CPU_LEVELS=all" in str(
+        error.value
+    )
+
+
+def test_doctor_says_what_was_built_and_how_to_build_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def report() -> str:
+        return dict(plugin.doctor_checks())["cpu: instruction sets"]()
+
+    best = LEVELS[-1].label
+    assert report().startswith(f"kernels use {best}; built are portable")
+    assert "AETHERMIND_CPU_LEVELS" not in report()
+    if best != "portable":
+        monkeypatch.setattr(_native, "BUILT_LEVELS", ["portable"])
+        assert f"this CPU has {best}, which would be faster: AETHERMIND_CPU_LEVELS=all pip install" in report()
+
+
+@pytest.mark.skipif(os.environ.get("AETHERMIND_CPU_LEVELS") != "all", reason="this build may have fewer levels")
+def test_every_level_of_the_architecture_is_built() -> None:
+    assert built_levels() == isa_levels()
 
 
 @pytest.mark.parametrize(
@@ -81,7 +122,7 @@ def test_a_level_of_another_architecture_is_refused(
 ) -> None:
     monkeypatch.setenv("AETHERMIND_CPU_ISA", forced)
     with pytest.raises(InvalidArgumentError, match=f"'{forced}'.*Known here: {known}\\.$"):
-        isa_limit(features)
+        isa_limit(features, tuple(Isa))
 
 
 def _entries() -> list[_native.KernelEntry]:
@@ -90,7 +131,7 @@ def _entries() -> list[_native.KernelEntry]:
 
 def test_every_level_of_this_cpu_has_kernels_of_its_own() -> None:
     supported = {entry.variant for entry in _entries() if entry.is_supported}
-    assert supported == {isa.label for isa in LEVELS}
+    assert supported >= {isa.label for isa in LEVELS}
 
 
 @pytest.mark.parametrize("isa", LEVELS, ids=lambda isa: isa.label)

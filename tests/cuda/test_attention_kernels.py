@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cuda.emulator.opening import emulated_cuda
+from tests.scale import scaled
 
 from aethermind.hal.dtype import DType
 from aethermind.ops.catalog import load
@@ -107,7 +108,7 @@ SEQUENCE = st.integers(0, 12).flatmap(lambda count: st.tuples(st.just(count), st
 LONG_SEQUENCE = st.tuples(st.integers(0, 40), st.integers(500, 1100))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=scaled(2000), deadline=None)
 @given(
     sequences=st.lists(st.one_of(SEQUENCE, LONG_SEQUENCE), min_size=1, max_size=5),
     heads=st.sampled_from([(1, 1), (6, 2), (7, 1), (17, 1)]),

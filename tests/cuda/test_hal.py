@@ -11,12 +11,13 @@ from tests.cuda.host_driver import HostDriver, fake_cubins
 
 from aethermind.errors import OutOfMemoryError
 from aethermind.hal import DeviceId, DType, MemoryKind, Tensor
-from aethermind.testing.suites import test_hal
+from aethermind.testing.suites import test_hal, test_hal_pending
 from aethermind_cuda.backend import CudaBackend
 from aethermind_cuda.driver import CudaError
 from aethermind_cuda.launch import Launch
 
-globals().update({name: case for name, case in vars(test_hal).items() if name.startswith("test_")})
+CASES = {**vars(test_hal), **vars(test_hal_pending)}
+globals().update({name: case for name, case in CASES.items() if name.startswith("test_") or name == "stream"})
 
 
 @pytest.fixture

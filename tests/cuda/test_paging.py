@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cuda.emulator import Kernels, compile_kernels
+from tests.scale import scaled
 
 LARGEST = 2**31 - 1
 
@@ -36,7 +37,7 @@ def test_slots_are_64_bits_wide(kernels: Kernels) -> None:
     assert rows.tolist() == [(slot // 16 * 8 + 2) * 16 + slot % 16 for slot in slots.tolist()]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=scaled(5000), deadline=None)
 @given(begin=st.integers(0, 5000), total=st.integers(1, 200_000), num_splits=st.integers(1, 300))
 def test_parts_cover_all_keys_once(kernels: Kernels, begin: int, total: int, num_splits: int) -> None:
     ranges, count = np.zeros((num_splits, 2), np.int32), np.zeros(1, np.int32)

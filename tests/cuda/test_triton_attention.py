@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.cuda.check.kernels import load_builder
 from tests.cuda.interpreted_triton import Interpreter, interpreter
+from tests.scale import scaled
 
 from aethermind.dispatch import Kernel, Signature
 from aethermind.hal.dtype import DType
@@ -144,7 +145,7 @@ def test_ragged_batches(triton: Interpreter, label: str, dtype: DType) -> None:
 SEQUENCE = st.integers(0, 60).flatmap(lambda count: st.tuples(st.just(count), st.integers(max(1, count), 300)))
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(2000), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sequences=st.lists(SEQUENCE, min_size=1, max_size=5),
     heads=st.sampled_from([(1, 1), (6, 2), (7, 1), (17, 1)]),

@@ -17,7 +17,7 @@ __all__ = ["ROOT", "environment", "help_commands", "page_commands"]
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_OF_A_CLONE = re.compile(r"(make|python3|source \.venv/bin/activate|\.venv/bin/\w+|pip) ")
+_OF_A_CLONE = re.compile(r"(make|python3|\.venv/bin/\w+|pip|source \.venv/bin/activate)( |$)")
 """Commands that make the environment the tests run in."""
 
 

@@ -14,10 +14,10 @@ PROMPT = "Once upon a time there was a little fox who lived in a wood and looked
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
-def open_demo(runtime: Runtime, device: str, kv_cache_dtype: str) -> tuple[LLM, MemoryContents]:
+def open_demo(runtime: Runtime, device: str, kv_cache_dtype: str, num_ranks: int = 1) -> tuple[LLM, MemoryContents]:
     llm = LLM(
         "demo", device=device, dtype="float32", kv_cache_dtype=kv_cache_dtype, block_size=4, max_model_len=96,
-        runtime=runtime,
+        tensor_parallel_size=num_ranks, runtime=runtime,
     )  # fmt: skip
     return llm, MemoryContents(llm.engine.runner.kv_memory, fingerprint(llm.engine.planned))
 
@@ -38,10 +38,21 @@ def save_mid_way(llm: LLM, contents: MemoryContents) -> tuple[bytes, list[int]]:
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
 def test_another_engine_goes_on_with_them(runtime: Runtime, device: str, kv_cache_dtype: str) -> None:
-    first, contents = open_demo(runtime, device, kv_cache_dtype)
+    assert_gone_on_with(runtime, device, kv_cache_dtype)
+
+
+@pytest.mark.parametrize(("of_first", "of_second"), [(1, 2), (2, 1)])
+def test_an_engine_of_other_ranks_goes_on_with_them(runtime: Runtime, of_first: int, of_second: int) -> None:
+    assert_gone_on_with(runtime, "cpu", "int8", of_first, of_second)
+
+
+def assert_gone_on_with(
+    runtime: Runtime, device: str, kv_cache_dtype: str, of_first: int = 1, of_second: int = 1
+) -> None:
+    first, contents = open_demo(runtime, device, kv_cache_dtype, of_first)
     whole = first.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
     data, tokens = save_mid_way(first, contents)
-    second, contents = open_demo(runtime, device, kv_cache_dtype)
+    second, contents = open_demo(runtime, device, kv_cache_dtype, of_second)
     cache = second.engine.cache
     assert cache.load("s", data, contents, tokens).num_cached_tokens == len(tokens)
     assert cache.release("s", tokens) is Outcome.OK

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from tests.fuzz.seeds import write_seeds
 from tests.fuzz.targets import TARGETS, survives
+from tests.scale import scaled
 
-NUM_MUTANTS = 150
+NUM_MUTANTS = scaled(15_000)
 EXTREMES = (0, 1, 127, 128, 255)
 
 

@@ -13,7 +13,7 @@ from aethermind import LLM, Runtime
 from aethermind.testing.families import ModelCase
 from aethermind.testing.families.generation import generate
 from aethermind.testing.families.parity import assert_matches, random_prompts
-from aethermind_cpu.isa import isa_levels
+from aethermind_cpu.isa import built_levels
 
 CheckpointOf = Callable[[ModelCase], Path]
 
@@ -32,7 +32,7 @@ def test_sixteen_bits_are_no_further_from_the_truth_than_in_transformers(
     assert_no_further_from_the_truth(case, checkpoint(case), dtype, device, runtime)
 
 
-@pytest.mark.parametrize("isa", [isa.label for isa in isa_levels()])
+@pytest.mark.parametrize("isa", [isa.label for isa in built_levels()])
 @pytest.mark.parametrize("name", ["head_dim_80", "seven_kv_heads_tied_odd_intermediate", "qwen3_sliding"])
 def test_every_instruction_set_of_the_cpu(
     monkeypatch: pytest.MonkeyPatch, checkpoint: CheckpointOf, isa: str, name: str

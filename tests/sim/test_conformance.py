@@ -20,4 +20,4 @@ def test_the_kit_passes(
     report = run_suites(device, suites=["hal", "models"], model=str(model))
     assert [(case.name, case.reason) for case in report.failures] == []
     assert report.executed > 90
-    assert report.level == "full"
+    assert report.exit_code == 0

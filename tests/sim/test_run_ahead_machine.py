@@ -1,11 +1,10 @@
 """Random workloads on a device that is late: arrivals, cancels, ends and lack of room, beside single steps.
 
-12 runs of 30 steps; EXHAUSTIVE=1 makes it 300 of 60.
+12 runs of 30 steps; `make nightly` makes 1,200 of 60.
 """
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from tests.scale import is_full, scaled
 from tests.sim.small_model import write_small_model
 from tests.sim.watched_engine import open_watched
 
@@ -23,7 +23,6 @@ from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.requests.output import RequestOutput
 from aethermind.engine.requests.request_options import RequestOptions
 
-IS_EXHAUSTIVE = bool(os.environ.get("EXHAUSTIVE"))
 NUM_TOKENS = 9
 PROMPTS = [[(5 * index + 13 * token) % 900 + 5 for token in range(2 + 3 * index)] for index in range(4)]
 # The same beginning twice, of more than a block.
@@ -172,8 +171,8 @@ class RunAheadMachine(RuleBasedStateMachine):
 
 TestRunAhead = RunAheadMachine.TestCase
 TestRunAhead.settings = settings(
-    max_examples=300 if IS_EXHAUSTIVE else 12,
-    stateful_step_count=60 if IS_EXHAUSTIVE else 30,
+    max_examples=scaled(1200),
+    stateful_step_count=60 if is_full() else 30,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

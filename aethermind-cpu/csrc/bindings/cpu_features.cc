@@ -3,11 +3,14 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "built_levels.h"
 
 namespace aether::cpu {
 
 void bind_cpu_features(pybind11::module_& module) {
   module.def("cpu_features", [] { return cpu_features().names(); });
+  // Levels of instruction sets that were compiled whole, in order.
+  module.attr("BUILT_LEVELS") = pybind11::str(AETHER_BUILT_LEVELS).attr("split")();
 }
 
 }  // namespace aether::cpu

@@ -178,11 +178,11 @@ class Prefetcher {
   int64_t done_ = 0;
 };
 
-// Keys and values of a block's panels [begin, end) into panels.
+// Keys and values of a block's panels [begin, end) into panels. Compiled once, and called some times a block.
 template <class T, class S>
-AETHER_INLINE void pack_panels(const BlockRows& block, int64_t begin, int64_t end, const KeysAndValues<S>& stored,
-                               const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& at,
-                               Prefetcher<S>& prefetcher) {
+__attribute__((noinline)) void pack_panels(const BlockRows& block, int64_t begin, int64_t end,
+                                           const KeysAndValues<S>& stored, const AttentionLayout<T, S>& layout,
+                                           const AttentionScratch<T, S>& at, Prefetcher<S>& prefetcher) {
   using E = typename AttentionTypes<T, S>::E;
   const typename AttentionTypes<T, S>::Compute* rows[16];
   for (int64_t p = begin; p < end; ++p) {
@@ -201,9 +201,9 @@ AETHER_INLINE void pack_panels(const BlockRows& block, int64_t begin, int64_t en
 // `begin`: scores, weights, and the sums of values, which are those of a part: all stay in the caches next to the core.
 // Panels of which the last row sees no key are left out.
 template <class T, class S>
-AETHER_INLINE void attend_tile(const QueryRun& run, int64_t begin, const BlockRows& block, int64_t first_row,
-                               int64_t num_rows, const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& at,
-                               Prefetcher<S>& prefetcher) {
+__attribute__((noinline)) void attend_tile(const QueryRun& run, int64_t begin, const BlockRows& block,
+                                           int64_t first_row, int64_t num_rows, const AttentionLayout<T, S>& layout,
+                                           const AttentionScratch<T, S>& at, Prefetcher<S>& prefetcher) {
   using Types = AttentionTypes<T, S>;
   using E = typename Types::E;
   const int64_t first_query = first_row / layout.group;

@@ -128,9 +128,9 @@ struct TileKernels {
     if constexpr (R > 1) fill<R - 1>();
   }
   constexpr TileKernels() { fill<kTileRows>(); }
+
+  static const TileKernels kAll;  // gemm_tiles.h
 };
-template <class E>
-inline constexpr TileKernels<E> kTileKernels;
 
 // Rows cut into tiles of nearly equal size.
 struct Tiles {
@@ -214,7 +214,7 @@ AETHER_INLINE void multiply_each_tile(TileAtFn tile_at, int64_t num_rows, int64_
     const int64_t distance = !may_fetch ? 0 : cut.count == 1 ? ahead : following - w[0];
     for (int64_t tile = 0; tile < cut.count; ++tile) {
       const int64_t begin = cut.begin(tile), size = cut.size(tile);
-      const TileFn multiply = is_single ? kTileKernels<E>.single[size] : kTileKernels<E>.several[size];
+      const TileFn multiply = is_single ? TileKernels<E>::kAll.single[size] : TileKernels<E>::kAll.several[size];
       const Tile x = tile_at(tile);
       const int64_t rows_distance = are_far && p == 0 && tile + 1 < cut.count ? tile_at(tile + 1).x - x.x : 0;
       Fetch fetch = may_fetch ? share_of_tile(distance, num_steps, num_turns, tile, cut.count) : Fetch();
@@ -247,7 +247,7 @@ AETHER_INLINE void multiply_near(const char* tile, int64_t num_rows, int64_t k_c
   const Fetch nothing;
   for (int64_t p = 0; p < num_panels;) {
     const bool is_single = p + together > num_panels;
-    const TileFn multiply = is_single ? kTileKernels<E>.single[num_rows] : kTileKernels<E>.several[num_rows];
+    const TileFn multiply = is_single ? TileKernels<E>::kAll.single[num_rows] : TileKernels<E>::kAll.several[num_rows];
     multiply(packed_tile(tile, num_rows), panels + p, num_steps, nothing, c + p * kPanelColumns, row_stride,
              kPanelColumns, true);
     p += is_single ? 1 : together;

@@ -1,22 +1,25 @@
 // What the instruction sets' translation units give to the registry, and what it tells them about the CPU.
 #pragma once
 
-#include <cstddef>
-
 #include "kernels/registry.h"
 
 namespace aether::cpu {
 
-extern const KernelEntry kPortableKernels[];
-extern const size_t kNumPortableKernels;
-extern const KernelEntry kAvx2Kernels[];
-extern const size_t kNumAvx2Kernels;
-extern const KernelEntry kAvx512Kernels[];
-extern const size_t kNumAvx512Kernels;
-extern const KernelEntry kAvx512Bf16Kernels[];
-extern const size_t kNumAvx512Bf16Kernels;
-extern const KernelEntry kNeonKernels[];
-extern const size_t kNumNeonKernels;
+extern const std::span<const KernelEntry> kPortableAttention;
+extern const std::span<const KernelEntry> kPortableMatrix;
+extern const std::span<const KernelEntry> kPortableVector;
+extern const std::span<const KernelEntry> kPortableCopies;
+extern const std::span<const KernelEntry> kAvx2Attention;
+extern const std::span<const KernelEntry> kAvx2Matrix;
+extern const std::span<const KernelEntry> kAvx2Vector;
+extern const std::span<const KernelEntry> kAvx512Attention;
+extern const std::span<const KernelEntry> kAvx512Matrix;
+extern const std::span<const KernelEntry> kAvx512Vector;
+extern const std::span<const KernelEntry> kAvx512Bf16Attention;
+extern const std::span<const KernelEntry> kAvx512Bf16Matrix;
+extern const std::span<const KernelEntry> kNeonAttention;
+extern const std::span<const KernelEntry> kNeonMatrix;
+extern const std::span<const KernelEntry> kNeonVector;
 
 extern const std::span<const KernelEntry> kPortableQuantized;
 extern const std::span<const KernelEntry> kQuantizedRows;

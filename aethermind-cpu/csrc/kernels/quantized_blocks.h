@@ -100,21 +100,22 @@ class QuantizedWeight {
   }
 
  private:
-  // Scratch holds the units of all tiles, then their residuals and their slots.
+  // Scratch holds the units of all rows, then their residuals and which units these are of.
   static int64_t units_bytes(int64_t num_rows, int64_t num_units) {
     return round_up(most_rows(num_rows, num_units) * num_units * kUnitRowBytes, kStepBytes);
   }
   static int64_t tile_bytes(int64_t num_rows, int64_t k) {
     const int64_t num_units = divide_up(k, kUnitK), bytes = units_bytes(num_rows, num_units);
     if (!kHasResiduals) return bytes;
-    const int64_t slots = most_rows(num_rows, num_units) * num_units;
-    return 2 * bytes + round_up(slots * static_cast<int64_t>(sizeof(int32_t)), kStepBytes);
+    const int64_t outliers = most_rows(num_rows, num_units) * RowTile::outliers_per_row(num_units);
+    return 2 * bytes + round_up(outliers * static_cast<int64_t>(sizeof(int32_t)), kStepBytes);
   }
-  // Of the tile whose first row is the block's `begin`th, where scratch is for blocks of `num_rows`.
+  // The tile whose first row is the block's `begin`th, where scratch is for blocks of `num_rows`.
   RowTile tile_at(char* tiles, int64_t num_rows, int64_t begin) const {
-    const int64_t bytes = units_bytes(num_rows, shape_.num_units), first = begin * shape_.num_units;
-    char* units = tiles + first * kUnitRowBytes;
-    return {units, units + bytes, reinterpret_cast<int32_t*>(tiles + 2 * bytes) + first};
+    const int64_t bytes = units_bytes(num_rows, shape_.num_units);
+    char* units = tiles + begin * shape_.num_units * kUnitRowBytes;
+    auto* outliers = reinterpret_cast<int32_t*>(tiles + 2 * bytes);
+    return {units, units + bytes, outliers + begin * RowTile::outliers_per_row(shape_.num_units)};
   }
 
   void bring(const T* x, int64_t rows, char* tiles, int64_t num_rows) const {
@@ -144,9 +145,13 @@ class QuantizedWeight {
       for (int64_t tile = 0; tile < cut.count; ++tile) {
         const int64_t begin = cut.begin(tile), size = cut.size(tile);
         const QuantizedTileFn multiply_tile = (is_single ? kernels->single : kernels->several)[size];
-        multiply_tile(tile_at(tiles, num_rows, begin), panels + p, shape_,
-                      share_of_tile(distance, num_lines, shape_.num_units, tile, cut.count),
-                      c + begin * row_stride + p * kPanelColumns, row_stride);
+        const RowTile rows_of_tile = tile_at(tiles, num_rows, begin);
+        float* sums = c + begin * row_stride + p * kPanelColumns;
+        multiply_tile(rows_of_tile.units, panels + p, shape_,
+                      share_of_tile(distance, num_lines, shape_.num_units, tile, cut.count), sums, row_stride);
+        if constexpr (kHasResiduals) {
+          kernels->residuals(rows_of_tile, size, panels + p, end - p, shape_, sums, row_stride);
+        }
       }
       p = end;
     }

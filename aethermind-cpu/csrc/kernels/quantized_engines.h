@@ -12,8 +12,7 @@
 // one, everything else is lost in the rounding. So where a unit's largest magnitude is above `kOutlierRatio` times the
 // root mean square of its row, what rounding left is quantised once more, and the unit is multiplied twice: 16-bit
 // activations where they are needed (compare LLM.int8(), Dettmers et al. 2022, which keeps outlier channels apart in
-// float16). Which units those are is decided by the row alone, so that an answer does not depend on its batch; the other
-// rows of a tile add zeros.
+// float16). Which units those are is decided by the row alone, so that an answer does not depend on its batch.
 //
 // Of a tile's units ([units]) an engine has
 //
@@ -38,14 +37,19 @@ inline constexpr float kZero = Bits == 1 ? 0.5f : static_cast<float>(1 << (Bits 
 template <int Bits>
 inline constexpr float kFactor = Bits == 1 ? 2.0f : 1.0f;
 
-// Rows brought into scratch: their units one after another, and of some units what rounding left (`residuals`, where
-// slots[unit] counts, or is kNoSlot).
+// Rows brought into scratch: their units one after another; and of each row by itself the units with outliers, how many
+// and which, and what rounding left of them, as units of a tile of one row.
 struct RowTile {
   char* units;
   char* residuals;
-  int32_t* slots;
+  int32_t* outliers;
+
+  static int64_t outliers_per_row(int64_t num_units) { return num_units + 1; }
+  int32_t* outliers_of(int64_t row, int64_t num_units) const { return outliers + row * outliers_per_row(num_units); }
+  char* residuals_of(int64_t row, int64_t num_units, int64_t unit_bytes) const {
+    return residuals + row * num_units * unit_bytes;
+  }
 };
-inline constexpr int32_t kNoSlot = -1;
 
 template <QuantizedFormat kFormat>
 struct ExactEngine {
@@ -107,8 +111,9 @@ struct ShiftOf<true> {
   using Type = Vec;
 };
 
-// A unit of a larger magnitude, in root mean squares of its row, is multiplied twice. Measured on SmolLM2-135M: 2 to 6 %
-// of units are, and the divergence of int8 activations falls to a third; of 8 it would be a quarter at twice the work.
+// A unit of a larger magnitude, in root mean squares of its row, is multiplied twice. Measured on SmolLM2-135M: 2 to 6
+// % of units are, and the divergence of int8 activations falls to a third; with 8 it would be a quarter at twice the
+// work.
 inline constexpr float kOutlierRatio = 10.0f;
 
 template <QuantizedFormat kFormat>
@@ -127,30 +132,32 @@ struct ByteEngine {
   template <class T>
   static void bring(const T* x, int64_t k, int64_t num_rows, const RowTile& tile) {
     const int64_t unit_bytes = num_rows * kRowBytes, num_units = divide_up(k, kUnitK);
-    std::memset(tile.slots, 0xff, static_cast<size_t>(num_units) * sizeof(int32_t));
-    int32_t num_slots = 0;
     for (int64_t row = 0; row < num_rows; ++row, x += k) {
       const float limit = kOutlierRatio * root_mean_square(x, k);
       char* to = tile.units;
+      char* residual = tile.residuals_of(row, num_units, kRowBytes);
+      int32_t* outliers = tile.outliers_of(row, num_units);
+      int32_t count = 0;
       for (int64_t unit = 0, left = k; unit < num_units; ++unit, left -= kUnitK, to += unit_bytes) {
         const T* values = x + unit * kUnitK;
-        Vec low = left >= kLanes ? load(values) : load(values, left);
-        Vec high = left >= kUnitK  ? load(values + kLanes)
-                   : left > kLanes ? load(values + kLanes, left - kLanes)
-                                   : zero();
-        if (!(put_unit(low, high, to, row, num_rows) > limit)) continue;
-        int32_t& slot = tile.slots[unit];
-        if (slot == kNoSlot) {
-          slot = num_slots++;
-          std::memset(tile.residuals + slot * unit_bytes, 0, static_cast<size_t>(unit_bytes));
-        }
-        put_unit(low, high, tile.residuals + slot * unit_bytes, row, num_rows);
+        const Vec low = left >= kLanes ? load(values) : load(values, left);
+        const Vec high = left >= kUnitK  ? load(values + kLanes)
+                         : left > kLanes ? load(values + kLanes, left - kLanes)
+                                         : zero();
+        const float magnitude = put_unit(low, high, to, row, num_rows);
+        if (!(magnitude > limit)) continue;
+        outliers[++count] = static_cast<int32_t>(unit);
+        const char* codes = to + row * kUnitK;
+        const Vec negated_scale = set1(-byte_scale(magnitude));
+        put_unit(fma(load_integer_codes(codes), negated_scale, low),
+                 fma(load_integer_codes(codes + kLanes), negated_scale, high), residual, 0, 1);
+        residual += kRowBytes;
       }
+      *outliers = count;
     }
   }
 
-  // Adds the products of a unit. Rows end one by one, between the last products of those that follow: a core does both
-  // at once.
+  // Adds the products of a unit.
   template <int R, int P>
   AETHER_INLINE static void add_unit(Vec (&sums)[R][P], const char* x, const char* const (&codes)[P],
                                      const Vec (&scales)[P], const Zero (&zeros)[P]) {
@@ -175,8 +182,9 @@ struct ByteEngine {
       }
     }
 #pragma GCC unroll 8
-    for (int64_t step = 0; step + 1 < kFormat.bits; ++step) add_step(dots, x, codes, step, [](int) {});
-    add_step(dots, x, codes, kFormat.bits - 1, [&](int r) __attribute__((always_inline)) {
+    for (int64_t step = 0; step < kFormat.bits; ++step) add_step(dots, x, codes, step);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
       const Vec row_scale = set1(load_float(row_scales + r * 4));
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
@@ -184,7 +192,7 @@ struct ByteEngine {
         sums[r][p] = fma(to_floats(dots[r][p]), kScalesAtEnd ? row_scale : scales[p] * row_scale, sums[r][p]);
         if constexpr (kFormat.has_offset) sums[r][p] = fma(set1(load_float(row_sums + r * 4)), offsets[p], sums[r][p]);
       }
-    });
+    }
   }
 
  private:
@@ -203,16 +211,15 @@ struct ByteEngine {
     return std::sqrt(reduce_add(squares) / static_cast<float>(k));
   }
 
-  // Writes a row's part of a unit, and leaves in `low` and `high` what rounding took; returns the largest magnitude.
-  AETHER_INLINE static float put_unit(Vec& low, Vec& high, char* to, int64_t row, int64_t num_rows) {
+  // Writes a row's part of a unit; returns the largest magnitude.
+  AETHER_INLINE static float put_unit(const Vec& low, const Vec& high, char* to, int64_t row, int64_t num_rows) {
     // Of a single bit, codes are 0 or 2 and their zero point is 1.
     constexpr bool is_sum = kFormat.has_zero_point || kFormat.has_offset || kFormat.bits == 1;
     constexpr int32_t kOffset = is_sum ? 1 : (1 << (kFormat.bits - 1)) - kCodeOffset<kFormat.bits>;
     const float magnitude = reduce_magnitude(larger_magnitude(larger_magnitude(zero(), low), high));
     const float scale = byte_scale(magnitude);
-    const Vec steps = set1(steps_per_one(magnitude)), negated_scale = set1(-scale);
-    char* codes = to + row * kUnitK;
-    const int32_t sum = round_to_bytes(low * steps, high * steps, codes);
+    const Vec steps = set1(steps_per_one(magnitude));
+    const int32_t sum = round_to_bytes(low * steps, high * steps, to + row * kUnitK);
     to += num_rows * kUnitK + row * 4;
     if constexpr (kFormat.has_offset) {
       const float scaled = scale * static_cast<float>(sum);
@@ -222,14 +229,11 @@ struct ByteEngine {
       std::memcpy(to, &negated, 4);
     }
     std::memcpy(to + num_rows * 4, &scale, 4);
-    low = fma(load_integer_codes(codes), negated_scale, low);
-    high = fma(load_integer_codes(codes + kLanes), negated_scale, high);
     return magnitude;
   }
 
-  // Adds the products of a step, and calls `finish` for each row that has them.
-  template <int R, int P, int Field, class FinishFn>
-  AETHER_INLINE static void fields(IntVec (&dots)[R][P], const char* x, const IntVec (&steps)[P], FinishFn finish) {
+  template <int R, int P, int Field>
+  AETHER_INLINE static void add_fields(IntVec (&dots)[R][P], const char* x, const IntVec (&steps)[P]) {
     IntVec w[P];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) w[p] = fields_of<kFormat.bits, Field>(steps[p]);
@@ -238,9 +242,8 @@ struct ByteEngine {
       const IntVec four = broadcast_word(x + r * kUnitK + 4 * Field);
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) dots[r][p] = dot_bytes<kFormat.bits>(dots[r][p], w[p], four);
-      if constexpr (Field + 1 == 8 / kFormat.bits) finish(r);
     }
-    if constexpr (Field + 1 < 8 / kFormat.bits) fields<R, P, Field + 1>(dots, x, steps, finish);
+    if constexpr (Field + 1 < 8 / kFormat.bits) add_fields<R, P, Field + 1>(dots, x, steps);
   }
 
   // Whether integers are sums in halves of words until a unit ends.
@@ -261,13 +264,12 @@ struct ByteEngine {
     }
   }
 
-  template <int R, int P, class FinishFn>
-  AETHER_INLINE static void add_step(IntVec (&dots)[R][P], const char* x, const char* const (&codes)[P], int64_t step,
-                                     FinishFn finish) {
+  template <int R, int P>
+  AETHER_INLINE static void add_step(IntVec (&dots)[R][P], const char* x, const char* const (&codes)[P], int64_t step) {
     IntVec steps[P];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) steps[p] = load_words(codes[p] + step * kStepBytes);
-    fields<R, P, 0>(dots, x + step * (kUnitK / kFormat.bits), steps, finish);
+    add_fields<R, P, 0>(dots, x + step * (kUnitK / kFormat.bits), steps);
   }
 
   // `add_unit` of one row, of which instructions bound how far ahead a core reads: fields are multiplied where they

@@ -11,11 +11,27 @@
 
 namespace aether::cpu::AETHER_ISA {
 
+// Reads the scales and zero points, or offsets, of the block at `codes`, and moves on to its codes.
+template <QuantizedFormat kFormat, class Zero>
+AETHER_INLINE void read_sides(const char*& codes, Vec& scale, Zero& zero) {
+  using E = QuantizedEngine<kFormat>;
+  scale = load(reinterpret_cast<const Float16*>(codes));
+  codes += kScaleBytes;
+  if constexpr (kFormat.has_zero_point) {
+    zero = E::zero_points(reinterpret_cast<const uint8_t*>(codes));
+    codes += kZeroBytes;
+  } else if constexpr (kFormat.has_offset) {
+    zero = load(reinterpret_cast<const Float16*>(codes));
+    codes += kOffsetBytes;
+  } else {
+    zero = E::no_zero_points();
+  }
+}
+
 // One tile by P panels. The sums of row r and panel p are written to sums[r * row_stride + p * 16 …].
 template <QuantizedFormat kFormat, int R, int P>
-__attribute__((noinline)) void multiply_quantized(const RowTile& tile, const char* const* panels,
-                                                  const PanelShape& shape, const Fetch& fetch, float* sums,
-                                                  int64_t row_stride) {
+__attribute__((noinline)) void multiply_quantized(const char* x, const char* const* panels, const PanelShape& shape,
+                                                  const Fetch& fetch, float* sums, int64_t row_stride) {
   using E = QuantizedEngine<kFormat>;
   const char* codes[P];
   Vec scales[P] = {};
@@ -44,7 +60,6 @@ __attribute__((noinline)) void multiply_quantized(const RowTile& tile, const cha
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) totals[r][p] = zero();
   }
-  const char* x = tile.units;
   for (int64_t unit = 0, block_end = 0; unit < shape.num_units; ++unit, x += R * E::kRowBytes) {
     if (unit == block_end) {
       block_end = smaller(unit + shape.units_per_block, shape.num_units);
@@ -52,18 +67,8 @@ __attribute__((noinline)) void multiply_quantized(const RowTile& tile, const cha
       for (int p = 0; p < P; ++p) {
         if constexpr (kFormat.has_levels) {
           codes[p] = lines[p].unpack(codes[p]);
-          continue;
-        }
-        scales[p] = load(reinterpret_cast<const Float16*>(codes[p]));
-        codes[p] += kScaleBytes;
-        if constexpr (kFormat.has_zero_point) {
-          zeros[p] = E::zero_points(reinterpret_cast<const uint8_t*>(codes[p]));
-          codes[p] += kZeroBytes;
-        } else if constexpr (kFormat.has_offset) {
-          zeros[p] = load(reinterpret_cast<const Float16*>(codes[p]));
-          codes[p] += kOffsetBytes;
         } else {
-          zeros[p] = E::no_zero_points();
+          read_sides<kFormat>(codes[p], scales[p], zeros[p]);
         }
       }
     }
@@ -75,13 +80,7 @@ __attribute__((noinline)) void multiply_quantized(const RowTile& tile, const cha
       }
     }
     fetch_ahead();
-    const char* residual = nullptr;
-    if constexpr (E::kHasResiduals) {
-      if (tile.slots[unit] != kNoSlot) residual = tile.residuals + tile.slots[unit] * R * E::kRowBytes;
-    }
-    for (const char* part = x; part != nullptr; part = part == x ? residual : nullptr) {
-      E::add_unit(totals, part, codes, scales, zeros);
-    }
+    E::add_unit(totals, x, codes, scales, zeros);
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) codes[p] += kFormat.bits * kStepBytes;
   }
@@ -94,7 +93,42 @@ __attribute__((noinline)) void multiply_quantized(const RowTile& tile, const cha
   }
 }
 
-using QuantizedTileFn = void (*)(const RowTile&, const char* const*, const PanelShape&, const Fetch&, float*, int64_t);
+// Adds what rounding left of units with outliers (quantized_engines.h), row by row, to the sums of `num_panels` panels.
+template <QuantizedFormat kFormat>
+__attribute__((noinline)) void add_residuals(const RowTile& tile, int64_t num_rows, const char* const* panels,
+                                             int64_t num_panels, const PanelShape& shape, float* sums,
+                                             int64_t row_stride) {
+  using E = QuantizedEngine<kFormat>;
+  for (int64_t r = 0; r < num_rows; ++r, sums += row_stride) {
+    const int32_t* outliers = tile.outliers_of(r, shape.num_units);
+    const int32_t count = *outliers++;
+    if (count == 0) continue;
+    for (int64_t p = 0; p < num_panels; ++p) {
+      float* to = sums + p * kPanelColumns;
+      const char* x = tile.residuals_of(r, shape.num_units, E::kRowBytes);
+      Vec totals[1][1] = {{E::kScalesAtEnd ? zero() : load(to)}}, scales[1] = {};
+      typename E::Zero zeros[1] = {};
+      [[maybe_unused]] LevelLines<kFormat.has_levels> lines;
+      for (int32_t i = 0; i < count; ++i, x += E::kRowBytes) {
+        const int64_t unit = outliers[i], block = unit / shape.units_per_block;
+        const char* codes[1] = {panels[p] + block * shape.block_bytes};
+        if constexpr (kFormat.has_levels) {
+          codes[0] = lines.unpack(codes[0]);
+          scales[0] = lines.scales[unit % kSuperUnits];
+          zeros[0] = lines.offsets[unit % kSuperUnits];
+        } else {
+          read_sides<kFormat>(codes[0], scales[0], zeros[0]);
+        }
+        codes[0] += (unit - block * shape.units_per_block) * kFormat.bits * kStepBytes;
+        E::add_unit(totals, x, codes, scales, zeros);
+      }
+      store(to, E::kScalesAtEnd ? fma(totals[0][0], scales[0], load(to)) : totals[0][0]);
+    }
+  }
+}
+
+using QuantizedTileFn = void (*)(const char*, const char* const*, const PanelShape&, const Fetch&, float*, int64_t);
+using ResidualsFn = void (*)(const RowTile&, int64_t, const char* const*, int64_t, const PanelShape&, float*, int64_t);
 template <class T>
 using BringFn = void (*)(const T*, int64_t, int64_t, const RowTile&);
 
@@ -115,10 +149,12 @@ constexpr int64_t quantized_tile_rows(int64_t rows) {
   return rows > 4 * kQuantizedRows && quantized_panels_at_once(half) > 1 ? half : kQuantizedRows;
 }
 
-// The tile kernels of a format by number of rows, for as many panels as they take at once and for a single one.
+// The tile kernels of a format by number of rows, for as many panels as they take at once and for a single one; and
+// what adds the residuals of a tile, if there are any.
 struct QuantizedTiles {
   QuantizedTileFn several[kQuantizedRows + 1] = {};
   QuantizedTileFn single[kQuantizedRows + 1] = {};
+  ResidualsFn residuals = nullptr;
 };
 
 template <QuantizedFormat kFormat>
@@ -129,7 +165,10 @@ struct QuantizedTilesOf : QuantizedTiles {
     single[R] = multiply_quantized<kFormat, R, 1>;
     if constexpr (R > 1) fill<R - 1>();
   }
-  constexpr QuantizedTilesOf() { fill<kQuantizedRows>(); }
+  constexpr QuantizedTilesOf() {
+    fill<kQuantizedRows>();
+    if constexpr (kHasResiduals) residuals = add_residuals<kFormat>;
+  }
 };
 template <QuantizedFormat kFormat>
 inline constexpr QuantizedTilesOf<kFormat> kQuantizedTiles;

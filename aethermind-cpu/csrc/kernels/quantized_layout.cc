@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "built_levels.h"
 #include "cpu_features.h"
 #include "kernels/pack.h"
 #include "kernels/quantized_packers.h"
@@ -12,8 +13,10 @@ namespace {
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 QuantizedPackFn packer() {
-#if defined(__x86_64__)
+#if AETHER_BUILT_AVX512
   if (cpu_features().has_avx512()) return pack_quantized_avx512;
+#endif
+#if AETHER_BUILT_AVX2
   if (cpu_features().has_avx2()) return pack_quantized_avx2;
 #endif
   return pack_quantized_portable;

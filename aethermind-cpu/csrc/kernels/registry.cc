@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "built_levels.h"
 #include "cpu_features.h"
 #include "kernels/isa_tables.h"
 
@@ -27,14 +28,34 @@ bool has_neon_i8mm() { return cpu_features().has_neoni8mm(); }
 
 std::span<const KernelEntry> kernel_table() {
   static const std::vector<KernelEntry> table = [] {
-    std::vector<KernelEntry> entries(kPortableKernels, kPortableKernels + kNumPortableKernels);
-#if defined(__x86_64__)
-    entries.insert(entries.end(), kAvx2Kernels, kAvx2Kernels + kNumAvx2Kernels);
-    entries.insert(entries.end(), kAvx512Kernels, kAvx512Kernels + kNumAvx512Kernels);
-    entries.insert(entries.end(), kAvx512Bf16Kernels, kAvx512Bf16Kernels + kNumAvx512Bf16Kernels);
-#elif defined(__aarch64__)
-    entries.insert(entries.end(), kNeonKernels, kNeonKernels + kNumNeonKernels);
+    std::vector<KernelEntry> entries;
+    for (const auto& unit : {
+             kPortableAttention,
+             kPortableMatrix,
+             kPortableVector,
+             kPortableCopies,
+#if AETHER_BUILT_AVX2
+             kAvx2Attention,
+             kAvx2Matrix,
+             kAvx2Vector,
 #endif
+#if AETHER_BUILT_AVX512
+             kAvx512Attention,
+             kAvx512Matrix,
+             kAvx512Vector,
+#endif
+#if AETHER_BUILT_AVX512BF16
+             kAvx512Bf16Attention,
+             kAvx512Bf16Matrix,
+#endif
+#if AETHER_BUILT_NEON
+             kNeonAttention,
+             kNeonMatrix,
+             kNeonVector,
+#endif
+         }) {
+      entries.insert(entries.end(), unit.begin(), unit.end());
+    }
     return entries;
   }();
   return table;
@@ -43,15 +64,33 @@ std::span<const KernelEntry> kernel_table() {
 std::span<const KernelEntry> quantized_kernel_table() {
   static const std::vector<KernelEntry> table = [] {
     std::vector<KernelEntry> entries;
-    const std::span<const KernelEntry> levels[] = {
-        kPortableQuantized, kQuantizedRows,
-#if defined(__x86_64__)
-        kAvx2Quantized,     kAvx2VnniQuantized, kAvx512Quantized, kAvx512VnniQuantized,
-#elif defined(__aarch64__)
-        kNeonQuantized,     kNeonDotQuantized, kNeonI8mmQuantized,
+    for (const auto& unit : {
+             kPortableQuantized,
+             kQuantizedRows,
+#if AETHER_BUILT_AVX2MADD
+             kAvx2Quantized,
 #endif
-    };
-    for (const auto& level : levels) entries.insert(entries.end(), level.begin(), level.end());
+#if AETHER_BUILT_AVX2VNNI
+             kAvx2VnniQuantized,
+#endif
+#if AETHER_BUILT_AVX512MADD
+             kAvx512Quantized,
+#endif
+#if AETHER_BUILT_AVX512VNNI
+             kAvx512VnniQuantized,
+#endif
+#if AETHER_BUILT_NEON
+             kNeonQuantized,
+#endif
+#if AETHER_BUILT_NEONDOT
+             kNeonDotQuantized,
+#endif
+#if AETHER_BUILT_NEONI8MM
+             kNeonI8mmQuantized,
+#endif
+         }) {
+      entries.insert(entries.end(), unit.begin(), unit.end());
+    }
     return entries;
   }();
   return table;

@@ -132,7 +132,8 @@ bool is_one_of(const KernelEntry& entry, std::initializer_list<const char*> vari
   return std::ranges::any_of(variants, [&](const char* each) { return std::strcmp(entry.variant, each) == 0; });
 }
 
-// Values as signed bytes that share a scale: replaces each by what its rounding takes, and returns the largest magnitude.
+// Values as signed bytes that share a scale: replaces each by what its rounding takes, and returns the largest
+// magnitude.
 double take_bytes(std::vector<double>& values) {
   float largest = 0.0f;
   for (double value : values) largest = std::max(largest, static_cast<float>(std::fabs(value)));
@@ -168,8 +169,7 @@ Storage stored_as(const QuantizedLayout& layout) {
   return {[layout](const KernelEntry&, int, int64_t n, int64_t k, double scale) {
             return packed_weight(random_codes(layout, n, k, scale));
           },
-          [](const KernelEntry& entry, const Tensor& x) { return computed_with(entry, x); },
-          name_of(layout)};
+          [](const KernelEntry& entry, const Tensor& x) { return computed_with(entry, x); }, name_of(layout)};
 }
 
 // The largest sums that codes and activations make, in instructions that add products in few bits.

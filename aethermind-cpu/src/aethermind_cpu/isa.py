@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from enum import Enum
+from functools import cache
 
 from aethermind.errors import InvalidArgumentError
 from aethermind_cpu import _native
 
-__all__ = ["Isa", "isa_levels", "isa_limit"]
+__all__ = ["Isa", "built_levels", "how_to_build_all", "isa_levels", "isa_limit"]
 
 
 class Isa(Enum):
@@ -52,15 +53,43 @@ def isa_levels(features: Collection[str] | None = None) -> tuple[Isa, ...]:
     return _AARCH64 if "asimd" in _known(features) else _X86_64
 
 
-def isa_limit(features: Collection[str] | None = None) -> Isa:
-    """The highest level that a CPU with these features has, up to that of `AETHERMIND_CPU_ISA` where it is set.
+def built_levels() -> tuple[Isa, ...]:
+    """The levels, in order, that this build has all kernels of."""
+    return tuple(Isa.parse(name) for name in _native.BUILT_LEVELS)
 
-    Raises InvalidArgumentError where the variable names no level of the architecture.
+
+def how_to_build_all() -> str:
+    """The command that installs every level of the architecture."""
+    from aethermind.plugins.first_party import pip_install
+
+    return f"AETHERMIND_CPU_LEVELS=all {pip_install('aethermind-cpu')} --force-reinstall --no-deps --no-cache-dir"
+
+
+def isa_limit(features: Collection[str] | None = None, built: Collection[Isa] | None = None) -> Isa:
+    """The highest level that a CPU with these features has and that was built, of this CPU and build by default.
+
+    A level of which only a part was built, for the sake of a higher one, counts: no better kernels are to be had.
+    `AETHERMIND_CPU_ISA` bounds it; InvalidArgumentError where that names no level of the architecture, or one that
+    was not built.
     """
     levels = isa_levels(features)
+    whole = built_levels() if built is None else built
     name = os.environ.get("AETHERMIND_CPU_ISA")
-    allowed = levels[: _parse(name, levels).level + 1] if name else levels
-    return [isa for isa in allowed if isa.features <= set(_known(features))][-1]
+    if name and (forced := _parse(name, levels)) not in whole:
+        known = ", ".join(isa.label for isa in levels if isa in whole)
+        raise InvalidArgumentError(
+            f"AETHERMIND_CPU_ISA is {name!r}, which this build of aethermind-cpu does not have. It has {known}; "
+            f"this installs all: {how_to_build_all()}"
+        )
+    allowed = levels[: forced.level + 1] if name else levels
+    with_kernels = _levels_with_kernels() if built is None else built
+    return [isa for isa in allowed if isa.features <= set(_known(features)) and isa in with_kernels][-1]
+
+
+@cache
+def _levels_with_kernels() -> frozenset[Isa]:
+    entries = (*_native.kernel_table(), *_native.quantized_kernel_table())
+    return frozenset(Isa.parse(name) for name in {entry.variant for entry in entries})
 
 
 def _known(features: Collection[str] | None) -> Collection[str]:

@@ -54,6 +54,7 @@ def _kernel(entry: _native.KernelEntry, operator: Operator, dtype: DType, packs:
         dtypes=frozenset({dtype}),
         priority=entry.priority,
         native=entry.capsule,
+        is_batch_invariant=True,
         packs={_input(operator, index): packs.setdefault(pack.name, _pack(pack)) for index, pack in entry.packs},
     )
     return _sharing(kernel, operator)
@@ -71,6 +72,7 @@ def _quantized_kernel(
         dtypes=frozenset({dtype}),
         priority=entry.priority,
         native=entry.capsule,
+        is_batch_invariant=True,
         packs={_input(operator, index): pack for index, _ in entry.packs},
         weight_formats=frozenset({format.name}),
         arithmetic=DType.INT8 if entry.multiplies_bytes else None,

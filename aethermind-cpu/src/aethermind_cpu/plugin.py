@@ -30,8 +30,8 @@ def register_kernels(registry: KernelRegistry) -> None:
 
 @hookimpl
 def doctor_checks() -> list[tuple[str, Callable[[], str]]]:
-    """Whether the compiled part loads, and what this CPU has."""
-    return [("cpu: native module", _describe_native_module)]
+    """Whether the compiled part loads, what this CPU has, and which levels of instruction sets were compiled."""
+    return [("cpu: native module", _describe_native_module), ("cpu: instruction sets", _describe_levels)]
 
 
 def _probe() -> Probe:
@@ -58,7 +58,18 @@ def _load_kernels() -> list[Kernel]:
 
 def _describe_native_module() -> str:
     from aethermind_cpu import _native
-    from aethermind_cpu.isa import isa_limit
 
     features = ", ".join(_native.cpu_features()) or "no vector extensions beyond the baseline"
-    return f"loaded; this CPU has {features}; kernels may use {isa_limit().label}"
+    return f"loaded; this CPU has {features}"
+
+
+def _describe_levels() -> str:
+    from aethermind_cpu import _native
+    from aethermind_cpu.isa import built_levels, how_to_build_all, isa_levels, isa_limit
+
+    built = built_levels()
+    best = [isa for isa in isa_levels() if isa.features <= set(_native.cpu_features())][-1]
+    report = f"kernels use {isa_limit().label}; built are {', '.join(isa.label for isa in built)}"
+    if best not in built:
+        report += f"; this CPU has {best.label}, which would be faster: {how_to_build_all()}"
+    return report

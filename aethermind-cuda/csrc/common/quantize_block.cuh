@@ -31,7 +31,7 @@ struct Steps;
       return result;                                 \
     }                                                \
   };
-AETHER_STEPS(4, kNone, 8, 8.0f, 7.0f, 7.25f, 7.75f, 8.25f, 8.75f, 9.25f, 10.0f)
+AETHER_STEPS(4, kNone, 4, 8.0f, 7.25f, 8.75f, 10.0f)
 AETHER_STEPS(8, kZeros, 2, 255.0f, 254.0f)
 AETHER_STEPS(4, kZeros, 6, 15.0f, 14.0f, 15.75f, 16.5f, 17.5f, 18.75f)
 AETHER_STEPS(2, kZeros, 8, 3.0f, 2.0f, 3.25f, 3.5f, 4.0f, 4.5f, 5.0f, 6.0f)
@@ -72,8 +72,14 @@ struct Block {
 
   __device__ __forceinline__ float operator[](int i) const { return to_float(values[i]); }
 
+  // What an error of a value counts, where the root mean square is `typical`.
   template <int kBits, Shift kShift>
-  __device__ __forceinline__ double squared_error(const Scale& candidate) const {
+  __device__ __forceinline__ static double weight_of(float x, float typical) {
+    return kBits == 4 && kShift == Shift::kNone ? static_cast<double>(__fadd_rn(typical, fabsf(x))) : 1.0;
+  }
+
+  template <int kBits, Shift kShift>
+  __device__ __forceinline__ double squared_error(const Scale& candidate, float typical) const {
     const float inverse = inverse_of(candidate.scale);
     double total = 0.0;
     for (int i = 0; i < size; ++i) {
@@ -84,7 +90,8 @@ struct Block {
         value = __fadd_rn(value, to_float(candidate.offset));
       }
       const double error = static_cast<double>(__fsub_rn(x, value));
-      total = __dadd_rn(total, __dmul_rn(error, error));
+      const double weight = weight_of<kBits, kShift>(x, typical);
+      total = __dadd_rn(total, __dmul_rn(weight, __dmul_rn(error, error)));
     }
     return total;
   }
@@ -118,15 +125,31 @@ __device__ __forceinline__ Scale fitted_line(const Block<T>& block, const Scale&
   return {half_of(static_cast<float>(slope)), half_of(static_cast<float>(offset)), 0.0f};
 }
 
+// The scale of least weighted squares for the symmetric codes that `last` leads to.
+template <int kBits, class T>
+__device__ __forceinline__ Scale fitted_scale(const Block<T>& block, const Scale& last, float typical) {
+  const float inverse = inverse_of(last.scale);
+  double products = 0.0, squares = 0.0;
+  for (int i = 0; i < block.size; ++i) {
+    const double code = static_cast<double>(code_of<kBits, Shift::kNone>(block[i], last, inverse));
+    const double weighted = __dmul_rn(Block<T>::template weight_of<kBits, Shift::kNone>(block[i], typical), code);
+    products = __dadd_rn(products, __dmul_rn(weighted, static_cast<double>(block[i])));
+    squares = __dadd_rn(squares, __dmul_rn(weighted, code));
+  }
+  const double slope = squares != 0.0 ? products / squares : 0.0;
+  return {from_float<float16>(static_cast<float>(slope)), last.offset, 0.0f};
+}
+
 // The best of the candidates offered so far, the first of equals.
 template <int kBits, Shift kShift, class T>
 struct Choice {
   const Block<T>& block;
+  float typical;
   Scale best{from_float<float16>(0.0f), from_float<float16>(0.0f), 0.0f};
   double error = __builtin_huge_val();
 
   __device__ __forceinline__ void offer(const Scale& candidate) {
-    const double its_error = block.template squared_error<kBits, kShift>(candidate);
+    const double its_error = block.template squared_error<kBits, kShift>(candidate, typical);
     if (its_error < error) {
       error = its_error;
       best = candidate;
@@ -144,18 +167,19 @@ __device__ __forceinline__ float16 fine_scale(float largest) {
 }
 
 // What candidates are made of: the least and the greatest value, that of largest magnitude (NaN where one is), and the
-// sum of magnitudes.
+// sums of magnitudes and of squares.
 struct Extent {
   float low;
   float high;
   float peak;
   double magnitudes;
+  double squares;
 };
 
 template <class T>
 __device__ __forceinline__ Extent extent_of(const Block<T>& block) {
   const float first = block[0];
-  Extent result{first, first, first, 0.0};
+  Extent result{first, first, first, 0.0, 0.0};
   for (int i = 0; i < block.size; ++i) {
     const float x = block[i];
     result.low = fminf(result.low, x);
@@ -164,6 +188,7 @@ __device__ __forceinline__ Extent extent_of(const Block<T>& block) {
       result.peak = x;
     }
     result.magnitudes = __dadd_rn(result.magnitudes, static_cast<double>(fabsf(x)));
+    result.squares = __dadd_rn(result.squares, __dmul_rn(static_cast<double>(x), static_cast<double>(x)));
   }
   return result;
 }
@@ -180,7 +205,8 @@ __device__ __forceinline__ Scale scale_of(const Block<T>& block, const Extent& e
   } else {
     using Candidates = Steps<kBits, kShift>;
     constexpr float kMost = (1 << kBits) - 1;
-    Choice<kBits, kShift, T> choice{block};
+    const float typical = static_cast<float>(sqrt(extent.squares / static_cast<double>(block.size)));
+    Choice<kBits, kShift, T> choice{block, typical};
     const float low = kShift == Shift::kZeros ? fminf(extent.low, 0.0f) : extent.low;
     const float high = kShift == Shift::kZeros ? fmaxf(extent.high, 0.0f) : extent.high;
     const float width = __fsub_rn(high, low);
@@ -189,7 +215,12 @@ __device__ __forceinline__ Scale scale_of(const Block<T>& block, const Extent& e
     for (int i = 0; i < Candidates::kCount; ++i) {
       const float steps = Candidates::at(i);
       if constexpr (kShift == Shift::kNone) {
-        choice.offer({from_float<float16>(extent.peak / -steps), none, 0.0f});
+        Scale scale{from_float<float16>(extent.peak / -steps), none, 0.0f};
+#pragma unroll 1
+        for (int fits = 0; fits <= 2; ++fits) {
+          scale = fits == 0 ? scale : fitted_scale<kBits>(block, scale, typical);
+          choice.offer(scale);
+        }
       } else if constexpr (kShift == Shift::kZeros) {
         const float16 scale = from_float<float16>(width / steps);
         const float share = __fmul_rn(-low, fminf(steps, kMost));

@@ -33,7 +33,7 @@ def aethermind(*arguments: str) -> dict[str, object]:
 def test_it_conforms() -> None:
     """All of the kit but the cases of kernels that are the core's references."""
     report = aethermind("conform", "arena", "-k", "test_hal or test_models or arena")
-    assert report["level"] == "full"
+    assert (report["failed"], report["problems"]) == (0, [])
     assert {case["name"].partition(".")[0] for case in report["cases"]} == {"hal", "operators", "models"}
     assert report["executed"] > 350
 

@@ -1,11 +1,10 @@
 """KVCache in its three layouts against a model of memory: any operations in any order.
 
-200 runs of 50 steps; EXHAUSTIVE=1 makes it 5,000 of 100.
+50 runs of 50 steps; `make nightly` makes 5,000 of 100.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from hypothesis import settings
@@ -13,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 from tests.core.cache.memories import LAYOUTS, Memory
 from tests.core.cache.sequence_rules import SequenceRules
+from tests.scale import is_full, scaled
 
 from aethermind.cache import BlockPool, HashedPrefixCache, HostSwapStore, KVCache, KVCacheSpec
 
-IS_EXHAUSTIVE = os.environ.get("EXHAUSTIVE", "") not in ("", "0")
 MAX_MODEL_LEN = 14
 
 
@@ -56,6 +55,6 @@ class KVCacheMachine(SequenceRules):
 
 
 KVCacheMachine.TestCase.settings = settings(
-    max_examples=5000 if IS_EXHAUSTIVE else 200, stateful_step_count=100 if IS_EXHAUSTIVE else 50, deadline=None
+    max_examples=scaled(5000), stateful_step_count=100 if is_full() else 50, deadline=None
 )
 TestKVCacheMachine = KVCacheMachine.TestCase

@@ -1,21 +1,20 @@
 """KVCache over HashedPrefixCache: whatever is reused and given up, every slot holds the token asked for.
 
-200 runs of 50 steps; EXHAUSTIVE=1 makes it 5,000 of 100.
+50 runs of 50 steps; `make nightly` makes 5,000 of 100.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from tests.scale import is_full, scaled
 
 from aethermind.cache import BlockPool, HashedPrefixCache, KVCache, KVCacheSpec, Outcome
 from aethermind.cache.hashed_prefix_cache import chain_hash
 
-IS_EXHAUSTIVE = os.environ.get("EXHAUSTIVE", "") not in ("", "0")
 MAX_MODEL_LEN = 16
 EXTRA_KEYS = (b"", b"an image")
 
@@ -155,6 +154,6 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
 
 PrefixCacheMachine.TestCase.settings = settings(
-    max_examples=5000 if IS_EXHAUSTIVE else 200, stateful_step_count=100 if IS_EXHAUSTIVE else 50, deadline=None
+    max_examples=scaled(5000), stateful_step_count=100 if is_full() else 50, deadline=None
 )
 TestPrefixCacheMachine = PrefixCacheMachine.TestCase

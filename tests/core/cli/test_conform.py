@@ -15,7 +15,7 @@ def test_the_command(invoke: Any, tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert {key: report[key] for key in ("ok", "level", "executed", "passed", "failed")} == {
         "ok": True,
-        "level": "full",
+        "level": None,
         "executed": 2,
         "passed": 2,
         "failed": 0,
@@ -25,6 +25,9 @@ def test_the_command(invoke: Any, tmp_path: Path) -> None:
         "hal.views_at_an_offset_are_copied_alone",
     ]
     assert badge.read_text().startswith("<svg")
+    assert "a selection" in badge.read_text()
+    assert "#2da44e" not in badge.read_text()
+    assert "numpy: selection passed, no level" in invoke(*words).stdout
 
 
 def test_what_cannot_be_run_is_said_in_a_sentence(invoke: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.core.config.sections import SECTIONS
+from tests.scale import scaled
 
 from aethermind.config import Value, resolve
 from aethermind.errors import SettingsError
@@ -27,7 +28,9 @@ WANTED = {
 
 
 @settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60, deadline=None
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=scaled(6000),
+    deadline=None,
 )
 @given(chosen=st.fixed_dictionaries({layer: st.sets(st.sampled_from(NAMES)) for layer in GIVEN}))
 def test_any_layers_for_any_settings_the_highest_wins(tmp_path: Path, chosen: dict[str, set[str]]) -> None:

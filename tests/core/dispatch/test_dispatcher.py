@@ -86,10 +86,11 @@ def test_a_kernel_without_formats_reads_any() -> None:
 
 
 def test_a_deterministic_one_refuses_what_depends_on_the_batch() -> None:
-    kernels = [kernel("fast", 9, is_batch_invariant=False), kernel("plain")]
+    kernels = [kernel("fast", 9), kernel("plain", is_batch_invariant=True)]
     signature = Signature("add", "fake", F32, (), {}, "dense")
     dispatcher = Dispatcher(kernels, [kernels[0]], is_deterministic=True)
-    assert dispatcher.resolve(signature).explain() == "add → plain (rejected fast: its results depend on the batch)"
+    reason = "it does not promise results that do not depend on the batch (is_batch_invariant)"
+    assert dispatcher.resolve(signature).explain() == f"add → plain (rejected fast: {reason})"
     assert dispatcher.resolve_fallback(signature).chosen is None
     assert Dispatcher(kernels).resolve(signature).chosen is kernels[0]
 

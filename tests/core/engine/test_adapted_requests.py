@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from tests.adapters import adapt_weights, linear_shapes, write_adapter
 from tests.core.engine.speculative.drafting import Scripted, speculate_with
+from tests.scale import scaled
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.checkpoint import Checkpoint
@@ -265,7 +266,7 @@ def answers(engine: Engine, requests: Sequence[tuple[int, int, str, int, bool]])
 
 
 @given(requests=REQUESTS)
-@settings(max_examples=25)
+@settings(max_examples=scaled(2500))
 def test_a_mixed_batch_under_pressure_gives_each_what_it_gets_alone(
     pressed: tuple[Engine, Engine], requests: list[tuple[int, int, str, int, bool]]
 ) -> None:

@@ -1,7 +1,7 @@
 """Requests and other sequences over one cache: while a scheduler serves requests, some of which are cancelled,
 conversations are parked, pinned, forked, shifted, cut, saved and swapped, and everybody reads back what was written.
 
-200 runs of 50 steps; EXHAUSTIVE=1 makes it 5,000 of 100.
+50 runs of 50 steps; `make nightly` makes 5,000 of 100.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from hypothesis.stateful import initialize, invariant, multiple, rule
 from tests.core.cache.memories import Memory
 from tests.core.cache.sequence_rules import Held, SequenceRules
 from tests.core.engine.loops import MAX_MODEL_LEN, Loop, Swaps
-from tests.core.engine.scheduling.test_scheduler_machine import IS_EXHAUSTIVE, POLICIES, SchedulerMachine
+from tests.core.engine.scheduling.test_scheduler_machine import POLICIES, SchedulerMachine
+from tests.scale import is_full, scaled
 
 from aethermind.cache import BlockPool, CacheState, HashedPrefixCache, HostSwapStore, KVCache, KVCacheSpec, Outcome
 from aethermind.engine.requests.request import RequestState
@@ -154,6 +155,6 @@ class SharedCacheMachine(SequenceRules, SchedulerMachine):
 
 
 SharedCacheMachine.TestCase.settings = settings(
-    max_examples=5000 if IS_EXHAUSTIVE else 200, stateful_step_count=100 if IS_EXHAUSTIVE else 50, deadline=None
+    max_examples=scaled(5000), stateful_step_count=100 if is_full() else 50, deadline=None
 )
 TestSharedCacheMachine = SharedCacheMachine.TestCase

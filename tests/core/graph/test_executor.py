@@ -20,6 +20,7 @@ from tests.core.graph.graphs import (
     reference_values,
 )
 from tests.core.graph.remote_backend import PackingBackend, RemoteBackend
+from tests.scale import scaled
 
 from aethermind.errors import DeviceError, PluginError
 from aethermind.graph import Executor, GraphBuilder, compile_graph
@@ -95,7 +96,7 @@ def assert_runs_as_the_reference(
     st.sampled_from([NumpyBackend, RemoteBackend, PackingBackend]),
     st.sampled_from([{"T": 5, "R": 2}, {"T": 1, "R": 1}, {"T": 0, "R": 0}]),
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=scaled(10_000))
 def test_random_plans_compute_what_the_references_do(
     builder: GraphBuilder, fused: tuple[str, ...], fuse: bool, backend: type[Backend], symbols: dict[str, int]
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.graph.graphs import OPERATORS, given_values, model_builder, random_builders, reference_values
+from tests.scale import scaled
 
 from aethermind.errors import ConfigError
 from aethermind.graph import Graph, GraphBuilder
@@ -49,7 +50,7 @@ def merged(values: dict[str, Any], weights: Any, adapter: int) -> dict[str, Any]
 
 
 @given(random_builders(), st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=scaled(6000))
 def test_without_an_adapter_every_value_stays_the_same_to_the_bit(builder: GraphBuilder, data: st.DataObject) -> None:
     graph = builder.finish()
     known = sorted(adaptable_weights(graph, OPERATORS))

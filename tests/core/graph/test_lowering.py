@@ -19,6 +19,7 @@ from tests.core.graph.graphs import (
     random_builders,
     reference_values,
 )
+from tests.scale import scaled
 
 from aethermind.dispatch import Dispatcher, Fallback, Kernel
 from aethermind.dispatch.reference import reference_kernels
@@ -55,7 +56,7 @@ def assert_single_assignment(graph: Graph) -> None:
 
 
 @given(random_builders(), subsets, st.booleans())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=scaled(10_000))
 def test_random_graphs_compute_the_same(builder: GraphBuilder, fused: list[str], fuse: bool) -> None:
     graph = builder.finish()
     lowered = lower(graph, OPERATORS, dispatcher_of(fused), "numpy", fuse=fuse)

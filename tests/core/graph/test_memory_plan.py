@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.graph.graphs import COMPOSITES, OPERATORS, dispatcher_of, model_builder, random_builders
+from tests.scale import scaled
 
 from aethermind.graph import Graph, GraphBuilder
 from aethermind.graph.lowering import lower
@@ -78,7 +79,7 @@ def lowered(builder: GraphBuilder, fused: tuple[str, ...] = (), fuse: bool = Tru
     st.sets(st.sampled_from(COMPOSITES)).map(tuple),
     st.fixed_dictionaries({"T": st.integers(0, 40), "R": st.integers(0, 9)}),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=scaled(15_000))
 def test_random_graphs_are_never_overwritten(
     builder: GraphBuilder, fused: tuple[str, ...], symbols: dict[str, int]
 ) -> None:

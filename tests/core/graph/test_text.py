@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from tests.core.graph.graphs import OPERATORS, dispatcher_of, model_builder, random_builders
+from tests.scale import scaled
 
 from aethermind.errors import InvalidArgumentError
 from aethermind.graph import GraphBuilder
@@ -32,7 +33,7 @@ graph tiny {
 
 
 @given(random_builders())
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=scaled(8000))
 def test_random_graphs_survive_the_round_trip(builder: GraphBuilder) -> None:
     graph = builder.finish()
     lowered = lower(graph, OPERATORS, dispatcher_of(), "numpy").graph

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.scale import scaled
 
 from aethermind.hal import DeviceId, Tensor
 from aethermind.hal.host_memory import HostStreams
@@ -27,7 +28,7 @@ def together(size: int, call: Callable[[SharedMemoryCommunicator], Any]) -> list
         return [one.result(300) for one in [pool.submit(call, rank) for rank in ranks]]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=scaled(1000), deadline=None)
 @given(st.integers(1, 4), st.lists(st.integers(0, 400_000), min_size=1, max_size=4), st.integers(0, 2**32))
 def test_sums_are_those_in_the_order_of_ranks_with_the_same_bits(size: int, lengths: list[int], seed: int) -> None:
     terms = [

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.scale import scaled
 
 from aethermind.errors import InvalidArgumentError
 from aethermind.ops import quantization
@@ -63,7 +64,7 @@ def assert_same(one: QuantizedWeight, other: QuantizedWeight) -> None:
 
 
 @given(matrices(), st.sampled_from(["int8", "int8_channel", "int8_g64"]))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=scaled(15_000))
 def test_int8_is_off_by_half_a_step_at_most(array: Array, name: str) -> None:
     format = parse_format(name)
     assert format is not None
@@ -76,7 +77,7 @@ def test_int8_is_off_by_half_a_step_at_most(array: Array, name: str) -> None:
 
 
 @given(matrices(), st.sampled_from(["int8", "int8_channel", "int1", "int1_channel"]))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=scaled(15_000))
 def test_what_has_been_through_comes_back_code_for_code(array: Array, name: str) -> None:
     q = FORMATS[name].quantize(array)
     if (q.scales[q.scales != 0] >= SMALLEST_EXACT_SCALE).all():
@@ -84,7 +85,7 @@ def test_what_has_been_through_comes_back_code_for_code(array: Array, name: str)
 
 
 @given(matrices(), st.sampled_from(WITHOUT_OFFSETS))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=scaled(15_000))
 def test_what_has_been_through_stands_for_the_same_values(array: Array, name: str) -> None:
     """Codes may differ where two scales stand for the same values."""
     q = FORMATS[name].quantize(array)
@@ -94,7 +95,7 @@ def test_what_has_been_through_stands_for_the_same_values(array: Array, name: st
 
 
 @given(matrices())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=scaled(15_000))
 def test_int4_is_no_worse_than_the_largest_magnitude_at_minus_8(array: Array) -> None:
     format = FORMATS["int4"]
     padded = np.pad(array, ((0, 0), (0, -array.shape[1] % 32))).reshape(len(array), -1, 32)
@@ -108,7 +109,7 @@ def test_int4_is_no_worse_than_the_largest_magnitude_at_minus_8(array: Array) ->
 
 
 @given(matrices())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=scaled(15_000))
 def test_an_offset_is_no_worse_than_the_range_in_15_steps(array: Array) -> None:
     """As llama.cpp's Q4_1 has it, of the same size; its minimum and scale in float16, codes by the rounded ones."""
     ours = (array - rounded(FORMATS["int4_offset"], array)).astype(np.float64) ** 2
@@ -124,14 +125,14 @@ def test_an_offset_is_no_worse_than_the_range_in_15_steps(array: Array) -> None:
 
 
 @given(matrices(), st.sampled_from(["int4_zp", "int2", "int8_zp"]))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=scaled(15_000))
 def test_zero_stays_zero_where_there_are_zero_points(array: Array, name: str) -> None:
     values = rounded(FORMATS[name], array)
     assert (values[array == 0] == 0).all()
 
 
 @given(matrices())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=scaled(15_000))
 def test_int1_is_the_sign_of_the_mean_magnitude(array: Array) -> None:
     q = FORMATS["int1"].quantize(array)
     for row in range(len(array)):

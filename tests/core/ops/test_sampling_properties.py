@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.scale import scaled
 
 from aethermind.dispatch.reference import ReferenceRunner
 from aethermind.ops import catalog
@@ -19,7 +20,7 @@ GRID = 512
 """In how many steps uniform runs through [0, 1): a share is exact to one of them."""
 
 # Distributions need many rows an example, so there are fewer examples, and a busy machine may take its time.
-distribution = settings(max_examples=40, deadline=None)
+distribution = settings(max_examples=scaled(4000), deadline=None)
 unhurried = settings(deadline=None)
 
 levels = st.integers(-8, 8).map(lambda level: level / 2)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.scale import scaled
 
 from aethermind.ops.quantization import rounded
 from aethermind.ops.two_levels import in_one_level
@@ -54,7 +55,7 @@ def test_units_count_to_63_and_reach_the_widest_block(columns: int) -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([-1.0, 0.0, 1.0]), st.sampled_from([0.0, 0.3, 1.0]))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=scaled(6000))
 def test_blocks_of_either_sign_live_side_by_side(seed: int, sign: float, share: float) -> None:
     """Every value is met within a twelfth of the super-block's range, zero included.
 

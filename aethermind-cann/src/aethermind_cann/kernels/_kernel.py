@@ -22,8 +22,11 @@ _FUSED_PRIORITY = 10
 
 
 def plain_kernel(operator: str, function: Function, **options: Any) -> Kernel:
-    """A kernel of calls that every version of torch_npu has; nothing is computed where there is nothing to write."""
-    options = {"dtypes": FLOATS, "name": "torch", **options}
+    """A kernel of calls that every version of torch_npu has; nothing is computed where there is nothing to write.
+
+    It treats a row alike in any batch unless it says otherwise.
+    """
+    options = {"dtypes": FLOATS, "name": "torch", "is_batch_invariant": True, **options}
     return Kernel(operator, "cann", function=_unless_empty(function), **options)
 
 

@@ -62,12 +62,15 @@ def conform(
     ] = None,
     badge: Annotated[Path | None, typer.Option(help="Write a badge for a README to this SVG file.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the full output of failing cases.")] = False,
+    exit_first: Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first case that fails.")] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a case has failed.")] = 600,
     as_json: options.AsJson = False,
 ) -> None:
     """Check a device or a model package with the conformance kit.
 
     The suites for a device check memory and streams, every kernel, and whole models. For a model package, small random
-    models of its families are compared with transformers. The exit code is 1 if a case fails or none ran.
+    models of its families are compared with transformers. A selection (--suite, -k) has no level. The exit code is 1 if
+    a case fails, if none ran, or if something that every backend must do is declared unsupported.
     """
     from aethermind.runtime import Runtime
     from aethermind.testing.run import SUITES, run_family, run_suites
@@ -86,10 +89,25 @@ def conform(
         check_writable(badge, "Badge")
     try:
         if is_family:
-            report = run_family(name, device=device, expectations=expected, keyword=keyword, on_case=progress)
+            report = run_family(
+                name,
+                device=device,
+                expectations=expected,
+                keyword=keyword,
+                stop_at_failure=exit_first,
+                timeout_s=timeout,
+                on_case=progress,
+            )
         else:
             report = run_suites(
-                name, suites=suites, model=model, expectations=expected, keyword=keyword, on_case=progress
+                name,
+                suites=suites,
+                model=model,
+                expectations=expected,
+                keyword=keyword,
+                stop_at_failure=exit_first,
+                timeout_s=timeout,
+                on_case=progress,
             )
     finally:
         progress.clear()
@@ -102,7 +120,7 @@ def conform(
         _print(report, verbose)
     if not report.is_ok and compare is not None and not as_json and not is_family:
         _compare(model, compare, name)
-    raise typer.Exit(0 if report.is_ok else 1)
+    raise typer.Exit(report.exit_code)
 
 
 def _is_family(runtime: Runtime, name: str) -> bool:
@@ -160,8 +178,10 @@ def _print(report: Report, verbose: bool) -> None:
         ]
         rows.append((name, *map(str, (counts[0], failed, *counts[1:]))))
     print(console.columns(rows, indent=""))
+    foreign = [case for case in report.failures if case.is_foreign and not report.is_selection]
     for title, cases in (
-        ("Failed", report.failures),
+        ("Failed", [case for case in report.failures if case not in foreign]),
+        ("Failed, of operators of other packages, which do not count", foreign),
         ("Unsupported", [case for case in report.cases if case.outcome is Outcome.UNSUPPORTED]),
         ("Expected failures", [case for case in report.cases if case.outcome is Outcome.EXPECTED_FAILURE]),
     ):
@@ -180,6 +200,10 @@ def _print(report: Report, verbose: bool) -> None:
         "required": "all that is required is done; some of the rest is not there",
         "none": "not all that is required is done",
     }
+    if report.level is None:
+        state = "passed" if report.is_ok else console.style("failed", "red", sys.stdout)
+        print(f"\n{report.backend}: selection {state}, no level: --suite and -k leave out a part of the kit.")
+        return
     colour = "red" if report.level == "none" else "green"
     print(f"\n{report.backend}: level {console.style(report.level, colour, sys.stdout)}, {meaning[report.level]}.")
 

@@ -94,7 +94,7 @@ class Dispatcher:
 
     def _reason_against(self, kernel: Kernel, signature: Signature) -> str | None:
         if self._is_deterministic and not kernel.is_batch_invariant:
-            return "its results depend on the batch"
+            return "it does not promise results that do not depend on the batch (is_batch_invariant)"
         return _reason_against(kernel, signature)
 
 

@@ -78,6 +78,9 @@ class Kernel:
     `arithmetic` is the dtype whose peak rate bounds its operations where that is not F, as with activations that are
     quantised on the way.
 
+    `is_batch_invariant` promises that a row's results have the same bits whatever the other rows of a call are, and
+    however many: only kernels that do are chosen with `deterministic=True`, and the conformance kit tries it.
+
     `rounds_weights` says that weights in a format may be rounded to F, each by itself, before they are multiplied.
 
     `provider` is the package that it comes from, for messages: the registry fills it in.
@@ -93,7 +96,7 @@ class Kernel:
     packs: Mapping[str, Pack] = field(default_factory=dict)
     supports: Callable[[Signature], str | None] = _supports_everything
     weight_formats: frozenset[str] | None = frozenset({DENSE})
-    is_batch_invariant: bool = True
+    is_batch_invariant: bool = False
     arithmetic: DType | None = None
     rounds_weights: bool = False
     provider: str = ""

@@ -243,11 +243,6 @@ class EngineConfig:
         StoreAddress.parse(self.kv_store)
         if not self.enable_prefix_caching:
             raise InvalidArgumentError("A KV store needs enable_prefix_caching: what it has is found by its beginning.")
-        if self.tensor_parallel_size > 1:
-            raise InvalidArgumentError(
-                "A KV store cannot be shared by several ranks: each has its own heads. Leave kv_store or "
-                "tensor_parallel_size out."
-            )
 
     def _check_speculation(self) -> None:
         if self.num_speculative_tokens > MAX_SPECULATIVE_TOKENS:

@@ -98,5 +98,8 @@ class Backend(ABC):
         return None
 
     def set_num_threads(self, num_threads: int | None) -> int:
-        """Use this many worker threads (None: the backend's choice) and return how many; 1 where there are none."""
+        """Use this many worker threads (None: the backend's choice) and return how many; 1 where there are none.
+
+        Results are the same for any number, to the bit.
+        """
         return 1

@@ -54,7 +54,7 @@ class Operator:
 
     `samples(rng)` yields inputs with tails, one row, none. `term_magnitudes`, where given, returns for each output the
     sum of the magnitudes of the terms that were added up, which scales the tolerance; elsewhere |reference| does. An
-    infinite magnitude marks an element that may hold anything.
+    infinite magnitude marks an element that may hold anything, and a magnitude of 0 one that is copied to the bit.
     `decompose(builder, *values, **attributes)` says the same with smaller operators.
 
     `update(inputs, outputs, **attributes)` is for operators whose outputs are the memory of inputs: the outputs hold

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 
 import numpy as np
@@ -15,7 +15,7 @@ from aethermind.ops.schema import TensorType
 from aethermind.ops.weight_format import DENSE, WeightFormatRegistry
 from aethermind.testing.operator_calls import KernelCase
 
-__all__ = ["is_supported", "kernel_cases"]
+__all__ = ["KernelGroup", "is_supported", "kernel_cases", "kernel_groups"]
 
 _SEED = 11
 
@@ -26,9 +26,10 @@ def kernel_cases(
     """Dense weights on all samples of the operator, in every dtype that the kernel takes.
 
     What a kernel does not support and another one of the same operator does is no case of the first.
-    Of the formats that it takes (all that are proposed, where it takes any) each has one dtype and up to three samples:
-    the one with the widest weight, the one with the most rows, and another. Kernels take turns in the rest, so that
-    those of one operator, which share their packing and their loops, cover all of them.
+    Of the formats that it takes (all that are proposed, where it takes any) each has up to three samples in one dtype:
+    the one with the widest weight, the one with the most rows, and another; and one of them in every other dtype.
+    Kernels take turns in the rest, so that those of one operator, which share their packing and their loops, cover all
+    of them.
     """
     turns = count()
     drawn: dict[str, list[Sample]] = {}
@@ -51,6 +52,41 @@ def kernel_cases(
                 yield from _of_format(operator, kernel, dtypes, samples, formats, name, next(turns))
 
 
+@dataclass(frozen=True, slots=True)
+class KernelGroup:
+    """A kernel in one dtype, with a few samples of different shapes that it takes."""
+
+    cases: tuple[KernelCase, ...]
+
+    def __str__(self) -> str:
+        first = self.cases[0]
+        format = "" if first.weight_format is None else f"-{first.weight_format.name}"
+        return f"{first.operator.name}-{first.kernel.name}-{first.float_type}{format}"
+
+
+def kernel_groups(cases: Iterable[KernelCase], *, of_every_format: bool = False) -> Iterator[KernelGroup]:
+    """The cases of every kernel in each dtype that have the most rows, largest inputs, longest sums, and others.
+
+    They are of dense weights, or of the first format of kernels that take no dense ones and share a name; with
+    `of_every_format`, of each of them.
+    """
+    groups: dict[tuple[str, str, DType, str], list[KernelCase]] = {}
+    for case in cases:
+        format = DENSE if case.weight_format is None else case.weight_format.name
+        groups.setdefault((case.operator.name, case.kernel.name, case.float_type, format), []).append(case)
+    seen: set[tuple[str, str, DType, bool]] = set()
+    for (operator, kernel, dtype, format), group in groups.items():
+        kind = (operator, kernel, dtype, format == DENSE)
+        if kind in seen and not of_every_format:
+            continue
+        seen.add(kind)
+        rows = max(group, key=lambda case: _num_rows(case.operator, case.operator.weight_inputs, case.sample))
+        size = max(group, key=lambda case: sum(0 if one is None else one.size for one in case.sample.inputs))
+        deep = max(group, key=lambda case: _last_dim(case.sample))
+        chosen = {id(case): case for case in (rows, size, deep, group[0], group[len(group) // 2])}
+        yield KernelGroup(tuple(chosen.values()))
+
+
 def _of_format(
     operator: Operator,
     kernel: Kernel,
@@ -60,16 +96,22 @@ def _of_format(
     name: str,
     turn: int,
 ) -> Iterator[KernelCase]:
-    dtype = dtypes[turn % len(dtypes)]
+    for number, dtype in enumerate(dtypes[turn % len(dtypes) :] + dtypes[: turn % len(dtypes)]):
+        chosen = _samples_of_format(operator, kernel, dtype, samples, name, turn)
+        for sample in chosen if number == 0 else chosen[number % max(len(chosen), 1) :][:1]:
+            yield KernelCase(operator, kernel, dtype, sample, formats.get(name))
+
+
+def _samples_of_format(
+    operator: Operator, kernel: Kernel, dtype: DType, samples: list[Sample], name: str, turn: int
+) -> list[Sample]:
     tried = [sample for sample in samples if kernel.supports(_signature(operator, kernel, dtype, sample, name)) is None]
     inputs = _formatted_inputs(operator, kernel)
     widest = max(tried, key=lambda sample: _num_columns(operator, inputs, sample), default=None)
     tallest = max(tried, key=lambda sample: _num_rows(operator, inputs, sample), default=None)
     others = [sample for sample in tried if sample is not widest and sample is not tallest]
     chosen = (widest, None if tallest is widest else tallest, others[turn % len(others)] if others else None)
-    for sample in chosen:
-        if sample is not None:
-            yield KernelCase(operator, kernel, dtype, sample, formats.get(name))
+    return [sample for sample in chosen if sample is not None]
 
 
 def is_supported(case: KernelCase) -> bool:
@@ -94,6 +136,11 @@ def _num_rows(operator: Operator, inputs: Collection[str], sample: Sample) -> in
     """Of the first input that is no such weight: kernels for many tokens are others than those for few."""
     named = zip(operator.schema.inputs, sample.inputs, strict=True)
     return next((int(array.shape[0]) for spec, array in named if spec.name not in inputs and array is not None), 0)
+
+
+def _last_dim(sample: Sample) -> int:
+    first = sample.inputs[0]
+    return 0 if first is None or not first.ndim else int(first.shape[-1])
 
 
 def _signature(operator: Operator, kernel: Kernel, dtype: DType, sample: Sample, format: str) -> Signature:

@@ -5,27 +5,43 @@ Inputs are brought to the device, outputs brought back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from aethermind.dispatch import Dispatcher, Fallback, Kernel
 from aethermind.dispatch.reference import evaluate, rounded_inputs
+from aethermind.errors import OperatorError
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.compile import compile_graph
 from aethermind.graph.constants import ConstantStore
 from aethermind.graph.executor import Executor
 from aethermind.graph.ir import Value, ValueKind
-from aethermind.hal import DType, Tensor
+from aethermind.graph.plan import Plan
+from aethermind.hal import DType, Stream, Tensor
+from aethermind.hal.allocator import ALIGNMENT
+from aethermind.hal.layout import align_up
 from aethermind.ops.operator import Array, Operator, OperatorRegistry, Sample, Tolerance
 from aethermind.ops.quantization import rounded
-from aethermind.ops.schema import TensorSpec
+from aethermind.ops.schema import OperatorSchema, TensorSpec
 from aethermind.ops.weight_format import WeightFormat
 from aethermind.runtime import OpenDevice
+from aethermind.testing.device_arrays import on_device, on_host
 
-__all__ = ["KernelCase", "assert_within_tolerance", "check_kernel", "run_kernel"]
+__all__ = [
+    "KernelCall",
+    "KernelCase",
+    "assert_same_bits",
+    "assert_within_tolerance",
+    "check_kernel",
+    "other_values",
+    "run_kernel",
+]
+
+_POISON_OF_FLOATS, _POISON_OF_INTEGERS = 0xFF, 0x7F
+"""Bytes of an output that nobody wrote: not a number, and an index into nothing."""
 
 _ROUNDED_ACTIVATIONS = Tolerance(relative_to_terms=0.02)
 """Of kernels that quantise activations to 8 bits on the way: half a step is 1/254 of the largest of a block, and the
@@ -67,74 +83,173 @@ class KernelCase:
         return {name: pack.name for name, pack in packs if name in self.operator.gathered}
 
 
-def run_kernel(
-    case: KernelCase, operators: OperatorRegistry, opened: OpenDevice, inputs: Sequence[Array]
-) -> list[Array]:
-    """The outputs of a plan of one step, on the host.
+class KernelCall:
+    """A plan of one step on a device: the kernel of a case, run as often as wanted with inputs of the same shapes.
 
-    Inputs that the operator changes are states in device memory, weights come in the kernel's own packing; asserts that
-    it changed nothing else.
+    Inputs that the operator changes are states in device memory, weights come in the kernel's own packing. With
+    `in_place` outputs take the memory of the inputs whose memory they may take, which are states then, too.
     """
-    schema = case.operator.schema
-    builder = GraphBuilder("conformance", operators, case.float_type)
-    changed = {spec.alias for spec in schema.outputs} if not schema.is_view else set()
-    given = {spec.name: array for spec, array in zip(schema.inputs, inputs, strict=True) if array is not None}
-    values = [_declare(builder, spec, given.get(spec.name), is_changed=spec.name in changed) for spec in schema.inputs]
-    results = builder.op(case.operator.name, *values, **case.sample.attributes)
-    results = results if isinstance(results, tuple) else (results,)
-    for position, value in enumerate(results):
-        builder.output(f"out{position}", value)
-    for value in values:
-        if value is not None and value.kind is ValueKind.INPUT:
-            builder.output(f"{value.name} afterwards", value)
-    graph = builder.finish()
-    dispatcher = Dispatcher([case.kernel])
-    compiled = compile_graph(
-        graph,
-        operators,
-        dispatcher,
-        opened.backend.name,
-        {},
-        fallback=Fallback.ERROR,
-        weight_formats=case.formatted,
-        row_formats=case.formatted,
-        packed=case.gathered_layouts,
-    )
-    backend, device = opened.backend, opened.device
-    types = {value.name: value.type for value in graph.parameters}
-    constants = ConstantStore(backend, device, lambda name: given[name], types)
-    constants.load(compiled.plan)
-    states = {name: _on_device(opened, given[name]) for name in compiled.plan.states}
-    executor = Executor(compiled.plan, backend, device, constants, states)
-    for name in compiled.plan.inputs:
-        executor.host_inputs[name][: given[name].size] = given[name].reshape(-1)
-    executor.run(())
-    executor.synchronize()
-    for name in compiled.plan.inputs:
-        after = executor.output(f"{name} afterwards", ())
-        np.testing.assert_array_equal(after, given[name], err_msg=f"the kernel wrote to its input {name}")
-    return [np.array(executor.output(f"out{position}", ())) for position in range(len(results))]
+
+    def __init__(
+        self,
+        case: KernelCase,
+        operators: OperatorRegistry,
+        opened: OpenDevice,
+        inputs: Sequence[Array | None],
+        *,
+        in_place: bool = False,
+        stream: Stream | None = None,
+    ) -> None:
+        """`inputs` have the values of weights, and the shapes of everything."""
+        schema = case.operator.schema
+        self._opened = opened
+        self._names = [spec.name for spec in schema.inputs]
+        builder = GraphBuilder("conformance", operators, case.float_type)
+        changed = set() if schema.is_view else {spec.alias for spec in schema.outputs}
+        changed |= {spec.inplace for spec in schema.outputs} if in_place else set()
+        given = self._by_name(inputs)
+        values = [_declare(builder, one, given.get(one.name), is_changed=one.name in changed) for one in schema.inputs]
+        results = builder.op(case.operator.name, *values, **case.sample.attributes)
+        results = results if isinstance(results, tuple) else (results,)
+        for position, value in enumerate(results):
+            builder.output(f"out{position}", value)
+        for value in values:
+            if value is not None and value.kind is ValueKind.INPUT:
+                builder.output(f"{value.name} afterwards", value)
+        graph = builder.finish()
+        compiled = compile_graph(
+            graph,
+            operators,
+            Dispatcher([case.kernel]),
+            opened.backend.name,
+            {},
+            fallback=Fallback.ERROR,
+            weight_formats=case.formatted,
+            row_formats=case.formatted,
+            packed=case.gathered_layouts,
+        )
+        plan = _in_place(compiled.plan, schema) if in_place else compiled.plan
+        types = {value.name: value.type for value in graph.parameters}
+        constants = ConstantStore(opened.backend, opened.device, lambda name: given[name], types)
+        constants.load(plan)
+        self._plan = plan
+        self._states = {name: on_device(opened.backend, opened.device, given[name]) for name in plan.states}
+        self._executor = Executor(plan, opened.backend, opened.device, constants, self._states, stream)
+        self._written = [position for position, spec in enumerate(schema.outputs) if spec.alias is None]
+        self._num_outputs = len(results)
+        self._in_place = in_place
+
+    def start(self, inputs: Sequence[Array | None]) -> None:
+        """Enqueue a run with these inputs, over outputs that hold what no kernel would write."""
+        given = self._by_name(inputs)
+        for output, room in self._poisoned():
+            poison = _POISON_OF_FLOATS if output.dtype.is_floating else _POISON_OF_INTEGERS
+            self._opened.backend.transfer.fill(room, poison)
+        for name, state in self._states.items():
+            self._opened.backend.transfer.copy(state, Tensor.of_numpy(given[name], self._opened.device))
+        for name in self._plan.inputs:
+            self._executor.host_inputs[name][: given[name].size] = given[name].reshape(-1)
+        self._executor.run(())
+
+    def finish(self, inputs: Sequence[Array | None]) -> list[Array]:
+        """Wait for the run with these inputs, and return its outputs on the host; asserts that inputs are as before."""
+        given = self._by_name(inputs)
+        self._executor.synchronize()
+        for name in self._plan.inputs:
+            after = self._executor.output(f"{name} afterwards", ())
+            assert_same_bits([after], [given[name]], f"the kernel wrote to its input {name}")
+        for output, room in self._poisoned():
+            poison = _POISON_OF_FLOATS if output.dtype.is_floating else _POISON_OF_INTEGERS
+            behind = on_host(self._opened.backend, room)[output.nbytes :]
+            assert np.all(behind == poison), "the kernel wrote behind the end of its output"
+        return [np.array(self._executor.output(f"out{position}", ())) for position in range(self._num_outputs)]
+
+    def run(self, inputs: Sequence[Array | None]) -> list[Array]:
+        """Both."""
+        self.start(inputs)
+        return self.finish(inputs)
+
+    def _poisoned(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Outputs that are memory of their own, and the bytes that each of them takes with its padding."""
+        for position in () if self._in_place else self._written:
+            output = self._executor.output_tensor(f"out{position}", ())
+            if output.nbytes:
+                end = min(align_up(output.offset_bytes + output.nbytes, ALIGNMENT), output.buffer.nbytes)
+                nbytes = max(end - output.offset_bytes, output.nbytes)
+                yield output, Tensor.of(output.buffer, DType.UINT8, (nbytes,), output.offset_bytes)
+
+    def _by_name(self, inputs: Sequence[Array | None]) -> dict[str, Array]:
+        return {name: array for name, array in zip(self._names, inputs, strict=True) if array is not None}
+
+
+def run_kernel(
+    case: KernelCase, operators: OperatorRegistry, opened: OpenDevice, inputs: Sequence[Array | None]
+) -> list[Array]:
+    """The outputs of one run, on the host; asserts that it changed nothing but what the operator changes."""
+    return KernelCall(case, operators, opened, inputs).run(inputs)
+
+
+def _in_place(plan: Plan, schema: OperatorSchema) -> Plan:
+    """The same plan with outputs where the inputs are whose memory they may take."""
+    (step,) = plan.steps
+    names = [spec.name for spec in schema.inputs]
+    outputs = [
+        (given if spec.inplace is not None and (given := step.inputs[names.index(spec.inplace)]) else output)
+        for spec, output in zip(schema.outputs, step.outputs, strict=True)
+    ]
+    placed = {f"out{position}": operand for position, operand in enumerate(outputs)}
+    return replace(plan, steps=(replace(step, outputs=tuple(outputs)),), outputs={**plan.outputs, **placed})
 
 
 def check_kernel(case: KernelCase, operators: OperatorRegistry, opened: OpenDevice) -> None:
     """Assert that a kernel says what its operator's page says in float64, within the page's tolerance for the dtype.
 
-    Weights in a format count as the values that the format's definition gives them.
+    It has seen other values of the same shapes before, of which nothing may be left. Where outputs may take the memory
+    of inputs it is run once more like that, and has to say the same to the bit. Weights in a format count as the
+    values that the format's definition gives them.
     """
     inputs = rounded_inputs(case.operator, case.sample, case.float_type)
-    outputs = run_kernel(case, operators, opened, inputs)
-    meant = [
-        array if array is None or spec.name not in case.formatted else rounded(case.formatted[spec.name], array)
-        for spec, array in zip(case.operator.schema.inputs, inputs, strict=True)
-    ]
-    more = Tolerance()
-    if case.weight_format is not None and case.operator.gathered:
-        more = _ROUNDED_VALUES.get(case.float_type, more)
-    elif case.weight_format is not None and case.kernel.arithmetic is DType.INT8:
-        more = _ROUNDED_ACTIVATIONS
-    elif case.weight_format is not None and case.kernel.rounds_weights:
-        more = _ROUNDED_WEIGHTS.get(case.float_type, more)
-    assert_within_tolerance(operators, case.operator, case.float_type, meant, case.sample.attributes, outputs, more)
+    call = KernelCall(case, operators, opened, inputs)
+    call.run(other_values(case.operator, inputs))
+    outputs = call.run(inputs)
+    _assert_close(case.operator, case.float_type, _expected_of(case, operators, inputs), outputs, _allowed_beside(case))
+    if any(spec.inplace is not None for spec in case.operator.schema.outputs):
+        in_place = KernelCall(case, operators, opened, inputs, in_place=True).run(inputs)
+        assert_same_bits(in_place, outputs, "where its output is its input it computes something else")
+
+
+def other_values(operator: Operator, inputs: Sequence[Array | None]) -> list[Array | None]:
+    """Inputs of the same shapes and mostly other values: all of them backwards, but for integers that mean nothing so.
+
+    Those are what `Operator.check` refuses, and boundaries.
+    """
+    names = [spec.name for spec in operator.schema.inputs]
+    shapes = {name: array.shape for name, array in zip(names, inputs, strict=True) if array is not None}
+    changed = list(inputs)
+    for position, array in enumerate(inputs):
+        if array is None or names[position].startswith("cu_"):
+            continue
+        backwards = np.ascontiguousarray(array.reshape(-1)[::-1].reshape(array.shape))
+        candidate = [*changed[:position], backwards, *changed[position + 1 :]]
+        if operator.check is not None and array.dtype.kind == "i":
+            integers = {
+                name: one
+                for name, one in zip(names, candidate, strict=True)
+                if one is not None and one.dtype.kind == "i"
+            }
+            try:
+                operator.check(integers, shapes)
+            except OperatorError:
+                continue
+        changed = candidate
+    return changed
+
+
+def assert_same_bits(outputs: Sequence[Array], expected: Sequence[Array], what: str) -> None:
+    """Assert that arrays have the same bytes."""
+    for output, other in zip(outputs, expected, strict=True):
+        is_same = np.ascontiguousarray(output).view(np.uint8) == np.ascontiguousarray(other).view(np.uint8)
+        assert np.all(is_same), f"{what}: {np.count_nonzero(~is_same)} of {output.nbytes} bytes differ"
 
 
 def assert_within_tolerance(
@@ -149,25 +264,83 @@ def assert_within_tolerance(
     """Assert that outputs are those of the reference in float64 for these inputs, within the operator's tolerance for
     `float_type` and what `more` is allowed.
     """
+    _assert_close(operator, float_type, _expected(operators, operator, inputs, attributes), outputs, more)
+
+
+class _Expected(NamedTuple):
+    """What the reference says in float64, and the sums of its terms' magnitudes."""
+
+    outputs: tuple[Array, ...]
+    terms: tuple[Array, ...]
+
+
+_KEPT_BYTES = 256 << 20
+_kept: dict[tuple[str, int, DType, str], tuple[Sample, _Expected]] = {}
+"""Of samples, which live as long as an entry: kernels of one operator are all compared with the same."""
+
+
+def _expected_of(case: KernelCase, operators: OperatorRegistry, inputs: Sequence[Array | None]) -> _Expected:
+    """For the sample of a case, weights with the values that a format gives them."""
+    format = "" if case.weight_format is None else case.weight_format.name
+    key = (case.operator.name, id(case.sample), case.float_type, format)
+    if key not in _kept:
+        meant = [
+            array if array is None or spec.name not in case.formatted else rounded(case.formatted[spec.name], array)
+            for spec, array in zip(case.operator.schema.inputs, inputs, strict=True)
+        ]
+        made = _expected(operators, case.operator, meant, case.sample.attributes)
+        while _kept and sum(_num_bytes(one) for _, one in _kept.values()) + _num_bytes(made) > _KEPT_BYTES:
+            del _kept[next(iter(_kept))]
+        _kept[key] = (case.sample, made)
+    return _kept[key][1]
+
+
+def _num_bytes(expected: _Expected) -> int:
+    return sum(array.nbytes for arrays in expected for array in arrays)
+
+
+def _expected(
+    operators: OperatorRegistry, operator: Operator, inputs: Sequence[Array | None], attributes: Mapping[str, Any]
+) -> _Expected:
     exact = [
         array.astype(np.float64) if array is not None and DType.of_numpy(array.dtype).is_floating else array
         for array in inputs
     ]
     completed = operator.schema.complete(attributes)
-    expected = evaluate(operators, operator, exact, completed)
-    terms = _magnitudes(operator, exact, completed, expected)
+    with np.errstate(all="ignore"):  # samples have infinities and what is not a number where none may be looked at
+        outputs = evaluate(operators, operator, exact, completed)
+        return _Expected(outputs, _magnitudes(operator, exact, completed, outputs))
+
+
+def _assert_close(
+    operator: Operator, float_type: DType, expected: _Expected, outputs: Sequence[Array], more: Tolerance
+) -> None:
     tolerance = operator.tolerances[float_type]
-    for output, reference, magnitude in zip(outputs, expected, terms, strict=True):
+    for output, reference, magnitude in zip(outputs, *expected, strict=True):
         assert output.shape == reference.shape, f"the output is of shape {output.shape}, not {reference.shape}"
         got = output.astype(np.float64)
-        is_exact = np.isfinite(magnitude) & ~np.isfinite(reference)
+        is_open = np.isposinf(magnitude)
+        is_exact = ~is_open & ~np.isfinite(reference)
         np.testing.assert_array_equal(got[is_exact], reference[is_exact])
-        is_close = np.isfinite(magnitude) & np.isfinite(reference)
+        is_close = ~is_open & np.isfinite(reference)
         error = np.abs(got[is_close] - reference[is_close])
         rounding = (tolerance.relative + more.relative) * np.abs(reference[is_close]) + tolerance.absolute
         of_terms = tolerance.relative_to_terms + more.relative_to_terms
         allowed = of_terms * magnitude[is_close] + rounding
         assert np.all(error <= allowed), f"off by up to {error.max():.3g}, outside of {tolerance}"
+
+
+def _allowed_beside(case: KernelCase) -> Tolerance:
+    """What a kernel may be off by beside its operator's tolerance, where weights are in a format."""
+    if case.weight_format is None:
+        return Tolerance()
+    if case.operator.gathered:
+        return _ROUNDED_VALUES.get(case.float_type, Tolerance())
+    if case.kernel.arithmetic is DType.INT8:
+        return _ROUNDED_ACTIVATIONS
+    if case.kernel.rounds_weights:
+        return _ROUNDED_WEIGHTS.get(case.float_type, Tolerance())
+    return Tolerance()
 
 
 def _declare(builder: GraphBuilder, spec: TensorSpec, array: Array | None, *, is_changed: bool) -> Value | None:
@@ -179,13 +352,6 @@ def _declare(builder: GraphBuilder, spec: TensorSpec, array: Array | None, *, is
     if spec.kind == "W":  # only a parameter can be had in a kernel's own packing
         return builder.parameter(spec.name, array.shape, dtype)
     return builder.input(spec.name, dtype, array.shape)
-
-
-def _on_device(opened: OpenDevice, array: Array) -> Tensor:
-    backend = opened.backend
-    tensor = Tensor.of(backend.allocator.alloc(array.nbytes), DType.of_numpy(array.dtype), array.shape)
-    backend.transfer.copy(tensor, Tensor.of_numpy(array, opened.device))
-    return tensor
 
 
 def _magnitudes(

@@ -5,10 +5,12 @@ pytest --pyargs aethermind.testing.suites -p aethermind.testing.pytest_plugin --
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import json
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,14 @@ import pytest
 
 from aethermind.dispatch import Fallback, Kernel
 from aethermind.errors import AetherMindError, InvalidArgumentError
+from aethermind.graph.tensor_parallel.operators import with_collectives
 from aethermind.hal import Backend, DeviceId
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.testing.expectations import Expectations, read_expectations
 from aethermind.testing.families import Checkpoints, ModelCase, cases_of, checks_of
 from aethermind.testing.families.find import architectures_of
-from aethermind.testing.kernel_cases import kernel_cases
+from aethermind.testing.kernel_cases import KernelGroup, kernel_cases, kernel_groups
+from aethermind.testing.operator_calls import KernelCase
 from aethermind.testing.report import CaseResult, Outcome
 
 __all__ = ["EXPECTATIONS_FILE"]
@@ -70,8 +74,14 @@ class _Conformance:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "kernel_case" in metafunc.fixturenames:
-            cases = kernel_cases(self.runtime.operators, self._kernels(), self.runtime.weight_formats)
-            metafunc.parametrize("kernel_case", list(cases), ids=str)
+            metafunc.parametrize("kernel_case", self._kernel_cases, ids=str)
+        if "kernel_group" in metafunc.fixturenames:
+            metafunc.parametrize("kernel_group", list(kernel_groups(self._kernel_cases)), ids=str)
+        if "invariant_group" in metafunc.fixturenames:
+            claiming = [case for case in self._kernel_cases if case.kernel.is_batch_invariant]
+            metafunc.parametrize("invariant_group", list(kernel_groups(claiming, of_every_format=True)), ids=str)
+        if "unknown_kernel" in metafunc.fixturenames:
+            metafunc.parametrize("unknown_kernel", list(self._unknown_kernels()), ids=lambda text: text.split()[1])
         if "uncomputed" in metafunc.fixturenames:
             computed = {kernel.operator for kernel in self._kernels()}
             metafunc.parametrize("uncomputed", [one.name for one in self.runtime.operators if one.name not in computed])
@@ -101,14 +111,34 @@ class _Conformance:
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if report.when == "call" or not report.passed:
-            self._write("case", asdict(_result(item, report)))
+            self._write("case", asdict(replace(_result(item, report), is_foreign=self._is_foreign(item))))
         return report
 
     def pytest_unconfigure(self) -> None:
         self.opened.backend.close()
 
+    def _is_foreign(self, item: pytest.Item) -> bool:
+        """Whether a case is about an operator of a package that is neither the core nor the one of the device."""
+        name = _operator_of(item)
+        if name is None:
+            return False
+        ours = {"aethermind-core", *self.runtime.providers("devices", self.opened.backend.name)}
+        return not ours & set(self.runtime.providers("operators", name))
+
     def _kernels(self) -> Sequence[Kernel]:
         return self.runtime.kernels.kernels(self.opened.backend.name)
+
+    @cached_property
+    def _kernel_cases(self) -> list[KernelCase]:
+        return list(kernel_cases(self.runtime.operators, self._kernels(), self.runtime.weight_formats))
+
+    def _unknown_kernels(self) -> Iterator[str]:
+        known = with_collectives(self.runtime.operators)
+        for kernel in self._kernels():
+            if kernel.operator not in known:
+                close = difflib.get_close_matches(kernel.operator, [one.name for one in known], 1)
+                meant = f"Did you mean {close[0]!r}?" if close else "Is its package installed?"
+                yield f"Kernel {kernel.operator}-{kernel.name} is of no operator that is installed. {meant}"
 
     def _model_checks(self) -> Iterator[tuple[Any, ModelCase]]:
         for architecture in self._architectures:
@@ -191,9 +221,22 @@ def _expectations(given: str | None, subject: object) -> Expectations:
     return read_expectations(beside) if beside.is_file() else Expectations()
 
 
+def _operator_of(item: pytest.Item) -> str | None:
+    """The operator that a case is about, if it is about one."""
+    parameters = getattr(item, "callspec").params if hasattr(item, "callspec") else {}  # noqa: B009
+    for value in parameters.values():
+        if isinstance(value, KernelGroup):
+            value = value.cases[0]
+        if isinstance(value, KernelCase):
+            return value.operator.name
+    uncomputed = parameters.get("uncomputed")
+    return None if uncomputed is None else str(uncomputed)
+
+
 def _name(item: pytest.Item) -> str:
-    """`suite.what[parameters]`: the file's name and the function's, without what makes them tests."""
-    return f"{item.path.stem.removeprefix('test_')}.{item.name.removeprefix('test_')}"
+    """`suite.what[parameters]`: the suite that begins the file's name, and the function's without `test_`."""
+    suite = item.path.stem.removeprefix("test_").partition("_")[0]
+    return f"{suite}.{item.name.removeprefix('test_')}"
 
 
 def _result(item: pytest.Item, report: pytest.TestReport) -> CaseResult:

@@ -27,7 +27,9 @@ _BAD = (Outcome.FAILED, Outcome.UNEXPECTED_PASS)
 class CaseResult:
     """One case, called `suite.what[parameters]`; whether every backend must pass it, and what was found.
 
-    `reason` is a sentence for whatever did not pass, `details` the whole of what a failing test said.
+    `is_foreign` says that it is about an operator that neither the core nor the backend's package has: what another
+    package lets this one do says nothing of the backend. `reason` is a sentence for whatever did not pass, `details`
+    the whole of what a failing test said.
     """
 
     name: str
@@ -36,6 +38,7 @@ class CaseResult:
     reason: str = ""
     details: str = ""
     seconds: float = 0.0
+    is_foreign: bool = False
 
     @property
     def suite(self) -> str:
@@ -50,13 +53,17 @@ class CaseResult:
 
 @dataclass(slots=True)
 class Report:
-    """All results of one backend, in the order in which they came. Mutable: cases are added as they end."""
+    """All results of one backend, in the order in which they came. Mutable: cases are added as they end.
+
+    `is_selection` says that only some of the kit was asked for: that has no level, and all that ran counts.
+    """
 
     backend: str
     version: str
     cases: list[CaseResult] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """What is wrong with the run itself: a process that died, expectations that match no case."""
+    is_selection: bool = False
 
     @property
     def executed(self) -> int:
@@ -70,16 +77,28 @@ class Report:
 
     @property
     def is_ok(self) -> bool:
-        """Something ran, and all of it went as the backend's author says."""
-        return self.executed > 0 and not self.failures and not self.problems
+        """Something ran, and all of it that counts went as the backend's author says."""
+        return self.executed > 0 and not any(map(self._counts, self.failures)) and not self.problems
 
     @property
-    def level(self) -> str:
-        """`full` where everything passed, `required` where what every backend must pass did, else `none`."""
-        short = [case for case in self.cases if case.outcome is not Outcome.PASSED]
+    def level(self) -> str | None:
+        """`full` where everything passed, `required` where what every backend must pass did, else `none`; None, not
+        the word, for a selection.
+        """
+        if self.is_selection:
+            return None
+        short = [case for case in self.cases if case.outcome is not Outcome.PASSED and self._counts(case)]
         if not self.is_ok or any(case.is_required for case in short):
             return "none"
         return "required" if short else "full"
+
+    @property
+    def exit_code(self) -> int:
+        """0 where a level was reached, or all of a selection went as it should; else 1."""
+        return 0 if self.is_ok and self.level != "none" else 1
+
+    def _counts(self, case: CaseResult) -> bool:
+        return self.is_selection or not case.is_foreign
 
     @property
     def suites(self) -> list[str]:
@@ -111,11 +130,11 @@ class Report:
         }
 
     def badge(self) -> str:
-        """A badge for a README, as SVG: the level, and how many of the cases that ran passed."""
-        color = "#cf222e" if self.level == "none" else "#2da44e"
+        """A badge for a README, as SVG: the level, and how many of the cases that ran passed; grey for a selection."""
+        color = {"none": "#cf222e", None: "#6e7781"}.get(self.level, "#2da44e")
         label, state = (
             f"conforms to aethermind {self.version}",
-            f"{self.level} {self.count(Outcome.PASSED)}/{self.executed}",
+            f"{self.level or 'no level, a selection'} {self.count(Outcome.PASSED)}/{self.executed}",
         )
         widths = [7 * len(text) + 12 for text in (label, state)]
         parts = "".join(

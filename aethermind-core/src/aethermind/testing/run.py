@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -15,9 +17,11 @@ from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.plugins.first_party import pip_install
 from aethermind.testing.report import CaseResult, Outcome, Report
 
-__all__ = ["SUITES", "run_family", "run_suites"]
+__all__ = ["SUITES", "TIMEOUT_S", "run_family", "run_suites"]
 
 SUITES = ("hal", "operators", "models")
+TIMEOUT_S = 600.0
+"""Seconds after which a case is given up: one that hangs must not keep the others, nor who waits for the report."""
 _USAGE_ERROR = 4  # of pytest
 _POLL_S = 0.1
 
@@ -29,14 +33,18 @@ def run_suites(
     model: str = "demo",
     expectations: str | None = None,
     keyword: str | None = None,
+    stop_at_failure: bool = False,
+    timeout_s: float = TIMEOUT_S,
     on_case: Callable[[CaseResult], None] = lambda _: None,
 ) -> Report:
-    """Run the kit on a device; `on_case` sees each result as it comes, `keyword` chooses cases as pytest's -k does.
+    """Run the kit on a device; `on_case` sees each result as it comes, `keyword` chooses cases as pytest's -k does, and
+    `stop_at_failure` leaves out what comes after the first one that fails. A case that takes longer than `timeout_s`
+    has failed, and ends the run.
 
     InvalidArgumentError for a device, model or file that is not there, and where pytest is not installed.
     """
     options = ["--backend", backend, "--conformance-model", model]
-    return _run(backend, suites, options, expectations, keyword, on_case)
+    return _run(backend, suites, options, expectations, keyword, stop_at_failure, timeout_s, on_case)
 
 
 def run_family(
@@ -45,11 +53,13 @@ def run_family(
     device: str = "numpy",
     expectations: str | None = None,
     keyword: str | None = None,
+    stop_at_failure: bool = False,
+    timeout_s: float = TIMEOUT_S,
     on_case: Callable[[CaseResult], None] = lambda _: None,
 ) -> Report:
     """Run the kit on the models of a plugin, package or architecture, as `run_suites` does on a device."""
     options = ["--model-package", name, "--backend", device]
-    return _run(name, ["families"], options, expectations, keyword, on_case)
+    return _run(name, ["families"], options, expectations, keyword, stop_at_failure, timeout_s, on_case)
 
 
 def _run(
@@ -58,22 +68,31 @@ def _run(
     options: Sequence[str],
     expectations: str | None,
     keyword: str | None,
+    stop_at_failure: bool,
+    timeout_s: float,
     on_case: Callable[[CaseResult], None],
 ) -> Report:
     if find_spec("pytest") is None:
         raise InvalidArgumentError(f"The kit needs pytest. Run `{pip_install('aethermind-core[testing]')}`.")
-    report = Report(subject, version("aethermind-core"))
+    is_selection = keyword is not None or (suites != ["families"] and set(suites) != set(SUITES))
+    report = Report(subject, version("aethermind-core"), is_selection=is_selection)
     with TemporaryDirectory() as folder:
         lines, output = Path(folder, "cases.jsonl"), Path(folder, "output.txt")
         lines.touch()
-        files = [str(Path(__file__).parent / "suites" / f"test_{suite}.py") for suite in suites]
+        folder_of_suites = Path(__file__).parent / "suites"
+        files = [str(path) for suite in suites for path in sorted(folder_of_suites.glob(f"test_{suite}*.py"))]
         command = [sys.executable, "-m", "aethermind.testing", *files, *options]
         command += ["--conformance-report", str(lines), "--tb=short", "-q", "--no-header"]
         command += [] if expectations is None else ["--expectations", expectations]
         command += [] if keyword is None else ["-k", keyword]
-        with output.open("w") as stream, subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT) as process:
+        command += ["--exitfirst"] if stop_at_failure else []
+        environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # the kit needs none of what is installed
+        with (
+            output.open("w") as stream,
+            subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment) as process,
+        ):
             try:
-                running = _follow(process, lines, report, on_case)
+                running = _follow(process, lines, report, timeout_s, on_case)
             except BaseException:
                 process.kill()
                 raise
@@ -83,10 +102,17 @@ def _run(
 
 
 def _follow(
-    process: subprocess.Popen[bytes], path: Path, report: Report, on_case: Callable[[CaseResult], None]
+    process: subprocess.Popen[bytes],
+    path: Path,
+    report: Report,
+    timeout_s: float,
+    on_case: Callable[[CaseResult], None],
 ) -> str | None:
-    """Read lines until the process has ended; returns the case that it was in then."""
+    """Read lines until the process has ended, or been ended for a case that took too long; returns the case that it was
+    in then.
+    """
     running: str | None = None
+    begun = time.monotonic()
     line = ""
     with path.open(encoding="utf-8") as lines:
         has_ended = False
@@ -98,7 +124,7 @@ def _follow(
                 ((kind, value),) = json.loads(line).items()
                 line = ""
                 if kind == "running":
-                    running = value
+                    running, begun = value, time.monotonic()
                 elif kind == "problem":
                     report.problems.append(value)
                 else:
@@ -111,7 +137,11 @@ def _follow(
                 process.wait(_POLL_S)
                 has_ended = True
             except subprocess.TimeoutExpired:
-                pass
+                if running is not None and time.monotonic() - begun > timeout_s:
+                    process.kill()
+                    process.wait()
+                    report.problems.append(f"{running} took more than {timeout_s:g} s and was ended (--timeout).")
+                    return running
 
 
 def _conclude(

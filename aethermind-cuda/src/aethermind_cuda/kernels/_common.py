@@ -28,11 +28,24 @@ def cuda_kernel(
     packs: Mapping[str, Pack] | None = None,
     is_relocatable: bool = True,
     has_heuristics: bool = False,
+    is_batch_invariant: bool = True,
     **rest: Any,
 ) -> Kernel:
-    """A kernel of this device (see `KernelFunction`); `rest` are further fields of `Kernel`."""
+    """A kernel of this device (see `KernelFunction`), which treats a row alike in any batch unless it says otherwise;
+    `rest` are further fields of `Kernel`.
+    """
     function: Any = KernelFunction(launches, workspace_bytes, is_relocatable, has_heuristics)
-    return Kernel(operator, "cuda", name, dtypes, function=function, supports=supports, packs=packs or {}, **rest)
+    return Kernel(
+        operator,
+        "cuda",
+        name,
+        dtypes,
+        function=function,
+        supports=supports,
+        packs=packs or {},
+        is_batch_invariant=is_batch_invariant,
+        **rest,
+    )
 
 
 def has_whole_vectors(matrix: DeviceArray) -> bool:

@@ -26,5 +26,6 @@ KERNELS = [
         "numpy geglu",
         frozenset({DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16}),
         function=_geglu,
+        is_batch_invariant=True,
     )
 ]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.scale import scaled
 
 from aethermind import Runtime
 from aethermind.engine.kv_memory.memory import KVMemory
@@ -62,7 +63,7 @@ def test_a_copy_within_the_cache(memory: KVMemory, opened: OpenDevice) -> None:
 def test_a_round_trip_through_host_memory(memory: KVMemory) -> None:
     host = memory.host_blocks(NUM_HOST_BLOCKS)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=scaled(6000), deadline=None)
     @given(st.data(), st.integers(0, NUM_BLOCKS))
     def check(data: st.DataObject, count: int) -> None:
         source, destination = (data.draw(st.permutations(range(NUM_BLOCKS)))[:count] for _ in range(2))

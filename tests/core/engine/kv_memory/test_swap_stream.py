@@ -116,7 +116,7 @@ def test_copies_of_blocks_between_steps_wait_for_all_moves() -> None:
         memory.memory.wait_for_swaps(lambda: set(GUEST))
         memory.write(GUEST, 50)
         memory.swaps.move_in(ON_HOST, GUEST)
-        host = memory.memory.host_blocks(len(GUEST), has_own_stream=True)
+        host = memory.memory.whole_blocks(len(GUEST), has_own_stream=True)
         host.move_out(GUEST, range(len(GUEST)))
         assert all((rows == rows[:, :1]).all() for name, rows in host.rows().items() if name == "k_cache")
         assert host.rows()["k_cache"][:, 0].tolist() == [1 + place for place in range(len(GUEST))]

@@ -32,6 +32,14 @@ def test_limits_and_places_make_no_difference(runtime: Runtime, tmp_path: Path) 
     assert of(runtime, seed=5) == plain, "of a model with weights, the seed chooses tokens only"
 
 
+@pytest.mark.parametrize("options", [{}, {"load_format": "dummy"}], ids=["weights", "made-up"])
+def test_ranks_share_what_they_compute(runtime: Runtime, options: dict[str, Any]) -> None:
+    """Unless every bit is to be the same: they add up in another order."""
+    assert of(runtime, tensor_parallel_size=2, **options) == of(runtime, **options)
+    exact = {"deterministic": True, **options}
+    assert of(runtime, tensor_parallel_size=2, **exact) != of(runtime, **exact)
+
+
 @pytest.mark.parametrize(
     "options",
     [

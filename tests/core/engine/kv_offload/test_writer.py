@@ -10,6 +10,7 @@ from tests.core.engine.kv_offload.stores import Store
 from aethermind.engine.kv_offload.health import Complaints, StoreHealth
 from aethermind.engine.kv_offload.stats import KVStoreStats
 from aethermind.engine.kv_offload.writer import StoreWriter
+from aethermind.errors import DeviceError
 
 
 class Source:
@@ -108,6 +109,20 @@ def test_a_store_that_fails_is_left_alone_for_a_while(writing: Writing) -> None:
     writing.writer.kept(key(2), 2)
     assert writing.writer.flush(60)
     assert set(writing.store.values) == {key(1), key(2)}
+
+
+def test_a_device_that_fails_ends_writing(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step says so to whoever waits for answers; nothing waits to be written for ever."""
+
+    def fail(_: Sequence[int]) -> None:
+        raise DeviceError("a device is gone")
+
+    monkeypatch.setattr(writing.source, "take", fail)
+    writing.writer.kept(key(0), 0)
+    writing.writer.flush(60)
+    writing.writer.kept(key(1), 1)
+    assert writing.writer.flush(60)
+    assert (writing.stats.num_stored, writing.stats.num_dropped, writing.store.calls) == (0, 2, [])
 
 
 def test_closing_ends_what_waits(writing: Writing) -> None:

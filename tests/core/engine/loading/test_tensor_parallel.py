@@ -199,8 +199,6 @@ def test_heads_that_cannot_be_shared_are_a_sentence(write: Callable[..., Path]) 
 
 
 def test_what_cannot_go_together_is_a_sentence(write: Callable[..., Path]) -> None:
-    with pytest.raises(InvalidArgumentError, match="Leave kv_store or tensor_parallel_size out"):
-        plans(write(LLAMA), 2, kv_store="host:1MiB")
     with pytest.raises(InvalidArgumentError, match="tensor_parallel_size should be a positive integer"):
         plan_model(RUNTIME, write(LLAMA), tensor_parallel_size=0)
     with pytest.raises(AetherMindError, match="No kernels for 2 operators on sim: all_gather_last"):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.engine.engines import open_engine
+from tests.scale import scaled
 
 from aethermind import Runtime
 from aethermind.engine.observation.comparison import Tolerance, compare, compare_arrays
@@ -57,7 +58,7 @@ def test_integers_must_be_equal_and_empty_arrays_are() -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=scaled(5000), deadline=None)
 def test_one_spoilt_element_is_found(rows: int, columns: int, data: st.DataObject) -> None:
     expected = np.random.default_rng(rows * 7 + columns).standard_normal((rows, columns)).astype(np.float32)
     index = (data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, columns - 1)))

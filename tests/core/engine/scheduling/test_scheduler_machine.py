@@ -1,17 +1,17 @@
 """Scheduler under random load: blocks add up, budgets hold, order is kept, and everybody finishes.
 
-200 runs of 50 steps; EXHAUSTIVE=1 makes it 5,000 of 100.
+50 runs of 50 steps; `make nightly` makes 5,000 of 100.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.core.engine.loops import Loop, SwapRoom, Swaps, next_token
+from tests.scale import is_full, scaled
 
 from aethermind.cache import CacheState
 from aethermind.engine.policies import (
@@ -25,7 +25,6 @@ from aethermind.engine.requests.request import FinishReason, Request, RequestSta
 from aethermind.engine.scheduling.decision import StepBudget
 from aethermind.engine.scheduling.giving_way import MAX_PREEMPTIONS
 
-IS_EXHAUSTIVE = os.environ.get("EXHAUSTIVE", "") not in ("", "0")
 VIP = -3
 POLICIES = [
     FirstComeFirstServed(),
@@ -226,6 +225,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=5000 if IS_EXHAUSTIVE else 200, stateful_step_count=100 if IS_EXHAUSTIVE else 50, deadline=None
+    max_examples=scaled(5000), stateful_step_count=100 if is_full() else 50, deadline=None
 )
 TestSchedulerMachine = SchedulerMachine.TestCase

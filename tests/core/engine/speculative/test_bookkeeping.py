@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.engine.loops import Loop, SwapRoom, Swaps, next_token
 from tests.core.engine.speculative.drafting import AlwaysMost, Scripted
+from tests.scale import scaled
 
 from aethermind.engine.requests.request import FinishReason, Request
 from aethermind.engine.scheduling.decision import ScheduleDecision
@@ -74,7 +75,7 @@ LOADS = st.lists(
 PLANS = st.lists(st.lists(st.booleans(), max_size=6), min_size=1, max_size=8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(15_000), deadline=None)
 @given(LOADS, PLANS, st.integers(8, 30), st.sampled_from([0, 12]), st.sampled_from([8, 16, 512]), st.integers(0, 9))
 def test_tokens_are_those_of_single_steps(
     load: list[tuple[int, int, int | None, int]],

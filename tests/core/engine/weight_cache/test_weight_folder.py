@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
+from tests.scale import scaled
 
 from aethermind.engine.weight_cache import WeightFolder
 from aethermind.engine.weight_cache import folder as folder_module
@@ -38,7 +39,7 @@ def sizes_of(constants: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, int]:
     return {name: array.nbytes for name, array in constants.items()}
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=scaled(2000))
 @example([100, 3 << 20, 64, 5 << 20, 1])
 @given(st.lists(st.integers(0, 300), max_size=6))
 def test_what_is_found_is_what_was_written(sizes: list[int]) -> None:

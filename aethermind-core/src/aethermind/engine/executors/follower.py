@@ -1,7 +1,8 @@
-"""The process of one rank: `python -m aethermind.engine.executors.follower FD MEMORY PARENT RANK SIZE VERSION`.
+"""The process of one rank: `python -m aethermind.engine.executors.follower FD ANSWERS MEMORY PARENT RANK SIZE VERSION`.
 
 It loads its part of a model and then follows rank 0: runs the graphs that it runs, on the same inputs, and copies the
-blocks that it copies. It ends when it is told to, and when rank 0 has gone.
+blocks that it copies. Beside that a thread answers what it has of blocks. It ends when it is told to, and when rank 0
+has gone.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
+from aethermind.cache.host_swap_store import BlockMover
 from aethermind.engine.config import EngineConfig
-from aethermind.engine.kv_memory.memory import HostBlocks, KVMemory
+from aethermind.engine.kv_memory.memory import KVMemory, WholeBlocks
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.loading.model_graph import GraphKey, Part
 from aethermind.engine.loading.model_weights import open_constants
@@ -33,16 +37,16 @@ _LOOK_S = 0.5
 """Between two looks for the parent."""
 
 
-def main(fd: int, memory: int, parent: int, rank: int, size: int, version: str) -> int:
-    """Follow whoever holds the other end of a socket; returns the exit code."""
+def main(fd: int, answers: int, memory: int, parent: int, rank: int, size: int, version: str) -> int:
+    """Follow whoever holds the other ends of two sockets; returns the exit code."""
     begin()
     logging.getLogger("aethermind").setLevel(logging.ERROR)  # rank 0 has said what there is to warn of
     threading.Thread(target=_end_with, args=[parent], daemon=True).start()
-    with socket.socket(fileno=fd) as sock:
+    with socket.socket(fileno=fd) as sock, socket.socket(fileno=answers) as answering:
         try:
             check_version(version)
             communicator = SharedMemoryCommunicator(rank, size, memory)
-            _follow(sock, communicator)
+            _follow(sock, answering, communicator)
         except (BrokenPipeError, ConnectionResetError, EOFError):
             return 0  # nobody is there any more
         except Exception as error:
@@ -58,7 +62,7 @@ def _end_with(parent: int) -> None:
     os._exit(0)
 
 
-def _follow(sock: socket.socket, communicator: SharedMemoryCommunicator) -> None:
+def _follow(sock: socket.socket, answering: socket.socket, communicator: SharedMemoryCommunicator) -> None:
     unpacker = Unpacker()
     follower: _Follower | None = None
     while True:
@@ -73,9 +77,24 @@ def _follow(sock: socket.socket, communicator: SharedMemoryCommunicator) -> None
             elif what == "load":
                 model, config = arguments
                 follower = _Follower(model, config, communicator)
+                threading.Thread(target=_answer, args=[answering, follower], daemon=True).start()
             else:
                 assert follower is not None, "rank 0 says first what to load"
                 getattr(follower, what)(*arguments)
+
+
+def _answer(sock: socket.socket, follower: _Follower) -> None:
+    """In a thread of its own, beside steps: say what blocks hold."""
+    unpacker = Unpacker()
+    with suppress(OSError):  # nobody is there any more
+        while data := sock.recv(1 << 18):
+            for blocks, num_moves in unpacker.feed(data):
+                answer: Any
+                try:
+                    answer = follower.read_blocks(blocks, num_moves)
+                except Exception as error:
+                    answer = error
+                sock.sendall(pack(answer))
 
 
 class _Follower:
@@ -90,7 +109,11 @@ class _Follower:
         self._memory = KVMemory.of(planned)
         self._constants = open_constants(planned)
         self._executors: dict[GraphKey, Executor] = {}
-        self._host_blocks: list[HostBlocks] = []
+        self._host_blocks: list[BlockMover] = []
+        self._read: WholeBlocks | None = None
+        self._written: WholeBlocks | None = None
+        self._moved = threading.Condition()
+        self._num_moves = 0
 
     def open(self, has_embeddings: bool, part: str, has_adapters: bool) -> None:
         """Prepare a graph; whatever follows the logits is rank 0's."""
@@ -126,6 +149,13 @@ class _Follower:
         executor.run(tuple(symbols))
         executor.synchronize()
 
+    def move(self, what: str, *arguments: Any) -> None:
+        """Do one of what follows, which whoever reads blocks may wait for."""
+        getattr(self, what)(*arguments)
+        with self._moved:
+            self._num_moves += 1
+            self._moved.notify_all()
+
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, (source, destination) each."""
         self._memory.copy_blocks(copies)
@@ -142,7 +172,27 @@ class _Follower:
         """Copy blocks back."""
         self._host_blocks[number].move_in(host_blocks, blocks)
 
+    def whole_blocks(self, num_blocks: int) -> None:
+        """Set room aside for what is read and for what is written at a time: in this thread, which has the device."""
+        self._read = self._memory.whole_blocks(num_blocks, has_own_stream=True)
+        self._written = self._memory.whole_blocks(num_blocks)
+
+    def write_blocks(self, blocks: Sequence[int], parts: Mapping[str, bytes]) -> None:
+        """Have blocks hold these bytes of each tensor."""
+        assert self._written is not None, "rank 0 asks for room first"
+        for name, rows in self._written.rows().items():
+            rows[: len(blocks)] = np.frombuffer(parts[name], np.uint8).reshape(len(blocks), -1)
+        self._written.move_in(range(len(blocks)), blocks)
+
+    def read_blocks(self, blocks: Sequence[int], num_moves: int) -> dict[str, bytes]:
+        """The bytes of each tensor that blocks have after so many moves; in the thread that answers."""
+        with self._moved:
+            self._moved.wait_for(lambda: self._num_moves >= num_moves)
+        assert self._read is not None, "rank 0 asks for room first"
+        self._read.move_out(blocks, range(len(blocks)))
+        return {name: rows[: len(blocks)].tobytes() for name, rows in self._read.rows().items()}
+
 
 if __name__ == "__main__":
-    _fd, _memory, _parent, _rank, _size = map(int, sys.argv[1:6])
-    sys.exit(main(_fd, _memory, _parent, _rank, _size, sys.argv[6]))
+    _fd, _answers, _memory, _parent, _rank, _size = map(int, sys.argv[1:7])
+    sys.exit(main(_fd, _answers, _memory, _parent, _rank, _size, sys.argv[7]))

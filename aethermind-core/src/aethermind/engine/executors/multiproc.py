@@ -1,18 +1,19 @@
 """The executor of several ranks on one machine: tensor parallelism over processes (Shoeybi et al. 2019).
 
 Rank 0 is the engine's own process. The others are told of every run of a graph, with the inputs that their part of it
-reads, before rank 0 begins its own; between runs they are told of copies of blocks. So whatever the engine computes,
-steps, scores, embeddings or shifted keys, is computed by all ranks, and neither the engine nor the `ModelRunner` knows.
+reads, before rank 0 begins its own; between runs they are told of what moves blocks (see `led_memory`). So whatever the
+engine computes, steps, scores, embeddings or shifted keys, is computed by all ranks, and neither the engine nor the
+`ModelRunner` knows.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any
 
+from aethermind.engine.executors.led_memory import LedMemory
 from aethermind.engine.executors.ranks import Ranks
-from aethermind.engine.kv_memory.memory import HostBlocks, KVMemory
 from aethermind.engine.loading.model_graph import GraphKey, Part
 from aethermind.engine.steps.model_runner import ModelRunner
 from aethermind.errors import DeviceError, InvalidArgumentError
@@ -41,8 +42,7 @@ class MultiprocExecutor:
         self._is_on_host = planned.open_device.backend.capabilities.is_host_accessible
         if self._is_on_host:
             planned.parallel.kernels.connect(self._ranks.communicator)
-        self.kv_memory = _LedMemory.of(planned)
-        self.kv_memory.ranks = self._ranks
+        self.kv_memory = LedMemory(planned, self._ranks)
 
     @property
     def pids(self) -> list[int]:
@@ -147,54 +147,7 @@ class _LedExecutor(Executor):
         self._ranks.tell("run", *self._key, list(symbols), inputs)
 
 
-class _LedMemory(KVMemory):
-    """Rank 0's blocks; what is done to them is done to the other ranks' parts of them."""
-
-    ranks: Ranks
-    _num_rooms = 0
-
-    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
-        """Copy blocks, (source, destination) each."""
-        pairs = list(copies)
-        if pairs:
-            self.ranks.tell("copy_blocks", [list(pair) for pair in pairs])
-            super().copy_blocks(pairs)
-
-    def host_blocks(self, num_blocks: int, *, has_own_stream: bool = False) -> HostBlocks:
-        """Room in host memory for all ranks' parts of so many blocks; it has no stream of its own."""
-        if has_own_stream:
-            raise InvalidArgumentError(_WHOLE_BLOCKS)
-        self.ranks.tell("host_blocks", num_blocks)
-        number, self._num_rooms = self._num_rooms, self._num_rooms + 1
-        return _LedHostBlocks(super().host_blocks(num_blocks), self.ranks, number)
-
-
-class _LedHostBlocks(HostBlocks):
-    def __init__(self, own: HostBlocks, ranks: Ranks, number: int) -> None:
-        self.tensors = own.tensors
-        self._own = own
-        self._ranks = ranks
-        self._number = number
-
-    def rows(self) -> dict[str, Any]:
-        """InvalidArgumentError: what this rank has of a block is not the block."""
-        raise InvalidArgumentError(_WHOLE_BLOCKS)
-
-    def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
-        """Copy device `blocks` to `host_blocks`, one by one; done here on return."""
-        self._ranks.tell("move_out", self._number, list(blocks), list(host_blocks))
-        self._own.move_out(blocks, host_blocks)
-
-    def move_in(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy `host_blocks` to device `blocks`, one by one; done here on return."""
-        self._ranks.tell("move_in", self._number, list(host_blocks), list(blocks))
-        self._own.move_in(host_blocks, blocks)
-
-
 def _free_address() -> str:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{found.getsockname()[1]}"
-
-
-_WHOLE_BLOCKS = "Keys and values cannot be saved or shared by several ranks: each has its own heads of them."

@@ -1,4 +1,7 @@
-"""The other ranks of a model, as rank 0 has them: a process and a socket for each, and memory in which all meet."""
+"""The other ranks of a model, as rank 0 has them: a process each, and memory in which all meet.
+
+Each has two sockets: one for what it is told, in order, and one on which it answers beside that what blocks hold.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import os
 import selectors
 import socket
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -30,20 +34,23 @@ class Ranks:
     """Ranks 1 and up of a planned model, in processes on this machine that end with this one. Mutable.
 
     They do what they are told, in order. Whatever ends one of them, or ends a run of rank 0 before its time, ends all:
-    then every call is an EngineDeadError that says why.
+    then every call is an EngineDeadError that says why. One thread calls, but for `read_blocks`.
     """
 
     def __init__(self, planned: PlannedModel) -> None:
         """Start them; they plan and load while rank 0 does."""
-        self._size = planned.config.tensor_parallel_size
+        self.size = planned.config.tensor_parallel_size
         self._failure: AetherMindError | None = None
         self._others: list[_Rank] = []
+        self._num_moves = 0
+        self._reading = threading.Lock()
+        self._may_read = True
         self._selector = selectors.DefaultSelector()
-        memory = shared_file(self._size)
+        memory = shared_file(self.size)
         try:
-            self.communicator = SharedMemoryCommunicator(0, self._size, memory, self.check)
-            for rank in range(1, self._size):
-                other = _Rank.start(rank, self._size, memory)
+            self.communicator = SharedMemoryCommunicator(0, self.size, memory, self.check)
+            for rank in range(1, self.size):
+                other = _Rank.start(rank, self.size, memory)
                 self._others.append(other)
                 self._selector.register(other.socket, selectors.EVENT_READ, other)
         except OSError as error:
@@ -76,10 +83,40 @@ class Ranks:
         self.check()
         data = pack([what, *arguments])
         for other in self._others:
+            self._send(other, data)
+
+    def move(self, what: str, *arguments: Any) -> None:
+        """The same for what blocks hold: who reads blocks later finds it done."""
+        self._num_moves += 1
+        self.tell("move", what, *arguments)
+
+    def write_blocks(self, blocks: Sequence[int], parts: Sequence[Mapping[str, bytes]]) -> None:
+        """Have blocks hold these bytes of each tensor, which are other ones for each of the ranks 1 and up."""
+        self.check()
+        self._num_moves += 1
+        for other, part in zip(self._others, parts, strict=True):
+            self._send(other, pack(["move", "write_blocks", list(blocks), dict(part)]))
+
+    def read_blocks(self, blocks: Sequence[int], ranks: Collection[int]) -> dict[int, Mapping[str, bytes]]:
+        """What some ranks have of blocks, the bytes of each tensor by rank. In any thread, beside steps, which must not
+        write these blocks.
+        """
+        with self._reading:
+            if self._failure is not None or not self._may_read:
+                raise self._failure or EngineDeadError("Another rank does not answer any more.")
+            self._may_read = False  # unless all have answered, what comes next is the answer to this
+            others = [other for other in self._others if other.rank in ranks]
             try:
-                other.socket.sendall(data)
-            except OSError:
-                self._fail(other)
+                for other in others:
+                    other.ask(blocks, self._num_moves)
+                found = {other.rank: other.hear_answer() for other in others}
+            except (OSError, EOFError) as error:
+                raise EngineDeadError("Another rank ended.") from error
+            self._may_read = True
+        failed = next((one for one in found.values() if isinstance(one, Exception)), None)
+        if failed is not None:
+            raise failed if isinstance(failed, AetherMindError) else EngineDeadError(f"Another rank failed: {failed}")
+        return found
 
     def meet(self) -> None:
         """Wait until all have done what they were told; raises what keeps one of them from it."""
@@ -128,7 +165,7 @@ class Ranks:
 
     def _fail(self, other: _Rank, error: Exception | None = None) -> None:
         """All end, because one did."""
-        who = f"Rank {other.rank} of {self._size}"
+        who = f"Rank {other.rank} of {self.size}"
         if error is None:
             error = EngineDeadError(f"{who} {other.describe_end()}.")
         elif not isinstance(error, AetherMindError):
@@ -138,9 +175,18 @@ class Ranks:
         self._end()
         raise error
 
+    def _send(self, other: _Rank, data: bytes) -> None:
+        try:
+            other.socket.sendall(data)
+        except OSError:
+            self._fail(other)
+
     def _end(self, grace_s: float = 0.0) -> None:
         for other in self._others:
             other.end(grace_s)
+        with self._reading:  # whoever waits for an answer has seen the end
+            for other in self._others:
+                other.answers.close()
         self._selector.close()
         self._others.clear()
 
@@ -148,18 +194,23 @@ class Ranks:
 class _Rank:
     """One process."""
 
-    def __init__(self, rank: int, process: subprocess.Popen[bytes], ours: socket.socket) -> None:
+    def __init__(
+        self, rank: int, process: subprocess.Popen[bytes], ours: socket.socket, answers: socket.socket
+    ) -> None:
         self.rank = rank
         self.socket = ours
+        self.answers = answers
         self.has_hung_up = False
         self._process = process
         self._unpacker = Unpacker()
+        self._answered = Unpacker()
 
     @classmethod
     def start(cls, rank: int, size: int, memory: int) -> _Rank:
         ours, theirs = socket.socketpair()
-        with theirs:
-            numbers = (theirs.fileno(), memory, os.getpid(), rank, size)
+        answers, their_answers = socket.socketpair()
+        with theirs, their_answers:
+            numbers = (theirs.fileno(), their_answers.fileno(), memory, os.getpid(), rank, size)
             try:
                 with signals_held():
                     process = subprocess.Popen(
@@ -167,12 +218,13 @@ class _Rank:
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,
                         env=child_environment(),
-                        pass_fds=[theirs.fileno(), memory],
+                        pass_fds=[theirs.fileno(), their_answers.fileno(), memory],
                     )
             except BaseException:
                 ours.close()
+                answers.close()
                 raise
-        return cls(rank, process, ours)
+        return cls(rank, process, ours, answers)
 
     @property
     def pid(self) -> int:
@@ -187,6 +239,17 @@ class _Rank:
             data = b""
         self.has_hung_up = not data
         return list(self._unpacker.feed(data))
+
+    def ask(self, blocks: Sequence[int], num_moves: int) -> None:
+        """Ask what it has of blocks, once it has done that many moves."""
+        self.answers.sendall(pack([list(blocks), num_moves]))
+
+    def hear_answer(self) -> Any:
+        """Wait for the answer: bytes by tensor, or an error. EOFError when it has ended."""
+        while data := self.answers.recv(1 << 20):
+            for answer in self._answered.feed(data):
+                return answer
+        raise EOFError
 
     def describe_end(self) -> str:
         """How it ended, in words."""

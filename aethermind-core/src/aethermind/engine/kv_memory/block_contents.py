@@ -28,10 +28,10 @@ class MemoryContents:
 
     def read(self, blocks: Sequence[int]) -> Mapping[str, BlockTensor]:
         """Return copies of what `blocks` hold, every tensor's rows in their order."""
-        kinds = self._kinds()
+        kinds = self._memory.block_kinds
         if not blocks:
             return {name: BlockTensor(dtype, (0, *shape), b"") for name, (dtype, shape) in kinds.items()}
-        host = self._memory.host_blocks(len(blocks))
+        host = self._memory.whole_blocks(len(blocks))
         host.move_out(blocks, range(len(blocks)))
         return {
             name: BlockTensor(kinds[name][0], (len(blocks), *kinds[name][1]), rows.tobytes())
@@ -40,16 +40,12 @@ class MemoryContents:
 
     def write(self, tensors: Mapping[str, BlockTensor], blocks: Sequence[int]) -> None:
         """Make `blocks` hold `tensors`; CacheContentError, and nothing written, where they are not like its own."""
-        wanted = {name: (dtype, (len(blocks), *shape)) for name, (dtype, shape) in self._kinds().items()}
+        wanted = {name: (dtype, (len(blocks), *shape)) for name, (dtype, shape) in self._memory.block_kinds.items()}
         if {name: (tensor.dtype_name, tensor.shape) for name, tensor in tensors.items()} != wanted:
             raise CacheContentError("Stored keys and values have other tensors than this model. Compute them again.")
         if not blocks:
             return
-        host = self._memory.host_blocks(len(blocks))
+        host = self._memory.whole_blocks(len(blocks))
         for name, rows in host.rows().items():
             rows[:] = np.frombuffer(tensors[name].data, np.uint8).reshape(rows.shape)
         host.move_in(range(len(blocks)), blocks)
-
-    def _kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """The dtype of each tensor, and the shape of a block of it."""
-        return {name: (tensor.dtype.label, tensor.shape[1:]) for name, tensor in self._memory.tensors.items()}

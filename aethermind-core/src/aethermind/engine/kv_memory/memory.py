@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from aethermind.cache.host_swap_store import BlockMover
 from aethermind.engine.kv_memory.block_copies import copy_blocks
 from aethermind.engine.kv_memory.stretches import stretches
 from aethermind.engine.kv_memory.swap_stream import SwapStream
@@ -22,7 +23,15 @@ from aethermind.runtime import OpenDevice
 if TYPE_CHECKING:
     from aethermind.engine.loading.planned_model import PlannedModel
 
-__all__ = ["HostBlocks", "KVMemory"]
+__all__ = ["KVMemory", "WholeBlocks"]
+
+
+class WholeBlocks(BlockMover, Protocol):
+    """Blocks of host memory whose bytes can be read and written, between a move out and a move in."""
+
+    def rows(self) -> dict[str, Any]:
+        """The bytes of each tensor as a view, uint8 [num_blocks, bytes of a block]."""
+        ...
 
 
 class KVMemory:
@@ -58,15 +67,24 @@ class KVMemory:
         runs = ((source, destination, 1) for source, destination in copies)
         copy_blocks(self._opened.backend.transfer, self.tensors, self.tensors, runs, self._default_stream)
 
-    def host_blocks(self, num_blocks: int, *, has_own_stream: bool = False) -> HostBlocks:
-        """Room for `num_blocks` blocks in host memory; OutOfMemoryError where there is none.
+    @property
+    def block_kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The dtype of each tensor, and the shape of a block of it, with the heads of all ranks."""
+        return {name: (tensor.dtype.label, tensor.shape[1:]) for name, tensor in self.tensors.items()}
+
+    def host_blocks(self, num_blocks: int) -> BlockMover:
+        """Room to swap `num_blocks` blocks to host memory; OutOfMemoryError where there is none."""
+        return self.whole_blocks(num_blocks)
+
+    def whole_blocks(self, num_blocks: int, *, has_own_stream: bool = False) -> WholeBlocks:
+        """Room in this process for the bytes of `num_blocks` blocks; OutOfMemoryError where there is none.
 
         Moves wait for the steps before them, unless `has_own_stream`: then they run beside steps, in whatever thread
         asks, and are for blocks that no step writes.
         """
         backend, index = self._opened.backend, self._opened.device.index
         stream = backend.streams.create(index) if has_own_stream else self._default_stream
-        return HostBlocks(backend.transfer, self.tensors, self._on_host(num_blocks), stream, self._hold)
+        return _HostBlocks(backend.transfer, self.tensors, self._on_host(num_blocks), stream, self._hold)
 
     def swap_stream(self, num_blocks: int, on_moved: Callable[[int, float], None]) -> SwapStream | None:
         """What moves blocks to as much host memory and back beside steps (see `SwapStream`): once, for those that swap.
@@ -116,8 +134,8 @@ class KVMemory:
         return self._opened.backend.streams.default(self._opened.device.index)
 
 
-class HostBlocks:
-    """Blocks of host memory laid out like the device's: what a `HostSwapStore` moves bytes with."""
+class _HostBlocks:
+    """Blocks of host memory laid out like the device's; implements `WholeBlocks`."""
 
     def __init__(
         self,

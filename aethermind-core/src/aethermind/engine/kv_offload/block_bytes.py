@@ -26,11 +26,9 @@ class BlockBytes:
         self.max_blocks = max(1, _STAGING_BYTES // bytes_per_block)
         """Blocks that fit the room in host memory."""
         self._fingerprint = fingerprint
-        self._host = memory.host_blocks(self.max_blocks, has_own_stream=is_beside_steps)
+        self._host = memory.whole_blocks(self.max_blocks, has_own_stream=is_beside_steps)
         self._rows = self._host.rows()
-        self._shapes = {
-            name: (tensor.dtype.label, (1, *tensor.shape[1:])) for name, tensor in self._host.tensors.items()
-        }
+        self._shapes = {name: (dtype, (1, *shape)) for name, (dtype, shape) in memory.block_kinds.items()}
 
     def take(self, blocks: Sequence[int]) -> None:
         """Copy device `blocks` to host memory; done on return."""

@@ -13,6 +13,7 @@ from aethermind.checkpoint.file_digest import digest_files
 
 if TYPE_CHECKING:
     from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.ops.schema import TensorType
 
 __all__ = ["fingerprint"]
 
@@ -23,11 +24,12 @@ def fingerprint(planned: PlannedModel) -> str:
     Weights count by their values (every byte of their files, wherever these lie), dummy ones by what makes them. Limits
     such as the number of blocks do not count, and neither does the length of the context, except where rotary
     frequencies depend on it: what comes from the configuration counts by its values too. Other devices round otherwise,
-    and another version of AetherMind may.
+    and another version of AetherMind may. So do other numbers of ranks, which add up in another order, but that changes
+    no more than another batch does: it counts only for engines that are deterministic, whose batches change nothing.
     """
     config, spec = planned.config, planned.cache_spec
     if config.load_format == "dummy":
-        shapes = {name: str(type) for name, type in sorted(planned.parameter_types.items())}
+        shapes = {name: str(type) for name, type in sorted(_whole_types(planned).items())}
         weights = json.dumps(["dummy", config.seed, shapes])
     else:
         weights = digest_files(planned.source.weights().paths)
@@ -41,9 +43,19 @@ def fingerprint(planned: PlannedModel) -> str:
         "quantization": config.quantization,
         "device": planned.open_device.backend.name,
         "deterministic": config.deterministic,
+        "ranks": config.tensor_parallel_size if config.deterministic else None,
         "kv": [spec.num_layers, spec.num_key_value_heads, spec.head_dim, spec.dtype_name, spec.block_size],
     }
     return sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _whole_types(planned: PlannedModel) -> dict[str, TensorType]:
+    """Those of the parameters of the whole model, whichever part of them is planned."""
+    parts = {} if planned.parallel is None else planned.parallel.parts
+    return {
+        part.parameter if (part := parts.get(name)) else name: part.whole if part else type
+        for name, type in planned.parameter_types.items()
+    }
 
 
 def _digest(value: object) -> str:

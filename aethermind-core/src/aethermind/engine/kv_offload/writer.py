@@ -17,8 +17,12 @@ from aethermind.cache.stores.kv_store import KVStore
 from aethermind.engine.kv_offload.block_bytes import BlockBytes
 from aethermind.engine.kv_offload.health import StoreHealth, StoreUnavailableError
 from aethermind.engine.kv_offload.stats import KVStoreStats
+from aethermind.errors import AetherMindError
+from aethermind.log import get_logger
 
 __all__ = ["StoreWriter"]
+
+_log = get_logger(__name__)
 
 _NUM_KNOWN_KEYS = 1 << 16
 _LAST_CALL_S = 2.0
@@ -51,6 +55,8 @@ class StoreWriter:
         with self._changed:
             if key in self._known:
                 self._known.move_to_end(key)
+            elif self._is_closing:
+                self._stats.num_dropped += 1
             else:
                 self._pending[block] = key
                 self._changed.notify_all()
@@ -86,10 +92,7 @@ class StoreWriter:
     def close(self) -> None:
         """Stop after the batch under way; device memory is not read any more."""
         with self._changed:
-            self._is_closing = True
-            self._stats.num_dropped += len(self._pending)
-            self._pending.clear()
-            self._changed.notify_all()
+            self._stop()
         self._thread.join(_LAST_CALL_S)
 
     # -- by its own thread -----------------------------------------------------------------------------------
@@ -114,13 +117,25 @@ class StoreWriter:
                 pause_s = self._health.seconds_to_wait
                 if self._pending and not pause_s:
                     batch = list(islice(self._pending.items(), self._source.max_blocks))
-                    self._source.take([block for block, _ in batch])
+                    try:
+                        self._source.take([block for block, _ in batch])
+                    except AetherMindError as error:  # of the device or a rank, which the engine's next step meets too
+                        _log.info("Blocks are not written to a KV store any more: %s", error)
+                        self._stop()
+                        return None
                     for block, _ in batch:
                         del self._pending[block]
                     self._is_busy = True
                     return [key for _, key in batch]
                 self._changed.wait(pause_s or None)
             return None
+
+    def _stop(self) -> None:
+        """Write nothing from now on; under the lock."""
+        self._is_closing = True
+        self._stats.num_dropped += len(self._pending)
+        self._pending.clear()
+        self._changed.notify_all()
 
     def _put(self, entries: list[tuple[bytes, bytes]]) -> bool:
         try:

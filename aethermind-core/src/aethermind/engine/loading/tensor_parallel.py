@@ -26,13 +26,15 @@ __all__ = ["PartialTensors", "TensorParallel", "num_threads_of"]
 class TensorParallel:
     """One rank: its share of every graph, and the kernels in which it meets the others.
 
-    `parts` are the parameters of the graphs that were divided so far, by the names that they have there.
+    `parts` are the parameters of the graphs that were divided so far, by the names that they have there; `state_axes`
+    are the axes, counted from the last, along which their states are cut.
     """
 
     share: Share
     operators: OperatorRegistry
     kernels: CollectiveKernels
     parts: dict[str, WeightPart] = field(default_factory=dict)
+    state_axes: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, share: Share, operators: OperatorRegistry) -> Self:
@@ -49,6 +51,7 @@ class TensorParallel:
         """This rank's graph. Results are asked of rank 0 alone, so others compute what it waits for."""
         split = split_graph(graph, self.operators, self.share)
         self.parts.update(split.parts)
+        self.state_axes.update(split.state_axes)
         return without_results(split.graph) if self.share.rank else split.graph
 
     def formats(self, stored: Mapping[str, WeightFormat]) -> dict[str, WeightFormat]:

@@ -42,7 +42,15 @@ class CollectiveKernels:
     def of(self, device_type: str) -> list[Kernel]:
         """They stand behind a device's own."""
         return [
-            Kernel(operator.name, device_type, f"host.{operator.name}", _DTYPES, priority=-1, function=function)
+            Kernel(
+                operator.name,
+                device_type,
+                f"host.{operator.name}",
+                _DTYPES,
+                priority=-1,
+                function=function,
+                is_batch_invariant=True,
+            )
             for operator, function in (
                 (ALL_REDUCE, self._reduce),
                 (ALL_GATHER_LAST, self._gather_last),

@@ -18,10 +18,15 @@ __all__ = ["SplitGraph", "split_graph", "without_results"]
 
 @dataclass(frozen=True, slots=True)
 class SplitGraph:
-    """A rank's graph; `parts` says which part of what those of its parameters are that are not whole."""
+    """A rank's graph.
+
+    `parts` says which part of what those of its parameters are that are not whole, `state_axes` along which axis,
+    counted from the last, its states are cut.
+    """
 
     graph: Graph
     parts: Mapping[str, WeightPart]
+    state_axes: Mapping[str, int]
 
 
 def split_graph(graph: Graph, operators: OperatorRegistry, share: Share) -> SplitGraph:
@@ -80,7 +85,8 @@ class _Splitter:
             nodes=tuple(self._nodes),
             outputs=outputs,
         )
-        return SplitGraph(graph, self._parts)
+        axes = {value.name: axis for value, axis in self._states.items() if axis is not None}
+        return SplitGraph(graph, self._parts, axes)
 
     def _rule(self, node: Node) -> Rule | None:
         """The rule that fits what comes, None where all of it is whole and may stay so."""

@@ -39,8 +39,8 @@ typedef enum am_dtype {
 } am_dtype;
 
 /* A row-major contiguous tensor. A packed weight keeps its logical shape while `data` points to the kernel's own
- * packing; a weight in a weight format that the kernel has no packing for comes as AM_FLOAT32. An absent optional input has data == NULL and ndim == 0; a tensor with a zero in its shape may have any
- * data. */
+ * packing; a weight in a weight format that the kernel has no packing for comes as AM_FLOAT32. An absent optional input
+ * has data == NULL and ndim == 0; a tensor with a zero in its shape may have any data. */
 typedef struct am_tensor {
   void* data;
   int32_t dtype; /* am_dtype */

@@ -11,6 +11,7 @@ from aethermind.ops.operator import Array, Sample
 
 __all__ = [
     "PagedBatch",
+    "large_scores",
     "normal",
     "paged_attention_sample",
     "paged_batch",
@@ -28,13 +29,15 @@ def normal(rng: np.random.Generator, *shape: int) -> Array:
 
 def same_shaped(rng: np.random.Generator, num_inputs: int, draw: Callable[..., Array] = normal) -> Iterator[Sample]:
     """Samples of an operator that works element by element on inputs of one shape; `draw` is called as `normal` is."""
-    for shape in ((3, 7), (1, 33), (0, 8), (5,), (2, 3, 17), (16, 64)):
+    for shape in ((3, 7), (1, 33), (0, 8), (5,), (2, 3, 17), (16, 64), (300, 9), (33_001,)):
         yield Sample("x".join(map(str, shape)), tuple(draw(rng, *shape) for _ in range(num_inputs)))
 
 
 def vectors(rng: np.random.Generator) -> Iterator[Sample]:
     """Samples of an operator that works on every vector of its only input."""
-    for shape in ((3, 7), (1, 896), (0, 16), (5, 2, 80), (17, 33), (2, 1), (2, 0, 5), (11,)):
+    for shape in (
+        (3, 7), (1, 896), (0, 16), (5, 2, 80), (17, 33), (2, 1), (2, 0, 5), (11,), (300, 5), (2, 2080), (1, 33_001),
+    ):  # fmt: skip
         yield Sample("x".join(map(str, shape)), (normal(rng, *shape) * 2,))
 
 
@@ -48,6 +51,17 @@ def token_lists(rng: np.random.Generator, lengths: Sequence[int], vocab_size: in
     rows = [rng.permutation(vocab_size)[:length] for length in lengths]
     tokens = np.concatenate([*rows, np.empty(0)]).astype(np.int32)
     return tokens, np.cumsum([0, *lengths]).astype(np.int32)
+
+
+def large_scores(
+    rng: np.random.Generator, sign: int, num_queries: int, num_keys: int, size: int = 112
+) -> tuple[Array, Array]:
+    """Queries [num_queries, 1, 2] and keys [num_keys, 1, 2] whose scores, of scale 1, are `sign` · `size` and a little.
+
+    All are whole numbers, so that they are exact in every dtype.
+    """
+    q = np.broadcast_to(np.array([sign * float(size), 1.0]), (num_queries, 1, 2)).copy()
+    return q, np.stack([np.ones((num_keys, 1)), rng.integers(-1, 2, (num_keys, 1)).astype(np.float64)], axis=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +81,12 @@ def paged_batch(
     num_kv_heads: int,
     head_dim: int,
     block_size: int,
+    unused: float | None = None,
 ) -> PagedBatch:
     """A batch of (number of queries, number of keys) sequences whose blocks lie scattered over the cache.
 
-    Table entries that no sequence needs are -1; slots that no sequence owns hold values like the others, so
-    that reading one shows.
+    Table entries that no sequence needs are -1; slots behind a sequence's keys, or of no sequence, hold `unused`, or
+    else values like the others, so that reading one shows.
     """
     counts = [-(-num_keys // block_size) for _, num_keys in sequences]
     shape = (sum(counts) + 2, num_kv_heads, block_size, head_dim)
@@ -79,9 +94,17 @@ def paged_batch(
     block_tables = np.full((len(sequences), max(counts, default=0) + 1), -1, np.int32)
     for row, count in enumerate(counts):
         block_tables[row, :count] = [next(free) for _ in range(count)]
+    caches = normal(rng, *shape), normal(rng, *shape)
+    if unused is not None:
+        is_used = np.zeros((shape[0], block_size), bool)
+        for blocks, (_, num_keys) in zip(block_tables, sequences, strict=True):
+            used = np.repeat(blocks[: -(-num_keys // block_size)], block_size)[:num_keys]
+            is_used[used, np.arange(num_keys) % block_size] = True
+        for cache in caches:
+            cache[~is_used[:, None].repeat(num_kv_heads, axis=1)] = unused
     return PagedBatch(
-        k_cache=normal(rng, *shape),
-        v_cache=normal(rng, *shape),
+        k_cache=caches[0],
+        v_cache=caches[1],
         cu_seqlens_q=np.cumsum([0, *(num_queries for num_queries, _ in sequences)]).astype(np.int32),
         seqlens_k=np.array([num_keys for _, num_keys in sequences], np.int32),
         block_tables=block_tables,
@@ -98,9 +121,10 @@ def paged_attention_sample(
     block_size: int,
     window: int,
     num_padding_rows: int = 0,
+    unused: float | None = None,
 ) -> Sample:
     """A call of `paged_attention` on such a batch, with rows of no sequence behind it."""
-    batch = paged_batch(rng, sequences, num_kv_heads, head_dim, block_size)
+    batch = paged_batch(rng, sequences, num_kv_heads, head_dim, block_size, unused)
     q = normal(rng, batch.cu_seqlens_q[-1] + num_padding_rows, num_heads, head_dim)
     tables = (batch.cu_seqlens_q, batch.seqlens_k, batch.block_tables)
     return Sample(label, (q, batch.k_cache, batch.v_cache, *tables), {"scale": head_dim**-0.5, "window": window})

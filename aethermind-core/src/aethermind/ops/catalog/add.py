@@ -20,6 +20,7 @@ def _reference(a: Array, b: Array) -> Array:
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield from same_shaped(rng, 2)
+    yield Sample("zeros", (np.array([0.0, -0.0, 0.0, 2.0, 0.0]), np.array([1.0, 2.0, 0.0, 0.0, -3.0])))
 
 
 ADD = Operator(

@@ -41,7 +41,9 @@ def _by_row(y: Array, x: Array, down: Array, up: Array, cu_ranks: Array, adapter
 
 
 def _term_magnitudes(y: Array, x: Array, down: Array, up: Array, cu_ranks: Array, adapters: Array) -> Array:
-    return _reference(np.abs(y), np.abs(x), np.abs(down), np.abs(up), cu_ranks, adapters)
+    terms = _reference(np.abs(y), np.abs(x), np.abs(down), np.abs(up), cu_ranks, adapters)
+    terms[(adapters < 0) | (np.diff(cu_ranks, append=cu_ranks[-1])[adapters] == 0)] = 0  # these stay as they are
+    return terms
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -56,6 +58,9 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         ("prefill", (0,) * 45, (16,), 96, 80),
         ("runs", (2,) * 13 + (-1,) * 5 + (0,) * 19 + (1,), (8, 33, 64), 47, 130),
         ("wide", (0, 1), (8, 8), 700, 1040),
+        ("long", (1,) * 130 + (-1, 0) * 85, (3, 16), 24, 17),
+        ("many_inputs", (1, 0, -1), (4, 9), 5, 2080),
+        ("many_outputs", (0,), (4,), 2080, 5),
     ):
         num_tokens, total = len(adapters), sum(ranks)
         inputs = (

@@ -26,7 +26,7 @@ def _term_magnitudes(x: Array, residual: Array, weight: Array, *, eps: float) ->
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape in ((3, 7), (1, 896), (0, 16), (4, 3, 10), (17, 33), (2, 1)):
+    for shape in ((3, 7), (1, 896), (0, 16), (4, 3, 10), (17, 33), (2, 1), (300, 9), (2, 2080), (1, 8200)):
         inputs = (normal(rng, *shape), normal(rng, *shape), normal(rng, shape[-1]))
         yield Sample("x".join(map(str, shape)), inputs, {"eps": 1e-6})
 

@@ -53,6 +53,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         ((), 7, 0, 4),
         ((2,), 3, 17, 19),
         ((0,), 2, 4, 4),
+        ((), 2, 20, 300),
+        ((), 1, 130, 130),
     ):
         label = "x".join(map(str, (*leading, num_heads, num_queries, num_keys)))
         yield Sample(label, (normal(rng, *leading, num_heads, num_queries, num_keys), alibi_slopes(num_heads)))

@@ -21,6 +21,10 @@ def _reference(x: Array) -> Array:
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield from vectors(rng)
     yield Sample("ties", (np.array([[1.0, 3.0, 3.0, 2.0], [5.0, 5.0, 5.0, 5.0], [-1.0, -2.0, -3.0, -1.0]]),))
+    yield Sample("zeros_of_both_signs", (np.array([[-1.0, -0.0, 0.0, -0.0], [-0.0, -0.0, 0.0, 0.0]]),))
+    late = np.zeros((2, 33_001))
+    late[[0, 1, 1], [32_999, 32_768, 33_000]] = 1.0
+    yield Sample("late", (late,))
     yield Sample("masked", (np.array([[-np.inf, -7.0, -np.inf], [-np.inf, -np.inf, -np.inf]]),))
 
 

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from aethermind.ops.catalog._index_checks import check_heads
-from aethermind.ops.catalog._sample_inputs import normal
+from aethermind.ops.catalog._sample_inputs import large_scores, normal
 from aethermind.ops.catalog._tolerances import accumulated
 from aethermind.ops.cost import Call, Cost, visible_pairs
 from aethermind.ops.operator import Array, Operator, Sample
@@ -69,6 +69,9 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         ((), 1, 1, 1, 1, 2),
         ((), 6, 2, 2, 1, 8),
         ((), 2, 0, 2, 1, 8),
+        ((), 3, 300, 4, 2, 16),
+        ((), 130, 130, 2, 1, 8),
+        ((), 1, 1500, 2, 1, 8),
     ):
         q = normal(rng, *leading, num_queries, num_heads, head_dim)
         k, v = (normal(rng, *leading, num_keys, num_kv_heads, head_dim) for _ in range(2))
@@ -76,6 +79,9 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         label = f"{shape}_H{num_heads}_K{num_kv_heads}_C{head_dim}"
         yield Sample(label, (q, k, v), {"scale": head_dim**-0.5})
         yield Sample(f"{label}_everything", (q, k, v), {"scale": head_dim**-0.5, "causal": False})
+    for label, sign in (("scores_of_112", 1), ("scores_of_minus_112", -1)):  # e to such a power is no float32
+        q, k = large_scores(rng, sign, 3, 70)
+        yield Sample(label, (q, k, normal(rng, 70, 1, 2)), {"scale": 1.0})
 
 
 def _cost(call: Call) -> Cost:

@@ -20,7 +20,7 @@ def _reference(token_ids: Array, table: Array) -> Array:
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for num_tokens, vocab_size, hidden_size in ((5, 11, 7), (1, 3, 16), (0, 4, 8), (33, 100, 129)):
+    for num_tokens, vocab_size, hidden_size in ((5, 11, 7), (1, 3, 16), (0, 4, 8), (33, 100, 129), (300, 66_000, 3)):
         token_ids = rng.integers(0, vocab_size, num_tokens, dtype=np.int32)
         yield Sample(f"T{num_tokens}_V{vocab_size}_D{hidden_size}", (token_ids, normal(rng, vocab_size, hidden_size)))
     yield Sample("first_and_last_row", (np.array([0, 8, 0, 8], np.int32), normal(rng, 9, 5)))

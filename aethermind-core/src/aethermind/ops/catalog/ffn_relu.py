@@ -35,6 +35,9 @@ def ffn_inputs(rng: np.random.Generator) -> Iterator[tuple[str, tuple[Array | No
         (17, 33, 47),
         (5, 48, 130),
         (1, 1, 1),
+        (300, 9, 12),
+        (3, 2080, 5),
+        (2, 7, 2080),
     ):
         x = normal(rng, num_tokens, hidden_size)
         w_in, w_out = weight(rng, intermediate_size, hidden_size), weight(rng, hidden_size, intermediate_size)

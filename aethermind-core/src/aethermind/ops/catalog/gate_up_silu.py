@@ -42,6 +42,9 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         (133, 72, 24),
         (20, 1100, 24),
         (40, 64, 48),
+        (300, 40, 12),
+        (3, 2080, 5),
+        (2, 7, 2080),
     ):
         inputs = (
             normal(rng, num_tokens, hidden_size),

@@ -20,7 +20,14 @@ def _reference(x: Array, rows: Array) -> Array:
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for num_tokens, num_rows, hidden_size in ((9, 4, 7), (1, 1, 32), (5, 0, 3), (17, 17, 65), (3, 8, 5)):
+    for num_tokens, num_rows, hidden_size in (
+        (9, 4, 7),
+        (1, 1, 32),
+        (5, 0, 3),
+        (17, 17, 65),
+        (3, 8, 5),
+        (66_001, 130, 3),
+    ):
         rows = rng.integers(0, num_tokens, num_rows, dtype=np.int32)
         yield Sample(f"T{num_tokens}_R{num_rows}_D{hidden_size}", (normal(rng, num_tokens, hidden_size), rows))
 

@@ -45,6 +45,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         (6, 9, 7, 1, 80, 2),
         (20, 2, 2, 16, 128, 3),
         (3, 1, 1, 5, 7, 3),
+        (300, 40, 2, 16, 8, 7),
+        (130, 300, 1, 1, 8, 0),
     ):
         values = [normal(rng, num_tokens, num_kv_heads, head_dim) for _ in range(2)]
         caches = [normal(rng, num_blocks, num_kv_heads, block_size, head_dim) for _ in range(2)]

@@ -31,13 +31,26 @@ def _term_magnitudes(x: Array, weight: Array, bias: Array | None, *, eps: float)
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape in ((3, 7), (1, 896), (0, 16), (5, 2, 80), (4, 7, 8), (17, 33), (2, 1), (12,)):
+    for shape in (
+        (3, 7),
+        (1, 896),
+        (0, 16),
+        (5, 2, 80),
+        (4, 7, 8),
+        (17, 33),
+        (2, 1),
+        (12,),
+        (300, 9),
+        (2, 2080),
+        (1, 8200),
+    ):
         x, weight = normal(rng, *shape), normal(rng, shape[-1])
         label = "x".join(map(str, shape))
         yield Sample(label, (x, weight, None), {"eps": 1e-6})
         yield Sample(f"{label}_bias", (x, weight, normal(rng, shape[-1])), {"eps": 1e-5})
     yield Sample("zeros", (np.zeros((2, 5)), normal(rng, 5), normal(rng, 5)), {"eps": 1e-5})
     yield Sample("far_from_zero", (normal(rng, 2, 65) + 30, normal(rng, 65), None), {"eps": 1e-5})
+    yield Sample("very_far_from_zero", (normal(rng, 3, 130) + 1000, normal(rng, 130), None), {"eps": 1e-5})
     yield Sample("small_against_eps", (normal(rng, 2, 19) * 1e-3, normal(rng, 19), None), {"eps": 1e-5})
 
 

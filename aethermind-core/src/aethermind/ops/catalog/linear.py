@@ -41,6 +41,11 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         (70, 19, 130),
         (133, 24, 72),
         (12, 20, 1100),
+        (130, 9, 40),
+        (300, 17, 33),
+        (40, 5, 2080),
+        (1, 3, 8200),
+        (2, 2080, 9),
     ):
         x, w = normal(rng, num_tokens, num_inputs), weight(rng, num_outputs, num_inputs)
         label = f"T{num_tokens}_N{num_outputs}_K{num_inputs}"

@@ -38,6 +38,10 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         (1, 1, 1),
         (35, 40, 136),
         (133, 24, 72),
+        (40, 70, 33),
+        (300, 9, 20),
+        (3, 5, 2080),
+        (2, 66_001, 8),
     ):
         inputs = (normal(rng, num_rows, num_inputs), weight(rng, vocab_size, num_inputs))
         yield Sample(f"R{num_rows}_N{vocab_size}_K{num_inputs}", inputs)

@@ -28,7 +28,16 @@ def _check(_: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> Non
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for num_rows, vocab_size, extra in ((3, 11, 0), (1, 32, 0), (2, 33, 0), (0, 8, 0), (5, 257, 1), (2, 1, 0)):
+    for num_rows, vocab_size, extra in (
+        (3, 11, 0),
+        (1, 32, 0),
+        (2, 33, 0),
+        (0, 8, 0),
+        (5, 257, 1),
+        (2, 1, 0),
+        (40, 70, 0),
+        (2, 66_001, 0),
+    ):
         num_words = (vocab_size + 31) // 32 + extra
         mask = rng.integers(-(2**31), 2**31, (num_rows, num_words)).astype(np.int32)
         yield Sample(f"R{num_rows}_V{vocab_size}_W{num_words}", (normal(rng, num_rows, vocab_size), mask))

@@ -39,6 +39,10 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         ((3,), 5, 19, 2),
         ((2, 3), 4, 9, 6),
         ((2,), 33, 64, 40),
+        ((), 300, 70, 33),
+        ((), 3, 2080, 5),
+        ((2,), 9, 20, 300),
+        ((40,), 2, 3, 5),
     ):
         label = "x".join(map(str, (*leading, num_rows, num_inner, num_columns)))
         yield Sample(label, (normal(rng, *leading, num_rows, num_inner), normal(rng, *leading, num_inner, num_columns)))

@@ -31,6 +31,9 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         (17, 33, 47),
         (5, 48, 130),
         (1, 1, 1),
+        (300, 9, 12),
+        (3, 2080, 5),
+        (2, 7, 2080),
     ):
         inputs = (
             normal(rng, num_tokens, hidden_size),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from aethermind.ops.catalog._index_checks import check_blocks
-from aethermind.ops.catalog._sample_inputs import paged_attention_sample
+from aethermind.ops.catalog._sample_inputs import large_scores, normal, paged_attention_sample
 from aethermind.ops.catalog._tolerances import accumulated
 from aethermind.ops.cost import Call, Cost, visible_pairs
 from aethermind.ops.operator import Array, Operator, Sample
@@ -114,9 +114,41 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         ("one_token", [(1, 1)], 1, 1, 2, 16, 0),
         ("sequence_without_queries", [(2, 4), (0, 6), (1, 3)], 2, 1, 8, 4, 0),
         ("no_sequences", [], 2, 1, 8, 4, 0),
+        ("decode_long", [(1, 300), (1, 1500), (1, 64), (1, 129)], 4, 2, 16, 16, 0),
+        ("decode_long_window", [(1, 300), (1, 1500), (1, 20)], 2, 1, 8, 16, 100),
+        ("decode_long_block_size_1", [(1, 300), (1, 70)], 2, 1, 8, 1, 0),
+        ("decode_long_block_size_64", [(1, 300), (1, 700)], 2, 1, 16, 64, 0),
+        ("decode_40_sequences", [(1, 1 + 7 * one) for one in range(40)], 2, 1, 8, 16, 0),
+        ("prefill_long", [(130, 130), (3, 300)], 2, 1, 16, 16, 0),
+        ("prefill_300", [(300, 300)], 2, 2, 8, 16, 0),
+        ("chunk_long", [(20, 1500), (1, 600), (9, 280)], 4, 1, 8, 16, 0),
+        ("chunk_long_window", [(20, 1500), (70, 300), (1, 280)], 2, 1, 8, 16, 70),
     ):
         yield paged_attention_sample(rng, label, sequences, num_heads, num_kv_heads, head_dim, block_size, window)
     yield paged_attention_sample(rng, "padded", mixed, 2, 1, 8, 4, 0, num_padding_rows=3)
+    late = [(1, 300), (5, 21), (1, 64), (33, 70)]
+    for label, unused in (("nan", np.nan), ("inf", np.inf)):  # what the memory held before, perhaps
+        yield paged_attention_sample(rng, f"unused_slots_{label}", mixed, 4, 2, 16, 16, 0, unused=unused)
+        yield paged_attention_sample(rng, f"unused_slots_{label}_long", late, 2, 1, 64, 16, 0, unused=unused)
+    yield paged_attention_sample(rng, "unused_slots_nan_window", late, 2, 1, 8, 4, 9, unused=np.nan)
+    for label, sign, size in (
+        ("scores_of_112", 1, 112),  # e to such a power is no float32
+        ("scores_of_minus_112", -1, 112),
+        ("equal_scores_of_16384", 1, 16384),
+        ("equal_scores_of_minus_16384", -1, 16384),
+    ):
+        yield _with_large_scores(rng, label, sign, size)
+
+
+def _with_large_scores(rng: np.random.Generator, label: str, sign: int, size: int) -> Sample:
+    """A decode and a short prefill, keys in order in the blocks of a cache."""
+    q, keys = large_scores(rng, sign, 6, 96, size)
+    if label.startswith("equal"):  # so large, float32 has no place for differences
+        keys[..., 1] = 1
+    k_cache = keys.reshape(6, 16, 1, 2).transpose(0, 2, 1, 3).copy()
+    tables = (np.array([0, 1, 6], np.int32), np.array([70, 9], np.int32))
+    blocks = np.array([[3, 1, 4, 0, 5], [2, -1, -1, -1, -1]], np.int32)
+    return Sample(label, (q, k_cache, normal(rng, *k_cache.shape), *tables, blocks), {"scale": 1.0, "window": 0})
 
 
 def _cost(call: Call) -> Cost:

@@ -19,7 +19,7 @@ def _reference(x: Array) -> Array:
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape in ((3, 2, 8), (1, 7, 64), (0, 4, 16), (5, 1, 7), (17, 3, 10), (2, 5, 3, 9)):
+    for shape in ((3, 2, 8), (1, 7, 64), (0, 4, 16), (5, 1, 7), (17, 3, 10), (2, 5, 3, 9), (300, 3, 10), (70, 33, 4)):
         yield Sample("x".join(map(str, shape)), (normal(rng, *shape),))
 
 

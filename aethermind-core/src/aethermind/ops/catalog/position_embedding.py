@@ -20,7 +20,7 @@ def _reference(positions: Array, table: Array) -> Array:
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for num_tokens, num_positions, hidden_size in ((5, 11, 7), (1, 3, 16), (0, 4, 8), (33, 100, 129)):
+    for num_tokens, num_positions, hidden_size in ((5, 11, 7), (1, 3, 16), (0, 4, 8), (33, 100, 129), (300, 66_000, 3)):
         positions = rng.integers(0, num_positions, num_tokens, dtype=np.int64)
         label = f"T{num_tokens}_V{num_positions}_D{hidden_size}"
         yield Sample(label, (positions, normal(rng, num_positions, hidden_size)))

@@ -122,6 +122,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         ("prefill", 37, 40, 3, 1, 24, 16, 2),
         ("empty", 0, 8, 2, 1, 8, 4, 0),
         ("whole_vectors", 40, 64, 4, 2, 64, 16, 3),
+        ("long", 300, 9, 3, 1, 8, 16, 5),
+        ("many_inputs", 3, 2080, 2, 1, 8, 16, 0),
     ):
         num_blocks = -(-num_tokens // block_size) + 1
         size, kv_size = num_heads * head_dim, num_kv_heads * head_dim

@@ -20,7 +20,7 @@ def _reference(x: Array, weight: Array, *, eps: float) -> Array:
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape in ((3, 7), (1, 896), (0, 16), (5, 2, 80), (4, 7, 8), (17, 33), (2, 1)):
+    for shape in ((3, 7), (1, 896), (0, 16), (5, 2, 80), (4, 7, 8), (17, 33), (2, 1), (300, 9), (2, 2080), (1, 8200)):
         inputs = (normal(rng, *shape), normal(rng, shape[-1]))
         yield Sample("x".join(map(str, shape)), inputs, {"eps": 1e-6})
     yield Sample("zeros", (np.zeros((2, 5)), normal(rng, 5)), {"eps": 1e-5})

@@ -58,6 +58,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         (17, 3, 128),
         (4, 2, 10),
         (2, 3, 2),
+        (300, 2, 8),
+        (2, 40, 16),
     ):
         inputs = (normal(rng, num_tokens, num_heads, head_dim), rotation_table(rng, num_tokens, head_dim))
         label = f"T{num_tokens}_H{num_heads}_C{head_dim}"

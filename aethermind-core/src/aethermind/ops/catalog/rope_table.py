@@ -30,7 +30,7 @@ def _term_magnitudes(positions: Array, inv_freq: Array, *, scale: float) -> Arra
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for num_tokens, head_dim in ((5, 8), (1, 64), (0, 16), (17, 80), (33, 128)):
+    for num_tokens, head_dim in ((5, 8), (1, 64), (0, 16), (17, 80), (33, 128), (300, 8)):
         positions = rng.integers(0, 4096, num_tokens, dtype=np.int64)
         yield Sample(f"T{num_tokens}_C{head_dim}", (positions, _inverse_frequencies(head_dim, 1e4)))
     far = np.array([0, 1, 32767, 131071, 1000000], np.int64)

@@ -62,6 +62,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         ("top_k_1", 65, [(one, 1, 1.0, 0.0)] * 3),
         ("top_p_keeps_one", 65, [(one, 0, 1e-6, 0.0)] * 3),
         ("empty", 9, []),
+        ("many_rows", 33, mixed * 7),
+        ("large_vocabulary", 66_001, mixed),
     ):
         yield Sample(
             label,
@@ -69,6 +71,13 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         )
     cuts = [(0.0, *nothing), (one, 3, 1.0, 0.0), (one, 0, 0.61, 0.0), (one, *nothing)]
     yield Sample("ties", _inputs(np.zeros((4, 40)), cuts, [0.5, 0.9, 0.7, 0.61]))
+    zeros = np.tile([-1.0, -0.0, 0.0, -0.0], (3, 1))
+    yield Sample("zeros_of_both_signs", _inputs(zeros, [cuts[0], (one, 1, 1.0, 0.0), (one, 2, 1.0, 0.0)], [0.5] * 3))
+    late = np.full((3, 66_001), -4.0)
+    late[:, 66_000] = 30.0
+    yield Sample("late", _inputs(late, [cuts[0], (one, *nothing), (one, 5, 0.9, 0.0)], [0.5] * 3))
+    far = normal(rng, 4, 33) + np.array([[500.0], [-500.0], [500.0], [-500.0]])
+    yield Sample("far_from_zero", _inputs(far, [(one, *nothing)] * 2 + [(0.5, 9, 0.9, 0.05)] * 2, [0.3, 0.6, 0.2, 0.8]))
     yield Sample("top_p_reached_exactly", _inputs(np.zeros((1, 4)), [(one, 0, 0.5, 0.0)], [0.75]))
     suppressed = np.where(np.arange(11) % 3 == 1, normal(rng, 4, 11), -np.inf)
     yield Sample(

@@ -22,7 +22,14 @@ def _reference(x: Array, values: Array, rows: Array) -> Array:
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for num_tokens, num_rows, hidden_size in ((9, 4, 7), (1, 1, 32), (5, 0, 3), (17, 17, 65), (40, 3, 5)):
+    for num_tokens, num_rows, hidden_size in (
+        (9, 4, 7),
+        (1, 1, 32),
+        (5, 0, 3),
+        (17, 17, 65),
+        (40, 3, 5),
+        (300, 130, 9),
+    ):
         rows = rng.permutation(num_tokens)[:num_rows].astype(np.int32)
         inputs = (normal(rng, num_tokens, hidden_size), normal(rng, num_rows, hidden_size), rows)
         yield Sample(f"T{num_tokens}_E{num_rows}_D{hidden_size}", inputs)

@@ -54,6 +54,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         (5, 9, 7, 1, 80),
         (3, 3, 2, 16, 128),
         (2, 3, 1, 5, 10),
+        (40, 70, 1, 16, 8),
+        (130, 300, 2, 1, 4),
     ):
         k_cache = normal(rng, num_blocks, num_kv_heads, block_size, head_dim)
         blocks = rng.permutation(num_blocks)[:num_shifted].astype(np.int32)

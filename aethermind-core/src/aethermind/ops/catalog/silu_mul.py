@@ -19,7 +19,7 @@ def _decompose(b: OpBuilder[Array], gate: Array, up: Array) -> Array:
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape in ((3, 7), (1, 33), (0, 8), (5,), (2, 3, 17), (16, 64)):
+    for shape in ((3, 7), (1, 33), (0, 8), (5,), (2, 3, 17), (16, 64), (300, 9), (33_001,)):
         yield Sample("x".join(map(str, shape)), (normal(rng, *shape), normal(rng, *shape)))
 
 

@@ -30,6 +30,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         ([], 5),
         ([3], 3),
         ([4, 1, 16, 0], 64),
+        ([300, 0, 1500], 66_001),
+        ([1, 0, 3, 2] * 10, 9),
     ):
         logits = normal(rng, len(lengths), vocab_size)
         label = f"V{vocab_size}_lists_{'_'.join(map(str, lengths)) or 'none'}"

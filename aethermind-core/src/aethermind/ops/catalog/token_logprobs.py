@@ -52,6 +52,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         (2, 3, 5),
         (4, 65, 0),
         (2, 1, 1),
+        (40, 70, 5),
+        (2, 66_001, 20),
     ):
         logits = normal(rng, num_rows, vocab_size) * 4
         token_ids = rng.integers(0, vocab_size, num_rows, dtype=np.int32)
@@ -59,6 +61,11 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample("ties", (np.array([[1.0, 2.0, 1.0, 2.0, 2.0]] * 3), np.array([0, 4, 1], np.int32)), {"k": 4})
     levels = rng.integers(0, 3, (2, 50)).astype(np.float64)
     yield Sample("many_ties", (levels, np.array([7, 49], np.int32)), {"k": 30})
+    zeros = np.array([[-0.0, 0.0, -0.0, -1.0]])
+    yield Sample("zeros_of_both_signs", (zeros, np.array([1], np.int32)), {"k": 4})
+    yield Sample(
+        "far_from_zero", (normal(rng, 2, 33) + np.array([[1000.0], [-1000.0]]), np.array([3, 4], np.int32)), {"k": 3}
+    )
     suppressed = np.array([[-np.inf, 0.5, -np.inf, 2.0], [30.0, -np.inf, 0.0, -30.0]])
     yield Sample("suppressed", (suppressed, np.array([3, 1], np.int32)), {"k": 3})
 

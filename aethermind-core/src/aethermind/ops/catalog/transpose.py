@@ -19,7 +19,7 @@ def _reference(x: Array) -> Array:
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape in ((3, 7), (1, 33), (0, 8), (70, 33), (2, 3, 17), (2, 3, 16, 5)):
+    for shape in ((3, 7), (1, 33), (0, 8), (70, 33), (2, 3, 17), (2, 3, 16, 5), (300, 130), (40, 9, 7)):
         yield Sample("x".join(map(str, shape)), (normal(rng, *shape),))
 
 

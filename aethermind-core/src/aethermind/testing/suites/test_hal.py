@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,24 +12,19 @@ import pytest
 from aethermind.errors import DeviceError, InvalidArgumentError, OutOfMemoryError
 from aethermind.hal import Backend, DeviceId, DType, MemoryKind, Tensor
 from aethermind.hal.allocator import ALIGNMENT
+from aethermind.testing.device_arrays import on_device, on_host
 
 __all__: list[str] = []
 
 DTYPES = (DType.FLOAT32, DType.BFLOAT16, DType.INT32, DType.INT64, DType.UINT8)
 
 
-def on_device(backend: Backend, device: DeviceId, array: np.ndarray[Any, Any]) -> Tensor:
-    """A copy of an array in device memory."""
-    tensor = Tensor.of(backend.allocator.alloc(array.nbytes), DType.of_numpy(array.dtype), array.shape)
-    backend.transfer.copy(tensor, Tensor.of_numpy(array, device))
-    return tensor
-
-
-def on_host(backend: Backend, tensor: Tensor) -> np.ndarray[Any, Any]:
-    """A copy of a device tensor as an array."""
-    array = np.empty(tensor.shape, tensor.dtype.numpy)
-    backend.transfer.copy(Tensor.of_numpy(array, tensor.buffer.device), tensor)
-    return array
+def _is_refused(use: Callable[[], object], kind: type[Exception]) -> bool:
+    try:
+        use()
+    except kind:
+        return True
+    return False
 
 
 # Devices
@@ -51,13 +47,14 @@ def test_current_device_is_the_one_that_was_opened(backend: Backend, device: Dev
 
 def test_a_device_that_is_not_there_is_refused(backend: Backend) -> None:
     index = backend.devices.count()
-    for call in (backend.devices.properties, backend.devices.set_current, backend.devices.synchronize):
-        with pytest.raises(DeviceError, match=str(index)):
-            call(index)
-    with pytest.raises(DeviceError, match=str(index)):
-        backend.streams.create(index)
-    with pytest.raises(DeviceError, match=str(index)):
-        backend.streams.default(index)
+    for name, call in (
+        ("devices.properties", backend.devices.properties),
+        ("devices.set_current", backend.devices.set_current),
+        ("devices.synchronize", backend.devices.synchronize),
+        ("streams.create", backend.streams.create),
+        ("streams.default", backend.streams.default),
+    ):
+        assert _is_refused(partial(call, index), DeviceError), f"{name}({index}) is not refused"
 
 
 def test_capabilities_name_what_models_need(backend: Backend) -> None:
@@ -91,7 +88,7 @@ def test_an_empty_buffer_is_allowed(backend: Backend) -> None:
 
 
 def test_a_negative_size_is_refused(backend: Backend) -> None:
-    with pytest.raises(InvalidArgumentError, match="-1 bytes"):
+    with pytest.raises(InvalidArgumentError):
         backend.allocator.alloc(-1)
 
 
@@ -112,15 +109,12 @@ def test_stats_count_what_is_handed_out(backend: Backend) -> None:
     assert (after.peak_bytes, after.num_allocations) == (both.peak_bytes, both.num_allocations)
 
 
-def test_running_out_of_memory_says_what_was_wanted_and_what_to_do(backend: Backend, device: DeviceId) -> None:
+def test_running_out_of_memory_is_said_and_counts_nothing(backend: Backend) -> None:
     before = backend.allocator.stats()
-    with pytest.raises(OutOfMemoryError) as caught:
+    with pytest.raises(OutOfMemoryError):
         backend.allocator.alloc(1 << 60)
-    message = str(caught.value)
-    assert message.startswith("Could not allocate 1")
-    assert f"on {device}" in message
-    assert "Lower " in message
-    assert backend.allocator.stats().allocated_bytes == before.allocated_bytes
+    after = backend.allocator.stats()
+    assert (after.allocated_bytes, after.num_allocations) == (before.allocated_bytes, before.num_allocations)
 
 
 # Streams and events
@@ -143,18 +137,17 @@ def test_a_destroyed_stream_is_refused(backend: Backend, device: DeviceId) -> No
     event.record(stream)
     stream.destroy()
     tensor = on_device(backend, device, np.zeros(3, np.float32))
-    uses = (
-        stream.query,
-        stream.synchronize,
-        stream.destroy,
-        lambda: stream.wait_event(event),
-        lambda: event.record(stream),
-        lambda: backend.transfer.copy_async(tensor, tensor, stream),
-        lambda: backend.transfer.fill(tensor, 0, stream),
-    )
-    for use in uses:
-        with pytest.raises(DeviceError, match="stream was destroyed"):
-            use()
+    uses = {
+        "query": stream.query,
+        "synchronize": stream.synchronize,
+        "destroy": stream.destroy,
+        "wait_event": lambda: stream.wait_event(event),
+        "record": lambda: event.record(stream),
+        "copy_async": lambda: backend.transfer.copy_async(tensor, tensor, stream),
+        "fill": lambda: backend.transfer.fill(tensor, 0, stream),
+    }
+    for name, use in uses.items():
+        assert _is_refused(use, DeviceError), f"{name} of a stream that was destroyed is not refused"
 
 
 def test_an_event_that_was_never_recorded_counts_as_reached(backend: Backend) -> None:
@@ -211,7 +204,7 @@ def test_elapsed_time_needs_two_recorded_events_with_timing(backend: Backend, mi
         if misuse != name:
             event.record(backend.streams.default())
             event.synchronize()
-    with pytest.raises(DeviceError, match="timing=True"):
+    with pytest.raises(DeviceError):
         begin.elapsed_ms(end)
 
 
@@ -262,28 +255,30 @@ def test_tensors_that_do_not_match_are_refused(backend: Backend, device: DeviceI
     target = on_device(backend, device, np.zeros((2, 3), np.float32))
     others = (np.zeros((3, 2), np.float32), np.zeros((2, 3), np.int32), np.zeros((3, 2), np.float32).T)
     for other in others:
-        with pytest.raises(InvalidArgumentError, match="Cannot copy"):
+        with pytest.raises(InvalidArgumentError):
             backend.transfer.copy(target, Tensor.of_numpy(other, device))
-        with pytest.raises(InvalidArgumentError, match="Cannot copy"):
+        with pytest.raises(InvalidArgumentError):
             backend.transfer.copy_async(target, Tensor.of_numpy(other, device), backend.streams.default())
 
 
 @pytest.mark.parametrize("byte", [-1, 256])
 def test_a_fill_that_is_no_byte_is_refused(backend: Backend, device: DeviceId, byte: int) -> None:
     target = on_device(backend, device, np.zeros(3, np.uint8))
-    with pytest.raises(InvalidArgumentError, match="0 to 255"):
+    with pytest.raises(InvalidArgumentError):
         backend.transfer.fill(target, byte)
 
 
 def test_a_fill_with_gaps_is_refused(backend: Backend, device: DeviceId) -> None:
     target = on_device(backend, device, np.zeros(4, np.uint8))
-    with pytest.raises(InvalidArgumentError, match="not contiguous"):
+    with pytest.raises(InvalidArgumentError):
         backend.transfer.fill(Tensor(target.buffer, DType.UINT8, (2,), (2,)), 0)
 
 
 def test_transfer_stats_never_decrease(backend: Backend, device: DeviceId) -> None:
     before = backend.transfer.stats()
-    on_host(backend, on_device(backend, device, np.zeros(100, np.uint8)))
-    after = backend.transfer.stats()
-    assert after.host_to_device_bytes >= before.host_to_device_bytes >= 0
-    assert after.device_to_host_bytes >= before.device_to_host_bytes >= 0
+    for _ in range(10):
+        on_host(backend, on_device(backend, device, np.zeros(100, np.uint8)))
+        after = backend.transfer.stats()
+        assert after.host_to_device_bytes >= before.host_to_device_bytes >= 0
+        assert after.device_to_host_bytes >= before.device_to_host_bytes >= 0
+        before = after

@@ -6,13 +6,17 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cache
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytest
 
 from aethermind.engine.observation.comparison import Tolerance, compare
+from aethermind.errors import KernelNotFoundError
 from aethermind.hal import Backend, DeviceId
 from aethermind.hal.dtype import DType
+from aethermind.hal.host_memory import resident_bytes, trim_heap
 from aethermind.llm import LLM, SamplingParams
 from aethermind.runtime import Runtime
 
@@ -20,6 +24,7 @@ __all__: list[str] = []
 
 Open = Callable[..., LLM]
 NUM_TOKENS = 24
+_LEAK_BYTES = 192 << 10
 PROMPTS = ("Once upon a time there was a", "The", "A little fox ran over the snow because it was late and the wind")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
@@ -48,6 +53,17 @@ def expected(runtime: Runtime, model: str) -> Callable[[str], list[int]]:
 
 def answers(llm: LLM, prompts: Any = PROMPTS, params: SamplingParams = GREEDY) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(list(prompts), params)]
+
+
+def logprobs(llm: LLM, prompts: Any) -> list[list[tuple[int, float]]]:
+    """Of each prompt's tokens, and of the model's favourites beside them."""
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=3)
+    found = []
+    for output in llm.generate(list(prompts), params):
+        steps = output.outputs[0].logprobs
+        assert steps, "no log probabilities"
+        found.append([(token, one.logprob) for step in steps for token, one in step.items()])
+    return found
 
 
 @pytest.mark.parametrize("fuse", [True, False], ids=["fused", "unfused"])
@@ -141,8 +157,37 @@ def test_fewer_bits(open_model: Open, options: dict[str, str]) -> None:
 
 
 @pytest.mark.optional
-def test_answers_do_not_depend_on_the_batch(open_model: Open) -> None:
-    """Kernels that say so are batch invariant, to the bit: bfloat16 would show the least difference."""
-    llm = open_model(dtype="auto", deterministic=True)
-    alone = [answers(llm, [prompt])[0] for prompt in PROMPTS]
-    assert answers(llm, PROMPTS * 3) == alone * 3
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16], ids=str)
+def test_answers_do_not_depend_on_the_batch(open_model: Open, backend: Backend, dtype: DType) -> None:
+    """Tokens and log probabilities have the same bits alone, in a batch, and beside prompts that come in parts."""
+    if dtype not in backend.capabilities.dtypes:
+        pytest.skip(f"{backend.name} does not compute {dtype}")
+    try:
+        llm = open_model(dtype=str(dtype), deterministic=True)
+        in_parts = open_model(dtype=str(dtype), deterministic=True, max_num_batched_tokens=23)
+    except KernelNotFoundError as error:
+        pytest.skip(f"{backend.name} does not promise it: {error}")
+    alone = [logprobs(llm, [prompt])[0] for prompt in PROMPTS]
+    assert logprobs(llm, PROMPTS * 3) == alone * 3
+    assert logprobs(in_parts, PROMPTS * 3) == alone * 3
+
+
+def test_memory_does_not_grow_with_steps(open_model: Open, backend: Backend) -> None:
+    """Neither what the allocator counts nor what the system does, over some 250 steps.
+
+    What a run makes for good it makes once, so the memory that leaks is what grows from each time to the next.
+    """
+    llm = open_model()
+    answers(llm)
+    held: list[int] = []
+    counted: list[int] = []
+    for _ in range(6):
+        for _ in range(2):
+            answers(llm)
+        gc.collect()
+        trim_heap()
+        held.append(resident_bytes() or 0)
+        counted.append(backend.allocator.stats().allocated_bytes)
+    assert min(after - before for before, after in pairwise(counted)) <= 0, f"buffers are kept: {counted} bytes"
+    growth = median(after - before for before, after in pairwise(held))
+    assert growth < _LEAK_BYTES, f"some {growth} bytes more with every {2 * NUM_TOKENS} steps"

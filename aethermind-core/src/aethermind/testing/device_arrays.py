@@ -1,0 +1,67 @@
+"""Arrays in device memory and back, and work that takes a device a while."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aethermind.hal import Backend, DeviceId, DType, Stream, Tensor
+
+__all__ = ["LongWork", "on_device", "on_host", "seen_now"]
+
+_NUM_BYTES, _NUM_FILLS, _DONE = 128 << 20, 4, 0xAB
+
+
+def on_device(backend: Backend, device: DeviceId, array: np.ndarray[Any, Any]) -> Tensor:
+    """A copy of an array in device memory."""
+    tensor = Tensor.of(backend.allocator.alloc(array.nbytes), DType.of_numpy(array.dtype), array.shape)
+    backend.transfer.copy(tensor, Tensor.of_numpy(array, device))
+    return tensor
+
+
+def on_host(backend: Backend, tensor: Tensor) -> np.ndarray[Any, Any]:
+    """A copy of a device tensor as an array."""
+    array = np.empty(tensor.shape, tensor.dtype.numpy)
+    backend.transfer.copy(Tensor.of_numpy(array, tensor.buffer.device), tensor)
+    return array
+
+
+@dataclass(frozen=True)
+class LongWork:
+    """Half a gigabyte of fills on a stream; where the last one ends is the flag that says that they have run.
+
+    On a device that works beside the host they are under way when `on` returns.
+    """
+
+    backend: Backend
+    flag: Tensor
+    scratch: Tensor
+
+    @classmethod
+    def on(cls, backend: Backend, stream: Stream) -> LongWork:
+        """Submit it."""
+        scratch = Tensor.of(backend.allocator.alloc(_NUM_BYTES), DType.UINT8, (_NUM_BYTES,))
+        work = cls(backend, Tensor.of(scratch.buffer, DType.UINT8, (64,), _NUM_BYTES - 64), scratch)
+        backend.transfer.fill(scratch, 0)
+        for byte in [*range(_NUM_FILLS), _DONE]:
+            backend.transfer.fill(scratch, byte, stream)
+        return work
+
+    @property
+    def has_run(self) -> bool:
+        """Whether all of it has run, as the memory of the device says now: nothing waits for its stream."""
+        return bool(np.all(seen_now(self.backend, self.flag) == _DONE))
+
+
+def seen_now(backend: Backend, tensor: Tensor) -> np.ndarray[Any, Any]:
+    """What is in device memory now, whatever other streams have still to do."""
+    if tensor.buffer.is_host_accessible:
+        return tensor.numpy().copy()
+    stream = backend.streams.create(tensor.buffer.device.index)
+    host = Tensor.of_numpy(np.empty(tensor.shape, tensor.dtype.numpy), tensor.buffer.device)
+    backend.transfer.copy_async(host, tensor, stream)
+    stream.synchronize()
+    stream.destroy()
+    return host.numpy()

@@ -1,0 +1,103 @@
+# Which levels of instruction sets are compiled, and what each of them is made of.
+#
+# A unit is the files whose names end in it, compiled with instructions of its own; everything else runs on any CPU of
+# the family. A level is what a CPU of that level takes kernels from, besides the portable ones: units that a better one
+# replaces are not among them. Levels have the names of aethermind_cpu.isa.
+set(AETHER_LEVELS "native" CACHE STRING
+    "Levels to compile beside portable: native (the one of this machine), all, or a list such as avx2,avx512_vnni")
+
+set(AETHER_UNITS "")
+set(AETHER_KNOWN_LEVELS "")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  set(AETHER_KNOWN_LEVELS avx2 avx2_vnni avx512 avx512_vnni avx512_bf16)
+  set(AETHER_UNITS avx2 avx2madd avx2vnni avx512 avx512madd avx512vnni avx512bf16)
+  set(AETHER_UNITS_OF_avx2 avx2 avx2madd)
+  set(AETHER_UNITS_OF_avx2_vnni avx2 avx2vnni)
+  set(AETHER_UNITS_OF_avx512 avx512 avx512madd)
+  set(AETHER_UNITS_OF_avx512_vnni avx512 avx512vnni)
+  set(AETHER_UNITS_OF_avx512_bf16 avx512 avx512vnni avx512bf16)
+  set(AETHER_FLAGS_OF_avx2 -mavx2 -mfma -mf16c)
+  set(AETHER_FLAGS_OF_avx2madd ${AETHER_FLAGS_OF_avx2})
+  set(AETHER_FLAGS_OF_avx2vnni ${AETHER_FLAGS_OF_avx2} -mavxvnni)
+  set(AETHER_FLAGS_OF_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    # GCC's own header of AVX-512 intrinsics trips over these warnings (GCC bug 105593).
+    list(APPEND AETHER_FLAGS_OF_avx512 -Wno-uninitialized -Wno-maybe-uninitialized)
+  endif()
+  set(AETHER_FLAGS_OF_avx512madd ${AETHER_FLAGS_OF_avx512})
+  set(AETHER_FLAGS_OF_avx512vnni ${AETHER_FLAGS_OF_avx512} -mavx512vnni)
+  set(AETHER_FLAGS_OF_avx512bf16 ${AETHER_FLAGS_OF_avx512vnni} -mavx512bf16)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+  set(AETHER_KNOWN_LEVELS neon neon_dot neon_i8mm)
+  set(AETHER_UNITS neon neondot neoni8mm)
+  set(AETHER_UNITS_OF_neon neon)
+  set(AETHER_UNITS_OF_neon_dot neon neondot)
+  set(AETHER_UNITS_OF_neon_i8mm neon neondot neoni8mm)
+  set(AETHER_FLAGS_OF_neon "")  # every 64-bit ARM CPU has it
+  set(AETHER_FLAGS_OF_neondot -march=armv8.2-a+dotprod)
+  set(AETHER_FLAGS_OF_neoni8mm ${AETHER_FLAGS_OF_neondot}+i8mm)
+endif()
+
+# The level of this machine, by the same detection as at run time; all of them where it cannot be asked.
+function(aether_native_level result)
+  set(levels ${AETHER_KNOWN_LEVELS})
+  if(NOT CMAKE_CROSSCOMPILING)
+    unset(AETHER_NATIVE_RAN CACHE)
+    unset(AETHER_NATIVE_COMPILED CACHE)
+    try_run(AETHER_NATIVE_RAN AETHER_NATIVE_COMPILED "${CMAKE_CURRENT_BINARY_DIR}/native_level"
+            "${CMAKE_CURRENT_SOURCE_DIR}/cmake/native_level.cc"
+            CMAKE_FLAGS "-DINCLUDE_DIRECTORIES=${CMAKE_CURRENT_SOURCE_DIR}/csrc" RUN_OUTPUT_VARIABLE output)
+    if(AETHER_NATIVE_COMPILED AND "${AETHER_NATIVE_RAN}" STREQUAL "0")
+      string(STRIP "${output}" levels)
+    endif()
+  endif()
+  set(${result} ${levels} PARENT_SCOPE)
+endfunction()
+
+string(REPLACE "," ";" AETHER_WANTED "${AETHER_LEVELS}")
+if(NOT AETHER_WANTED)
+  set(AETHER_WANTED native)
+endif()
+set(AETHER_LEVELS_TO_BUILD "")
+foreach(level IN LISTS AETHER_WANTED)
+  if(level STREQUAL "all")
+    list(APPEND AETHER_LEVELS_TO_BUILD ${AETHER_KNOWN_LEVELS})
+  elseif(level STREQUAL "native")
+    aether_native_level(native)
+    list(APPEND AETHER_LEVELS_TO_BUILD ${native})
+  elseif(level IN_LIST AETHER_KNOWN_LEVELS)
+    list(APPEND AETHER_LEVELS_TO_BUILD ${level})
+  elseif(NOT level STREQUAL "portable")
+    list(JOIN AETHER_KNOWN_LEVELS ", " known)
+    message(FATAL_ERROR "AETHER_LEVELS names '${level}'. Known here: native, all, portable, ${known}.")
+  endif()
+endforeach()
+
+set(AETHER_UNITS_TO_BUILD "")
+foreach(level IN LISTS AETHER_LEVELS_TO_BUILD)
+  list(APPEND AETHER_UNITS_TO_BUILD ${AETHER_UNITS_OF_${level}})
+endforeach()
+list(REMOVE_DUPLICATES AETHER_UNITS_TO_BUILD)
+
+# What that makes complete, in order: with the units of a level there may be all of a lower one.
+set(AETHER_BUILT_LEVELS "portable")
+foreach(level IN LISTS AETHER_KNOWN_LEVELS)
+  set(missing ${AETHER_UNITS_OF_${level}})
+  list(REMOVE_ITEM missing "" ${AETHER_UNITS_TO_BUILD})
+  if(NOT missing)
+    string(APPEND AETHER_BUILT_LEVELS " ${level}")
+  endif()
+endforeach()
+message(STATUS "Levels of instruction sets: ${AETHER_BUILT_LEVELS} (AETHER_LEVELS is ${AETHER_LEVELS})")
+
+# For the files that name units. Everything else compiles to the same object whichever levels are built.
+set(content "#pragma once\n#define AETHER_BUILT_LEVELS \"${AETHER_BUILT_LEVELS}\"\n")
+foreach(unit IN LISTS AETHER_UNITS)
+  string(TOUPPER "${unit}" name)
+  set(is_built 0)
+  if(unit IN_LIST AETHER_UNITS_TO_BUILD)
+    set(is_built 1)
+  endif()
+  string(APPEND content "#define AETHER_BUILT_${name} ${is_built}\n")
+endforeach()
+file(CONFIGURE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/generated/built_levels.h" CONTENT "${content}" @ONLY)

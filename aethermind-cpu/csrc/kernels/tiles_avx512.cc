@@ -1,0 +1,2 @@
+#include "isa/avx512.h"
+#include "kernels/gemm_tiles.h"

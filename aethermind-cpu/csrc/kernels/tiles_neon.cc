@@ -1,0 +1,2 @@
+#include "isa/neon.h"
+#include "kernels/gemm_tiles.h"

@@ -1,0 +1,2 @@
+#include "isa/portable.h"
+#include "kernels/gemm_tiles.h"

@@ -1,0 +1,77 @@
+// Operators that go once over their elements, worth writing in vector instructions. Included once by each
+// vector_<unit>.cc.
+#pragma once
+
+#include "kernels/add.h"
+#include "kernels/add_rms_norm.h"
+#include "kernels/alibi.h"
+#include "kernels/argmax.h"
+#include "kernels/div.h"
+#include "kernels/entries.h"
+#include "kernels/exp.h"
+#include "kernels/gelu.h"
+#include "kernels/kv_cache_write.h"
+#include "kernels/layer_norm.h"
+#include "kernels/log.h"
+#include "kernels/max.h"
+#include "kernels/mean.h"
+#include "kernels/min.h"
+#include "kernels/mul.h"
+#include "kernels/relu.h"
+#include "kernels/rms_norm.h"
+#include "kernels/rope.h"
+#include "kernels/sample_tokens.h"
+#include "kernels/shift_keys.h"
+#include "kernels/silu.h"
+#include "kernels/silu_mul.h"
+#include "kernels/softmax.h"
+#include "kernels/sub.h"
+#include "kernels/sum.h"
+#include "kernels/token_logprobs.h"
+
+namespace aether::cpu::AETHER_ISA {
+
+AETHER_KERNEL(add, 2, 1, 0, add<T>);
+AETHER_KERNEL(add_rms_norm, 3, 2, 1, add_rms_norm<T>);
+AETHER_KERNEL(alibi, 2, 1, 0, alibi<T>);
+AETHER_KERNEL(argmax, 1, 1, 0, argmax<T>);
+AETHER_KERNEL(div, 2, 1, 0, div<T>);
+AETHER_KERNEL(exp, 1, 1, 0, exp<T>);
+AETHER_KERNEL(gelu, 1, 1, 1, gelu<T>);
+AETHER_KERNEL(kv_cache_write_quantized, 7, 4, 0, kv_cache_write_quantized<T>);
+AETHER_KERNEL(layer_norm, 3, 1, 1, layer_norm<T>);
+AETHER_KERNEL(log, 1, 1, 0, log<T>);
+AETHER_KERNEL(max, 1, 1, 0, max<T>);
+AETHER_KERNEL(mean, 1, 1, 0, mean<T>);
+AETHER_KERNEL(min, 1, 1, 0, min<T>);
+AETHER_KERNEL(mul, 2, 1, 0, mul<T>);
+AETHER_KERNEL(relu, 1, 1, 0, relu<T>);
+AETHER_KERNEL(rms_norm, 2, 1, 1, rms_norm<T>);
+AETHER_KERNEL(rope, 2, 1, 1, rope<T>);
+AETHER_KERNEL(sample_tokens, 6, 1, 0, sample_tokens, sample_tokens_scratch);
+AETHER_KERNEL(shift_keys, 4, 1, 1, shift_keys<T>);
+AETHER_KERNEL(shift_keys_quantized, 5, 2, 1, shift_keys_quantized, shift_keys_quantized_scratch);
+AETHER_KERNEL(silu, 1, 1, 0, silu<T>);
+AETHER_KERNEL(silu_mul, 2, 1, 0, silu_mul<T>);
+AETHER_KERNEL(softmax, 1, 1, 0, softmax<T>);
+AETHER_KERNEL(sub, 2, 1, 0, sub<T>);
+AETHER_KERNEL(sum, 1, 1, 0, sum<T>);
+AETHER_KERNEL(token_logprobs, 2, 4, 1, token_logprobs);
+
+inline constexpr KernelEntry kVectorEntries[] = {
+    AETHER_ENTRIES(add),        AETHER_ENTRIES(add_rms_norm),
+    AETHER_ENTRIES(alibi),      AETHER_ENTRIES(argmax),
+    AETHER_ENTRIES(div),        AETHER_ENTRIES(exp),
+    AETHER_ENTRIES(gelu),       AETHER_ENTRIES(kv_cache_write_quantized),
+    AETHER_ENTRIES(layer_norm), AETHER_ENTRIES(log),
+    AETHER_ENTRIES(max),        AETHER_ENTRIES(mean),
+    AETHER_ENTRIES(min),        AETHER_ENTRIES(mul),
+    AETHER_ENTRIES(relu),       AETHER_ENTRIES(rms_norm),
+    AETHER_ENTRIES(rope),       AETHER_ENTRY(sample_tokens, float),
+    AETHER_ENTRIES(shift_keys), AETHER_ENTRY(shift_keys_quantized, float),
+    AETHER_ENTRIES(silu),       AETHER_ENTRIES(silu_mul),
+    AETHER_ENTRIES(softmax),    AETHER_ENTRIES(sub),
+    AETHER_ENTRIES(sum),        AETHER_ENTRY(token_logprobs, float),
+};
+
+}  // namespace aether::cpu::AETHER_ISA

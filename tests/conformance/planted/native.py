@@ -1,0 +1,73 @@
+"""Kernels compiled from one file of C++ by the system's compiler, as a package outside would offer them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import aethermind
+from aethermind.dispatch import Kernel
+from aethermind.hal import DType
+
+__all__ = ["native_kernels"]
+
+_CAPSULE = b"aethermind.kernel.v1"
+_PRIORITY = 90
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+
+
+class _Kernel(ctypes.Structure):
+    """The beginning of `am_kernel`: where its name is."""
+
+    _fields_ = (
+        ("abi_version", ctypes.c_uint32),
+        ("num_inputs", ctypes.c_uint32),
+        ("num_outputs", ctypes.c_uint32),
+        ("num_attrs", ctypes.c_uint32),
+        ("name", ctypes.c_char_p),
+    )
+
+
+def native_kernels(source: str, folder: Path) -> Sequence[Kernel]:
+    """The kernels of a source, compiled into a folder unless they are there."""
+    library = ctypes.CDLL(str(_compiled(source, folder)))
+    return [
+        Kernel(
+            struct.name.decode().partition("/")[0],
+            "cpu",
+            "planted-native",
+            frozenset({DType.FLOAT32}),
+            _PRIORITY,
+            native=_new_capsule(ctypes.addressof(struct), _CAPSULE, None),
+            is_batch_invariant=True,
+        )
+        for struct in _structs(library)
+    ]
+
+
+def _structs(library: ctypes.CDLL) -> Iterator[_Kernel]:
+    library.planted_kernel.restype = ctypes.POINTER(_Kernel)
+    library.planted_kernel.argtypes = (ctypes.c_size_t,)
+    index = 0
+    while found := library.planted_kernel(index):
+        yield found.contents
+        index += 1
+
+
+def _compiled(source: str, folder: Path) -> Path:
+    name = f"planted-{sha256(source.encode()).hexdigest()[:16]}"
+    path, text = folder / f"{name}.so", folder / f"{name}.{os.getpid()}.cpp"
+    if not path.exists():
+        text.write_text(source, encoding="utf-8")
+        made = text.with_suffix(".so")
+        include = Path(aethermind.__path__[0]) / "include"
+        command = ["c++", "-std=c++17", "-O1", "-fPIC", "-shared", f"-I{include}", str(text), "-o", str(made)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        made.rename(path)
+    return path
