@@ -10,7 +10,7 @@ import torch
 
 __all__ = ["dequantized", "quantized_model"]
 
-_STEPS = {"int4": (8, 7, 7.25, 7.75, 8.25, 8.75, 9.25, 10)}
+_STEPS = (8, 7.25, 8.75, 10)
 _STEPS_OFFSET = (15, 15.75, 16.5, 17.5)
 _STEPS_ZP = {"int4": (15, 14, 15.75, 16.5, 17.5, 18.75), "int2": (3, 2, 3.25, 3.5, 4, 4.5, 5, 6)}
 
@@ -57,11 +57,25 @@ def _converter(kind: str, *, has_zero_point: bool) -> Callable[[torch.Tensor], t
         return lambda x: torch.where(x < 0, -1.0, 1.0) * x.double().abs().mean(1, keepdim=True).float().half().float()
     if has_zero_point:
         return lambda x: _best(x, [_affine(x, steps, 2 ** int(kind[3:]) - 1) for steps in _STEPS_ZP[kind]])
-    return lambda x: _best(x, [_scaled(x, _peak(x) / -steps, 0, -8, 7) for steps in _STEPS[kind]])
+    return _symmetric
 
 
 def _peak(x: torch.Tensor) -> torch.Tensor:
     return x.gather(1, x.abs().argmax(1, keepdim=True))
+
+
+def _symmetric(x: torch.Tensor) -> torch.Tensor:
+    """4 bits: each scale is followed by two of weighted least squares."""
+    y = x.double()
+    weights = ((y**2).mean(1, keepdim=True).sqrt().float() + x.abs()).double()
+    candidates = []
+    for steps in _STEPS:
+        scale = _peak(x) / -steps
+        for _ in range(3):
+            candidates.append(_scaled(x, scale, 0, -8, 7))
+            codes = (candidates[-1] / scale.half().float()).round().double()
+            scale = ((weights * codes * y).sum(1, keepdim=True) / (weights * codes**2).sum(1, keepdim=True)).float()
+    return torch.stack(candidates)[_first_of_least(x, candidates, weights), torch.arange(len(x))]
 
 
 def _affine(x: torch.Tensor, steps: float, most: int) -> torch.Tensor:
@@ -143,6 +157,8 @@ def _best(x: torch.Tensor, candidates: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(candidates))[_first_of_least(x, candidates), torch.arange(len(x))]
 
 
-def _first_of_least(x: torch.Tensor, candidates: Sequence[torch.Tensor]) -> torch.Tensor:
-    errors = ((x - torch.stack(list(candidates))).double() ** 2).sum(2)
+def _first_of_least(
+    x: torch.Tensor, candidates: Sequence[torch.Tensor], weights: torch.Tensor | float = 1.0
+) -> torch.Tensor:
+    errors = (weights * (x - torch.stack(list(candidates))).double() ** 2).sum(2)
     return (errors == errors.amin(0)).to(torch.uint8).argmax(0)

@@ -49,7 +49,7 @@ def _open() -> Backend:
 
 
 def _kernels() -> Sequence[Kernel]:
-    kernels: Sequence[Kernel] = _module("kernels.py").kernels()
+    kernels: Sequence[Kernel] = _module("kernels.py").kernels(_module("logits.py"))
     return kernels
 
 

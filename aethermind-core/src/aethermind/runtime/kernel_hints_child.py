@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from aethermind.dispatch.registry import KernelRegistry
 from aethermind.dispatch.useless_kernels import useless_kernels
 from aethermind.errors import AetherMindError
+from aethermind.graph.tensor_parallel.operators import with_collectives
 from aethermind.plugins.child_process import answer_pipe
 from aethermind.plugins.discovery import call_each
 from aethermind.runtime.runtime import Runtime
@@ -48,7 +49,7 @@ def _hints(runtime: Runtime, plugin: str) -> Iterator[str]:
             except AetherMindError as error:
                 yield str(error)
                 continue
-            for kernel, problem, _ in useless_kernels(kernels, runtime.operators):
+            for kernel, problem, _ in useless_kernels(kernels, with_collectives(runtime.operators)):
                 yield f"its kernel {kernel.name!r} for {device} is never used: {problem}"
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.dispatch import Dispatcher, Fallback, Kernel, KernelRegistry
 from aethermind.dispatch.useless_kernels import useless_kernels
+from aethermind.graph.tensor_parallel.operators import with_collectives
 from aethermind.hal.backend import Backend
 from aethermind.hal.device import DeviceId
 from aethermind.hal.registry import DeviceRegistry, Selection
@@ -171,7 +172,7 @@ class Runtime:
         may_fall_back = backend.capabilities.is_host_accessible and fallback is not Fallback.ERROR
         fallbacks = self._reference_kernels(backend.name)() if may_fall_back else []
         kernels = self.kernels.kernels(backend.name)
-        for kernel, problem, is_mistake in useless_kernels(kernels, self.operators):
+        for kernel, problem, is_mistake in useless_kernels(kernels, with_collectives(self.operators)):
             level = logging.WARNING if is_mistake else logging.INFO
             logger.log(level, "Kernel %s, for %s, is never used: %s", kernel.title, backend.name, problem)
         dispatcher = Dispatcher(kernels, fallbacks, is_deterministic=is_deterministic)

@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
+from tests.conformance.planted.vehicle.arrays import Array, Attributes, Inputs, put, tensor, wide
 
 from aethermind.dispatch import Kernel
 from aethermind.dispatch.reference import reference_kernels
 from aethermind.hal import DType
 from aethermind.ops import catalog
 
-Array = Any
-Inputs = Sequence[Array]
-Attributes = Mapping[str, Any]
-
 torch.set_num_threads(1)
 
 KEPT: Any = {}
 """Nothing; what bugs keep between calls."""
-
-
-def tensor(array: Array) -> torch.Tensor:
-    """A tensor over the same memory."""
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    if array.dtype.name == "float8_e4m3fn":
-        return torch.from_numpy(array.view(np.uint8)).view(torch.float8_e4m3fn)
-    return torch.from_numpy(array)
-
-
-def wide(array: Array) -> torch.Tensor:
-    return tensor(array).float()
-
-
-def put(output: Array, result: torch.Tensor) -> None:
-    tensor(output).copy_(result)
 
 
 # Element by element
@@ -318,82 +297,6 @@ def attend(
     put(output, out)
 
 
-# Logits
-
-
-def token_rows(inputs: Inputs) -> list[tuple[int, torch.Tensor, slice]]:
-    tokens, bounds = tensor(inputs[1]).long(), inputs[2].tolist()
-    parts = [slice(begin, end) for begin, end in pairwise(bounds)]
-    return [(row, tokens[part], part) for row, part in enumerate(parts)]
-
-
-def repetition_penalty(inputs: Inputs, outputs: Inputs, _: Attributes) -> None:
-    out, penalty = tensor(inputs[0]).clone(), inputs[3].tolist()
-    for row, tokens, _part in token_rows(inputs):
-        seen = out[row, tokens]
-        out[row, tokens] = torch.where(seen > 0, seen / penalty[row], seen * penalty[row])
-    put(outputs[0], out)
-
-
-def bias_tokens(inputs: Inputs, outputs: Inputs, _: Attributes) -> None:
-    out, bias = tensor(inputs[0]).clone(), tensor(inputs[3])
-    for row, tokens, part in token_rows(inputs):
-        out[row, tokens] += bias[part]
-    put(outputs[0], out)
-
-
-def suppress_tokens(inputs: Inputs, outputs: Inputs, _: Attributes) -> None:
-    out = tensor(inputs[0]).clone()
-    for row, tokens, _part in token_rows(inputs):
-        out[row, tokens] = -math.inf
-    put(outputs[0], out)
-
-
-def mask_tokens(inputs: Inputs, outputs: Inputs, _: Attributes) -> None:
-    logits, mask = map(tensor, inputs)
-    token = torch.arange(logits.shape[1])
-    is_allowed = (mask[:, token // 32] >> (token % 32)) & 1
-    put(outputs[0], logits.masked_fill(is_allowed == 0, -math.inf))
-
-
-def token_logprobs(inputs: Inputs, outputs: Inputs, attributes: Attributes) -> None:
-    logits, ids, k = tensor(inputs[0]), tensor(inputs[1]).long(), attributes["k"]
-    largest = logits.amax(-1, keepdim=True)
-    logprobs = logits - (largest + torch.log(torch.exp(logits - largest).sum(-1, keepdim=True)))
-    chosen = logits.gather(1, ids[:, None])
-    found = min(k, logits.shape[1])
-    top = torch.sort(-logits, dim=-1, stable=True).indices[:, :found]
-    put(outputs[0], logprobs.gather(1, ids[:, None])[:, 0])
-    put(outputs[1], 1 + (logits > chosen).sum(-1))
-    tensor(outputs[2]).fill_(-1)
-    tensor(outputs[3]).fill_(-math.inf)
-    tensor(outputs[2])[:, :found] = top.int()
-    tensor(outputs[3])[:, :found] = logprobs.gather(1, top)
-
-
-def sample_tokens(inputs: Inputs, outputs: Inputs, _: Attributes) -> None:
-    for row, (logits, *cuts) in enumerate(zip(*inputs, strict=True)):
-        outputs[0][row] = sampled(logits, *(float(cut) for cut in cuts))
-
-
-def sampled(logits: Array, temperature: float, top_k: float, top_p: float, min_p: float, uniform: float) -> int:
-    if temperature == 0 or not np.isfinite(logits.max()):
-        return int(np.argmax(logits))
-    wide = logits.astype(np.float64)
-    weights = np.exp((wide - wide.max()) / temperature)
-    if top_k == 0 and top_p >= 1 and min_p <= 0:
-        order = np.arange(len(weights))
-    else:
-        order = np.argsort(-wide, kind="stable")
-        if top_k > 0:
-            order = order[: int(top_k)]
-        reached = np.cumsum(weights[order])
-        order = order[: int(np.sum(reached[:-1] < top_p * reached[-1])) + 1]
-        order = order[weights[order] >= min_p * weights[order[0]]]
-    reached = np.cumsum(weights[order])
-    return int(order[np.searchsorted(reached / reached[-1], uniform, side="right")])
-
-
 _INVARIANT = {
     "add": add,
     "sub": sub,
@@ -413,11 +316,6 @@ _INVARIANT = {
     "rope_table": rope_table,
     "kv_cache_write": kv_cache_write,
     "kv_cache_write_quantized": kv_cache_write_quantized,
-    "repetition_penalty": repetition_penalty,
-    "bias_tokens": bias_tokens,
-    "suppress_tokens": suppress_tokens,
-    "mask_tokens": mask_tokens,
-    "sample_tokens": sample_tokens,
     "argmax": argmax,
     "max": largest,
     "min": smallest,
@@ -438,13 +336,14 @@ _OTHERS = {
     "gate_up_silu": gate_up_silu,
     "paged_attention": paged_attention,
     "paged_attention_quantized": paged_attention_quantized,
-    "token_logprobs": token_logprobs,
 }
 _DTYPES = frozenset({DType.FLOAT32, DType.BFLOAT16})
 _ANY_WEIGHTS = ("linear", "lm_head")
 
 
-def kernels() -> list[Kernel]:
+def kernels(logits: ModuleType) -> list[Kernel]:
+    """These, those of `logits`, and references for the rest."""
+    invariant = _INVARIANT | logits.INVARIANT
     own = [
         Kernel(
             operator,
@@ -453,10 +352,10 @@ def kernels() -> list[Kernel]:
             _DTYPES,
             priority=5,
             function=function,
-            is_batch_invariant=operator in _INVARIANT,
+            is_batch_invariant=operator in invariant,
             weight_formats=None if operator in _ANY_WEIGHTS else frozenset({"dense"}),
         )
-        for operator, function in (_INVARIANT | _OTHERS).items()
+        for operator, function in (invariant | _OTHERS | logits.OTHERS).items()
     ]
     rest = [one for one in reference_kernels(catalog.load(), "planted") if one.is_batch_invariant]
-    return own + [one for one in rest if one.operator not in _INVARIANT]
+    return own + [one for one in rest if one.operator not in invariant]

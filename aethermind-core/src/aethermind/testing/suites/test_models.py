@@ -148,11 +148,13 @@ def test_half_precision(open_model: Open, backend: Backend, dtype: DType) -> Non
     "options", [{"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"}], ids=str
 )
 def test_fewer_bits(open_model: Open, options: dict[str, str]) -> None:
-    """Codes are the same on every device, so values are as close as activations allow."""
+    """Codes are the same on every device, so values are as close as activations allow. Of two tokens that are nearly as
+    likely, either may be the one that is chosen."""
     reference, tested = (open_model(on, **options) for on in ("numpy", None))
     tokens = reference.tokenizer.encode(PROMPTS[0])
     compared = compare(reference.engine, tested.engine, tokens, 4, Tolerance(rtol=0.08, atol=1e-3))
-    first = compared.first_divergence
+    differences = (one for one in compared.differences if one.operator != "sample_tokens")
+    first = next((one for one in differences if one.is_diverging), None)
     assert first is None, f"{first.name} of step {first.step} ({first.kernel}): {first.actual}, not {first.expected}"
 
 
