@@ -160,12 +160,12 @@ version:
 bench: test-env
 	$(BIN)/python -m pytest tests/bench -s -q -o python_files='bench_*.py' -o python_functions='bench_*'
 
-# The load that a server has to bear, in full: half an hour. `make test` runs a small form of each scenario.
-# Backends with one bug each, all of which `aethermind conform` has to find: half an hour on two cores.
+# Backends with one bug each, which `aethermind conform` has to find: half an hour on two cores.
 .PHONY: planted-bugs
 planted-bugs: test-env
 	$(BIN)/python -m tests.conformance.planted.run
 
+# The load that a server has to bear, in full: half an hour. `make test` runs a small form of each scenario.
 .PHONY: soak
 soak: test-env
 	@mkdir -p build
