@@ -109,6 +109,32 @@ inline QuantizedBlock choose(const Floats* x, int64_t length, const Steps& steps
   return best;
 }
 
+// Of `start(steps)` for all numbers of steps, and of what each is fitted to, the one that leaves least: `sums_of` a
+// block says what it leaves and what `fit` needs; of equals the first.
+template <class StartFn, class SumsFn, class FitFn>
+inline QuantizedBlock choose_fitted(const Steps& steps, StartFn start, SumsFn sums_of, FitFn fit) {
+  QuantizedBlock best = {};
+  double least[kPanelColumns];
+  for (double& each : least) each = static_cast<double>(INFINITY);
+  for (int i = 0; i < steps.count; ++i) {
+    QuantizedBlock block = start(steps.values[i]);
+    for (int turn = 0;; ++turn) {
+      const auto sums = sums_of(block);
+      for (int c = 0; c < kPanelColumns; ++c) {
+        if (!(sums.errors[c] < least[c])) continue;
+        least[c] = sums.errors[c];
+        best.scales[c] = block.scales[c];
+        best.offsets[c] = block.offsets[c];
+        best.wide.v[c] = block.wide.v[c];
+        best.wide_offsets.v[c] = block.wide_offsets.v[c];
+      }
+      if (turn == kNumFits) break;
+      block = fit(sums);
+    }
+  }
+  return best;
+}
+
 inline Floats largest_magnitudes(const Floats* x, int64_t length) {
   Floats largest = {};
   for (int64_t k = 0; k < length; ++k) {
@@ -139,7 +165,7 @@ struct ScaleSums {
   double errors[kPanelColumns], products[kPanelColumns], squares[kPanelColumns];
 };
 
-inline ScaleSums weighted_sums_of(const Floats* x, int64_t length, const QuantizedBlock& block, const Floats& typical) {
+inline ScaleSums scale_sums_of(const Floats* x, int64_t length, const QuantizedBlock& block, const Floats& typical) {
   const Floats inverse = inverses(block.wide);
   ScaleSums sums = {};
   for (int64_t k = 0; k < length; ++k) {
@@ -156,11 +182,22 @@ inline ScaleSums weighted_sums_of(const Floats* x, int64_t length, const Quantiz
   return sums;
 }
 
-// 4 bits: the first of the largest magnitudes gets a negative code. Each number of steps is followed by scales fitted
-// to its codes.
+// The scale of least squares for codes; 0 where all are.
+inline QuantizedBlock fit_scale(const ScaleSums& sums) {
+  QuantizedBlock block = {};
+  Floats exact;
+  AETHER_FOR_LANES {
+    const double slope = sums.squares[c] != 0.0 ? sums.products[c] / sums.squares[c] : 0.0;
+    exact.v[c] = static_cast<float>(slope);
+  }
+  set_scales(block, exact);
+  return block;
+}
+
+// 4 bits: the first of the largest magnitudes gets a negative code.
 inline QuantizedBlock quantize_coarsely(const Floats* x, int64_t length) {
   Floats peak = x[0], largest, typical;
-  double squares[kPanelColumns] = {}, least[kPanelColumns];
+  double squares[kPanelColumns] = {};
   AETHER_FOR_LANES largest.v[c] = __builtin_fabsf(peak.v[c]);
   for (int64_t k = 0; k < length; ++k) {
     AETHER_FOR_LANES {
@@ -171,29 +208,16 @@ inline QuantizedBlock quantize_coarsely(const Floats* x, int64_t length) {
     }
   }
   AETHER_FOR_LANES typical.v[c] = static_cast<float>(__builtin_sqrt(squares[c] / static_cast<double>(length)));
-  for (double& each : least) each = static_cast<double>(INFINITY);
-  QuantizedBlock best = {};
-  for (int i = 0; i < kSignedSteps4.count; ++i) {
+  const auto start = [&](float steps) {
+    QuantizedBlock block = {};
     Floats exact;
-    AETHER_FOR_LANES exact.v[c] = peak.v[c] / -kSignedSteps4.values[i];
-    for (int turn = 0;; ++turn) {
-      QuantizedBlock block = {};
-      set_scales(block, exact);
-      const ScaleSums sums = weighted_sums_of(x, length, block, typical);
-      for (int c = 0; c < kPanelColumns; ++c) {
-        if (!(sums.errors[c] < least[c])) continue;
-        least[c] = sums.errors[c];
-        best.scales[c] = block.scales[c];
-        best.wide.v[c] = block.wide.v[c];
-      }
-      if (turn == kNumFits) break;
-      AETHER_FOR_LANES {
-        const double slope = sums.squares[c] != 0.0 ? sums.products[c] / sums.squares[c] : 0.0;
-        exact.v[c] = static_cast<float>(slope);
-      }
-    }
-  }
-  return best;
+    AETHER_FOR_LANES exact.v[c] = peak.v[c] / -steps;
+    set_scales(block, exact);
+    return block;
+  };
+  return choose_fitted(
+      kSignedSteps4, start, [&](const QuantizedBlock& block) { return scale_sums_of(x, length, block, typical); },
+      fit_scale);
 }
 
 inline QuantizedBlock quantize_with_zero_points(const Floats* x, int64_t length, int bits) {
@@ -238,7 +262,7 @@ struct LineSums {
   double errors[kPanelColumns], codes[kPanelColumns], squares[kPanelColumns], products[kPanelColumns];
 };
 
-inline LineSums sums_of(const Floats* x, int64_t length, const QuantizedBlock& block, float most) {
+inline LineSums line_sums_of(const Floats* x, int64_t length, const QuantizedBlock& block, float most) {
   const Floats inverse = inverses(block.wide);
   LineSums sums = {};
   for (int64_t k = 0; k < length; ++k) {
@@ -257,7 +281,7 @@ inline LineSums sums_of(const Floats* x, int64_t length, const QuantizedBlock& b
 }
 
 // The line of least squares through codes; level where all are the same.
-inline QuantizedBlock fit(const LineSums& sums, const double* totals, int64_t length) {
+inline QuantizedBlock fit_line(const LineSums& sums, const double* totals, int64_t length) {
   const double count = static_cast<double>(length);
   Floats scales, offsets;
   AETHER_FOR_LANES {
@@ -273,7 +297,7 @@ inline QuantizedBlock fit(const LineSums& sums, const double* totals, int64_t le
 // Scales and offsets: the range in some steps about its middle, each followed by lines through its codes.
 inline QuantizedBlock quantize_with_offsets(const Floats* x, int64_t length, int bits) {
   Floats low = x[0], high = x[0];
-  double totals[kPanelColumns] = {}, least[kPanelColumns];
+  double totals[kPanelColumns] = {};
   for (int64_t k = 0; k < length; ++k) {
     AETHER_FOR_LANES {
       low.v[c] = x[k].v[c] < low.v[c] ? x[k].v[c] : low.v[c];
@@ -282,31 +306,18 @@ inline QuantizedBlock quantize_with_offsets(const Floats* x, int64_t length, int
     }
   }
   const float most = static_cast<float>((1 << bits) - 1);
-  const Steps& tried = bits == 8 ? kOffsetSteps8 : kOffsetSteps4;
-  QuantizedBlock best = {};
-  for (double& each : least) each = static_cast<double>(INFINITY);
-  for (int i = 0; i < tried.count; ++i) {
+  const auto start = [&](float steps) {
     Floats scales, offsets;
     AETHER_FOR_LANES {
-      scales.v[c] = (high.v[c] - low.v[c]) / tried.values[i];
+      scales.v[c] = (high.v[c] - low.v[c]) / steps;
       offsets.v[c] = 0.5f * low.v[c] + 0.5f * high.v[c] - 0.5f * most * from_half(to_half(scales.v[c]));
     }
-    QuantizedBlock block = line_of(scales, offsets);
-    for (int turn = 0;; ++turn) {
-      const LineSums sums = sums_of(x, length, block, most);
-      for (int c = 0; c < kPanelColumns; ++c) {
-        if (!(sums.errors[c] < least[c])) continue;
-        least[c] = sums.errors[c];
-        best.scales[c] = block.scales[c];
-        best.offsets[c] = block.offsets[c];
-        best.wide.v[c] = block.wide.v[c];
-        best.wide_offsets.v[c] = block.wide_offsets.v[c];
-      }
-      if (turn == kNumFits) break;
-      block = fit(sums, totals, length);
-    }
-  }
-  return best;
+    return line_of(scales, offsets);
+  };
+  return choose_fitted(
+      bits == 8 ? kOffsetSteps8 : kOffsetSteps4, start,
+      [&](const QuantizedBlock& block) { return line_sums_of(x, length, block, most); },
+      [&](const LineSums& sums) { return fit_line(sums, totals, length); });
 }
 
 // 1 bit: the mean magnitude.

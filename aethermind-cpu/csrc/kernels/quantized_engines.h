@@ -111,9 +111,8 @@ struct ShiftOf<true> {
   using Type = Vec;
 };
 
-// A unit of a larger magnitude, in root mean squares of its row, is multiplied twice. Measured on SmolLM2-135M: 2 to 6
-// % of units are, and the divergence of int8 activations falls to a third; with 8 it would be a quarter at twice the
-// work.
+// A unit of a larger magnitude, in root mean squares of its row, is multiplied twice: a few in a hundred of a trained
+// model's (docs/performance.md, Published models).
 inline constexpr float kOutlierRatio = 10.0f;
 
 template <QuantizedFormat kFormat>
