@@ -88,6 +88,11 @@ _names: list[bytes | None] = []
 """A capsule does not copy its name."""
 
 
+def capsule_of(struct: AmKernel) -> object:
+    """The capsule that offers a kernel, whose memory somebody has to keep."""
+    return _new_capsule(ctypes.addressof(struct), CAPSULE, None)
+
+
 def native_kernel(
     run: Callable[..., None] | None,
     num_inputs: int,
@@ -108,8 +113,7 @@ def native_kernel(
     runs = RunFunction(run_with_view) if run else ctypes.cast(None, RunFunction)
     struct = AmKernel(abi_version, num_inputs, num_outputs, num_attrs, name, runs, scratch)
     _static_storage.append(struct)
-    capsule = _new_capsule(ctypes.addressof(struct), CAPSULE, None)
-    return Kernel("test", "cpu", "cpu/ctypes", frozenset({DType.FLOAT32}), native=capsule)
+    return Kernel("test", "cpu", "cpu/ctypes", frozenset({DType.FLOAT32}), native=capsule_of(struct))
 
 
 def share(total: int, team: AmTeam) -> slice:

@@ -4,72 +4,42 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.core.engine.kv_offload.engines import (
+    NUM_BLOCKS,
+    PARAMS,
+    PROMPT,
+    OpenEngine,
+    opening,
+    run,
+    stats,
+    tokens,
+)
 from tests.core.engine.kv_offload.stores import Store
 from tests.end_to_end.models import copy_demo
 from tests.processes import await_end
 
-from aethermind import RequestOutput, Runtime, SamplingParams
+from aethermind import Runtime
 from aethermind.cache.container import read_blocks
 from aethermind.engine.engine import Engine
 from aethermind.engine.executors.multiproc import MultiprocExecutor
-from aethermind.engine.kv_offload import KVOffload, KVStoreStats
 from aethermind.engine.loading.loader import plan_model
-from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.errors import EngineDeadError
-
-PROMPT = [(7 * i) % 900 + 5 for i in range(50)]
-PARAMS = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-NUM_BLOCKS = 12  # whole ones of 4 tokens that a prompt of 50 can reuse
-
-OpenEngine = Callable[..., Engine]
 
 
 @pytest.fixture
 def open_engine(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenEngine]:
-    """Open the demo model with a store of the test's; what a machine measures decides nothing, and no time passes."""
-    engines: list[Engine] = []
-    monkeypatch.setattr("aethermind.engine.engine.KVOffload", partial(KVOffload, clock=lambda: 0.0))
-    monkeypatch.setattr("aethermind.engine.kv_offload.costs.FetchCosts.is_worth_fetching", lambda *_: True)
-
-    def start(store: Store | None, size: int, **options: Any) -> Engine:
-        given = {"device": "cpu", "dtype": "float32", "max_model_len": 96, "block_size": 4, "num_threads": 1, **options}
-        address = None if store is None else "host:1MiB"
-        planned = plan_model(runtime, "demo", tensor_parallel_size=size, kv_store=address, **given)
-        if store is not None:
-            planned = replace(planned, open_kv_store=lambda: store)
-        engines.append(Engine(planned, planned.source.tokenizer()))
-        return engines[-1]
-
-    yield start
-    for engine in engines:
-        engine.close()
-
-
-def run(engine: Engine, *prompts: list[int], params: SamplingParams = PARAMS) -> list[RequestOutput]:
-    for index, prompt in enumerate(prompts):
-        engine.add_request(str(index), prompt, params)
-    finished = {}
-    while engine.has_unfinished:
-        finished.update({output.request_id: output for output in engine.step() if output.finished})
-    return [finished[str(index)] for index in range(len(prompts))]
-
-
-def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
-    return [output.outputs[0].token_ids for output in outputs]
-
-
-def stats(engine: Engine) -> KVStoreStats:
-    found = EngineStats.of(engine).kv_store
-    assert found is not None
-    return found
+    """Opens the demo model on so many ranks."""
+    with opening(runtime, monkeypatch) as start:
+        yield lambda store, size, **options: start(
+            store, **{"device": "cpu", "num_threads": 1, "tensor_parallel_size": size, **options}
+        )
 
 
 def pids(engine: Engine) -> list[int]:

@@ -9,29 +9,15 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 
+from tests.cpu.native_kernel import AmKernel, capsule_of
+
 import aethermind
 from aethermind.dispatch import Kernel
 from aethermind.hal import DType
 
 __all__ = ["native_kernels"]
 
-_CAPSULE = b"aethermind.kernel.v1"
 _PRIORITY = 90
-_new_capsule = ctypes.pythonapi.PyCapsule_New
-_new_capsule.restype = ctypes.py_object
-_new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-
-
-class _Kernel(ctypes.Structure):
-    """The beginning of `am_kernel`: where its name is."""
-
-    _fields_ = (
-        ("abi_version", ctypes.c_uint32),
-        ("num_inputs", ctypes.c_uint32),
-        ("num_outputs", ctypes.c_uint32),
-        ("num_attrs", ctypes.c_uint32),
-        ("name", ctypes.c_char_p),
-    )
 
 
 def native_kernels(source: str, folder: Path) -> Sequence[Kernel]:
@@ -44,15 +30,15 @@ def native_kernels(source: str, folder: Path) -> Sequence[Kernel]:
             "planted-native",
             frozenset({DType.FLOAT32}),
             _PRIORITY,
-            native=_new_capsule(ctypes.addressof(struct), _CAPSULE, None),
+            native=capsule_of(struct),
             is_batch_invariant=True,
         )
         for struct in _structs(library)
     ]
 
 
-def _structs(library: ctypes.CDLL) -> Iterator[_Kernel]:
-    library.planted_kernel.restype = ctypes.POINTER(_Kernel)
+def _structs(library: ctypes.CDLL) -> Iterator[AmKernel]:
+    library.planted_kernel.restype = ctypes.POINTER(AmKernel)
     library.planted_kernel.argtypes = (ctypes.c_size_t,)
     index = 0
     while found := library.planted_kernel(index):

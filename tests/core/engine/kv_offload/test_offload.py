@@ -11,63 +11,31 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.core.engine.kv_offload.engines import (
+    NUM_BLOCKS,
+    PARAMS,
+    PROMPT,
+    OpenEngine,
+    flush,
+    opening,
+    run,
+    stats,
+    tokens,
+)
 from tests.core.engine.kv_offload.stores import Store
 
-from aethermind import RequestOptions, RequestOutput, Runtime, SamplingParams
+from aethermind import RequestOptions, Runtime
 from aethermind.engine.engine import Engine
-from aethermind.engine.kv_offload import KVOffload, KVStoreStats
+from aethermind.engine.kv_offload import KVOffload
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.errors import InvalidArgumentError
 
-PROMPT = [(7 * i) % 900 + 5 for i in range(50)]
-PARAMS = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-NUM_BLOCKS = 12  # whole ones of 4 tokens that a prompt of 50 can reuse
-
-OpenEngine = Callable[..., Engine]
-
 
 @pytest.fixture
 def open_engine(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenEngine]:
-    """Open the demo model with a store of the test's; what a machine measures decides nothing, and no time passes."""
-    engines: list[Engine] = []
-    monkeypatch.setattr("aethermind.engine.engine.KVOffload", partial(KVOffload, clock=lambda: 0.0))
-    monkeypatch.setattr("aethermind.engine.kv_offload.costs.FetchCosts.is_worth_fetching", lambda *_: True)
-
-    def start(store: Store, **options: Any) -> Engine:
-        given = {"device": "numpy", "dtype": "float32", "max_model_len": 96, "block_size": 4, **options}
-        planned = replace(plan_model(runtime, "demo", kv_store="host:1MiB", **given), open_kv_store=lambda: store)
-        engines.append(Engine(planned, planned.source.tokenizer()))
-        return engines[-1]
-
-    yield start
-    for engine in engines:
-        engine.close()
-
-
-def run(engine: Engine, *prompts: list[int], params: SamplingParams = PARAMS) -> list[RequestOutput]:
-    for index, prompt in enumerate(prompts):
-        engine.add_request(str(index), prompt, params)
-    finished = {}
-    while engine.has_unfinished:
-        finished.update({output.request_id: output for output in engine.step() if output.finished})
-    assert engine.cache.num_available_blocks == engine.planned.num_kv_blocks
-    return [finished[str(index)] for index in range(len(prompts))]
-
-
-def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
-    return [one.token_ids for output in outputs for one in output.outputs]
-
-
-def stats(engine: Engine) -> KVStoreStats:
-    found = EngineStats.of(engine).kv_store
-    assert found is not None
-    return found
-
-
-def flush(engine: Engine) -> None:
-    assert engine.kv_offload is not None
-    assert engine.kv_offload.flush(60)
+    with opening(runtime, monkeypatch) as start:
+        yield start
 
 
 def fill(open_engine: OpenEngine, store: Store, **options: Any) -> list[list[int]]:
