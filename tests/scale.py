@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["SCALE", "is_full", "scaled"]
+__all__ = ["is_full", "scaled"]
 
 _USUAL = 0.01
-SCALE = float(os.environ.get("TEST_SCALE") or _USUAL)
+_SCALE = float(os.environ.get("TEST_SCALE") or _USUAL)
 
 
 def scaled(full: int) -> int:
     """So many of `full` cases, and one at least."""
-    return max(1, round(full * SCALE))
+    return max(1, round(full * _SCALE))
 
 
 def is_full() -> bool:
     """Whether this run is to find what the usual one, which is the same every time, cannot."""
-    return SCALE > _USUAL
+    return _SCALE > _USUAL

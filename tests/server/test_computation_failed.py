@@ -10,7 +10,7 @@ import pytest
 from tests.end_to_end.models import poisoned_demo
 from tests.server.conftest import serving
 
-from aethermind import LLM, Runtime, errors
+from aethermind import LLM, Runtime, SamplingParams, errors
 from aethermind.server.openai.errors import as_api_error
 
 
@@ -56,3 +56,17 @@ def test_a_model_without_numbers_is_a_fault_of_the_server(
 def test_whose_fault_an_error_is(error: Exception, status: int, code: str | None) -> None:
     failure = as_api_error(error)
     assert (failure.status, failure.code, failure.message) == (status, code, "No.")
+
+
+def test_an_error_of_a_package_is_raised_as_what_it_is_derived_from(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class CardError(errors.DeviceError):
+        """As backends have them."""
+
+    def fail(*_: object) -> None:
+        raise CardError("The card is gone.")
+
+    monkeypatch.setattr("aethermind.engine.engine.score_prompt", fail)
+    with LLM("demo", device="numpy", runtime=runtime) as llm, pytest.raises(errors.DeviceError, match="card is gone"):
+        llm.generate("Once", SamplingParams(max_tokens=1, prompt_logprobs=1))

@@ -178,6 +178,7 @@ def test_json_by_schema_and_logprobs(client: openai.OpenAI) -> None:
         ({"temperature": -1}, "temperature"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
         ({"include": ["reasoning.encrypted_content"]}, "include.0"),
         ({"n": 2}, "n"),
         ({"tools": [TOOL]}, "tools"),

@@ -2,8 +2,9 @@
 
     python -m tests.conformance.planted.run [-k WORD] [--jobs N]
 
-A bug is found when `aethermind conform` exits with 1 for it: something failed. Exits with 1 itself where fewer than
-97 % are found, where a bug that is said to survive is found, or where the vehicles without a bug do not conform.
+A bug is found when `aethermind conform` exits with 1 for it and names a case that failed. Exits with 1 itself where
+fewer than 97 % are found, where a bug that is said to survive is found, or where the vehicles without a bug do not
+conform.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tempfile import TemporaryDirectory
 
 from tests.conformance.planted.bugs import BUGS, Bug
 from tests.conformance.planted.plugin import FOLDER, VARIABLE
+from tests.core.plugins.fake_distributions import write_distribution
 
 __all__ = ["Finding", "conform", "installed", "try_bug"]
 
@@ -47,18 +49,16 @@ class Finding:
 
     @property
     def is_found(self) -> bool:
-        """Something failed; another status says that the command could not do its work, which finds nothing."""
-        return self.status == 1
+        """A case failed; a command that ran none, or could not do its work, finds nothing."""
+        return self.status == 1 and "\nFailed:" in self.said
 
 
 @contextmanager
 def installed() -> Iterator[Mapping[str, str]]:
     """The environment in which the vehicles are a package."""
     with TemporaryDirectory() as folder:
-        info = Path(folder, "planted-1.0.dist-info")
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text("[aethermind.plugins.v1]\nplanted = tests.conformance.planted.plugin\n")
+        entry_points = "[aethermind.plugins.v1]\nplanted = tests.conformance.planted.plugin\n"
+        write_distribution(Path(folder), "planted", entry_points, version="1.0")
         path = os.pathsep.join(filter(None, (folder, str(ROOT), os.environ.get("PYTHONPATH"))))
         # One thread a process, but for workers of the device: the runner has several processes.
         yield {**os.environ, "PYTHONPATH": path, FOLDER: folder, **ONE_THREAD, "AETHERMIND_PLUGINS": PLUGINS}

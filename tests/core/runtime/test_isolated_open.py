@@ -18,6 +18,7 @@ from aethermind import Runtime
 from aethermind.cli.app import app
 from aethermind.errors import DeviceError
 from aethermind.hal import isolated_open
+from aethermind.hal.numpy_backend import NumpyBackend
 
 PLUGIN = """
     import ctypes, os, signal, sys
@@ -86,6 +87,17 @@ def test_a_backend_that_hangs_is_left_alone_after_its_time(
     for pid in opened_by(fakes):
         with pytest.raises(ProcessLookupError):
             os.killpg(pid, 0)
+
+
+def test_a_device_that_a_process_of_its_own_does_not_claim(fakes: FakeDistributions) -> None:
+    """Which says nothing about opening it, so that stays possible."""
+    install(fakes)
+    record = next(one for one in Runtime.boot().plugins if one.name == "rogue")
+    device = isolated_open.IsolatedOpen(record, "other", open=NumpyBackend)
+    with pytest.raises(DeviceError, match=r"^In a process of its own rogue claims no such device \(.*\)\.$"):
+        device.examine()
+    device.open().close()
+    assert opened_by(fakes) == []
 
 
 def test_a_backend_is_tried_once_until_its_code_changes(fakes: FakeDistributions) -> None:

@@ -136,7 +136,6 @@ class StepLine:
     priority: int
     is_native: bool
     is_fallback: bool
-    is_missing: bool
     weight_format: str
     rejected: tuple[tuple[str, str], ...]
 
@@ -157,13 +156,10 @@ class Section:
         return f"layer {self.layers[0]}" if self.layers else self.name
 
 
-def sections(compiled: Compiled, operators: Container[str], *, may_fall_back: bool = True) -> list[Section]:
-    """Runs of steps of one layer, layers with the same steps told once, in the order of the plan.
-
-    Unless the device `may_fall_back`, a reference stands for a kernel that is missing.
-    """
+def sections(compiled: Compiled, operators: Container[str]) -> list[Section]:
+    """Runs of steps of one layer, layers with the same steps told once, in the order of the plan."""
     found: list[Section] = []
-    for layer, steps in _runs(compiled, operators, may_fall_back):
+    for layer, steps in _runs(compiled, operators):
         alike = next((section for section in found if section.layers and section.steps == steps), None)
         if layer is None:
             found.append(Section("after the layers" if found else "before the layers", steps))
@@ -174,9 +170,7 @@ def sections(compiled: Compiled, operators: Container[str], *, may_fall_back: bo
     return found
 
 
-def _runs(
-    compiled: Compiled, operators: Container[str], may_fall_back: bool
-) -> list[tuple[int | None, tuple[StepLine, ...]]]:
+def _runs(compiled: Compiled, operators: Container[str]) -> list[tuple[int | None, tuple[StepLine, ...]]]:
     """Consecutive steps of one layer."""
     from aethermind.graph.plan import LAYER_PREFIX
 
@@ -184,11 +178,11 @@ def _runs(
     for layer, step, resolution in zip(compiled.plan.layers(), compiled.plan.steps, compiled.resolutions, strict=True):
         if not runs or runs[-1][0] != layer:
             runs.append((layer, []))
-        runs[-1][1].append(_line(LAYER_PREFIX.sub("", step.source), resolution, operators, may_fall_back))
+        runs[-1][1].append(_line(LAYER_PREFIX.sub("", step.source), resolution, operators))
     return [(layer, tuple(lines)) for layer, lines in runs]
 
 
-def _line(source: str, resolution: Resolution, operators: Container[str], may_fall_back: bool) -> StepLine:
+def _line(source: str, resolution: Resolution, operators: Container[str]) -> StepLine:
     """`source` holds scopes, then operators from the outermost composite inwards, names of outputs and numbers."""
     chosen = resolution.chosen
     assert chosen is not None, "a compiled step has a kernel"
@@ -203,8 +197,7 @@ def _line(source: str, resolution: Resolution, operators: Container[str], may_fa
         chosen.name,
         chosen.priority,
         chosen.native is not None,
-        resolution.is_fallback and may_fall_back,
-        resolution.is_fallback and not may_fall_back,
+        resolution.is_fallback,
         resolution.signature.weight_format,
         tuple((kernel.name, reason) for kernel, reason in resolution.rejected),
     )
@@ -217,7 +210,6 @@ def examine(planned: PlannedModel) -> dict[str, Any]:
 
     operators = {operator.name for operator in planned.operators}
     may_fall_back = planned.open_device.backend.capabilities.is_host_accessible
-    told = sections(compiled, operators, may_fall_back=may_fall_back)
     return {
         "model": str(planned.source.path),
         "architecture": planned.architecture,
@@ -236,8 +228,12 @@ def examine(planned: PlannedModel) -> dict[str, Any]:
             "symbols": dict(compiled.plan.symbols),
         },
         "sections": [
-            {"title": section.title, "layers": section.layers, "steps": [_as_record(step) for step in section.steps]}
-            for section in told
+            {
+                "title": section.title,
+                "layers": section.layers,
+                "steps": [_as_record(step, may_fall_back) for step in section.steps],
+            }
+            for section in sections(compiled, operators)
         ],
     }
 
@@ -269,16 +265,18 @@ def _provenance(runtime: Runtime, planned: PlannedModel) -> dict[str, list[str]]
     }
 
 
-def _as_record(step: StepLine) -> dict[str, Any]:
+def _as_record(step: StepLine, may_fall_back: bool) -> dict[str, Any]:
+    """Where the host cannot compute in the device's memory, a fallback stands for a kernel that is missing."""
+    is_missing = step.is_fallback and not may_fall_back
     return {
         "scope": step.scope,
         "operator": step.path.rpartition("/")[2],
         "path": step.path,
-        "kernel": None if step.is_missing else step.kernel,
+        "kernel": None if is_missing else step.kernel,
         "priority": step.priority,
         "is_native": step.is_native,
-        "is_fallback": step.is_fallback,
-        "is_missing": step.is_missing,
+        "is_fallback": step.is_fallback and may_fall_back,
+        "is_missing": is_missing,
         "weight_format": step.weight_format,
         "rejected": [{"kernel": kernel, "reason": reason} for kernel, reason in step.rejected],
     }

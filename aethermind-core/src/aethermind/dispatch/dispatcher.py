@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from aethermind.dispatch.kernel import Kernel, Signature
+from aethermind.dispatch.kernel import REPAIR, Kernel, Signature
 from aethermind.errors import AetherMindError, PluginError, in_words
 
 __all__ = ["Dispatcher", "Fallback", "Resolution"]
-
-_REPAIR = "Update or uninstall its package, or choose another device."
 
 
 class Fallback(Enum):
@@ -126,10 +124,10 @@ def _answer_of(kernel: Kernel, signature: Signature) -> str | None:
     except AetherMindError:
         raise
     except Exception as error:
-        raise PluginError(f"`supports` of kernel {kernel.title} raised {in_words(error)} {_REPAIR}") from error
+        raise PluginError(f"`supports` of kernel {kernel.title} raised {in_words(error)} {REPAIR}") from error
     if reason is not None and not isinstance(reason, str):
         raise PluginError(
             f"`supports` of kernel {kernel.title} returned {reason!r:.80}; it should return None, or in words why the "
-            f"kernel does not take a call. {_REPAIR}"
+            f"kernel does not take a call. {REPAIR}"
         )
     return reason

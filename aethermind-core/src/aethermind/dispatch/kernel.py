@@ -11,7 +11,10 @@ from aethermind.hal.dtype import DType
 from aethermind.ops.schema import Attribute, TensorType
 from aethermind.ops.weight_format import DENSE
 
-__all__ = ["Kernel", "Pack", "Signature"]
+__all__ = ["Kernel", "Pack", "REPAIR", "Signature"]
+
+REPAIR = "Update or uninstall its package, or choose another device."
+"""What to do about a kernel that breaks its contract."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +116,7 @@ class Kernel:
 
     def failure(self, error: Exception) -> KernelError:
         """What to raise where its function raised `error`, which is no AetherMindError."""
-        advice = "Update or uninstall its package, or choose another device."
-        return KernelError(f"Kernel {self.title} raised {in_words(error)} {advice}")
+        return KernelError(f"Kernel {self.title} raised {in_words(error)} {REPAIR}")
 
     def call(self, inputs: Sequence[Any], outputs: Sequence[Any], attributes: Mapping[str, Attribute]) -> None:
         """Run a Python kernel over its arrays; KernelError names it and its package where it fails.

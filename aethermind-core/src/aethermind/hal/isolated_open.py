@@ -17,7 +17,7 @@ from aethermind.errors import DeviceError
 from aethermind.log import get_logger
 from aethermind.plugins.discovery import own_code
 from aethermind.plugins.kept_answers import KeptAnswers
-from aethermind.plugins.trial import code_stamp
+from aethermind.plugins.trial import TRIED_AGAIN, WHEN_TRIED, code_stamp
 
 if TYPE_CHECKING:
     from aethermind.hal.backend import Backend
@@ -87,8 +87,7 @@ class IsolatedOpen:
 
     def _failure(self, reason: str) -> DeviceError:
         return DeviceError(
-            f"Device {self._device!r} cannot be opened: {reason}, when it was tried in a process of its own. "
-            f"{self._record.repair} `aethermind doctor` tries it again, as does every start once it has changed."
+            f"Device {self._device!r} cannot be opened: {reason}, {WHEN_TRIED}. {self._record.repair} {TRIED_AGAIN}"
         )
 
 

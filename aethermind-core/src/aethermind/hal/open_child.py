@@ -11,11 +11,10 @@ import os
 import sys
 from typing import Any
 
-from aethermind.errors import AetherMindError
+from aethermind.errors import AetherMindError, in_words
 from aethermind.hal.isolated_open import facts_of
-from aethermind.hal.registry import DeviceRegistry
+from aethermind.hal.probe_child import claimed_device
 from aethermind.plugins.child_process import answer_pipe
-from aethermind.plugins.discovery import PluginRecord, call_each, load
 
 __all__ = ["main"]
 
@@ -27,24 +26,20 @@ def main(request: str) -> None:
     def say(line: str) -> None:
         os.write(answers, line.encode() + b"\n")
 
-    asked = json.loads(request)
-    record = PluginRecord.of_request(asked)
-    manager, registry = load([record]), DeviceRegistry()
-    list(call_each(manager, [record], "register_devices", registry=registry))
-    entry = next((entry for entry in registry if entry.name == asked["device"]), None)
+    record, entry = claimed_device(request)
+    say("its open()")
     try:
         if entry is None:
-            answer: dict[str, Any] = {"error": f"In a process of its own {record.name} claims no such device."}
+            reason = f"In a process of its own {record.name} claims no such device ({record.error})."
+            answer: dict[str, Any] = {"error": reason}
         else:
-            say("its open()")
             backend = entry.open()
             say("its devices.properties(0)")
             answer = facts_of(backend)
             say("its close()")
             backend.close()
     except BaseException as error:  # the parent meets it again where it opens the device itself
-        is_ours = isinstance(error, AetherMindError)
-        answer = {"error": str(error) if is_ours else f"{type(error).__name__}: {error}"}
+        answer = {"error": str(error) if isinstance(error, AetherMindError) else in_words(error)}
     say(json.dumps(answer, default=str))
     os._exit(0)  # a driver's threads and exit handlers are not waited for
 

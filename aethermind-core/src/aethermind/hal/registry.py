@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aethermind.errors import AetherMindError, DeviceError, PluginError
+from aethermind.errors import AetherMindError, DeviceError, PluginError, in_words
 from aethermind.hal.backend import Backend
 from aethermind.hal.device import DeviceId, Probe
 from aethermind.log import get_logger
@@ -182,7 +182,7 @@ def _guarded_probe(probe: Callable[[], Probe]) -> Callable[[], Probe]:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit included
-            return Probe(0, f"its probe raised {type(error).__name__}: {_clause(str(error))}.", is_broken=True)
+            return Probe(0, f"its probe raised {in_words(error)}", is_broken=True)
         if not isinstance(answer, Probe):
             return Probe(0, f"its probe returned {type(answer).__name__} instead of a Probe.", is_broken=True)
         return answer
@@ -198,7 +198,7 @@ def _guarded_open(name: str, open: Callable[[], Backend]) -> Callable[[], Backen
             raise
         except BaseException as error:  # SystemExit included
             raise DeviceError(
-                f"Device {name!r} could not be opened: {type(error).__name__}: {_clause(str(error))}. "
+                f"Device {name!r} could not be opened: {in_words(error)} "
                 "Run `aethermind doctor`, or name another device."
             ) from error
         if not isinstance(backend, Backend):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -64,5 +66,5 @@ class Claims:
 def import_object(target: str) -> Any:
     """What `"package.module:OBJECT"` names."""
     module, _, attribute = target.partition(":")
-    with stdout_to_stderr():
+    with nullcontext() if module in sys.modules else stdout_to_stderr():  # only the first import can print
         return getattr(import_module(module), attribute)

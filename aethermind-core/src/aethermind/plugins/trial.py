@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from aethermind.plugins.child_process import ChildProcess
 
-__all__ = ["VERDICTS", "code_stamp", "forget_failures", "load_installed", "try_strangers"]
+__all__ = ["TRIED_AGAIN", "VERDICTS", "WHEN_TRIED", "code_stamp", "forget_failures", "load_installed", "try_strangers"]
 
 logger = get_logger(__name__)
 
@@ -38,6 +38,10 @@ START_LIMIT_S = 20.0
 """How long the child may take until it begins with the plugin."""
 
 VERDICTS = KeptAnswers("trials.json")
+
+WHEN_TRIED = "when it was tried in a process of its own"
+TRIED_AGAIN = "`aethermind doctor` tries it again, as does every start once it has changed."
+"""How messages about a verdict end."""
 
 
 def load_installed() -> tuple[list[PluginRecord], pluggy.PluginManager]:
@@ -117,8 +121,7 @@ def _watch(child: ChildProcess) -> str | None:
 
 
 def _fail(record: PluginRecord, error: str) -> None:
-    again = "`aethermind doctor` tries it again, as does every start once it has changed."
-    record.fail(f"{error}, when it was tried in a process of its own.", f"{record.repair} {again}")
+    record.fail(f"{error}, {WHEN_TRIED}.", f"{record.repair} {TRIED_AGAIN}")
 
 
 def _key(record: PluginRecord) -> str:

@@ -5,7 +5,6 @@ pytest --pyargs aethermind.testing.suites -p aethermind.testing.pytest_plugin --
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 from collections.abc import Generator, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from aethermind.dispatch import Fallback, Kernel
+from aethermind.dispatch.useless_kernels import useless_kernels
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.graph.tensor_parallel.operators import with_collectives
 from aethermind.hal import Backend, DeviceId
@@ -25,6 +25,7 @@ from aethermind.testing.expectations import Expectations, read_expectations
 from aethermind.testing.families import Checkpoints, ModelCase, cases_of, checks_of
 from aethermind.testing.families.find import architectures_of
 from aethermind.testing.kernel_cases import KernelGroup, kernel_cases, kernel_groups
+from aethermind.testing.kernel_claims import has_parts
 from aethermind.testing.operator_calls import KernelCase
 from aethermind.testing.report import CaseResult, Outcome
 
@@ -78,8 +79,7 @@ class _Conformance:
         if "kernel_group" in metafunc.fixturenames:
             metafunc.parametrize("kernel_group", list(kernel_groups(self._kernel_cases)), ids=str)
         if "invariant_group" in metafunc.fixturenames:
-            claiming = [case for case in self._kernel_cases if case.kernel.is_batch_invariant]
-            metafunc.parametrize("invariant_group", list(kernel_groups(claiming, of_every_format=True)), ids=str)
+            metafunc.parametrize("invariant_group", list(self._invariant_groups()), ids=str)
         if "unknown_kernel" in metafunc.fixturenames:
             metafunc.parametrize("unknown_kernel", list(self._unknown_kernels()), ids=lambda text: text.split()[1])
         if "uncomputed" in metafunc.fixturenames:
@@ -132,13 +132,18 @@ class _Conformance:
     def _kernel_cases(self) -> list[KernelCase]:
         return list(kernel_cases(self.runtime.operators, self._kernels(), self.runtime.weight_formats))
 
+    def _invariant_groups(self) -> Iterator[KernelGroup]:
+        """Kernels that say they are batch invariant, of operators whose rows can be computed alone."""
+        claiming = [case for case in self._kernel_cases if case.kernel.is_batch_invariant]
+        for group in kernel_groups(claiming, of_every_format=True):
+            if any(has_parts(case, self.runtime.operators) for case in group.cases):
+                yield group
+
     def _unknown_kernels(self) -> Iterator[str]:
         known = with_collectives(self.runtime.operators)
-        for kernel in self._kernels():
+        for kernel, problem, _ in useless_kernels(self._kernels(), known):
             if kernel.operator not in known:
-                close = difflib.get_close_matches(kernel.operator, [one.name for one in known], 1)
-                meant = f"Did you mean {close[0]!r}?" if close else "Is its package installed?"
-                yield f"Kernel {kernel.operator}-{kernel.name} is of no operator that is installed. {meant}"
+                yield f"Kernel {kernel.operator}-{kernel.name} is never used: {problem}"
 
     def _model_checks(self) -> Iterator[tuple[Any, ModelCase]]:
         for architecture in self._architectures:

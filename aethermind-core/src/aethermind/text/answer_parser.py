@@ -164,11 +164,11 @@ class AnswerParser:
         elif not (self._bare_names and _BARE_CALL_SO_FAR.fullmatch(words)):
             self._go_into(_Inside.TEXT)
 
-    def _go_into(self, part: _Inside, *, is_behind_tag: bool | None = None) -> None:
+    def _go_into(self, part: _Inside, *, is_behind_tag: bool = False) -> None:
         self._was_opened = False
         self._inside = part
-        if is_behind_tag is not None:
-            self._is_behind_tag = is_behind_tag
+        if is_behind_tag:
+            self._is_behind_tag = True
 
     def _think(self) -> Iterator[Piece]:
         assert self._reasoning is not None

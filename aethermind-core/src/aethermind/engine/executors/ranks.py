@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.process.start import child_command, child_environment, describe_exit, signals_held
 from aethermind.engine.process.wire import Unpacker, pack
-from aethermind.errors import AetherMindError, EngineDeadError
+from aethermind.errors import AetherMindError, EngineDeadError, in_words
 from aethermind.hal.device import DeviceId
 from aethermind.hal.shared_memory import SharedMemoryCommunicator, shared_file
 
@@ -138,7 +138,7 @@ class Ranks:
             yield
         except BaseException as error:
             if self._failure is None:
-                self._failure = EngineDeadError(f"A step ended before its time: {type(error).__name__}: {error}")
+                self._failure = EngineDeadError(f"A step ended before its time: {in_words(error)}")
             self._end()
             raise
 

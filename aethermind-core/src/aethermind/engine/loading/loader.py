@@ -173,14 +173,16 @@ def _with_fitting_blocks(runtime: Runtime, planned: PlannedModel) -> PlannedMode
 
 
 def open_to_explain(runtime: Runtime, config: EngineConfig) -> OpenDevice:
-    """The device of a configuration, with a reference in place of each kernel that is missing.
+    """The device of a configuration whose `fallback` is "allow", with a reference in place of each missing kernel.
 
-    Where the host cannot reach the device's memory these cannot run: such a plan can be looked at only, and its
-    `fallbacks` are the operators for which the device needs kernels.
+    Where the host cannot reach the device's memory, opening it gives none, for they cannot run: such a plan can be
+    looked at only, and its `fallbacks` are the operators for which the device needs kernels.
     """
     from aethermind.dispatch.reference import reference_kernels
 
     opened = _open_device(runtime, config)
+    if opened.backend.capabilities.is_host_accessible:
+        return opened
     references = reference_kernels(runtime.operators, opened.backend.name)
     return replace(opened, dispatcher=opened.dispatcher.with_fallbacks(references))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from aethermind.engine.requests.request import FinishReason, Request
+from aethermind.errors import AetherMindError
 from aethermind.text.detokenizer import Detokenizer, last_text_token
 from aethermind.text.stop import StopChecker
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aethermind.engine.requests.logprobs import TokenLogprobs
-    from aethermind.errors import AetherMindError
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["Growth", "OutputBuilder", "has_ended", "state_of"]
@@ -122,7 +122,7 @@ class OutputBuilder:
             None if self.error is None else str(self.error),
             request.num_cached_tokens,
             self._prompt_logprobs,
-            None if self.error is None else type(self.error).__name__,
+            None if self.error is None else _kind(self.error),
         )
 
     def _push(self, token_id: int) -> str:
@@ -182,3 +182,8 @@ def _named_logprobs(
     named = {token: Logprob(value, rank, text(token)) for rank, (token, value) in enumerate(logprobs.top, start=1)}
     named.setdefault(token_id, Logprob(logprobs.logprob, logprobs.rank, text(token_id)))
     return named
+
+
+def _kind(error: AetherMindError) -> str:
+    """The class of `aethermind.errors` that it is, or that its class in a package is derived from."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == AetherMindError.__module__)

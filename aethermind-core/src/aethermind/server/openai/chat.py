@@ -169,8 +169,8 @@ class ChatRequest(SamplingFields):
 def _written(
     messages: Sequence[ChatMessage],
     model: ServedModel,
-    tools: Sequence[dict[str, Any]] = (),
-    names: dict[str, Any] | None = None,
+    tools: Sequence[dict[str, Any]],
+    names: dict[str, Any] | None,
 ) -> WrittenChat:
     """A conversation as the model's template writes it; `names` are further ones for the template."""
     if not messages:

@@ -38,6 +38,7 @@ _NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
     "response_format.json_schema": "text.format.schema",
+    "response_format.schema": "text.format.schema",
     "reasoning_effort": "reasoning.effort",
 }
 """Fields of a chat by what they are called here."""

@@ -80,7 +80,7 @@ class ResponseFormat(StrictModel):
         nested = None if self.json_schema is None else self.json_schema.schema_
         given = [one for one in (nested, self.schema_) if one is not None]
         if len(given) > 1 or (given and self.type == "text"):
-            raise ApiError(400, "response_format has one schema, and none for text.", param="response_format.schema")
+            raise ApiError(400, "response_format.schema is given twice, or for text.", param="response_format.schema")
         if given:
             return StructuredOutputs(json=given[0])
         if self.type == "json_schema":
