@@ -28,6 +28,12 @@ def test_kernels_of_the_cpu_by_the_kit() -> None:
     assert {"cpu/portable"} <= {case.name.split("-")[1] for case in report.cases if case.name.count("-") > 2}
 
 
+def test_references_that_claim_batch_invariance_keep_it() -> None:
+    report = run_suites("numpy", suites=["operators"], keyword="in_any_batch")
+    assert ([(case.name, case.reason) for case in report.failures], report.problems) == ([], [])
+    assert report.executed > 100
+
+
 def test_nothing_executed_is_a_failure() -> None:
     report = run_suites("numpy", suites=["hal"], keyword="nowhere")
     assert not report.is_ok

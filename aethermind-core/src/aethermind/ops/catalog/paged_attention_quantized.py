@@ -64,6 +64,7 @@ def _cost(call: Call) -> Cost:
 
 
 assert PAGED_ATTENTION.reference is not None
+assert PAGED_ATTENTION.by_row is not None
 assert PAGED_ATTENTION.term_magnitudes is not None
 PAGED_ATTENTION_QUANTIZED = Operator(
     schema=OperatorSchema.parse(
@@ -74,6 +75,7 @@ PAGED_ATTENTION_QUANTIZED = Operator(
     ),
     summary="paged_attention where a key or value is its codes times its scale.",
     reference=_over_values(PAGED_ATTENTION.reference),
+    by_row=_over_values(PAGED_ATTENTION.by_row),
     samples=_samples,
     term_magnitudes=_over_values(PAGED_ATTENTION.term_magnitudes),
     # Kernels may round the softmax weights, times the values' scales, to F before they meet the codes.
