@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -184,6 +185,14 @@ class CrashingTransfer(HostTransfer):
         os.kill(os.getpid(), signal.SIGSEGV)
 
 
+class LateCrashingTransfer(HostTransfer):
+    """Does its work, and ruins something that brings the process down at its end."""
+
+    def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:
+        super().fill(destination, byte, stream)
+        atexit.register(os.kill, os.getpid(), signal.SIGSEGV)
+
+
 class UnorderedTransfer(LateTransfer):
     """Ignores the stream: a copy overtakes the fills before it."""
 
@@ -218,6 +227,7 @@ PART_BUGS: Mapping[str, Callable[[NumpyBackend], None]] = {
     "deaf-streams": partial(late, bug="deaf"),
     "unordered": _unordered,
     "crash": _part("transfer", lambda _: CrashingTransfer()),
+    "late-crash": _part("transfer", lambda _: LateCrashingTransfer()),
 }
 
 

@@ -72,6 +72,13 @@ def test_a_backend_that_brings_its_process_down_has_failed_a_case() -> None:
     assert report.problems == [f"The run ended at {failed.name}; what comes after it was not tried."]
 
 
+def test_a_process_that_dies_between_cases_fails_the_case_before() -> None:
+    report = run("mutant-late-crash", ["hal"])
+    (failed,) = report.failures
+    assert failed.reason == "The process died of signal 11 after this case, which may have written beyond its memory."
+    assert report.exit_code == 1
+
+
 @pytest.mark.parametrize("bug", mutants.MODEL_BUGS)
 def test_bugs_that_only_models_show(bug: str) -> None:
     assert run(f"mutant-{bug}", ["models"], "share_a_prompt").failures

@@ -149,8 +149,13 @@ def _conclude(
 ) -> None:
     if status == _USAGE_ERROR:
         raise InvalidArgumentError(said.splitlines()[-1].removeprefix("ERROR: ") if said else "pytest refused to run.")
-    if status < 0 and running is not None:
+    if status < 0 and running is None and report.cases:
+        # Memory that a kernel overwrote is often missed only when the next case, or the interpreter's end, frees it.
+        running = report.cases.pop().name
+        died = f"The process died of signal {-status} after this case, which may have written beyond its memory."
+    else:
         died = f"The process died of signal {-status} in this case."
+    if status < 0 and running is not None:
         report.cases.append(result := CaseResult(running, Outcome.FAILED, reason=died, details=said))
         on_case(result)
     elif status not in (0, 1, 5) or (status == 1 and not report.failures):
