@@ -1,0 +1,153 @@
+"""Sources and docs speak the field's language: private words and retired identifiers do not come back."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tests.architecture.vocabulary import (
+    PRIVATE_WORDS,
+    RETIRED_IDENTIFIERS,
+    count,
+    files_of_tree,
+    scope_of,
+)
+
+ALLOWED: dict[str, dict[str, int]] = {
+    "sources": {
+        "told": 171,
+        "room": 214,
+        "nobody": 123,
+        "news": 102,
+        "stay": 113,
+        "whoever": 61,
+        "stretch": 54,
+        "giver": 25,
+        "stranger": 18,
+        "wish": 33,
+        "door": 11,
+        "HeldNews": 8,
+        "held_news": 2,
+        "GivingWay": 7,
+        "giving_way": 4,
+        "givers": 11,
+        "MeasuredCosts": 13,
+        "GrowingOutput": 5,
+        "Told": 8,
+        "AnswerRoom": 9,
+        "ResponseWish": 6,
+        "EndedBy": 8,
+        "ended_by": 3,
+        "give_way": 4,
+        "IdleTurns": 8,
+        "idle_turns": 1,
+        "ModelFace": 8,
+        "model_face": 1,
+        "kept_files": 3,
+        "write_whole": 6,
+        "by_use": 7,
+        "kept_tables": 4,
+        "KeptAnswers": 8,
+        "kept_answers": 3,
+        "KeptConstants": 7,
+        "KeptBlocks": 4,
+        "try_strangers": 3,
+        "is_ours": 16,
+        "Complaints": 7,
+        "StoreHealth": 9,
+        "vouch": 3,
+        "Residency": 6,
+        "TokenTally": 12,
+        "TokenControls": 12,
+        "endless_rules": 5,
+        "written_call": 2,
+        "TokenMemory": 6,
+        "for_each_stretch": 3,
+        "turn_keys": 6,
+        "FedInput": 10,
+        "fed_tokens": 4,
+        "run_filling": 3,
+        "RunningStep": 19,
+        "is_deserted": 3,
+        "share_prompts": 7,
+        "needs_scores": 6,
+        "rows_without_number": 4,
+        "Softened": 12,
+        "soften_tile": 2,
+        "join_part": 3,
+        "SeenKeys": 4,
+        "gemm_engines": 1,
+        "gemm_blocks": 4,
+        "gemm_many_rows": 2,
+        "kFewRows": 5,
+        "quantize_finely": 2,
+        "quantize_coarsely": 2,
+        "hold_up": 5,
+        "Eight": 64,
+        "row_descent": 2,
+        "coded_weight": 12,
+        "coded_weights": 6,
+    },
+    "docs": {
+        "told": 9,
+        "room": 31,
+        "nobody": 20,
+        "news": 3,
+        "stay": 29,
+        "whoever": 8,
+        "stretch": 2,
+        "stranger": 5,
+        "floor": 3,
+        "HeldNews": 2,
+        "held_news": 1,
+        "idle_turns": 1,
+        "kept_files": 1,
+        "kept_tables": 2,
+        "kept_answers": 1,
+        "TokenMemory": 1,
+        "fed_tokens": 1,
+        "Eight": 2,
+    },
+}
+"""By scope, how often a word may still occur; a count only ever shrinks."""
+
+
+@pytest.fixture(scope="module")
+def counts() -> dict[str, Counter[str]]:
+    return count(files_of_tree())
+
+
+@pytest.mark.parametrize("scope", ["sources", "docs"])
+def test_private_words_and_retired_identifiers_do_not_occur(scope: str, counts: dict[str, Counter[str]]) -> None:
+    allowed = ALLOWED.get(scope, {})
+    words = (*PRIVATE_WORDS, *RETIRED_IDENTIFIERS)
+    found = {word: counts[scope][word] for word in words if counts[scope][word] > allowed.get(word, 0)}
+    assert found == {}, "see CONTRIBUTING.md: names and prose use the field's terms"
+
+
+def test_words_are_found_in_prose_and_in_identifiers() -> None:
+    text = "def has_news(self): # nobody stays\nclass AnswerRoom: x = math.floor(1) + a.floor_divide(b)\n"
+    found = count([("aethermind-core/src/aethermind/x.py", text)])["sources"]
+    assert {word: found[word] for word in found if word in PRIVATE_WORDS} == {
+        "news": 1,
+        "nobody": 1,
+        "stay": 1,
+        "room": 1,
+    }
+    assert found["AnswerRoom"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "scope"),
+    [
+        ("aethermind-cpu/csrc/kernels/gemm.h", "sources"),
+        ("examples/aethermind-arena/src/aethermind_arena/plugin.py", "sources"),
+        ("examples/aethermind-arena/tests/test_arena.py", "tests"),
+        ("docs/architecture.md", "docs"),
+        ("README.md", "docs"),
+        ("aethermind-core/src/aethermind/server/web/licenses.md", None),
+        ("aethermind-core/webui/node_modules/x/readme.md", None),
+    ],
+)
+def test_the_scope_of_a_file(path: str, scope: str | None) -> None:
+    assert scope_of(path) == scope
