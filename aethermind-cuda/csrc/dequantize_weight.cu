@@ -4,23 +4,23 @@
 // 64 bytes of eight rows at a time. Bound by memory: a block holds one group per warp, and registers leave room for
 // enough blocks to hide latency.
 
-#include "common/coded_weight.cuh"
 #include "common/overlap.cuh"
+#include "common/quantized_weight.cuh"
 
 namespace aether {
 
 // scale · (code - zero) + offset in float32, rounded once to T.
 template <class T>
-__device__ __forceinline__ Eight<T> scaled(const Eight<T>& codes, float scale, float offset) {
-  Eight<T> result;
+__device__ __forceinline__ Frag8<T> scaled(const Frag8<T>& codes, float scale, float offset) {
+  Frag8<T> result;
   if constexpr (sizeof(T) == 4) {
 #pragma unroll
-    for (int i = 0; i < kEight; ++i) {
+    for (int i = 0; i < kFrag8Values; ++i) {
       result.values[i] = scale * codes.values[i] + offset;
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < kEight / 2; ++i) {
+    for (int i = 0; i < kFrag8Values / 2; ++i) {
       const T first = reinterpret_cast<const T(&)[2]>(codes.pairs[i])[0];
       const T second = reinterpret_cast<const T(&)[2]>(codes.pairs[i])[1];
       result.pairs[i] = packed<T>(scale * to_float(first) + offset, scale * to_float(second) + offset);
@@ -31,9 +31,9 @@ __device__ __forceinline__ Eight<T> scaled(const Eight<T>& codes, float scale, f
 
 // row[k … k + 7] = values, as far as the row goes.
 template <class T>
-__device__ __forceinline__ void store_eight(T* row, int k, int size, bool is_aligned, const Eight<T>& values) {
-  if (is_aligned && k + kEight <= size) {
-    constexpr int kVectors = sizeof(Eight<T>) / kVectorBytes;
+__device__ __forceinline__ void store_eight(T* row, int k, int size, bool is_aligned, const Frag8<T>& values) {
+  if (is_aligned && k + kFrag8Values <= size) {
+    constexpr int kVectors = sizeof(Frag8<T>) / kVectorBytes;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       reinterpret_cast<uint4*>(row + k)[i] = reinterpret_cast<const uint4*>(&values)[i];
@@ -41,9 +41,9 @@ __device__ __forceinline__ void store_eight(T* row, int k, int size, bool is_ali
     return;
   }
 #pragma unroll
-  for (int i = 0; i < kEight; ++i) {
+  for (int i = 0; i < kFrag8Values; ++i) {
     if (k + i < size) {
-      row[k + i] = reinterpret_cast<const T(&)[kEight]>(values)[i];
+      row[k + i] = reinterpret_cast<const T(&)[kFrag8Values]>(values)[i];
     }
   }
 }
@@ -51,8 +51,8 @@ __device__ __forceinline__ void store_eight(T* row, int k, int size, bool is_ali
 // out [num_rows, num_inputs] gets the rows from first_tile · 16 on. Grid: warps for all groups, tiles.
 template <class T, int kBits>
 __device__ __forceinline__ void dequantize(T* out, int first_tile, int num_rows,
-                                           const typename CodedWeight<T, kBits, Shift::kAny>::Place& place) {
-  using Source = CodedWeight<T, kBits, Shift::kAny>;
+                                           const typename QuantizedWeight<T, kBits, Shift::kAny>::Place& place) {
+  using Source = QuantizedWeight<T, kBits, Shift::kAny>;
   const int group = static_cast<int>(blockIdx.x * blockDim.x / kWarpSize) + warp_index();
   if (group * Source::kGroupInputs >= place.num_inputs) {
     return;
@@ -70,7 +70,7 @@ __device__ __forceinline__ void dequantize(T* out, int first_tile, int num_rows,
 #pragma unroll
     for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
       const Scaling scaling = source.scaling(codes, chunk);
-      const int k = group * Source::kGroupInputs + chunk * kChunk + lane_index() % 4 * kEight;
+      const int k = group * Source::kGroupInputs + chunk * kChunk + lane_index() % 4 * kFrag8Values;
       store_eight(target, k, place.num_inputs, is_aligned,
                   scaled(source.weights(codes, half, chunk), scaling.scales[half], scaling.offsets[half]));
     }

@@ -1,9 +1,9 @@
-// gate_up_silu: silu(x · w_gateᵀ) · (x · w_upᵀ), weights in codes (see common/coded_weight.cuh), both in one format.
-// Kernels and bounds are chosen as in linear_quantized.cu.
+// gate_up_silu: silu(x · w_gateᵀ) · (x · w_upᵀ), weights in codes (see common/quantized_weight.cuh), both in one
+// format. Kernels and bounds are chosen as in linear_quantized.cu.
 
-#include "common/coded_weight.cuh"
 #include "common/overlap.cuh"
 #include "common/projection.cuh"
+#include "common/quantized_weight.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 #define AETHER_FEW_BLOCKS 2
@@ -17,7 +17,7 @@
                      int num_outputs, int num_inputs, int num_blocks, int log2_chunks, int kind, float* parts) {    \
     aether::begin_kernel();                                                                                         \
     const auto any = static_cast<aether::Shift>(kind);                                                              \
-    aether::project<aether::CodedWeight<aether::dtype, bits, aether::Shift::shift>, __VA_ARGS__>(                   \
+    aether::project<aether::QuantizedWeight<aether::dtype, bits, aether::Shift::shift>, __VA_ARGS__>(               \
         {out, nullptr, num_tokens, num_outputs, false}, {x, num_tokens, num_inputs},                                \
         {{w_gate, num_outputs, num_inputs, num_blocks, log2_chunks, any},                                           \
          {w_up, num_outputs, num_inputs, num_blocks, log2_chunks, any}},                                            \

@@ -1,12 +1,12 @@
-// linear and lm_head: x · weightᵀ + bias, weights in codes (see common/coded_weight.cuh).
+// linear and lm_head: x · weightᵀ + bias, weights in codes (see common/quantized_weight.cuh).
 //
 // Kernels of eight tokens are bound by memory, and by how many instructions a code takes: one is made for each kind of
 // shift, and bounds let several blocks share a multiprocessor, whose loads are what is under way at a time.
 
-#include "common/coded_weight.cuh"
 #include "common/overlap.cuh"
 #include "common/projection.cuh"
 #include "common/quantized_gemv.cuh"
+#include "common/quantized_weight.cuh"
 
 // Blocks that share a multiprocessor, where the compiler needs no more registers than that leaves to each.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
@@ -20,7 +20,7 @@
       void* out, const aether::dtype* x, const uint8_t* weight, const aether::dtype* bias, int num_tokens,        \
       int num_outputs, int num_inputs, int is_float32, int num_blocks, int log2_chunks, int kind, float* parts) { \
     aether::begin_kernel();                                                                                       \
-    aether::project<aether::CodedWeight<aether::dtype, bits, aether::Shift::shift>, __VA_ARGS__>(                 \
+    aether::project<aether::QuantizedWeight<aether::dtype, bits, aether::Shift::shift>, __VA_ARGS__>(             \
         {out, bias, num_tokens, num_outputs, is_float32 != 0}, {x, num_tokens, num_inputs},                       \
         {{weight, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::Shift>(kind)}}, parts);   \
   }
@@ -29,7 +29,7 @@
   extern "C" __global__ void __launch_bounds__(threads, blocks) linear_quantized_gemv_##format##_##dtype(   \
       void* out, const aether::dtype* x, const uint8_t* weight, const aether::dtype* bias, int num_tokens,  \
       int num_outputs, int num_inputs, int is_float32, int num_blocks, int log2_chunks, int kind, float*) { \
-    aether::quantized_gemv<aether::CodedWeight<aether::dtype, bits, aether::Shift::shift>, 1>(              \
+    aether::quantized_gemv<aether::QuantizedWeight<aether::dtype, bits, aether::Shift::shift>, 1>(          \
         {out, bias, num_tokens, num_outputs, is_float32 != 0}, {x, num_tokens, num_inputs},                 \
         {{weight, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::Shift>(kind)}});    \
   }

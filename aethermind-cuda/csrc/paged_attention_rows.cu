@@ -6,7 +6,7 @@
 
 namespace aether {
 
-template <class T, bool kIsCoded>
+template <class T, bool kIsQuantized>
 __device__ __forceinline__ void paged_attention_rows(const AttentionCall& call) {
   const int token = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
   if (token < call.cu_seqlens_q[0] || token >= call.cu_seqlens_q[call.num_sequences]) {
@@ -19,7 +19,7 @@ __device__ __forceinline__ void paged_attention_rows(const AttentionCall& call) 
   T* out = static_cast<T*>(call.out) + own;
   const T* q = static_cast<const T*>(call.q) + own;
   const int head_dim = call.head_dim;
-  if constexpr (kIsCoded) {
+  if constexpr (kIsQuantized) {
     const CodeType type = static_cast<CodeType>(call.code_type);
     const auto* k_codes = static_cast<const uint8_t*>(call.k_cache);
     const auto* v_codes = static_cast<const uint8_t*>(call.v_cache);

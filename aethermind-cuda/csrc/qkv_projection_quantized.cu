@@ -1,10 +1,10 @@
-// The projections of qkv_rope_cache_write for few tokens, weights in codes (see common/coded_weight.cuh), all of one
-// format. Kernels of eight tokens are one for each kind of shift, as in linear_quantized.cu.
+// The projections of qkv_rope_cache_write for few tokens, weights in codes (see common/quantized_weight.cuh), all of
+// one format. Kernels of eight tokens are one for each kind of shift, as in linear_quantized.cu.
 
-#include "common/coded_weight.cuh"
 #include "common/overlap.cuh"
 #include "common/qkv_projection.cuh"
 #include "common/quantized_gemv.cuh"
+#include "common/quantized_weight.cuh"
 
 // As in linear_quantized.cu: blocks that share a multiprocessor, where the compiler needs no more registers than that.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
@@ -40,7 +40,7 @@ __device__ __forceinline__ void project_qkv_quantized_gemv(const QkvProjection& 
   extern "C" __global__ void __launch_bounds__(256, blocks)                                                            \
       name##_##dtype(aether::QkvProjection call, int num_blocks, int log2_chunks, int kind) {                          \
     aether::begin_kernel();                                                                                            \
-    using Weight = aether::CodedWeight<aether::dtype, bits, aether::Shift::shift>;                                     \
+    using Weight = aether::QuantizedWeight<aether::dtype, bits, aether::Shift::shift>;                                 \
     aether::project_qkv<Weight, tiles>(call, [&](const void* weight, int num_outputs) {                                \
       return Weight::Place{static_cast<const uint8_t*>(weight), num_outputs, call.num_inputs, num_blocks, log2_chunks, \
                            static_cast<aether::Shift>(kind)};                                                          \
@@ -49,7 +49,7 @@ __device__ __forceinline__ void project_qkv_quantized_gemv(const QkvProjection& 
 #define AETHER_QKV_GEMV(format, bits, shift, dtype, threads, blocks)                                              \
   extern "C" __global__ void __launch_bounds__(threads, blocks) qkv_projection_quantized_gemv_##format##_##dtype( \
       aether::QkvProjection call, int num_blocks, int log2_chunks, int kind) {                                    \
-    aether::project_qkv_quantized_gemv<aether::CodedWeight<aether::dtype, bits, aether::Shift::shift>>(           \
+    aether::project_qkv_quantized_gemv<aether::QuantizedWeight<aether::dtype, bits, aether::Shift::shift>>(       \
         call, num_blocks, log2_chunks, kind);                                                                     \
   }
 #define AETHER_QKV_GEMV_HALF(format, bits, shift, threads, blocks) \

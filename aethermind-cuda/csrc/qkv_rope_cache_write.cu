@@ -7,12 +7,12 @@
 
 namespace aether {
 
-template <class T, bool kIsCoded>
+template <class T, bool kIsQuantized>
 __device__ __forceinline__ void finish_heads(const ProjectedHeads& call) {
   if (call.log2_lanes >= 0) {
-    finish_wide_heads<T, kIsCoded>(call);
+    finish_wide_heads<T, kIsQuantized>(call);
   } else {
-    finish_projected_heads<T, kIsCoded>(call);
+    finish_projected_heads<T, kIsQuantized>(call);
   }
 }
 

@@ -1,5 +1,5 @@
-// Rows of floating-point weights into codes, in the layout of common/coded_weight.cuh: scales first, a thread for each
-// block of values, then the codes that these lead to, a thread for what lies together in a packed weight.
+// Rows of floating-point weights into codes, in the layout of common/quantized_weight.cuh: scales first, a thread for
+// each block of values, then the codes that these lead to, a thread for what lies together in a packed weight.
 
 #include "common/overlap.cuh"
 #include "common/quantize_block.cuh"
@@ -108,7 +108,7 @@ __device__ __forceinline__ void quantize_codes(const PackedWeight& weight) {
   uint32_t words[kBits] = {};
 #pragma unroll
   for (int chunk = 0; chunk < 4; ++chunk) {
-    const int first = (group * 4 + chunk) * kChunk + kEight * thread;
+    const int first = (group * 4 + chunk) * kChunk + kFrag8Values * thread;
     if (row >= weight.num_rows || first >= weight.num_inputs) {
       continue;
     }
@@ -121,7 +121,7 @@ __device__ __forceinline__ void quantize_codes(const PackedWeight& weight) {
     }
     const float inverse = inverse_of(chosen.scale);
 #pragma unroll
-    for (int i = 0; i < kEight; ++i) {
+    for (int i = 0; i < kFrag8Values; ++i) {
       if (first + i < weight.num_inputs) {
         const int bit = kBits * (4 * chunk + i / 2);
         const uint32_t code = stored_code<kBits, kShift>(to_float(values[first + i]), chosen, inverse);

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.cuda.emulator.opening import emulated_cuda
-from tests.cuda.test_coded_weights import NAMES, packed, values
+from tests.cuda.test_quantized_weights import NAMES, packed, values
 
 from aethermind import Runtime
 from aethermind.dispatch import Dispatcher
@@ -22,8 +22,8 @@ from aethermind.ops.dims import SymDim
 from aethermind.ops.weight_format import parse_format
 from aethermind_cuda import device_packing, probe
 from aethermind_cuda.backend import CudaBackend
-from aethermind_cuda.coded_weights import coded_pack
 from aethermind_cuda.kernels import load_kernels
+from aethermind_cuda.quantized_weights import quantized_pack
 
 CUDA = DeviceId("cuda", 0)
 SHAPES = {np.float32: (17, 100), np.float16: (1, 1), ml_dtypes.bfloat16: (35, 260)}
@@ -42,7 +42,7 @@ def packed_there(backend: CudaBackend, name: str, array: Any) -> Any:
     """The bytes that the device packs."""
     format = parse_format(name)
     assert format is not None
-    pack = coded_pack(format)
+    pack = quantized_pack(format)
     assert pack.pack_on_device is not None
     nbytes = pack.nbytes(array.shape, DType.FLOAT32)
     tensor = Tensor.of(backend.allocator.alloc(nbytes), DType.UINT8, (nbytes,))

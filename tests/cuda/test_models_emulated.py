@@ -83,8 +83,8 @@ def test_weights_in_codes_are_packed_and_projected_there(
     options = {"quantization": quantization, "lm_head": "int4", "kv_cache_dtype": kv_cache_dtype}
     assert answer("cuda", GREEDY, **options) == answer("numpy", GREEDY, **options)
     assert driver.launched[f"quantize_codes_{quantization}_float32"] > 0
-    coded = "_quantized" if kv_cache_dtype == "int8" else ""
-    assert driver.launched[f"qkv_rope_cache_write{coded}_float32"] > 0
+    quantized = "_quantized" if kv_cache_dtype == "int8" else ""
+    assert driver.launched[f"qkv_rope_cache_write{quantized}_float32"] > 0
     assert driver.launched[f"linear_quantized_few8_{quantization}_float32"] > 0
 
 

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.cuda.emulated_launches import launch_all
-from tests.cuda.test_coded_weights import kernel_for, packed
+from tests.cuda.test_quantized_weights import kernel_for, packed
 
 from aethermind.dispatch import Kernel
 from aethermind.hal import DType
@@ -154,11 +154,11 @@ def test_a_tokens_bits_do_not_depend_on_the_others() -> None:
     gate, up = (rng.standard_normal((24, 200)).astype(dtype) for _ in range(2))
     format = parse_format("int4")
     assert format is not None
-    coded = [packed("int4", format.quantize(weight.astype(np.float32))) for weight in (gate, up)]
+    quantized = [packed("int4", format.quantize(weight.astype(np.float32))) for weight in (gate, up)]
     for kernel, weights in (
         (by_token(linear.KERNELS, "linear"), [gate, None]),
         (by_token(gate_up_silu.KERNELS, "gate_up_silu"), [gate, up]),
-        (by_token(quantized.KERNELS, "gate_up_silu", "int4"), coded),
+        (by_token(quantized.KERNELS, "gate_up_silu", "int4"), quantized),
     ):
         together = np.full((40, 24), np.nan, dtype)
         launch_all(kernel, [x, *weights], [together])

@@ -1,7 +1,7 @@
 // What kernels of paged attention are launched with, and which part of it a block takes.
 #pragma once
 
-#include "common/kv_code.cuh"
+#include "common/kv_quantization.cuh"
 #include "common/memory.cuh"
 #include "common/paged_cache.cuh"
 #include "common/types.cuh"

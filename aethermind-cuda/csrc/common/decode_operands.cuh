@@ -8,7 +8,7 @@
 #pragma once
 
 #include "common/attention_tile.cuh"
-#include "common/code_pair.cuh"
+#include "common/dequantize_pair.cuh"
 
 namespace aether {
 
@@ -81,10 +81,10 @@ struct CodeOperands {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const uint2 read = *reinterpret_cast<const uint2*>(mine + 8 * row * kStride);
-      a[0][row] = pair_of_codes<T, kType>(neighbours<0>(read.x));
-      a[0][2 + row] = pair_of_codes<T, kType>(neighbours<1>(read.x));
-      a[1][row] = pair_of_codes<T, kType>(neighbours<0>(read.y));
-      a[1][2 + row] = pair_of_codes<T, kType>(neighbours<1>(read.y));
+      a[0][row] = dequantized_pair<T, kType>(neighbours<0>(read.x));
+      a[0][2 + row] = dequantized_pair<T, kType>(neighbours<1>(read.x));
+      a[1][row] = dequantized_pair<T, kType>(neighbours<0>(read.y));
+      a[1][2 + row] = dequantized_pair<T, kType>(neighbours<1>(read.y));
     }
   }
 
@@ -110,7 +110,7 @@ struct CodeOperands {
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         const int first = r / 2 * 2, byte = 2 * n + r % 2;
-        a[r] = pair_of_codes<T, kType>(byte_of_both(words[first][byte / 4], words[first + 1][byte / 4], byte % 4));
+        a[r] = dequantized_pair<T, kType>(byte_of_both(words[first][byte / 4], words[first + 1][byte / 4], byte % 4));
       }
     }
   };

@@ -1,8 +1,8 @@
-// 16 outputs of a row-major weight [num_outputs, num_inputs], as Products takes them.
+// 16 outputs of a row-major weight [num_outputs, num_inputs], as WarpAccumulator takes them.
 #pragma once
 
-#include "common/eight.cuh"
-#include "common/products.cuh"
+#include "common/frag8.cuh"
+#include "common/mma_gemv.cuh"
 
 namespace aether {
 
@@ -14,7 +14,7 @@ struct DenseWeight {
   static constexpr int kGroupInputs = kChunks * kChunk;
 
   struct Group {
-    Eight<T> rows[2][kChunks];
+    Frag8<T> rows[2][kChunks];
   };
 
   // Where a weight lies; an object of the kernel's arguments.
@@ -30,7 +30,7 @@ struct DenseWeight {
 
   // Outputs beyond the last are those of the last: whoever stores results leaves them out.
   __device__ __forceinline__ DenseWeight(const Place& place, int tile)
-      : num_inputs(place.num_inputs), is_aligned(is_eights(place.address, place.num_inputs)) {
+      : num_inputs(place.num_inputs), is_aligned(is_frag8_aligned(place.address, place.num_inputs)) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int output = min(tile * kTileOutputs + half * 8 + lane_index() / 4, place.num_outputs - 1);
@@ -40,14 +40,14 @@ struct DenseWeight {
 
   __device__ __forceinline__ Group load(int group) const {
     Group result;
-    const int first = group * kGroupInputs + lane_index() % 4 * kEight;
+    const int first = group * kGroupInputs + lane_index() % 4 * kFrag8Values;
     if (is_aligned) {  // one branch for all loads of a group
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int chunk = 0; chunk < kChunks; ++chunk) {
           const int k = first + chunk * kChunk;
-          result.rows[half][chunk] = k < num_inputs ? *reinterpret_cast<const Eight<T>*>(rows[half] + k) : Eight<T>{};
+          result.rows[half][chunk] = k < num_inputs ? *reinterpret_cast<const Frag8<T>*>(rows[half] + k) : Frag8<T>{};
         }
       }
     } else {
@@ -55,14 +55,14 @@ struct DenseWeight {
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int chunk = 0; chunk < kChunks; ++chunk) {
-          result.rows[half][chunk] = load_some(rows[half], first + chunk * kChunk, num_inputs);
+          result.rows[half][chunk] = load_frag8_tail(rows[half], first + chunk * kChunk, num_inputs);
         }
       }
     }
     return result;
   }
 
-  __device__ __forceinline__ Eight<T> weights(const Group& group, int half, int chunk) const {
+  __device__ __forceinline__ Frag8<T> weights(const Group& group, int half, int chunk) const {
     return group.rows[half][chunk];
   }
 };

@@ -1,7 +1,7 @@
 // One head of one token in the registers of a warp: what head norms, rotations and rounding to codes have in common.
 #pragma once
 
-#include "common/kv_code.cuh"
+#include "common/kv_quantization.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 

@@ -27,7 +27,7 @@ struct DecodeShared {
 
 // Queries of a tile, zeros behind them, to shared memory.
 template <class T, int kHeadDim, int kRows>
-__device__ __forceinline__ void bring_queries(T* queries, const AttentionCall& call, const DecodeTile& tile) {
+__device__ __forceinline__ void stage_queries(T* queries, const AttentionCall& call, const DecodeTile& tile) {
   constexpr int kPieces = kHeadDim / 8;
   for (int i = static_cast<int>(threadIdx.x); i < kRows * kPieces; i += static_cast<int>(blockDim.x)) {
     const int row = i / kPieces, dim = i % kPieces * 8;
@@ -54,7 +54,7 @@ __device__ __forceinline__ uint32_t row_of_lane(const PagedRows& rows, int first
 // Begins to bring the rows that lanes have found. Unless all are there in their whole width, those that are not become
 // zeros, because weights of 0 times what lies there might be NaN.
 template <class Operands, int kHeadDim, bool kIsWhole>
-__device__ __forceinline__ void bring_rows(unsigned char* tile, const void* cache, uint32_t row_of_lane, int head_dim) {
+__device__ __forceinline__ void stage_rows(unsigned char* tile, const void* cache, uint32_t row_of_lane, int head_dim) {
   using Element = typename Operands::Element;
   constexpr int kPerPiece = 16 / static_cast<int>(sizeof(Element)), kPieces = kHeadDim / kPerPiece;
   static_assert(kDecodeKeys * kPieces % kWarpSize == 0);
@@ -172,7 +172,7 @@ __device__ __forceinline__ void merge_warps(unsigned char* shared, const DecodeS
   }
 }
 
-template <class T, class Operands, int kHeadDim, int kRows, bool kIsCoded>
+template <class T, class Operands, int kHeadDim, int kRows, bool kIsQuantized>
 __device__ __forceinline__ void attend_few(const AttentionCall& call) {
   constexpr int kTiles = kRows / kRowsOfTile, kStages = Operands::kStages;
   using Shared = DecodeShared<T, Operands, kHeadDim, kRows>;
@@ -193,9 +193,9 @@ __device__ __forceinline__ void attend_few(const AttentionCall& call) {
   const auto bring = [&](unsigned char* to, const void* cache, int stage, int key, uint32_t row) {
     unsigned char* const tile_of_stage = to + stage * Shared::kTileBytes;
     if (key <= last_whole) {
-      bring_rows<Operands, kHeadDim, true>(tile_of_stage, cache, row, kHeadDim);
+      stage_rows<Operands, kHeadDim, true>(tile_of_stage, cache, row, kHeadDim);
     } else if (key < part.end) {
-      bring_rows<Operands, kHeadDim, false>(tile_of_stage, cache, row, call.head_dim);
+      stage_rows<Operands, kHeadDim, false>(tile_of_stage, cache, row, call.head_dim);
     }
     commit_copies();
   };
@@ -209,10 +209,10 @@ __device__ __forceinline__ void attend_few(const AttentionCall& call) {
     bring(own_values, call.v_cache, s, first + s * kStep, next_rows[s]);
   }
   float next_scales = 0.0f;
-  if constexpr (kIsCoded) next_scales = scale_of_lane(call, next_rows[0]);
+  if constexpr (kIsQuantized) next_scales = scale_of_lane(call, next_rows[0]);
 
   T* queries = reinterpret_cast<T*>(shared);
-  bring_queries<T, kHeadDim, kRows>(queries, call, tile);
+  stage_queries<T, kHeadDim, kRows>(queries, call, tile);
   __syncthreads();
   // Those of one tile stay in registers; of two, there are too few.
   uint32_t q[kHeadDim / 32][4];
@@ -228,7 +228,7 @@ __device__ __forceinline__ void attend_few(const AttentionCall& call) {
   for (int stage = 0; first < part.end; first += kStep, stage = kStages == 1 ? 0 : stage ^ 1) {
     const uint32_t brought = next_rows[kStages];  // those of the turn that this stage is for next
     const float scales = next_scales;
-    if constexpr (kIsCoded) next_scales = scale_of_lane(call, next_rows[1]);
+    if constexpr (kIsQuantized) next_scales = scale_of_lane(call, next_rows[1]);
 #pragma unroll
     for (int s = 0; s < kStages; ++s) next_rows[s] = next_rows[s + 1];
     next_rows[kStages] = row_of_lane(rows, first + (kStages + 1) * kStep, part.end);
@@ -251,12 +251,12 @@ __device__ __forceinline__ void attend_few(const AttentionCall& call) {
     __syncwarp();
     bring(own_keys, call.k_cache, stage, first + kStages * kStep, brought);
 
-    if constexpr (kIsCoded) scale_scores(scores, scales, 0);
+    if constexpr (kIsQuantized) scale_scores(scores, scales, 0);
     if (!(seen_by_all.has(first) && seen_by_all.has(first + kDecodeKeys - 1))) {
       mask_scores(scores, tile, call.window, first);
     }
     softmax.weigh(scores, scale);
-    if constexpr (kIsCoded) scale_scores(scores, scales, kDecodeKeys);
+    if constexpr (kIsQuantized) scale_scores(scores, scales, kDecodeKeys);
     wait_for_copies<2 * kStages - 1>();
     __syncwarp();
     const Element* values = reinterpret_cast<const Element*>(own_values + stage * Shared::kTileBytes);
@@ -269,9 +269,9 @@ __device__ __forceinline__ void attend_few(const AttentionCall& call) {
   merge_warps<T, Operands, kHeadDim>(shared, softmax, call, tile, splits);
 }
 
-template <class T, bool kIsCoded, int kHeadDim, int kRows>
+template <class T, bool kIsQuantized, int kHeadDim, int kRows>
 __device__ __forceinline__ void paged_attention_decode(const AttentionCall& call) {
-  if constexpr (!kIsCoded) {
+  if constexpr (!kIsQuantized) {
     attend_few<T, FloatOperands<T, kHeadDim>, kHeadDim, kRows, false>(call);
   } else if (static_cast<CodeType>(call.code_type) == CodeType::kInt8) {
     attend_few<T, CodeOperands<T, kHeadDim, CodeType::kInt8>, kHeadDim, kRows, true>(call);

@@ -18,27 +18,27 @@ static_assert(kPrefillWarps * kRowTiles * 16 == kPrefillRows);
 
 constexpr int kPrefillKeys = 32;  // at a time
 
-template <class T, bool kIsCoded, int kHeadDim>
+template <class T, bool kIsQuantized, int kHeadDim>
 struct PrefillShared {
-  using Tile = std::conditional_t<kIsCoded, CodeTile<T, kHeadDim, kPrefillKeys, kPrefillThreads>,
+  using Tile = std::conditional_t<kIsQuantized, CodeTile<T, kHeadDim, kPrefillKeys, kPrefillThreads>,
                                   FloatTile<T, kHeadDim, kPrefillKeys, kPrefillThreads>>;
   // Beside the sums of heads of 128 elements, registers hold no queries.
   static constexpr bool kAreQueriesInRegisters = kHeadDim <= 96;
   static constexpr int kRowBytes = kRowStride<kHeadDim> * static_cast<int>(sizeof(T));
-  static constexpr int kStageBytes = 2 * Tile::kBytes;                        // keys, then values
-  static constexpr int kWideBytes = kIsCoded ? kPrefillKeys * kRowBytes : 0;  // of widened keys or values
+  static constexpr int kStageBytes = 2 * Tile::kBytes;                            // keys, then values
+  static constexpr int kWideBytes = kIsQuantized ? kPrefillKeys * kRowBytes : 0;  // of widened keys or values
   static constexpr int kQueryBytes = kPrefillRows * kRowBytes;
   static constexpr int kQueries = kStageBytes;  // behind the first stage
   // Queries that are in registers leave their place to what comes after the first stage.
   static constexpr int kSecondStage = kQueries + (kAreQueriesInRegisters ? 0 : kQueryBytes);
   static constexpr int kWide = kSecondStage + kStageBytes;
   static constexpr int kScales = kWide + 2 * kWideBytes;  // of each stage's keys, then of its values
-  static constexpr int kEnd = kScales + (kIsCoded ? 4 * kPrefillKeys * static_cast<int>(sizeof(float)) : 0);
+  static constexpr int kEnd = kScales + (kIsQuantized ? 4 * kPrefillKeys * static_cast<int>(sizeof(float)) : 0);
   static constexpr int kBytes = kEnd > kQueries + kQueryBytes ? kEnd : kQueries + kQueryBytes;
 };
 
 template <class T, int kHeadDim>
-__device__ __forceinline__ void bring_queries(T* queries, const AttentionCall& call, const PrefillTile& tile) {
+__device__ __forceinline__ void stage_queries(T* queries, const AttentionCall& call, const PrefillTile& tile) {
   constexpr int kPieces = kHeadDim / 8;
   for (int i = static_cast<int>(threadIdx.x); i < kPrefillRows * kPieces; i += kPrefillThreads) {
     const int row = i / kPieces, dim = i % kPieces * 8;
@@ -119,9 +119,9 @@ __device__ __forceinline__ void write_row(const AttentionCall& call, const Prefi
   }
 }
 
-template <class T, bool kIsCoded, int kHeadDim>
+template <class T, bool kIsQuantized, int kHeadDim>
 __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& call) {
-  using Shared = PrefillShared<T, kIsCoded, kHeadDim>;
+  using Shared = PrefillShared<T, kIsQuantized, kHeadDim>;
   using Tile = typename Shared::Tile;
   constexpr int kKeys = kPrefillKeys;
   static_assert(kSplitUnit % kKeys == 0, "some keys at a time never span the end of a part that is not the last");
@@ -149,7 +149,7 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
     Tile::fetch(stage_at(stage), caches, rows, call.head_dim, first, keys.end, thread);
     commit_copies();
   };
-  const auto bring_scales = [&](int stage, int first) {
+  const auto stage_scales = [&](int stage, int first) {
     if (thread >= 2 * kKeys) return;
     const int key = first + thread % kKeys;
     const float* source = thread < kKeys ? call.k_scale : call.v_scale;
@@ -157,7 +157,7 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
   };
 
   T* queries = reinterpret_cast<T*>(shared + Shared::kQueries);
-  bring_queries<T, kHeadDim>(queries, call, tile);
+  stage_queries<T, kHeadDim>(queries, call, tile);
   fetch(0, keys.begin);
   const int own_row = warp_index() * kRowTiles * 16;
   // A warp without rows only brings keys and values. (The branch costs registers, which heads of 96 do not have.)
@@ -180,10 +180,10 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
     if constexpr (Shared::kAreQueriesInRegisters) {
 #pragma unroll
       for (int d = 0; d < kHeadDim / 16; ++d) load_own_queries(q[d], 16 * d);
-      if constexpr (kIsCoded) __syncthreads();  // scales lie where queries were
+      if constexpr (kIsQuantized) __syncthreads();  // scales lie where queries were
     }
   }
-  if constexpr (kIsCoded) bring_scales(0, keys.begin);
+  if constexpr (kIsQuantized) stage_scales(0, keys.begin);
 
   SoftmaxRows<kHeadDim> softmax[kRowTiles];
   const float scale = positive_scale(call.scale);
@@ -192,11 +192,11 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
     __syncthreads();  // all threads' copies have arrived, and nobody reads the other stage any more
     if (first + kKeys < keys.end) {
       fetch(stage ^ 1, first + kKeys);
-      if constexpr (kIsCoded) bring_scales(stage ^ 1, first + kKeys);
+      if constexpr (kIsQuantized) stage_scales(stage ^ 1, first + kKeys);
     }
     const T* tile_keys = reinterpret_cast<const T*>(stage_at(stage));
     const T* values = reinterpret_cast<const T*>(stage_at(stage) + Tile::kBytes);
-    if constexpr (kIsCoded) {
+    if constexpr (kIsQuantized) {
       T* wide = reinterpret_cast<T*>(shared + Shared::kWide);
       T* wide_values = reinterpret_cast<T*>(shared + Shared::kWide + Shared::kWideBytes);
       const CodeType type = static_cast<CodeType>(call.code_type);
@@ -215,13 +215,13 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
       if constexpr (!kIsLoaded) load_own_queries(q[0], 16 * d);
       add_scores<T, kHeadDim>(scores, q[kIsLoaded ? d : 0], tile_keys, 16 * d);
     }
-    if constexpr (kIsCoded) scale_scores(scores, scales);
+    if constexpr (kIsQuantized) scale_scores(scores, scales);
     if (!(seen_by_all.has(first) && seen_by_all.has(first + kKeys - 1))) {
       mask_scores(scores, tile, own_row, first, call.window);
     }
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) softmax[m].weigh(scores[m], scale);
-    if constexpr (kIsCoded) scale_scores(scores, scales + kKeys);
+    if constexpr (kIsQuantized) scale_scores(scores, scales + kKeys);
     add_values<T, kHeadDim>(softmax, scores, values);
   }
 

@@ -21,19 +21,19 @@ struct WeightRing {
   using Place = typename DenseWeight<T>::Place;
   static constexpr int kChunks = DenseWeight<T>::kChunks;
   static constexpr int kGroupInputs = DenseWeight<T>::kGroupInputs;
-  static constexpr int kRowPieces = kGroupInputs / kEight;  // of 16 bytes: eight
+  static constexpr int kRowPieces = kGroupInputs / kFrag8Values;  // of 16 bytes: eight
   static constexpr int kRowsAtOnce = kWarpSize / kRowPieces;
   static constexpr int kCopies = kTileOutputs / kRowsAtOnce;
   static constexpr int kStagePieces = kTileOutputs * kRowPieces;
   static constexpr int kStages = kRingBytes / (kWeights * kStagePieces * kVectorBytes);
-  static_assert(kRowPieces == 8 && sizeof(Eight<T>) == kVectorBytes);
+  static_assert(kRowPieces == 8 && sizeof(Frag8<T>) == kVectorBytes);
 
-  Eight<T>* pieces;
+  Frag8<T>* pieces;
   const T* weights[kWeights];  // from the first output of the tile on
   int num_inputs;
   int rows[kCopies];  // where the rows that this thread copies begin
 
-  __device__ __forceinline__ WeightRing(Eight<T>* pieces, const Place (&places)[kWeights], int tile)
+  __device__ __forceinline__ WeightRing(Frag8<T>* pieces, const Place (&places)[kWeights], int tile)
       : pieces(pieces), num_inputs(places[0].num_inputs) {
 #pragma unroll
     for (int weight = 0; weight < kWeights; ++weight) {
@@ -49,25 +49,25 @@ struct WeightRing {
 
   // The place of a piece of a row. Odd rows have their halves exchanged, so that the threads that read at a time, four
   // pieces of two rows, use all banks.
-  __device__ __forceinline__ Eight<T>& piece(int stage, int weight, int row, int index) const {
+  __device__ __forceinline__ Frag8<T>& piece(int stage, int weight, int row, int index) const {
     return pieces[((stage * kWeights + weight) * kTileOutputs + row) * kRowPieces + (index ^ (row % 2 * 4))];
   }
 
   // What the thread multiplies: see products.cuh.
-  __device__ __forceinline__ Eight<T> get(int stage, int weight, int half, int chunk) const {
+  __device__ __forceinline__ Frag8<T> get(int stage, int weight, int half, int chunk) const {
     return piece(stage, weight, half * 8 + lane_index() / 4, chunk * 4 + lane_index() % 4);
   }
 
   // One group of copies, empty behind the last group.
   __device__ __forceinline__ void begin_copy(int stage, int group, int num_groups) const {
     if (group < num_groups) {
-      const int index = lane_index() % kRowPieces, k = group * kGroupInputs + index * kEight;
+      const int index = lane_index() % kRowPieces, k = group * kGroupInputs + index * kFrag8Values;
       const bool is_present = k < num_inputs;
 #pragma unroll
       for (int weight = 0; weight < kWeights; ++weight) {
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
-          Eight<T>& target = piece(stage, weight, i * kRowsAtOnce + lane_index() / kRowPieces, index);
+          Frag8<T>& target = piece(stage, weight, i * kRowsAtOnce + lane_index() / kRowPieces, index);
           copy_async_16(&target, weights[weight] + rows[i] + (is_present ? k : 0), is_present);
         }
       }
@@ -84,7 +84,7 @@ __device__ __forceinline__ void project_gemv(const Results<T>& results, const In
                                              int tile = static_cast<int>(blockIdx.y)) {
   using Source = DenseWeight<T>;
   using Ring = WeightRing<T, kWeights>;
-  AETHER_DYNAMIC_SHARED(Eight<T>, memory);
+  AETHER_DYNAMIC_SHARED(Frag8<T>, memory);
 
   let_next_kernel_launch();
   const int num_warps = static_cast<int>(blockDim.x) / kWarpSize;
@@ -99,17 +99,17 @@ __device__ __forceinline__ void project_gemv(const Results<T>& results, const In
   wait_for_kernel_before();
 
   const int token = static_cast<int>(blockIdx.x) * kTileTokens;
-  Products<T, 1> products[kWeights];
-  Eight<T> next_inputs[1][Source::kChunks];
-  Products<T, 1>::load_group(next_inputs, x, token, group * Source::kGroupInputs);
+  WarpAccumulator<T, 1> products[kWeights];
+  Frag8<T> next_inputs[1][Source::kChunks];
+  WarpAccumulator<T, 1>::load_group(next_inputs, x, token, group * Source::kGroupInputs);
   for (int stage = 0; group < num_groups; group += num_warps, stage = (stage + 1) % Ring::kStages) {
-    Eight<T> inputs[Source::kChunks];
+    Frag8<T> inputs[Source::kChunks];
 #pragma unroll
     for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
       inputs[chunk] = next_inputs[0][chunk];
     }
     if (group + num_warps < num_groups) {
-      Products<T, 1>::load_group(next_inputs, x, token, (group + num_warps) * Source::kGroupInputs);
+      WarpAccumulator<T, 1>::load_group(next_inputs, x, token, (group + num_warps) * Source::kGroupInputs);
     }
     wait_for_copies<Ring::kStages - 1>();
     __syncwarp();  // what the other threads of the warp copied is there, too
@@ -117,7 +117,7 @@ __device__ __forceinline__ void project_gemv(const Results<T>& results, const In
     for (int weight = 0; weight < kWeights; ++weight) {
 #pragma unroll
       for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
-        const Eight<T> weights[2] = {ring.get(stage, weight, 0, chunk), ring.get(stage, weight, 1, chunk)};
+        const Frag8<T> weights[2] = {ring.get(stage, weight, 0, chunk), ring.get(stage, weight, 1, chunk)};
         multiply_chunk(products[weight].sums[0], weights, inputs[chunk]);
       }
     }

@@ -57,7 +57,7 @@ __device__ __forceinline__ void normalize_and_rotate(HeadRow& row, const void* n
 }
 
 // Heads are counted on from those of queries to those of keys and of values.
-template <class T, bool kIsCoded>
+template <class T, bool kIsQuantized>
 __device__ __forceinline__ void finish_projected_heads(const ProjectedHeads& call) {
   const int64_t token = blockIdx.x;
   const int counted = static_cast<int>(blockIdx.y * (blockDim.x / kWarpSize)) + warp_index();
@@ -80,7 +80,7 @@ __device__ __forceinline__ void finish_projected_heads(const ProjectedHeads& cal
     normalize_and_rotate<T>(row, call.k_norm, call);
   }
   void* cache = is_key ? call.k_cache : call.v_cache;
-  if constexpr (kIsCoded) {
+  if constexpr (kIsQuantized) {
     uint8_t* codes = static_cast<uint8_t*>(cache) + place * call.head_dim;
     const float scale = row.write_codes(codes, static_cast<CodeType>(call.code_type));
     if (lane_index() == 0) {

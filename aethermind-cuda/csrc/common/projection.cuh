@@ -1,11 +1,11 @@
 // Projections x · weightᵀ of few tokens (a decode step) and of many (prefill), for every way in which weights are
-// stored. A Source is 16 outputs of a weight: DenseWeight, CodedWeight. Blocks next to each other share weights.
+// stored. A Source is 16 outputs of a weight: DenseWeight, QuantizedWeight. Blocks next to each other share weights.
 #pragma once
 
 #include "common/activations.cuh"
 #include "common/async_copy.cuh"
 #include "common/memory.cuh"
-#include "common/products.cuh"
+#include "common/mma_gemv.cuh"
 
 namespace aether {
 
@@ -49,7 +49,8 @@ constexpr int kSumsStride = kTileOutputs + 1;  // between tokens, so that banks 
 // Adds up the sums that the warps of a block have for its tokens and 16 outputs, and stores what the projection makes
 // of them. `sums` is shared memory: [warps][kWeights][tokens][17].
 template <class T, int kTiles, int kWeights>
-__device__ __forceinline__ void store_sums(const Results<T>& results, const Products<T, kTiles> (&products)[kWeights],
+__device__ __forceinline__ void store_sums(const Results<T>& results,
+                                           const WarpAccumulator<T, kTiles> (&products)[kWeights],
                                            float (*sums)[kWeights][kTiles * kTileTokens * kSumsStride], int token,
                                            int tile) {
 #pragma unroll
@@ -87,7 +88,7 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
   const int token = static_cast<int>(blockIdx.x) * kTiles * kTileTokens;
   const int num_warps = static_cast<int>(blockDim.x) / kWarpSize;
   const int num_groups = (x.size + Source::kGroupInputs - 1) / Source::kGroupInputs;
-  Products<T, kTiles> products[kWeights];
+  WarpAccumulator<T, kTiles> products[kWeights];
   {
     const auto source = [&](int weight) { return Source(places[weight], tile); };
     const Source sources[2] = {source(0), source(kWeights - 1)};
@@ -96,7 +97,7 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
     // they are too many for registers, a chunk at a time.
     constexpr bool kIsHalf = sizeof(T) < 4;
     constexpr bool kHasInputsAhead = kIsHalf && kTiles == 1;
-    using InputGroup = Eight<T>[kIsHalf ? kTiles : 1][Source::kChunks];
+    using InputGroup = Frag8<T>[kIsHalf ? kTiles : 1][Source::kChunks];
     InputGroup inputs_of_group;
     const auto load = [&](int group) {
 #pragma unroll
@@ -104,7 +105,7 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
         groups[weight] = sources[weight].load(group);
       }
       if constexpr (kHasInputsAhead) {
-        Products<T, kTiles>::load_group(inputs_of_group, x, token, group * Source::kGroupInputs);
+        WarpAccumulator<T, kTiles>::load_group(inputs_of_group, x, token, group * Source::kGroupInputs);
       }
     };
     // A group ahead, where registers of two blocks a multiprocessor are enough for that.
@@ -128,21 +129,21 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
           current_inputs[0][chunk] = inputs_of_group[0][chunk];
         }
       } else if constexpr (kIsHalf) {
-        Products<T, kTiles>::load_group(current_inputs, x, token, group * Source::kGroupInputs);
+        WarpAccumulator<T, kTiles>::load_group(current_inputs, x, token, group * Source::kGroupInputs);
       }
       if (kIsAhead && group + num_warps < num_groups) {
         load(group + num_warps);
       }
 #pragma unroll
       for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
-        Eight<T> inputs[kInputs<T, kTiles>];
+        Frag8<T> inputs[kInputs<T, kTiles>];
         if constexpr (kIsHalf) {
 #pragma unroll
           for (int tile = 0; tile < kTiles; ++tile) {
             inputs[tile] = current_inputs[tile][chunk];
           }
         } else {
-          Products<T, kTiles>::load(inputs, x, token, group * Source::kGroupInputs + chunk * kChunk);
+          WarpAccumulator<T, kTiles>::load(inputs, x, token, group * Source::kGroupInputs + chunk * kChunk);
         }
 #pragma unroll
         for (int weight = 0; weight < kWeights; ++weight) {
@@ -163,7 +164,7 @@ constexpr int kStages = 3;
 template <class T, int kTokens, int kChunks>
 struct InputStages {
   static constexpr int kGroupInputs = kChunks * kChunk;
-  using Stage = Eight<T>[kChunks][kTokens][4];
+  using Stage = Frag8<T>[kChunks][kTokens][4];
 
   Stage* stages;
   const Inputs<T>& x;
@@ -173,8 +174,8 @@ struct InputStages {
     Stage& stage = stages[group % kStages];
     for (int i = static_cast<int>(threadIdx.x); i < kChunks * kTokens * 4; i += static_cast<int>(blockDim.x)) {
       const int part = i % 4, chunk = i / 4 % kChunks, row = i / 4 / kChunks;
-      const int k = group * kGroupInputs + chunk * kChunk + part * kEight;
-      Eight<T>& target = stage[chunk][row][part];
+      const int k = group * kGroupInputs + chunk * kChunk + part * kFrag8Values;
+      Frag8<T>& target = stage[chunk][row][part];
       if (x.is_aligned) {
         const bool is_present = token + row < x.num_tokens && k < x.size;
         const int64_t position = is_present ? static_cast<int64_t>(token + row) * x.size + k : 0;
@@ -185,7 +186,7 @@ struct InputStages {
     }
   }
 
-  __device__ __forceinline__ Eight<T> get(int group, int chunk, int tile) const {
+  __device__ __forceinline__ Frag8<T> get(int group, int chunk, int tile) const {
     return stages[group % kStages][chunk][tile * kTileTokens + lane_index() / 4][lane_index() % 4];
   }
 };
@@ -262,11 +263,11 @@ __device__ __forceinline__ void project_many(const Results<typename Source::Elem
     for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
 #pragma unroll
       for (int i = 0; i < kManyTiles; ++i) {
-        const Eight<T> weights[2] = {sources[i].weights(weights_of[i], 0, chunk),
+        const Frag8<T> weights[2] = {sources[i].weights(weights_of[i], 0, chunk),
                                      sources[i].weights(weights_of[i], 1, chunk)};
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-          const Eight<T> inputs = stages.get(group, chunk, tile);
+          const Frag8<T> inputs = stages.get(group, chunk, tile);
           if constexpr (Source::kIsScaled) {
             multiply_scaled(sums[i][tile], weights, inputs, sources[i].scaling(weights_of[i], chunk));
           } else {

@@ -2,7 +2,7 @@
 // candidates in the same order, every product, quotient and sum rounded where it is rounded there.
 #pragma once
 
-#include "common/coded_weight.cuh"
+#include "common/quantized_weight.cuh"
 
 namespace aether {
 
@@ -17,10 +17,10 @@ struct Scale {
 
 // Into how many steps a block's extent is divided: the candidates for its scale.
 template <int kBits, Shift kShift>
-struct Steps;
+struct CandidateRanges;
 #define AETHER_STEPS(bits, shift, count, ...)        \
   template <>                                        \
-  struct Steps<bits, Shift::shift> {                 \
+  struct CandidateRanges<bits, Shift::shift> {       \
     static constexpr int kCount = count;             \
     __device__ static float at(int i) {              \
       constexpr float kSteps[count] = {__VA_ARGS__}; \
@@ -104,7 +104,7 @@ __device__ __forceinline__ float16 half_of(float value) {
 
 // Scale and offset of least squares for the codes that `last` leads to.
 template <int kBits, class T>
-__device__ __forceinline__ Scale fitted_line(const Block<T>& block, const Scale& last) {
+__device__ __forceinline__ Scale fitted_affine(const Block<T>& block, const Scale& last) {
   const float inverse = inverse_of(last.scale);
   double sum_c = 0.0, sum_cc = 0.0, sum_x = 0.0, sum_xc = 0.0;
   for (int i = 0; i < block.size; ++i) {
@@ -158,7 +158,7 @@ struct Choice {
 };
 
 // The largest magnitude in 127 steps; a tiny scale is rounded up where it would not reach that.
-__device__ __forceinline__ float16 fine_scale(float largest) {
+__device__ __forceinline__ float16 int8_symmetric_scale(float largest) {
   float16 scale = from_float<float16>(largest / 127.0f);
   if (__fmul_rn(127.5f, to_float(scale)) < largest) {
     scale = __ushort_as_half(static_cast<unsigned short>(__half_as_ushort(scale) + 1));
@@ -201,9 +201,9 @@ __device__ __forceinline__ Scale scale_of(const Block<T>& block, const Extent& e
     const float mean = static_cast<float>(extent.magnitudes / static_cast<double>(block.size));
     return {from_float<float16>(mean), none, 0.0f};
   } else if constexpr (kBits == 8 && kShift == Shift::kNone) {
-    return {fine_scale(fabsf(extent.peak)), none, 0.0f};
+    return {int8_symmetric_scale(fabsf(extent.peak)), none, 0.0f};
   } else {
-    using Candidates = Steps<kBits, kShift>;
+    using Candidates = CandidateRanges<kBits, kShift>;
     constexpr float kMost = (1 << kBits) - 1;
     const float typical = static_cast<float>(sqrt(extent.squares / static_cast<double>(block.size)));
     Choice<kBits, kShift, T> choice{block, typical};
@@ -230,7 +230,7 @@ __device__ __forceinline__ Scale scale_of(const Block<T>& block, const Extent& e
         line.offset = half_of(__fsub_rn(middle, __fmul_rn(0.5f * kMost, to_float(line.scale))));
 #pragma unroll 1
         for (int fits = 0; fits <= 2; ++fits) {
-          line = fits == 0 ? line : fitted_line<kBits>(block, line);
+          line = fits == 0 ? line : fitted_affine<kBits>(block, line);
           choice.offer(line);
         }
       }

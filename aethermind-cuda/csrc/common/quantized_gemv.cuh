@@ -7,20 +7,20 @@
 #pragma once
 
 #include "common/async_copy.cuh"
-#include "common/coded_weight.cuh"
 #include "common/overlap.cuh"
 #include "common/projection.cuh"
+#include "common/quantized_weight.cuh"
 
 namespace aether {
 
-constexpr int kCodedRingBytes = 4096;  // of a warp and a weight
+constexpr int kWeightRingBytes = 4096;  // of a warp and a weight
 
 // The codes of a warp on their way: kStages groups of 16 outputs of each weight.
 template <class Source, int kWeights>
-struct CodeRing {
+struct WeightRing {
   static constexpr int kGroupBytes = Source::kTileWords * static_cast<int>(sizeof(uint32_t));
   static constexpr int kPieces = kGroupBytes / kVectorBytes;  // a thread copies one of 32, or none
-  static constexpr int kMostStages = kCodedRingBytes / kGroupBytes;
+  static constexpr int kMostStages = kWeightRingBytes / kGroupBytes;
   static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
 
   uint32_t* words;  // of this warp
@@ -55,23 +55,23 @@ struct AlignedInputs {
   int size;  // none of a token beyond the last
 
   __device__ __forceinline__ AlignedInputs(const Inputs<T>& x, int token)
-      : row(x.x + static_cast<int64_t>(token) * x.size + lane_index() % 4 * kEight),
-        size(token < x.num_tokens ? x.size - lane_index() % 4 * kEight : 0) {}
+      : row(x.x + static_cast<int64_t>(token) * x.size + lane_index() % 4 * kFrag8Values),
+        size(token < x.num_tokens ? x.size - lane_index() % 4 * kFrag8Values : 0) {}
 
   // Chunks beyond the last stay as they are.
-  __device__ __forceinline__ void load(Eight<T>& inputs, int k) const {
+  __device__ __forceinline__ void load(Frag8<T>& inputs, int k) const {
     if (k < size) {
-      inputs = *reinterpret_cast<const Eight<T>*>(row + k);
+      inputs = *reinterpret_cast<const Frag8<T>*>(row + k);
     }
   }
 
   // Makes zeros of the chunks beyond the last, of those from k on.
   template <int kChunks>
-  __device__ __forceinline__ void clear_rest(Eight<T> (&inputs)[kChunks], int k) const {
+  __device__ __forceinline__ void clear_rest(Frag8<T> (&inputs)[kChunks], int k) const {
     if (k + (kChunks - 1) * kChunk >= size) {
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) {
-        inputs[chunk] = k + chunk * kChunk < size ? inputs[chunk] : Eight<T>{};
+        inputs[chunk] = k + chunk * kChunk < size ? inputs[chunk] : Frag8<T>{};
       }
     }
   }
@@ -86,14 +86,14 @@ __device__ __forceinline__ void quantized_gemv(const Results<typename Source::El
                                                const typename Source::Place (&places)[kWeights],
                                                int tile = static_cast<int>(blockIdx.y)) {
   using T = typename Source::Element;
-  using Ring = CodeRing<Source, kWeights>;
+  using Ring = WeightRing<Source, kWeights>;
   AETHER_DYNAMIC_SHARED(uint4, memory);
 
   let_next_kernel_launch();
   const int num_warps = static_cast<int>(blockDim.x) / kWarpSize;
   const int num_groups = (x.size + Source::kGroupInputs - 1) / Source::kGroupInputs;
   const Source sources[2] = {Source(places[0], tile), Source(places[kWeights - 1], tile)};
-  constexpr int kRingVectors = kWeights * kCodedRingBytes / kVectorBytes;
+  constexpr int kRingVectors = kWeights * kWeightRingBytes / kVectorBytes;
   const Ring ring{reinterpret_cast<uint32_t*>(memory + warp_index() * kRingVectors)};
   int group = warp_index();
 #pragma unroll
@@ -109,8 +109,8 @@ __device__ __forceinline__ void quantized_gemv(const Results<typename Source::El
 
   const int token = static_cast<int>(blockIdx.x) * kTileTokens;
   const AlignedInputs<T> rows(x, token + lane_index() / 4);
-  Products<T, 1> products[kWeights];
-  Eight<T> inputs[Source::kChunks] = {};
+  WarpAccumulator<T, 1> products[kWeights];
+  Frag8<T> inputs[Source::kChunks] = {};
 #pragma unroll
   for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
     rows.load(inputs[chunk], group * Source::kGroupInputs + chunk * kChunk);
@@ -127,7 +127,7 @@ __device__ __forceinline__ void quantized_gemv(const Results<typename Source::El
       sources[weight].load_scales(groups[weight], next);
 #pragma unroll
       for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
-        const Eight<T> own[1] = {inputs[chunk]};
+        const Frag8<T> own[1] = {inputs[chunk]};
         products[weight].add(sources[weight], current, chunk, own);
         if (weight == kWeights - 1) {
           rows.load(inputs[chunk], next_k + chunk * kChunk);

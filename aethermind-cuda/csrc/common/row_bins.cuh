@@ -1,7 +1,7 @@
 // A row in bins of 1/64 nat by how far elements are below the largest: which of them a running sum ends in.
 #pragma once
 
-#include "common/row_descent.cuh"
+#include "common/radix_top_p.cuh"
 
 namespace aether {
 

@@ -213,12 +213,12 @@ __device__ __noinline__ int sample_by_descents(Histogram& histogram, const Row& 
   from_least = block_sum(from_least);
   if (cuts.has_k()) {
     const uint64_t top_k = cuts.top_k;
-    const Position last = descend_values<ByCount>(histogram, row, weighing, top_k);
+    const Position last = radix_select_value<ByCount>(histogram, row, weighing, top_k);
     kept = last.before.weight + (top_k - last.before.count) * weighing.weight(from_ordered_bits(last.part));
   }
   if (cuts.has_p()) {
     const uint64_t target = target_reaching(cuts.top_p, kept);
-    const Position last = descend_values<ByWeight>(histogram, row, weighing, target);
+    const Position last = radix_select_value<ByWeight>(histogram, row, weighing, target);
     const uint64_t each = weighing.weight(from_ordered_bits(last.part));
     kept = last.before.weight + (target - last.before.weight + each - 1) / each * each;
   }
@@ -226,7 +226,7 @@ __device__ __noinline__ int sample_by_descents(Histogram& histogram, const Row& 
     kept = from_least < kept ? from_least : kept;
   }
   const uint64_t target = target_beyond(share, kept);
-  const Position chosen = descend_values<ByWeight>(histogram, row, weighing, target);
+  const Position chosen = radix_select_value<ByWeight>(histogram, row, weighing, target);
   const uint64_t each = weighing.weight(from_ordered_bits(chosen.part));
   return tied_index(histogram, row, weighing, chosen.part, (target - chosen.before.weight + each - 1) / each);
 }

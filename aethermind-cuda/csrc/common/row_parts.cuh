@@ -1,7 +1,7 @@
 // A row in 32 parts of neighbouring elements, and what each of them weighs.
 #pragma once
 
-#include "common/row_descent.cuh"
+#include "common/radix_top_p.cuh"
 
 namespace aether {
 

@@ -98,7 +98,7 @@ __device__ __forceinline__ float reduce_lanes(float value, int lanes) {
 }
 
 // The heads of all tokens one after the other, 2^log2_lanes threads each.
-template <class T, bool kIsCoded>
+template <class T, bool kIsQuantized>
 __device__ __forceinline__ void finish_wide_heads(const ProjectedHeads& call) {
   const int lanes = 1 << call.log2_lanes;
   const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
@@ -134,7 +134,7 @@ __device__ __forceinline__ void finish_wide_heads(const ProjectedHeads& call) {
     row.rotate(call.rope_table + token * call.head_dim + begin, half);
   }
   CodeScale scale{};
-  if constexpr (kIsCoded) {
+  if constexpr (kIsQuantized) {
     scale = code_scale(reduce_lanes<Max>(row.largest(), lanes), static_cast<CodeType>(call.code_type));
   }
   if (!is_there || slot < 0) {
@@ -146,7 +146,7 @@ __device__ __forceinline__ void finish_wide_heads(const ProjectedHeads& call) {
   }
   const int64_t place = row_of_slot(slot, head, call.num_kv_heads, call.block_size);
   void* cache = is_key ? call.k_cache : call.v_cache;
-  if constexpr (kIsCoded) {
+  if constexpr (kIsQuantized) {
     uint8_t* codes = static_cast<uint8_t*>(cache) + place * call.head_dim + begin;
     row.write_codes(codes, half, scale, static_cast<CodeType>(call.code_type));
     if (lane == 0) {

@@ -61,9 +61,9 @@ class _Staged(NamedTuple):
 
 
 def quantize_on_device(backend: CudaBackend, format: WeightFormat, source: Any, destination: Tensor) -> None:
-    """Pack a floating-point array [N, K] into a format of the core's, in the layout of `coded_weights`.
+    """Pack a floating-point array [N, K] into a format of the core's, in the layout of `quantized_weights`.
 
-    The bytes are those of `coded_pack` on the host. InvalidArgumentError as by the format.
+    The bytes are those of `quantized_pack` on the host. InvalidArgumentError as by the format.
     """
     import numpy as np
 

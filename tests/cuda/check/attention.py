@@ -67,9 +67,9 @@ class Attention:
                 values.append(pair)
             else:
                 operator = "paged_attention_quantized"
-                coded, scales = zip(*(_encoded(cache, code) for cache in pair), strict=True)
-                arguments.append((q, *coded, cu, lengths, tables, *scales))
-                values.append([c.float() * s[..., None] for c, s in zip(coded, scales, strict=True)])
+                quantized, scales = zip(*(_encoded(cache, code) for cache in pair), strict=True)
+                arguments.append((q, *quantized, cu, lengths, tables, *scales))
+                values.append([c.float() * s[..., None] for c, s in zip(quantized, scales, strict=True)])
         attributes = {"scale": scale, "window": 0}
         calls = [gpu.bind(operator, inputs, (out,), attributes) for inputs in arguments]
         gpu.run(calls[0])

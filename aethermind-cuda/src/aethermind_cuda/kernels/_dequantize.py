@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from aethermind.hal.dtype import DType
 from aethermind.hal.layout import align_up
-from aethermind_cuda.coded_weights import CodedLayout
 from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct
 from aethermind_cuda.kernels._common import div_up
 from aethermind_cuda.launch import DeviceArray, Launch, Work
+from aethermind_cuda.quantized_weights import QuantizedLayout
 
 __all__ = ["LEAST_DEQUANTIZED_GATE_UP_TOKENS", "LEAST_DEQUANTIZED_TOKENS", "dequantized_product", "product_bytes"]
 
@@ -32,7 +32,7 @@ _WARP = 32
 _WARPS = 4
 
 
-def _rows_at_once(layout: CodedLayout, dtype: DType) -> int:
+def _rows_at_once(layout: QuantizedLayout, dtype: DType) -> int:
     """Rows that are dequantised at a time: as few parts as the memory allows, and equal ones."""
     num_outputs, num_inputs = layout.shape
     most = min(_MOST_BYTES // (max(1, num_inputs) * dtype.itemsize * _ALIGNED_ROWS), _MOST_TILES // _ALIGNED_TILES)
@@ -41,7 +41,7 @@ def _rows_at_once(layout: CodedLayout, dtype: DType) -> int:
     return align_up(div_up(num_outputs, max(1, num_parts)), _ALIGNED_ROWS)
 
 
-def product_bytes(layout: CodedLayout, dtype: DType) -> int:
+def product_bytes(layout: QuantizedLayout, dtype: DType) -> int:
     """The workspace of `dequantized_product`."""
     num_outputs, num_inputs = layout.shape
     nbytes = min(num_outputs, _rows_at_once(layout, dtype)) * num_inputs * dtype.itemsize
@@ -49,7 +49,12 @@ def product_bytes(layout: CodedLayout, dtype: DType) -> int:
 
 
 def dequantized_product(
-    layout: CodedLayout, out: DeviceArray, x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, workspace: int
+    layout: QuantizedLayout,
+    out: DeviceArray,
+    x: DeviceArray,
+    weight: DeviceArray,
+    bias: DeviceArray | None,
+    workspace: int,
 ) -> Iterator[Work]:
     """out[T, N] = x[T, K] · weight[N, K]ᵀ + bias[N], weights rounded to the dtype of `x`."""
     num_outputs, num_inputs = layout.shape
@@ -63,7 +68,7 @@ def dequantized_product(
         yield DenseProduct(part, x, values, part_bias, workspace, out_stride=num_outputs)
 
 
-def _dequantize(layout: CodedLayout, values: DeviceArray, weight: DeviceArray, first_row: int) -> Launch:
+def _dequantize(layout: QuantizedLayout, values: DeviceArray, weight: DeviceArray, first_row: int) -> Launch:
     """The rows of `values`, from `first_row` on: see csrc/dequantize_weight.cu."""
     rows = values.shape[0]
     grid = div_up(layout.num_groups, _WARPS), div_up(rows, _TILE_OUTPUTS), 1

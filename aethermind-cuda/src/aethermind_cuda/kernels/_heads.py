@@ -26,7 +26,7 @@ def given(arrays: tuple[DeviceArray | None, ...]) -> list[DeviceArray]:
 
 
 def code_type(codes: DeviceArray) -> int:
-    """What `CodeType` in csrc/common/kv_code.cuh calls their dtype."""
+    """What `CodeType` in csrc/common/kv_quantization.cuh calls their dtype."""
     return _CODE_TYPES[codes.dtype]
 
 

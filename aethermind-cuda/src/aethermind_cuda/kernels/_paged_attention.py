@@ -83,7 +83,7 @@ def paged_attention_kernels(operator: str) -> tuple[Kernel, ...]:
 
 
 def _supports_tensor_cores(signature: Signature) -> str | None:
-    head_dim, piece = last_dim(signature, 0), 16 if _is_coded(len(signature.inputs)) else 8
+    head_dim, piece = last_dim(signature, 0), 16 if _is_quantized(len(signature.inputs)) else 8
     if head_dim is None or head_dim > 128 or head_dim % piece:
         return f"takes heads of up to 128 elements, a multiple of {piece}, not {head_dim}"
     return None
@@ -111,9 +111,9 @@ def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | No
     num_sequences, num_kv_heads = arguments.num_sequences, arguments.num_kv_heads
     if num_sequences == 0:
         return
-    width, is_coded = _width(call), _is_coded(len(call.inputs))
+    width, is_quantized = _width(call), _is_quantized(len(call.inputs))
     suffix = f"{call.outputs[0].dtype}_{width}"
-    form = "_quantized" if is_coded else ""
+    form = "_quantized" if is_quantized else ""
     tiles = _tiles(call)
     arguments.items_are_tokens = arguments.num_tokens <= num_sequences
     arguments.decode_tile_rows = _decode_tile_rows(call)
@@ -128,14 +128,14 @@ def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | No
     if tiles.decode:
         source = f"paged_attention_decode{form}"
         rows, grid = arguments.decode_tile_rows, (tiles.decode, num_kv_heads, arguments.num_splits)
-        block, shared = (32 * _DECODE_WARPS, 1, 1), _decode_shared(width, is_coded, rows)
+        block, shared = (32 * _DECODE_WARPS, 1, 1), _decode_shared(width, is_quantized, rows)
         yield Launch(source, f"{source}_{suffix}_{rows}", grid, block, (arguments,), shared)
     if tiles.prefill and prefill:
         yield prefill(call, arguments.decode_rows)
     elif tiles.prefill:
         source = f"paged_attention_prefill{form}"
         grid = (tiles.prefill + arguments.prefill_slots, num_kv_heads, 1)
-        shared = _prefill_shared(width, is_coded)
+        shared = _prefill_shared(width, is_quantized)
         yield Launch(source, f"{source}_{suffix}", grid, (THREADS, 1, 1), (arguments,), shared)
     if combine_blocks:
         name, grid = f"paged_attention_combine_{suffix}", (combine_blocks, num_kv_heads, 1)
@@ -146,13 +146,13 @@ def _by_rows(call: Call) -> Iterator[Launch]:
     arguments = _arguments(call)
     if arguments.num_sequences == 0:
         return
-    form = "_quantized" if _is_coded(len(call.inputs)) else ""
+    form = "_quantized" if _is_quantized(len(call.inputs)) else ""
     name = f"paged_attention_rows{form}_{call.outputs[0].dtype}"
     grid = (arguments.num_tokens, arguments.num_heads, 1)
     yield Launch("paged_attention_rows", name, grid, (THREADS, 1, 1), (arguments,))
 
 
-def _is_coded(num_inputs: int) -> bool:
+def _is_quantized(num_inputs: int) -> bool:
     return num_inputs == 8
 
 
@@ -185,7 +185,7 @@ def _address(array: DeviceArray | None) -> int | None:
 def _width(call: Call) -> int:
     """The head dim that a kernel was compiled for: elements behind the own ones are zeros."""
     head_dim = call.outputs[0].shape[-1]
-    widths = (64, 128) if _is_coded(len(call.inputs)) else (64, 96, 128)
+    widths = (64, 128) if _is_quantized(len(call.inputs)) else (64, 96, 128)
     return next(width for width in widths if head_dim <= width)
 
 
@@ -255,7 +255,7 @@ def _prefill_slots(call: Call, num_tiles: int) -> int:
 def _most_prefill_slots(call: Call, num_tiles: int) -> int:
     k_cache = call.inputs[1]
     assert k_cache is not None
-    shared = _prefill_shared(_width(call), _is_coded(len(call.inputs)))
+    shared = _prefill_shared(_width(call), _is_quantized(len(call.inputs)))
     return min(_blocks_at_a_time(call, shared) // k_cache.shape[1], num_tiles * div_up(_longest(call), _SHORTEST_SPLIT))
 
 
@@ -275,7 +275,7 @@ def _blocks_at_a_time(call: Call, shared_bytes: int, by_registers: int = _BLOCKS
 
 
 def _most_decode_blocks(call: Call, rows: int) -> int:
-    shared = _decode_shared(_width(call), _is_coded(len(call.inputs)), rows)
+    shared = _decode_shared(_width(call), _is_quantized(len(call.inputs)), rows)
     return _blocks_at_a_time(call, shared, _BLOCKS_PER_MULTIPROCESSOR * _FEW_DECODE_ROWS // rows)
 
 
@@ -291,20 +291,20 @@ def _partials_bytes(call: Call) -> int:
     return _decode_partials_bytes(call) + parts * _PREFILL_ROWS * (_width(call) + 2) * 4
 
 
-def _decode_shared(width: int, is_coded: bool, rows: int) -> int:
+def _decode_shared(width: int, is_quantized: bool, rows: int) -> int:
     """Queries, and for each warp `kWarpBytes` of `DecodeShared`: 16 keys and as many values, two stages of codes."""
     row = 2 * (width + _PADDING)
-    of_warp = 2 * 2 * 16 * (width + 16) if is_coded else 2 * 16 * row
+    of_warp = 2 * 2 * 16 * (width + 16) if is_quantized else 2 * 16 * row
     return rows * row + _DECODE_WARPS * of_warp
 
 
-def _prefill_shared(width: int, is_coded: bool) -> int:
+def _prefill_shared(width: int, is_quantized: bool) -> int:
     """`PrefillShared::kBytes`: queries, two stages of 32 keys and values, and of codes the widened ones and scales.
 
     Up to 96 elements, what follows the first stage lies where queries were.
     """
     row, keys = 2 * (width + _PADDING), 32
-    stage = 2 * keys * width if is_coded else 2 * keys * row
-    widened = 2 * keys * row + 4 * keys * 4 if is_coded else 0
+    stage = 2 * keys * width if is_quantized else 2 * keys * row
+    widened = 2 * keys * row + 4 * keys * 4 if is_quantized else 0
     queries = _PREFILL_ROWS * row
     return stage + (max(queries, stage + widened) if width <= 96 else queries + stage + widened)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from aethermind.dispatch import Kernel
 from aethermind.hal.dtype import DType
 from aethermind.ops.weight_format import DENSE, parse_format
-from aethermind_cuda.coded_weights import GROUP_CHUNKS, CodedLayout
 from aethermind_cuda.device_packing import format_family
 from aethermind_cuda.kernels._common import div_up
 from aethermind_cuda.kernels._projection import Projection
 from aethermind_cuda.kernels._quantized_gemv import quantized_gemv
 from aethermind_cuda.launch import Call, DeviceArray, Launch
+from aethermind_cuda.quantized_weights import GROUP_CHUNKS, QuantizedLayout
 
 __all__ = ["most_tokens_at_once", "qkv_projection"]
 
@@ -64,7 +64,7 @@ def qkv_projection(linear: Kernel) -> Callable[[Sequence[Call]], Launch]:
         if format is None:
             dense = [weight for weight in weights if weight is not None]
             return _DENSE.launch(str(x.dtype), sizes, (call,), x.dtype, is_invariant=True, dense=dense)
-        layout = CodedLayout(format, (widths[0], num_inputs))
+        layout = QuantizedLayout(format, (widths[0], num_inputs))
         arguments = (call, layout.num_blocks, layout.log2_chunks, layout.shift)
         gemv = quantized_gemv(_QUANTIZED.source, format, sizes, arguments, x)
         if gemv is not None:

@@ -7,10 +7,10 @@ from typing import Any
 
 from aethermind.hal.dtype import DType
 from aethermind.ops.weight_format import WeightFormat
-from aethermind_cuda.coded_weights import GROUP_CHUNKS
 from aethermind_cuda.device_packing import format_family
 from aethermind_cuda.kernels._common import div_up, has_whole_vectors
 from aethermind_cuda.launch import DeviceArray, Launch
+from aethermind_cuda.quantized_weights import GROUP_CHUNKS
 
 __all__ = ["quantized_gemv"]
 
@@ -25,7 +25,7 @@ _FEWER_WARPS = 7
 """Of a block where blocks are many: small ones begin and end independently of each other."""
 _MANY_TILES = 512
 _RING_BYTES = 4096
-"""Of a warp and a weight: `kCodedRingBytes` of csrc/common/quantized_gemv.cuh."""
+"""Of a warp and a weight: `kWeightRingBytes` of csrc/common/quantized_gemv.cuh."""
 _SUMS_BYTES = _TOKENS * (_TILE_OUTPUTS + 1) * DType.FLOAT32.itemsize
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from aethermind.dispatch import Kernel
 from aethermind.ops.weight_format import CHECKPOINT_FORMAT_NAMES, FORMAT_NAMES, WeightFormat, parse_format
-from aethermind_cuda.coded_weights import GROUP_CHUNKS, CodedLayout, coded_pack
 from aethermind_cuda.kernels._common import cuda_kernel
 from aethermind_cuda.kernels._cublaslt import has_cublaslt
 from aethermind_cuda.kernels._dequantize import (
@@ -25,6 +24,7 @@ from aethermind_cuda.kernels._dequantize import (
 from aethermind_cuda.kernels._projection import SplitProjection
 from aethermind_cuda.kernels.elementwise import elementwise
 from aethermind_cuda.launch import Call, Launch, Work
+from aethermind_cuda.quantized_weights import GROUP_CHUNKS, QuantizedLayout, quantized_pack
 
 __all__ = ["KERNELS"]
 
@@ -47,7 +47,7 @@ def _launches(
         assert x is not None
         (num_tokens, num_inputs), num_outputs = x.shape, out.shape[1]
         sizes = num_tokens, num_outputs, num_inputs
-        layout = CodedLayout(format, (num_outputs, num_inputs))
+        layout = QuantizedLayout(format, (num_outputs, num_inputs))
         arguments: tuple[Any, ...]
         if projection is _LINEAR:
             weight, *biases = operands
@@ -74,7 +74,7 @@ def _products(projection: SplitProjection, format: WeightFormat) -> Callable[[Ca
         if x.shape[0] < _least_dequantized(projection) or out.shape[1] % _ROW_OUTPUTS:
             yield from by_own_kernels(call)
             return
-        layout = CodedLayout(format, (out.shape[1], x.shape[1]))
+        layout = QuantizedLayout(format, (out.shape[1], x.shape[1]))
         weight, other = (*operands, None)[:2]
         assert weight is not None
         if projection is _LINEAR:
@@ -105,14 +105,14 @@ def _products_bytes(projection: SplitProjection, format: WeightFormat, call: Cal
     nbytes = _parts_bytes(projection, call)
     if x.shape[0] < _least_dequantized(projection):
         return nbytes
-    of_product = product_bytes(CodedLayout(format, (out.shape[1], x.shape[1])), x.dtype)
+    of_product = product_bytes(QuantizedLayout(format, (out.shape[1], x.shape[1])), x.dtype)
     return max(nbytes, of_product if projection is _LINEAR else of_product + out.nbytes)
 
 
 def _kernels(operator: str, format: WeightFormat) -> Iterator[Kernel]:
     projection, weights = _OPERATORS[operator]
     shared: dict[str, Any] = {
-        "packs": dict.fromkeys(weights, coded_pack(format)),
+        "packs": dict.fromkeys(weights, quantized_pack(format)),
         "weight_formats": frozenset({format.name}),
     }
     name = f"int{format.bits}"

@@ -1,6 +1,6 @@
-// 16 outputs of a weight in codes of 8, 4, 2 or 1 bits, as Products takes them.
+// 16 outputs of a weight in codes of 8, 4, 2 or 1 bits, as WarpAccumulator takes them.
 //
-// A packed weight (`coded_weights.py` writes it) is, for tiles of 16 outputs one after the other:
+// A packed weight (`quantized_weights.py` writes it) is, for tiles of 16 outputs one after the other:
 //   codes    [tiles][groups][16 outputs][4 threads][bits] words of 32 bits
 //   scales   [tiles][units][8 outputs][blocks of a unit][2] float16, the two of an output and of that 8 further on
 //   zeros    in the same order, uint8, or offsets, float16
@@ -12,8 +12,8 @@
 // numbers that T has; scales are applied to sums of a chunk, in float32.
 #pragma once
 
-#include "common/eight.cuh"
-#include "common/products.cuh"
+#include "common/frag8.cuh"
+#include "common/mma_gemv.cuh"
 
 namespace aether {
 
@@ -54,7 +54,7 @@ __device__ __forceinline__ uint32_t masked_or(uint32_t value, uint32_t mask, uin
 
 // Codes of a pair, less their zero point, as numbers of T.
 template <class T, int kBits>
-__device__ __forceinline__ uint32_t decoded_pair(uint32_t pair, uint32_t zero) {
+__device__ __forceinline__ uint32_t centered_pair(uint32_t pair, uint32_t zero) {
   if constexpr (kMagic<T, kBits> != 0) {
     return pair_difference<T>(pair | kMagic<T, kBits> * 0x10001u, (zero | kMagic<T, kBits>)*0x10001u);
   } else {
@@ -80,7 +80,7 @@ __device__ __forceinline__ float half_of(uint32_t pair, int half) {
 }
 
 template <class T, int kBits, Shift kShift>
-struct CodedWeight {
+struct QuantizedWeight {
   using Element = T;
   static constexpr bool kIsScaled = true;
   static constexpr int kChunks = 4;
@@ -119,7 +119,7 @@ struct CodedWeight {
   int log2_chunks;
   Shift shift;
 
-  __device__ __forceinline__ CodedWeight(const Place& place, int tile)
+  __device__ __forceinline__ QuantizedWeight(const Place& place, int tile)
       : last_block(place.num_blocks - 1), log2_chunks(place.log2_chunks), shift(place.shift) {
     const int num_tiles = (place.num_outputs + kTileOutputs - 1) / kTileOutputs;
     const int64_t num_groups = (place.num_inputs + kGroupInputs - 1) / kGroupInputs;
@@ -202,7 +202,7 @@ struct CodedWeight {
     }
   }
 
-  __device__ __forceinline__ Eight<T> weights(const Group& group, int half, int chunk) const {
+  __device__ __forceinline__ Frag8<T> weights(const Group& group, int half, int chunk) const {
     constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x10001u;
     uint32_t zero = has(Shift::kNone) ? kSymmetricZero : 0;
     if constexpr (kShift != Shift::kNone) {
@@ -210,7 +210,7 @@ struct CodedWeight {
         zero = group.shifts[chunk] >> (8 * half) & 0xff;
       }
     }
-    Eight<T> result;
+    Frag8<T> result;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int place = kBits * (4 * chunk + i);
@@ -228,7 +228,7 @@ struct CodedWeight {
         result.values[2 * i] = static_cast<float>(static_cast<int>(pair & 0xffff) - static_cast<int>(zero));
         result.values[2 * i + 1] = static_cast<float>(static_cast<int>(pair >> 16) - static_cast<int>(zero));
       } else {
-        result.pairs[i] = decoded_pair<T, kBits>(pair, zero);
+        result.pairs[i] = centered_pair<T, kBits>(pair, zero);
       }
     }
     return result;

@@ -122,8 +122,8 @@ struct Position {
 // Among the elements of a row for which part_of(rank, part) says that they count, and their part: the largest part at
 // which the running sum over descending parts reaches the target.
 template <class Measure, class PartOf>
-__device__ __forceinline__ Position descend(Histogram& histogram, const Row& row, const Weighing& weighing,
-                                            const PartOf& part_of, uint64_t target) {
+__device__ __forceinline__ Position radix_select(Histogram& histogram, const Row& row, const Weighing& weighing,
+                                                 const PartOf& part_of, uint64_t target) {
   Position position{0, {0, 0}};
   constexpr int kShifts[] = {21, 10, 0};
 #pragma unroll
@@ -150,13 +150,13 @@ __device__ __forceinline__ Position descend(Histogram& histogram, const Row& row
 
 // Where in the order of values the running sum reaches the target.
 template <class Measure>
-__device__ __forceinline__ Position descend_values(Histogram& histogram, const Row& row, const Weighing& weighing,
-                                                   uint64_t target) {
+__device__ __forceinline__ Position radix_select_value(Histogram& histogram, const Row& row, const Weighing& weighing,
+                                                       uint64_t target) {
   const auto value_part = [](uint64_t rank, uint32_t& part) {
     part = static_cast<uint32_t>(rank >> 32);
     return true;
   };
-  return descend<Measure>(histogram, row, weighing, value_part, target);
+  return radix_select<Measure>(histogram, row, weighing, value_part, target);
 }
 
 // The index of the `number`-th of those with one value, counted from 1 in the order of indices.
@@ -166,7 +166,7 @@ __device__ __forceinline__ int tied_index(Histogram& histogram, const Row& row, 
     part = static_cast<uint32_t>(rank);
     return static_cast<uint32_t>(rank >> 32) == value;
   };
-  return index_of(descend<ByCount>(histogram, row, weighing, index_part, number).part);
+  return index_of(radix_select<ByCount>(histogram, row, weighing, index_part, number).part);
 }
 
 }  // namespace aether

@@ -5,7 +5,7 @@
 // memory to fragments by loads of 16 bytes, without shared memory or shuffles.
 #pragma once
 
-#include "common/eight.cuh"
+#include "common/frag8.cuh"
 #include "common/mma.cuh"
 #include "common/reduce.cuh"
 
@@ -23,18 +23,18 @@ struct Inputs {
   bool is_aligned;
 
   __device__ __forceinline__ Inputs(const T* x, int num_tokens, int size)
-      : x(x), num_tokens(num_tokens), size(size), is_aligned(is_eights(x, size)) {}
+      : x(x), num_tokens(num_tokens), size(size), is_aligned(is_frag8_aligned(x, size)) {}
 
   // Zeros for a token or inputs beyond the last; of `kChunks` chunks from k on, one branch for all of them.
   template <int kChunks>
-  __device__ __forceinline__ void load_chunks(Eight<T> (&chunks)[kChunks], int token, int k) const {
+  __device__ __forceinline__ void load_chunks(Frag8<T> (&chunks)[kChunks], int token, int k) const {
     const T* row = x + static_cast<int64_t>(token) * size + k;
     if (is_aligned) {
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) {
-        chunks[chunk] = Eight<T>{};
+        chunks[chunk] = Frag8<T>{};
         if (token < num_tokens && k + chunk * kChunk < size) {
-          chunks[chunk] = *reinterpret_cast<const Eight<T>*>(row + chunk * kChunk);
+          chunks[chunk] = *reinterpret_cast<const Frag8<T>*>(row + chunk * kChunk);
         }
       }
     } else {
@@ -46,11 +46,11 @@ struct Inputs {
   }
 
   // The same of eight inputs.
-  __device__ __forceinline__ Eight<T> load(int token, int k) const {
+  __device__ __forceinline__ Frag8<T> load(int token, int k) const {
     if (token >= num_tokens) {
-      return Eight<T>{};
+      return Frag8<T>{};
     }
-    return load_eight(x + static_cast<int64_t>(token) * size, k, size, is_aligned);
+    return load_frag8(x + static_cast<int64_t>(token) * size, k, size, is_aligned);
   }
 };
 
@@ -62,7 +62,7 @@ constexpr uint32_t kOnes<float16> = 0x3c003c00u;
 
 // What tensor cores take of eight weights of both outputs at a time.
 template <class T>
-__device__ __forceinline__ void fragment_of(uint32_t (&a)[4], const Eight<T> (&weights)[2], int step) {
+__device__ __forceinline__ void fragment_of(uint32_t (&a)[4], const Frag8<T> (&weights)[2], int step) {
   a[0] = weights[0].pairs[2 * step];
   a[1] = weights[1].pairs[2 * step];
   a[2] = weights[0].pairs[2 * step + 1];
@@ -71,7 +71,7 @@ __device__ __forceinline__ void fragment_of(uint32_t (&a)[4], const Eight<T> (&w
 
 // c += weights · inputs of one chunk.
 template <class T>
-__device__ __forceinline__ void multiply_chunk(float (&c)[4], const Eight<T> (&weights)[2], const Eight<T>& inputs) {
+__device__ __forceinline__ void multiply_chunk(float (&c)[4], const Frag8<T> (&weights)[2], const Frag8<T>& inputs) {
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
     uint32_t a[4];
@@ -82,8 +82,8 @@ __device__ __forceinline__ void multiply_chunk(float (&c)[4], const Eight<T> (&w
 
 // c = weights · inputs of one chunk.
 template <class T>
-__device__ __forceinline__ void multiply_first_chunk(float (&c)[4], const Eight<T> (&weights)[2],
-                                                     const Eight<T>& inputs) {
+__device__ __forceinline__ void multiply_first_chunk(float (&c)[4], const Frag8<T> (&weights)[2],
+                                                     const Frag8<T>& inputs) {
   uint32_t a[4];
   fragment_of(a, weights, 0);
   multiply<T>(c, a, inputs.pairs[0], inputs.pairs[1]);
@@ -100,7 +100,7 @@ struct Scaling {
 
 // c += (scales · codes + offsets) · inputs of one chunk.
 template <class T>
-__device__ __forceinline__ void multiply_scaled(float (&c)[4], const Eight<T> (&codes)[2], const Eight<T>& inputs,
+__device__ __forceinline__ void multiply_scaled(float (&c)[4], const Frag8<T> (&codes)[2], const Frag8<T>& inputs,
                                                 const Scaling& scaling) {
   float part[4];
   multiply_first_chunk(part, codes, inputs);
@@ -109,7 +109,7 @@ __device__ __forceinline__ void multiply_scaled(float (&c)[4], const Eight<T> (&
     c[i] += scaling.scales[i / 2] * part[i];
   }
   if (scaling.has_offset) {
-    const Eight<T> ones[2] = {{{kOnes<T>, kOnes<T>, kOnes<T>, kOnes<T>}}, {{kOnes<T>, kOnes<T>, kOnes<T>, kOnes<T>}}};
+    const Frag8<T> ones[2] = {{{kOnes<T>, kOnes<T>, kOnes<T>, kOnes<T>}}, {{kOnes<T>, kOnes<T>, kOnes<T>, kOnes<T>}}};
     float total[4];
     multiply_first_chunk(total, ones, inputs);
 #pragma unroll
@@ -121,13 +121,13 @@ __device__ __forceinline__ void multiply_scaled(float (&c)[4], const Eight<T> (&
 
 // The sums of one warp for 16 outputs and kTiles · 8 tokens, inputs read from global memory.
 template <class T, int kTiles>
-struct Products {
+struct WarpAccumulator {
   float sums[kTiles][4] = {};
 
   template <class Source>
   __device__ __forceinline__ void add(const Source& source, const typename Source::Group& group, int chunk,
-                                      const Eight<T> (&inputs)[kTiles]) {
-    const Eight<T> weights[2] = {source.weights(group, 0, chunk), source.weights(group, 1, chunk)};
+                                      const Frag8<T> (&inputs)[kTiles]) {
+    const Frag8<T> weights[2] = {source.weights(group, 0, chunk), source.weights(group, 1, chunk)};
     if constexpr (Source::kIsScaled) {
       const Scaling scaling = source.scaling(group, chunk);
 #pragma unroll
@@ -142,20 +142,20 @@ struct Products {
     }
   }
 
-  __device__ __forceinline__ static void load(Eight<T> (&inputs)[kTiles], const Inputs<T>& x, int token, int k) {
+  __device__ __forceinline__ static void load(Frag8<T> (&inputs)[kTiles], const Inputs<T>& x, int token, int k) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      inputs[tile] = x.load(token + tile * kTileTokens + lane_index() / 4, k + lane_index() % 4 * kEight);
+      inputs[tile] = x.load(token + tile * kTileTokens + lane_index() / 4, k + lane_index() % 4 * kFrag8Values);
     }
   }
 
   // The same of all chunks of a group, [tiles][chunks].
   template <int kChunks>
-  __device__ __forceinline__ static void load_group(Eight<T> (&inputs)[kTiles][kChunks], const Inputs<T>& x, int token,
+  __device__ __forceinline__ static void load_group(Frag8<T> (&inputs)[kTiles][kChunks], const Inputs<T>& x, int token,
                                                     int k) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      x.load_chunks(inputs[tile], token + tile * kTileTokens + lane_index() / 4, k + lane_index() % 4 * kEight);
+      x.load_chunks(inputs[tile], token + tile * kTileTokens + lane_index() / 4, k + lane_index() % 4 * kFrag8Values);
     }
   }
 
@@ -174,19 +174,19 @@ struct Products {
 
 // In float32 there are no tensor cores that round as little as asked: threads multiply, and sum what four of them have.
 template <int kTiles>
-struct Products<float32, kTiles> {
+struct WarpAccumulator<float32, kTiles> {
   static constexpr int kTokens = kTiles * kTileTokens;
   float sums[kTokens][2] = {};
 
   template <class Source>
   __device__ __forceinline__ void add(const Source& source, const typename Source::Group& group, int chunk,
-                                      const Eight<float32> (&inputs)[kTokens]) {
-    const Eight<float32> weights[2] = {source.weights(group, 0, chunk), source.weights(group, 1, chunk)};
+                                      const Frag8<float32> (&inputs)[kTokens]) {
+    const Frag8<float32> weights[2] = {source.weights(group, 0, chunk), source.weights(group, 1, chunk)};
 #pragma unroll
     for (int token = 0; token < kTokens; ++token) {
       float part[2] = {}, total = 0.0f;
 #pragma unroll
-      for (int i = 0; i < kEight; ++i) {
+      for (int i = 0; i < kFrag8Values; ++i) {
         const float input = inputs[token].values[i];
         part[0] += weights[0].values[i] * input;
         part[1] += weights[1].values[i] * input;
@@ -203,11 +203,11 @@ struct Products<float32, kTiles> {
     }
   }
 
-  __device__ __forceinline__ static void load(Eight<float32> (&inputs)[kTokens], const Inputs<float32>& x, int token,
+  __device__ __forceinline__ static void load(Frag8<float32> (&inputs)[kTokens], const Inputs<float32>& x, int token,
                                               int k) {
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
-      inputs[i] = x.load(token + i, k + lane_index() % 4 * kEight);
+      inputs[i] = x.load(token + i, k + lane_index() % 4 * kFrag8Values);
     }
   }
 
@@ -227,7 +227,7 @@ struct Products<float32, kTiles> {
   }
 };
 
-// Values of `Eight` that Products<T, kTiles>::load fills.
+// Values of `Frag8` that WarpAccumulator<T, kTiles>::load fills.
 template <class T, int kTiles>
 constexpr int kInputs = sizeof(T) == 4 ? kTiles * kTileTokens : kTiles;
 

@@ -13,8 +13,8 @@ from aethermind.dispatch import Kernel
 from aethermind.errors import InvalidArgumentError
 from aethermind.hal import DType
 from aethermind.ops.weight_format import CHECKPOINT_FORMAT_NAMES, FORMAT_NAMES, parse_format
-from aethermind_cuda.coded_weights import coded_pack
 from aethermind_cuda.kernels import quantized
+from aethermind_cuda.quantized_weights import quantized_pack
 
 NAMES = tuple(name for name in (*FORMAT_NAMES, *CHECKPOINT_FORMAT_NAMES) if name != "int4_k")
 SHAPES = [(1, 1), (5, 31), (16, 128), (17, 100), (50, 300)]
@@ -23,7 +23,7 @@ SHAPES = [(1, 1), (5, 31), (16, 128), (17, 100), (50, 300)]
 def packed(name: str, source: Any) -> np.ndarray[Any, Any]:
     format = parse_format(name)
     assert format is not None
-    pack = coded_pack(format)
+    pack = quantized_pack(format)
     nbytes = pack.nbytes(source.shape, DType.FLOAT32)
     memory = np.full(nbytes + 16, 0xA5, np.uint8)
     pack.pack(source, memory.ctypes.data)

@@ -1,4 +1,4 @@
-"""Weights in formats of few bits, in the layout of `csrc/common/coded_weight.cuh`."""
+"""Weights in formats of few bits, in the layout of `csrc/common/quantized_weight.cuh`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 from aethermind_cuda.device_packing import blocks_per_unit, quantize_on_device
 
-__all__ = ["CodedLayout", "GROUP_CHUNKS", "coded_pack"]
+__all__ = ["QuantizedLayout", "GROUP_CHUNKS", "quantized_pack"]
 
 _TILE_OUTPUTS = 16
 GROUP_CHUNKS = 4
@@ -30,7 +30,7 @@ Array = Any
 
 
 @dataclass(frozen=True, slots=True)
-class CodedLayout:
+class QuantizedLayout:
     """Where the parts of a packed weight [N, K] are; outputs are padded to whole tiles, inputs to whole groups."""
 
     format: WeightFormat
@@ -88,14 +88,14 @@ class CodedLayout:
         return self.code_bytes + self.num_scales * per_scale
 
 
-def coded_pack(format: WeightFormat) -> Pack:
+def quantized_pack(format: WeightFormat) -> Pack:
     """The layout of a format; it takes floating-point arrays, which it quantises itself, and QuantizedWeights.
 
     Floating-point arrays on their way to a GPU are quantised there.
     """
     return Pack(
         f"tiles16_{format.name}",
-        nbytes=lambda shape, _: CodedLayout(format, _matrix(shape)).nbytes,
+        nbytes=lambda shape, _: QuantizedLayout(format, _matrix(shape)).nbytes,
         pack=lambda source, destination: _pack(format, source, destination),
         weight_format=format.name,
         pack_on_device=lambda backend, source, destination: quantize_on_device(backend, format, source, destination),
@@ -104,7 +104,7 @@ def coded_pack(format: WeightFormat) -> Pack:
 
 def _pack(format: WeightFormat, source: Array | QuantizedWeight, destination: int) -> None:
     """Some tiles at a time, on all cores; InvalidArgumentError as by the format."""
-    layout = CodedLayout(format, _matrix(source.shape))
+    layout = QuantizedLayout(format, _matrix(source.shape))
     codes, scales, shifts = _parts(layout, destination)
     rows, columns = layout.shape
     tiles = max(1, _VALUES_AT_ONCE // max(1, columns * _TILE_OUTPUTS))
@@ -127,7 +127,7 @@ def _pack(format: WeightFormat, source: Array | QuantizedWeight, destination: in
         list(pool.map(pack_tiles, range(0, layout.num_tiles, tiles)))
 
 
-def _parts(layout: CodedLayout, address: int) -> tuple[Array, Array, Array | None]:
+def _parts(layout: QuantizedLayout, address: int) -> tuple[Array, Array, Array | None]:
     """Views of host memory, all by tile: codes as words, scales, and zero points or offsets."""
     import numpy as np
 
@@ -143,8 +143,8 @@ def _parts(layout: CodedLayout, address: int) -> tuple[Array, Array, Array | Non
     )
 
 
-def _words(layout: CodedLayout, codes: Array, num_tiles: int) -> Array:
-    """Codes [rows, K] as words [tiles, …]; see coded_weight.cuh for which bits are whose."""
+def _words(layout: QuantizedLayout, codes: Array, num_tiles: int) -> Array:
+    """Codes [rows, K] as words [tiles, …]; see quantized_weight.cuh for which bits are whose."""
     import numpy as np
 
     bits = layout.format.bits
@@ -169,7 +169,7 @@ def _unsigned(codes: Array, bits: int) -> Array:
     return (codes.astype(np.int16) + (1 << (bits - 1))).astype(np.uint8)
 
 
-def _by_tile(layout: CodedLayout, rows: Array, num_tiles: int) -> Array:
+def _by_tile(layout: QuantizedLayout, rows: Array, num_tiles: int) -> Array:
     """[rows, blocks] as [tiles, units · 8 outputs · blocks of a unit · 2]: zero for rows and blocks beyond the last."""
     import numpy as np
 

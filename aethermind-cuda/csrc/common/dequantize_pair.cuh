@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "common/kv_code.cuh"
+#include "common/kv_quantization.cuh"
 
 namespace aether {
 
@@ -24,10 +24,10 @@ __device__ __forceinline__ uint32_t bits_of_pair(const PairOf<T>& pair) {
 // The numbers of two codes, each of which is in both bytes of its half of `codes`. Exact, for T has every code. The
 // float8 NaN, which no row is written with, reads as 480.
 template <class T, CodeType kType>
-__device__ __forceinline__ uint32_t pair_of_codes(uint32_t codes) {
+__device__ __forceinline__ uint32_t dequantized_pair(uint32_t codes) {
   constexpr bool kIsHalf = std::is_same_v<T, float16>;
   if constexpr (kType == CodeType::kInt8 && kIsHalf) {
-    // Eight bits in the last ones of 1024 are an integer above it.
+    // Frag8 bits in the last ones of 1024 are an integer above it.
     const uint32_t above = (codes & 0x00ff00ffu) ^ 0x64806480u;
     return bits_of_pair<T>(__hsub2(as_pair<T>(above), as_pair<T>(0x64806480u)));
   } else if constexpr (kType == CodeType::kInt8) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ uint32_t pair_of_codes(uint32_t codes) {
   }
 }
 
-// Bytes 2 kPair and 2 kPair + 1 of a word, as `pair_of_codes` takes them.
+// Bytes 2 kPair and 2 kPair + 1 of a word, as `dequantized_pair` takes them.
 template <int kPair>
 __device__ __forceinline__ uint32_t neighbours(uint32_t word) {
   return __byte_perm(word, 0, kPair == 0 ? 0x1100 : 0x3322);
