@@ -2,9 +2,9 @@
 
     python aethermind-cuda/build_kernels.py [--targets 80,90a] [--jobs 2] [--only rms_norm] [--line-info]
 
-A cubin is made again when its source, a header that it includes, the flags or the compiler changed; comments and
-spaces do not count. The compiler is that of CUDA_HOME, of the `nvidia-cuda-nvcc` wheel, or of PATH; a host compiler
-(g++) has to be there too. Where Triton is installed, it compiles csrc/triton too (see `build_triton`).
+A cubin is rebuilt when its source, an included header, the flags or the compiler changed; comments and whitespace do
+not count. nvcc is looked for in CUDA_HOME, the `nvidia-cuda-nvcc` wheel and PATH; a host compiler (g++) is required.
+With Triton installed, csrc/triton is compiled, too (see `build_triton`).
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ ROOT = Path(__file__).resolve().parent
 SOURCES = ROOT / "csrc"
 CUBINS = ROOT / "src" / "aethermind_cuda" / "cubins"
 TARGETS = ("80", "86", "89", "90a", "100f", "120")
-"""Compute capabilities: `a` is for this one alone, `f` for its family (10.0 and 10.3)."""
+"""Compute capabilities; `a` is architecture-specific, `f` family-specific (10.0 and 10.3)."""
 FLAGS = ("-cubin", "-std=c++17", "-O3", "--expt-relaxed-constexpr", "-Xptxas", "-v", "-Werror", "all-warnings")
 PTX_FLAGS = ("-cubin", "-Xptxas", "-v", "-Werror", "all-warnings")
 LINE_INFO = ("-lineinfo",)
-"""For profilers and sanitizers, which then name lines of source. It triples the size of the cubins."""
+"""Source lines for profilers and sanitizers; triples the size of cubins."""
 
 _IDLE = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/|\\\n|\s+', re.DOTALL)
-"""What a compiler skips, or a string, which it does not."""
+"""Comments and whitespace; strings are matched to be kept."""
 _INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _USAGE = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
@@ -60,11 +60,11 @@ _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) b
 
 
 class BuildError(Exception):
-    """Kernels cannot be compiled; the message says why and what to do."""
+    """Kernels cannot be compiled; the message states the cause and the remedy."""
 
 
 class _Unit(NamedTuple):
-    """What is compiled at a time: `compile(target)` makes a cubin and returns its entry of the manifest."""
+    """A compilation unit: `compile(target)` makes a cubin and returns its manifest entry."""
 
     name: str
     digest: str
@@ -73,7 +73,7 @@ class _Unit(NamedTuple):
 
 
 def find_tool(name: str) -> Path:
-    """nvcc or another tool of CUDA's; BuildError says where one can be had."""
+    """Find nvcc or another CUDA tool; BuildError states how to install it."""
     homes = [Path(home) for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
     wheels = [Path(entry) / "nvidia" / "cu13" for entry in sys.path if entry]
     for folder in (*homes, *wheels):
@@ -89,14 +89,14 @@ def find_tool(name: str) -> Path:
 
 
 def read_manifest(folder: Path = CUBINS) -> dict[str, Any]:
-    """What was built there before; nothing where there is no manifest."""
+    """Read the manifest of an earlier build; empty if there is none."""
     path = folder / "manifest.json"
     manifest: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"compiler": "", "operators": {}}
     return manifest
 
 
 def source_digest(source: Path, salt: Iterable[str] = ()) -> str:
-    """A digest of a source with all it includes, and of what else decides what comes out."""
+    """A digest of a source, its includes and the salt (flags, compiler)."""
     digest = hashlib.sha256("\n".join(salt).encode())
     for path in sorted(_included(source)):
         code = _IDLE.sub(lambda found: found[1] or "", path.read_text(encoding="utf-8"))
@@ -111,7 +111,7 @@ def build(
     output: Path = CUBINS,
     flags: Sequence[str] = FLAGS,
 ) -> dict[str, Any]:
-    """Bring the cubins in `output` up to date and return the manifest; BuildError when the compiler refuses."""
+    """Bring the cubins in `output` up to date and return the manifest; BuildError when compilation fails."""
     nvcc = find_tool("nvcc")
     version = _nvcc_version(nvcc)
     output.mkdir(parents=True, exist_ok=True)
@@ -158,12 +158,12 @@ def build(
 
 
 def digests(compiler: str, triton: str) -> dict[str, str]:
-    """What the manifest says of fresh kernels, by their names, where the compilers have these versions."""
+    """The digests of up-to-date kernels for these compiler versions, by name."""
     return {unit.name: unit.digest for unit in _units(Path(), compiler, triton, Path(), FLAGS)}
 
 
 def _units(nvcc: Path, version: str, triton: str, output: Path, flags: Sequence[str]) -> Iterator[_Unit]:
-    """Everything that can be compiled; without a version of Triton none of its kernels."""
+    """All compilation units; Triton kernels only with a Triton version."""
     for source in sorted(SOURCES.glob("*.cu")):
         digest = source_digest(source, (version, *flags))
         yield _Unit(source.stem, digest, TARGETS, partial(_compile, nvcc, flags, source, output))
@@ -180,7 +180,7 @@ def _compile(nvcc: Path, flags: Sequence[str], source: Path, output: Path, targe
 
 
 def _compile_triton(nvcc: Path, name: str, output: Path, target: str) -> dict[str, Any]:
-    """The kernels of Triton say in the manifest, too, how they are launched."""
+    """Compile a Triton kernel; its manifest entry also has launch parameters."""
     began = time.monotonic()
     file = output / f"{name}.sm_{target}.cubin"
     try:
@@ -203,7 +203,7 @@ def _compile_triton(nvcc: Path, name: str, output: Path, target: str) -> dict[st
 
 
 def _run_nvcc(nvcc: Path, flags: Sequence[str], source: Path, target: str, file: Path) -> dict[str, dict[str, Any]]:
-    """Compile to `file` and return what the kernels use."""
+    """Compile to `file` and return the resource usage of its kernels."""
     command = [str(nvcc), *flags, f"-arch=sm_{target}", "-o", str(file), str(source)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
@@ -212,7 +212,7 @@ def _run_nvcc(nvcc: Path, flags: Sequence[str], source: Path, target: str, file:
 
 
 def _parse_usage(log: str) -> dict[str, dict[str, Any]]:
-    """What `ptxas -v` says of each kernel."""
+    """Parse the resource usage that `ptxas -v` reports for each kernel."""
     kernels: dict[str, dict[str, Any]] = {}
     name = ""
     for line in log.splitlines():
@@ -252,7 +252,7 @@ def _remove_strays(output: Path, operators: dict[str, Any]) -> None:
 
 
 def _write(folder: Path, manifest: dict[str, Any]) -> None:
-    """At once or not at all: somebody may read while we write."""
+    """Write atomically: another process may be reading."""
     draft = folder / "manifest.draft"
     draft.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
     draft.replace(folder / "manifest.json")

@@ -1,9 +1,9 @@
-"""Compiles csrc/triton/*.py to PTX, from which `build_kernels` makes cubins. Triton is a compiler here: nothing
-imports it at run time, and no GPU is needed.
+"""Compiles csrc/triton/*.py to PTX, from which `build_kernels` makes cubins. Triton is a build-time compiler: it is not
+imported at run time, and no GPU is needed.
 
     python build_triton.py paged_attention_prefill_triton_bfloat16_128 90a > kernel.json
 
-prints a `Compiled` as JSON. Each kernel is compiled by a process of its own, with a cache that is thrown away.
+prints a `Compiled` as JSON. Each kernel is compiled in its own process with a temporary cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["KERNELS", "TARGETS", "Compiled", "TritonError", "TritonKernel", "com
 
 SOURCES = Path(__file__).resolve().parent / "csrc" / "triton"
 TARGETS = {"90a": 90, "100f": 100}
-"""What Triton calls the targets whose tensor cores mma.sync does not reach; the others have our own kernels."""
+"""Triton's names of the targets with wgmma or tcgen05; other targets use the CUDA C++ kernels."""
 
 _PARAMETER = re.compile(r"\.param \.(\w+)")
 _PRODUCT = re.compile(r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b")
@@ -33,7 +33,7 @@ _TYPES = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 class TritonError(Exception):
-    """Triton refuses a kernel; the message is what it says."""
+    """Triton failed to compile a kernel; the message is its error."""
 
 
 class TritonKernel(NamedTuple):
@@ -41,8 +41,8 @@ class TritonKernel(NamedTuple):
 
     dtype: str
     head_dim: int
-    rows: int  # of a program's tile
-    keys: int  # that it takes at a time
+    rows: int  # rows of a program's tile
+    keys: int  # keys per iteration
     num_warps: int = 8
     num_stages: int = 3
 
@@ -50,7 +50,7 @@ class TritonKernel(NamedTuple):
 class Compiled(NamedTuple):
     """The PTX of a kernel and how it is launched.
 
-    `parameters` are the PTX types of its arguments, `products` the instructions that multiply matrices.
+    `parameters` are the PTX types of its arguments, `products` its matrix instructions.
     """
 
     ptx: str
@@ -60,7 +60,7 @@ class Compiled(NamedTuple):
     products: list[str]
 
 
-# Tiles are the largest of which no register is spilled and two stages of keys and values fit behind the one in use.
+# The largest tiles without register spills for which two further stages of keys and values fit in shared memory.
 KERNELS = {
     f"paged_attention_prefill_triton_{dtype}_{head_dim}": TritonKernel(dtype, head_dim, 128, keys)
     for dtype in _TYPES
@@ -77,7 +77,7 @@ def find_triton() -> str | None:
 
 
 def digest(name: str, *salt: str) -> str:
-    """A digest of a kernel's sources and of what else decides what comes out."""
+    """A digest of a kernel's sources, parameters and compiler."""
     found = hashlib.sha256("\n".join((name, repr(KERNELS[name]), *salt)).encode())
     for path in (*sorted(SOURCES.glob("*.py")), Path(__file__)):
         found.update(path.read_bytes())
@@ -87,7 +87,7 @@ def digest(name: str, *salt: str) -> str:
 def compile_kernel(name: str, target: str) -> Compiled:
     """Compile a kernel for a target, in another process; TritonError when that fails."""
     with tempfile.TemporaryDirectory() as cache:
-        # Without line numbers, since these name the folder of the sources.
+        # Without line information, which would contain the folder of the sources.
         variables = {**os.environ, "TRITON_CACHE_DIR": cache, "TRITON_DISABLE_LINE_INFO": "1", "TRITON_INTERPRET": "0"}
         command = [sys.executable, str(Path(__file__).resolve()), name, target]
         result = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
@@ -111,7 +111,7 @@ def _compile_here(name: str, target: str) -> Compiled:
         **dict.fromkeys(constants, "constexpr"),
     }
     signature = {name: kinds.get(name, "i32") for name in function.arg_names}
-    # Tensors begin at multiples of 16 bytes. Of integers nothing is assumed, so all of them are passed.
+    # Tensors are 16-byte aligned. Integers are not specialised, so all of them are passed.
     aligned = {
         (i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind[1:] in ("bf16", "fp16")
     }
@@ -121,7 +121,7 @@ def _compile_here(name: str, target: str) -> Compiled:
     facts: Any = compiled.metadata
     if facts.global_scratch_size or facts.profile_scratch_size or facts.num_ctas != 1:
         raise TritonError(f"{name} wants scratch memory or clusters for sm_{target}, which nobody provides.")
-    # Triton knows the architectures of one GPU (`a`); instructions of a family (`f`) are all that it uses of them.
+    # Triton has architecture-specific targets (`a`) only, but uses no instructions beyond the family's (`f`).
     ptx = re.sub(r"^\.target sm_\w+", f".target sm_{target}", compiled.asm["ptx"], flags=re.MULTILINE)
     entry = ptx[ptx.index(f".entry {name}(") :]
     parameters = _PARAMETER.findall(entry[: entry.index(")\n")])

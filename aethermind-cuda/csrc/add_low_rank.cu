@@ -1,8 +1,8 @@
-// y + (x · downᵀ) · up, where each row's adapter says which rows of down and up it has.
+// add_low_rank (LoRA): y + (x · downᵀ) · up, with the adapter of each row (as in Punica's SGMV).
 //
-// A block has one row and some of its columns. It takes the ranks of the adapter a few at a time: its warps multiply
-// the row with as many rows of down, and then every thread adds what these weigh of up to its own columns. Blocks of
-// the same row compute the first product each for themselves, so that none waits for another.
+// A block computes some columns of one row. It processes the adapter's ranks in batches: its warps compute x · downᵀ,
+// then every thread accumulates the products with up for its own columns. Blocks of one row recompute the first
+// product, so that no block waits for another.
 
 #include "common/memory.cuh"
 #include "common/overlap.cuh"
@@ -14,7 +14,7 @@ namespace aether {
 constexpr int kRanksAtOnce = 32;
 constexpr int kColumnsOfThread = 4;
 
-// The product of two rows, over the lanes of a warp, in every one of them.
+// The dot product of two rows by a warp; every lane gets it.
 template <class T>
 __device__ __forceinline__ float warp_dot(const T* a, const T* b, int width) {
   constexpr int kSize = Vector<T>::size;
@@ -79,7 +79,7 @@ __device__ __forceinline__ void add_low_rank(T* out, const T* y, const T* x, con
         }
       }
     }
-    __syncthreads();  // the next products take the place of these
+    __syncthreads();  // the next batch overwrites these products
   }
 #pragma unroll
   for (int i = 0; i < kColumnsOfThread; ++i) {

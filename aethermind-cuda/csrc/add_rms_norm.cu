@@ -5,7 +5,7 @@
 
 namespace aether {
 
-// A thread reads again what it wrote itself, so out may be x and total may be residual without a barrier.
+// A thread rereads only what it wrote, so out may alias x and total may alias residual without a barrier.
 template <class T, int N>
 __device__ __forceinline__ void add_rms_norm_row(T* out, T* total, const T* x, const T* residual, const T* weight,
                                                  int width, float eps) {

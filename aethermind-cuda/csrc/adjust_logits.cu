@@ -1,6 +1,6 @@
-// Changes of logits before sampling, [rows, size]: repetition_penalty, bias_tokens and suppress_tokens at listed
-// tokens, mask_tokens at all whose bit is 0. A block takes a stretch of one row and whatever of its list lies there;
-// out may be logits. Rows go along x, the one direction of a grid that has room for more than 65,535 of them.
+// Logits processors, [rows, size]: repetition_penalty, bias_tokens and suppress_tokens at listed tokens, mask_tokens at
+// tokens whose bit is 0. A block processes a contiguous range of one row and the listed tokens within it; out may alias
+// logits. Rows are blockIdx.x, the only grid dimension beyond 65,535.
 
 #include "common/overlap.cuh"
 #include "common/reduce.cuh"

@@ -1,4 +1,4 @@
-// alibi: scores + slopes[h] · (key's position - query's position). A block takes the keys of one query; out may be
+// alibi: scores + slopes[h] · (key position - query position). A block processes the keys of one query; out may alias
 // scores.
 
 #include "common/overlap.cuh"

@@ -1,4 +1,4 @@
-// argmax: where the largest element of every row is, the lowest index on ties. A block takes one row.
+// argmax: the index of the largest element of every row, the lowest on ties. A block processes one row.
 
 #include "common/overlap.cuh"
 #include "common/row_order.cuh"

@@ -1,5 +1,5 @@
-// attention: queries against keys and values beside them, one query at a time (see common/attend_row.cuh). Block x is
-// a query (of all leading indices), y a head.
+// attention over contiguous keys and values, one query at a time (see common/attend_row.cuh). blockIdx.x is the query
+// (of all leading dims), blockIdx.y the head.
 
 #include "common/attend_row.cuh"
 #include "common/overlap.cuh"

@@ -1,8 +1,8 @@
-// Rows of a quantised weight as values of T, row-major, for a matrix product that takes no codes.
+// Dequantises rows of a weight to T, row-major, for matrix products of dense weights (cuBLASLt).
 //
-// A warp takes 16 outputs and 128 inputs: it loads codes as the projections do, 16 bytes a thread, and stores pieces of
-// 64 bytes of eight rows at a time. Bound by memory: a block holds one group per warp, and registers leave room for
-// enough blocks to hide latency.
+// A warp processes 16 outputs by 128 inputs: it loads codes as the projections do, 16 bytes per thread, and stores
+// 64-byte pieces of eight rows at a time. It is memory-bound: a block holds one group per warp, so that enough blocks
+// are resident to hide latency.
 
 #include "common/overlap.cuh"
 #include "common/quantized_weight.cuh"
@@ -29,7 +29,7 @@ __device__ __forceinline__ Frag8<T> scaled(const Frag8<T>& codes, float scale, f
   return result;
 }
 
-// row[k … k + 7] = values, as far as the row goes.
+// Stores row[k … k + 7] up to the row's end.
 template <class T>
 __device__ __forceinline__ void store_eight(T* row, int k, int size, bool is_aligned, const Frag8<T>& values) {
   if (is_aligned && k + kFrag8Values <= size) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ void store_eight(T* row, int k, int size, bool is_ali
   }
 }
 
-// out [num_rows, num_inputs] gets the rows from first_tile · 16 on. Grid: warps for all groups, tiles.
+// Writes the rows from first_tile · 16 on to out [num_rows, num_inputs]. Grid: warps for all groups, tiles.
 template <class T, int kBits>
 __device__ __forceinline__ void dequantize(T* out, int first_tile, int num_rows,
                                            const typename QuantizedWeight<T, kBits, Shift::kAny>::Place& place) {

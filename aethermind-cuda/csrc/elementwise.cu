@@ -1,6 +1,5 @@
-// Operators that work element by element on arrays of one shape: exp, log, relu, silu, gelu and add, sub, mul, div,
-// silu_mul; and silu_mul of the halves of rows. They compute in float32 and round once; the result may take the memory
-// of the first array.
+// Element-wise operators: exp, log, relu, silu, gelu, add, sub, mul, div and silu_mul on arrays of one shape, and
+// silu_mul of the halves of rows. They compute in float32 and round once; the result may alias the first array.
 
 #include "common/activations.cuh"
 #include "common/overlap.cuh"
@@ -93,8 +92,7 @@ __device__ __forceinline__ void silu_mul_vectors(T* out, const T* gate, const T*
   }
 }
 
-// out[t, i] = silu(x[t, i]) · x[t, width + i]: one product of both weights puts gate and up side by side. The row is
-// blockIdx.y.
+// out[t, i] = silu(x[t, i]) · x[t, width + i], for a stacked gate and up projection. The row is blockIdx.y.
 template <class T>
 __device__ __forceinline__ void silu_mul_halves(T* out, const T* x, int width) {
   const int64_t row = blockIdx.y;

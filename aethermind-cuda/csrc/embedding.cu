@@ -1,4 +1,4 @@
-// embedding: row token_ids[t] of a table. A block takes one token.
+// embedding: row token_ids[t] of a table. A block processes one token.
 
 #include "common/memory.cuh"
 #include "common/overlap.cuh"

@@ -1,4 +1,4 @@
-// gate_up_silu: silu(x · w_gateᵀ) · (x · w_upᵀ), weights row-major as they are stored.
+// gate_up_silu: silu(x · w_gateᵀ) · (x · w_upᵀ), dense row-major weights.
 
 #include "common/dense_weight.cuh"
 #include "common/overlap.cuh"

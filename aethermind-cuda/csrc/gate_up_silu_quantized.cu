@@ -1,5 +1,5 @@
-// gate_up_silu: silu(x · w_gateᵀ) · (x · w_upᵀ), weights in codes (see common/quantized_weight.cuh), both in one
-// format. Kernels and bounds are chosen as in linear_quantized.cu.
+// gate_up_silu: silu(x · w_gateᵀ) · (x · w_upᵀ) with quantised weights of one format (see common/quantized_weight.cuh).
+// Kernels and launch bounds are chosen as in linear_quantized.cu.
 
 #include "common/overlap.cuh"
 #include "common/projection.cuh"
@@ -26,7 +26,7 @@
 #define AETHER_GATE_UP_FEW(format, bits, shift, blocks)                                                      \
   AETHER_GATE_UP(gate_up_silu_quantized_few8_##format, 256, blocks, project_few, bits, shift, float16, 1, 2) \
   AETHER_GATE_UP(gate_up_silu_quantized_few8_##format, 256, blocks, project_few, bits, shift, bfloat16, 1, 2)
-// A kernel that knows its shift has no branches between products, but needs more registers.
+// A kernel compiled for one affine term has no branches between products, but needs more registers.
 #define AETHER_GATE_UP_MANY(format, bits, shift16, blocks16, shift32, blocks32, dtype)                             \
   AETHER_GATE_UP(gate_up_silu_quantized_many16_##format, 128, blocks16, project_many, bits, shift16, dtype, 16, 2) \
   AETHER_GATE_UP(gate_up_silu_quantized_many32_##format, 128, blocks32, project_many, bits, shift32, dtype, 32, 2) \

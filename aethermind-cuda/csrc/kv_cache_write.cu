@@ -1,5 +1,5 @@
-// kv_cache_write: keys and values of a step go to their slots of the paged cache. They are moved in words of 16 bytes,
-// or of 2 or 4 where a head does not come out even; a thread takes one word of a key and the same of a value.
+// kv_cache_write: copies the keys and values of a step to their slots of the paged cache, in words of 16 bytes, or of 2
+// or 4 where a head's size requires it; a thread copies one word of a key and of its value.
 
 #include "common/overlap.cuh"
 #include "common/paged_cache.cuh"
@@ -11,7 +11,7 @@ using word16 = uint16_t;
 using word32 = uint32_t;
 using word128 = uint4;
 
-// `width` words a head; `num_words` of all tokens.
+// `width` words per head, `num_words` of all tokens.
 template <class Word>
 __device__ __forceinline__ void kv_cache_write(Word* k_cache, Word* v_cache, const Word* k, const Word* v,
                                                const int64_t* slot_mapping, int64_t num_words, int num_kv_heads,

@@ -1,5 +1,5 @@
-// kv_cache_write_quantized: keys and values of a step become codes with a scale each in their slots of the paged cache.
-// A warp takes a head of a token; blockIdx.y is 0 for keys and 1 for values.
+// kv_cache_write_quantized: quantises the keys and values of a step into their slots of the paged cache. A warp
+// processes a head of a token; blockIdx.y is 0 for keys and 1 for values.
 
 #include "common/head_row.cuh"
 #include "common/overlap.cuh"

@@ -6,7 +6,7 @@
 
 namespace aether {
 
-// The variance is that of centred values: mean(x²) - mean(x)² would cancel where x is far from zero.
+// The variance is computed from centred values: mean(x²) - mean(x)² would cancel where x is far from zero.
 template <class T, int N>
 __device__ __forceinline__ void layer_norm_row(T* out, const T* x, const T* weight, const T* bias, int width,
                                                float eps) {
@@ -45,7 +45,7 @@ __device__ __forceinline__ void layer_norm_row(T* out, const T* x, const T* weig
   }
 }
 
-// out may be x; bias may be null.
+// out may alias x; bias may be null.
 template <class T>
 __device__ __forceinline__ void layer_norm(T* out, const T* x, const T* weight, const T* bias, int width, float eps) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * width;

@@ -1,4 +1,4 @@
-// linear and lm_head: x · weightᵀ + bias, weights row-major as they are stored.
+// linear and lm_head: x · weightᵀ + bias, dense row-major weights.
 
 #include "common/dense_weight.cuh"
 #include "common/overlap.cuh"

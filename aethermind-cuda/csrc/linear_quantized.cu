@@ -1,14 +1,14 @@
-// linear and lm_head: x · weightᵀ + bias, weights in codes (see common/quantized_weight.cuh).
+// linear and lm_head: x · weightᵀ + bias with quantised weights (see common/quantized_weight.cuh).
 //
-// Kernels of eight tokens are bound by memory, and by how many instructions a code takes: one is made for each kind of
-// shift, and bounds let several blocks share a multiprocessor, whose loads are what is under way at a time.
+// Kernels of up to eight tokens are bound by memory and by the instructions per code: one is compiled for each affine
+// term, and launch bounds let several blocks share a multiprocessor, to have more loads in flight.
 
 #include "common/overlap.cuh"
 #include "common/projection.cuh"
 #include "common/quantized_gemv.cuh"
 #include "common/quantized_weight.cuh"
 
-// Blocks that share a multiprocessor, where the compiler needs no more registers than that leaves to each.
+// Blocks per multiprocessor, where the compiler's register use allows it.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 #define AETHER_FEW_BLOCKS 3
 #else
@@ -24,7 +24,7 @@
         {out, bias, num_tokens, num_outputs, is_float32 != 0}, {x, num_tokens, num_inputs},                       \
         {{weight, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::Shift>(kind)}}, parts);   \
   }
-// Of inputs in rows of whole 16 bytes.
+// For inputs whose rows are multiples of 16 bytes.
 #define AETHER_LINEAR_GEMV(format, bits, shift, dtype, threads, blocks)                                     \
   extern "C" __global__ void __launch_bounds__(threads, blocks) linear_quantized_gemv_##format##_##dtype(   \
       void* out, const aether::dtype* x, const uint8_t* weight, const aether::dtype* bias, int num_tokens,  \
@@ -39,7 +39,7 @@
 #define AETHER_LINEAR_FEW(format, bits, shift, blocks)                                                \
   AETHER_LINEAR(linear_quantized_few8_##format, 256, blocks, project_few, bits, shift, float16, 1, 1) \
   AETHER_LINEAR(linear_quantized_few8_##format, 256, blocks, project_few, bits, shift, bfloat16, 1, 1)
-// A kernel that knows its shift has no branches between products, but needs more registers.
+// A kernel compiled for one affine term has no branches between products, but needs more registers.
 #define AETHER_LINEAR_MANY(format, bits, shift16, blocks16, shift32, blocks32, dtype)                       \
   AETHER_LINEAR(linear_quantized_many16_##format, 128, blocks16, project_many, bits, shift16, dtype, 16, 1) \
   AETHER_LINEAR(linear_quantized_many32_##format, 128, blocks32, project_many, bits, shift32, dtype, 32, 1) \

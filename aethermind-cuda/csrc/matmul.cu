@@ -1,4 +1,4 @@
-// matmul: a @ b over the last two dims, summed in float32. A block of 256 threads takes 64 × 64 results of one matrix.
+// matmul: a @ b over the last two dims, summed in float32. A block of 256 threads computes a 64 × 64 tile.
 
 #include "common/overlap.cuh"
 #include "common/types.cuh"
@@ -7,7 +7,7 @@ namespace aether {
 
 constexpr int kSide = 64;
 constexpr int kDepth = 16;
-constexpr int kOwn = 4;  // results of a thread in either direction
+constexpr int kOwn = 4;  // results per thread in each direction
 
 template <class T>
 __device__ __forceinline__ void matmul(T* out, const T* a, const T* b, int num_rows, int num_inner, int num_columns) {
@@ -22,7 +22,7 @@ __device__ __forceinline__ void matmul(T* out, const T* a, const T* b, int num_r
   const int own_row = thread / (kSide / kOwn), own_column = thread % (kSide / kOwn);
   float sums[kOwn][kOwn] = {};
   for (int k = 0; k < num_inner; k += kDepth) {
-    __syncthreads();  // the tiles before are no longer read
+    __syncthreads();  // the previous tiles are no longer read
     for (int i = thread; i < kSide * kDepth; i += threads) {
       const int r = i / kDepth, d = i % kDepth;
       const bool is_inside = row + r < num_rows && k + d < num_inner;

@@ -1,5 +1,4 @@
-// paged_attention and paged_attention_quantized of queries whose keys were split: see
-// common/paged_attention_combine.cuh.
+// Merges the splits of paged_attention and paged_attention_quantized: see common/paged_attention_combine.cuh.
 
 #include "common/overlap.cuh"
 #include "common/paged_attention_combine.cuh"

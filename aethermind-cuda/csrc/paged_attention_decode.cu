@@ -1,9 +1,9 @@
-// paged_attention of sequences with few queries, over a cache of elements: see common/paged_attention_decode.cuh.
+// paged_attention of sequences with few queries over an unquantised cache: see common/paged_attention_decode.cuh.
 
 #include "common/overlap.cuh"
 #include "common/paged_attention_decode.cuh"
 
-// Two blocks a multiprocessor where tiles are of 8 rows; sums of 16 rows take twice the registers.
+// Two blocks per multiprocessor for tiles of 8 rows; the accumulators of 16 rows take twice the registers.
 #define AETHER_DECODE(dtype, dim, rows)                                             \
   extern "C" __global__ void __launch_bounds__(256, 16 / rows)                      \
       paged_attention_decode_##dtype##_##dim##_##rows(aether::AttentionCall call) { \

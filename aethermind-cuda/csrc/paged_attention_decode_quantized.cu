@@ -3,7 +3,7 @@
 #include "common/overlap.cuh"
 #include "common/paged_attention_decode.cuh"
 
-// Two blocks a multiprocessor where tiles are of 8 rows; sums of 16 rows take twice the registers.
+// Two blocks per multiprocessor for tiles of 8 rows; the accumulators of 16 rows take twice the registers.
 #define AETHER_DECODE(dtype, dim, rows)                                                       \
   extern "C" __global__ void __launch_bounds__(256, 16 / rows)                                \
       paged_attention_decode_quantized_##dtype##_##dim##_##rows(aether::AttentionCall call) { \

@@ -1,4 +1,4 @@
-// paged_attention of sequences with many queries, over a cache of elements: see common/paged_attention_prefill.cuh.
+// paged_attention of sequences with many queries over an unquantised cache: see common/paged_attention_prefill.cuh.
 
 #include "common/overlap.cuh"
 #include "common/paged_attention_prefill.cuh"

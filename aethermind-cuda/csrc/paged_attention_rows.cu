@@ -1,5 +1,5 @@
-// paged_attention and paged_attention_quantized one query at a time (see common/attend_row.cuh): for float32, for head
-// dims that the tensor cores do not take, and where results must not depend on the batch. Block (token, head).
+// paged_attention and paged_attention_quantized one query at a time (see common/attend_row.cuh): for float32, for
+// head_dims that the tensor core kernels do not support, and for batch invariance. Block (token, head).
 
 #include "common/attend_row.cuh"
 #include "common/overlap.cuh"

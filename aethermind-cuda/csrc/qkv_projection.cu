@@ -1,4 +1,4 @@
-// The projections of qkv_rope_cache_write for few tokens, weights row-major as they are stored.
+// The projections of qkv_rope_cache_write for few tokens with dense row-major weights.
 
 #include "common/dense_weight.cuh"
 #include "common/overlap.cuh"

@@ -1,12 +1,12 @@
-// The projections of qkv_rope_cache_write for few tokens, weights in codes (see common/quantized_weight.cuh), all of
-// one format. Kernels of eight tokens are one for each kind of shift, as in linear_quantized.cu.
+// The projections of qkv_rope_cache_write for few tokens with quantised weights of one format (see
+// common/quantized_weight.cuh). Kernels of up to eight tokens are compiled per affine term, as in linear_quantized.cu.
 
 #include "common/overlap.cuh"
 #include "common/qkv_projection.cuh"
 #include "common/quantized_gemv.cuh"
 #include "common/quantized_weight.cuh"
 
-// As in linear_quantized.cu: blocks that share a multiprocessor, where the compiler needs no more registers than that.
+// Blocks per multiprocessor, where the compiler's register use allows it; as in linear_quantized.cu.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 #define AETHER_FEW_BLOCKS 3
 #else

@@ -1,5 +1,5 @@
-// qkv_rope_cache_write and its quantised form, behind their projections: see common/projected_heads.cuh and
-// common/wide_heads.cuh.
+// The epilogue of qkv_rope_cache_write and of its quantised form, after the projections: see common/projected_heads.cuh
+// and common/wide_heads.cuh.
 
 #include "common/overlap.cuh"
 #include "common/projected_heads.cuh"

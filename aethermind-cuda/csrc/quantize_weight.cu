@@ -1,5 +1,5 @@
-// Rows of floating-point weights into codes, in the layout of common/quantized_weight.cuh: scales first, a thread for
-// each block of values, then the codes that these lead to, a thread for what lies together in a packed weight.
+// Quantises rows of floating-point weights into the layout of common/quantized_weight.cuh: first the scales, a thread
+// per block of values, then the codes, a thread per packed word group.
 
 #include "common/overlap.cuh"
 #include "common/quantize_block.cuh"
@@ -11,8 +11,7 @@ namespace aether {
 struct PackedWeight {
   uint8_t* address;
   const void* values;
-  // As whole numbers: the largest magnitude so far, above all finite ones where values are not. Order is that of
-  // floats.
+  // The bits of the largest magnitude that float16 cannot represent, for error reporting; ordered like floats.
   uint32_t* largest;
   int first_row;
   int num_rows;
@@ -33,12 +32,12 @@ struct PackedWeight {
   __device__ __forceinline__ uint16_t* scales() const {
     return reinterpret_cast<uint16_t*>(codes<kBits>() + num_tiles() * num_groups() * kTileOutputs * 4 * kBits);
   }
-  // Of zero points or offsets, after all scales.
+  // Zero points or offsets follow the scales.
   template <int kBits>
   __device__ __forceinline__ void* shifts() const {
     return scales<kBits>() + num_tiles() * blocks_of_row() * kTileOutputs;
   }
-  // As they are stored: whole units.
+  // Scale blocks per row, padded to whole units.
   __device__ __forceinline__ int blocks_of_row() const {
     return (num_blocks + blocks_per_unit - 1) / blocks_per_unit * blocks_per_unit;
   }
@@ -49,7 +48,7 @@ struct PackedWeight {
   }
 };
 
-// Of the rows in hand, and of those behind the last that fill its tile up.
+// The number of rows, padded to whole tiles.
 __device__ __forceinline__ int padded_rows(const PackedWeight& weight) {
   return (weight.num_rows + kTileOutputs - 1) / kTileOutputs * kTileOutputs;
 }
@@ -82,7 +81,7 @@ __device__ __forceinline__ void quantize_scales(const PackedWeight& weight) {
   }
 }
 
-// A code as it lies in a word.
+// A code as it is stored: unsigned.
 template <int kBits, Shift kShift>
 __device__ __forceinline__ uint32_t stored_code(float x, const Scale& chosen, float inverse) {
   if constexpr (kBits == 1) {

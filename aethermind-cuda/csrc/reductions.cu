@@ -1,4 +1,4 @@
-// sum, mean, max and min over the last dim, in float32. A block takes one row.
+// sum, mean, max and min over the last dim, in float32. A block processes one row.
 
 #include "common/overlap.cuh"
 #include "common/reduce.cuh"

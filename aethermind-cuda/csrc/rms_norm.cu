@@ -1,4 +1,4 @@
-// rms_norm: x / sqrt(mean(x²) + eps) * weight over the last dim. A block takes one row.
+// rms_norm: x / sqrt(mean(x²) + eps) * weight over the last dim. A block processes one row.
 
 #include "common/norm.cuh"
 #include "common/overlap.cuh"
@@ -22,7 +22,7 @@ __device__ __forceinline__ void rms_norm_row(T* out, const T* x, const T* weight
   write_normed_row<T, N>(out, x, weight, width, squares, eps, own);
 }
 
-// out may be x.
+// out may alias x.
 template <class T>
 __device__ __forceinline__ void rms_norm(T* out, const T* x, const T* weight, int width, float eps) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * width;

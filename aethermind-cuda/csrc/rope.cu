@@ -1,4 +1,4 @@
-// rope: turns the pairs of a head's elements by the angles of its token's position; a warp takes a head of a token.
+// rope: rotary position embedding; a warp processes one head of a token.
 
 #include "common/head_row.cuh"
 #include "common/overlap.cuh"
@@ -6,7 +6,7 @@
 
 namespace aether {
 
-// out may be x.
+// out may alias x.
 template <class T>
 __device__ __forceinline__ void rope(T* out, const T* x, const float* table, int num_rows, int num_heads, int head_dim,
                                      int is_interleaved) {

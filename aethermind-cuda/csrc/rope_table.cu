@@ -1,14 +1,14 @@
-// rope_table: [cos(p·f)·scale | sin(p·f)·scale] of every position, once a step.
+// rope_table: [cos(p·f)·scale | sin(p·f)·scale] of every position, once per step.
 
 #include "common/overlap.cuh"
 #include "common/types.cuh"
 
 namespace aether {
 
-// Up to here float32 has every position, and models are trained with the product rounded to it.
+// float32 represents positions up to here exactly, and models are trained with float32 products.
 constexpr int64_t kLastAsTrained = int64_t{1} << 24;
 
-// The angle is reduced in float64: that of far positions has too many turns for float32.
+// Range reduction is in float64: the angles of large positions exceed float32 precision.
 __device__ __forceinline__ void write_angles(float* table, const int64_t* positions, const float* inv_freq,
                                              int num_frequencies, float scale) {
   const int64_t position = positions[blockIdx.x];

@@ -1,16 +1,16 @@
-// What sample_tokens knows of rows before it reads them, found by many blocks a row.
+// Row statistics for sample_tokens, computed by many blocks per row.
 
 #include "common/overlap.cuh"
 #include "common/row_cuts.cuh"
 
-// The largest value of each segment.
+// The maximum of each segment.
 extern "C" __global__ void __launch_bounds__(256)
     row_summaries_maxima(unsigned* maxima, const float* logits, int size, int segment, int num_segments) {
   aether::begin_kernel();
   aether::write_segment_maxima(maxima, logits, size, segment, num_segments);
 }
 
-// What the 32 parts of a row weigh, a block each, where there are too few rows to keep all multiprocessors busy.
+// The masses of a row's 32 parts, a block per part, where rows are too few to occupy all multiprocessors.
 extern "C" __global__ void __launch_bounds__(256)
     row_summaries_totals(unsigned long long* totals, const float* logits, const float* temperatures, const int* top_k,
                          const float* top_p, const float* min_p, const unsigned* maxima, int size, int num_segments) {

@@ -1,5 +1,5 @@
-// Rows moved as they are: gather_rows and position_embedding pick rows by index, scatter_rows replaces some,
-// permute_heads and transpose change the order of dims. They see elements as words of 2 or 4 bytes.
+// Row copies without arithmetic: gather_rows and position_embedding select rows by index, scatter_rows replaces rows,
+// permute_heads and transpose reorder dims. Elements are copied as words of 2 or 4 bytes.
 
 #include "common/memory.cuh"
 #include "common/overlap.cuh"
@@ -33,7 +33,7 @@ __device__ __forceinline__ void gather_rows(Word* out, const Word* table, const 
   copy_row(out + static_cast<int64_t>(blockIdx.x) * width, table + static_cast<int64_t>(row) * width, width);
 }
 
-// Block t looks for its row among those that are replaced.
+// Block t searches for its row among the replaced ones.
 template <class Word>
 __device__ __forceinline__ void scatter_rows(Word* out, const Word* x, const Word* values, const int* rows,
                                              int num_replaced, int width) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void scatter_rows(Word* out, const Word* x, const Wor
   copy_row(out + row, replaced_by < 0 ? x + row : values + static_cast<int64_t>(replaced_by) * width, width);
 }
 
-// [batch, rows, columns, width] to [batch, columns, rows, width]; a block takes one vector of `width`.
+// [batch, rows, columns, width] to [batch, columns, rows, width]; a block copies one vector of `width`.
 template <class Word>
 __device__ __forceinline__ void permute_heads(Word* out, const Word* x, int num_rows, int num_columns, int width) {
   const int64_t source = blockIdx.x;
@@ -65,10 +65,10 @@ __device__ __forceinline__ void permute_heads(Word* out, const Word* x, int num_
 
 constexpr int kTile = 32;
 
-// [batch, rows, columns] to [batch, columns, rows]. Blocks of 32 × 8 threads take a square tile each.
+// [batch, rows, columns] to [batch, columns, rows]. A block of 32 × 8 threads transposes a square tile.
 template <class Word>
 __device__ __forceinline__ void transpose(Word* out, const Word* x, int num_rows, int num_columns) {
-  __shared__ Word tile[kTile][kTile + 4 / sizeof(Word)];  // columns of the tile lie in distinct banks
+  __shared__ Word tile[kTile][kTile + 4 / sizeof(Word)];  // padded: columns are in distinct banks
   const int64_t matrix = static_cast<int64_t>(blockIdx.z) * num_rows * num_columns;
   const int row = static_cast<int>(blockIdx.y) * kTile, column = static_cast<int>(blockIdx.x) * kTile;
   const int lane = lane_index();

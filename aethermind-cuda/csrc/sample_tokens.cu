@@ -1,10 +1,10 @@
-// sample_tokens: one token a row, by temperature, top_k, top_p, min_p and a random number. A block takes a row, of
-// which row_summaries.cu found the largest values before.
+// sample_tokens: samples one token per row by temperature, top_k, top_p, min_p and a random number. A block processes a
+// row, after row_summaries.cu has computed its segment maxima.
 
 #include "common/overlap.cuh"
 #include "common/row_cuts.cuh"
 
-// Two blocks a multiprocessor, where the compiler does not need more registers than that leaves.
+// Two blocks per multiprocessor, where register use allows it.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
 #define AETHER_SAMPLER_BLOCKS 1
 #else
@@ -26,13 +26,13 @@ extern "C" __global__ void __launch_bounds__(512, AETHER_SAMPLER_BLOCKS)
   const uint64_t first = aether::first_by_maxima(row.logits, size, maxima, segment, num_segments);
   const float temperature = temperatures[index];
   int token = aether::index_of(first);
-  // A row that is masked as a whole, or has values that are no numbers, has no shares: it gets a token all the same.
+  // A fully masked row, or one with NaN, has no distribution; it gets a deterministic token.
   if (temperature > 0.0f && isfinite(aether::value_of(first))) {
     aether::fill_powers(powers);
     const aether::Weighing weighing(powers, aether::value_of(first), temperature, size);
     aether::Cuts cuts = aether::cuts_of(top_k[index], top_p[index], min_p[index], size);
     const double share = uniform[index];
-    // A cut by the whole vocabulary keeps everything, but in the descending order.
+    // top_k of the whole vocabulary keeps everything, but samples in descending order.
     if (top_k[index] <= 0 && !cuts.is_any()) {
       token = aether::sample_uncut(row, totals, weighing, share);
     } else {

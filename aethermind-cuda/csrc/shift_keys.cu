@@ -1,5 +1,5 @@
-// shift_keys: keys of the first slots of some blocks are turned by their block's angles, in place. A warp takes a head
-// of a slot; blockIdx.x counts the named blocks.
+// shift_keys (K-shift): rotates the keys in the first slots of the listed blocks by their block's angles, in place. A
+// warp processes a head of a slot; blockIdx.x indexes the listed blocks.
 
 #include "common/head_row.cuh"
 #include "common/memory.cuh"

@@ -1,4 +1,4 @@
-// shift_keys_quantized: shift_keys on codes, which become codes again; the scale of a key takes up what they lose.
+// shift_keys_quantized: K-shift of a quantised cache: dequantise, rotate, quantise again with a new scale per key.
 
 #include "common/head_row.cuh"
 #include "common/memory.cuh"

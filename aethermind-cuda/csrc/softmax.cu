@@ -1,4 +1,4 @@
-// softmax: exp(x - max(x)) divided by its sum over the last dim. A block takes one row; out may be x.
+// softmax: exp(x - max(x)) divided by its sum over the last dim. A block processes one row; out may alias x.
 
 #include "common/overlap.cuh"
 #include "common/reduce.cuh"

@@ -1,4 +1,4 @@
-// token_logprobs: the log softmax of a token and its rank, and the k most likely tokens. A block takes a row.
+// token_logprobs: the log softmax of a token, its rank, and the k most likely tokens. A block processes a row.
 
 #include "common/overlap.cuh"
 #include "common/row_candidates.cuh"
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
   } else {
     aether::for_each_logit<aether::kVectorsAhead>(row.logits, size, take);
   }
-  // What is large in a difference goes first: a logprob near zero is one of two that are almost the same.
+  // The large terms are subtracted first: a logprob near zero is the difference of nearly equal numbers.
   const float log_sum = log1pf(aether::block_reduce<aether::Sum>(sum_of_others));
   num_larger = aether::block_sum(num_larger);
   if (threadIdx.x == 0) {

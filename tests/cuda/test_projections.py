@@ -154,11 +154,11 @@ def test_a_tokens_bits_do_not_depend_on_the_others() -> None:
     gate, up = (rng.standard_normal((24, 200)).astype(dtype) for _ in range(2))
     format = parse_format("int4")
     assert format is not None
-    quantized = [packed("int4", format.quantize(weight.astype(np.float32))) for weight in (gate, up)]
+    packed_weights = [packed("int4", format.quantize(weight.astype(np.float32))) for weight in (gate, up)]
     for kernel, weights in (
         (by_token(linear.KERNELS, "linear"), [gate, None]),
         (by_token(gate_up_silu.KERNELS, "gate_up_silu"), [gate, up]),
-        (by_token(quantized.KERNELS, "gate_up_silu", "int4"), quantized),
+        (by_token(quantized.KERNELS, "gate_up_silu", "int4"), packed_weights),
     ):
         together = np.full((40, 24), np.nan, dtype)
         launch_all(kernel, [x, *weights], [together])

@@ -22,13 +22,13 @@ from aethermind.runtime import OpenDevice, Runtime
 from aethermind.testing.kernel_cases import kernel_cases
 from aethermind.testing.operator_calls import KernelCase, check_kernel
 from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct
-from aethermind_cuda.kernels import gate_up_silu, qkv_rope_cache_write, qkv_rope_cache_write_quantized
+from aethermind_cuda.kernels import gate_up_silu, qkv_rope_cache_write
 from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, KernelFunction, Launch
 
 RUNTIME = Runtime.boot()
 PROMPTS = ["Once upon a time there was a", "A little fox ran over the snow"]
 BF16 = DType.BFLOAT16
-KERNELS = (*gate_up_silu.KERNELS, *qkv_rope_cache_write.KERNELS, *qkv_rope_cache_write_quantized.KERNELS)
+KERNELS = (*gate_up_silu.KERNELS, *qkv_rope_cache_write.KERNELS)
 BY_CUBLASLT = [kernel for kernel in KERNELS if kernel.name == "cuda/cublaslt"]
 CASES = [
     case

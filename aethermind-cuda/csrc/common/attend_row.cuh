@@ -10,9 +10,9 @@ namespace aether {
 constexpr int kRowWarps = 4;
 constexpr int kMaxAttendedDim = 256;
 
-// A warp takes 32 keys at a time, first a lane for each key, then a lane for each 32nd element. `row_of(key)` is where
-// a key and its value lie, `k_at(row, i)` and `v_at(row, i)` their elements, `k_factor(row)` and `v_factor(row)` what
-// these are to be multiplied by. Of no keys the result is zeros.
+// A warp processes 32 keys at a time: one lane per key for scores, then one lane per 32nd element for values.
+// `row_of(key)` is the cache row of a key and its value, `k_at(row, i)` and `v_at(row, i)` are their elements,
+// `k_factor(row)` and `v_factor(row)` their scales. Without keys the result is zeros.
 template <class T, class RowOf, class KAt, class VAt, class KFactor, class VFactor>
 __device__ __forceinline__ void attend_row(T* out, const T* q, int head_dim, KeyRange keys, float scale, RowOf row_of,
                                            KAt k_at, VAt v_at, KFactor k_factor, VFactor v_factor) {

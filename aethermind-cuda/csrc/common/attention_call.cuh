@@ -1,4 +1,4 @@
-// What kernels of paged attention are launched with, and which part of it a block takes.
+// Arguments of the paged attention kernels, and how blocks find their queries and keys.
 #pragma once
 
 #include "common/kv_quantization.cuh"
@@ -19,26 +19,26 @@ struct AttentionCall {
   const int* cu_seqlens_q;  // [S + 1]
   const int* seqlens_k;     // [S]
   const int* block_tables;  // [S, M]
-  float* decode_partials;   // what parts of the keys leave for the combine kernel
+  float* decode_partials;   // partial results of split keys, for the combine kernel
   float* prefill_partials;
   float scale;
   int num_tokens;
   int num_sequences;
   int num_heads;
   int num_kv_heads;
-  int group;  // heads that share a key: divisions by launch constants would be a way of their own to the first load
+  int group;  // query heads per kv head, precomputed: a division would delay the first load
   int head_dim;
   int num_blocks;
   int block_size;
   int blocks_per_sequence;
   int window;
   int code_type;
-  int num_splits;             // parts of a sequence at most, decode
-  int items_are_tokens;       // decode: an item is a token, not a sequence
-  int decode_tile_rows;       // decode: rows of a tile, 8 or 16
-  int decode_rows;            // sequences of up to so many rows (queries x heads of a group) are the decode kernel's
-  int prefill_slots;          // parts of all split tiles of one kv head at most, prefill; 0: no tile is split
-  int combine_decode_blocks;  // so many first blocks of the combine kernel take rows of the decode kernel
+  int num_splits;        // decode: most splits of a sequence
+  int items_are_tokens;  // decode: whether an item is a token rather than a sequence
+  int decode_tile_rows;  // decode: rows of a tile, 8 or 16
+  int decode_rows;       // the decode kernel takes sequences of at most this many rows (queries x heads of a group)
+  int prefill_slots;     // prefill: most splits of all tiles of one kv head; 0: no tile is split
+  int combine_decode_blocks;  // number of blocks of the combine kernel that merge rows of the decode kernel
 
   __device__ __forceinline__ int group_size() const { return group; }
 
@@ -48,11 +48,11 @@ struct AttentionCall {
   }
 };
 
-// The last sequence that begins at or before a token; of sequences without queries, none is found for another's token.
+// The sequence of a token: the last one that begins at or before it and has queries.
 __device__ __forceinline__ int sequence_of_token(const AttentionCall& call, int token) {
   const int* begins = call.cu_seqlens_q;
   if (token < call.num_sequences && begins[token] == token && begins[token + 1] > token) {
-    return token;  // a batch of one query each
+    return token;  // one query per sequence
   }
   int low = 0, high = call.num_sequences - 1;
   while (low < high) {
@@ -66,8 +66,8 @@ __device__ __forceinline__ int sequence_of_token(const AttentionCall& call, int 
   return low;
 }
 
-// Neighbouring queries of one sequence. All heads of a group are rows beside each other, because they read the same
-// keys: row r is head r % group of query r / group.
+// Consecutive queries of one sequence. The heads of a group are adjacent rows, because they read the same keys: row r
+// is head r % group of query r / group.
 struct Queries {
   int sequence;
   int first_token;
@@ -87,7 +87,7 @@ struct Queries {
   }
 };
 
-// The keys [begin, end) that some row sees.
+// The keys [begin, end) that at least one row attends to.
 struct KeyRange {
   int begin;
   int end;

@@ -12,7 +12,7 @@ namespace aether {
 
 constexpr float kMinusInfinity = -__builtin_huge_valf();
 
-// Elements from one row of shared memory to the next.
+// Row stride in shared memory, in elements.
 template <int kHeadDim>
 constexpr int kRowStride = kHeadDim + 8;
 
@@ -34,32 +34,32 @@ __device__ __forceinline__ void add_scores(float (&scores)[kRowTiles][kKeyTiles]
   }
 }
 
-// The four registers of queries 0 … 15 at elements dim … dim + 15.
+// Loads the A fragment of queries 0 … 15 at elements dim … dim + 15.
 template <class T, int kHeadDim>
 __device__ __forceinline__ void load_queries(uint32_t (&q)[4], const T* queries, int dim) {
   const int lane = lane_index();
   load_matrices(q, queries + lane % 16 * kRowStride<kHeadDim> + dim + lane / 16 * 8);
 }
 
-// Scores are multiplied by this, so that weights are powers of two: log2(e) times the scale of the operator. Positive,
-// since the largest score has to become the largest weight; a negative scale negates queries (`query_sign`), and one of
-// zero becomes so small that all weights are equal, for 0 times a hidden key's -inf is no number.
+// The factor of scores, so that softmax weights are powers of two: log2(e) times the operator's scale. It is positive,
+// since the largest score must have the largest weight: a negative scale negates queries instead (`query_sign`), and a
+// scale of zero becomes so small that all weights are equal, because 0 times a masked key's -inf would be NaN.
 __device__ __forceinline__ float positive_scale(float scale) { return fmaxf(fabsf(scale) * 1.44269504f, 1e-30f); }
 
-// Two elements of T are negated by xor with this.
+// XOR with this negates two packed elements of T, for a negative scale.
 __device__ __forceinline__ uint32_t query_sign(float scale) { return scale < 0.0f ? 0x80008000u : 0u; }
 
-// Running softmax of 16 rows: this thread's part of rows g and g + 8, where lane = 4 g + i.
+// Online softmax of 16 rows: this thread's share of rows g and g + 8, where lane = 4 g + i.
 template <int kHeadDim>
 struct SoftmaxRows {
   float out[kHeadDim / 8][4] = {};
-  // What weights are relative to, a score: the largest one, or one that is little smaller. After `finish`, its power.
+  // The score that weights are relative to: the running maximum or slightly less. After `finish`, scaled to a power of
+  // two.
   float base[2] = {kMinusInfinity, kMinusInfinity};
   float sum[2] = {0.0f, 0.0f};  // of this thread's columns only, until `finish`
 
-  // Scores become weights 2^(scale (score - base)). Where scores exceed the base by much, it becomes the largest score,
-  // and what was summed before is rescaled. Where they do not, weights are at most 2^8: as exact, and nothing has to
-  // be rescaled, which happens for the first keys and seldom afterwards.
+  // Turns scores into weights 2^(scale (score - base)). The base is raised to the maximum, and sums are rescaled, only
+  // where a weight would exceed 2^8; below that, results are as exact, and rescaling is rare after the first keys.
   template <int kTiles>
   __device__ __forceinline__ void weigh(float (&scores)[kTiles][4], float scale) {
     constexpr float kMostPower = 8.0f;
@@ -72,7 +72,7 @@ struct SoftmaxRows {
       for (int n = 0; n < kTiles; ++n) most[r] = fmaxf(most[r], fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
       most[r] = fmaxf(most[r], __shfl_xor_sync(kFullWarp, most[r], 1));
       most[r] = fmaxf(most[r], __shfl_xor_sync(kFullWarp, most[r], 2));
-      is_exceeded |= (most[r] - base[r]) * scale > kMostPower;  // false where no key was seen yet
+      is_exceeded |= (most[r] - base[r]) * scale > kMostPower;  // false before the first visible key
     }
     if (__any_sync(kFullWarp, is_exceeded)) {
 #pragma unroll
@@ -109,7 +109,7 @@ struct SoftmaxRows {
   }
 };
 
-// out[m] += weights[m] · values. Weights are rounded to T; the fragment that held scores is the one that A wants.
+// out[m] += weights[m] · values. Weights are rounded to T; the C fragment of scores has the layout of an A fragment.
 template <class T, int kHeadDim, int kRowTiles, int kKeyTiles>
 __device__ __forceinline__ void add_values(SoftmaxRows<kHeadDim> (&rows)[kRowTiles],
                                            const float (&weights)[kRowTiles][kKeyTiles][4], const T* values) {

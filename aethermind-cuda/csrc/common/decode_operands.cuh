@@ -1,10 +1,9 @@
-// Keys and values of a paged cache as the decode kernel multiplies them, a warp at a time, 16 keys against tiles of 8
-// rows of queries.
+// Key and value operands of the decode kernel: a warp multiplies 16 keys by tiles of 8 query rows.
 //
-// Products are transposed: keys, and elements of values, are the 16 rows of A, rows of queries the 8 columns of B. A
-// group seldom has more than 8 heads, so the other way around half of each product would be for nobody.
+// Products are transposed: keys (or elements of values) are the 16 rows of A, query rows the 8 columns of B. A group
+// seldom has more than 8 heads, so the other orientation would waste half of each mma.
 //
-// In a warp, lane = 4 g + i. Scores are those of keys g (c[0], c[1]) and g + 8 with rows 2i and 2i + 1.
+// With lane = 4 g + i, scores are those of keys g (c[0], c[1]) and g + 8 (c[2], c[3]) with rows 2i and 2i + 1.
 #pragma once
 
 #include "common/attention_tile.cuh"
@@ -12,10 +11,10 @@
 
 namespace aether {
 
-constexpr int kDecodeKeys = 16;  // a warp's at a time
+constexpr int kDecodeKeys = 16;  // per warp and step
 constexpr int kRowsOfTile = 8;   // the columns of B
 
-// An 8 x 8 matrix of pairs' elements, transposed: lane 4 g + i has had elements 2i, 2i + 1 of row g.
+// Transposes an 8 x 8 matrix held in pairs: lane 4 g + i holds elements 2i, 2i + 1 of row g.
 __device__ __forceinline__ uint32_t transposed(uint32_t pair) {
 #ifdef AETHER_EMULATED
   const int g = lane_index() / 4, i = lane_index() % 4;
@@ -29,29 +28,30 @@ __device__ __forceinline__ uint32_t transposed(uint32_t pair) {
 #endif
 }
 
-// Elements of T, by ldmatrix.
+// Unquantised operands, loaded by ldmatrix.
 template <class T, int kHeadDim>
 struct FloatOperands {
   using Element = T;
   static constexpr int kStride = kRowStride<kHeadDim>;
-  static constexpr int kStages = 1;  // warps are many enough to hide the way of each one's keys
+  static constexpr int kStages = 1;  // other warps hide the latency of a warp's loads
 
-  // B of elements 32d … 32d + 31: two products' worth.
+  // B fragments of elements 32d … 32d + 31, for two mma.
   __device__ __forceinline__ static void load_queries(uint32_t (&b)[4], const T* queries, int d) {
     load_matrices(b, queries + lane_index() % 8 * kRowStride<kHeadDim> + 32 * d + lane_index() / 8 * 8);
   }
 
-  // A of the same elements of all keys.
+  // A fragments of the same elements of all keys.
   __device__ __forceinline__ static void load_keys(uint32_t (&a)[2][4], const T* keys, int d) {
     const T* mine = keys + lane_index() % 16 * kStride + 32 * d + lane_index() / 16 * 8;
     load_matrices(a[0], mine);
     load_matrices(a[1], mine + 16);
   }
 
-  // Elements of values that thread 4 g + i has in `n`-th registers: c[0], c[1] of row g, c[2], c[3] of row g + 8.
+  // Index of the value element in the `n`-th accumulators of thread 4 g + i: row g in c[0], c[1], row g + 8 in c[2],
+  // c[3].
   __device__ __forceinline__ static int dim(int n, int half) { return 16 * n + 8 * half + lane_index() / 4; }
 
-  // A of 16 elements of values.
+  // The A fragment of 16 elements of values.
   struct Values {
     const T* mine;
     __device__ __forceinline__ explicit Values(const T* values)
@@ -60,13 +60,13 @@ struct FloatOperands {
   };
 };
 
-// Codes, which become numbers of T in registers. Sums do not depend on the order of elements, so a thread has
-// neighbouring ones: of keys g and g + 8 a quarter, of the values of four keys an eighth.
+// Quantised operands, dequantised in registers. The order of elements within a sum is free, so a thread holds
+// contiguous ones: a quarter of keys g and g + 8, an eighth of the values of four keys.
 template <class T, int kHeadDim, CodeType kType>
 struct CodeOperands {
   using Element = unsigned char;
-  static constexpr int kStride = kHeadDim + 16;  // reads of a quarter of a warp lie in different banks
-  static constexpr int kStages = 2;              // codes are half as many bytes; enough have to be on their way
+  static constexpr int kStride = kHeadDim + 16;  // no bank conflicts among the lanes of a quarter warp
+  static constexpr int kStages = 2;              // codes have half the bytes, so more stages keep enough in flight
   static constexpr int kOfKey = kHeadDim / 4, kOfValue = kHeadDim / 8;
   static_assert(kOfValue == 8 || kOfValue == 16);
 

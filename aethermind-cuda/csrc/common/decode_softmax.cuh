@@ -1,16 +1,16 @@
-// The running softmax of FlashAttention-2 (Dao 2023) for the transposed scores of the decode kernel: a warp's part of
-// 8 rows of queries for each tile (see common/decode_operands.cuh).
+// The online softmax of FlashAttention-2 (Dao 2023) for the transposed scores of the decode kernel: a warp's share of
+// 8 query rows per tile (see common/decode_operands.cuh).
 #pragma once
 
 #include "common/decode_operands.cuh"
 
 namespace aether {
 
-// Of rows 2i and 2i + 1 of each tile, where lane = 4 g + i.
+// State of rows 2i and 2i + 1 of each tile, where lane = 4 g + i.
 template <int kHeadDim, int kTiles>
 struct DecodeSoftmax {
   float out[kTiles][kHeadDim / 16][4] = {};
-  // What weights are relative to, as in `SoftmaxRows`. After `finish`, its power.
+  // The score that weights are relative to, as in `SoftmaxRows`. After `finish`, scaled to a power of two.
   float base[kTiles][2];
   float sum[kTiles][2];  // of this thread's keys only, until `finish`
 
@@ -19,7 +19,7 @@ struct DecodeSoftmax {
     for (int i = 0; i < 2 * kTiles; ++i) base[i / 2][i % 2] = kMinusInfinity, sum[i / 2][i % 2] = 0.0f;
   }
 
-  // Scores become weights 2^(scale (score - base)).
+  // Turns scores into weights 2^(scale (score - base)).
   __device__ __forceinline__ void weigh(float (&scores)[kTiles][4], float scale) {
     constexpr float kMostPower = 8.0f;
     float most[kTiles][2];
@@ -33,7 +33,7 @@ struct DecodeSoftmax {
         largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, distance));
       }
       most[tile][r] = largest;
-      is_exceeded |= (largest - base[tile][r]) * scale > kMostPower;  // false where no key was seen yet
+      is_exceeded |= (largest - base[tile][r]) * scale > kMostPower;  // false before the first visible key
     }
     if (__any_sync(kFullWarp, is_exceeded)) {
 #pragma unroll

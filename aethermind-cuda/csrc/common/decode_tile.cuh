@@ -1,14 +1,14 @@
-// Which rows a block of the decode kernel takes, and how their keys are split.
+// The rows that a block of the decode kernel computes, and the splits of their keys.
 #pragma once
 
 #include "common/split_keys.cuh"
 
 namespace aether {
 
-constexpr int kDecodeRows = 16;  // that partials have room for
+constexpr int kDecodeRows = 16;  // capacity of a partial
 
-// The `index`-th tile of 8 or 16 rows of one kv head: item · tiles + tile. Items are tokens, or sequences of so few
-// queries that their rows fit into the tiles of one query; `has_rows` is false for the others.
+// The `index`-th tile of 8 or 16 rows of one kv head: item · tiles + tile. An item is a token, or a sequence whose rows
+// fit into the tiles of one query; `has_rows` is false for other sequences.
 struct DecodeTile {
   Queries queries;
   int first_row;
@@ -28,7 +28,8 @@ struct DecodeTile {
       first_row = index % tiles * most_rows;
     }
     if (call.items_are_tokens) {
-      // Mostly a token is the sequence of its number. What that takes is read at once: each read is a way to memory.
+      // In a decode batch token i is sequence i. All that this guess needs is loaded at once, to pay one memory
+      // latency.
       const int first_token = call.cu_seqlens_q[0], end_token = call.cu_seqlens_q[call.num_sequences];
       const Queries own = Queries::of_sequence(call, min(item, call.num_sequences - 1));
       has_rows = item >= first_token && item < end_token;
@@ -42,7 +43,7 @@ struct DecodeTile {
 
   __device__ __forceinline__ int num_rows() const { return min(most_rows, queries.count * group - first_row); }
 
-  // [T, H] index of a row.
+  // The [T, H] index of a row.
   __device__ __forceinline__ int64_t head_of_row(int row, int num_heads) const {
     int token = queries.first_token, head = first_row + row;
     if (queries.count > 1) {
@@ -65,7 +66,7 @@ struct DecodeTile {
     return {keys(call.window), call.num_splits};
   }
 
-  // Where the partials of its splits begin.
+  // Index of the first partial of this tile's splits.
   __device__ __forceinline__ int64_t first_partial(const AttentionCall& call) const {
     return (static_cast<int64_t>(index) * call.num_kv_heads + kv_head) * call.num_splits;
   }

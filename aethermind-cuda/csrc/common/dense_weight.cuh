@@ -1,4 +1,4 @@
-// 16 outputs of a row-major weight [num_outputs, num_inputs], as WarpAccumulator takes them.
+// A tile of 16 outputs of a row-major weight [num_outputs, num_inputs]: the weight operand of WarpAccumulator.
 #pragma once
 
 #include "common/frag8.cuh"
@@ -17,7 +17,7 @@ struct DenseWeight {
     Frag8<T> rows[2][kChunks];
   };
 
-  // Where a weight lies; an object of the kernel's arguments.
+  // A weight as a kernel argument.
   struct Place {
     const T* address;
     int num_outputs;
@@ -28,7 +28,7 @@ struct DenseWeight {
   int num_inputs;
   bool is_aligned;
 
-  // Outputs beyond the last are those of the last: whoever stores results leaves them out.
+  // Outputs beyond the last read the last one; stores skip them.
   __device__ __forceinline__ DenseWeight(const Place& place, int tile)
       : num_inputs(place.num_inputs), is_aligned(is_frag8_aligned(place.address, place.num_inputs)) {
 #pragma unroll

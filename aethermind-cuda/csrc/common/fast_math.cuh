@@ -1,4 +1,4 @@
-// Approximations of the hardware, which are more exact than what they are used for.
+// Hardware approximations whose error is below that of their callers' results.
 #pragma once
 
 #include "common/types.cuh"

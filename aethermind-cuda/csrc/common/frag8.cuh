@@ -1,11 +1,11 @@
-// Frag8 neighbouring values of a row: what a thread holds of a row's chunk of 32, and what tensor cores take in pairs.
+// A fragment of eight consecutive values of a row: one thread's share of a 32-value chunk, in register pairs for mma.
 #pragma once
 
 #include "common/types.cuh"
 
 namespace aether {
 
-// Inputs that a warp multiplies at a time: two steps of mma.m16n8k16. The four threads 4g … 4g + 3 hold eight each.
+// K values that a warp multiplies at a time: two mma.m16n8k16. Threads 4g … 4g + 3 hold eight values each.
 constexpr int kChunk = 32;
 constexpr int kFrag8Values = 8;
 
@@ -21,13 +21,13 @@ struct alignas(16) Frag8<float32> {
 __device__ __forceinline__ uint32_t bits_of(float16 value) { return __half_as_ushort(value); }
 __device__ __forceinline__ uint32_t bits_of(bfloat16 value) { return __bfloat16_as_ushort(value); }
 
-// Whether every row of `width` elements from `address` on is whole vectors of eight.
+// Whether every row of `width` elements at `address` can be loaded as whole fragments.
 template <class T>
 __device__ __forceinline__ bool is_frag8_aligned(const T* address, int width) {
   return is_vectorizable(address, width) && width % kFrag8Values == 0;
 }
 
-// row[k … k + 7], zero from `size` on.
+// Loads row[k … k + 7] element by element; elements at `size` and beyond are zero.
 template <class T>
 __device__ __forceinline__ Frag8<T> load_frag8_tail(const T* row, int k, int size) {
   Frag8<T> result{};
@@ -44,7 +44,7 @@ __device__ __forceinline__ Frag8<T> load_frag8_tail(const T* row, int k, int siz
   return result;
 }
 
-// The same; where all rows are aligned (`is_vectorizable`), which they are together or not, in whole vectors.
+// Loads row[k … k + 7] by 16-byte loads where rows are aligned (`is_vectorizable`), else as `load_frag8_tail`.
 template <class T>
 __device__ __forceinline__ Frag8<T> load_frag8(const T* row, int k, int size, bool is_aligned) {
   if (is_aligned && k + kFrag8Values <= size) {

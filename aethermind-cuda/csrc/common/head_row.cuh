@@ -1,4 +1,4 @@
-// One head of one token in the registers of a warp: what head norms, rotations and rounding to codes have in common.
+// One head of one token in the registers of a warp: head norm, rotary embedding and quantisation.
 #pragma once
 
 #include "common/kv_quantization.cuh"
@@ -9,8 +9,8 @@ namespace aether {
 
 constexpr int kMaxHeadDim = 256;
 
-// Up to 256 elements. Lane l has the pairs l, l + 32, …: elements (p, p + half), or (2p, 2p + 1) when interleaved, so
-// that a rotation needs no other lane. Of an odd number the last pair lacks its second element.
+// Up to 256 elements. Lane l holds pairs l, l + 32, …: elements (p, p + half), or (2p, 2p + 1) when interleaved, so
+// that a rotation stays within a lane. With an odd head_dim the last pair has no second element.
 struct HeadRow {
   static constexpr int kPairs = kMaxHeadDim / 2 / kWarpSize;
 
@@ -22,7 +22,7 @@ struct HeadRow {
   __device__ __forceinline__ HeadRow(int head_dim, bool is_interleaved)
       : head_dim(head_dim), is_interleaved(is_interleaved) {}
 
-  // `use(pair, index of the first element, index of the second, slot in registers)` for every pair of this lane.
+  // Calls `use(pair, index of the first element, index of the second, register slot)` for each pair of this lane.
   template <typename Use>
   __device__ __forceinline__ void each(Use use) {
     const int half = (head_dim + 1) / 2;
@@ -74,7 +74,7 @@ struct HeadRow {
     });
   }
 
-  // Writes the row's codes; the scale is for the caller to put beside them.
+  // Quantises the row and writes its codes; returns the scale, which the caller stores.
   __device__ __forceinline__ float write_codes(uint8_t* codes, CodeType type) {
     float largest = 0.0f;
     bool is_finite = true;

@@ -1,4 +1,4 @@
-// Tiles of keys or values on their way from the paged cache to shared memory.
+// Asynchronous copies of key and value tiles from the paged cache to shared memory.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -7,8 +7,8 @@
 
 namespace aether {
 
-// Rows of the cache, of kHeadDim elements each, as they come: kStride elements apart. kThreads neighbours bring kKeys
-// of them, each in pieces of 16 bytes.
+// A tile of kKeys cache rows of kHeadDim elements, kStride elements apart, copied by kThreads adjacent threads in
+// 16-byte pieces.
 template <class Element, int kHeadDim, int kStride, int kKeys, int kThreads>
 struct FetchedTile {
   static constexpr int kBytes = kKeys * kStride * static_cast<int>(sizeof(Element));
@@ -16,11 +16,11 @@ struct FetchedTile {
   static constexpr int kPieces = kHeadDim / kPerPiece;
   static_assert(kKeys * kPieces % kThreads == 0);
 
-  // Whole blocks of threads have few registers left beside their sums.
+  // A block has few registers left beside its accumulators, so its copies are unrolled less.
   static constexpr int kUnrolled = kThreads == kWarpSize ? kKeys * kPieces / kThreads : 2;
 
-  // Begins to bring rows [first, first + kKeys) of one or both caches to tiles that follow each other; those from `end`
-  // on become zeros, because weights of 0 times what lies there might be NaN.
+  // Issues the copies of rows [first, first + kKeys) of one or both caches to adjacent tiles. Rows from `end` on are
+  // zero-filled, because a weight of 0 times uninitialised memory may be NaN.
   template <int kCaches>
   __device__ __forceinline__ static void fetch(unsigned char* tile, const void* const (&caches)[kCaches],
                                                const PagedRows& rows, int head_dim, int first, int end, int thread) {
@@ -39,13 +39,13 @@ struct FetchedTile {
   }
 };
 
-// Rows of T, spaced as tensor cores read them.
+// Rows of T, padded for ldmatrix without bank conflicts.
 template <class T, int kHeadDim, int kKeys, int kThreads>
 struct FloatTile : FetchedTile<T, kHeadDim, kRowStride<kHeadDim>, kKeys, kThreads> {
   static constexpr int kStride = kRowStride<kHeadDim>;
 };
 
-// Rows of codes, which become rows of T before they meet the tensor cores. Both types of codes are exact in both of T.
+// Rows of codes, dequantised to T before the mma. T represents the codes of both types exactly.
 template <class T, int kHeadDim, int kKeys, int kThreads>
 struct CodeTile : FetchedTile<unsigned char, kHeadDim, kHeadDim, kKeys, kThreads> {
   static constexpr int kPieces = kHeadDim / 16;

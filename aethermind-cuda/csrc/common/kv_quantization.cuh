@@ -1,4 +1,4 @@
-// What a quantised KV cache holds: codes of one byte, int8 or float8_e4m3fn, with a float32 scale for each row.
+// Quantised KV cache: 8-bit codes, int8 or float8_e4m3fn, with a float32 scale per row (one head of one slot).
 #pragma once
 
 #include "common/types.cuh"
@@ -7,20 +7,20 @@ namespace aether {
 
 enum class CodeType : int { kInt8 = 0, kFloat8 = 1 };
 
-// The largest code, which a row's largest magnitude becomes.
+// The largest code: a row's largest magnitude maps to it.
 __device__ __forceinline__ float largest_code(CodeType type) { return type == CodeType::kInt8 ? 127.0f : 448.0f; }
 
-// Rows below this are zero.
+// Rows whose largest magnitude is below this are stored as zeros.
 constexpr float kSmallestMagnitude = 0x1p-100f;
 
-// float8_e4m3fn has bias 7 and float32 127: its bits moved up are a float32 of 2^-120 times the value, subnormals too.
-// A NaN, which no row is written with, would read as 480.
+// float8_e4m3fn has exponent bias 7, float32 has 127: the bits moved up are the value times 2^-120, subnormals
+// included. A NaN, which is never written, would read as 480.
 __device__ __forceinline__ float float8_value(uint32_t code) {
   return __uint_as_float((code & 0x80u) << 24 | (code & 0x7fu) << 20) * 0x1p120f;
 }
 
-// A byte in the last bits of 2^23 is an integer above it: cheaper than a conversion, which runs at a quarter of the
-// rate.
+// A byte in the low mantissa bits of 2^23 reads as 2^23 + byte: cheaper than an integer conversion, which has a quarter
+// of the throughput.
 __device__ __forceinline__ float int8_value(uint32_t code) {
   return __uint_as_float(0x4b000000u | ((code & 0xffu) ^ 0x80u)) - (8388608.0f + 128.0f);
 }
@@ -29,7 +29,7 @@ __device__ __forceinline__ float code_value(uint32_t code, CodeType type) {
   return type == CodeType::kInt8 ? int8_value(code) : float8_value(code);
 }
 
-// The nearest code, ties to even, of a magnitude up to 448 (and what rounding adds to it).
+// Rounds a magnitude up to 448 (plus rounding error) to the nearest code, ties to even.
 __device__ __forceinline__ uint32_t float8_code(float x) {
   const uint32_t sign = __float_as_uint(x) >> 24 & 0x80u;
   const float magnitude = fabsf(x);
@@ -44,8 +44,8 @@ __device__ __forceinline__ uint8_t nearest_code(float x, CodeType type) {
                                  : static_cast<uint8_t>(float8_code(x));
 }
 
-// How a row becomes codes: x times `inverse`, and `scale` beside them. A row that is not finite is codes 0 of scale
-// NaN.
+// The quantisation of a row: codes are x · inverse, values are code · scale. A row that is not finite has codes 0 and
+// scale NaN.
 struct CodeScale {
   float inverse;
   float scale;

@@ -1,4 +1,4 @@
-// Dynamic shared memory, and indices that are checked where that costs nobody anything.
+// Dynamic shared memory, and index checks that are compiled in under emulation or AETHER_CHECKED only.
 #pragma once
 
 #include "common/types.cuh"
@@ -12,7 +12,7 @@
 
 namespace aether {
 
-// `index`, which has to be below `size`. Emulated and with AETHER_CHECKED an index beyond it stops the kernel.
+// Returns `index`, which must be below `size`. Under emulation or AETHER_CHECKED an index out of range traps.
 template <class Index, class Size>
 __device__ __forceinline__ Index checked_index(Index index, [[maybe_unused]] Size size) {
 #if defined(AETHER_EMULATED)

@@ -1,6 +1,6 @@
 // Tensor core fragments: ldmatrix and mma.m16n8k16 (PTX ISA 9.7.14), a warp at a time.
 //
-// Thread t = 4 g + i of a warp holds of
+// Thread t = 4 g + i of a warp holds
 //   A [16, 16]: a[0] rows g, a[1] rows g + 8, columns 2i, 2i + 1; a[2], a[3] the same rows, columns + 8;
 //   B [16, 8]:  b[0] rows 2i, 2i + 1 of column g; b[1] rows + 8;
 //   C [16, 8]:  c[0], c[1] row g, columns 2i, 2i + 1; c[2], c[3] row g + 8.
@@ -13,7 +13,7 @@
 
 namespace aether {
 
-// Each thread gets out[m], two neighbours of a row of matrix m, from the rows that threads 8m … 8m + 7 point at.
+// Loads four 8 x 8 matrices: threads 8m … 8m + 7 pass the row addresses of matrix m; out[m] is a pair of one row.
 __device__ __forceinline__ void load_matrices(uint32_t (&out)[4], const void* row) {
 #ifdef AETHER_EMULATED
   emulation::ldmatrix(out, 4, false, row);
@@ -26,7 +26,7 @@ __device__ __forceinline__ void load_matrices(uint32_t (&out)[4], const void* ro
 #endif
 }
 
-// The same of every matrix transposed.
+// As `load_matrices`, each matrix transposed.
 __device__ __forceinline__ void load_matrices_transposed(uint32_t (&out)[4], const void* row) {
 #ifdef AETHER_EMULATED
   emulation::ldmatrix(out, 4, true, row);
@@ -39,7 +39,7 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&out)[4], con
 #endif
 }
 
-// Two elements in one register, the first in the low half.
+// Rounds two values to T and packs them, the first in the low half.
 template <class T>
 __device__ __forceinline__ uint32_t packed(float first, float second);
 template <>
@@ -53,7 +53,7 @@ __device__ __forceinline__ uint32_t packed<bfloat16>(float first, float second) 
   return *reinterpret_cast<const uint32_t*>(&both);
 }
 
-// c += A B, summed in float32.
+// c += A B, accumulated in float32.
 template <class T>
 __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   constexpr bool kIsHalf = std::is_same_v<T, float16>;

@@ -1,8 +1,9 @@
-// Products of 16 outputs with tokens, eight tokens a tile: weights · inputs, summed in float32 over chunks of inputs.
+// Skinny matrix products on tensor cores: a warp multiplies a tile of 16 outputs (rows of the weight) by tiles of eight
+// tokens and accumulates over K in float32.
 //
-// Thread 4g + t of a warp holds eight weights of output g and of output g + 8, those of the inputs 8t … 8t + 7 of a
-// chunk. Which inputs a tensor core pairs with which is free as long as both sides agree, so weights and inputs go from
-// memory to fragments by loads of 16 bytes, without shared memory or shuffles.
+// Thread 4g + t of a warp holds eight weights of output g and of output g + 8: inputs 8t … 8t + 7 of a 32-value chunk.
+// The order of K within an mma is free as long as A and B agree, so weights and inputs are loaded from global memory
+// into fragments by 16-byte loads, without shared memory or shuffles.
 #pragma once
 
 #include "common/frag8.cuh"
@@ -14,7 +15,7 @@ namespace aether {
 constexpr int kTileOutputs = 16;
 constexpr int kTileTokens = 8;
 
-// The inputs of a projection: [num_tokens, size].
+// Input activations of a projection, [num_tokens, size].
 template <class T>
 struct Inputs {
   const T* x;
@@ -25,7 +26,7 @@ struct Inputs {
   __device__ __forceinline__ Inputs(const T* x, int num_tokens, int size)
       : x(x), num_tokens(num_tokens), size(size), is_aligned(is_frag8_aligned(x, size)) {}
 
-  // Zeros for a token or inputs beyond the last; of `kChunks` chunks from k on, one branch for all of them.
+  // Loads `kChunks` chunks of a token from k on, with one alignment branch for all. Out-of-range elements are zero.
   template <int kChunks>
   __device__ __forceinline__ void load_chunks(Frag8<T> (&chunks)[kChunks], int token, int k) const {
     const T* row = x + static_cast<int64_t>(token) * size + k;
@@ -45,7 +46,7 @@ struct Inputs {
     }
   }
 
-  // The same of eight inputs.
+  // Loads eight inputs of a token; zeros beyond the last token or input.
   __device__ __forceinline__ Frag8<T> load(int token, int k) const {
     if (token >= num_tokens) {
       return Frag8<T>{};
@@ -54,13 +55,13 @@ struct Inputs {
   }
 };
 
-// A pair of ones.
+// 1.0 in both halves.
 template <class T>
 constexpr uint32_t kOnes = 0x3f803f80u;
 template <>
 constexpr uint32_t kOnes<float16> = 0x3c003c00u;
 
-// What tensor cores take of eight weights of both outputs at a time.
+// The A fragment of one of the two mma steps of a chunk.
 template <class T>
 __device__ __forceinline__ void fragment_of(uint32_t (&a)[4], const Frag8<T> (&weights)[2], int step) {
   a[0] = weights[0].pairs[2 * step];
@@ -91,7 +92,7 @@ __device__ __forceinline__ void multiply_first_chunk(float (&c)[4], const Frag8<
   multiply_add<T>(c, a, inputs.pairs[2], inputs.pairs[3]);
 }
 
-// How the codes of a chunk become weights: times a scale, plus an offset where there is one; for both of the outputs.
+// Dequantisation of one chunk for both outputs of a thread: weight = scale · code + offset.
 struct Scaling {
   float scales[2];
   float offsets[2];
@@ -119,7 +120,7 @@ __device__ __forceinline__ void multiply_scaled(float (&c)[4], const Frag8<T> (&
   }
 }
 
-// The sums of one warp for 16 outputs and kTiles · 8 tokens, inputs read from global memory.
+// Float32 accumulators of one warp: 16 outputs by kTiles · 8 tokens.
 template <class T, int kTiles>
 struct WarpAccumulator {
   float sums[kTiles][4] = {};
@@ -149,7 +150,7 @@ struct WarpAccumulator {
     }
   }
 
-  // The same of all chunks of a group, [tiles][chunks].
+  // Loads the inputs of all chunks of a group, [tiles][chunks].
   template <int kChunks>
   __device__ __forceinline__ static void load_group(Frag8<T> (&inputs)[kTiles][kChunks], const Inputs<T>& x, int token,
                                                     int k) {
@@ -159,7 +160,7 @@ struct WarpAccumulator {
     }
   }
 
-  // To [tokens][outputs], rows of `stride`.
+  // Writes the accumulators to [tokens][outputs], rows `stride` apart.
   __device__ __forceinline__ void store(float* to, int stride) const {
     const int row = lane_index() / 4, column = lane_index() % 4 * 2;
 #pragma unroll
@@ -172,7 +173,8 @@ struct WarpAccumulator {
   }
 };
 
-// In float32 there are no tensor cores that round as little as asked: threads multiply, and sum what four of them have.
+// Float32 runs on FMA units, since TF32 tensor cores round too much: four threads share an output and reduce at the
+// end.
 template <int kTiles>
 struct WarpAccumulator<float32, kTiles> {
   static constexpr int kTokens = kTiles * kTileTokens;
@@ -227,7 +229,7 @@ struct WarpAccumulator<float32, kTiles> {
   }
 };
 
-// Values of `Frag8` that WarpAccumulator<T, kTiles>::load fills.
+// Number of `Frag8` that WarpAccumulator<T, kTiles>::load fills.
 template <class T, int kTiles>
 constexpr int kInputs = sizeof(T) == 4 ? kTiles * kTileTokens : kTiles;
 

@@ -1,4 +1,4 @@
-// How norms by the root mean square end.
+// The final pass of RMS norms.
 #pragma once
 
 #include "common/reduce.cuh"
@@ -6,14 +6,14 @@
 
 namespace aether {
 
-// out = x * weight / sqrt(mean of squares + eps) over a row, of whose squares each thread has a part; out may be x.
-// Threads read the elements of x that they summed, so each may have written its own; `own` are the first of a thread's.
+// out = x * weight / sqrt(mean of squares + eps) over a row; `squares` is this thread's partial sum. out may be x.
+// A thread reads only the elements of x that it summed; `own` are the first of them.
 template <class T, int N>
 __device__ __forceinline__ void write_normed_row(T* out, const T* x, const T* weight, int width, float squares,
                                                  float eps, const Vector<T, N>& own) {
   const int step = static_cast<int>(blockDim.x) * N;
   const int first = static_cast<int>(threadIdx.x) * N;
-  // The weight comes from device memory, in a decode step: its load overlaps the sum over the block.
+  // The load of the weight overlaps the block reduction.
   Vector<T, N> values = own, weights{};
   if (first < width) {
     weights = Vector<T, N>::load(weight + first);

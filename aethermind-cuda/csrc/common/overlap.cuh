@@ -6,23 +6,23 @@
 
 namespace aether {
 
-// The next kernel may be launched as soon as every block of this one is running. Its blocks take up what this one
-// leaves of the multiprocessors, and wait there.
+// Lets the dependent kernel launch once every block of this one has started. Its blocks occupy free multiprocessor
+// resources and wait there.
 __device__ __forceinline__ void let_next_kernel_launch() {
 #if !defined(AETHER_EMULATED) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// Waits until the kernel before has ended and what it wrote can be read. Before this a kernel may read nothing but
-// weights, and write nothing. Every thread calls it: a kernel without waiting threads could end before the one before.
+// Waits until the preceding kernel has completed and its writes are visible. Before this call a kernel may only read
+// weights and must not write. Every thread calls it, or a kernel could end before its predecessor.
 __device__ __forceinline__ void wait_for_kernel_before() {
 #if !defined(AETHER_EMULATED) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// What a kernel begins with that has nothing to do before the wait.
+// The prologue of a kernel without work to do before the wait.
 __device__ __forceinline__ void begin_kernel() {
   let_next_kernel_launch();
   wait_for_kernel_before();

@@ -1,6 +1,5 @@
-// Merges the parts of queries whose keys were split among blocks: what the decode kernel left in the first blocks, what
-// the prefill kernel left in the others. A block takes a row of the first, which has many parts, a warp one of the
-// others.
+// Merges the partial results of queries whose keys were split among blocks. The first blocks merge rows of the decode
+// kernel, a block per row since there are many partials; the others merge rows of the prefill kernel, a warp per row.
 #pragma once
 
 #include "common/decode_tile.cuh"
@@ -8,7 +7,7 @@
 
 namespace aether {
 
-constexpr int kCombineRows = 4;  // a block's at a time, of the prefill kernel
+constexpr int kCombineRows = 4;  // prefill rows that a block merges at a time
 
 template <class T, class Tile>
 __device__ __forceinline__ T* output_of_row(const AttentionCall& call, const Tile& tile, int row) {
@@ -29,7 +28,7 @@ __device__ __forceinline__ void paged_attention_combine(const AttentionCall& cal
                                                         row);
     return;
   }
-  // Nobody knows beforehand how many tiles are split: blocks go on to further rows until there are none.
+  // The number of split tiles is unknown at launch: blocks stride over rows until none is left.
   constexpr int kBlocks = kPrefillRows / kCombineRows;
   const PrefillBatch batch(call);
   const int num_blocks = static_cast<int>(gridDim.x) - call.combine_decode_blocks;

@@ -1,8 +1,8 @@
-// Paged attention of sequences with few queries (Flash-Decoding, Dao et al. 2023): reading keys and values is all the
-// work, so each key is read once for all heads of its group, and long sequences are split among blocks.
+// Paged attention of sequences with few queries (Flash-Decoding, Dao et al. 2023). It is bound by reading keys and
+// values, so each key is read once for all heads of its group, and long sequences are split among blocks.
 //
-// The eight warps of a block take turns of 16 keys. Each brings its own next keys as soon as it has multiplied the last
-// ones, likewise values, and waits for no other warp until the end, when their running softmaxes become one.
+// The eight warps of a block process 16 keys per step in turn. A warp prefetches its next keys and values as soon as it
+// has multiplied the present ones, and synchronises with the other warps only at the end, to merge their softmaxes.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -19,13 +19,13 @@ struct DecodeShared {
   static constexpr int kQueryBytes = kRows * kRowBytes;
   static constexpr int kElementBytes = static_cast<int>(sizeof(typename Operands::Element));
   static constexpr int kTileBytes = kDecodeKeys * Operands::kStride * kElementBytes;
-  static constexpr int kWarpBytes = 2 * Operands::kStages * kTileBytes;  // all stages of keys, then those of values
-  static constexpr int kSumsStride = kHeadDim + 4;  // of rows of sums: pairs of rows lie in different banks
+  static constexpr int kWarpBytes = 2 * Operands::kStages * kTileBytes;  // stages of keys, then stages of values
+  static constexpr int kSumsStride = kHeadDim + 4;  // row stride of accumulators: pairs of rows are in different banks
   static_assert(kWarpBytes >= kRows * kSumsStride * static_cast<int>(sizeof(float)), "a warp leaves its sums there");
   static_assert(kQueryBytes >= 2 * kDecodeWarps * kRows * static_cast<int>(sizeof(float)));
 };
 
-// Queries of a tile, zeros behind them, to shared memory.
+// Copies the queries of a tile to shared memory, padded with zeros.
 template <class T, int kHeadDim, int kRows>
 __device__ __forceinline__ void stage_queries(T* queries, const AttentionCall& call, const DecodeTile& tile) {
   constexpr int kPieces = kHeadDim / 8;
@@ -42,17 +42,17 @@ __device__ __forceinline__ void stage_queries(T* queries, const AttentionCall& c
   }
 }
 
-// Rows of the cache fit into 32 bits, of which this is none: they are at least 16 bytes each.
+// An invalid cache row. Row indices fit into 32 bits, since rows have at least 16 bytes.
 constexpr uint32_t kNoRow = 0xffffffffu;
 
-// The row of a lane's key among the 16 from `first` on. Both halves of a warp have the same ones.
+// The cache row of this lane's key among the 16 from `first` on; both halves of a warp get the same rows.
 __device__ __forceinline__ uint32_t row_of_lane(const PagedRows& rows, int first, int end) {
   const int key = first + lane_index() % kDecodeKeys;
   return key < end ? static_cast<uint32_t>(rows(key)) : kNoRow;
 }
 
-// Begins to bring the rows that lanes have found. Unless all are there in their whole width, those that are not become
-// zeros, because weights of 0 times what lies there might be NaN.
+// Issues asynchronous copies of the rows in `row_of_lane`. Missing rows and elements are zero-filled unless kIsWhole,
+// because a weight of 0 times uninitialised memory may be NaN.
 template <class Operands, int kHeadDim, bool kIsWhole>
 __device__ __forceinline__ void stage_rows(unsigned char* tile, const void* cache, uint32_t row_of_lane, int head_dim) {
   using Element = typename Operands::Element;
@@ -74,13 +74,13 @@ __device__ __forceinline__ void stage_rows(unsigned char* tile, const void* cach
   }
 }
 
-// The scales of 16 keys in lanes 0 … 15, those of their values in the others.
+// The scales of 16 keys in lanes 0 … 15, and of their values in lanes 16 … 31.
 __device__ __forceinline__ float scale_of_lane(const AttentionCall& call, uint32_t row_of_lane) {
   if (row_of_lane == kNoRow) return 0.0f;
   return (lane_index() < kDecodeKeys ? call.k_scale : call.v_scale)[row_of_lane];
 }
 
-// Scores of codes times the scales of their keys.
+// Multiplies scores by the scales of their quantised keys.
 template <int kTiles>
 __device__ __forceinline__ void scale_scores(float (&scores)[kTiles][4], float scales, int first_lane) {
 #pragma unroll
@@ -94,7 +94,7 @@ __device__ __forceinline__ void scale_scores(float (&scores)[kTiles][4], float s
   }
 }
 
-// Minus infinity where a row does not see a key.
+// Masks the scores of keys that a row must not attend to.
 template <int kTiles>
 __device__ __forceinline__ void mask_scores(float (&scores)[kTiles][4], const DecodeTile& tile, int window, int first) {
 #pragma unroll
@@ -105,7 +105,7 @@ __device__ __forceinline__ void mask_scores(float (&scores)[kTiles][4], const De
   }
 }
 
-// The parts of all warps put together, into the output where nobody else has a part, else into the workspace.
+// Merges the softmax states of all warps and writes the output, or a partial to the workspace where keys are split.
 template <class T, class Operands, int kHeadDim, int kTiles>
 __device__ __forceinline__ void merge_warps(unsigned char* shared, const DecodeSoftmax<kHeadDim, kTiles>& softmax,
                                             const AttentionCall& call, const DecodeTile& tile, const Splits& splits) {
@@ -114,7 +114,7 @@ __device__ __forceinline__ void merge_warps(unsigned char* shared, const DecodeS
   const auto sums_of = [&](int warp) {
     return reinterpret_cast<float*>(shared + Shared::kQueryBytes + warp * Shared::kWarpBytes);
   };
-  float* powers = reinterpret_cast<float*>(shared);  // [warps, rows], then as many sums of weights
+  float* powers = reinterpret_cast<float*>(shared);  // [warps, rows], followed by the sums of weights
   float* weights = powers + kDecodeWarps * kRows;
   __syncthreads();  // queries and keys have been read
   float* own = sums_of(warp_index());
@@ -149,7 +149,8 @@ __device__ __forceinline__ void merge_warps(unsigned char* shared, const DecodeS
 #pragma unroll
     for (int warp = 0; warp < kDecodeWarps; ++warp) {
       const float of_warp = powers[warp * kRows + r];
-      const float share = of_warp == kMinusInfinity ? 0.0f : fast_exp2(of_warp - most);  // it saw no key of this row
+      const float share =
+          of_warp == kMinusInfinity ? 0.0f : fast_exp2(of_warp - most);  // the warp had no visible key of this row
       const float4 sums = *reinterpret_cast<const float4*>(sums_of(warp) + r * Shared::kSumsStride + dim);
       sum += share * weights[warp * kRows + r];
       out[0] += share * sums.x;
@@ -190,7 +191,7 @@ __device__ __forceinline__ void attend_few(const AttentionCall& call) {
   constexpr int kStep = kDecodeWarps * kDecodeKeys;
   int first = part.begin + warp_index() * kDecodeKeys;
   const int last_whole = call.head_dim == kHeadDim ? part.end - kDecodeKeys : -1;
-  const auto bring = [&](unsigned char* to, const void* cache, int stage, int key, uint32_t row) {
+  const auto prefetch = [&](unsigned char* to, const void* cache, int stage, int key, uint32_t row) {
     unsigned char* const tile_of_stage = to + stage * Shared::kTileBytes;
     if (key <= last_whole) {
       stage_rows<Operands, kHeadDim, true>(tile_of_stage, cache, row, kHeadDim);
@@ -199,14 +200,14 @@ __device__ __forceinline__ void attend_few(const AttentionCall& call) {
     }
     commit_copies();
   };
-  // Entries of the block table are on their way a turn before they are used.
-  uint32_t next_rows[kStages + 1];  // of this turn and the following ones
+  // Block table entries are loaded one step before they are used.
+  uint32_t next_rows[kStages + 1];  // of this step and the next ones
 #pragma unroll
   for (int s = 0; s <= kStages; ++s) next_rows[s] = row_of_lane(rows, first + s * kStep, part.end);
 #pragma unroll
   for (int s = 0; s < kStages; ++s) {
-    bring(own_keys, call.k_cache, s, first + s * kStep, next_rows[s]);
-    bring(own_values, call.v_cache, s, first + s * kStep, next_rows[s]);
+    prefetch(own_keys, call.k_cache, s, first + s * kStep, next_rows[s]);
+    prefetch(own_values, call.v_cache, s, first + s * kStep, next_rows[s]);
   }
   float next_scales = 0.0f;
   if constexpr (kIsQuantized) next_scales = scale_of_lane(call, next_rows[0]);
@@ -214,7 +215,7 @@ __device__ __forceinline__ void attend_few(const AttentionCall& call) {
   T* queries = reinterpret_cast<T*>(shared);
   stage_queries<T, kHeadDim, kRows>(queries, call, tile);
   __syncthreads();
-  // Those of one tile stay in registers; of two, there are too few.
+  // The queries of one tile are kept in registers; there are not enough registers for two.
   uint32_t q[kHeadDim / 32][4];
   if constexpr (kTiles == 1) {
 #pragma unroll
@@ -226,7 +227,7 @@ __device__ __forceinline__ void attend_few(const AttentionCall& call) {
   DecodeSoftmax<kHeadDim, kTiles> softmax;
   const float scale = positive_scale(call.scale);
   for (int stage = 0; first < part.end; first += kStep, stage = kStages == 1 ? 0 : stage ^ 1) {
-    const uint32_t brought = next_rows[kStages];  // those of the turn that this stage is for next
+    const uint32_t prefetch_row = next_rows[kStages];  // rows of the step that this stage prefetches next
     const float scales = next_scales;
     if constexpr (kIsQuantized) next_scales = scale_of_lane(call, next_rows[1]);
 #pragma unroll
@@ -249,7 +250,7 @@ __device__ __forceinline__ void attend_few(const AttentionCall& call) {
       }
     }
     __syncwarp();
-    bring(own_keys, call.k_cache, stage, first + kStages * kStep, brought);
+    prefetch(own_keys, call.k_cache, stage, first + kStages * kStep, prefetch_row);
 
     if constexpr (kIsQuantized) scale_scores(scores, scales, 0);
     if (!(seen_by_all.has(first) && seen_by_all.has(first + kDecodeKeys - 1))) {
@@ -262,7 +263,7 @@ __device__ __forceinline__ void attend_few(const AttentionCall& call) {
     const Element* values = reinterpret_cast<const Element*>(own_values + stage * Shared::kTileBytes);
     softmax.template add_values<T, Operands>(scores, values);
     __syncwarp();
-    bring(own_values, call.v_cache, stage, first + kStages * kStep, brought);
+    prefetch(own_values, call.v_cache, stage, first + kStages * kStep, prefetch_row);
   }
   wait_for_copies<0>();
   softmax.finish(scale);

@@ -1,7 +1,8 @@
 // Paged attention of sequences with many queries: FlashAttention-2 (Dao 2023) over a ragged batch.
 //
-// A block takes 128 rows of one kv head and goes through the keys that they see, or a part of them, 32 at a time; a
-// warp keeps 32 of the rows. There are two stages of keys and values: one is used while the other arrives.
+// A block computes 128 rows of one kv head and iterates over their visible keys, or over a split of them, 32 at a time;
+// a warp holds 32 of the rows. Keys and values are double-buffered: one stage is multiplied while cp.async fills the
+// other.
 #pragma once
 
 #include <type_traits>
@@ -13,26 +14,26 @@ namespace aether {
 
 constexpr int kPrefillWarps = 4;
 constexpr int kPrefillThreads = kPrefillWarps * kWarpSize;
-constexpr int kRowTiles = 2;  // of 16 rows, a warp's
+constexpr int kRowTiles = 2;  // tiles of 16 rows per warp
 static_assert(kPrefillWarps * kRowTiles * 16 == kPrefillRows);
 
-constexpr int kPrefillKeys = 32;  // at a time
+constexpr int kPrefillKeys = 32;  // per step
 
 template <class T, bool kIsQuantized, int kHeadDim>
 struct PrefillShared {
   using Tile = std::conditional_t<kIsQuantized, CodeTile<T, kHeadDim, kPrefillKeys, kPrefillThreads>,
                                   FloatTile<T, kHeadDim, kPrefillKeys, kPrefillThreads>>;
-  // Beside the sums of heads of 128 elements, registers hold no queries.
+  // With head_dim 128 the accumulators leave no registers for queries.
   static constexpr bool kAreQueriesInRegisters = kHeadDim <= 96;
   static constexpr int kRowBytes = kRowStride<kHeadDim> * static_cast<int>(sizeof(T));
   static constexpr int kStageBytes = 2 * Tile::kBytes;                            // keys, then values
-  static constexpr int kWideBytes = kIsQuantized ? kPrefillKeys * kRowBytes : 0;  // of widened keys or values
+  static constexpr int kWideBytes = kIsQuantized ? kPrefillKeys * kRowBytes : 0;  // dequantised keys or values
   static constexpr int kQueryBytes = kPrefillRows * kRowBytes;
-  static constexpr int kQueries = kStageBytes;  // behind the first stage
-  // Queries that are in registers leave their place to what comes after the first stage.
+  static constexpr int kQueries = kStageBytes;  // after the first stage
+  // Once queries are in registers, their shared memory is reused by the second stage.
   static constexpr int kSecondStage = kQueries + (kAreQueriesInRegisters ? 0 : kQueryBytes);
   static constexpr int kWide = kSecondStage + kStageBytes;
-  static constexpr int kScales = kWide + 2 * kWideBytes;  // of each stage's keys, then of its values
+  static constexpr int kScales = kWide + 2 * kWideBytes;  // scales of each stage's keys, then of its values
   static constexpr int kEnd = kScales + (kIsQuantized ? 4 * kPrefillKeys * static_cast<int>(sizeof(float)) : 0);
   static constexpr int kBytes = kEnd > kQueries + kQueryBytes ? kEnd : kQueries + kQueryBytes;
 };
@@ -48,7 +49,7 @@ __device__ __forceinline__ void stage_queries(T* queries, const AttentionCall& c
   }
 }
 
-// For a negative scale.
+// Negates queries, for a negative scale.
 template <class T, int kHeadDim>
 __device__ __forceinline__ void negate_queries(T* queries, uint32_t sign) {
   constexpr int kWords = kPrefillRows * kRowStride<kHeadDim> / 2;
@@ -56,7 +57,7 @@ __device__ __forceinline__ void negate_queries(T* queries, uint32_t sign) {
   for (int i = static_cast<int>(threadIdx.x); i < kWords; i += kPrefillThreads) words[i] ^= sign;
 }
 
-// Scores (or weights) of codes times the scales of their keys (or values).
+// Multiplies scores (or weights) by the scales of their quantised keys (or values).
 __device__ __forceinline__ void scale_scores(float (&scores)[kRowTiles][kPrefillKeys / 8][4], const float* scales) {
 #pragma unroll
   for (int n = 0; n < kPrefillKeys / 8; ++n) {
@@ -69,7 +70,7 @@ __device__ __forceinline__ void scale_scores(float (&scores)[kRowTiles][kPrefill
   }
 }
 
-// Minus infinity where a row does not see a key.
+// Masks the scores of keys that a row must not attend to.
 __device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kPrefillKeys / 8][4], const PrefillTile& tile,
                                             int own_row, int first, int window) {
 #pragma unroll
@@ -87,7 +88,7 @@ __device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kPrefillK
   }
 }
 
-// This thread's elements of a row (its `r`-th of a tile of 16) for the combine kernel.
+// Writes this thread's elements of a row (its `r`-th of a tile of 16) to a partial for the combine kernel.
 template <int kHeadDim>
 __device__ __forceinline__ void leave_row(const AttentionCall& call, int64_t index, int row,
                                           const SoftmaxRows<kHeadDim>& softmax, int r) {
@@ -103,7 +104,7 @@ __device__ __forceinline__ void leave_row(const AttentionCall& call, int64_t ind
   }
 }
 
-// The same elements of the output.
+// Writes the same elements to the output.
 template <class T, int kHeadDim>
 __device__ __forceinline__ void write_row(const AttentionCall& call, const PrefillTile& tile, int row,
                                           const SoftmaxRows<kHeadDim>& softmax, int r) {
@@ -126,7 +127,7 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
   constexpr int kKeys = kPrefillKeys;
   static_assert(kSplitUnit % kKeys == 0, "some keys at a time never span the end of a part that is not the last");
   AETHER_DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ PrefillWork work;  // registers are few
+  __shared__ PrefillWork work;  // in shared memory to save registers
   if (warp_index() == 0) {
     const PrefillWork found = PrefillWork::of(call, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
     if (lane_index() == 0) work = found;
@@ -160,7 +161,7 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
   stage_queries<T, kHeadDim>(queries, call, tile);
   fetch(0, keys.begin);
   const int own_row = warp_index() * kRowTiles * 16;
-  // A warp without rows only brings keys and values. (The branch costs registers, which heads of 96 do not have.)
+  // A warp without rows only copies keys and values. (The branch costs registers, which head_dim 96 does not have.)
   const bool has_rows = kHeadDim == 96 || own_row < tile.num_rows();
   const T* own_queries = queries + own_row * kRowStride<kHeadDim>;
   uint32_t q[Shared::kAreQueriesInRegisters ? kHeadDim / 16 : 1][kRowTiles][4];
@@ -180,7 +181,7 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
     if constexpr (Shared::kAreQueriesInRegisters) {
 #pragma unroll
       for (int d = 0; d < kHeadDim / 16; ++d) load_own_queries(q[d], 16 * d);
-      if constexpr (kIsQuantized) __syncthreads();  // scales lie where queries were
+      if constexpr (kIsQuantized) __syncthreads();  // scales reuse the memory of queries
     }
   }
   if constexpr (kIsQuantized) stage_scales(0, keys.begin);
@@ -189,7 +190,7 @@ __device__ __forceinline__ void paged_attention_prefill(const AttentionCall& cal
   const float scale = positive_scale(call.scale);
   for (int first = keys.begin, stage = 0; first < keys.end; first += kKeys, stage ^= 1) {
     wait_for_copies<0>();
-    __syncthreads();  // all threads' copies have arrived, and nobody reads the other stage any more
+    __syncthreads();  // all copies have arrived, and no warp reads the other stage any more
     if (first + kKeys < keys.end) {
       fetch(stage ^ 1, first + kKeys);
       if constexpr (kIsQuantized) stage_scales(stage ^ 1, first + kKeys);

@@ -1,31 +1,31 @@
-// Where the keys of a head lie in a paged cache [num_blocks, num_kv_heads, block_size, head_dim].
+// Addressing of a paged cache [num_blocks, num_kv_heads, block_size, head_dim].
 #pragma once
 
 #include "common/types.cuh"
 
 namespace aether {
 
-// A row is one head of one slot; of its index, scales are found, and times head_dim elements. 64 bits: 2^31 elements
-// are 4 GiB of one layer's keys.
+// A row is one head of one slot. Its index addresses scales, and times head_dim, elements. It has 64 bits because a
+// layer's cache may exceed 2^31 elements.
 __device__ __forceinline__ int64_t cache_row(int64_t block, int offset, int head, int num_kv_heads, int block_size) {
   return (block * num_kv_heads + head) * block_size + offset;
 }
 
 __device__ __forceinline__ int64_t row_of_slot(int64_t slot, int head, int num_kv_heads, int block_size) {
-  if ((block_size & (block_size - 1)) == 0) {  // a division of 64 bits takes longer than all the rest
+  if ((block_size & (block_size - 1)) == 0) {  // avoids a slow 64-bit division
     return cache_row(slot >> (31 - __clz(block_size)), static_cast<int>(slot & (block_size - 1)), head, num_kv_heads,
                      block_size);
   }
   return cache_row(slot / block_size, static_cast<int>(slot % block_size), head, num_kv_heads, block_size);
 }
 
-// One head of one sequence: the row of each of its keys. Block sizes that are powers of two need no division.
+// The rows of one head of one sequence, by key. Block sizes that are powers of two need no division.
 struct PagedRows {
   const int* blocks;
   int head;
   int num_kv_heads;
   int block_size;
-  int log2_block_size;  // negative where it is none
+  int log2_block_size;  // negative for other block sizes
 
   __device__ __forceinline__ PagedRows(const int* blocks, int head, int num_kv_heads, int block_size)
       : blocks(blocks),

@@ -1,7 +1,7 @@
-// Which rows and keys a block of the prefill kernel takes.
+// The rows and keys that a block of the prefill kernel computes.
 //
-// The host knows shapes only. So the number of tiles and the length at which keys are split are found at the lengths of
-// the sequences, by every warp for itself: 32 sequences at a time.
+// The host knows shapes only, so the number of tiles and the split length are derived from the sequence lengths on the
+// device, by every warp independently, 32 sequences at a time.
 #pragma once
 
 #include "common/split_keys.cuh"
@@ -10,15 +10,15 @@ namespace aether {
 
 constexpr int kPrefillRows = 128;
 
-// The tiles of 128 rows of all sequences that the decode kernel does not take, of one kv head.
+// The tiles of 128 rows of one kv head, of all sequences that are not the decode kernel's.
 //
-// Where they are too few to occupy the GPU, the keys of long ones are split. The length of a part is the keys of all
-// tiles over `prefill_slots`, so parts are about equally long in the whole batch. A sequence's tiles have
-// floor(keys / length) parts each: all parts together are no more than slots.
+// Where tiles are too few to occupy the GPU, the keys of long ones are split. The split length is the keys of all tiles
+// over `prefill_slots`, so that splits of the whole batch have about equal length. A sequence's tiles have
+// floor(keys / length) splits each, in total at most prefill_slots.
 struct PrefillBatch {
   const AttentionCall& call;
   int group;
-  int part_units;  // the length, in units of kSplitUnit keys
+  int part_units;  // split length in units of kSplitUnit keys
 
   __device__ __forceinline__ explicit PrefillBatch(const AttentionCall& call)
       : call(call), group(call.group_size()), part_units(1 << 24) {
@@ -36,7 +36,7 @@ struct PrefillBatch {
     return rows <= call.decode_rows ? 0 : (rows + kPrefillRows - 1) / kPrefillRows;
   }
 
-  // As many as any tile of the sequence sees: between the first and the last row of a tile are fewer than 128 queries.
+  // An upper bound of the keys of a tile: its first and last row are fewer than 128 queries apart.
   __device__ __forceinline__ int key_units(int sequence) const {
     const int keys = call.seqlens_k[sequence];
     const bool is_hidden = call.window > 0 && call.window < keys;
@@ -55,15 +55,15 @@ struct PrefillBatch {
     return result;
   }
 
-  // The sequence that has an item, the item's index among those of the sequence, and the number of partials that
-  // sequences before it leave. `sequence` is negative where there is no such item.
+  // The sequence of an item, the item's index within the sequence, and the number of partials that
+  // earlier sequences have. `sequence` is negative where there is no such item.
   struct Place {
     int sequence;
     int index;
     int first_partial;
   };
 
-  // The place of the `wanted`-th item. Items are the parts of all tiles, or only the tiles with several parts.
+  // The place of the `wanted`-th item. Items are the splits of all tiles, or only the tiles with several splits.
   template <bool kSplitTiles>
   __device__ __forceinline__ Place find(int wanted) const {
     int partials = 0;
@@ -73,7 +73,7 @@ struct PrefillBatch {
       const int parts = tiles > 0 ? num_parts(key_units(sequence)) : 0;
       const int own_partials = parts > 1 ? tiles * parts : 0;
       const int items = kSplitTiles ? (parts > 1 ? tiles : 0) : tiles * parts;
-      int items_through = items, partials_through = own_partials;  // this lane's and those of lower lanes
+      int items_through = items, partials_through = own_partials;  // inclusive prefix sums over lanes
       for (int distance = 1; distance < kWarpSize; distance *= 2) {
         const int more_items = __shfl_up_sync(kFullWarp, items_through, distance);
         const int more_partials = __shfl_up_sync(kFullWarp, partials_through, distance);
@@ -96,15 +96,15 @@ struct PrefillBatch {
   }
 };
 
-// 128 rows of one sequence and kv head. Tiles of most keys come first, since blocks that begin late should end soon.
+// 128 rows of one sequence and kv head. Tiles with the most keys come first, so that blocks that start late are short.
 struct PrefillTile {
   Queries queries;
   int first_row;
   int group;
   int kv_head;
-  int64_t partial;  // index of the tile's first one, where it is split
+  int64_t partial;  // index of the tile's first partial, where it is split
 
-  // The `index`-th tile of the sequence at `place`.
+  // Returns the `index`-th tile of the sequence at `place`.
   __device__ __forceinline__ static PrefillTile of(const PrefillBatch& batch, const PrefillBatch::Place& place,
                                                    int index, int kv_head) {
     const int tile = batch.num_tiles(place.sequence) - 1 - index;
@@ -116,7 +116,7 @@ struct PrefillTile {
 
   __device__ __forceinline__ int num_rows() const { return min(kPrefillRows, queries.count * group - first_row); }
 
-  // [T, H] index of a row.
+  // The [T, H] index of a row.
   __device__ __forceinline__ int64_t head_of_row(int row, int num_heads) const {
     const int packed = first_row + row;
     return static_cast<int64_t>(queries.first_token + packed / group) * num_heads + kv_head * group + packed % group;
@@ -131,11 +131,11 @@ struct PrefillTile {
   }
 };
 
-// What a block of the prefill kernel does: attends from a tile to some keys, all those of the tile or a part.
+// The work of a block of the prefill kernel: a tile, and all of its keys or one split of them.
 struct PrefillWork {
   PrefillTile tile;
   KeyRange keys;
-  int num_parts;  // 0: nothing is to be done
+  int num_parts;  // 0: no work
   int64_t partial;
 
   __device__ __forceinline__ static PrefillWork of(const AttentionCall& call, int item, int kv_head) {

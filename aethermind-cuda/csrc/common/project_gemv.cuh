@@ -1,9 +1,9 @@
-// Projections of up to eight tokens (decode) with 16-bit weights in rows of whole 16 bytes: bound by memory.
+// GEMV of up to eight tokens (decode) with 16-bit weights whose rows are multiples of 16 bytes. It is memory-bound.
 //
-// What counts is how many bytes are under way, in how few requests. A warp copies the weights that it will multiply to
-// shared memory of its own (cp.async), some groups ahead, which takes no registers; no warp waits for another. A
-// request covers whole lines of 128 bytes. The first copies begin before the kernel waits for the one before it, which
-// no weight depends on.
+// Throughput depends on the bytes in flight per request. A warp copies its weights several groups ahead to its own ring
+// in shared memory (cp.async), which takes no registers and no synchronisation between warps; requests cover whole
+// 128-byte lines. The first copies are issued before the kernel waits for its predecessor, since weights do not depend
+// on it.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -13,15 +13,15 @@
 
 namespace aether {
 
-constexpr int kRingBytes = 8192;  // of a warp: three blocks of eight warps fill a multiprocessor of 228 KiB
+constexpr int kRingBytes = 8192;  // per warp: three blocks of eight warps fit into 228 KiB
 
-// The weights of a warp on their way: kStages groups of 16 outputs, 128 bytes of each.
+// The weight ring of a warp: kStages groups of 16 outputs, 128 bytes each.
 template <class T, int kWeights>
 struct WeightRing {
   using Place = typename DenseWeight<T>::Place;
   static constexpr int kChunks = DenseWeight<T>::kChunks;
   static constexpr int kGroupInputs = DenseWeight<T>::kGroupInputs;
-  static constexpr int kRowPieces = kGroupInputs / kFrag8Values;  // of 16 bytes: eight
+  static constexpr int kRowPieces = kGroupInputs / kFrag8Values;  // eight pieces of 16 bytes
   static constexpr int kRowsAtOnce = kWarpSize / kRowPieces;
   static constexpr int kCopies = kTileOutputs / kRowsAtOnce;
   static constexpr int kStagePieces = kTileOutputs * kRowPieces;
@@ -29,9 +29,9 @@ struct WeightRing {
   static_assert(kRowPieces == 8 && sizeof(Frag8<T>) == kVectorBytes);
 
   Frag8<T>* pieces;
-  const T* weights[kWeights];  // from the first output of the tile on
+  const T* weights[kWeights];  // at the first output of the tile
   int num_inputs;
-  int rows[kCopies];  // where the rows that this thread copies begin
+  int rows[kCopies];  // offsets of the rows that this thread copies
 
   __device__ __forceinline__ WeightRing(Frag8<T>* pieces, const Place (&places)[kWeights], int tile)
       : pieces(pieces), num_inputs(places[0].num_inputs) {
@@ -39,7 +39,7 @@ struct WeightRing {
     for (int weight = 0; weight < kWeights; ++weight) {
       weights[weight] = places[weight].address + static_cast<int64_t>(tile) * kTileOutputs * num_inputs;
     }
-    // Outputs beyond the last are those of the last: whoever stores results leaves them out.
+    // Outputs beyond the last read the last one; stores skip them.
     const int last = places[0].num_outputs - 1 - tile * kTileOutputs;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
@@ -47,18 +47,18 @@ struct WeightRing {
     }
   }
 
-  // The place of a piece of a row. Odd rows have their halves exchanged, so that the threads that read at a time, four
-  // pieces of two rows, use all banks.
+  // The slot of a piece of a row. Odd rows are swizzled: their halves are exchanged, so that concurrent reads (four
+  // pieces of two rows) use all banks.
   __device__ __forceinline__ Frag8<T>& piece(int stage, int weight, int row, int index) const {
     return pieces[((stage * kWeights + weight) * kTileOutputs + row) * kRowPieces + (index ^ (row % 2 * 4))];
   }
 
-  // What the thread multiplies: see products.cuh.
+  // Loads this thread's A fragments: see mma_gemv.cuh.
   __device__ __forceinline__ Frag8<T> get(int stage, int weight, int half, int chunk) const {
     return piece(stage, weight, half * 8 + lane_index() / 4, chunk * 4 + lane_index() % 4);
   }
 
-  // One group of copies, empty behind the last group.
+  // Issues one commit group of copies, empty beyond the last group.
   __device__ __forceinline__ void begin_copy(int stage, int group, int num_groups) const {
     if (group < num_groups) {
       const int index = lane_index() % kRowPieces, k = group * kGroupInputs + index * kFrag8Values;
@@ -76,7 +76,7 @@ struct WeightRing {
   }
 };
 
-// Shared memory: the rings of all warps, then float[warps][kWeights][8][17]. `tile` is the one of the block's 16
+// Dynamic shared memory: the rings of all warps, then float[warps][kWeights][8][17]. `tile` is the block's tile of 16
 // outputs.
 template <class T, int kWeights>
 __device__ __forceinline__ void project_gemv(const Results<T>& results, const Inputs<T>& x,
@@ -112,7 +112,7 @@ __device__ __forceinline__ void project_gemv(const Results<T>& results, const In
       WarpAccumulator<T, 1>::load_group(next_inputs, x, token, (group + num_warps) * Source::kGroupInputs);
     }
     wait_for_copies<Ring::kStages - 1>();
-    __syncwarp();  // what the other threads of the warp copied is there, too
+    __syncwarp();  // the copies of the warp's other threads have arrived, too
 #pragma unroll
     for (int weight = 0; weight < kWeights; ++weight) {
 #pragma unroll
@@ -121,7 +121,7 @@ __device__ __forceinline__ void project_gemv(const Results<T>& results, const In
         multiply_chunk(products[weight].sums[0], weights, inputs[chunk]);
       }
     }
-    __syncwarp();  // all of them have read this stage
+    __syncwarp();  // all lanes have read this stage
     ring.begin_copy(stage, group + Ring::kStages * num_warps, num_groups);
   }
   using Sums = float[kWeights][kTileTokens * kSumsStride];

@@ -1,5 +1,5 @@
-// What follows the projections of a layer's queries, keys and values: norm of heads, rotation, and the way into the
-// cache. A warp takes one head of the token blockIdx.x; common/wide_heads.cuh is for heads that are whole vectors.
+// The epilogue of the QKV projection: head norm, rotary embedding and KV cache write. A warp processes one head of the
+// token blockIdx.x; common/wide_heads.cuh is for heads of whole vectors.
 #pragma once
 
 #include "common/head_row.cuh"
@@ -7,7 +7,7 @@
 
 namespace aether {
 
-// The layout of `_ProjectedHeads` in kernels/_qkv_rope_cache_write.py. Rows of projected heads are `q_stride` and
+// The layout of `_ProjectedHeads` in kernels/qkv_rope_cache_write.py. Rows of projected heads are `q_stride` and
 // `kv_stride` elements apart, so all three may be columns of one matrix.
 struct ProjectedHeads {
   void* q;                  // [T, H, C]
@@ -16,9 +16,9 @@ struct ProjectedHeads {
   const void* v;
   void* k_cache;
   void* v_cache;
-  float* k_scale;  // of codes
+  float* k_scale;  // [N, K, P], of a quantised cache
   float* v_scale;
-  const void* q_norm;  // may be null, as k_norm
+  const void* q_norm;  // may be null, like k_norm
   const void* k_norm;
   const float* rope_table;
   const int64_t* slot_mapping;
@@ -31,7 +31,7 @@ struct ProjectedHeads {
   int num_tokens;
   int q_stride;
   int kv_stride;
-  int log2_lanes;  // of the threads that take a head; negative: a warp does
+  int log2_lanes;  // log2 of the lanes per head; negative: a whole warp
 };
 
 template <class T>
@@ -56,7 +56,7 @@ __device__ __forceinline__ void normalize_and_rotate(HeadRow& row, const void* n
   row.rotate(call.rope_table + static_cast<int64_t>(blockIdx.x) * call.head_dim);
 }
 
-// Heads are counted on from those of queries to those of keys and of values.
+// Heads are numbered from queries over keys to values.
 template <class T, bool kIsQuantized>
 __device__ __forceinline__ void finish_projected_heads(const ProjectedHeads& call) {
   const int64_t token = blockIdx.x;

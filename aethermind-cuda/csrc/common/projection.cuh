@@ -1,5 +1,6 @@
-// Projections x · weightᵀ of few tokens (a decode step) and of many (prefill), for every way in which weights are
-// stored. A Source is 16 outputs of a weight: DenseWeight, QuantizedWeight. Blocks next to each other share weights.
+// Projections x · weightᵀ: skinny (few tokens, a decode step) and tiled (many tokens, prefill), for every weight
+// format. A Source is a tile of 16 outputs of a weight: DenseWeight, QuantizedWeight. Adjacent blocks share weights in
+// L2.
 #pragma once
 
 #include "common/activations.cuh"
@@ -9,7 +10,7 @@
 
 namespace aether {
 
-// Where results go: [num_tokens, num_outputs], rounded to T, or as float32 where `is_float32`.
+// The output [num_tokens, num_outputs], rounded to T, or float32 where `is_float32`.
 template <class T>
 struct Results {
   void* out;
@@ -34,7 +35,7 @@ struct Results {
   }
 };
 
-// The sum of a projection, or what a SwiGLU makes of those of its two.
+// The epilogue: the accumulator itself, or SwiGLU of the gate and up accumulators.
 template <int kWeights>
 __device__ __forceinline__ float finished(const float (&sums)[kWeights]) {
   if constexpr (kWeights == 1) {
@@ -44,10 +45,10 @@ __device__ __forceinline__ float finished(const float (&sums)[kWeights]) {
   }
 }
 
-constexpr int kSumsStride = kTileOutputs + 1;  // between tokens, so that banks differ
+constexpr int kSumsStride = kTileOutputs + 1;  // padded against bank conflicts
 
-// Adds up the sums that the warps of a block have for its tokens and 16 outputs, and stores what the projection makes
-// of them. `sums` is shared memory: [warps][kWeights][tokens][17].
+// Reduces the accumulators of a block's warps, applies the epilogue and stores the results. `sums` is shared memory:
+// [warps][kWeights][tokens][17].
 template <class T, int kTiles, int kWeights>
 __device__ __forceinline__ void store_sums(const Results<T>& results,
                                            const WarpAccumulator<T, kTiles> (&products)[kWeights],
@@ -72,10 +73,10 @@ __device__ __forceinline__ void store_sums(const Results<T>& results,
   }
 }
 
-// Few tokens: a block takes 16 outputs and kTiles · 8 tokens, and its warps take turns in groups of inputs, so that
-// weights are read once and by all multiprocessors. Bound by memory; how much tensor cores idle is no matter. The order
-// of a token's sums does not depend on the others, so blocks never share a projection: there are no parts.
-// Shared memory: float[warps][kWeights][tokens][17]. `tile` is the one of the block's 16 outputs.
+// Skinny GEMM: a block computes 16 outputs of kTiles · 8 tokens, and its warps split K among them, so that weights are
+// read once and by all multiprocessors. It is memory-bound. K is not split among blocks, so the summation order of a
+// token does not depend on the batch. Dynamic shared memory: float[warps][kWeights][tokens][17]. `tile` is the block's
+// tile of 16 outputs.
 template <class Source, int kTiles, int kWeights>
 __device__ __forceinline__ void project_few(const Results<typename Source::Element>& results,
                                             const Inputs<typename Source::Element>& x,
@@ -93,8 +94,8 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
     const auto source = [&](int weight) { return Source(places[weight], tile); };
     const Source sources[2] = {source(0), source(kWeights - 1)};
     typename Source::Group groups[kWeights];
-    // Inputs of eight tokens are loaded ahead, too; those of more at the beginning of a group, and in float32, where
-    // they are too many for registers, a chunk at a time.
+    // Inputs of eight tokens are prefetched a group ahead; those of more tokens are loaded at the start of a group, and
+    // float32 inputs, which are too many for registers, chunk by chunk.
     constexpr bool kIsHalf = sizeof(T) < 4;
     constexpr bool kHasInputsAhead = kIsHalf && kTiles == 1;
     using InputGroup = Frag8<T>[kIsHalf ? kTiles : 1][Source::kChunks];
@@ -108,7 +109,7 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
         WarpAccumulator<T, kTiles>::load_group(inputs_of_group, x, token, group * Source::kGroupInputs);
       }
     };
-    // A group ahead, where registers of two blocks a multiprocessor are enough for that.
+    // Weights are prefetched a group ahead where registers still allow two blocks per multiprocessor.
     constexpr bool kIsAhead = kIsHalf && sizeof(groups) <= 128;
     if (kIsAhead && warp_index() < num_groups) {
       load(warp_index());
@@ -156,11 +157,11 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
 }
 
 constexpr int kManyWarps = 4;
-constexpr int kManyTiles = 2;  // of 16 sums a warp
+constexpr int kManyTiles = 2;  // tiles of 16 outputs per warp
 constexpr int kStages = 3;
 
-// Inputs of kTokens tokens on their way through shared memory, some groups ahead: for each chunk 64 bytes of every
-// token, so that the 16 bytes of a thread's eight are read without conflicts of banks.
+// A multi-stage pipeline of the inputs of kTokens tokens in shared memory: 64 bytes per token and chunk, so that
+// fragments are read without bank conflicts.
 template <class T, int kTokens, int kChunks>
 struct InputStages {
   static constexpr int kGroupInputs = kChunks * kChunk;
@@ -191,17 +192,17 @@ struct InputStages {
   }
 };
 
-// Where the sum of a part of the inputs is, of blocks that share a projection:
-// [gridDim.z][kWeights][num_tokens][num_outputs], the first two of which are `matrix`.
+// Index into the split-K workspace [gridDim.z][kWeights][num_tokens][num_outputs]; `matrix` combines the first two
+// dims.
 template <class T>
 __device__ __forceinline__ int64_t part_position(const Results<T>& results, int matrix, int token, int output) {
   return (static_cast<int64_t>(matrix) * results.num_tokens + token) * results.num_outputs + output;
 }
 
-// Many tokens: a block takes kTokens of them and, a warp, 32 outputs of one weight or 16 of both of a SwiGLU. Weights
-// go to registers, each to those of one warp; inputs through shared memory to all. Where that makes too few blocks,
-// those next to each other in z take a part of the inputs each, and leave their sums in `parts` for `sum_parts`. Shared
-// memory: three stages of 64 bytes for each token and chunk.
+// Tiled GEMM for many tokens: a block computes kTokens tokens, and each warp 32 outputs of one weight, or 16 of both
+// weights of a SwiGLU. Weights go directly to the registers of one warp; inputs are shared by all warps through shared
+// memory. Where that makes too few blocks, blocks along z split K and write their sums to `parts` for `sum_parts`.
+// Dynamic shared memory: three stages of 64 bytes per token and chunk.
 template <class Source, int kTokens, int kWeights>
 __device__ __forceinline__ void project_many(const Results<typename Source::Element>& results,
                                              const Inputs<typename Source::Element>& x,
@@ -215,7 +216,7 @@ __device__ __forceinline__ void project_many(const Results<typename Source::Elem
   const int all_groups = (x.size + Source::kGroupInputs - 1) / Source::kGroupInputs;
   const int of_part = (all_groups + static_cast<int>(gridDim.z) - 1) / static_cast<int>(gridDim.z);
   const int first_group = static_cast<int>(blockIdx.z) * of_part;
-  const int num_groups = min(first_group + of_part, all_groups);  // the end of this part
+  const int num_groups = min(first_group + of_part, all_groups);  // end of this split
   const int warp = static_cast<int>(blockIdx.y) * kManyWarps + warp_index();
   const int first_tile = kWeights == 1 ? warp * kManyTiles : warp;
   const Source sources[kManyTiles] = {Source(places[0], first_tile),
@@ -236,7 +237,7 @@ __device__ __forceinline__ void project_many(const Results<typename Source::Elem
       next[i] = sources[i].load(group);
     }
   };
-  // A group ahead where weights are quantised: their registers are few enough for that.
+  // Quantised weights are prefetched a group ahead: they need few registers.
   constexpr bool kIsAhead = Source::kIsScaled;
   if (kIsAhead && first_group < num_groups) {
     load(first_group);
@@ -254,7 +255,7 @@ __device__ __forceinline__ void project_many(const Results<typename Source::Elem
       load(group + 1);
     }
     wait_for_copies<kStages - 2>();
-    __syncthreads();  // this group has arrived for all, and the one before is no longer read
+    __syncthreads();  // this group has arrived, and the previous one is no longer read
     if (group + kStages - 1 < num_groups) {
       stages.begin_copy(group + kStages - 1);
     }
@@ -303,7 +304,7 @@ __device__ __forceinline__ void project_many(const Results<typename Source::Elem
   }
 }
 
-// Adds up what project_many left in `parts`, in the order of the inputs. Grid: outputs, tokens.
+// Reduces the split-K sums of project_many in the order of K. Grid: outputs, tokens.
 template <class T, int kWeights>
 __device__ __forceinline__ void sum_parts(const Results<T>& results, const float* parts, int num_parts) {
   const int output = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), token = static_cast<int>(blockIdx.y);

@@ -1,6 +1,5 @@
-// The projections of queries, keys and values for few tokens in one launch, so that the small weights of keys and
-// values are read by as many multiprocessors as the large one. See project_few; blocks are those of q, then of k, then
-// of v.
+// The QKV projections of few tokens in one launch, so that the small k and v weights are read by as many
+// multiprocessors as the q weight. See project_few; blocks are ordered q, k, v.
 #pragma once
 
 #include "common/project_gemv.cuh"
@@ -8,7 +7,7 @@
 
 namespace aether {
 
-// The layout of `_QkvProjection` in kernels/_qkv_projection.py. Arrays are by query, key, value.
+// The layout of `_QkvProjection` in kernels/_qkv_projection.py. Arrays are indexed by q, k, v.
 struct QkvProjection {
   void* outputs[3];  // [num_tokens, num_outputs or num_kv_outputs]
   const void* weights[3];
@@ -27,7 +26,7 @@ __device__ __forceinline__ void project_one_of(const QkvProjection& call, const 
   const int key_tiles = (call.num_kv_outputs + kTileOutputs - 1) / kTileOutputs;
   const int block = static_cast<int>(blockIdx.y);
   const bool is_query = block < query_tiles, is_key = block < query_tiles + key_tiles;
-  // Chosen, not indexed: an index that is not a constant would put the arguments into local memory.
+  // Selected by conditions: a dynamic index would copy the arguments to local memory.
   const auto chosen = [&](auto* const(&of)[3]) { return is_query ? of[0] : is_key ? of[1] : of[2]; };
   const int tile = block - (is_query ? 0 : is_key ? query_tiles : query_tiles + key_tiles);
   const int num_outputs = is_query ? call.num_outputs : call.num_kv_outputs;
@@ -37,7 +36,7 @@ __device__ __forceinline__ void project_one_of(const QkvProjection& call, const 
   project(results, x, chosen(call.weights), num_outputs, tile);
 }
 
-// `place(weight, num_outputs)` is where a Source finds its weight.
+// `place(weight, num_outputs)` is the Source's kernel argument.
 template <class Source, int kTiles, class Place>
 __device__ __forceinline__ void project_qkv(const QkvProjection& call, const Place& place) {
   using T = typename Source::Element;
@@ -47,7 +46,7 @@ __device__ __forceinline__ void project_qkv(const QkvProjection& call, const Pla
                     });
 }
 
-// The same of up to eight tokens and weights of which every row begins at 16 bytes.
+// As above by `project_gemv`, for up to eight tokens and weights with 16-byte aligned rows.
 template <class T>
 __device__ __forceinline__ void project_qkv_gemv(const QkvProjection& call) {
   project_one_of<T>(

@@ -1,5 +1,5 @@
-// The values of a block and the scale that they share, as ops/quantization.py defines them, to the last bit: the same
-// candidates in the same order, every product, quotient and sum rounded where it is rounded there.
+// Quantisation of a block of values, bit-identical to ops/quantization.py: the same candidates in the same order, and
+// every product, quotient and sum rounded where it is rounded there.
 #pragma once
 
 #include "common/quantized_weight.cuh"
@@ -8,14 +8,14 @@ namespace aether {
 
 constexpr float kLargestHalf = 65504.0f;
 
-// A scale, and the zero point or the offset beside it.
+// A block's scale, and its zero point or offset.
 struct Scale {
   float16 scale;
   float16 offset;
   float zero;
 };
 
-// Into how many steps a block's extent is divided: the candidates for its scale.
+// Candidate ranges of codes: a block's extent divided by each is a candidate for its scale.
 template <int kBits, Shift kShift>
 struct CandidateRanges;
 #define AETHER_STEPS(bits, shift, count, ...)        \
@@ -46,7 +46,7 @@ __device__ __forceinline__ float inverse_of(float16 scale) {
 
 __device__ __forceinline__ float clipped(float value, float low, float high) { return fminf(fmaxf(value, low), high); }
 
-// The code of a value: from 0 on where there is a zero point or an offset, else of either sign.
+// Quantises a value: to an unsigned code with a zero point or an offset, else to a signed one.
 template <int kBits, Shift kShift>
 __device__ __forceinline__ float code_of(float x, const Scale& chosen, float inverse) {
   if constexpr (kShift == Shift::kOffsets) {
@@ -64,7 +64,7 @@ __device__ __forceinline__ float code_of(float x, const Scale& chosen, float inv
   }
 }
 
-// `size` values of a row, which one thread looks at in order.
+// A block of `size` values of a row, read in order by one thread.
 template <class T>
 struct Block {
   const T* values;
@@ -72,7 +72,7 @@ struct Block {
 
   __device__ __forceinline__ float operator[](int i) const { return to_float(values[i]); }
 
-  // What an error of a value counts, where the root mean square is `typical`.
+  // The weight of a value's squared error; `typical` is the block's root mean square.
   template <int kBits, Shift kShift>
   __device__ __forceinline__ static double weight_of(float x, float typical) {
     return kBits == 4 && kShift == Shift::kNone ? static_cast<double>(__fadd_rn(typical, fabsf(x))) : 1.0;
@@ -97,12 +97,12 @@ struct Block {
   }
 };
 
-// Rounded to float16, what is beyond its largest to that, and a negative zero to a positive one.
+// Rounds to float16 with saturation; -0 becomes +0.
 __device__ __forceinline__ float16 half_of(float value) {
   return from_float<float16>(clipped(__fadd_rn(value, 0.0f), -kLargestHalf, kLargestHalf));
 }
 
-// Scale and offset of least squares for the codes that `last` leads to.
+// The least-squares scale and offset for the codes of `last`.
 template <int kBits, class T>
 __device__ __forceinline__ Scale fitted_affine(const Block<T>& block, const Scale& last) {
   const float inverse = inverse_of(last.scale);
@@ -125,7 +125,7 @@ __device__ __forceinline__ Scale fitted_affine(const Block<T>& block, const Scal
   return {half_of(static_cast<float>(slope)), half_of(static_cast<float>(offset)), 0.0f};
 }
 
-// The scale of least weighted squares for the symmetric codes that `last` leads to.
+// The weighted least-squares scale for the symmetric codes of `last`.
 template <int kBits, class T>
 __device__ __forceinline__ Scale fitted_scale(const Block<T>& block, const Scale& last, float typical) {
   const float inverse = inverse_of(last.scale);
@@ -140,7 +140,7 @@ __device__ __forceinline__ Scale fitted_scale(const Block<T>& block, const Scale
   return {from_float<float16>(static_cast<float>(slope)), last.offset, 0.0f};
 }
 
-// The best of the candidates offered so far, the first of equals.
+// The candidate with the least error so far; the first of equals.
 template <int kBits, Shift kShift, class T>
 struct Choice {
   const Block<T>& block;
@@ -157,7 +157,7 @@ struct Choice {
   }
 };
 
-// The largest magnitude in 127 steps; a tiny scale is rounded up where it would not reach that.
+// The scale that maps the largest magnitude to 127; rounded up where float16 would clip that value.
 __device__ __forceinline__ float16 int8_symmetric_scale(float largest) {
   float16 scale = from_float<float16>(largest / 127.0f);
   if (__fmul_rn(127.5f, to_float(scale)) < largest) {
@@ -166,8 +166,8 @@ __device__ __forceinline__ float16 int8_symmetric_scale(float largest) {
   return scale;
 }
 
-// What candidates are made of: the least and the greatest value, that of largest magnitude (NaN where one is), and the
-// sums of magnitudes and of squares.
+// Statistics of a block: minimum, maximum, the value of largest magnitude (NaN if any is), and the sums of magnitudes
+// and of squares.
 struct Extent {
   float low;
   float high;
@@ -193,7 +193,7 @@ __device__ __forceinline__ Extent extent_of(const Block<T>& block) {
   return result;
 }
 
-// What a block is stored with.
+// Chooses the scale of a block, and its zero point or offset.
 template <int kBits, Shift kShift, class T>
 __device__ __forceinline__ Scale scale_of(const Block<T>& block, const Extent& extent) {
   const float16 none = from_float<float16>(0.0f);

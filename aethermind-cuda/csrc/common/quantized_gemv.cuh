@@ -1,9 +1,9 @@
-// Projections of up to eight tokens (decode) with quantised weights and rows of inputs of whole 16 bytes.
+// GEMV of up to eight tokens (decode) with quantised weights, for input rows that are multiples of 16 bytes.
 //
-// What counts is how many bytes are under way, and how few instructions a group of codes takes. The codes of a group
-// are contiguous, so a warp copies them as they are to a ring in shared memory (cp.async), some groups ahead: requests
-// cover whole lines, and codes under way take no registers. Scales are loaded a group ahead. The first loads begin
-// before the kernel waits for the one before it, which no weight depends on.
+// Throughput depends on the bytes in flight and on the instructions per group of codes. The codes of a group are
+// contiguous, so a warp copies them unchanged to its ring in shared memory (cp.async), several groups ahead: requests
+// cover whole lines and take no registers. Scales are loaded a group ahead. The first loads are issued before the
+// kernel waits for its predecessor, since weights do not depend on it.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -13,23 +13,23 @@
 
 namespace aether {
 
-constexpr int kWeightRingBytes = 4096;  // of a warp and a weight
+constexpr int kWeightRingBytes = 4096;  // per warp and weight
 
-// The codes of a warp on their way: kStages groups of 16 outputs of each weight.
+// The ring of a warp's codes: kStages groups of 16 outputs of each weight.
 template <class Source, int kWeights>
 struct WeightRing {
   static constexpr int kGroupBytes = Source::kTileWords * static_cast<int>(sizeof(uint32_t));
-  static constexpr int kPieces = kGroupBytes / kVectorBytes;  // a thread copies one of 32, or none
+  static constexpr int kPieces = kGroupBytes / kVectorBytes;  // each lane copies at most one of 32
   static constexpr int kMostStages = kWeightRingBytes / kGroupBytes;
   static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
 
-  uint32_t* words;  // of this warp
+  uint32_t* words;  // this warp's ring
 
   __device__ __forceinline__ uint32_t* slot(int stage, int weight) const {
     return words + (stage * kWeights + weight) * Source::kTileWords;
   }
 
-  // One group of copies, empty behind the last group.
+  // Issues one commit group of copies, empty beyond the last group.
   __device__ __forceinline__ void begin_copy(const Source (&sources)[2], int stage, int group, int num_groups) const {
     if (group < num_groups) {
 #pragma unroll
@@ -48,24 +48,25 @@ struct WeightRing {
   }
 };
 
-// The inputs of eight tokens, a chunk at a time; `x` is aligned. Threads of tokens beyond the last keep their zeros.
+// The inputs of eight tokens, chunk by chunk; `x` is aligned. Threads of tokens beyond the last leave their zeros
+// unchanged.
 template <class T>
 struct AlignedInputs {
   const T* row;
-  int size;  // none of a token beyond the last
+  int size;  // 0 for a token beyond the last
 
   __device__ __forceinline__ AlignedInputs(const Inputs<T>& x, int token)
       : row(x.x + static_cast<int64_t>(token) * x.size + lane_index() % 4 * kFrag8Values),
         size(token < x.num_tokens ? x.size - lane_index() % 4 * kFrag8Values : 0) {}
 
-  // Chunks beyond the last stay as they are.
+  // Loads the chunk at k; chunks beyond the last are left unchanged.
   __device__ __forceinline__ void load(Frag8<T>& inputs, int k) const {
     if (k < size) {
       inputs = *reinterpret_cast<const Frag8<T>*>(row + k);
     }
   }
 
-  // Makes zeros of the chunks beyond the last, of those from k on.
+  // Zeroes those of the chunks from k on that are beyond the last.
   template <int kChunks>
   __device__ __forceinline__ void clear_rest(Frag8<T> (&inputs)[kChunks], int k) const {
     if (k + (kChunks - 1) * kChunk >= size) {
@@ -77,9 +78,9 @@ struct AlignedInputs {
   }
 };
 
-// A block takes 16 outputs and eight tokens, and its warps take turns in groups of inputs, as in project_few: the order
-// of a token's sums does not depend on the others. Shared memory: the rings of all warps, then
-// float[warps][kWeights][8][17]. `tile` is the one of the block's 16 outputs.
+// A block computes 16 outputs of eight tokens, and its warps split K as in project_few, so that the summation order of
+// a token does not depend on the batch. Dynamic shared memory: the rings of all warps, then
+// float[warps][kWeights][8][17]. `tile` is the block's tile of 16 outputs.
 template <class Source, int kWeights>
 __device__ __forceinline__ void quantized_gemv(const Results<typename Source::Element>& results,
                                                const Inputs<typename Source::Element>& x,
@@ -117,8 +118,8 @@ __device__ __forceinline__ void quantized_gemv(const Results<typename Source::El
   }
   for (int stage = 0; group < num_groups; stage = stage + 1 < Ring::kStages ? stage + 1 : 0) {
     wait_for_copies<Ring::kStages - 1>();
-    __syncwarp();                                             // what the others copied has arrived, too
-    const int next = min(group + num_warps, num_groups - 1);  // the last one once more rather than a branch
+    __syncwarp();                                             // the copies of other lanes have arrived, too
+    const int next = min(group + num_warps, num_groups - 1);  // reloads the last group to avoid a branch
     const int next_k = next * Source::kGroupInputs;
 #pragma unroll
     for (int weight = 0; weight < kWeights; ++weight) {
@@ -135,7 +136,7 @@ __device__ __forceinline__ void quantized_gemv(const Results<typename Source::El
       }
     }
     rows.clear_rest(inputs, next_k);
-    __syncwarp();  // all have read these slots
+    __syncwarp();  // all lanes have read these slots
     ring.begin_copy(sources, stage, group + Ring::kStages * num_warps, num_groups);
     group += num_warps;
   }

@@ -1,15 +1,14 @@
-// 16 outputs of a weight in codes of 8, 4, 2 or 1 bits, as WarpAccumulator takes them.
+// A tile of 16 outputs of a quantised weight (8, 4, 2 or 1 bits): the weight operand of WarpAccumulator.
 //
-// A packed weight (`quantized_weights.py` writes it) is, for tiles of 16 outputs one after the other:
+// `quantized_weights.py` packs a weight as a sequence of tiles of 16 outputs:
 //   codes    [tiles][groups][16 outputs][4 threads][bits] words of 32 bits
-//   scales   [tiles][units][8 outputs][blocks of a unit][2] float16, the two of an output and of that 8 further on
-//   zeros    in the same order, uint8, or offsets, float16
-// A unit is the four blocks of a group where blocks are of 32 inputs, so that a thread loads all scales of a group at
-// once; else it is one block.
-// A group is 128 inputs: four chunks of 32, of which thread t has the inputs 8t … 8t + 7. What tensor cores take as
-// pair i of chunk c lies in the two halves of a word: with p = bits · (4c + i) in word p / 16 at bit p % 16, and 16
-// bits higher. So one mask takes a pair out, and tensor cores multiply the codes less their zero point, which are whole
-// numbers that T has; scales are applied to sums of a chunk, in float32.
+//   scales   [tiles][units][8 outputs][blocks of a unit][2] float16: the scales of outputs g and g + 8
+//   zeros    zero points in the same order, uint8; or offsets, float16
+// A group is 128 inputs: four chunks of 32, of which thread t holds inputs 8t … 8t + 7. A unit is the four scale blocks
+// of a group where a block is 32 inputs, so that a thread loads all scales of a group at once; otherwise one block.
+// Pair i of chunk c is stored in the two halves of a word: with p = bits · (4c + i), at bit p % 16 of word p / 16 and
+// 16 bits higher. One mask extracts a pair. Tensor cores multiply codes minus zero points, integers that T represents
+// exactly; scales are applied to the float32 accumulators of a chunk.
 #pragma once
 
 #include "common/frag8.cuh"
@@ -17,7 +16,7 @@
 
 namespace aether {
 
-// The difference of pairs, exact where it has to be.
+// a - b on packed pairs; exact for the integers used here.
 template <class T>
 __device__ __forceinline__ uint32_t pair_difference(uint32_t a, uint32_t b);
 
@@ -33,15 +32,16 @@ __device__ __forceinline__ uint32_t pair_difference<bfloat16>(uint32_t a, uint32
   return reinterpret_cast<const uint32_t&>(difference);
 }
 
-// The numbers 0 … 2^kBits - 1 in the low bits of this are the floats from some power of two on, in steps of one.
+// A power of two whose unit in the last place is 1: an integer below 2^kBits in its low bits reads as the power plus
+// the integer.
 template <class T, int kBits>
 constexpr uint32_t kMagic = 0;
 template <int kBits>
 constexpr uint32_t kMagic<float16, kBits> = 0x6400;  // 1024
 template <int kBits>
-constexpr uint32_t kMagic<bfloat16, kBits> = kBits < 8 ? 0x4300 : 0;  // 128; eight bits do not fit behind it
+constexpr uint32_t kMagic<bfloat16, kBits> = kBits < 8 ? 0x4300 : 0;  // 128; its mantissa has no eight bits
 
-// value & mask | bits in one instruction: the compiler makes two of two constants.
+// (value & mask) | bits in one lop3; with two constants the compiler emits two instructions.
 __device__ __forceinline__ uint32_t masked_or(uint32_t value, uint32_t mask, uint32_t bits) {
 #ifdef AETHER_EMULATED
   return (value & mask) | bits;
@@ -52,13 +52,13 @@ __device__ __forceinline__ uint32_t masked_or(uint32_t value, uint32_t mask, uin
 #endif
 }
 
-// Codes of a pair, less their zero point, as numbers of T.
+// Converts a pair of codes minus their zero point to T.
 template <class T, int kBits>
 __device__ __forceinline__ uint32_t centered_pair(uint32_t pair, uint32_t zero) {
   if constexpr (kMagic<T, kBits> != 0) {
     return pair_difference<T>(pair | kMagic<T, kBits> * 0x10001u, (zero | kMagic<T, kBits>)*0x10001u);
   } else {
-    // By way of float32, where the same works with 2^23; an instruction that converts integers is a slow one.
+    // By float32 with 2^23: integer conversion instructions have a low throughput.
     constexpr uint32_t kMagicFloat = 0x4b000000u;
     const float base = __uint_as_float(kMagicFloat | zero);
     return packed<T>(__uint_as_float(kMagicFloat | (pair & 0xffff)) - base,
@@ -66,15 +66,15 @@ __device__ __forceinline__ uint32_t centered_pair(uint32_t pair, uint32_t zero) 
   }
 }
 
-// What is added to codes; kAny is for kernels that are told when they are launched.
+// The affine term of a format: none (symmetric), zero points or offsets. kAny reads it from the kernel's arguments.
 enum class Shift : int { kNone, kZeros, kOffsets, kAny };
 
-// Blocks of a row as they are stored: whole units.
+// Scale blocks of a row, padded to whole units.
 __device__ __forceinline__ int64_t padded_blocks(int num_blocks, bool is_block_a_chunk) {
   return is_block_a_chunk ? (num_blocks + 3) / 4 * 4 : num_blocks;
 }
 
-// The low or the high float16 of a pair.
+// The low (0) or high (1) float16 of a word.
 __device__ __forceinline__ float half_of(uint32_t pair, int half) {
   return __half2float(__ushort_as_half(static_cast<uint16_t>(pair >> (16 * half))));
 }
@@ -86,22 +86,21 @@ struct QuantizedWeight {
   static constexpr int kChunks = 4;
   static constexpr int kGroupInputs = kChunks * kChunk;
   static constexpr int kTileWords = kTileOutputs * 4 * kBits;  // of a group
-  static constexpr int kLaneWords = kBits;                     // of half a group, in a thread
-  // Codes of 1 bit stand for -1 and 1: they are doubled, and the zero point is 1.
+  static constexpr int kLaneWords = kBits;                     // a thread's, of half a group
+  // 1-bit codes mean -1 and 1: 2 · code - 1.
   static constexpr uint32_t kSymmetricZero = kBits == 1 ? 1 : 1u << (kBits - 1);
 
   struct alignas(kBits >= 4 ? 16 : 4 * kBits) Words {
     uint32_t words[kBits];
   };
-  // For each chunk the scales of both outputs, and their offsets (float16) or zero points (bytes), the first one low.
+  // By chunk: the scales of both outputs, and their offsets (float16) or zero points (uint8), output g in the low half.
   struct Group {
     Words codes[2];
     uint32_t scales[kChunks];
     uint32_t shifts[kShift == Shift::kNone ? 1 : kChunks];
   };
 
-  // Where a packed weight lies; an object of the kernel's arguments. A block of scales is 2^log2_chunks chunks, and
-  // there are num_blocks of them in a row.
+  // A packed weight as a kernel argument. A scale block is 2^log2_chunks chunks; a row has num_blocks of them.
   struct Place {
     const uint8_t* address;
     int num_outputs;
@@ -123,7 +122,7 @@ struct QuantizedWeight {
       : last_block(place.num_blocks - 1), log2_chunks(place.log2_chunks), shift(place.shift) {
     const int num_tiles = (place.num_outputs + kTileOutputs - 1) / kTileOutputs;
     const int64_t num_groups = (place.num_inputs + kGroupInputs - 1) / kGroupInputs;
-    // In pairs, as all that follows the codes.
+    // Scales of a tile, counted in pairs (32-bit words).
     const int64_t of_tile = padded_blocks(place.num_blocks, place.log2_chunks == 0) * (kTileOutputs / 2);
     tile = min(tile, num_tiles - 1);
     const auto* all_codes = reinterpret_cast<const uint32_t*>(place.address);
@@ -144,10 +143,10 @@ struct QuantizedWeight {
     return result;
   }
 
-  // The codes of this tile, all of a group next to each other.
+  // The codes of this tile; those of a group are contiguous.
   __device__ __forceinline__ const uint32_t* tile_codes() const { return codes - lane_index() * kLaneWords; }
 
-  // Of a group, from where those of this thread are.
+  // Loads this thread's codes of a group.
   __device__ __forceinline__ static void load_codes(Group& result, const uint32_t* from) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -165,7 +164,7 @@ struct QuantizedWeight {
     }
   }
 
-  // Scales of a group, and what is added to its codes.
+  // Loads the scales of a group and its zero points or offsets.
   __device__ __forceinline__ void load_scales(Group& result, int group) const {
     load_pairs(result.scales, scales, group);
     if constexpr (kShift != Shift::kNone) {
@@ -180,7 +179,7 @@ struct QuantizedWeight {
     }
   }
 
-  // Where the pair of a chunk is; a last group may reach beyond the row, where inputs are zero.
+  // Index of a chunk's scale pair, clamped to the row: inputs beyond it are zero.
   __device__ __forceinline__ int pair_of(int group, int chunk) const {
     const int row = lane_index() / 4;
     return log2_chunks == 0 ? (group * 8 + row) * kChunks + chunk

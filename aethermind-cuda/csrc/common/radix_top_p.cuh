@@ -1,5 +1,5 @@
-// Where in the descending order of a row a running sum reaches a target, without sorting: by histograms of the leading
-// digits of those that come into question, three levels of them. It takes rows of any values, and reads them often.
+// Radix select for top-k and top-p: finds the position in the descending order of a row at which the running count or
+// mass reaches a target, without sorting, by histograms of three digits. It handles any row but reads it several times.
 #pragma once
 
 #include "common/row_weights.cuh"
@@ -8,7 +8,7 @@ namespace aether {
 
 constexpr int kBins = 2048;
 
-// How many elements, and what they weigh.
+// The number of elements and their total weight.
 struct Mass {
   uint64_t count;
   uint64_t weight;
@@ -25,8 +25,8 @@ struct ByWeight {
   __device__ __forceinline__ static uint64_t of(const Mass& mass) { return mass.weight; }
 };
 
-// Masses by bin; 64-bit sums are made of 32-bit atomics, which shared memory has. Bins are laid out with a gap after
-// every 32, so that lanes with 64 bins each read their own in few conflicts of banks.
+// A histogram of masses in shared memory. 64-bit sums are built from 32-bit atomics. One padding slot follows every 32
+// bins, so that lanes reading 64 consecutive bins each have few bank conflicts.
 struct Histogram {
   static constexpr int kPlaces = kBins + kBins / 32;
   unsigned counts[kPlaces];
@@ -61,21 +61,21 @@ struct Histogram {
   }
 };
 
-// A bin, and the mass of those before it. bin is -1 where the target is not reached.
+// A bin and the mass before it; `bin` is -1 where the target is not reached.
 struct Found {
   int bin;
   Mass before;
 };
 
-// The first of the bins order(0), order(1), … order(kBins - 1) where the running sum from `before` on reaches the
-// target, in every thread of the block.
+// Finds the first of bins order(0), order(1), … order(kBins - 1) where the running sum, starting at `before`, reaches
+// the target. All threads of the block call it and get the result.
 template <class Measure, class Order>
 __device__ __forceinline__ Found find_bin(const Histogram& histogram, const Order& order, Mass before,
                                           uint64_t target) {
   constexpr int kPart = kBins / kWarpSize;
   __shared__ Found found;
   if (warp_index() == 0) {
-    // Each lane has 64 bins; the lane where the target lies walks along them.
+    // Each lane sums 64 bins; the lane that contains the target scans them.
     Mass own{0, 0};
     for (int i = 0; i < kPart; ++i) {
       own = own + histogram.mass(order(lane_index() * kPart + i));
@@ -104,7 +104,7 @@ __device__ __forceinline__ Found find_bin(const Histogram& histogram, const Orde
   }
   __syncthreads();
   const Found result = found;
-  __syncthreads();  // the histogram and `found` may be written again
+  __syncthreads();  // the histogram and `found` may be overwritten
   return result;
 }
 
@@ -113,14 +113,14 @@ struct Row {
   int size;
 };
 
-// A 32-bit part of ranks, and the mass of the elements with a larger one.
+// A 32-bit part of a rank, and the mass of the elements with a larger part.
 struct Position {
   uint32_t part;
   Mass before;
 };
 
-// Among the elements of a row for which part_of(rank, part) says that they count, and their part: the largest part at
-// which the running sum over descending parts reaches the target.
+// Finds the largest part at which the running sum over descending parts reaches the target. `part_of(rank, part)`
+// returns whether an element counts and its part.
 template <class Measure, class PartOf>
 __device__ __forceinline__ Position radix_select(Histogram& histogram, const Row& row, const Weighing& weighing,
                                                  const PartOf& part_of, uint64_t target) {
@@ -148,7 +148,7 @@ __device__ __forceinline__ Position radix_select(Histogram& histogram, const Row
   return position;
 }
 
-// Where in the order of values the running sum reaches the target.
+// Finds the value at which the running sum over descending values reaches the target.
 template <class Measure>
 __device__ __forceinline__ Position radix_select_value(Histogram& histogram, const Row& row, const Weighing& weighing,
                                                        uint64_t target) {
@@ -159,7 +159,7 @@ __device__ __forceinline__ Position radix_select_value(Histogram& histogram, con
   return radix_select<Measure>(histogram, row, weighing, value_part, target);
 }
 
-// The index of the `number`-th of those with one value, counted from 1 in the order of indices.
+// The index of the `number`-th element (from 1) with this value, by ascending index.
 __device__ __forceinline__ int tied_index(Histogram& histogram, const Row& row, const Weighing& weighing,
                                           uint32_t value, uint64_t number) {
   const auto index_part = [value](uint64_t rank, uint32_t& part) {

@@ -1,4 +1,4 @@
-// Sums and maxima over the threads of a warp and of a block.
+// Warp and block reductions.
 #pragma once
 
 #include "common/types.cuh"
@@ -21,7 +21,7 @@ struct Max {
   __device__ __forceinline__ static float combine(float a, float b) { return fmaxf(a, b); }
 };
 
-// The result over all 32 lanes, in every one of them.
+// Reduces over all 32 lanes; every lane gets the result.
 template <class Operation>
 __device__ __forceinline__ float warp_reduce(float value) {
   for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
@@ -30,13 +30,13 @@ __device__ __forceinline__ float warp_reduce(float value) {
   return value;
 }
 
-// The result over all threads of a block, in every one of them. All have to call it; blocks are one-dimensional and of
-// whole warps. The order of combination depends on the block's size alone.
+// Reduces over all threads of a block; every thread gets the result and must call it. Blocks are one-dimensional and of
+// whole warps. The order of combination depends on the block size only.
 template <class Operation>
 __device__ __forceinline__ float block_reduce(float value) {
   __shared__ float partial[kWarpSize];
   value = warp_reduce<Operation>(value);
-  __syncthreads();  // an earlier call may still be read
+  __syncthreads();  // `partial` of an earlier call may still be read
   if (lane_index() == 0) {
     partial[warp_index()] = value;
   }

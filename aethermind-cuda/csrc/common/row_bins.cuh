@@ -1,11 +1,12 @@
-// A row in bins of 1/64 nat by how far elements are below the largest: which of them a running sum ends in.
+// A histogram of a row by distance from the largest logit, in bins of 1/64 nat: finds the bin in which a running sum
+// ends.
 #pragma once
 
 #include "common/radix_top_p.cuh"
 
 namespace aether {
 
-// What lies further down than 2048 bins reach has no bin.
+// Elements further than 2048 bins below the largest have no bin.
 struct CoarseHistogram {
   static constexpr float kBinsPerNat = 64.0f;
 
@@ -16,13 +17,13 @@ struct CoarseHistogram {
   __device__ __forceinline__ CoarseHistogram(Histogram& histogram, float largest, float temperature)
       : histogram(histogram), largest(largest), scale(kBinsPerNat / temperature) {}
 
-  // kBins for an element without a bin. Falls with the value, as rounding is monotone.
+  // The bin of a value, kBins without one. It is monotone in the value, as rounding is.
   __device__ __forceinline__ int bin(float value) const {
     const float distance = (largest - value) * scale;
     return distance < static_cast<float>(kBins) ? static_cast<int>(distance) : kBins;
   }
 
-  // Fills it; the sum of all weights, those without a bin included, in every thread. `weight_of(value, index)`.
+  // Fills the histogram from `weight_of(value, index)`; returns the sum of all weights, including those without a bin.
   template <class WeightOf>
   __device__ __forceinline__ uint64_t fill(const Row& row, const WeightOf& weight_of) {
     histogram.clear();
@@ -36,16 +37,16 @@ struct CoarseHistogram {
         histogram.add(own, weight);
       }
     });
-    return block_sum(total);  // and a barrier
+    return block_sum(total);  // includes a barrier
   }
 
-  // The bin in which the running sum reaches a target, and the mass of those before it; -1 where none does.
+  // Finds the bin in which the running sum reaches a target and the mass before it; -1 if there is none.
   template <class Measure>
   __device__ __forceinline__ Found find(uint64_t target) const {
     return find_bin<Measure>(histogram, [](int i) { return i; }, Mass{0, 0}, target);
   }
 
-  // The mass of all bins before one, in every thread.
+  // The mass of all bins before this one.
   __device__ __forceinline__ Mass mass_before(int bin) const {
     Mass sum{0, 0};
     for (int i = static_cast<int>(threadIdx.x); i < bin; i += static_cast<int>(blockDim.x)) {

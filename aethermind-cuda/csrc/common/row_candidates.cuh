@@ -1,4 +1,4 @@
-// The elements of a row that come into question, few enough to be sorted in shared memory.
+// Candidates of a top-k or top-p cut, few enough to be sorted in shared memory.
 #pragma once
 
 #include "common/row_bins.cuh"
@@ -9,8 +9,8 @@ constexpr int kMostCandidates = 2048;
 constexpr int kSortingThreads = 512;
 using Candidates = unsigned long long[kMostCandidates];
 
-// Puts the ranks of those elements for which is_chosen(value) into `candidates`; returns their number, which may be
-// more than there is room for.
+// Compacts the ranks of elements with is_chosen(value) into `candidates`; returns their number, which may exceed its
+// capacity.
 template <int kAhead = kVectorsAhead, class IsChosen>
 __device__ __forceinline__ int gather(Candidates& candidates, const Row& row, const IsChosen& is_chosen) {
   __shared__ int count;
@@ -28,11 +28,11 @@ __device__ __forceinline__ int gather(Candidates& candidates, const Row& row, co
   });
   __syncthreads();
   const int result = count;
-  __syncthreads();  // `count` may be written again
+  __syncthreads();  // `count` may be overwritten
   return result;
 }
 
-// Sorts the first `count` numbers, the largest first (a bitonic network); what follows them becomes zero.
+// Sorts the first `count` numbers in descending order (bitonic sort) and zeroes the rest.
 __device__ __forceinline__ void sort_descending(Candidates& numbers, int count) {
   int size = 2 * kWarpSize;
   while (size < count) {
@@ -52,7 +52,7 @@ __device__ __forceinline__ void sort_descending(Candidates& numbers, int count) 
           numbers[i + stride] = a;
         }
       }
-      // Pairs that are no more than a warp apart are those of one warp, in this step and the next.
+      // Pairs at most a warp apart belong to one warp in this step and the next, so no block barrier is needed.
       const int next = stride > 1 ? stride / 2 : length;
       if (stride > kWarpSize || next > kWarpSize) {
         __syncthreads();
@@ -63,22 +63,22 @@ __device__ __forceinline__ void sort_descending(Candidates& numbers, int count) 
   }
 }
 
-// An element, and the mass of all up to it, itself included. `rank` is 0 where there is none.
+// An element and the inclusive running mass; `rank` is 0 if there is none.
 struct Reached {
   unsigned long long rank;
   Mass through;
 };
 
-// Sorted candidates with their running sums, four in each of 512 threads.
+// Sorted candidates with their running masses, four per thread of 512.
 struct RunningSums {
   static constexpr int kOwn = kMostCandidates / kSortingThreads;
 
   uint64_t ranks[kOwn];
   uint64_t weights[kOwn];
-  Mass before;  // the first of them
+  Mass before;  // of this thread's first candidate
   uint64_t total;
 
-  // `above` is the mass of elements that come before all candidates.
+  // `above` is the mass of elements before all candidates.
   __device__ __forceinline__ RunningSums(const Candidates& sorted, int count, const Weighing& weighing, Mass above) {
     __shared__ unsigned long long partial[kWarpSize];
     const int first = static_cast<int>(threadIdx.x) * kOwn;
@@ -94,7 +94,7 @@ struct RunningSums {
       const uint64_t other = __shfl_up_sync(kFullWarp, static_cast<unsigned long long>(sum), distance);
       sum += lane_index() >= distance ? other : 0;
     }
-    __syncthreads();  // earlier sums may still be read
+    __syncthreads();  // sums of an earlier call may still be read
     if (lane_index() == kWarpSize - 1) {
       partial[warp_index()] = sum;
     }
@@ -107,7 +107,7 @@ struct RunningSums {
     }
   }
 
-  // The first element at which the running sum reaches a target, in every thread.
+  // Finds the first element at which the running mass reaches a target; every thread gets it.
   template <class Measure>
   __device__ __forceinline__ Reached reach(uint64_t target) const {
     __shared__ Reached reached;
@@ -126,11 +126,11 @@ struct RunningSums {
     }
     __syncthreads();
     const Reached result = reached;
-    __syncthreads();  // `reached` may be written again
+    __syncthreads();  // `reached` may be overwritten
     return result;
   }
 
-  // What those candidates weigh together that are at least `least`, as ordered bits.
+  // The mass of candidates whose ordered bits are at least `least`.
   __device__ __forceinline__ uint64_t weight_from(uint32_t least) const {
     uint64_t sum = 0;
 #pragma unroll

@@ -1,9 +1,9 @@
-// One token of a row that top_k, top_p or min_p cut.
+// Sampling of one token of a row under top_k, top_p and min_p.
 //
-// Every cut keeps the first elements of the descending order, so a cut is how much they weigh together; the token is
-// where the running sum of weights reaches its part of that. Three ways to the same token: by sorting what lies above a
-// threshold that the maxima of segments give, which reads the row once more; by sorting the bins in which running sums
-// end; and, whatever the row, by descents.
+// Each cut keeps a prefix of the descending order, so it is described by the mass of that prefix; the token is the
+// element at which the running mass reaches the random share of it. Three methods give the same token: sorting the
+// elements above a threshold derived from segment maxima (one more read of the row); sorting the bins in which running
+// sums end; and radix selection, which handles any row.
 #pragma once
 
 #include "common/row_candidates.cuh"
@@ -18,13 +18,13 @@ struct Cuts {
   int top_k;
   float top_p;
   float min_p;
-  uint32_t least;  // what is below it as ordered bits, min_p cuts away
+  uint32_t least;  // min_p removes elements with smaller ordered bits
 
   __device__ __forceinline__ bool has_k() const { return top_k > 0; }
   __device__ __forceinline__ bool has_p() const { return top_p < 1.0f; }
   __device__ __forceinline__ bool has_min() const { return min_p > 0.0f; }
   __device__ __forceinline__ bool is_any() const { return has_k() || has_p() || has_min(); }
-  // Whether what is kept depends on what all elements weigh.
+  // Whether the cut depends on the mass of the whole row.
   __device__ __forceinline__ bool is_total_needed() const { return !has_k() && (has_p() || !has_min()); }
 };
 
@@ -32,7 +32,7 @@ __device__ __forceinline__ Cuts cuts_of(int top_k, float top_p, float min_p, int
   return {top_k < size ? top_k : 0, top_p, min_p, 0};
 }
 
-// The smallest value that weighs at least `share` of the largest, as ordered bits, in every thread of the block.
+// Ordered bits of the smallest value that weighs at least `share` of the largest; every thread gets it.
 __device__ __forceinline__ uint32_t least_value(const Weighing& weighing, float share) {
   __shared__ uint32_t least;
   if (warp_index() == 0) {
@@ -54,16 +54,16 @@ __device__ __forceinline__ uint32_t least_value(const Weighing& weighing, float 
   return least;
 }
 
-// Elements below this, as ordered bits, weigh nothing: they are 40 temperatures below the largest.
+// Ordered bits below which elements weigh nothing: 40 temperatures below the largest.
 __device__ __forceinline__ uint32_t weighing_from(const Weighing& weighing) {
   const float least = weighing.largest - 40.0f * weighing.temperature;
   const uint32_t finite = ordered_bits(Max::kNeutral) + 1;
   return least == least ? max(finite, ordered_bits(least)) : finite;
 }
 
-// Whether the elements from a threshold on seem to be too light for top_p, so that it is no use to look at them. Each
-// of the first `count` segments in `maxima`, sorted, has one at least; they are taken for twice as heavy as the largest
-// ones of these. Without `totals` what is below the threshold is estimated from each 64th element.
+// Estimates whether the elements above a threshold are too light for top_p, so that sorting them would be in vain. Each
+// of the first `count` segments of the sorted `maxima` has at least one; their mass is estimated as twice that of the
+// maxima. Without `totals` the mass below the threshold is estimated from every 64th element.
 __device__ __forceinline__ bool is_too_light(const Candidates& maxima, int count, uint32_t threshold, const Row& row,
                                              const unsigned long long* totals, const Weighing& weighing, float top_p) {
   constexpr int kEvery = 64;
@@ -84,14 +84,14 @@ __device__ __forceinline__ bool is_too_light(const Candidates& maxima, int count
   return candidates < static_cast<double>(top_p) * total;
 }
 
-// By the elements above a threshold, where they are few enough and all that a cut can keep. `totals` may be null.
+// Samples among the elements above a threshold, if they are few enough and contain the whole cut. `totals` may be null.
 __device__ __forceinline__ int sample_above_threshold(Candidates& candidates, const Row& row, const uint32_t* maxima,
                                                       int num_segments, const unsigned long long* totals,
                                                       const Weighing& weighing, const Cuts& cuts, double share) {
-  constexpr int kGuess = 768;  // segments with an element of what top_p keeps
+  constexpr int kGuess = 768;  // segments expected to contain what top_p keeps
   uint32_t threshold = weighing_from(weighing);
   if (row.size > kMostCandidates && (cuts.has_k() || cuts.is_total_needed())) {
-    // As many elements as there are segments with a maximum from the threshold on, at least, are not below it.
+    // At least one element per segment whose maximum reaches the threshold is above it.
     const int most = max(num_segments / 4 * 3, 1);
     if (cuts.top_k > most) {
       return kNoToken;
@@ -108,7 +108,7 @@ __device__ __forceinline__ int sample_above_threshold(Candidates& candidates, co
     }
     __syncthreads();
   }
-  // Shares of top_p are those of what top_k keeps, with what min_p cuts away afterwards.
+  // top_p is relative to the mass that top_k keeps, before min_p is applied.
   bool has_all_from_least = false;
   if (cuts.has_min() && !(cuts.has_k() && cuts.has_p())) {
     has_all_from_least = cuts.least >= threshold;
@@ -152,8 +152,8 @@ __device__ __forceinline__ int sample_above_threshold(Candidates& candidates, co
   return index_of(sums.reach<ByWeight>(target_beyond(share, kept)).rank);
 }
 
-// Sorts the elements of the bin in which a running sum reaches a target; a rank of 0 where they are too many, or lie
-// below all bins.
+// Sorts the elements of the bin in which a running sum reaches a target; a rank of 0 if they are too many or below all
+// bins.
 template <class Measure>
 __device__ __forceinline__ Reached reach_in_bin(Candidates& candidates, const CoarseHistogram& coarse, const Row& row,
                                                 const Weighing& weighing, uint64_t target) {

@@ -1,7 +1,7 @@
-// The order of a row's elements: by value, the larger first, and by index among equals.
+// The order of a row's elements: by descending value, then by ascending index.
 //
-// An element is one 64-bit number, its rank: the larger of two ranks comes first. The upper half is the value with its
-// bits turned so that unsigned numbers are ordered as floats are, the lower half the complement of the index.
+// An element is a 64-bit rank; larger ranks come first. The upper half is the float mapped to an unsigned integer of
+// the same order, the lower half the complement of the index.
 #pragma once
 
 #include "common/reduce.cuh"
@@ -9,7 +9,7 @@
 
 namespace aether {
 
-// Unsigned numbers in the order of floats; -0 and 0 are equal.
+// Maps a float to an unsigned integer of the same order; -0 and 0 are equal.
 __device__ __forceinline__ uint32_t ordered_bits(float value) {
   const uint32_t bits = __float_as_uint(value + 0.0f);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -29,7 +29,7 @@ __device__ __forceinline__ float value_of(uint64_t rank) {
   return from_ordered_bits(static_cast<uint32_t>(rank >> 32));
 }
 
-// The largest over all threads of a block, in every one of them; as block_reduce.
+// The maximum over all threads of a block; see block_reduce.
 __device__ __forceinline__ uint64_t block_largest(uint64_t rank) {
   __shared__ unsigned long long partial[kWarpSize];
   const auto warp_largest = [](uint64_t value) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ uint64_t block_largest(uint64_t rank) {
     return value;
   };
   rank = warp_largest(rank);
-  __syncthreads();  // an earlier call may still be read
+  __syncthreads();  // `partial` of an earlier call may still be read
   if (lane_index() == 0) {
     partial[warp_index()] = rank;
   }
@@ -49,12 +49,12 @@ __device__ __forceinline__ uint64_t block_largest(uint64_t rank) {
   return warp_largest(lane_index() < num_warps ? partial[lane_index()] : 0);
 }
 
-// Vectors that a thread has on their way: a body of many instructions, which each of them has a copy of, needs fewer.
+// Vectors that a thread has in flight; large loop bodies, which are unrolled once per vector, use fewer.
 constexpr int kVectorsAhead = 4;
 constexpr int kFewVectorsAhead = 2;
 
-// Calls body(value, index) for each of row[begin … end - 1], in `num_threads` threads of which this is `thread`. They
-// read whole vectors wherever the row begins.
+// Calls body(value, index) for row[begin … end - 1], distributed over `num_threads` threads. Whole vectors are read
+// whatever the row's alignment.
 template <int kAhead, class Body>
 __device__ __forceinline__ void for_each_logit(const float* row, int begin, int end, int thread, int num_threads,
                                                const Body& body) {
@@ -87,13 +87,13 @@ __device__ __forceinline__ void for_each_logit(const float* row, int begin, int 
   }
 }
 
-// The same for a whole row, in the threads of a block.
+// As above for a whole row and the threads of a block.
 template <int kAhead, class Body>
 __device__ __forceinline__ void for_each_logit(const float* row, int size, const Body& body) {
   for_each_logit<kAhead>(row, 0, size, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), body);
 }
 
-// The element of a row that comes first, in every thread of the block.
+// The rank of the first element of a row; every thread of the block gets it.
 template <class T>
 __device__ __forceinline__ uint64_t row_first(const T* row, int width) {
   uint64_t first = 0;

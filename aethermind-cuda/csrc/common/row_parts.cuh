@@ -1,4 +1,4 @@
-// A row in 32 parts of neighbouring elements, and what each of them weighs.
+// A row in 32 contiguous parts, and the mass of each.
 #pragma once
 
 #include "common/radix_top_p.cuh"
@@ -9,7 +9,7 @@ constexpr int kParts = kWarpSize;
 
 __device__ __forceinline__ int part_length(int begin, int end) { return (end - begin + kParts - 1) / kParts; }
 
-// What part `part` of row[begin … end - 1] weighs, by `num_threads` threads, each of which has a share of the sum.
+// This thread's share of the mass of part `part` of row[begin … end - 1], computed by `num_threads` threads.
 __device__ __forceinline__ uint64_t share_of_part(const float* row, int begin, int end, int part, int thread,
                                                   int num_threads, const Weighing& weighing) {
   const int length = part_length(begin, end);
@@ -28,8 +28,8 @@ __device__ __forceinline__ uint64_t sum_of_parts(const unsigned long long* parts
   return total;
 }
 
-// The first index at which the running sum in the order of indices exceeds `share` of the total: the part that holds it
-// is divided again. `totals` are the weights of the row's parts, or null.
+// The first index at which the running mass by ascending index exceeds `share` of the total; the part that contains it
+// is subdivided. `totals` are the masses of the row's parts, or null.
 __device__ __forceinline__ int sample_uncut(const Row& row, const unsigned long long* totals, const Weighing& weighing,
                                             double share) {
   __shared__ unsigned long long parts[kParts];

@@ -1,4 +1,4 @@
-// The largest values of a row's segments, found by many blocks: one of them is the row's, and few are as large as the
+// The maxima of a row's segments, computed by many blocks: they give the row's maximum and a threshold for the
 // candidates of a cut.
 #pragma once
 
@@ -9,7 +9,7 @@ namespace aether {
 constexpr int kSegmentUnit = 128;  // a segment is a multiple of this
 constexpr int kSegmentsPerWarp = 4;
 
-// Four of the 128 elements from `begin` on, the largest of them as ordered bits; 0 where there is none.
+// Ordered bits of the largest of this lane's four of the 128 elements from `begin` on; 0 if there is none.
 __device__ __forceinline__ uint32_t largest_of_four(const float* row, int begin, int size, bool is_aligned) {
   uint32_t largest = 0;
   if (is_aligned && begin + kSegmentUnit <= size) {
@@ -28,7 +28,7 @@ __device__ __forceinline__ uint32_t largest_of_four(const float* row, int begin,
   return largest;
 }
 
-// Those of row blockIdx.x, each warp of four segments: maxima[rows][num_segments], as ordered bits.
+// Writes maxima[rows][num_segments] of row blockIdx.x as ordered bits; a warp computes four segments.
 __device__ __forceinline__ void write_segment_maxima(uint32_t* maxima, const float* logits, int size, int segment,
                                                      int num_segments) {
   const float* row = logits + static_cast<int64_t>(blockIdx.x) * size;
@@ -53,7 +53,7 @@ __device__ __forceinline__ void write_segment_maxima(uint32_t* maxima, const flo
   }
 }
 
-// The first segment with the largest maximum, as an element's rank, in every thread of a block.
+// The rank of the first segment with the largest maximum; every thread of a block gets it.
 __device__ __forceinline__ uint64_t first_segment(const uint32_t* maxima, int num_segments) {
   uint64_t first = 0;
   for (int i = static_cast<int>(threadIdx.x); i < num_segments; i += static_cast<int>(blockDim.x)) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ float largest_of_maxima(const uint32_t* maxima, int n
   return value_of(first_segment(maxima, num_segments));
 }
 
-// The element of a row that comes first, in every thread of a block.
+// The rank of the first element of a row; every thread of a block gets it.
 __device__ __forceinline__ uint64_t first_by_maxima(const float* row, int size, const uint32_t* maxima, int segment,
                                                     int num_segments) {
   const int begin = index_of(first_segment(maxima, num_segments)) * segment, end = min(size, begin + segment);

@@ -1,5 +1,5 @@
-// What the sampler weighs tokens by: exp((logit - largest) / temperature) as whole numbers, so that sums do not depend
-// on their order and a row has the same token in every batch and on every GPU.
+// The sampler's weights exp((logit - largest) / temperature) as integers, so that sums do not depend on their order and
+// a row samples the same token in every batch and on every GPU.
 //
 // Weights are computed in float32 and integers: float64 is slow on most GPUs. Their relative error is below 2^-37.
 #pragma once
@@ -8,7 +8,7 @@
 
 namespace aether {
 
-// 2^(-i / 512) in units of 2^-44, in shared memory.
+// Table of 2^(-i / 512) in units of 2^-44, in shared memory.
 constexpr int kPowers = 512;
 using Powers = unsigned long long[kPowers];
 
@@ -19,14 +19,14 @@ __device__ __forceinline__ void fill_powers(Powers& powers) {
   __syncthreads();
 }
 
-// The largest logit weighs 2^bits, and a row of `size` of them stays below 2^62.
+// The largest logit weighs 2^bits, chosen so that the sum of `size` weights is below 2^62.
 struct Weighing {
   const unsigned long long* powers;
   float largest;
   float temperature;
   float scale;  // log2(e) / temperature, in two parts
   float scale_rest;
-  float limit;  // what is as many powers of two below the largest weighs nothing
+  float limit;  // this many powers of two below the largest, the weight is 0
   int shift;    // 52 - bits
 
   __device__ __forceinline__ Weighing(const Powers& powers, float largest, float temperature, int size)
@@ -41,26 +41,27 @@ struct Weighing {
     limit = static_cast<float>(55 - shift);
   }
 
-  // NaN weighs nothing. Operations are spelt out where their rounding is made use of.
+  // The weight of NaN is 0. Rounded operations are explicit where the result relies on their rounding.
   __device__ __forceinline__ uint64_t weight(float logit) const {
-    // What weighs nothing is computed as if it were the largest: without a branch, weights of several logits overlap.
+    // Elements without weight are computed as if they were the largest: branch-free code overlaps several logits.
     const bool is_weighed = __fmul_rn(__fsub_rn(largest, logit), scale) < limit;
     logit = is_weighed ? logit : largest;
-    // distance + distance_rest is largest - logit, high + low its product with the scale: powers of two below.
+    // distance + distance_rest is largest - logit exactly; high + low is its product with the scale, a base-2 exponent.
     const float distance = __fsub_rn(largest, logit);
     const float high = __fmul_rn(distance, scale);
     const float back = __fsub_rn(distance, largest);
     const float distance_rest = __fsub_rn(__fsub_rn(largest, __fsub_rn(distance, back)), __fadd_rn(logit, back));
     const float rounding = __fmaf_rn(distance, scale, -high);
     const float low = __fmaf_rn(distance_rest, scale, __fmaf_rn(distance, scale_rest, rounding));
-    // Steps of 1/512 by the sum's last bits, and what is left, at most half a step, in units of 2^-40.
+    // The exponent in steps of 1/512, from the low bits of the sum, and the remainder of at most half a step in units
+    // of 2^-40.
     constexpr float kStepsAbove = 24576.0f;
     const float whole = __fadd_rn(high, kStepsAbove);
-    // Unsigned, since they are never below zero: divisions by a power of two are one instruction.
+    // Unsigned, so that divisions by a power of two are one instruction.
     const auto steps = static_cast<uint32_t>(__float_as_int(whole) - __float_as_int(kStepsAbove));
     const float rest = __fsub_rn(high, __fsub_rn(whole, kStepsAbove));
     const int left = __float2int_rn(rest * 0x1p40f) + __float2int_rn(low * 0x1p40f);
-    // 2^-left - 1 by its series to the third power.
+    // 2^-left - 1 by its third-order series.
     constexpr int kLn2 = 0x58b90bfc;  // in units of 2^-31
     const int first = static_cast<int>(static_cast<int64_t>(-left) * kLn2 >> 31);
     const int second = __mulhi(first, first) >> 9;
@@ -73,7 +74,7 @@ struct Weighing {
     return is_weighed ? (doubled + 1) >> 1 : 0;
   }
 
-  // As the operator's page has it, for comparisons with a share; slow.
+  // The definition of the operator's page in float64, for comparisons with a share; slow.
   __device__ __forceinline__ double share(float logit) const {
     return exp((static_cast<double>(logit) - static_cast<double>(largest)) / static_cast<double>(temperature));
   }
@@ -86,11 +87,11 @@ __device__ __forceinline__ uint64_t warp_sum(uint64_t value) {
   return value;
 }
 
-// The sum over all threads of a block, in every one of them; as block_reduce.
+// The sum over all threads of a block; see block_reduce.
 __device__ __forceinline__ uint64_t block_sum(uint64_t value) {
   __shared__ unsigned long long partial[kWarpSize];
   value = warp_sum(value);
-  __syncthreads();  // an earlier call may still be read
+  __syncthreads();  // `partial` of an earlier call may still be read
   if (lane_index() == 0) {
     partial[warp_index()] = value;
   }
@@ -99,13 +100,13 @@ __device__ __forceinline__ uint64_t block_sum(uint64_t value) {
   return warp_sum(lane_index() < num_warps ? partial[lane_index()] : 0);
 }
 
-// A running sum becomes at least this much where its share of `total` exceeds `share`, which is below 1.
+// The smallest running sum whose share of `total` exceeds `share`, which is below 1.
 __device__ __forceinline__ uint64_t target_beyond(double share, uint64_t total) {
   const uint64_t target = static_cast<uint64_t>(share * static_cast<double>(total)) + 1;
   return target < total ? target : total;
 }
 
-// The running sum to be reached for `share` of `total`.
+// The smallest running sum that is at least `share` of `total`.
 __device__ __forceinline__ uint64_t target_reaching(float share, uint64_t total) {
   const uint64_t target = static_cast<uint64_t>(ceil(static_cast<double>(share) * static_cast<double>(total)));
   return target < 1 ? 1 : (target < total ? target : total);

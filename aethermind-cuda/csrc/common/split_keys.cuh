@@ -1,5 +1,5 @@
-// How the keys of some queries are split among the blocks that attend to them at the same time, and how the combine
-// kernel merges what those blocks leave in the workspace.
+// Split-K attention: how the keys of queries are split among blocks, and how the combine kernel merges the partials
+// that those blocks write to the workspace.
 #pragma once
 
 #include "common/attention_call.cuh"
@@ -8,18 +8,18 @@
 
 namespace aether {
 
-constexpr int kSplitUnit = 64;             // parts are whole units long, but for the last one
-constexpr int kShortestSplit = 256;        // of the prefill kernel
-constexpr int kShortestDecodeSplit = 128;  // 16 keys for each warp of a block
+constexpr int kSplitUnit = 64;             // splits are multiples of this, except the last one
+constexpr int kShortestSplit = 256;        // prefill kernel
+constexpr int kShortestDecodeSplit = 128;  // decode kernel: 16 keys per warp
 
-// Keys in parts of equal length. Queries are split by their own number of keys: a grid is as it was captured, lengths
-// are not.
+// Splits of equal length. They depend on the device's sequence lengths, because a captured graph's grid is fixed while
+// lengths vary.
 struct Splits {
   KeyRange keys;
   int length;
   int count;
 
-  // At most `num_splits` parts, of kShortestDecodeSplit keys at least.
+  // At most `num_splits` splits of at least kShortestDecodeSplit keys.
   __device__ __forceinline__ Splits(KeyRange keys, int num_splits) : keys(keys) {
     const int total = keys.end - keys.begin;
     length = total;
@@ -36,8 +36,7 @@ struct Splits {
   }
 };
 
-// What a block leaves of its part: kRows rows of kHeadDim sums, then the powers of two that they are relative to, then
-// sums of weights.
+// The partial result of a split: kRows rows of kHeadDim accumulators, then their exponents, then the sums of weights.
 template <int kRows, int kHeadDim>
 struct Partial {
   static constexpr int kSize = kRows * (kHeadDim + 2);
@@ -50,9 +49,9 @@ struct Partial {
   __device__ __forceinline__ float& sum(int row) const { return values[kRows * (kHeadDim + 1) + row]; }
 };
 
-// One row of the output from `count` partials that follow each other, by a warp, or by kWarps that share the partials
-// (all threads of a block call it then). A lane has four neighbouring elements; eight partials are read at a time,
-// because the loads' latency is most of the work.
+// Merges `count` consecutive partials into one output row, by one warp or by kWarps warps that share the partials (then
+// all threads of a block call it). A lane has four consecutive elements; eight partials are loaded at a time to hide
+// latency.
 template <class T, int kRows, int kHeadDim, int kWarps = 1>
 __device__ __forceinline__ void combine_row(T* target, int head_dim, float* partials, int64_t first, int count,
                                             int row) {
@@ -60,7 +59,7 @@ __device__ __forceinline__ void combine_row(T* target, int head_dim, float* part
   const auto partial = [&](int split) { return Partial<kRows, kHeadDim>(partials, first + split); };
   const int lane = lane_index(), dim = lane * 4, warp = kWarps == 1 ? 0 : warp_index();
   float4 read[kBatch];
-  const auto bring = [&](int begin) {
+  const auto load_partials = [&](int begin) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int split = begin + i * kWarps;
@@ -70,20 +69,20 @@ __device__ __forceinline__ void combine_row(T* target, int head_dim, float* part
       }
     }
   };
-  bring(warp);  // on its way while powers are read
+  load_partials(warp);  // overlaps the reads of exponents
   float most = kMinusInfinity;
   for (int split = lane; split < count; split += kWarpSize) most = fmaxf(most, partial(split).power(row));
   most = warp_reduce<Max>(most);
   float sum = 0.0f, out[4] = {};
   for (int base = warp; base < count; base += kWarpSize * kWarps) {
-    float share = 0.0f;  // of this lane's partial; 0 where a window hides the whole part
+    float share = 0.0f;  // of this lane's partial; 0 where a window masks the whole split
     const int own = base + lane * kWarps;
     if (own < count) {
       share = fast_exp2(partial(own).power(row) - most);
       sum += share * partial(own).sum(row);
     }
     for (int batch = 0; batch < kWarpSize && base + batch * kWarps < count; batch += kBatch) {
-      if (base + batch > warp) bring(base + batch * kWarps);
+      if (base + batch > warp) load_partials(base + batch * kWarps);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const float weight = __shfl_sync(kFullWarp, share, batch + i);

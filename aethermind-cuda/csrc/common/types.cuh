@@ -1,7 +1,7 @@
-// Element types under the names that the project gives to dtypes, conversions, and loads of several elements at once.
+// Element types named like the project's dtypes, conversions, and vector loads.
 //
-// Host compilers read these sources too (with AETHER_EMULATED defined), so a kernel is plain CUDA C++: whatever is PTX
-// stands behind a function in this folder.
+// Host compilers compile these sources too (with AETHER_EMULATED defined), so kernels are plain CUDA C++ and PTX is
+// wrapped in functions of this folder.
 #pragma once
 
 #ifdef AETHER_EMULATED
@@ -23,7 +23,7 @@ __device__ __forceinline__ float to_float(float32 value) { return value; }
 __device__ __forceinline__ float to_float(float16 value) { return __half2float(value); }
 __device__ __forceinline__ float to_float(bfloat16 value) { return __bfloat162float(value); }
 
-// Rounds to the nearest T, ties to even.
+// Rounds to nearest, ties to even.
 template <class T>
 __device__ __forceinline__ T from_float(float value);
 template <>
@@ -39,10 +39,10 @@ __device__ __forceinline__ bfloat16 from_float<bfloat16>(float value) {
   return __float2bfloat16_rn(value);
 }
 
-// The widest load of one thread.
+// Width of the widest load of a thread.
 constexpr int kVectorBytes = 16;
 
-// N elements that are loaded and stored by one instruction; their address is a multiple of their size.
+// N elements loaded or stored by one instruction; the address must be a multiple of their size.
 template <class T, int N = kVectorBytes / static_cast<int>(sizeof(T))>
 struct alignas(sizeof(T) * N) Vector {
   T values[N];
@@ -60,5 +60,5 @@ __device__ __forceinline__ bool is_vectorizable(const T* address, int width) {
 
 }  // namespace aether
 
-// Applies a macro to every float type: one entry point each.
+// Instantiates an entry point for every float type.
 #define AETHER_FOR_EACH_FLOAT(macro) macro(float32) macro(float16) macro(bfloat16)

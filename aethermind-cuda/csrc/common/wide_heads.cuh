@@ -1,5 +1,5 @@
-// What follows the projections of a layer's queries, keys and values, for heads that are whole vectors: a few lanes
-// take a head, so that a warp has several heads in flight and every access is 16 bytes wide.
+// The epilogue of the QKV projection for heads of whole vectors: a few lanes process a head, so that a warp has several
+// heads in flight and every access is 16 bytes wide.
 #pragma once
 
 #include "common/paged_cache.cuh"
@@ -7,7 +7,7 @@
 
 namespace aether {
 
-// Of a head of the lanes l, l + 1, …, the elements l · N … l · N + N - 1 of its first half and of its second half.
+// This lane's share of a head: elements l · N … l · N + N - 1 of its first half and of its second half, for lane l.
 template <class T, int N = Vector<T>::size>
 struct WideHead {
   float first[N];
@@ -49,7 +49,7 @@ struct WideHead {
     }
   }
 
-  // `table` is [cosines | sines], from this lane's first pair on.
+  // `table` is [cosines | sines], at this lane's first pair.
   __device__ __forceinline__ void rotate(const float* table, int half) {
     constexpr int kFloats = Vector<float>::size;
 #pragma unroll
@@ -64,7 +64,7 @@ struct WideHead {
     }
   }
 
-  // The largest magnitude; infinite where a value is not finite.
+  // The largest magnitude; infinity if a value is not finite.
   __device__ __forceinline__ float largest() const {
     float result = 0.0f;
     bool is_finite = true;
@@ -88,7 +88,7 @@ struct WideHead {
   }
 };
 
-// Over neighbouring lanes, a power of two of them; the whole warp calls it.
+// Reduces over groups of adjacent lanes, a power of two; the whole warp must call it.
 template <class Operation>
 __device__ __forceinline__ float reduce_lanes(float value, int lanes) {
   for (int distance = lanes / 2; distance > 0; distance /= 2) {
@@ -97,7 +97,7 @@ __device__ __forceinline__ float reduce_lanes(float value, int lanes) {
   return value;
 }
 
-// The heads of all tokens one after the other, 2^log2_lanes threads each.
+// Processes the heads of all tokens, 2^log2_lanes threads each.
 template <class T, bool kIsQuantized>
 __device__ __forceinline__ void finish_wide_heads(const ProjectedHeads& call) {
   const int lanes = 1 << call.log2_lanes;
@@ -112,7 +112,7 @@ __device__ __forceinline__ void finish_wide_heads(const ProjectedHeads& call) {
   const int lane = static_cast<int>(thread) & (lanes - 1);
   const int half = call.head_dim / 2, begin = lane * Vector<T>::size;
 
-  // Lanes without a head go on to the warp's shuffles.
+  // Lanes without a head must still take part in the warp shuffles.
   const bool is_there = token < call.num_tokens;
   WideHead<T> row{};
   int64_t slot = 0;

@@ -1,7 +1,7 @@
 """Paged attention of sequences with many queries: FlashAttention-2 (Dao 2023) in Triton, compiled ahead of time.
 
-The same part of the operator as common/paged_attention_prefill.cuh, for tensor cores that mma.sync does not reach
-(wgmma, tcgen05). A program takes ROWS rows of one kv head, where row r is head r % group of query r / group, so that
+Computes the same part of the operator as common/paged_attention_prefill.cuh, by wgmma or tcgen05, which mma.sync does
+not use. A program computes ROWS rows of one kv head, where row r is head r % group of query r / group, so that
 each key is read once for all heads that share it.
 """
 
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def _num_tiles(cu_seqlens_q, base, num_sequences, group, decode_rows, ROWS: tl.constexpr, SPAN: tl.constexpr):
-    """Tiles of each of the SPAN sequences from `base` on: none for those that the decode kernel takes."""
+    """Tiles of each of the SPAN sequences from `base` on; 0 for those of the decode kernel."""
     sequence = base + tl.arange(0, SPAN)
     exists = sequence < num_sequences
     begin = tl.load(cu_seqlens_q + sequence, mask=exists, other=0)
@@ -22,7 +22,7 @@ def _num_tiles(cu_seqlens_q, base, num_sequences, group, decode_rows, ROWS: tl.c
 
 @triton.jit
 def _rows_of_keys(table, start, keys_end, log2_block_size, KEYS: tl.constexpr):
-    """The cache block and the slot in it of KEYS keys from `start` on; keys behind the end are the last one again."""
+    """Cache block and slot of KEYS keys from `start` on; keys beyond the end repeat the last one."""
     key = tl.minimum(start + tl.arange(0, KEYS), keys_end - 1)
     return tl.load(table + (key >> log2_block_size)), key & ((1 << log2_block_size) - 1)
 
@@ -48,17 +48,17 @@ def paged_attention_prefill(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Program x takes tile x / K of the batch and kv head x % K. Programs behind the last tile do nothing.
+    """Program x computes tile x / K of the batch for kv head x % K. Programs beyond the last tile do nothing.
 
     out, q [T, H, HEAD_DIM]; k_cache, v_cache [N, K, P, HEAD_DIM]; int32 cu_seqlens_q [S + 1], seqlens_k [S],
-    block_tables [S, M]. P is a power of two. Sequences of up to `decode_rows` rows are another kernel's.
+    block_tables [S, M]. P is a power of two. Sequences of up to `decode_rows` rows belong to the decode kernel.
     """
     SPAN: tl.constexpr = 128
     group = num_heads // num_kv_heads
     kv_head = tl.program_id(0) % num_kv_heads
     wanted = tl.program_id(0) // num_kv_heads
 
-    # Which sequence has the tile: SPAN sequences at a time, then among them.
+    # Find the tile's sequence: SPAN sequences at a time, then among them.
     base = 0
     tiles = _num_tiles(cu_seqlens_q, base, num_sequences, group, decode_rows, ROWS, SPAN)
     in_span = tl.sum(tiles)
@@ -74,7 +74,7 @@ def paged_attention_prefill(
     sequence = base + tl.sum(is_before.to(tl.int32))
     wanted -= tl.max(tl.where(is_before, up_to, 0))
 
-    # Tiles of most keys come first: what begins late should end soon.
+    # Tiles with the most keys come first, so that programs that start late are short.
     first_token = tl.load(cu_seqlens_q + sequence)
     num_queries = tl.load(cu_seqlens_q + sequence + 1) - first_token
     first_row = ((num_queries * group + (ROWS - 1)) // ROWS - 1 - wanted) * ROWS
@@ -85,7 +85,7 @@ def paged_attention_prefill(
     row = first_row + tl.arange(0, ROWS)
     query = row // group
     position = context + tl.minimum(query, num_queries - 1)
-    # Offsets in a tile have 32 bits.
+    # Offsets within a tile have 32 bits.
     first_query = first_row // group
     corner = ((first_token + first_query).to(tl.int64) * num_heads + kv_head * group) * HEAD_DIM
     head = (query - first_query) * num_heads + row % group
@@ -104,7 +104,7 @@ def paged_attention_prefill(
         keys_begin = tl.maximum(0, first_position - window + 1)
     keys_end = last_position + 1
 
-    # The online softmax in powers of two. Where keys lie is looked up a tile ahead of their copy.
+    # Online softmax in powers of two. Block table entries are loaded a tile ahead of the copy.
     acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -120,7 +120,7 @@ def paged_attention_prefill(
             is_seen &= (window <= 0) | (key[None, :] > position[:, None] - window)
             scores = tl.where(is_seen, scores, float("-inf"))
         grown = tl.maximum(largest, tl.max(scores, 1) * scale_log2)
-        # Of a row that has seen no key yet, exp2 of -inf - 0 is 0.
+        # For a row without a visible key so far, exp2(-inf - 0) is 0.
         reference = tl.where(grown == float("-inf"), 0.0, grown)
         weights = tl.exp2(scores * scale_log2 - reference[:, None])
         shrink = tl.exp2(largest - reference)

@@ -1,4 +1,4 @@
-"""CUDA devices, put together."""
+"""The CUDA backend: devices, memory, streams, kernels and executables of NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -58,23 +58,23 @@ class CudaBackend(Backend):
         self._end()
 
     def free_memory(self) -> int:
-        """What the driver has, and what is kept for reuse."""
+        """Free bytes: the driver's, and those that the allocator caches."""
         pressure = self.allocator.pressure(self.devices.current())
         return pressure.free_bytes + pressure.kept_bytes
 
     def workspace_bytes(self, plan: Any) -> int:
-        """As much as the greediest step wants."""
+        """The largest workspace of any step of the plan."""
         return workspace_bytes(plan, self.devices.facts(self.devices.current()))
 
     def compile(self, plan: Any, memory: Any) -> CudaExecutable:
-        """Every plan runs by its own executable, on the device that is current now."""
+        """Compile a plan to an executable for the current device."""
         index = self.devices.current()
         facts = self.devices.facts(index)
         captured = CapturedSteps(self._driver, self.devices.context(index))
         return CudaExecutable(plan, memory, index, facts, self._library(index), captured, self.allocator.alloc)
 
     def communicator(self, rank: int, size: int, address: str | None = None) -> Communicator | None:
-        """Collectives by NCCL between `size` processes, each on its current device; None where it is not installed."""
+        """Open an NCCL communicator of `size` processes, each on its current device; None without NCCL."""
         nccl = find_nccl()
         if nccl is None:
             return None
@@ -88,7 +88,7 @@ class CudaBackend(Backend):
         return library.communicator
 
     def measure_limits(self, dtypes: Sequence[DType], num_threads: int | None = None) -> MeasuredLimits:
-        """On the current device, whose threads are no choice."""
+        """Measure the current device; a number of threads has no meaning here."""
         index = self.devices.current()
         stream = self.streams.create(index)
         try:
@@ -97,7 +97,7 @@ class CudaBackend(Backend):
             stream.destroy()
 
     def enqueue(self, works: Iterable[Work], stream: Stream) -> None:
-        """Put work on a stream that is of no plan."""
+        """Enqueue work outside of a plan on a stream."""
         assert isinstance(stream, CudaStream), "the stream is of another backend"
         library = self._library(stream.device)
         for work in works:
@@ -113,11 +113,13 @@ class CudaBackend(Backend):
 def _end(
     libraries: dict[int, KernelLibrary], streams: CudaStreams, allocator: CudaAllocator, devices: CudaDevices
 ) -> None:
-    """What a backend ends with, closed or dropped. A device that is lost refuses each part, and keeps none of them."""
+    """Release everything when a backend is closed or collected. After a device loss every call fails, which is
+    ignored.
+    """
     with ExitStack() as parts:
         for close in (devices.close, allocator.close, streams.close, libraries.clear):
             parts.callback(close)
         for index, library in libraries.items():
             parts.callback(library.close)
             parts.callback(devices.synchronize, index)
-            parts.callback(library.leave)  # first: where others have gone the device would wait for ever
+            parts.callback(library.leave)  # first: a collective whose peers are gone would never complete

@@ -1,4 +1,4 @@
-"""The CUDA driver through NVIDIA's own bindings, every call checked."""
+"""The CUDA driver by NVIDIA's Python bindings, with every status checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HOST_ALLOC_PORTABLE = 1
 
 
 def load_driver() -> CudaDriver:
-    """Import the bindings and initialise the driver; DeviceError when either is missing or refuses."""
+    """Import the bindings and initialise the driver; DeviceError when either fails."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -36,7 +36,7 @@ class CudaDriver:
         self._call("cuInit", 0)
 
     def _call(self, name: str, *arguments: Any, accept: tuple[int, ...] = ()) -> Any:
-        """The results of a call: none, one or a tuple; the status code itself where it is one of `accept`."""
+        """The results of a call: none, one or a tuple; the status code if it is one of `accept`."""
         status, *results = getattr(self._cuda, name)(*arguments)
         code = int(status)
         if accept and code in (0, *accept):
@@ -176,7 +176,7 @@ class CudaDriver:
         parameters: int,
         overlaps: bool = False,
     ) -> None:
-        # Outside of a graph the host's time for such a launch is more than the device gains.
+        # Outside of graphs such a launch costs the host more than the device gains.
         if overlaps and stream in self._capturing:
             config = self._overlapping_config(grid, block, shared_bytes, stream)
             self._call("cuLaunchKernelEx", config, function, parameters, 0)
@@ -186,7 +186,7 @@ class CudaDriver:
     def _overlapping_config(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, stream: int
     ) -> Any:
-        """A launch that may begin while the kernel before it runs (programmatic dependent launch)."""
+        """The configuration of a programmatic dependent launch: it may begin while its predecessor runs."""
         attribute = self._cuda.CUlaunchAttribute()
         attribute.id = self._cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         attribute.value.programmaticStreamSerializationAllowed = 1

@@ -1,7 +1,7 @@
-"""Dense products by cuBLASLt, called through its C interface: no torch between a plan and the library.
+"""Dense matrix products by cuBLASLt, called through its C interface without torch.
 
-The library is the one of the `nvidia-cublas` wheel (which torch for CUDA brings, too) or of an installed CUDA toolkit.
-Numbers are those of cublasLt.h; see https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api.
+The library is the one of the `nvidia-cublas` wheel (which torch for CUDA also installs) or of an installed CUDA
+toolkit. Numbers are those of cublasLt.h; see https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["CublasLt", "DenseProduct", "WORKSPACE_BYTES", "bucket_of", "find_cub
 logger = get_logger(__name__)
 
 WORKSPACE_BYTES = 32 << 20
-"""What cuBLASLt may use beside the operands; NVIDIA's own advice for sm_90, and enough for the others."""
+"""Workspace of cuBLASLt: NVIDIA's recommendation for sm_90, sufficient for other architectures."""
 
 _DATA_TYPES = {DType.FLOAT32: 0, DType.FLOAT16: 2, DType.BFLOAT16: 14}
 _COMPUTE_32F, _REAL_32F = 68, 0
@@ -35,18 +35,18 @@ _DESC_TRANSA, _DESC_EPILOGUE, _DESC_BIAS_POINTER, _DESC_BIAS_DATA_TYPE = 3, 7, 8
 _TRANSPOSED, _EPILOGUE_BIAS = 1, 4
 _PREFERENCE_MAX_WORKSPACE, _PREFERENCE_REDUCTION_SCHEMES = 1, 3
 _IN_FLOAT32 = 2
-"""The mask of schemes that add parts of K up in the type that is computed with, not in the output's."""
+"""Mask of split-K reduction schemes that accumulate in the compute type, not in the output's."""
 _PREFERENCE_ALIGNMENTS = 5, 6, 7, 8
-"""Of A, B, C and D."""
+"""Minimum alignments of A, B, C and D."""
 _MOST_ALIGNED = 256
 _ROW_ALIGNMENT = 16
 _HALVES = (DType.FLOAT16, DType.BFLOAT16)
 _MOST_ALGORITHMS = 1024
-"""Those kept: the least recently used ones are dropped."""
+"""Capacity of the LRU cache of algorithms."""
 
 _DECODE_SIZES = frozenset(BATCH_SIZES)
 _BUCKET_STEPS = (64, 16), (512, 64), (1024, 128), (2048, 256)
-"""Up to how many tokens buckets are multiples of what."""
+"""Bucket granularity: (up to this many tokens, buckets are multiples of this)."""
 _LARGEST_STEP = 512
 
 _STATUS = {
@@ -72,7 +72,7 @@ class _Heuristic(ctypes.Structure):
 
 @cache
 def find_cublaslt() -> Any | None:
-    """The library, or None where it is not installed."""
+    """Load cuBLASLt; None where it is not installed."""
     try:
         from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
     except ImportError:
@@ -84,12 +84,12 @@ def find_cublaslt() -> Any | None:
 
 
 class DenseProduct(NamedTuple):
-    """out[T, N] = x[T, K] · weight[N, K]ᵀ + bias[N], summed in float32; `workspace` is WORKSPACE_BYTES of memory.
+    """out[T, N] = x[T, K] · weight[N, K]ᵀ + bias[N], accumulated in float32; `workspace` has WORKSPACE_BYTES.
 
-    `fallback(out, x, weight, bias)` is launched where cuBLASLt has no algorithm; without one that is a DeviceError.
+    `fallback(out, x, weight, bias)` is launched where cuBLASLt has no algorithm; without a fallback that raises
+    DeviceError.
 
-    `out_stride` is the number of elements from one row of `out` to the next, None for N: `out` may be some columns of
-    a wider matrix.
+    `out_stride` is the row stride of `out` in elements, None for N: `out` may be columns of a wider matrix.
     """
 
     out: DeviceArray
@@ -130,10 +130,10 @@ class DenseProduct(NamedTuple):
 
 
 class CublasLt:
-    """The library for the device whose context is current.
+    """cuBLASLt on the device whose context is current.
 
-    Asking for an algorithm takes much longer than binding a product does, so algorithms are kept by shapes, dtypes and
-    alignments, which the layers of a model share, and numbers of tokens share those of their bucket.
+    Algorithm selection takes much longer than binding a product, so algorithms are cached by shapes, dtypes and
+    alignments, which the layers of a model share; numbers of tokens share the algorithm of their bucket.
     """
 
     def __init__(self, library: Any) -> None:
@@ -146,18 +146,18 @@ class CublasLt:
         self._operations: WeakValueDictionary[tuple[int, int], _Owned] = WeakValueDictionary()
 
     def close(self) -> None:
-        """Give back what the library holds."""
+        """Release the library's handle."""
         self._algorithms.clear()
         self._call("cublasLtDestroy", self._handle)
 
     def bind(self, product: DenseProduct) -> Enqueue | None:
-        """What enqueues a product, or None where the library has no algorithm for it."""
+        """Bind a product; None where the library has no algorithm for it."""
         bind_at = self.choose(product)
         return None if bind_at is None else bind_at(*product.addresses)
 
     def choose(self, product: DenseProduct) -> Callable[[int, int, int, int, int], Enqueue] | None:
-        """Choose the algorithm of a product; returns what binds it to `DenseProduct.addresses`, its own or others that
-        are aligned as these are. None where the library has no algorithm.
+        """Choose the algorithm of a product; returns a function that binds it to `DenseProduct.addresses` of the same
+        alignment. None where the library has no algorithm.
         """
         if not all(product.out.shape):
             return lambda *_: _nothing
@@ -175,8 +175,8 @@ class CublasLt:
             with self._lock:
                 operation = self._operation(bias, bias_dtype)
             out_at = pointer(out)
-            # Handles are among the arguments, so they live as long as these. The call takes C's types as they are: with
-            # `argtypes` ctypes would convert every one of them each time.
+            # The arguments keep the handles alive. They are C types already: with `argtypes` ctypes would convert each
+            # of them at every call.
             arguments = (
                 *(handle, operation, one, pointer(weight), weight_layout, pointer(x), x_layout, zero),
                 *(out_at, out_layout, out_at, out_layout, chosen, pointer(workspace), workspace_bytes),
@@ -192,7 +192,7 @@ class CublasLt:
         return bind_at
 
     def _algorithm(self, product: DenseProduct) -> _Algorithm | None:
-        """That of an earlier product of this kind, or else the one that is chosen now."""
+        """The cached algorithm of this kind of product, or a newly chosen one."""
         kind = _kind(product)
         if kind in self._algorithms:
             self._algorithms.move_to_end(kind)
@@ -208,7 +208,7 @@ class CublasLt:
         return found
 
     def _choose(self, product: DenseProduct) -> _Algorithm | None:
-        """That of the bucket of the number of tokens, where it suits this number, or else the heuristics' for it."""
+        """The bucket's algorithm if it is valid for this number of tokens, else the heuristics' choice."""
         if _is_rounded_otherwise(product):
             return None
         num_tokens = product.x.shape[0]
@@ -221,7 +221,7 @@ class CublasLt:
         return self._ask(product)
 
     def _bucket_algorithm(self, product: DenseProduct) -> _Algorithm | None:
-        """The one of a product that has as many tokens as its bucket."""
+        """The algorithm of the product with the bucket's number of tokens."""
         kind = _kind(product)
         if kind in self._algorithms:
             self._algorithms.move_to_end(kind)
@@ -235,7 +235,9 @@ class CublasLt:
             self._algorithms.popitem(last=False)
 
     def _adapt(self, shared: _Algorithm, product: DenseProduct) -> _Algorithm | None:
-        """The algorithm of another number of tokens with this one's layouts; None where the library refuses it."""
+        """Reuse the algorithm of another number of tokens with this product's layouts; None if the library rejects
+        it.
+        """
         x, out = self._layout(product.x), self._layout(product.out, product.out_stride)
         needs = _Heuristic()
         status = self._library.cublasLtMatmulAlgoCheck(
@@ -246,7 +248,7 @@ class CublasLt:
         return shared._replace(x=x, out=out) if is_fit else None
 
     def _ask(self, product: DenseProduct) -> _Algorithm | None:
-        """The algorithm that the library's heuristics choose, which takes them about a millisecond."""
+        """Query the library's heuristics, which takes about a millisecond."""
         weight, x = self._layout(product.weight), self._layout(product.x)
         out = self._layout(product.out, product.out_stride)
         preference, found, count = self._preference(product), _Heuristic(), ctypes.c_int()
@@ -257,13 +259,13 @@ class CublasLt:
         return None if status or not count.value or found.state else _Algorithm(weight, x, out, found)
 
     def _layout(self, array: DeviceArray, stride: int | None = None) -> _Owned:
-        """The library counts columns first: there our row-major matrices are their own transposes."""
+        """Describe a row-major matrix as the transpose that the column-major library sees."""
         columns, rows = array.shape
         sizes = ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(stride or rows)
         return self._create("MatrixLayout", _DATA_TYPES[array.dtype], *sizes)
 
     def _operation(self, bias: int, dtype: DType) -> _Owned:
-        """The one description for a bias, whose address is part of it; 0 for a product without one."""
+        """A matmul descriptor with a bias, whose address is part of it; 0 for a product without bias."""
         key = (bias, dtype.code if bias else 0)
         operation = self._operations.get(key)
         if operation is None:
@@ -280,7 +282,7 @@ class CublasLt:
         return self._operation(0, product.out.dtype) if bias is None else self._operation(bias.address, bias.dtype)
 
     def _preference(self, product: DenseProduct) -> _Owned:
-        """The heuristics take operands to begin at multiples of 256 bytes, unless they are told how these lie."""
+        """The heuristics assume 256-byte aligned operands unless the preference states other alignments."""
         preference = self._create("MatmulPreference")
         self._set("MatmulPreference", preference, _PREFERENCE_MAX_WORKSPACE, ctypes.c_uint64(WORKSPACE_BYTES))
         self._set("MatmulPreference", preference, _PREFERENCE_REDUCTION_SCHEMES, ctypes.c_uint32(_IN_FLOAT32))
@@ -306,7 +308,7 @@ class CublasLt:
 
 
 class _Owned(ctypes.c_void_p):
-    """A handle that is given back with its last reference."""
+    """A handle that is destroyed with its last reference."""
 
     destroy: Callable[[ctypes.c_void_p], int] | None = None
 
@@ -316,7 +318,7 @@ class _Owned(ctypes.c_void_p):
 
 
 class _Algorithm(NamedTuple):
-    """What products of one kind share: the layouts of the three matrices, and the algorithm."""
+    """The matrix layouts and the algorithm that products of one kind share."""
 
     weight: _Owned
     x: _Owned
@@ -325,7 +327,7 @@ class _Algorithm(NamedTuple):
 
 
 def _kind(product: DenseProduct) -> tuple[int, ...]:
-    """All that an algorithm is chosen by; -1 and 0 stand for a bias that is not there."""
+    """The cache key of an algorithm; -1 and 0 for a missing bias."""
     out, x, weight, bias, *_ = product
     stride = product.out_stride or out.shape[1]
     of_bias = (-1, 0) if bias is None else (bias.dtype.code, _alignment(bias.address))
@@ -335,16 +337,16 @@ def _kind(product: DenseProduct) -> tuple[int, ...]:
 
 
 def bucket_of(num_tokens: int) -> int:
-    """The number of tokens whose algorithm serves this one, too: itself, or a larger one.
+    """The number of tokens, equal or larger, whose algorithm this number shares.
 
-    Decode steps come in the sizes of `BATCH_SIZES` only, so each of these is a bucket. Prompts come in all sizes: an
-    algorithm covers their tokens with tiles of 64 to 256, and what is best for one number is so for its neighbours.
+    Decode steps have the sizes of `BATCH_SIZES`, so each of these is a bucket. Prompts have any size: algorithms cover
+    tokens with tiles of 64 to 256, so the best one is the same for nearby sizes.
     """
     return num_tokens if num_tokens in _DECODE_SIZES else _rounded_up(num_tokens)
 
 
 def prompt_buckets(least: int, most: int) -> Iterator[int]:
-    """The buckets of prompts of `least` to `most` tokens."""
+    """The buckets of prompts with `least` to `most` tokens."""
     while least <= most:
         bucket = _rounded_up(least)
         yield bucket
@@ -357,29 +359,28 @@ def _rounded_up(num_tokens: int) -> int:
 
 
 def _is_rounded_otherwise(product: DenseProduct) -> bool:
-    """Whether the library would add a bias to sums that it has rounded, or not at all."""
+    """Whether the library would add the bias to rounded sums, or not support it."""
     if product.bias is None:
         return False
-    # Rows that do not begin at 16 bytes get their bias from a second kernel (seen on sm_90, with 19 outputs): the sum
-    # is rounded before it is added, and again after.
+    # For rows that are not 16-byte aligned a second kernel adds the bias (observed on sm_90), which rounds twice.
     out = product.out.dtype
     is_split = bool(product.weight.shape[0] * out.itemsize % _ROW_ALIGNMENT) and out in _HALVES
     return product.bias.dtype is not out or is_split
 
 
 def _with_tokens(product: DenseProduct, num_tokens: int) -> DenseProduct:
-    """The product as it would be for another number of tokens."""
+    """The same product for another number of tokens."""
     out, x = (array._replace(shape=(num_tokens, array.shape[1])) for array in (product.out, product.x))
     return product._replace(out=out, x=x)
 
 
 def _alignment(address: int) -> int:
-    """The greatest power of two, up to 256, that an address is a multiple of."""
+    """The alignment of an address: its largest power-of-two divisor, at most 256."""
     return min(_MOST_ALIGNED, address & -address) or _MOST_ALIGNED
 
 
 def _nothing(_: int) -> None:
-    """A product without tokens or outputs."""
+    """Enqueue nothing: a product without tokens or outputs."""
 
 
 def _error(name: str, status: int) -> DeviceError:

@@ -1,7 +1,7 @@
-"""Weights quantised by the GPU that they are for: rows go up as they are stored, and are packed there.
+"""Quantisation of weights on the GPU: rows are uploaded unquantised and packed there.
 
-Rows pass through two page-locked buffers, and through one of as many rows in device memory, so that besides the packed
-weight no more than half a matrix (or 16 rows, where that is more) is there.
+Rows pass through two page-locked staging buffers and one device buffer of the same size, so that beside the packed
+weight at most half a matrix (or 16 rows, if that is more) is in memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BYTES_AT_ONCE = 32 << 20
 
 
 def blocks_per_unit(format: WeightFormat) -> int:
-    """Blocks whose scales lie together for each output: those of a group of 128 inputs where they are the shortest."""
+    """Scale blocks that are stored contiguously per output: those of a group of 128 inputs for the shortest blocks."""
     return _GROUP_INPUTS // _CHUNK_INPUTS if format.block == _CHUNK_INPUTS else 1
 
 
@@ -54,16 +54,16 @@ class _PackedWeight(ctypes.Structure):
 
 
 class _Staged(NamedTuple):
-    """Page-locked rows, and when they have been copied."""
+    """A page-locked staging buffer and the event of its copy."""
 
     buffer: Buffer
     copied: Event
 
 
 def quantize_on_device(backend: CudaBackend, format: WeightFormat, source: Any, destination: Tensor) -> None:
-    """Pack a floating-point array [N, K] into a format of the core's, in the layout of `quantized_weights`.
+    """Quantise a floating-point array [N, K] to a format of the core, in the layout of `quantized_weights`.
 
-    The bytes are those of `quantized_pack` on the host. InvalidArgumentError as by the format.
+    The result is byte-identical to `quantized_pack` on the host. Raises InvalidArgumentError as the format does.
     """
     import numpy as np
 
@@ -99,12 +99,12 @@ def quantize_on_device(backend: CudaBackend, format: WeightFormat, source: Any, 
             backend.enqueue(_launches(weight, format_family(format), dtype), stream)
         copy_async(found, largest, stream)
     finally:
-        stream.destroy()  # waits: whatever happened, the memory here is handed out again behind it
+        stream.destroy()  # synchronises: the buffers are reused afterwards, also after an error
     check_magnitude(float(found.numpy()[0]), format)
 
 
 def _launches(weight: _PackedWeight, family: str, dtype: DType) -> list[Launch]:
-    """Scales, then codes: see csrc/quantize_weight.cu."""
+    """The launches of csrc/quantize_weight.cu: scales, then codes."""
     rows = align_up(weight.num_rows, _TILE_OUTPUTS)
     num_groups = -(-weight.num_inputs // _GROUP_INPUTS)
     blocks_of_row = align_up(weight.num_blocks, weight.blocks_per_unit)
@@ -122,6 +122,6 @@ def _launches(weight: _PackedWeight, family: str, dtype: DType) -> list[Launch]:
 
 
 def format_family(format: WeightFormat) -> str:
-    """The kernels' name for all formats that differ in the size of a block alone."""
+    """The kernels' name of a format; formats that differ in the block size only share it."""
     shift = "_offset" if format.has_offset else "_zp" if format.has_zero_point and format.bits != 2 else ""
     return f"int{format.bits}{shift}"

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, and the context of each in which everything happens."""
+"""The GPUs of this machine and their primary contexts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aethermind_cuda.launch import DeviceFacts
 
 __all__ = ["Context", "CudaDevices"]
 
-# Of `CUdevice_attribute`.
+# Values of `CUdevice_attribute`.
 _NUM_MULTIPROCESSORS = 16
 _L2_CACHE_BYTES = 38
 _MAJOR, _MINOR = 75, 76
@@ -20,15 +20,15 @@ _SHARED_BYTES_OPTIN = 97
 
 _THE_BACKEND = "backend", 0
 _thread = local()
-"""`context` is the one that was entered last."""
+"""`context` is the context that the thread entered last."""
 
 
 class Context:
-    """The primary context of a device, which torch and others share, as one backend retains it.
+    """The primary context of a device, shared with torch and others, as retained by one backend.
 
-    Memory, streams, events and graphs may be dropped after their backend was closed, and are the driver's to take back
-    only while their context is there. So each is told to it as a `thing`, and the context is released when the backend
-    has left it and the last of them is gone.
+    Memory, streams, events and graphs may be collected after their backend was closed, and the driver can free them
+    only while their context exists. So each is registered here as a `thing`; the context is released once the backend
+    has closed it and the last thing is gone.
     """
 
     def __init__(self, driver: Driver, index: int) -> None:
@@ -36,22 +36,22 @@ class Context:
         self._driver = driver
         self._index = index
         self._things: set[tuple[Hashable, int]] = {_THE_BACKEND}
-        self._lock = RLock()  # a garbage collection inside may drop another thing
+        self._lock = RLock()  # reentrant: a garbage collection inside may release another thing
 
     def enter(self) -> None:
-        """Make it the calling thread's."""
+        """Make this context current in the calling thread."""
         self._driver.set_context(self.handle)
         _thread.context = self
 
     def made(self, kind: Hashable, handle: int) -> int:
-        """Stay for this thing until it is given back; returns the handle."""
+        """Keep the context until this thing is given back; returns the handle."""
         self._things.add((kind, handle))
         return handle
 
     def give_back(self, kind: Hashable, handle: int, give_back: Callable[[int], None]) -> None:
-        """Call `give_back(handle)` in this context; then the thing is gone, whatever came of it.
+        """Call `give_back(handle)` in this context; the thing is forgotten even if the call fails.
 
-        A garbage collection may call it between any two calls of a thread, whose context is the same afterwards.
+        A garbage collection may call this between any two calls of a thread, so the thread's context is restored.
         """
         before: Context = getattr(_thread, "context", self)
         try:
@@ -63,7 +63,7 @@ class Context:
                 before.enter()
 
     def leave(self) -> None:
-        """The backend is closed."""
+        """Release the context once no thing needs it: its backend is closed."""
         self._gone(_THE_BACKEND)
 
     def _gone(self, thing: tuple[Hashable, int]) -> None:
@@ -106,7 +106,7 @@ class CudaDevices(CountedDevices):
         self._driver.synchronize_context()
 
     def enter(self, index: int) -> None:
-        """Make the device's context the calling thread's."""
+        """Make the device's context current in the calling thread."""
         self.context(index).enter()
 
     def context(self, index: int) -> Context:
@@ -114,7 +114,7 @@ class CudaDevices(CountedDevices):
         return self._contexts.get(index) or self._retain(index)
 
     def close(self) -> None:
-        """Give the contexts back, as soon as nothing is left of what was made in them."""
+        """Release each context as soon as nothing made in it is left."""
         with self._lock:
             for context in self._contexts.values():
                 context.leave()
@@ -130,7 +130,7 @@ class CudaDevices(CountedDevices):
         )
 
     def _retain(self, index: int) -> Context:
-        """The context of a device, which from now on reaches the memory of all others that can be reached."""
+        """Retain a device's context and enable peer access to all devices that support it."""
         self.check(index)
         with self._lock:
             if index not in self._contexts:

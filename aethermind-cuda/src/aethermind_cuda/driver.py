@@ -1,8 +1,8 @@
-"""The calls of the CUDA driver that this backend makes: the one seam between it and a GPU.
+"""The CUDA driver calls that this backend makes: its only interface to a GPU.
 
-`CudaDriver` (in `bindings_driver`) makes them for real; tests put a driver of their own here. Contexts, streams,
-events, modules, functions and graphs are numbers that mean something to the driver alone, addresses are those of the
-device unless they are said to be the host's, and stream 0 is never used. Every call raises `CudaError` when it fails.
+`CudaDriver` (in `bindings_driver`) implements it; tests substitute their own driver. Contexts, streams, events,
+modules, functions and graphs are opaque handles, addresses are device addresses unless stated otherwise, and stream 0
+is never used. Every call raises `CudaError` when it fails.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ADVICE = {
 
 
 class CudaError(DeviceError):
-    """A call of the driver failed with `code`, which has a `name` such as CUDA_ERROR_OUT_OF_MEMORY."""
+    """A driver call failed with `code`, whose `name` is, for example, CUDA_ERROR_OUT_OF_MEMORY."""
 
     def __init__(self, call: str, code: int, name: str, text: str) -> None:
         advice = _ADVICE.get(code, "`nvidia-smi` may tell more.")
@@ -44,19 +44,19 @@ class CudaError(DeviceError):
 
 
 class Driver(Protocol):
-    """What is asked of libcuda, by threads in which a context is current (`set_context`) where one is needed."""
+    """The calls of libcuda; where one needs a context, the calling thread has made it current (`set_context`)."""
 
     # Devices
 
     def version(self) -> tuple[int, int]:
-        """The CUDA version that the driver speaks, such as (13, 0)."""
+        """The CUDA version that the driver supports, such as (13, 0)."""
 
     def device_count(self) -> int: ...
 
     def device_name(self, index: int) -> str: ...
 
     def device_memory(self, index: int) -> int:
-        """All its memory in bytes."""
+        """Total memory in bytes."""
 
     def device_attribute(self, index: int, attribute: int) -> int:
         """A `CUdevice_attribute` by number."""
@@ -73,7 +73,7 @@ class Driver(Protocol):
     def can_access_peer(self, index: int, other: int) -> bool: ...
 
     def enable_peer_access(self, other_context: int) -> None:
-        """Let the current context reach the memory of another; enabled already counts as done."""
+        """Enable peer access from the current context to another; no error if it is enabled already."""
 
     # Memory
 
@@ -85,22 +85,22 @@ class Driver(Protocol):
     def mem_free(self, address: int) -> None: ...
 
     def host_alloc(self, nbytes: int) -> int:
-        """Page-locked memory of the host, reachable by every device."""
+        """Page-locked host memory, mapped for every device."""
 
     def host_free(self, address: int) -> None: ...
 
     def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
-        """Between any two addresses, of the host or of devices, in the order of a stream."""
+        """Copy between any two host or device addresses, in stream order."""
 
     def fill(self, destination: int, byte: int, nbytes: int, stream: int) -> None: ...
 
     # Streams and events
 
     def stream_priority_range(self) -> tuple[int, int]:
-        """The numbers of the least and the greatest priority, such as (0, -5)."""
+        """The least and the greatest priority, such as (0, -5)."""
 
     def stream_create(self, priority: int) -> int:
-        """A stream that is in step with none."""
+        """A non-blocking stream: it does not synchronise with the default stream."""
 
     def stream_destroy(self, stream: int) -> None: ...
 
@@ -121,19 +121,19 @@ class Driver(Protocol):
     def event_synchronize(self, event: int) -> None: ...
 
     def event_elapsed(self, begin: int, end: int) -> float:
-        """Milliseconds."""
+        """Milliseconds between two recorded events."""
 
     # Kernels
 
     def module_load(self, image: bytes) -> int:
-        """A cubin for the current context; the code NO_BINARY where it does not fit the device."""
+        """Load a cubin in the current context; fails with NO_BINARY if it is for another architecture."""
 
     def module_unload(self, module: int) -> None: ...
 
     def get_function(self, module: int, name: str) -> int: ...
 
     def set_dynamic_shared_limit(self, function: int, nbytes: int) -> None:
-        """Let a function be launched with more than 48 KiB of dynamic shared memory."""
+        """Allow a function more than 48 KiB of dynamic shared memory."""
 
     def launch_kernel(
         self,
@@ -147,19 +147,20 @@ class Driver(Protocol):
     ) -> None:
         """`parameters` is the host address of an array of pointers, one to each argument (`void**`).
 
-        In a graph a launch that `overlaps` may begin while the kernel before it runs, for which it waits by itself.
+        A launch that `overlaps` may, in a graph, begin while its predecessor runs (programmatic dependent launch); the
+        kernel synchronises itself.
         """
 
     # Graphs
 
     def begin_capture(self, stream: int) -> None:
-        """What is put on the stream by this thread from now on is noted instead of run."""
+        """Capture what this thread enqueues on the stream from now on."""
 
     def end_capture(self, stream: int) -> int:
-        """The graph of what was noted."""
+        """End the capture; returns its graph."""
 
     def graph_instantiate(self, graph: int) -> int:
-        """An executable graph; the graph itself is given back."""
+        """Instantiate an executable graph and destroy the graph."""
 
     def graph_launch(self, executable: int, stream: int) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Plans on a GPU: every step's work is bound once for the sizes that come up, and then only enqueued."""
+"""Executables of plans on a GPU: the launches of a step are bound once per size and then only enqueued."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ __all__ = ["CudaExecutable"]
 
 _UNNAMED = nullcontext()
 _MOST_PREPARED_TOKENS = 4096
-"""Algorithms are chosen beforehand for prompts of up to so many: the time it takes is little beside a longer one's."""
+"""cuBLASLt algorithms are chosen at load time for prompts up to this many tokens; for longer ones the time is
+negligible."""
 
 
 class CudaExecutable:
-    """Enqueues steps one by one, or, where their sizes are those of padded decodes, as a graph."""
+    """Enqueues steps one by one, or as a CUDA graph for the padded sizes of decode steps."""
 
     def __init__(
         self,
@@ -54,11 +55,11 @@ class CudaExecutable:
 
     @property
     def num_native_breaks(self) -> int:
-        """None: steps are decided before the run, and the device goes from one to the next by itself."""
+        """0: steps are bound before the run, and the device needs no host between them."""
         return 0
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
-        """Enqueue all steps: as one graph where their sizes are those of padded decodes."""
+        """Enqueue all steps, as one CUDA graph for the padded sizes of decode steps."""
         handle = self._handle(stream)
         if symbols in self._captured or is_decode_size(self._sizes(symbols), self._plan.symbols):
             self._captured.run(symbols, handle, lambda where: self._enqueue(symbols, 0, len(self._plan.steps), where))
@@ -70,7 +71,9 @@ class CudaExecutable:
         self._enqueue(symbols, begin, end, self._handle(stream))
 
     def _enqueue(self, symbols: tuple[int, ...], begin: int, end: int, stream: int) -> None:
-        """What was never bound for these sizes is bound one by one, so that the device has work meanwhile."""
+        """Enqueue steps; those not yet bound for these sizes are bound one by one, while the device runs earlier
+        ones.
+        """
         get, bind, annotate = self._cache.get, self._binder.bind, self._annotate
         for position in range(begin, end):
             launches = get(position, symbols, bind)

@@ -1,4 +1,4 @@
-"""Steps of sizes that come again, captured once as CUDA graphs and then launched by one call."""
+"""CUDA graphs of recurring step sizes: captured once, then launched by one call."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _MOST_GRAPHS = 64
 
 
 class CapturedSteps:
-    """Graphs by the sizes of their runs, the 64 used last. All of them use the plan's own memory.
+    """An LRU cache of 64 graphs by run sizes. All graphs use the plan's memory.
 
-    The first run of a size goes without a graph: what libraries load when they are first called must not be captured,
-    and many a size never comes again.
+    The first run of a size is not captured: library initialisation must not be captured, and many sizes do not recur.
     """
 
     def __init__(self, driver: Driver, context: Context) -> None:
@@ -28,15 +27,15 @@ class CapturedSteps:
         self._seen: set[tuple[int, ...]] = set()
 
     def __del__(self) -> None:
-        with suppress(CudaError):  # of a device that is lost
+        with suppress(CudaError):  # the device may be lost
             self.close()
 
     def __contains__(self, symbols: tuple[int, ...]) -> bool:
-        """Whether these sizes came up before."""
+        """Whether these sizes have run before."""
         return symbols in self._seen
 
     def run(self, symbols: tuple[int, ...], stream: int, enqueue: Callable[[int], None]) -> None:
-        """Put on a stream what `enqueue(stream)` puts there for these sizes."""
+        """Enqueue the run of these sizes, by `enqueue(stream)` or as a graph captured from it."""
         graph = self._graphs.get(symbols)
         if graph is None and symbols not in self._seen:
             self._seen.add(symbols)
@@ -50,7 +49,7 @@ class CapturedSteps:
         self._driver.graph_launch(graph, stream)
 
     def close(self) -> None:
-        """Give all graphs back."""
+        """Destroy all graphs."""
         while self._graphs:
             self._give_back(self._graphs.popitem()[1])
 
@@ -68,6 +67,6 @@ class CapturedSteps:
         self._context.give_back("graph", graph, self._driver.graph_destroy)
 
     def _abandon(self, stream: int) -> None:
-        """End a capture that went wrong, so that the stream can be used again."""
+        """End a failed capture, so that the stream can be used again."""
         with suppress(CudaError):
             self._driver.graph_destroy(self._driver.graph_instantiate(self._driver.end_capture(stream)))

@@ -1,4 +1,4 @@
-"""What is launched, and what a kernel's function is told to decide it."""
+"""Launch descriptions: what a kernel function gets and what it returns to be enqueued."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ __all__ = [
 ]
 
 Enqueue = Callable[[int], None]
-"""Puts work on a stream, by the driver's handle."""
+"""Enqueues work on a stream, given by the driver's handle."""
 
 Relocate = Callable[[Sequence[int]], Enqueue]
-"""Binds work to the addresses of a call: those of the inputs that are there, of the outputs, and of the workspace, each
-rounded down to a multiple of `relocation.ALIGNMENT`.
+"""Binds work to the addresses of a call: present inputs, outputs and workspace, each rounded down to a multiple of
+`relocation.ALIGNMENT`.
 """
 
 
 class Int64(ctypes.c_int64):
-    """Marks an argument that the kernel takes as 64-bit integer; a plain int is a 32-bit one."""
+    """A 64-bit integer argument; a plain int is passed as 32 bits."""
 
 
 class DeviceArray(NamedTuple):
-    """An operand: a row-major contiguous tensor in device memory, its dims numbers."""
+    """An operand: a contiguous row-major tensor in device memory with concrete dims."""
 
     address: int
     dtype: DType
@@ -58,12 +58,12 @@ class DeviceArray(NamedTuple):
         return self.size * self.dtype.itemsize
 
     def is_before(self, other: DeviceArray) -> bool:
-        """Whether another array begins where this one ends: `other` may be its next rows."""
+        """Whether another array begins where this one ends, so that it may be its next rows."""
         return other.address == self.address + self.nbytes
 
 
 class DeviceFacts(NamedTuple):
-    """What launches depend on; `shared_bytes` is the most dynamic shared memory that a block can have."""
+    """Device properties that launches depend on; `shared_bytes` is the limit of dynamic shared memory per block."""
 
     compute_capability: tuple[int, int]
     num_multiprocessors: int
@@ -71,9 +71,9 @@ class DeviceFacts(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One call of an operator: operands in schema order (None where absent), and room for intermediate results.
+    """One call of an operator: operands in schema order (None where absent), and a workspace.
 
-    `workspace` is the address of as many bytes as the kernel's `workspace_bytes` said; steps share it in turn.
+    `workspace` is the address of at least `workspace_bytes` of the kernel; the steps of a plan share it.
     """
 
     inputs: tuple[DeviceArray | None, ...]
@@ -84,43 +84,45 @@ class Call(NamedTuple):
 
 
 class Context(Protocol):
-    """Where work becomes ready to be enqueued, see `library.KernelLibrary`."""
+    """Binds launches to a device; implemented by `library.KernelLibrary`."""
 
     @property
     def cublas(self) -> CublasLt:
-        """The library of dense products on this device."""
+        """cuBLASLt on this device."""
 
     @property
     def collectives(self) -> NcclCommunicator:
-        """The ranks that this device's is one of."""
+        """The communicator of this device's rank."""
 
     def bind_launch(self, launch: Launch) -> Enqueue:
-        """A function of a stream that launches."""
+        """Bind a launch: returns a function that enqueues it on a stream."""
 
     def bind_relocatable(self, launch: Launch) -> Relocate | None:
-        """The same for a launch whose addresses are symbolic; None where its arguments may hide an address."""
+        """As `bind_launch` with symbolic addresses; None where arguments may contain an address that cannot be
+        found.
+        """
 
 
 class Work(Protocol):
-    """Something that a stream can do.
+    """Work that can be enqueued on a stream.
 
-    Work with a method `bind_relocatable(context)` is bound once for calls that differ in their addresses only: its own
-    addresses are symbolic then (see `relocation`). It returns None where it cannot be relocated after all.
+    Work with a method `bind_relocatable(context)` is bound once, with symbolic addresses (see `relocation`), for calls
+    that differ in their addresses only. The method returns None where the work cannot be relocated.
     """
 
     def bind(self, context: Context) -> Enqueue:
-        """What enqueues it on a stream: all that can be decided before is decided now."""
+        """Precompute the launch; returns a function that enqueues it on a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One launch: `kernel` is the name of an entry point of `csrc/<source>.cu`.
 
-    Arguments are DeviceArrays (their address; None is a null pointer), ints (32 bits), floats (32 bits) and values of
-    ctypes, structures among them, which go as they are. A grid without a block launches nothing.
+    Arguments are DeviceArrays (passed as address; None is a null pointer), ints (32 bits), floats (32 bits) and ctypes
+    values including structures, passed unchanged. An empty grid launches nothing.
 
-    `overlaps` says that the kernel waits for the one before it by itself (`csrc/common/overlap.cuh`, as all of this
-    package do), so that in a graph it may be launched while that one runs.
+    `overlaps` states that the kernel synchronises with its predecessor itself (`csrc/common/overlap.cuh`, as all
+    kernels of this package do), so that in a graph it may be launched while the predecessor runs.
     """
 
     source: str
@@ -141,16 +143,16 @@ class Launch:
 
 
 class KernelFunction(NamedTuple):
-    """What stands in `Kernel.function` on this device: it says what to enqueue and computes nothing.
+    """The `Kernel.function` of this device: returns the work to enqueue and computes nothing itself.
 
-    `workspace_bytes` is asked with the largest sizes of a plan, and has to be enough for smaller ones.
+    `workspace_bytes` is called with the largest sizes of a plan and must suffice for smaller ones.
 
-    With `is_relocatable`, steps that differ in their addresses only (the layers of a model) share one call, whose
-    addresses are symbolic. What is launched may then depend on the alignment of addresses, up to 256 bytes, on which of
-    them are equal, and on which constants begin where others end, but not on their values. An address, or one with a
-    number of bytes added, is passed as a DeviceArray, a `c_void_p`, or such a field of a structure.
+    With `is_relocatable`, steps that differ in their addresses only (the layers of a model) share one call with
+    symbolic addresses. Launches may then depend on the alignment of addresses (up to 256 bytes), on which are equal,
+    and on which constants begin where others end, but not on their values. An address, plus an offset, is passed as a
+    DeviceArray, a `c_void_p`, or such a field of a structure.
 
-    With `has_heuristics` a library chooses what is launched, which takes it long for a size that it has not seen.
+    With `has_heuristics` a library chooses the algorithm, which is slow for a size that it has not seen.
     """
 
     launches: Callable[[Call], Iterable[Work]]
@@ -159,5 +161,5 @@ class KernelFunction(NamedTuple):
     has_heuristics: bool = False
 
     def __call__(self, call: Call) -> Iterable[Work]:
-        """The work of one call, in order."""
+        """Return the work of one call, in order."""
         return self.launches(call)

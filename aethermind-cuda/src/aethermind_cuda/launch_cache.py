@@ -1,4 +1,4 @@
-"""The launches of a plan's steps, cached for each step by the sizes that it depends on."""
+"""A cache of the launches of a plan's steps, keyed by the sizes that each step depends on."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from aethermind_cuda.launch import Enqueue
 __all__ = ["LaunchCache"]
 
 _MOST_SIZES = 32
-"""Sizes kept for each step: the least recently used ones are dropped."""
+"""LRU capacity per step."""
 
 
 class LaunchCache:
-    """Most sizes of a run change for some steps only: where a sampler's lists grow with every token, the model's own
-    steps keep their launches.
+    """Caches launches per step, so that a change of one size (such as the sampler's lists, which grow with every token)
+    does not rebind the other steps.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -29,7 +29,7 @@ class LaunchCache:
     def get(
         self, position: int, symbols: tuple[int, ...], bind: Callable[[int, tuple[int, ...]], list[Enqueue]]
     ) -> list[Enqueue]:
-        """What enqueues a step in a run with these symbols: the cached launches, or those that `bind` makes."""
+        """Return the launches of a step for these symbols, cached or made by `bind`."""
         cached, sizes = self._cached[position], tuple([symbols[index] for index in self._depends[position]])
         launches = cached.get(sizes)
         if launches is None:
@@ -42,7 +42,7 @@ class LaunchCache:
 
 
 def _symbols_of(plan: Plan, step: Step) -> set[str]:
-    """The symbols that a step's shapes and addresses depend on: an input lies behind all that come before it."""
+    """The symbols that a step's shapes and addresses depend on; an input's address depends on the inputs before it."""
     operands = [operand for operand in (*step.inputs, *step.outputs) if operand is not None]
     found = {symbol for operand in operands for symbol in _symbols_in(operand.shape)}
     last = max((_input_position(plan, operand) for operand in operands), default=-1)

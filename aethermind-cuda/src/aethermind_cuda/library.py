@@ -1,4 +1,4 @@
-"""Compiled kernels: found by compute capability, loaded when first launched, their arguments packed once."""
+"""The compiled kernels of a device: found by compute capability, loaded lazily, with arguments packed once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CUBINS = Path(__file__).parent / "cubins"
 _OVERLAPPING = 9, 0
 """The first compute capability with programmatic dependent launch."""
 _FREE_SHARED_BYTES = 48 * 1024
-"""What a launch may have of dynamic shared memory without asking first."""
+"""Dynamic shared memory that needs no opt-in."""
 
 
 class Cubins:
@@ -34,19 +34,19 @@ class Cubins:
 
     @cached_property
     def manifest(self) -> Mapping[str, Any]:
-        """What was built, and the release of the compiler; empty where nothing was."""
+        """What was built and by which compiler release; empty if nothing was built."""
         path = self.folder / "manifest.json"
         manifest: Mapping[str, Any] = json.loads(path.read_text()) if path.is_file() else {"operators": {}}
         return manifest
 
     @property
     def operators(self) -> Mapping[str, Any]:
-        """What the manifest says of each source."""
+        """The manifest's entry of each source."""
         operators: Mapping[str, Any] = self.manifest["operators"]
         return operators
 
     def reason_against(self, capability: tuple[int, int]) -> str | None:
-        """Why a GPU cannot be used with these, as a sentence, or None."""
+        """Why these kernels do not support a GPU, as a sentence; None if they do."""
         if not self.operators:
             return (
                 "aethermind-cuda was installed without its compiled kernels. Run `make cuda-kernels` in the source "
@@ -73,7 +73,7 @@ class Cubins:
 
 
 class KernelLibrary:
-    """The kernels of one device, whose context has to be current. See `launch.Context`."""
+    """The kernels of one device, whose context must be current; implements `launch.Context`."""
 
     def __init__(self, driver: Driver, facts: DeviceFacts, cubins: Cubins | None = None) -> None:
         self._driver = driver
@@ -83,7 +83,7 @@ class KernelLibrary:
         self._functions: dict[tuple[str, str], int] = {}
         self._shared_limits: dict[int, int] = {}
         self.communicator: NcclCommunicator | None = None
-        """The ranks, once they have met."""
+        """The communicator, once the ranks have connected."""
 
     @cached_property
     def cublas(self) -> CublasLt:
@@ -95,13 +95,13 @@ class KernelLibrary:
 
     @property
     def collectives(self) -> NcclCommunicator:
-        """The ranks; DeviceError before they have met."""
+        """The communicator; DeviceError before the ranks have connected."""
         if self.communicator is None:
             raise DeviceError("The ranks have not met yet: ask the backend for its communicator first.")
         return self.communicator
 
     def leave(self) -> None:
-        """Leave the other ranks: nothing waits for them any more."""
+        """Abort the communicator, so that nothing waits for other ranks."""
         communicator, self.communicator = self.communicator, None
         if communicator is not None:
             communicator.close()
@@ -117,11 +117,11 @@ class KernelLibrary:
         return self._functions[key]
 
     def bind_launch(self, launch: Launch) -> Enqueue:
-        """What launches on a stream; DeviceError for more shared memory than a block can have."""
+        """Bind a launch; DeviceError for more shared memory than a block can have."""
         return self._launcher(launch)(Parameters(launch.arguments)) if all(launch.grid) else _nothing
 
     def bind_relocatable(self, launch: Launch) -> Relocate | None:
-        """The same for symbolic addresses: arguments are packed once, and then copied with other pointers."""
+        """As `bind_launch` for symbolic addresses: arguments are packed once and copied with other pointers."""
         if not all(launch.grid):
             return lambda _: _nothing
         template = Parameters(launch.arguments)
@@ -138,7 +138,7 @@ class KernelLibrary:
         return relocate
 
     def _launcher(self, launch: Launch) -> Callable[[Parameters], Enqueue]:
-        """Everything about a launch but its arguments, decided."""
+        """Bind everything of a launch except its arguments."""
         function = self.function(launch.source, launch.kernel)
         self._allow_shared(function, launch)
         launch_kernel = self._driver.launch_kernel
@@ -175,7 +175,7 @@ class KernelLibrary:
 
 
 def _nothing(_: int) -> None:
-    """A launch without blocks."""
+    """Enqueue nothing: an empty grid."""
 
 
 def _written(capability: tuple[int, int]) -> str:

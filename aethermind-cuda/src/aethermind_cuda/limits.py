@@ -1,4 +1,4 @@
-"""What this GPU reaches: bytes per second of a copy within its memory, operations per second of a large product."""
+"""Measured limits of a GPU: memory bandwidth of a device copy, and FLOP/s of a large matrix product."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REPEAT = 5
 def measure_limits(
     driver: Driver, library: KernelLibrary, allocate: Callable[[int], Buffer], stream: int, dtypes: Sequence[DType]
 ) -> MeasuredLimits:
-    """The best of some runs each, by the device's own clock, in about a second; without cuBLASLt no rates."""
+    """Measure by device events, best of several runs, in about a second; without cuBLASLt no FLOP/s."""
     source, destination = allocate(_COPY_BYTES), allocate(_COPY_BYTES)
 
     def copy(where: int) -> None:
@@ -51,7 +51,7 @@ def _product_rate(
 
     size = _PRODUCT_SIZE
     buffers = [allocate(size * size * dtype.itemsize) for _ in range(3)]
-    # Zeros would draw less power, and so run faster, than what models compute with.
+    # Random values: zeros would draw less power and so run faster than real operands.
     block = np.random.default_rng(0).standard_normal(_BLOCK_VALUES, np.float32).astype(dtype.numpy)
     values = np.resize(block, size * size)
     for buffer in buffers:

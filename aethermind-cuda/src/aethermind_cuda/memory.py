@@ -1,4 +1,4 @@
-"""Device memory and page-locked host memory, kept for reuse where asking the driver again would cost time."""
+"""A caching allocator of device memory and page-locked host memory."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["CudaAllocator", "MemoryPressure"]
 
 _SMALLEST = 512
 _LARGEST_KEPT = 32 << 20
-"""What is larger goes back to the driver when it is freed: arenas, weights, the KV cache."""
+"""Larger buffers (arenas, weights, the KV cache) are returned to the driver when freed."""
 
 
 class MemoryPressure(NamedTuple):
-    """Bytes of a device: free by the driver's own count, all, and what is kept here for reuse."""
+    """Memory of a device in bytes: free (as reported by the driver), total, and cached here."""
 
     free_bytes: int
     total_bytes: int
@@ -31,7 +31,7 @@ class MemoryPressure(NamedTuple):
 
 
 class _Pool:
-    """Memory of one kind on one device. Counts what was asked for, holds size classes; the caller locks."""
+    """A pool of one kind of memory on one device: free lists by size class, and statistics. The caller locks."""
 
     def __init__(self, take: Callable[[int], int], give_back: Callable[[int], None]) -> None:
         self._take = take
@@ -63,7 +63,7 @@ class _Pool:
             self._give_back(address)
 
     def trim(self) -> None:
-        """Give back everything that is kept."""
+        """Return all cached memory to the driver."""
         for size, addresses in self._kept.items():
             while addresses:
                 self._give_back(addresses.pop())
@@ -84,15 +84,15 @@ class _Pool:
 
 
 class CudaAllocator(Allocator):
-    """Buffers of the current device. `stats` counts device memory, `pinned_stats` the page-locked memory of the host.
+    """Allocates buffers on the current device. `stats` counts device memory, `pinned_stats` page-locked host memory.
 
-    Who frees a buffer has waited for what used it: memory is handed out again at once.
+    A buffer must be freed only after the work that uses it has completed: its memory is reused immediately.
     """
 
     def __init__(self, driver: Driver, devices: CudaDevices) -> None:
         self._driver = driver
         self._devices = devices
-        self._lock = threading.RLock()  # a garbage collection inside `alloc` may release another buffer
+        self._lock = threading.RLock()  # reentrant: a garbage collection inside `alloc` may release another buffer
         self._pools: dict[tuple[int, MemoryKind], _Pool] = {}
         self._is_closed = False
 
@@ -134,24 +134,24 @@ class CudaAllocator(Allocator):
         return self._stats(MemoryKind.DEVICE)
 
     def pinned_stats(self) -> MemoryStats:
-        """What was handed out of page-locked host memory."""
+        """Statistics of page-locked host memory."""
         return self._stats(MemoryKind.PINNED)
 
     def pressure(self, index: int) -> MemoryPressure:
-        """How full a device is, other processes included."""
+        """Memory of a device, including other processes."""
         with self._lock:
             self._devices.enter(index)
             return MemoryPressure(*self._driver.memory_info(), self._pool(index, MemoryKind.DEVICE).kept_bytes)
 
     def trim(self) -> None:
-        """Give back to the driver what is kept for reuse."""
+        """Return cached memory to the driver."""
         with self._lock:
             for (index, _), pool in self._pools.items():
                 self._devices.enter(index)
                 pool.trim()
 
     def close(self) -> None:
-        """Give back what is kept; buffers that are still in use are given back when they are freed."""
+        """Return cached memory; buffers in use are returned when they are freed."""
         self.trim()
         self._is_closed = True
 
@@ -188,7 +188,7 @@ class CudaAllocator(Allocator):
 
 
 def _size_class(nbytes: int) -> int:
-    """A power of two for what is small, whole pages of 2 MiB for what is not: at most half of it is unused."""
+    """Round up: small sizes to a power of two, large ones to pages of 2 MiB; at most half is wasted."""
     if nbytes > 1 << 20:
         return -(-nbytes // (2 << 20)) * (2 << 20)
     return max(_SMALLEST, 1 << max(0, nbytes - 1).bit_length())

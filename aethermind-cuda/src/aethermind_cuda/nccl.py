@@ -1,7 +1,7 @@
-"""Collectives between the ranks of one model by NCCL, called through its C interface: a process and a GPU each.
+"""NCCL collectives between the ranks of a model (one process and GPU each), called through the C interface.
 
-The library is the one of the `nvidia-nccl-cu13` wheel, which torch for CUDA brings, too. Numbers are those of nccl.h;
-see https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html. Its kernels may be captured in a graph.
+The library is the one of the `nvidia-nccl-cu13` wheel, which torch for CUDA also installs. Constants are those of
+nccl.h; see https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html. Its kernels may be captured in a graph.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from aethermind_cuda.streams import CudaStream
 __all__ = ["NcclCommunicator", "find_nccl"]
 
 _BYTES, _SUM = 0, 0
-"""`ncclInt8`, as which everything is moved that is not added up, and `ncclSum`."""
+"""`ncclInt8`, the type of transfers without reduction, and `ncclSum`."""
 _DATA_TYPES = {DType.FLOAT16: 6, DType.FLOAT32: 7, DType.BFLOAT16: 9}
 _ID_BYTES = 128
 _MEETING_S = 300.0
-"""How long a rank waits for the others, which load weights first."""
+"""How long a rank waits for the others to load their weights."""
 _RETRY_S = 0.05
 
 
@@ -40,7 +40,7 @@ class _UniqueId(ctypes.Structure):
 
 @cache
 def find_nccl() -> Any | None:
-    """The library, or None where it is not installed."""
+    """Load NCCL; None where it is not installed."""
     try:
         from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
     except ImportError:
@@ -56,15 +56,15 @@ def find_nccl() -> Any | None:
 class NcclCommunicator:
     """The ranks of one model, on the device whose context is current; implements `hal.communicator.Communicator`.
 
-    `bind_…` decide all that can be decided before, like `launch.Work`; what they return may be captured.
+    The `bind_…` methods prepare a collective, like `launch.Work.bind`; it can be captured in a graph.
     """
 
     def __init__(
         self, library: Any, rank: int, size: int, address: str | None, scratch: Tensor, stream: Stream
     ) -> None:
-        """Meet the others at `address`, `HOST:PORT`, where rank 0 listens; returns when all are there.
+        """Connect to the other ranks at `address`, `HOST:PORT`, where rank 0 listens; returns when all are connected.
 
-        A barrier sums `scratch`, which nobody reads, on `stream`.
+        A barrier reduces `scratch`, whose contents are unused, on `stream`.
         """
         if not 0 <= rank < size:
             raise InvalidArgumentError(f"Rank {rank} of {size} does not exist: ranks are counted from 0.")
@@ -85,7 +85,7 @@ class NcclCommunicator:
         self._call("ncclCommInitRank", ctypes.byref(self._handle), size, unique, rank)
 
     def close(self) -> None:
-        """Leave the others. What still waits for them ends, so that a rank whose others have gone can end as well."""
+        """Abort the communicator: pending collectives end, so that a rank whose peers are gone can end, too."""
         handle, self._handle = self._handle, ctypes.c_void_p()
         if handle:
             self._call("ncclCommAbort", handle)
@@ -100,7 +100,7 @@ class NcclCommunicator:
 
     @property
     def share(self) -> Share:
-        """Which rank of how many this is."""
+        """This rank and the number of ranks."""
         return self._share
 
     def all_reduce(self, tensor: Tensor, stream: Stream) -> None:
@@ -109,7 +109,7 @@ class NcclCommunicator:
         self.bind_all_reduce(array, array)(_handle_of(stream))
 
     def all_gather(self, output: Tensor, part: Tensor, stream: Stream) -> None:
-        """Join every rank's `part` along the first axis into `output`."""
+        """Concatenate every rank's `part` along the first axis into `output`."""
         self.bind_all_gather(_array(output), _array(part))(_handle_of(stream))
 
     def broadcast(self, tensor: Tensor, root: int, stream: Stream) -> None:
@@ -130,14 +130,14 @@ class NcclCommunicator:
         return self._bind("ncclAllReduce", *pointers, x.size, _DATA_TYPES[x.dtype], _SUM)
 
     def bind_all_gather(self, out: DeviceArray, part: DeviceArray) -> Enqueue:
-        """Every rank's part, one after the other along the first axis: that of rank r as long as by `Share.bounds`."""
+        """Concatenate the parts of all ranks along the first axis; lengths are those of `Share.bounds`."""
         if not out.size:
             return _nothing
         length, row_bytes = out.shape[0], out.nbytes // out.shape[0]
         source = ctypes.c_void_p(part.address)
         if length % self.size == 0:
             return self._bind("ncclAllGather", source, ctypes.c_void_p(out.address), part.nbytes, _BYTES)
-        # Parts of unequal lengths: each rank sends its own to all, which is one operation within a group.
+        # Parts of unequal lengths: each rank broadcasts its own, grouped into one operation.
         sends = []
         for rank in range(self.size):
             begin, end = self._share.bounds(length, rank)
@@ -173,7 +173,7 @@ class NcclCommunicator:
 
 
 def _hand_out(unique: bytes, place: tuple[str, int], num_others: int) -> bytes:
-    """Give every other rank the id under which all meet."""
+    """Send the communicator id to every other rank."""
     with socket.create_server(place, backlog=num_others) as server:
         server.settimeout(_MEETING_S)
         for _ in range(num_others):
@@ -187,7 +187,7 @@ def _hand_out(unique: bytes, place: tuple[str, int], num_others: int) -> bytes:
 
 
 def _fetch(place: tuple[str, int], clock: Callable[[], float] = time.monotonic) -> bytes:
-    """Ask rank 0 for the id, which may listen a little later."""
+    """Fetch the id from rank 0, retrying until it listens."""
     deadline = clock() + _MEETING_S
     while True:
         try:
@@ -212,4 +212,4 @@ def _handle_of(stream: Stream) -> int:
 
 
 def _nothing(_: int) -> None:
-    """A collective of nothing."""
+    """Enqueue nothing: an empty collective."""

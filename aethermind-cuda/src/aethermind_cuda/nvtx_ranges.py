@@ -1,6 +1,6 @@
-"""Names for the steps of a plan in NVIDIA's profilers (`pip install nvtx`, and AETHERMIND_NVTX=1).
+"""NVTX ranges of a plan's steps for NVIDIA's profilers (`pip install nvtx`, and AETHERMIND_NVTX=1).
 
-They stand on the thread that enqueues; a captured graph is one launch, and shows kernels under their own names.
+Ranges are on the enqueuing thread; a captured graph is one launch and shows kernels by their own names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["find_annotate"]
 
 
 def find_annotate() -> Callable[[str], AbstractContextManager[Any]] | None:
-    """What makes a range of a name, or None where nobody asked; DeviceError where it was asked for and is missing."""
+    """The function that opens a named range; None if disabled, DeviceError if enabled without the nvtx package."""
     if os.environ.get("AETHERMIND_NVTX", "0") in ("", "0"):
         return None
     try:

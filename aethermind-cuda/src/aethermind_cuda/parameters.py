@@ -1,4 +1,4 @@
-"""A kernel's arguments as the driver takes them: packed in one block of memory, which can be copied and relocated."""
+"""Kernel arguments in the driver's format: packed in one block of memory that can be copied and relocated."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ["Parameters"]
 
 _INT32 = range(-(2**31), 2**31)
 _ALIGNMENT = 16
-"""Of every value: no type of a kernel's parameter has more."""
+"""Alignment of every value: the maximum of kernel parameter types."""
 
 _POINTER_BYTES = 8
 _NUMBERS = "bBhHiIlLqQfd?"
-"""Of `ctypes`' codes of types."""
+"""`ctypes` type codes."""
 
 _MOST_NUMBER = 1 << 40
-"""What is above is no size: a 64-bit integer may then be made of an address."""
+"""Larger 64-bit integers are no sizes and may contain an address."""
 
 
 class Parameters:
-    """A block of pointers to values, and the values behind them. `address` is that of the block.
+    """A block of pointers to values, followed by the values; `address` is the block's.
 
-    `values` are ctypes values of the kinds that the kernel's parameters have. TypeError and OverflowError for what no
-    kernel takes.
+    `values` are ctypes values of the types of the kernel's parameters. Raises TypeError or OverflowError for values
+    that no kernel takes.
     """
 
     __slots__ = ("_block", "_image", "_offsets", "_type", "address", "values")
@@ -58,8 +58,8 @@ class Parameters:
     def pointers(self) -> list[tuple[int, int]] | None:
         """Offsets and values of the device pointers in the block, fields of structures among them.
 
-        None where others may be hidden: in arrays of other things, unions, bit fields, and integers that are too
-        large for a size.
+        None where pointers may be hidden: in arrays of other types, unions, bit fields, and integers too large for a
+        size.
         """
         found: list[tuple[int, int]] = []
         for offset, value in zip(self._offsets, self.values, strict=True):
@@ -74,7 +74,7 @@ class Parameters:
         return found
 
     def relocated(self, pointers: Iterable[tuple[int, int]]) -> Parameters:
-        """A copy with other device pointers at these offsets of the block; `values` are still those of this one."""
+        """A copy with other device pointers at these offsets of the block; `values` are shared with this one."""
         copy = object.__new__(type(self))
         copy.values, copy._offsets, copy._type, copy._image = self.values, self._offsets, self._type, self._image
         copy._place(self._image)
@@ -84,7 +84,7 @@ class Parameters:
 
 
 def _packed(argument: Any) -> Any:
-    """A ctypes value of the kind that the kernel's parameter has."""
+    """Convert an argument to the ctypes value of a kernel parameter."""
     if argument is None:
         return ctypes.c_void_p(0)
     if isinstance(argument, DeviceArray):
@@ -102,7 +102,7 @@ def _packed(argument: Any) -> Any:
 
 @cache
 def _fields(kind: Any) -> tuple[tuple[int, bool], ...] | None:
-    """Offsets of pointers (True) and of 64-bit integers (False); None where a type does not tell them apart."""
+    """Offsets of pointers (True) and of 64-bit integers (False); None where a type hides them."""
     if issubclass(kind, ctypes.c_void_p):
         return ((0, True),)
     if issubclass(kind, ctypes._SimpleCData):

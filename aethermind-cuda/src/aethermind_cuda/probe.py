@@ -1,4 +1,4 @@
-"""Whether there is an NVIDIA GPU to use, asked of the driver itself; no context is made and nothing heavy imported."""
+"""Detects NVIDIA GPUs by the driver, without a context and without heavy imports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OLDEST_DRIVER = 13000
 
 
 def probe() -> Probe:
-    """Ask `libcuda` how many GPUs there are, and our kernels whether they run on them."""
+    """Count GPUs by `libcuda` and check that the compiled kernels support them."""
     from aethermind_cuda.library import Cubins
 
     answer = probe_driver()
@@ -33,7 +33,7 @@ def probe() -> Probe:
 
 
 def probe_driver() -> Probe:
-    """The same of any kernels: whether there are GPUs, and a driver that we can speak with."""
+    """Check for GPUs and a supported driver, whatever the kernels."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -70,7 +70,7 @@ def capability_of_first() -> tuple[int, int]:
 
 
 def open_backend() -> CudaBackend:
-    """All GPUs of this machine; DeviceError says why there is none to use."""
+    """Open all GPUs of this machine; DeviceError states why none can be used."""
     answer = probe()
     if not answer.is_available:
         raise DeviceError(f"Device 'cuda' cannot be opened: {answer.reason}")

@@ -1,4 +1,4 @@
-"""Weights in formats of few bits, in the layout of `csrc/common/quantized_weight.cuh`."""
+"""Packing of quantised weights into the layout of `csrc/common/quantized_weight.cuh`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GROUP_INPUTS = GROUP_CHUNKS * _CHUNK_INPUTS
 _THREADS = 4
 _PAIRS = 4
 _WHOLE_ROW = 31
-"""Chunks are fewer than two to this."""
+"""log2 of a bound on the number of chunks."""
 _VALUES_AT_ONCE = 1 << 21
 
 Array = Any
@@ -31,7 +31,7 @@ Array = Any
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLayout:
-    """Where the parts of a packed weight [N, K] are; outputs are padded to whole tiles, inputs to whole groups."""
+    """The layout of a packed weight [N, K]: outputs are padded to whole tiles, inputs to whole groups."""
 
     format: WeightFormat
     shape: tuple[int, int]
@@ -48,50 +48,50 @@ class QuantizedLayout:
 
     @property
     def num_blocks(self) -> int:
-        """Scales of a row."""
+        """Scale blocks of a row."""
         return self.format.num_blocks(self.shape[1])
 
     @property
     def log2_chunks(self) -> int:
-        """Chunks of 32 inputs that share a scale, as the kernels take it."""
+        """log2 of the chunks of 32 inputs per scale block, as passed to kernels."""
         return (self.format.block // _CHUNK_INPUTS).bit_length() - 1 if self.format.block else _WHOLE_ROW
 
     @property
     def shift(self) -> int:
-        """`aether::Shift`: none, zero points, offsets."""
+        """The value of `aether::Shift`: none, zero points or offsets."""
         return 1 if self.format.has_zero_point else 2 if self.format.has_offset else 0
 
     @property
     def code_bytes(self) -> int:
-        """Bytes of the codes, which scales follow."""
+        """Bytes of the codes; scales follow them."""
         return self.num_tiles * self.num_groups * _TILE_OUTPUTS * _GROUP_INPUTS * self.format.bits // 8
 
     @property
     def num_scales(self) -> int:
-        """Scales of all rows, padded ones included; zero points or offsets follow them."""
+        """Scales of all rows including padding; zero points or offsets follow them."""
         return self.num_tiles * self.num_units * self.blocks_per_unit * _TILE_OUTPUTS
 
     @property
     def blocks_per_unit(self) -> int:
-        """Blocks whose scales lie together for each output."""
+        """Scale blocks that are stored contiguously per output."""
         return blocks_per_unit(self.format)
 
     @property
     def num_units(self) -> int:
-        """Units of scales of a row; the last one may be padded."""
+        """Scale units of a row; the last one may be padded."""
         return -(-self.num_blocks // self.blocks_per_unit)
 
     @property
     def nbytes(self) -> int:
-        """All of it."""
+        """Total bytes."""
         per_scale = 2 + (0, 1, 2)[self.shift]
         return self.code_bytes + self.num_scales * per_scale
 
 
 def quantized_pack(format: WeightFormat) -> Pack:
-    """The layout of a format; it takes floating-point arrays, which it quantises itself, and QuantizedWeights.
+    """The `Pack` of a weight format: packs QuantizedWeights, and quantises floating-point arrays.
 
-    Floating-point arrays on their way to a GPU are quantised there.
+    Floating-point arrays that are loaded to a GPU are quantised there.
     """
     return Pack(
         f"tiles16_{format.name}",
@@ -103,7 +103,7 @@ def quantized_pack(format: WeightFormat) -> Pack:
 
 
 def _pack(format: WeightFormat, source: Array | QuantizedWeight, destination: int) -> None:
-    """Some tiles at a time, on all cores; InvalidArgumentError as by the format."""
+    """Pack on all cores, some tiles at a time; raises InvalidArgumentError as the format does."""
     layout = QuantizedLayout(format, _matrix(source.shape))
     codes, scales, shifts = _parts(layout, destination)
     rows, columns = layout.shape
@@ -128,7 +128,7 @@ def _pack(format: WeightFormat, source: Array | QuantizedWeight, destination: in
 
 
 def _parts(layout: QuantizedLayout, address: int) -> tuple[Array, Array, Array | None]:
-    """Views of host memory, all by tile: codes as words, scales, and zero points or offsets."""
+    """Views of host memory by tile: code words, scales, and zero points or offsets."""
     import numpy as np
 
     memory = np.frombuffer((ctypes.c_uint8 * layout.nbytes).from_address(address), np.uint8)
@@ -144,13 +144,13 @@ def _parts(layout: QuantizedLayout, address: int) -> tuple[Array, Array, Array |
 
 
 def _words(layout: QuantizedLayout, codes: Array, num_tiles: int) -> Array:
-    """Codes [rows, K] as words [tiles, …]; see quantized_weight.cuh for which bits are whose."""
+    """Pack codes [rows, K] into words [tiles, …], in the bit layout of quantized_weight.cuh."""
     import numpy as np
 
     bits = layout.format.bits
     padded = np.zeros((num_tiles * _TILE_OUTPUTS, layout.num_groups * _GROUP_INPUTS), np.uint32)
     padded[: len(codes), : codes.shape[1]] = _unsigned(codes, bits)
-    # [tile, output, group, chunk, thread, pair, half] to [tile, group, output, thread, place of the pair, half]
+    # [tile, output, group, chunk, thread, pair, half] to [tile, group, output, thread, slot of the pair, half]
     named = padded.reshape(num_tiles, _TILE_OUTPUTS, layout.num_groups, GROUP_CHUNKS, _THREADS, _PAIRS, 2)
     pairs = named.transpose(0, 2, 1, 4, 3, 5, 6).reshape(-1, bits, GROUP_CHUNKS * _PAIRS // bits, 2)
     places = bits * np.arange(pairs.shape[2], dtype=np.uint32)[:, None] + np.array([0, 16], np.uint32)
@@ -159,7 +159,7 @@ def _words(layout: QuantizedLayout, codes: Array, num_tiles: int) -> Array:
 
 
 def _unsigned(codes: Array, bits: int) -> Array:
-    """Codes from 0 on. Symmetric ones are shifted by their zero point, -1 and 1 become 0 and 1."""
+    """Unsigned codes: symmetric ones are shifted by their zero point; -1 and 1 become 0 and 1."""
     import numpy as np
 
     if codes.dtype == np.uint8:
@@ -170,7 +170,7 @@ def _unsigned(codes: Array, bits: int) -> Array:
 
 
 def _by_tile(layout: QuantizedLayout, rows: Array, num_tiles: int) -> Array:
-    """[rows, blocks] as [tiles, units · 8 outputs · blocks of a unit · 2]: zero for rows and blocks beyond the last."""
+    """Reorder [rows, blocks] to [tiles, units · 8 outputs · blocks of a unit · 2], padded with zeros."""
     import numpy as np
 
     per_unit, num_units = layout.blocks_per_unit, layout.num_units

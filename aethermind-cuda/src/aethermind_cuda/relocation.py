@@ -1,7 +1,7 @@
-"""Symbolic addresses: steps that differ in their addresses only are bound once over these, and then relocated.
+"""Symbolic addresses: steps that differ in their addresses only are bound once with these and then relocated.
 
-A symbolic address names an operand of a call and is aligned as that operand is. What a kernel adds to it (a part of an
-operand or of the workspace) stays apart from the operand's number, like the addend of a relocation in an object file.
+A symbolic address encodes the number of a call's operand and has the operand's alignment. Offsets that a kernel adds to
+it do not overlap the number, like the addend of a relocation in an object file.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ ALIGNMENT = 256
 
 _OPERAND_BITS = 48
 _FIRST = 0x6B00
-"""The upper 16 bits of a symbolic address are this and the operand's number, which those of no real address are."""
+"""Tag in the upper 16 bits of a symbolic address, with the operand's number; no real address has it."""
 
 _MOST_OPERANDS = 256
 _MIDDLE = 1 << (_OPERAND_BITS - 1)
-"""Of the lower bits, so that addends may be negative."""
+"""Bias of the lower bits, so that addends may be negative."""
 
 
 def symbolic_address(index: int, misalignment: int) -> int:
-    """That of operand number `index`, whose address modulo ALIGNMENT is `misalignment`."""
+    """The symbolic address of operand `index`, whose address modulo ALIGNMENT is `misalignment`."""
     assert 0 <= index < _MOST_OPERANDS
     return (_FIRST + index << _OPERAND_BITS) + _MIDDLE + misalignment
 
 
 def find_operand(address: int) -> tuple[int, int] | None:
-    """The number of the operand that a symbolic address belongs to, and its distance from the last multiple of
-    ALIGNMENT at or before that operand; None for every other address.
+    """Decode a symbolic address: the operand's number, and the offset from the operand's address rounded down to
+    ALIGNMENT. None for other addresses.
     """
     index = (address >> _OPERAND_BITS) - _FIRST
     return (index, (address & (1 << _OPERAND_BITS) - 1) - _MIDDLE) if 0 <= index < _MOST_OPERANDS else None

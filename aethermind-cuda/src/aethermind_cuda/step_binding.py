@@ -1,7 +1,7 @@
-"""Binding of a plan's steps: what enqueues them, made ready for the sizes of a run.
+"""Binds the steps of a plan to launches for the sizes of a run.
 
-The layers of a model are the same steps at other addresses. Binding a step costs many times what its launches do, so
-one step of a kind is bound over symbolic addresses (see `relocation`), and all of the kind are relocated copies of it.
+The layers of a model are the same steps at other addresses. Binding a step costs many times its launches, so one step
+of a kind is bound with symbolic addresses (see `relocation`), and the others are relocated copies of it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from aethermind_cuda.relocation import ALIGNMENT, symbolic_address
 __all__ = ["StepBinder", "workspace_bytes"]
 
 _Kind = tuple[int, tuple[int, ...]]
-"""What steps that share a template have in common: their number by `_number_kinds`, and `_alignments`."""
+"""The key of a template: the number of the kind by `_number_kinds`, and `_alignments`."""
 
 _Adjacent = tuple[tuple[int, int, int], ...]
-"""Operands of a step that begin where others end: position, position of the first one, bytes from there."""
+"""Operands of a step that begin where others end: position, position of the first one, offset in bytes."""
 
 
 class StepBinder:
-    """Binds steps for one size of a run after the other; templates are kept for the sizes that came last."""
+    """Binds steps for the sizes of a run; templates are kept for the last sizes."""
 
     def __init__(self, plan: Plan, memory: MemoryMap, facts: DeviceFacts, context: Context, workspace: int) -> None:
         self._plan = plan
@@ -44,7 +44,7 @@ class StepBinder:
         self._templates: dict[_Kind, list[Relocate] | None] = {}
 
     def bind(self, position: int, symbols: tuple[int, ...]) -> list[Enqueue]:
-        """What enqueues a step in runs with these symbols, in order."""
+        """Bind the launches of a step for runs with these symbols, in order."""
         if symbols != self._symbols:
             self._enter(symbols)
         places = self._fixed[position] or _Places([*map(self._address, self._operands[position]), self._workspace])
@@ -59,7 +59,7 @@ class StepBinder:
         return self.bind_alone(step, places.addresses)
 
     def choose_algorithms(self, symbols: tuple[int, ...]) -> None:
-        """Have libraries choose now what steps launch in runs with these symbols, so that no run waits for that."""
+        """Have libraries choose algorithms for runs with these symbols now, so that no run waits for that."""
         self._enter(symbols)
         firsts = {kind: position for position, kind in reversed([*enumerate(self._kinds)])}
         for position in firsts.values():
@@ -67,7 +67,7 @@ class StepBinder:
                 self.bind(position, symbols)
 
     def bind_alone(self, step: Step, addresses: Sequence[int]) -> list[Enqueue]:
-        """Bind a step at the addresses of its operands and the workspace, with no regard to others like it."""
+        """Bind a step at the addresses of its operands and the workspace, without a template."""
         call = _call(step, self._sizes, addresses, self._facts)
         return [work.bind(self._context) for work in _work(step, call)]
 
@@ -78,7 +78,7 @@ class StepBinder:
         self._symbols = symbols
 
     def _fixed_places(self, operands: Iterable[Operand]) -> _Places | None:
-        """Those of a step that has no inputs which share a span, whose places depend on the sizes."""
+        """The addresses of a step, if they do not depend on sizes (as those of inputs that share one buffer do)."""
         operands = list(operands)
         if (Place.INPUT, "") in self._memory and any(one.place is Place.INPUT for one in operands):
             return None
@@ -86,7 +86,7 @@ class StepBinder:
         return _Places([*map(address, operands), self._workspace])
 
     def _template(self, step: Step, alignments: Sequence[int], adjacent: _Adjacent) -> list[Relocate] | None:
-        """A step bound over symbolic addresses; None where some of its work cannot be relocated."""
+        """Bind a step with symbolic addresses; None where some of its work cannot be relocated."""
         half = len(alignments) // 2
         addresses = [symbolic_address(*pair) for pair in zip(alignments[half:], alignments[:half], strict=True)]
         for position, first, distance in adjacent:
@@ -102,7 +102,7 @@ class StepBinder:
 
 
 class _Places:
-    """Where the operands and the workspace of a step are."""
+    """The addresses of a step's operands and workspace."""
 
     __slots__ = ("addresses", "alignments", "bases")
 
@@ -113,14 +113,14 @@ class _Places:
 
 
 def workspace_bytes(plan: Plan, facts: DeviceFacts) -> int:
-    """What the steps of a plan want beside their operands, at its largest sizes: they share it in turn."""
+    """The workspace that the steps of a plan share, at its largest sizes."""
     calls = (_call(step, plan.symbols, [0] * (len(step.inputs) + len(step.outputs) + 1), facts) for step in plan.steps)
     sizes = (_function(step).workspace_bytes(call) for step, call in zip(plan.steps, calls, strict=True))
     return max(sizes, default=0)
 
 
 def _call(step: Step, sizes: Mapping[str, int], addresses: Sequence[int], facts: DeviceFacts) -> Call:
-    """`addresses` are those of the inputs that are there, of the outputs, and of the workspace."""
+    """Build the call of a step; `addresses` are those of present inputs, outputs and workspace."""
     places = iter(addresses)
 
     def arrays(operands: Iterable[Operand | None]) -> Iterator[DeviceArray | None]:
@@ -133,7 +133,7 @@ def _call(step: Step, sizes: Mapping[str, int], addresses: Sequence[int], facts:
 
 
 def _cannot_relocate(_: Context) -> None:
-    """Of work that knows no symbolic addresses."""
+    """The default of work without `bind_relocatable`."""
 
 
 def _adjacent(operands: Iterable[Operand], memory: MemoryMap) -> _Adjacent:
@@ -152,7 +152,7 @@ def _adjacent(operands: Iterable[Operand], memory: MemoryMap) -> _Adjacent:
 
 
 def _number_kinds(plan: Plan, adjacent: Sequence[_Adjacent]) -> list[int]:
-    """For each step the number of its kind: steps of one kind differ in nothing but their addresses."""
+    """The kind of each step: steps of one kind differ in their addresses only."""
     numbers: dict[Any, int] = {}
     kinds = []
     for step, its_adjacent in zip(plan.steps, adjacent, strict=True):
@@ -164,7 +164,7 @@ def _number_kinds(plan: Plan, adjacent: Sequence[_Adjacent]) -> list[int]:
 
 
 def _alignments(addresses: Sequence[int]) -> tuple[int, ...]:
-    """Every address modulo ALIGNMENT, and then for every one the first position of the same address."""
+    """Every address modulo ALIGNMENT, then for each address the first position of an equal one."""
     first: dict[int, int] = {}
     return (
         *[address % ALIGNMENT for address in addresses],
@@ -173,7 +173,7 @@ def _alignments(addresses: Sequence[int]) -> tuple[int, ...]:
 
 
 def _work(step: Step, call: Call) -> list[Work]:
-    """What a step's kernel enqueues; KernelError names one that raises."""
+    """The work of a step's kernel; a KernelError names a kernel that raises."""
     function = _function(step)
     try:
         return list(function(call))

@@ -1,4 +1,4 @@
-"""Streams and events as handles of the driver's."""
+"""CUDA streams and events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["CudaEvent", "CudaEvents", "CudaStream", "CudaStreams"]
 
 
 class CudaStream(Stream):
-    """A stream of one device, in step with no other."""
+    """A non-blocking stream of one device."""
 
     def __init__(self, driver: Driver, devices: CudaDevices, index: int, priority: int) -> None:
         self._handle: int | None = None
@@ -27,8 +27,8 @@ class CudaStream(Stream):
         self._handle = self.context.made("stream", driver.stream_create(min(max(priority, greatest), least)))
 
     def __del__(self) -> None:
-        """What it still has to do, it does."""
-        with suppress(CudaError):  # of a device that is lost
+        """Destroy the stream; the driver completes pending work."""
+        with suppress(CudaError):  # the device may be lost
             self._give_back()
 
     @property
@@ -65,7 +65,7 @@ class CudaStream(Stream):
 
 
 class CudaStreams(StreamManager):
-    """Streams of all devices. The default ones are streams like the others: nothing waits for them unasked."""
+    """Creates streams on all devices. Default streams are ordinary ones without implicit synchronisation."""
 
     def __init__(self, driver: Driver, devices: CudaDevices) -> None:
         self._driver = driver
@@ -91,7 +91,7 @@ class CudaStreams(StreamManager):
 
 
 class CudaEvent(Event):
-    """A mark that exists from its first recording on, in the context of the stream that it was recorded on."""
+    """An event, created at its first recording in the context of the recording stream."""
 
     def __init__(self, driver: Driver, *, timing: bool) -> None:
         self.handle: int | None = None
@@ -101,7 +101,7 @@ class CudaEvent(Event):
 
     def __del__(self) -> None:
         if self._context is not None and self.handle is not None:
-            with suppress(CudaError):  # of a device that is lost
+            with suppress(CudaError):  # the device may be lost
                 self._context.give_back("event", self.handle, self._driver.event_destroy)
 
     def record(self, stream: Stream) -> None:
@@ -129,14 +129,14 @@ class CudaEvent(Event):
         return self._driver.event_elapsed(self.handle, end.handle)
 
     def _entered(self) -> int | None:
-        """The handle, with its context made current: any thread may ask. None before the first recording."""
+        """The handle, with its context made current in any calling thread; None before the first recording."""
         if self._context is not None:
             self._context.enter()
         return self.handle
 
 
 class CudaEvents(EventManager):
-    """Makes events; one belongs to the device whose stream records it first."""
+    """Creates events; an event belongs to the device whose stream records it first."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver

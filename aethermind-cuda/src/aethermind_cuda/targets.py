@@ -1,4 +1,4 @@
-"""Which of the compiled targets runs on which GPU."""
+"""Compatibility of compiled targets with GPUs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["best_target", "runs_on"]
 
 _TARGET = re.compile(r"(\d+)(\d)([af]?)")
 _TEGRA = frozenset({(8, 7), (8, 8), (11, 0)})
-"""Systems on a chip: their binaries are compatible with nobody else's (CUDA C++ Programming Guide, 1.4)."""
+"""Tegra SoCs: binary compatible with no other architecture (CUDA C++ Programming Guide, 1.4)."""
 
 
 def runs_on(target: str, capability: tuple[int, int]) -> bool:
     """Whether code for `target` (80, 90a, 100f) runs on a GPU of this compute capability.
 
-    Code runs on later ones of the same major version; that with `a` on its own only, that with `f` in its family,
-    which is the major version so far. Nothing is compatible from or to systems on a chip.
+    Code runs on later minor versions of the same major version; with suffix `a` on that version only, with `f` on its
+    family, which is the major version so far. Tegra SoCs are compatible with none.
     """
     match = _TARGET.fullmatch(target)
     if match is None:
@@ -29,7 +29,7 @@ def runs_on(target: str, capability: tuple[int, int]) -> bool:
 
 
 def best_target(targets: Iterable[str], capability: tuple[int, int]) -> str | None:
-    """The newest target that runs there, code for one architecture alone first; None where there is none."""
+    """The newest compatible target, architecture-specific ones first; None if there is none."""
     fitting = [target for target in targets if runs_on(target, capability)]
     return max(fitting, key=_rank, default=None)
 

@@ -1,4 +1,4 @@
-"""Copies between host and devices and from device to device, and their bytes counted."""
+"""Copies between host and devices and between devices, with byte counts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["CudaTransfer"]
 
 
 class CudaTransfer(DataTransfer):
-    """A call without a stream waits for its own copy and for nothing else. Copies between devices go directly where
-    the hardware connects them, and by way of the host elsewhere; the driver knows which memory an address is in.
+    """A call without a stream waits for its own copy only. Copies between devices are peer-to-peer where the hardware
+    supports it, else staged by the driver; unified addressing identifies the memory of an address.
     """
 
     def __init__(self, driver: Driver, devices: CudaDevices, streams: CudaStreams) -> None:
@@ -62,6 +62,6 @@ class CudaTransfer(DataTransfer):
 
 
 def _device_of(destination: Tensor, source: Tensor) -> int:
-    """The device that copies: the one whose memory is written, or else read."""
+    """The device that executes a copy: that of the destination, else of the source."""
     is_device = destination.buffer.kind is MemoryKind.DEVICE
     return (destination if is_device else source).buffer.device.index

@@ -1,4 +1,4 @@
-"""The kernels of this device: every module here has some in its `KERNELS`."""
+"""The CUDA kernels: each module lists its own in `KERNELS`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ __all__ = ["load_kernels"]
 
 
 def load_kernels() -> list[Kernel]:
-    """All of them, by the names of their modules. Modules beginning with an underscore are for the others."""
+    """Collect the kernels of all modules, in the order of module names. Modules with a leading underscore have none."""
     names = sorted(info.name for info in iter_modules(__path__) if not info.name.startswith("_"))
     return [kernel for name in names for kernel in import_module(f"{__name__}.{name}").KERNELS]

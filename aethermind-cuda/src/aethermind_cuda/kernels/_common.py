@@ -1,4 +1,4 @@
-"""What the descriptions of kernels share."""
+"""Helpers for kernel descriptions."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def cuda_kernel(
     is_batch_invariant: bool = True,
     **rest: Any,
 ) -> Kernel:
-    """A kernel of this device (see `KernelFunction`), which treats a row alike in any batch unless it says otherwise;
-    `rest` are further fields of `Kernel`.
+    """Describe a CUDA kernel (see `KernelFunction`), batch-invariant by default; `rest` are further fields of
+    `Kernel`.
     """
     function: Any = KernelFunction(launches, workspace_bytes, is_relocatable, has_heuristics)
     return Kernel(
@@ -49,15 +49,15 @@ def cuda_kernel(
 
 
 def has_whole_vectors(matrix: DeviceArray) -> bool:
-    """Whether every row begins at a multiple of 16 bytes."""
+    """Whether every row is 16-byte aligned."""
     return not (matrix.address | matrix.shape[1] * matrix.dtype.itemsize) % _VECTOR_BYTES
 
 
 def div_up(count: int, size: int) -> int:
-    """How many pieces of `size` cover `count`."""
+    """Division rounded up."""
     return -(-count // size)
 
 
 def threads_for(count: int, most: int = 1024) -> int:
-    """A number of threads for `count` things that a block does side by side: whole warps, at most `most`."""
+    """Threads per block for `count` parallel items: whole warps, at most `most`."""
     return max(_WARP, min(most, div_up(count, _WARP) * _WARP))

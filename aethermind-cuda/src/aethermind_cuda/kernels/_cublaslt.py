@@ -1,4 +1,4 @@
-"""When a dense product is cuBLASLt's."""
+"""When dense products use cuBLASLt."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from aethermind_cuda.cublas import find_cublaslt
 __all__ = ["CUBLASLT", "LEAST_TOKENS", "has_cublaslt"]
 
 CUBLASLT = "cuda/cublaslt"
-"""The name of the kernels whose products of many tokens are the library's."""
+"""Name of the kernels that use cuBLASLt for many tokens."""
 
 LEAST_TOKENS = 9
-"""From here on a product is cuBLASLt's. Below it our own kernels read weights faster, and begin to read them while the
-kernel before still runs; the ones for 9 to 32 tokens, which serve where cuBLASLt is missing, took 1.2 to 1.9 times as
-long on an H200."""
+"""Fewest tokens for cuBLASLt. For fewer, the skinny kernels read weights faster and start reading them while the
+previous kernel runs; for 9 to 32 tokens they are slower than cuBLASLt and serve only without it."""
 
 
 def has_cublaslt(_: Signature) -> str | None:
-    """Why its products cannot be had, or None (see `Kernel.supports`)."""
+    """Why cuBLASLt cannot be used, or None (see `Kernel.supports`)."""
     return None if find_cublaslt() is not None else "cuBLASLt is not installed"

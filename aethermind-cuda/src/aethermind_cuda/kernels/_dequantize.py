@@ -1,4 +1,4 @@
-"""Products of many tokens with a quantised weight: some rows of it at a time are dequantised, then go to cuBLASLt."""
+"""Matrix products of many tokens with a quantised weight: dequantise some rows at a time, then multiply by cuBLASLt."""
 
 from __future__ import annotations
 
@@ -15,25 +15,23 @@ __all__ = ["LEAST_DEQUANTIZED_GATE_UP_TOKENS", "LEAST_DEQUANTIZED_TOKENS", "dequ
 
 LEAST_DEQUANTIZED_TOKENS = 65
 LEAST_DEQUANTIZED_GATE_UP_TOKENS = 33
-"""From here on the dense product wins on an H200. Dequantising moves about 4.5 bytes a weight (codes in, 16 bits out
-and in again) and takes as long for 33 tokens as for 256. Our own kernels for 33 to 64 tokens are bound by their
-instructions; where outputs are few, blocks share them evenly, where they are many, a second wave of blocks is a small
-one."""
+"""Fewest tokens for dequantisation and a dense product. It moves about 4.5 bytes per weight (codes in, 16 bits out and
+in again), whatever the number of tokens; the quantised kernels for 33 to 64 tokens are bound by instructions."""
 
 _TILE_OUTPUTS = 16
 _ALIGNED_TILES = 8
 _ALIGNED_ROWS = _ALIGNED_TILES * _TILE_OUTPUTS
 _MOST_TILES = 65535
-"""Of one launch, in the second direction of its grid."""
+"""Limit of gridDim.y."""
 _ALIGNMENT = 256
 _MOST_BYTES = 160 << 20
-"""Of values at a time: all of a projection of a 7B or 14B, a part of a larger one."""
+"""Limit of dequantised bytes at a time: a whole projection of a 7B or 14B model, a part of larger ones."""
 _WARP = 32
 _WARPS = 4
 
 
 def _rows_at_once(layout: QuantizedLayout, dtype: DType) -> int:
-    """Rows that are dequantised at a time: as few parts as the memory allows, and equal ones."""
+    """Rows dequantised at a time: the fewest equal parts within the memory limit."""
     num_outputs, num_inputs = layout.shape
     most = min(_MOST_BYTES // (max(1, num_inputs) * dtype.itemsize * _ALIGNED_ROWS), _MOST_TILES // _ALIGNED_TILES)
     most = max(1, most)
@@ -69,7 +67,7 @@ def dequantized_product(
 
 
 def _dequantize(layout: QuantizedLayout, values: DeviceArray, weight: DeviceArray, first_row: int) -> Launch:
-    """The rows of `values`, from `first_row` on: see csrc/dequantize_weight.cu."""
+    """Dequantise rows from `first_row` on into `values`: csrc/dequantize_weight.cu."""
     rows = values.shape[0]
     grid = div_up(layout.num_groups, _WARPS), div_up(rows, _TILE_OUTPUTS), 1
     scales = layout.num_blocks, layout.log2_chunks, layout.shift

@@ -1,11 +1,11 @@
-"""Attention over a paged cache of elements or of codes: which kernels take which part of a batch.
+"""Launches of paged attention, over unquantised and quantised caches: which kernel computes which part of a batch.
 
-The tensor core kernels differ in how many queries of a sequence they take. Where there are no more tokens than
-sequences, the decode kernel takes every token by itself; else it takes the sequences of so few queries that their
-heads fill no more tiles than one query's, and the prefill kernel the others. The host knows shapes only: the kernels
-see at `cu_seqlens_q` which sequences are theirs. A kernel that the shapes leave no sequence for is not launched.
+The tensor core kernels differ in the queries per sequence. With no more tokens than sequences, the decode kernel
+computes each token separately; otherwise it computes the sequences whose queries fit into the tiles of one query, and
+the prefill kernel the others. The host knows shapes only: kernels find their sequences by `cu_seqlens_q`. A kernel that
+cannot have sequences by the shapes is not launched.
 
-Both kernels split the keys of long sequences among blocks, and the combine kernel merges the parts.
+Both kernels split the keys of long sequences among blocks, and the combine kernel merges the partials.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ __all__ = ["paged_attention_kernels", "tensor_core_launches", "whole_prefill_til
 
 _DECODE_ROWS = 16
 _FEW_DECODE_ROWS = 8
-"""Rows of a tile of the decode kernel: the few where every tile is one token's."""
+"""Tile rows of the decode kernel; the smaller for tiles of one token."""
 _DECODE_WARPS = 8
 _PREFILL_ROWS = 128
 _SHORTEST_SPLIT = 256
-"""Of the prefill kernel."""
+"""Tile rows of the prefill kernel."""
 _SHORTEST_DECODE_SPLIT = 128
 _LONGEST_WHOLE = 256
-"""Decode: so many keys take a block less time than merging parts would."""
+"""Decode: fewer keys take a block less time than merging splits would."""
 _BLOCKS_PER_MULTIPROCESSOR = 2
-"""As many as registers allow at the same time; of the decode kernel's tiles of 16 rows, half as many."""
+"""Resident blocks per multiprocessor, limited by registers; half as many for decode tiles of 16 rows."""
 _RESERVED_SHARED_BYTES = 1024
-"""Of every block, the driver's; a multiprocessor has so much more than a block can have."""
+"""Shared memory that the driver reserves per block; a multiprocessor has that much more than a block can use."""
 
 _COMBINE_ROWS = 4
-"""Rows of the prefill kernel that a block of the combine kernel takes at a time; of the decode kernel it takes one."""
+"""Prefill rows that a block of the combine kernel merges at a time; of decode rows it merges one."""
 
 _COMBINE_BLOCKS_PER_MULTIPROCESSOR = 8
-"""Blocks that take the rows of the prefill kernel: they go on until none is left."""
+"""Combine blocks for prefill rows, which stride until none is left."""
 
 _PADDING = 8
-"""Elements between rows of shared memory (csrc/common/attention_tile.cuh)."""
+"""Row padding in shared memory, in elements (csrc/common/attention_tile.cuh)."""
 
 
 class _AttentionCall(ctypes.Structure):
@@ -68,7 +68,7 @@ class _AttentionCall(ctypes.Structure):
 
 
 def paged_attention_kernels(operator: str) -> tuple[Kernel, ...]:
-    """Those of `paged_attention` or `paged_attention_quantized`."""
+    """The kernels of `paged_attention` or `paged_attention_quantized`."""
     tensor_cores = cuda_kernel(
         operator,
         tensor_core_launches,
@@ -90,22 +90,22 @@ def _supports_tensor_cores(signature: Signature) -> str | None:
 
 
 class _Tiles(NamedTuple):
-    """How many tiles of rows of one kv head the kernels take at most."""
+    """Upper bounds of the tiles of one kv head per kernel."""
 
     decode: int
     prefill: int
 
 
 def whole_prefill_tiles(call: Call) -> int:
-    """Roughly how many tiles of one kv head the prefill kernel fills: as if decode took a token of each sequence."""
+    """An estimate of the prefill tiles of one kv head: as if decode computed one token of each sequence."""
     num_tokens, num_sequences = _num_tokens_and_sequences(call)
     return max(0, num_tokens - num_sequences) * _group(call) // _PREFILL_ROWS
 
 
 def tensor_core_launches(call: Call, prefill: Callable[[Call, int], Launch] | None = None) -> Iterator[Launch]:
-    """Decode, prefill and combine, as far as the shapes want them.
+    """The launches of decode, prefill and combine that the shapes require.
 
-    `prefill`, given the most rows of a sequence that is decode's, replaces the prefill kernel; it splits no keys.
+    `prefill`, called with the most rows of a decode sequence, replaces the prefill kernel; it does not split keys.
     """
     arguments = _arguments(call)
     num_sequences, num_kv_heads = arguments.num_sequences, arguments.num_kv_heads
@@ -183,7 +183,7 @@ def _address(array: DeviceArray | None) -> int | None:
 
 
 def _width(call: Call) -> int:
-    """The head dim that a kernel was compiled for: elements behind the own ones are zeros."""
+    """The head_dim that the kernel is compiled for; extra elements are zero."""
     head_dim = call.outputs[0].shape[-1]
     widths = (64, 128) if _is_quantized(len(call.inputs)) else (64, 96, 128)
     return next(width for width in widths if head_dim <= width)
@@ -197,7 +197,7 @@ def _group(call: Call) -> int:
 
 
 def _decode_rows(call: Call) -> int:
-    """Sequences of up to so many rows are the decode kernel's: as many as one query's heads fill tiles."""
+    """Most rows of a decode sequence: those of the tiles of one query's heads."""
     return align_up(_group(call), _DECODE_ROWS)
 
 
@@ -219,19 +219,19 @@ def _tiles(call: Call) -> _Tiles:
     decode = min(num_tokens, num_sequences) * div_up(group, _DECODE_ROWS)
     if num_tokens <= num_sequences or num_tokens * group <= _decode_rows(call):
         return _Tiles(decode, 0)
-    # The only sequence is the prefill kernel's, even if padding hides that its queries are few.
+    # A single sequence is the prefill kernel's, even if padding hides that it has few queries.
     return _Tiles(0 if num_sequences == 1 else decode, _most_prefill_tiles(call))
 
 
 def _most_prefill_tiles(call: Call) -> int:
-    """A bound that grows with every size, whichever kernels the shapes want."""
+    """A bound that is monotone in every size."""
     (num_tokens, num_sequences), group = _num_tokens_and_sequences(call), _group(call)
     fewest_queries = _decode_rows(call) // group + 1
     return num_tokens * group // _PREFILL_ROWS + min(num_sequences, num_tokens // fewest_queries)
 
 
 def _longest(call: Call) -> int:
-    """As many keys as a row of the block table has slots for."""
+    """Most keys: the slots of a block table row."""
     block_tables, k_cache = call.inputs[5], call.inputs[1]
     assert block_tables is not None
     assert k_cache is not None
@@ -246,7 +246,7 @@ def _num_splits(call: Call, num_blocks: int) -> int:
 
 
 def _prefill_slots(call: Call, num_tiles: int) -> int:
-    """Parts of split tiles of one kv head; 0 where the shapes tell that no tile will be split."""
+    """Splits of all tiles of one kv head; 0 where no tile will be split by the shapes."""
     slots = _most_prefill_slots(call, num_tiles)
     has_enough_tiles = _num_tokens_and_sequences(call)[1] == 1 and 2 * num_tiles > slots
     return 0 if _longest(call) < 2 * _SHORTEST_SPLIT or slots < 2 or has_enough_tiles else slots
@@ -260,7 +260,7 @@ def _most_prefill_slots(call: Call, num_tiles: int) -> int:
 
 
 def _prefill_combine_blocks(call: Call, num_tiles: int, num_slots: int) -> int:
-    """Of one kv head: enough for all tiles that may be split, or as many as run at the same time."""
+    """Combine blocks of one kv head: enough for all tiles that may be split, at most those that are resident."""
     k_cache = call.inputs[1]
     assert k_cache is not None
     most = _COMBINE_BLOCKS_PER_MULTIPROCESSOR * call.device.num_multiprocessors
@@ -269,7 +269,7 @@ def _prefill_combine_blocks(call: Call, num_tiles: int, num_slots: int) -> int:
 
 
 def _blocks_at_a_time(call: Call, shared_bytes: int, by_registers: int = _BLOCKS_PER_MULTIPROCESSOR) -> int:
-    """Keys are split until so many blocks are at work: more would only wait for these."""
+    """Resident blocks of the GPU: keys are not split further, since more blocks would only queue."""
     of_one = (call.device.shared_bytes + _RESERVED_SHARED_BYTES) // (shared_bytes + _RESERVED_SHARED_BYTES)
     return max(1, min(by_registers, of_one)) * call.device.num_multiprocessors
 
@@ -280,7 +280,7 @@ def _most_decode_blocks(call: Call, rows: int) -> int:
 
 
 def _decode_partials_bytes(call: Call) -> int:
-    """Enough for any number of splits, since there are never more blocks with partial results than this."""
+    """Workspace for any number of splits: no more blocks than this have partial results."""
     return _most_decode_blocks(call, _FEW_DECODE_ROWS) * _DECODE_ROWS * (_width(call) + 2) * 4
 
 
@@ -292,16 +292,17 @@ def _partials_bytes(call: Call) -> int:
 
 
 def _decode_shared(width: int, is_quantized: bool, rows: int) -> int:
-    """Queries, and for each warp `kWarpBytes` of `DecodeShared`: 16 keys and as many values, two stages of codes."""
+    """Dynamic shared memory: queries, and per warp `kWarpBytes` of `DecodeShared` (16 keys and values; two stages of
+    codes).
+    """
     row = 2 * (width + _PADDING)
     of_warp = 2 * 2 * 16 * (width + 16) if is_quantized else 2 * 16 * row
     return rows * row + _DECODE_WARPS * of_warp
 
 
 def _prefill_shared(width: int, is_quantized: bool) -> int:
-    """`PrefillShared::kBytes`: queries, two stages of 32 keys and values, and of codes the widened ones and scales.
-
-    Up to 96 elements, what follows the first stage lies where queries were.
+    """Dynamic shared memory, `PrefillShared::kBytes`: queries, two stages of 32 keys and values, and for codes the
+    dequantised ones and scales. Up to head_dim 96, what follows the first stage reuses the memory of queries.
     """
     row, keys = 2 * (width + _PADDING), 32
     stage = 2 * keys * width if is_quantized else 2 * keys * row

@@ -1,4 +1,4 @@
-"""How projections are launched: by the number of tokens, in tiles of 16 outputs (`common/projection.cuh`)."""
+"""Launches of projections by the number of tokens, in tiles of 16 outputs (`common/projection.cuh`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WARP = 32
 _TILE_OUTPUTS = 16
 _CHUNK_INPUTS = 32
 _BYTES_PER_CHUNK = 64
-"""Of a token's inputs, of 16 bits each."""
+"""Shared memory per token and stage, for 16-bit inputs."""
 
 _FEW_TOKENS = 8
 _MOST_FEW_TOKENS = 32
@@ -31,19 +31,19 @@ _STAGES = 3
 _MOST_SPLIT_TOKENS = 2 * _MANY_TOKENS
 _MOST_PARTS = 16
 _LEAST_GROUPS = 4
-"""Of a part of the inputs: fewer do not repay its start."""
+"""Fewest groups of a split of K: fewer do not amortise its start."""
 _BLOCKS_PER_MULTIPROCESSOR = 2
 _SUM_THREADS = 256
 _RING_BYTES = 8192
-"""Of a warp: `kRingBytes` of csrc/common/project_gemv.cuh."""
+"""Ring per warp: `kRingBytes` of csrc/common/project_gemv.cuh."""
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
     """The kernels of `csrc/<source>.cu`: x · weightᵀ of one weight, or of both of a SwiGLU.
 
-    A warp takes `group_chunks` times 32 inputs at a time. `few_tokens` are those of the widest of its kernels for few
-    tokens, which read a weight once; float32 has but the one for eight.
+    A warp processes `group_chunks` times 32 inputs per step. `few_tokens` is the limit of the widest skinny kernel,
+    which reads a weight once; float32 has only the kernel for eight tokens.
     """
 
     source: str
@@ -63,7 +63,7 @@ class Projection:
     ) -> Launch:
         """The launch for `sizes` (tokens, outputs, inputs); `dense` are the weights where they are row-major.
 
-        Kernels for few tokens sum in the same order whatever their number; with `is_invariant` there is no other.
+        Skinny kernels sum in the same order for any number of tokens; with `is_invariant` no other kernel is used.
         """
         num_tokens, num_outputs, num_inputs = sizes
         tiles = div_up(num_outputs, _TILE_OUTPUTS)
@@ -88,8 +88,8 @@ class Projection:
 class SplitProjection:
     """The kernels of a projection with a quantised weight, `csrc/<source>.cu`.
 
-    From nine tokens on a block decodes 128 outputs once for up to 64 tokens. Where that makes fewer blocks than keep
-    the multiprocessors busy, blocks share outputs: each sums a part of the inputs, and `sum_parts.cu` adds up.
+    From nine tokens on a block dequantises 128 outputs once for up to 64 tokens. Where that makes too few blocks to
+    occupy the GPU, blocks split K, and `sum_parts.cu` reduces.
     """
 
     source: str
@@ -107,7 +107,7 @@ class SplitProjection:
     ) -> Iterator[Launch]:
         """The launches for `sizes` (tokens, outputs, inputs); `arguments` begin with the output.
 
-        `workspace` is the address of `parts_bytes`. Sums depend on the number of tokens, in their order.
+        `workspace` is the address of `parts_bytes`. The summation order depends on the number of tokens.
         """
         num_tokens, num_outputs, _ = sizes
         if dtype is DType.FLOAT32 or num_tokens <= _FEW_TOKENS:
@@ -129,7 +129,7 @@ class SplitProjection:
     def by_token(
         self, format: WeightFormat, sizes: tuple[int, int, int], arguments: Sequence[Any], dtype: DType
     ) -> Launch:
-        """The launch that sums in the same order whatever the number of tokens; `arguments` go on with the inputs."""
+        """The batch-invariant launch: its summation order does not depend on the number of tokens."""
         arguments = (*arguments, None)
         gemv = quantized_gemv(self.source, format, sizes, arguments, arguments[1]) if self.num_weights == 1 else None
         if gemv is not None:
@@ -139,7 +139,7 @@ class SplitProjection:
         return few.launch(f"{family}_{dtype}", sizes, arguments, dtype, is_invariant=True)
 
     def parts_bytes(self, sizes: tuple[int, int, int], dtype: DType, device: DeviceFacts) -> int:
-        """The workspace for up to so many tokens."""
+        """The workspace for at most this many tokens."""
         num_tokens, num_outputs, num_inputs = sizes
         if dtype is DType.FLOAT32 or num_tokens <= _FEW_TOKENS:
             return 0
@@ -154,12 +154,12 @@ class SplitProjection:
         return div_up(div_up(num_outputs, _TILE_OUTPUTS) * self.num_weights, _MANY_WARPS * _TILES_PER_WARP)
 
     def _num_parts(self, sizes: tuple[int, int, int], device: DeviceFacts) -> int:
-        """Blocks that share outputs, each with a part of the inputs: no more than have something to do."""
+        """The number of splits of K, none of which is empty."""
         num_tokens, num_outputs, num_inputs = sizes
         if num_tokens > _MOST_SPLIT_TOKENS:
             return 1
         num_blocks = self._blocks_of_outputs(num_outputs) * div_up(num_tokens, _MANY_TOKENS)
-        # One more than run at a time would double the time.
+        # One block more than are resident would double the time.
         wanted = _BLOCKS_PER_MULTIPROCESSOR * device.num_multiprocessors // max(1, num_blocks)
         num_groups = div_up(num_inputs, self.group_chunks * _CHUNK_INPUTS)
         most = max(1, min(wanted, num_groups // _LEAST_GROUPS, _MOST_PARTS))

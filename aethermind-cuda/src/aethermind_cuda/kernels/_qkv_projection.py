@@ -1,4 +1,4 @@
-"""The three projections of `qkv_rope_cache_write` in one launch, for few tokens (`common/qkv_projection.cuh`)."""
+"""The QKV projections of few tokens in one launch (`common/qkv_projection.cuh`)."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def _addresses(arrays: Sequence[DeviceArray | None]) -> ctypes.Array[ctypes.c_vo
 
 
 def most_tokens_at_once(linear: Kernel) -> int:
-    """Beyond so many tokens three products by a kernel of `linear` take less time: they read a weight once, too."""
+    """Most tokens of the single launch; beyond, three launches of `linear` are faster."""
     return _DENSE.few_tokens if DENSE in (linear.weight_formats or ()) else _QUANTIZED.few_tokens
 
 
 def qkv_projection(linear: Kernel) -> Callable[[Sequence[Call]], Launch]:
-    """The launch for three calls of a kernel of `linear`, those of q, k and v over the same inputs.
+    """The launch for three calls of a `linear` kernel: q, k and v of the same inputs.
 
-    A token's sums have the same order whatever the number of tokens.
+    The summation order of a token does not depend on the number of tokens.
     """
     assert linear.weight_formats is not None
     (name,) = linear.weight_formats
@@ -59,7 +59,7 @@ def qkv_projection(linear: Kernel) -> Callable[[Sequence[Call]], Launch]:
         weights, biases = ([operands[i] for operands in inputs] for i in (1, 2))
         addresses = map(_addresses, (outputs, weights, biases))
         call = _QkvProjection(*addresses, x.address, num_tokens, *widths[:2], num_inputs)
-        # Each matrix has tiles of its own, the last of which need not be full.
+        # Each matrix has its own tiles; the last one may be partial.
         sizes = num_tokens, sum(div_up(width, _TILE_OUTPUTS) for width in widths) * _TILE_OUTPUTS, num_inputs
         if format is None:
             dense = [weight for weight in weights if weight is not None]

@@ -1,4 +1,4 @@
-"""How projections of few tokens with a quantised weight are launched (`common/quantized_gemv.cuh`)."""
+"""Launches of the quantised GEMV for few tokens (`common/quantized_gemv.cuh`)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _TOKENS = 8
 _GROUP_INPUTS = GROUP_CHUNKS * 32
 _MOST_WARPS = 8
 _MOST_SMALL_WARPS = 10
-"""Of kernels with fewer registers: those of codes of up to four bits without zero points or offsets, and of two."""
+"""Warps of kernels with fewer registers: codes of up to four bits without zero points or offsets, and of two."""
 _FEWER_WARPS = 7
-"""Of a block where blocks are many: small ones begin and end independently of each other."""
+"""Warps per block where blocks are many: small blocks start and finish independently."""
 _MANY_TILES = 512
 _RING_BYTES = 4096
-"""Of a warp and a weight: `kWeightRingBytes` of csrc/common/quantized_gemv.cuh."""
+"""Ring per warp and weight: `kWeightRingBytes` of csrc/common/quantized_gemv.cuh."""
 _SUMS_BYTES = _TOKENS * (_TILE_OUTPUTS + 1) * DType.FLOAT32.itemsize
 
 
@@ -36,10 +36,10 @@ def quantized_gemv(
     arguments: Sequence[Any],
     x: DeviceArray,
 ) -> Launch | None:
-    """The launch of one projection for `sizes` (tokens, outputs, inputs); None where another kernel is faster, as those
-    of both projections of a SwiGLU and of 8 bits were on an H200, or the only one for `x`.
+    """The launch of one projection for `sizes` (tokens, outputs, inputs); None where another kernel is faster (SwiGLU
+    and 8 bits) or the only one that supports `x`.
 
-    A token's sums have the same order whatever the number of tokens.
+    The summation order of a token does not depend on the number of tokens.
     """
     num_tokens, num_outputs, num_inputs = sizes
     if format.bits == 8 or x.dtype is DType.FLOAT32 or not has_whole_vectors(x) or not num_inputs:

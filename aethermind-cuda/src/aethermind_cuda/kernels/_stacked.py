@@ -1,4 +1,4 @@
-"""Weights that lie one behind the other in memory, as the core places those of a step: one matrix for one product."""
+"""Weights that are adjacent in memory, as the core places those of a step, multiplied as one stacked matrix."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["stacked_product", "stacked_product_bytes"]
 def stacked_product(
     x: DeviceArray, weights: Sequence[DeviceArray], biases: Sequence[DeviceArray | None], workspace: int
 ) -> DenseProduct | None:
-    """x · weightᵀ + bias for the rows of all weights together, None where these or the biases are not adjacent.
+    """x · weightᵀ + bias for the rows of all weights; None where the weights or biases are not adjacent.
 
-    It is [T, N] in the workspace, of `stacked_product_bytes`, behind what cuBLASLt has of it.
+    The result [T, N] is in the workspace (of `stacked_product_bytes`), after cuBLASLt's own part.
     """
     weight, given = _stacked(weights), [bias for bias in biases if bias is not None]
     bias = _stacked(given) if len(given) == len(weights) else None
@@ -28,12 +28,12 @@ def stacked_product(
 
 
 def stacked_product_bytes(x: DeviceArray, weights: Sequence[DeviceArray]) -> int:
-    """The workspace that the product of so many tokens takes, its result included."""
+    """The workspace of the product, including its result."""
     return WORKSPACE_BYTES + x.shape[0] * sum(weight.shape[0] for weight in weights) * x.dtype.itemsize
 
 
 def _stacked(arrays: Sequence[DeviceArray]) -> DeviceArray | None:
-    """One array of the rows of all, in their order."""
+    """One array of all rows; None if they are not adjacent."""
     if not arrays or not all(one.is_before(other) for one, other in pairwise(arrays)):
         return None
     num_rows = sum(array.shape[0] for array in arrays)

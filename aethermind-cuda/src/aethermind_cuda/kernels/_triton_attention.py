@@ -1,7 +1,7 @@
-"""Prefill attention by the kernels that Triton compiled ahead of time (csrc/triton), where there are any.
+"""Prefill attention by kernels that Triton compiled ahead of time (csrc/triton).
 
-They use wgmma and tcgen05, which the own prefill kernel does not, and replace its launch: the same sequences, the same
-operands, no partial results. Every other launch, and all of them where prefills have few tiles, stay as they are.
+They use wgmma and tcgen05, which the CUDA C++ prefill kernel does not, and replace its launch for the same sequences
+and operands, without partials. Other launches are unchanged, and so is prefill with few tiles.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PREFIX = "paged_attention_prefill_triton"
 
 
 class _Compiled(NamedTuple):
-    """A kernel of the manifest; `rows` are those of a program's tile."""
+    """A kernel of the manifest; `rows` is the tile height of a program."""
 
     name: str
     threads: int
@@ -36,7 +36,7 @@ class _Compiled(NamedTuple):
 
 
 def with_triton(kernel: Kernel) -> Kernel:
-    """The same kernel of `paged_attention`, preferred to it, with Triton's prefill in place of its own."""
+    """A variant of a `paged_attention` kernel with Triton's prefill, preferred to it."""
     own = kernel.function
     assert isinstance(own, KernelFunction)
     function: Any = own._replace(launches=_launches)
@@ -86,7 +86,7 @@ def _is_power_of_two(number: int) -> bool:
 
 
 def _launches(call: Call) -> Iterator[Launch]:
-    # Another GPU of this machine may be of another capability than the first.
+    # Another GPU of this machine may have another capability than the first.
     compiled = _find(str(call.outputs[0].dtype), call.outputs[0].shape[-1], call.device.compute_capability)
     if compiled is None or not _fills_device(call):
         yield from tensor_core_launches(call)
@@ -95,13 +95,13 @@ def _launches(call: Call) -> Iterator[Launch]:
 
 
 def _fills_device(call: Call) -> bool:
-    """Fewer tiles are done sooner by the own kernel, which splits their keys."""
+    """With fewer tiles the CUDA C++ kernel, which splits keys, is faster."""
     _, k_cache, *_ = given(call.inputs)
     return 2 * whole_prefill_tiles(call) * k_cache.shape[1] >= call.device.num_multiprocessors
 
 
 def _launch(compiled: _Compiled, call: Call, decode_rows: int) -> Launch:
-    """Arguments in the order of the Triton function, then its two scratch buffers, which have no bytes."""
+    """Arguments in the order of the Triton function, then its two empty scratch buffers."""
     q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables = given(call.inputs)
     (num_tokens, num_heads, _), (_, num_kv_heads, block_size, _) = q.shape, k_cache.shape
     num_sequences, blocks_per_sequence = block_tables.shape
@@ -114,5 +114,5 @@ def _launch(compiled: _Compiled, call: Call, decode_rows: int) -> Launch:
     )
     tiles = num_tokens * num_heads // num_kv_heads // compiled.rows + num_sequences
     grid, block = (tiles * num_kv_heads, 1, 1), (compiled.threads, 1, 1)
-    # Prefills run outside of graphs, where overlapping is not worth a wait in the kernel.
+    # Prefill runs outside of graphs, where overlapping launches do not pay off.
     return Launch(compiled.name, compiled.name, grid, block, arguments, compiled.shared_bytes, overlaps=False)

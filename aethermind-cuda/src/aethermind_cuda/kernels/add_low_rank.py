@@ -1,4 +1,4 @@
-"""What adapters add to the result of a projection: a block for each row and some of its columns."""
+"""add_low_rank (LoRA): a block computes some columns of a row."""
 
 from __future__ import annotations
 

@@ -1,17 +1,19 @@
-"""attention: a block for each head of a query."""
+"""attention over contiguous keys and values, and the position bias alibi."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
-from aethermind_cuda.kernels._common import cuda_kernel
+from aethermind_cuda.kernels._common import cuda_kernel, threads_for
 from aethermind_cuda.kernels._heads import THREADS, given, supports_head_dim
 from aethermind_cuda.launch import Call, Launch
 
 __all__ = ["KERNELS"]
 
 
-def _launches(call: Call) -> Iterator[Launch]:
+def _attention(call: Call) -> Iterator[Launch]:
+    """A block computes one head of a query."""
     q, k, v = given(call.inputs)
     (out,) = call.outputs
     num_queries, num_heads, head_dim = q.shape[-3:]
@@ -22,4 +24,14 @@ def _launches(call: Call) -> Iterator[Launch]:
     yield Launch("attention", f"attention_{q.dtype}", grid, (THREADS, 1, 1), arguments)
 
 
-KERNELS = (cuda_kernel("attention", _launches, supports=supports_head_dim),)
+def _alibi(call: Call) -> Iterator[Launch]:
+    """A block adds the bias of the keys of one query."""
+    scores, slopes = call.inputs
+    (out,) = call.outputs
+    blocks = prod(out.shape[:-1]) if out.size else 0
+    threads = threads_for(out.shape[-1], most=256)
+    arguments = (out, scores, slopes, *out.shape[-3:])
+    yield Launch("alibi", f"alibi_{out.dtype}", (blocks, 1, 1), (threads, 1, 1), arguments)
+
+
+KERNELS = (cuda_kernel("attention", _attention, supports=supports_head_dim), cuda_kernel("alibi", _alibi))

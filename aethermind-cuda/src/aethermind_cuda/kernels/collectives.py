@@ -1,6 +1,6 @@
-"""What only ranks compute: the operators in which they meet by NCCL, and a rank's own heads.
+"""Operators of tensor parallelism: NCCL collectives, and the selection of a rank's own heads.
 
-NCCL joins whole rows, and ranks have columns: so parts are transposed, joined, and transposed back.
+NCCL concatenates rows while ranks hold columns, so parts are transposed, gathered and transposed back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class AllReduce(NamedTuple):
 
 
 class AllGather(NamedTuple):
-    """out = every rank's part, joined along the first axis."""
+    """out = the parts of all ranks, concatenated along the first axis."""
 
     out: DeviceArray
     part: DeviceArray
@@ -52,7 +52,7 @@ def _all_gather_last(call: Call) -> Iterator[Work]:
     (x,), (out,) = call.inputs, call.outputs
     assert x is not None
     num_rows, width = out.shape
-    if num_rows == 1:  # a row is a column already
+    if num_rows == 1:  # a single row needs no transpose
         yield AllGather(out._replace(shape=(width, 1)), x._replace(shape=(x.shape[1], 1)))
         return
     part = DeviceArray(call.workspace, x.dtype, (x.shape[1], num_rows))
@@ -69,7 +69,7 @@ def _gather_workspace(call: Call) -> int:
 
 
 def _own_heads(call: Call) -> Iterator[Work]:
-    """With heads first they are neighbours."""
+    """With heads as the first dim, a rank's heads are contiguous."""
     (x,), (out,) = call.inputs, call.outputs
     assert x is not None
     num_tokens, num_heads, width = x.shape
@@ -87,7 +87,7 @@ def _heads_workspace(call: Call) -> int:
 
 
 def _has_nccl(_: Signature) -> str | None:
-    """Why ranks cannot meet, or None (see `Kernel.supports`)."""
+    """Why collectives are unavailable, or None (see `Kernel.supports`)."""
     return None if find_nccl() is not None else "NCCL is not installed: pip install nvidia-nccl-cu13"
 
 

@@ -1,4 +1,4 @@
-"""Operators that work element by element: one source, an entry point for each."""
+"""Element-wise operators: one source file with an entry point for each."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _ELEMENTS_PER_BLOCK = 2048
 _MOST_BLOCKS = 1 << 16
 _ROW_THREADS = 128
 _ROW_ELEMENTS = 8
-"""Of a thread, where rows are whole vectors of 16 bits."""
+"""Elements per thread for rows of whole 16-byte vectors of 16-bit values."""
 
 
 def elementwise(entry: str, out: DeviceArray, *inputs: DeviceArray | None) -> Launch:
-    """The launch of an entry point, whose `out` may be the first of `inputs`."""
-    blocks = min(_MOST_BLOCKS, div_up(out.size, _ELEMENTS_PER_BLOCK))  # threads go on in steps of the grid
+    """The launch of an entry point; `out` may alias the first of `inputs`."""
+    blocks = min(_MOST_BLOCKS, div_up(out.size, _ELEMENTS_PER_BLOCK))  # grid-stride loop
     arguments = (out, *inputs, Int64(out.size))
     return Launch("elementwise", f"elementwise_{entry}_{out.dtype}", (blocks, 1, 1), (_THREADS, 1, 1), arguments)
 

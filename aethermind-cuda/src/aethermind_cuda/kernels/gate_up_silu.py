@@ -1,5 +1,5 @@
-"""gate_up_silu with weights as they are stored: both projections and the gate in one kernel, or, of many tokens, one
-product of cuBLASLt or two, and the gate behind them.
+"""gate_up_silu with dense weights: one fused kernel, or for many tokens one or two cuBLASLt products followed by
+silu_mul.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aethermind_cuda.launch import Call, Launch, Work
 __all__ = ["KERNELS"]
 
 _MOST_STACKED_TOKENS = 512
-"""From here on each of two products fills the GPU by itself, and one would only take twice the workspace."""
+"""From this many tokens each of the two products fills the GPU, and a stacked one would only double the workspace."""
 
 _GATE_UP = Projection("gate_up_silu", num_weights=2, group_chunks=2, few_tokens=32)
 

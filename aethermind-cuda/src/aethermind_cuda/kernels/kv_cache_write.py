@@ -1,19 +1,20 @@
-"""kv_cache_write: a thread for each word of a key and of its value."""
+"""kv_cache_write and kv_cache_write_quantized: the keys and values of a step go to their slots of the paged cache."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from aethermind_cuda.kernels._common import cuda_kernel, div_up
-from aethermind_cuda.kernels._heads import given
+from aethermind_cuda.kernels._heads import ROWS_PER_BLOCK, THREADS, code_type, given, supports_head_dim
 from aethermind_cuda.launch import Call, Int64, Launch
 
 __all__ = ["KERNELS"]
 
-_THREADS = 256
+_COPY_THREADS = 256
 
 
-def _launches(call: Call) -> Iterator[Launch]:
+def _copy(call: Call) -> Iterator[Launch]:
+    """A thread copies one word of a key and of its value."""
     k, v, slot_mapping, k_cache, v_cache = given(call.inputs)
     _, num_kv_heads, head_dim = k.shape
     row_bytes = head_dim * k.dtype.itemsize
@@ -21,8 +22,24 @@ def _launches(call: Call) -> Iterator[Launch]:
     num_words = k.nbytes // word
     arguments = (k_cache, v_cache, k, v, slot_mapping, Int64(num_words))
     shape = (num_kv_heads, k_cache.shape[2], row_bytes // word)
-    grid = (div_up(num_words, _THREADS), 1, 1)
-    yield Launch("kv_cache_write", f"kv_cache_write_word{8 * word}", grid, (_THREADS, 1, 1), (*arguments, *shape))
+    grid = (div_up(num_words, _COPY_THREADS), 1, 1)
+    yield Launch("kv_cache_write", f"kv_cache_write_word{8 * word}", grid, (_COPY_THREADS, 1, 1), (*arguments, *shape))
 
 
-KERNELS = (cuda_kernel("kv_cache_write", _launches),)
+def _quantize(call: Call) -> Iterator[Launch]:
+    """A warp quantises one head of a token; blockIdx.y is 0 for keys, 1 for values."""
+    k, v, slot_mapping, k_cache, v_cache, k_scale, v_scale = given(call.inputs)
+    num_tokens, num_kv_heads, head_dim = k.shape
+    num_rows = num_tokens * num_kv_heads
+    outputs = (k_cache, v_cache, k_scale, v_scale)
+    shape = (num_rows, num_kv_heads, k_cache.shape[2], head_dim)
+    arguments = (*outputs, k, v, slot_mapping, *shape, code_type(k_cache))
+    grid = (div_up(num_rows, ROWS_PER_BLOCK), 2, 1)
+    name = "kv_cache_write_quantized"
+    yield Launch(name, f"{name}_{k.dtype}", grid, (THREADS, 1, 1), arguments)
+
+
+KERNELS = (
+    cuda_kernel("kv_cache_write", _copy),
+    cuda_kernel("kv_cache_write_quantized", _quantize, supports=supports_head_dim),
+)

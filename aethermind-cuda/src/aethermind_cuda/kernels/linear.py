@@ -1,4 +1,4 @@
-"""linear and lm_head with weights as they are stored: few tokens by our own kernels, many by cuBLASLt where it is."""
+"""linear and lm_head with dense weights: few tokens by skinny kernels, many by cuBLASLt where it is installed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _launch(
 def dense_product(
     out: DeviceArray, x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, workspace: int
 ) -> DenseProduct:
-    """The product by cuBLASLt, or by our own kernel where that has no algorithm for it."""
+    """The product by cuBLASLt, with the tiled kernel as a fallback."""
     return DenseProduct(out, x, weight, bias, workspace, _launch)
 
 

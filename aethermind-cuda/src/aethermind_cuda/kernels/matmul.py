@@ -1,4 +1,4 @@
-"""matmul of activations: a block for 64 × 64 results of a matrix."""
+"""matmul of activations: a block computes a 64 × 64 tile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["KERNELS"]
 
 _SIDE = 64
 _MOST_MATRICES = 65535
-"""The most blocks along the last direction of a grid."""
+"""Limit of gridDim.z."""
 
 
 def _launches(call: Call) -> Iterator[Launch]:

@@ -1,4 +1,4 @@
-"""layer_norm and add_rms_norm: a block for each row."""
+"""rms_norm, add_rms_norm and layer_norm: a block normalises one row."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def _launch(source: str, x: DeviceArray, *arguments: DeviceArray | None, eps: fl
     return Launch(source, f"{source}_{x.dtype}", (rows, 1, 1), (threads, 1, 1), (*arguments, width, eps))
 
 
+def _rms_norm(call: Call) -> Iterator[Launch]:
+    (out,) = call.outputs
+    yield _launch("rms_norm", out, out, *call.inputs, eps=float(call.attributes["eps"]))
+
+
 def _layer_norm(call: Call) -> Iterator[Launch]:
     (out,) = call.outputs
     yield _launch("layer_norm", out, out, *call.inputs, eps=float(call.attributes["eps"]))
@@ -29,4 +34,8 @@ def _add_rms_norm(call: Call) -> Iterator[Launch]:
     yield _launch("add_rms_norm", out, out, total, *call.inputs, eps=float(call.attributes["eps"]))
 
 
-KERNELS = (cuda_kernel("layer_norm", _layer_norm), cuda_kernel("add_rms_norm", _add_rms_norm))
+KERNELS = (
+    cuda_kernel("rms_norm", _rms_norm),
+    cuda_kernel("layer_norm", _layer_norm),
+    cuda_kernel("add_rms_norm", _add_rms_norm),
+)

@@ -1,4 +1,4 @@
-"""paged_attention: see `_paged_attention` and `_triton_attention`."""
+"""paged_attention and paged_attention_quantized: see `_paged_attention` and `_triton_attention`."""
 
 from __future__ import annotations
 
@@ -9,4 +9,9 @@ __all__ = ["KERNELS"]
 
 _TENSOR_CORES, _BY_ROW = paged_attention_kernels("paged_attention")
 
-KERNELS = (with_triton(_TENSOR_CORES), _TENSOR_CORES, _BY_ROW)
+KERNELS = (
+    with_triton(_TENSOR_CORES),
+    _TENSOR_CORES,
+    _BY_ROW,
+    *paged_attention_kernels("paged_attention_quantized"),
+)

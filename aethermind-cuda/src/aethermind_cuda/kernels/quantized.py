@@ -1,8 +1,7 @@
-"""linear, lm_head and gate_up_silu with quantised weights: kernels for each format of the core that has scales in one
-level.
+"""linear, lm_head and gate_up_silu with quantised weights, for each of the core's formats with one level of scales.
 
 Where cuBLASLt is installed, `linear` and `gate_up_silu` of many tokens dequantise their weights first. `lm_head` does
-not: few of its calls have so many rows, and its logits are exact.
+not: it rarely has as many rows, and its logits must not be rounded.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def _products(projection: SplitProjection, format: WeightFormat) -> Callable[[Ca
         x, *operands = call.inputs
         (out,) = call.outputs
         assert x is not None
-        # With a bias cuBLASLt wants rows of whole 16 bytes (see `cublas`).
+        # With a bias cuBLASLt needs 16-byte aligned rows (see `cublas`).
         if x.shape[0] < _least_dequantized(projection) or out.shape[1] % _ROW_OUTPUTS:
             yield from by_own_kernels(call)
             return

@@ -1,4 +1,4 @@
-"""Operators over the last dim: sum, mean, max, min, argmax and softmax. A block for each row."""
+"""Reductions over the last dim: sum, mean, max, min, argmax and softmax. A block processes one row."""
 
 from __future__ import annotations
 

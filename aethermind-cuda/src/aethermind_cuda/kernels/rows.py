@@ -1,4 +1,7 @@
-"""Operators that move rows as they are: their kernels see elements as words of 2 or 4 bytes."""
+"""Operators that copy rows without arithmetic: embedding, gather, scatter and transposes.
+
+Their kernels copy elements as words of 2 or 4 bytes; a block copies one row.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,28 @@ __all__ = ["KERNELS", "permute_heads", "transpose"]
 _VECTOR_BYTES = 16
 _TILE = 32
 _MOST_MATRICES = 65535
-"""The most blocks along the last direction of a grid."""
+"""Limit of gridDim.z."""
 
 
 def _launch(entry: str, blocks: int, row: DeviceArray, *arguments: DeviceArray | int | None) -> Launch:
-    """`row` is an array of rows as long as those that a block moves."""
+    """One block per row; `row` is an array with rows of the length that a block copies."""
     threads = threads_for(row.shape[-1] * row.dtype.itemsize // _VECTOR_BYTES, most=256)
     return Launch("rows", f"rows_{entry}_{_word(row)}", (blocks, 1, 1), (threads, 1, 1), arguments)
 
 
 def _word(array: DeviceArray) -> str:
     return f"word{8 * array.dtype.itemsize}"
+
+
+def _embedding(call: Call) -> Iterator[Launch]:
+    token_ids, table = call.inputs
+    (out,) = call.outputs
+    assert token_ids is not None
+    assert table is not None
+    num_rows, width = table.shape
+    threads = threads_for(width * table.dtype.itemsize // _VECTOR_BYTES, most=256)
+    arguments = (out, token_ids, table, num_rows, width)
+    yield Launch("embedding", f"embedding_{table.dtype}", (token_ids.size, 1, 1), (threads, 1, 1), arguments)
 
 
 def _gather_rows(call: Call) -> Iterator[Launch]:
@@ -80,6 +94,7 @@ def transpose(out: DeviceArray, x: DeviceArray) -> Iterator[Launch]:
 
 
 KERNELS = (
+    cuda_kernel("embedding", _embedding),
     cuda_kernel("gather_rows", _gather_rows),
     cuda_kernel("permute_heads", _permute_heads),
     cuda_kernel("position_embedding", _position_embedding),

@@ -1,4 +1,4 @@
-"""From logits to tokens: changes of logits, the choice of a token, and what the model thought of it."""
+"""Sampling: logits processors, token sampling and logprobs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["KERNELS"]
 
 _FLOAT32 = frozenset({DType.FLOAT32})
 _STRETCH = 8192
-"""Logits of a row that a block changes, as in `adjust_logits.cu`."""
+"""Logits of a row per block, as in `adjust_logits.cu`."""
 _SORTING_THREADS = 512
-"""As in `common/row_candidates.cuh`."""
+"""Capacity of `common/row_candidates.cuh`."""
 _SEGMENT_UNIT = 128
 _MOST_SEGMENTS = 2048
-"""They are sorted in the room of candidates."""
+"""Limit of segments: their maxima are sorted in the memory of candidates."""
 _SEGMENTS_PER_BLOCK = 32
-"""Four for each of eight warps."""
+"""Segments per block: four per warp."""
 _PARTS = 32
-"""Of a row, as in `common/row_parts.cuh`."""
+"""Parts of a row, as in `common/row_parts.cuh`."""
 _ALIGNMENT = 256
 
 
 def _adjusting(entry: str) -> Callable[[Call], Iterator[Launch]]:
-    """Inputs after the logits go to the kernel in their order, then the vocabulary's size."""
+    """Kernel arguments: the inputs after the logits in order, then the vocabulary size."""
 
     def launches(call: Call) -> Iterator[Launch]:
         (out,) = call.outputs
@@ -49,7 +49,7 @@ def _width(call: Call) -> int:
 
 
 def _segments(size: int) -> tuple[int, int]:
-    """The length of a row's segments, each of which has a maximum, and their number (`common/row_segments.cuh`)."""
+    """The length and the number of a row's segments (`common/row_segments.cuh`)."""
     length = _SEGMENT_UNIT * max(1, div_up(size, _SEGMENT_UNIT * _MOST_SEGMENTS))
     return length, div_up(size, length)
 
