@@ -1,11 +1,11 @@
-"""The Ascend NPU backend, put together."""
+"""The Ascend NPU backend: devices, memory, streams and executables over torch_npu."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch_npu  # noqa: F401  # makes torch know the device type `npu`
+import torch_npu  # noqa: F401  # registers the device type `npu` with torch
 
 from aethermind.graph.repeated_runs import BATCH_SIZES
 from aethermind.hal.backend import Backend, Capabilities
@@ -23,7 +23,7 @@ __all__ = ["CannBackend"]
 
 
 class CannBackend(Backend):
-    """Every part stands on the part of torch_npu of the same name."""
+    """The backend of all NPUs; each component wraps its counterpart in torch_npu."""
 
     def __init__(self) -> None:
         self.name = "cann"
@@ -49,16 +49,18 @@ class CannBackend(Backend):
             self._communicator = None
 
     def free_memory(self) -> int:
-        """What the driver has, and what torch keeps for reuse."""
+        """Free bytes: the driver's, and those that torch's allocator caches."""
         free, _ = torch.npu.mem_get_info(self.devices.current())
         stats = self.allocator.stats()
         return int(free) + stats.reserved_bytes - stats.allocated_bytes
 
     def compile(self, plan: Any, memory: Any) -> CannExecutable:
-        """Every plan runs as calls of torch on a stream, on the device that is current now."""
+        """Compile a plan to torch calls on a stream of the current device."""
         return CannExecutable(plan, memory, self.allocator, self.devices.current())
 
     def communicator(self, rank: int, size: int, address: str | None = None) -> Communicator | None:
-        """Collectives by HCCL between `size` processes, which meet at an address, or where torch's variables say."""
+        """Open an HCCL communicator of `size` processes at an address, by default that of torch's environment
+        variables.
+        """
         self._communicator = HcclCommunicator(rank, size, address)
         return self._communicator

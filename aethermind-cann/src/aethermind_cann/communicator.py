@@ -1,4 +1,4 @@
-"""Collectives between the ranks of one model by HCCL, through torch.distributed."""
+"""HCCL collectives between the ranks of a model, through torch.distributed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["HcclCommunicator"]
 
 
 class HcclCommunicator:
-    """One process a rank. `address` is where rank 0 listens; without it MASTER_ADDR and MASTER_PORT say so (see
+    """One process per rank. Rank 0 listens at `address`, by default MASTER_ADDR and MASTER_PORT (see
     torch.distributed).
     """
 
@@ -35,9 +35,9 @@ class HcclCommunicator:
         self._group = dist.new_group(list(range(size)), backend="hccl")
 
     def close(self) -> None:
-        """Leave the others; afterwards other ranks can be met."""
+        """Destroy the process group; another one can be opened afterwards."""
         dist.destroy_process_group()
-        del self._group  # else its threads may live on into the interpreter's end, which can abort the process
+        del self._group  # otherwise its threads may outlive the interpreter, which can abort the process
 
     @property
     def rank(self) -> int:
@@ -53,7 +53,7 @@ class HcclCommunicator:
             dist.all_reduce(_values(tensor), group=self._group)
 
     def all_gather(self, output: Tensor, part: Tensor, stream: Stream) -> None:
-        """Join every rank's `part` along the first axis into `output`."""
+        """Concatenate every rank's `part` along the first axis into `output`."""
         with _on(stream):
             dist.all_gather(list(_values(output).chunk(self._size)), _values(part), group=self._group)
 

@@ -1,4 +1,4 @@
-"""NPUs as torch_npu counts them."""
+"""The NPUs that torch_npu reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["CannDevices"]
 
 
 class CannDevices(CountedDevices):
-    """The current device is this object's own: torch's would be another one in every thread."""
+    """Keeps the current device itself: torch's current device is per thread."""
 
     def __init__(self) -> None:
         super().__init__(int(torch.npu.device_count()), "NPU")

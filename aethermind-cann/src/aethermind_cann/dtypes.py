@@ -1,4 +1,4 @@
-"""Element types as torch has them."""
+"""Conversion of element types to torch dtypes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["torch_dtype"]
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
-    """The torch dtype of the same name; codes of float8 are bytes, because NPUs do not have the type."""
+    """The torch dtype of the same name; float8 codes are uint8, because NPUs lack the type."""
     if dtype is DType.FLOAT8_E4M3FN:
         return torch.uint8
     found: torch.dtype = getattr(torch, dtype.label)

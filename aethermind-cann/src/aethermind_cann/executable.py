@@ -1,4 +1,4 @@
-"""Plans on an NPU: each step is a few calls of torch, which submit work to a stream and return; decodes are graphs."""
+"""Executables of plans on an NPU: a step is a few asynchronous torch calls; decode steps are captured as graphs."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from aethermind.hal.stream import Stream
 from aethermind_cann.dtypes import torch_dtype
 from aethermind_cann.graph_capture import CapturedSteps, can_capture
 from aethermind_cann.memory import CannAllocator
-from aethermind_cann.run_memo import Questions, remembering
+from aethermind_cann.run_memo import HostQueries, remembering
 from aethermind_cann.streams import CannStream
 
 __all__ = ["CannExecutable"]
 
 _MAX_BOUND = 64
-"""For so many combinations of sizes the tensors of a plan are kept; a decoding batch uses the same ones for long."""
+"""LRU capacity of bound tensors by sizes; a decoding batch uses the same sizes for many steps."""
 
 
 class _Value(NamedTuple):
-    """A value of a run: an operand, and how often its place was written before."""
+    """A value of a run: an operand and the number of earlier writes to its memory."""
 
     operand: Operand
     version: int
 
 
 class _Call(NamedTuple):
-    """A step with its tensors."""
+    """A step with its bound tensors."""
 
     kernel: Kernel
     function: Callable[..., None]
@@ -46,10 +46,10 @@ class _Call(NamedTuple):
 
 
 class _Bound(NamedTuple):
-    """All steps with the tensors of a run of some sizes, and what these steps ask about their values."""
+    """All steps bound for the sizes of a run, and the host queries of these steps."""
 
     calls: list[_Call]
-    questions: Questions
+    queries: HostQueries
 
 
 class CannExecutable:
@@ -68,21 +68,21 @@ class CannExecutable:
 
     @property
     def num_native_breaks(self) -> int:
-        """Every step, because each is called from Python."""
+        """Every step: each is called from Python."""
         return len(self._steps)
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
-        """Enqueue all steps: as one graph where their sizes are those of padded decodes."""
+        """Enqueue all steps, as one graph for the padded sizes of decode steps."""
         if self._captured is None or not is_decode_size(self._sizes(symbols), self._most):
             self.run_steps(symbols, 0, len(self._steps), stream)
             return
         assert isinstance(stream, CannStream), "the stream is of another backend"
         bound = self._bind_once(symbols)
         with torch.npu.stream(stream.handle), torch.no_grad():
-            self._captured.run(symbols, bound.questions, lambda: _call_all(bound.calls, stream.index))
+            self._captured.run(symbols, bound.queries, lambda: _call_all(bound.calls, stream.index))
 
     def run_steps(self, symbols: tuple[int, ...], begin: int, end: int, stream: Stream) -> None:
-        """Enqueue `steps[begin:end]`; DeviceError names the one that torch refuses."""
+        """Enqueue `steps[begin:end]`; a DeviceError names the step that fails."""
         assert isinstance(stream, CannStream), "the stream is of another backend"
         with torch.npu.stream(stream.handle), torch.no_grad(), remembering():
             _call_all(self._bind_once(symbols).calls[begin:end], stream.index)
@@ -90,7 +90,7 @@ class CannExecutable:
     def _bind_once(self, symbols: tuple[int, ...]) -> _Bound:
         bound = self._bound.get(symbols)
         if bound is None:
-            bound = self._bound[symbols] = _Bound(self._bind(self._sizes(symbols)), Questions())
+            bound = self._bound[symbols] = _Bound(self._bind(self._sizes(symbols)), HostQueries())
             if len(self._bound) > _MAX_BOUND:
                 self._bound.popitem(last=False)
         self._bound.move_to_end(symbols)
@@ -123,7 +123,7 @@ class CannExecutable:
 
 
 def _call_all(calls: list[_Call], index: int) -> None:
-    """DeviceError names the one that torch refuses."""
+    """Call all steps; a DeviceError names the step that fails."""
     for call in calls:
         try:
             call.function(call.inputs, call.outputs, call.attributes)
@@ -137,7 +137,7 @@ def _call_all(calls: list[_Call], index: int) -> None:
 
 
 def _values_of(plan: Plan) -> list[tuple[list[_Value | None], list[_Value]]]:
-    """The inputs and outputs of each step as values: what lies at one place at different times is not the same."""
+    """The inputs and outputs of each step as values (static single assignment of memory reused within a run)."""
     versions: dict[tuple[Place, str, int], int] = {}
 
     def place(operand: Operand) -> tuple[Place, str, int]:

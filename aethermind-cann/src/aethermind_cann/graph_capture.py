@@ -1,4 +1,4 @@
-"""Decode steps captured as graphs of torch_npu, and then launched by one call each."""
+"""NPU graphs of decode steps: captured once, then launched by one call."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import torch
 
 from aethermind.errors import DeviceError
 from aethermind.log import get_logger
-from aethermind_cann.run_memo import Hosted, Questions, remembering
+from aethermind_cann.run_memo import Hosted, HostQueries, remembering
 
 __all__ = ["CapturedSteps", "can_capture"]
 
 _MOST_GRAPHS = 32
-"""A graph takes streams of the device, of which there are about two thousand."""
+"""Capacity: each graph takes device streams, of which there are about two thousand."""
 _log = get_logger(__name__)
 
 Key = tuple[tuple[int, ...], tuple[Hashable, ...]]
 
 
 def can_capture() -> bool:
-    """Whether this torch_npu has graphs, and nobody forbids them by AETHERMIND_CANN_GRAPHS=0."""
+    """Whether torch_npu has graphs and AETHERMIND_CANN_GRAPHS=0 does not disable them."""
     return hasattr(torch.npu, "NPUGraph") and os.environ.get("AETHERMIND_CANN_GRAPHS") != "0"
 
 
 class CapturedSteps:
-    """Graphs by the sizes of their runs and by what their steps decide from values on the host; the 32 used last.
+    """An LRU cache of 32 graphs, by run sizes and by the decisions that their steps make from values on the host.
 
-    The first run of a size finds out what its steps ask. From then on that is read before the run: the first one with
-    these answers goes without a graph, because what is made at a first call must not be captured; the next is captured.
-    All graphs use the plan's own memory, and share what their steps allocate, because they run one after another.
+    The first run of a size records the host queries of its steps. Later runs evaluate them first: the first run with
+    some answers is not captured, because one-time initialisation must not be captured; the next one is. All graphs use
+    the plan's memory and share their temporary allocations, because they run one after another.
     """
 
     def __init__(self, device: int) -> None:
@@ -41,38 +41,42 @@ class CapturedSteps:
         self._pool = torch.npu.graph_pool_handle()
         self._is_refused = False
 
-    def run(self, symbols: tuple[int, ...], questions: Questions, enqueue: Callable[[], None]) -> None:
-        """Put on the current stream what `enqueue()` puts there; `questions` are those of these sizes so far."""
-        if questions.is_open or self._is_refused:
+    def run(self, symbols: tuple[int, ...], queries: HostQueries, enqueue: Callable[[], None]) -> None:
+        """Enqueue the run on the current stream, by `enqueue()` or as a graph; `queries` are the host queries recorded
+        for these sizes.
+        """
+        if queries.is_open or self._is_refused:
             with remembering():
                 enqueue()
             return
-        hosted = questions.read()
-        key = symbols, questions.answers(hosted)
-        if key not in self._graphs and (key not in self._seen or not self._capture(key, questions, hosted, enqueue)):
-            self._run_once(key, questions, hosted, enqueue)
+        hosted = queries.read()
+        key = symbols, queries.answers(hosted)
+        if key not in self._graphs and (key not in self._seen or not self._capture(key, queries, hosted, enqueue)):
+            self._run_once(key, queries, hosted, enqueue)
             return
         self._graphs.move_to_end(key)
         graph = self._graphs[key]
-        if questions.has_renewal:
-            graph.update([questions.numbers(hosted)])
+        if queries.has_renewal:
+            graph.update([queries.numbers(hosted)])
         graph.replay()
 
-    def _run_once(self, key: Key, questions: Questions, hosted: Hosted, enqueue: Callable[[], None]) -> None:
-        num_known = questions.count
-        with remembering(questions, hosted):
+    def _run_once(self, key: Key, queries: HostQueries, hosted: Hosted, enqueue: Callable[[], None]) -> None:
+        num_known = queries.count
+        with remembering(queries, hosted):
             enqueue()
-        if questions.count == num_known:
+        if queries.count == num_known:
             self._seen.add(key)
-        questions.is_open |= questions.has_renewal and not hasattr(torch.npu.NPUGraph, "update")
+        queries.is_open |= queries.has_renewal and not hasattr(torch.npu.NPUGraph, "update")
 
-    def _capture(self, key: Key, questions: Questions, hosted: Hosted, enqueue: Callable[[], None]) -> bool:
-        """Whether it went well; if not, no further step is captured, and a line in the log says why."""
+    def _capture(self, key: Key, queries: HostQueries, hosted: Hosted, enqueue: Callable[[], None]) -> bool:
+        """Capture a run; returns whether that succeeded. After a failure, which is logged, nothing is captured any
+        more.
+        """
         graph = torch.npu.NPUGraph()
-        options = {"auto_dispatch_capture": True} if questions.has_renewal else {}
+        options = {"auto_dispatch_capture": True} if queries.has_renewal else {}
         try:
             with (
-                torch.npu.stream(torch.npu.current_stream()),  # a capture that cannot begin leaves another one current
+                torch.npu.stream(torch.npu.current_stream()),  # restores the stream if the capture fails to begin
                 torch.npu.graph(graph, self._pool, self._stream, capture_error_mode="thread_local", **options),
                 remembering(hosted=hosted),
             ):

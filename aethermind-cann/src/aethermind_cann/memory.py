@@ -1,4 +1,4 @@
-"""Memory as byte tensors of torch, so that its caching allocator and ours are one; that of the host, pinned or not."""
+"""Device and host memory as torch byte tensors, so that torch's caching allocator is the only one."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _HOST_ALIGNMENT = 64
 
 
 class CannAllocator(Allocator):
-    """Allocates on the current device, and counts for each."""
+    """Allocates on the current device, with statistics per device."""
 
     def __init__(self, name: str, devices: CannDevices) -> None:
         self._name = name
         self._devices = devices
-        self._lock = threading.RLock()  # a garbage collection inside `alloc` may release another buffer
+        self._lock = threading.RLock()  # reentrant: a garbage collection inside `alloc` may release another buffer
         self._storages: dict[int, torch.Tensor] = {}
         self._counters = [MemoryCounter() for _ in range(devices.count())]
 
@@ -36,7 +36,7 @@ class CannAllocator(Allocator):
             raise InvalidArgumentError(f"Cannot allocate {nbytes} bytes on {device}: the size is negative.")
         try:
             storage = _allocate(nbytes, kind, device.index)
-        except (MemoryError, RuntimeError) as error:  # torch's own error for this is a RuntimeError
+        except (MemoryError, RuntimeError) as error:  # torch raises a RuntimeError for this
             raise self._out_of_memory(nbytes, kind, device, error) from None
         address = storage.data_ptr()
         counter = self._counters[device.index]
@@ -63,7 +63,7 @@ class CannAllocator(Allocator):
         return MemoryStats(stats.allocated_bytes, reserved, stats.peak_bytes, stats.num_allocations)
 
     def storage_at(self, address: int) -> tuple[torch.Tensor, int]:
-        """The byte tensor in use that holds a device address, and where in it that is."""
+        """The allocated byte tensor that contains a device address, and the offset in it."""
         with self._lock:
             starts = sorted(self._storages)
             start = starts[bisect_right(starts, address) - 1]
@@ -82,7 +82,7 @@ class CannAllocator(Allocator):
 
 
 def bytes_of(tensor: Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor on a device or in host memory, as a flat view that the tensor keeps alive."""
+    """A flat byte view of a contiguous tensor in device or host memory."""
     owner = tensor.buffer.owner
     begin = tensor.address - tensor.buffer.address
     if isinstance(owner, torch.Tensor):
@@ -92,7 +92,7 @@ def bytes_of(tensor: Tensor) -> torch.Tensor:
 
 
 def _allocate(nbytes: int, kind: MemoryKind, index: int) -> torch.Tensor:
-    """A byte tensor, at least one byte long, so that it has an address."""
+    """Allocate a byte tensor of at least one byte, so that it has an address."""
     if kind is MemoryKind.DEVICE:
         return torch.empty(max(nbytes, 1), dtype=torch.uint8, device=f"npu:{index}")
     if kind is MemoryKind.PINNED:

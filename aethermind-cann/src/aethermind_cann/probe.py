@@ -1,4 +1,4 @@
-"""Whether there is an Ascend NPU to use: its device nodes, the CANN toolkit, and torch_npu."""
+"""Detects Ascend NPUs: device nodes, the CANN toolkit and torch_npu."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ __all__ = ["open_backend", "probe"]
 
 
 def probe() -> Probe:
-    """Look for the hardware first, then for what drives it; opens nothing, and imports neither torch nor torch_npu.
+    """Check for the hardware first, then for its software; opens nothing and imports neither torch nor torch_npu.
 
-    The driver shows each NPU as `davinci0`, `davinci1`, … in /dev, or where AETHERMIND_CANN_NODES says;
-    ASCEND_RT_VISIBLE_DEVICES leaves only some of them to this process.
+    NPUs are `davinci0`, `davinci1`, … in /dev (or in AETHERMIND_CANN_NODES); ASCEND_RT_VISIBLE_DEVICES restricts them.
     """
     nodes = Path(os.environ.get("AETHERMIND_CANN_NODES") or "/dev")
     count = sum(node.name.removeprefix("davinci").isdecimal() for node in nodes.glob("davinci*"))
@@ -38,7 +37,7 @@ def probe() -> Probe:
 
 
 def open_backend() -> CannBackend:
-    """The NPUs of this machine; DeviceError says why they cannot be had."""
+    """Open the NPUs of this machine; DeviceError states why they cannot be used."""
     answer = probe()
     if not answer.is_available:
         raise DeviceError(f"Device 'cann' cannot be opened: {answer.reason}")

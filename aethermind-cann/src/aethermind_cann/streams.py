@@ -1,4 +1,4 @@
-"""Streams and events of torch_npu behind the names of the hardware abstraction."""
+"""Streams and events of torch_npu with the interface of the hardware abstraction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["CannEvent", "CannEvents", "CannStream", "CannStreams"]
 
 
 class CannStream(Stream):
-    """A stream of one NPU. What fails on the device is a RuntimeError of torch, which becomes a DeviceError here."""
+    """A stream of one NPU; torch's RuntimeErrors become DeviceErrors."""
 
     def __init__(self, handle: torch.npu.Stream, index: int) -> None:
         self.index = index
@@ -22,7 +22,7 @@ class CannStream(Stream):
 
     @property
     def handle(self) -> torch.npu.Stream:
-        """The stream as torch knows it; DeviceError when it was destroyed."""
+        """The torch stream; DeviceError after it was destroyed."""
         if self._is_destroyed:
             raise DeviceError("The stream was destroyed; create another one.")
         return self._handle
@@ -65,7 +65,7 @@ class CannStreams(StreamManager):
 
 
 class CannEvent(Event):
-    """The mark that was recorded last."""
+    """An event; refers to its last recording."""
 
     def __init__(self, *, timing: bool) -> None:
         self.handle = torch.npu.Event(enable_timing=timing)
@@ -93,7 +93,7 @@ class CannEvent(Event):
 
 
 class CannEvents(EventManager):
-    """Makes events, each of which belongs to the device that records it first."""
+    """Creates events; an event belongs to the device that records it first."""
 
     def create(self, *, timing: bool = False) -> CannEvent:
         return CannEvent(timing=timing)

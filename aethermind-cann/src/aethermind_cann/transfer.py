@@ -1,4 +1,4 @@
-"""Copies between host and NPUs, byte by byte: torch has no NumPy arrays of bfloat16, and needs none."""
+"""Copies between host and NPUs as bytes, because torch has no bfloat16 NumPy arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["CannTransfer"]
 
 
 class CannTransfer(DataTransfer):
-    """A call without a stream runs on the default stream of its device and waits for that copy."""
+    """A call without a stream runs on the device's default stream and waits for that copy."""
 
     def __init__(self, streams: CannStreams) -> None:
         self._streams = streams
@@ -49,7 +49,7 @@ class CannTransfer(DataTransfer):
         return self._stats
 
     def _stream_of(self, *buffers: Buffer) -> CannStream:
-        """The default stream of the first of them that is on a device."""
+        """The default stream of the first tensor on a device."""
         index = next((buffer.device.index for buffer in buffers if _is_device(buffer)), buffers[0].device.index)
         return self._streams.default(index)
 

@@ -1,4 +1,4 @@
-"""The simulated accelerator, put together."""
+"""The backend of the simulated accelerator."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["SimBackend"]
 
 
 class SimBackend(Backend):
-    """Two devices under a seed: the same calls in the same thread happen in the same order again.
+    """Two simulated devices with seeded scheduling: the same calls in one thread are executed in the same order.
 
-    Let something go wrong by `faults.inject`. Devices of `memory_bytes` have no more than that, and tell what is free;
-    without, their memory is the host's, which others use as well.
+    `faults.inject` injects faults. With `memory_bytes` each device has that much memory and reports what is free;
+    without, devices use the host's memory.
     """
 
     def __init__(self, seed: int = 0, faults: Faults | None = None, memory_bytes: int | None = None) -> None:
@@ -47,9 +47,9 @@ class SimBackend(Backend):
             self.devices.synchronize(index)
 
     def free_memory(self) -> int | None:
-        """What is not handed out of the memory that was asked for."""
+        """Free bytes of `memory_bytes`."""
         return self._memory_bytes and self._memory_bytes - self.allocator.device_bytes()
 
     def compile(self, plan: Any, memory: Any) -> SimExecutable:
-        """Every plan runs as work on a stream."""
+        """Compile a plan whose steps run as work on a stream."""
         return SimExecutable(plan, memory, self.allocator.regions())

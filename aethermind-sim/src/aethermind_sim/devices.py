@@ -1,4 +1,4 @@
-"""Two devices, which have as much memory as one says, or share the host's half and half."""
+"""Two devices with the given memory, or half of the host's each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["SimDevices"]
 
 
 class SimDevices(CountedDevices):
-    """`synchronize(index)` is what waits for a device; `memory_bytes` are those of each."""
+    """`synchronize(index)` waits for a device; `memory_bytes` is the memory of each."""
 
     def __init__(self, seed: int, synchronize: Callable[[int], None], memory_bytes: int | None = None) -> None:
         super().__init__(NUM_DEVICES, "Simulated device")

@@ -1,4 +1,4 @@
-"""Plans on the device: every step is a piece of work of its own, with the memory of its operands open meanwhile."""
+"""Executables of plans: every step is one piece of work, during which the memory of its operands is accessible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_BOUND = 16
 
 
 class _Step:
-    """A step of one run: operands at their addresses, in memory that the plan's owner keeps."""
+    """A step of one run with the addresses of its operands, whose memory the plan's owner keeps alive."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class _Step:
         ]
 
     def run(self, device: int) -> None:
-        """Call the kernel; DeviceError when something it needs is on another device."""
+        """Call the kernel; DeviceError for an operand on another device."""
         if any(span.region.device != device for span in self._spans):
             raise DeviceError(
                 f"Step {self._step.source} runs on device {device} and has operands elsewhere: copy them there first."
@@ -51,15 +51,15 @@ class _Step:
             self._step.kernel.call(inputs, [self._array(*bound) for bound in self._outputs], self._step.attributes)
 
     def _array(self, operand: Operand, address: int) -> Any:
-        """A view of an operand, of use only while its span is open."""
+        """A view of an operand, valid only while its span is open."""
         return array_at(address, operand, self._sizes)
 
 
 class SimExecutable:
-    """Runs a plan's Python kernels, each of which may write to nothing but what holds its outputs."""
+    """Runs a plan's Python kernels, each of which can write only to its outputs."""
 
     def __init__(self, plan: Plan, memory: MemoryMap, regions: Sequence[Region]) -> None:
-        """`regions` are those in use, by address."""
+        """`regions` are the allocated regions by address."""
         self._plan = plan
         self._memory = memory
         starts = [region.address for region in regions]
@@ -70,7 +70,7 @@ class SimExecutable:
 
     @property
     def num_native_breaks(self) -> int:
-        """Every step, because none is native."""
+        """Every step: none is native."""
         return len(self._plan.steps)
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
@@ -84,7 +84,7 @@ class SimExecutable:
             stream.submit(partial(step.run, stream.device))
 
     def _steps(self, symbols: tuple[int, ...]) -> list[_Step]:
-        """Bound for a run, and kept for the next of its sizes."""
+        """Bind the steps for a run, cached by sizes."""
         if symbols not in self._bound:
             sizes = dict(zip(self._plan.symbols, symbols, strict=True))
             address = addresses_in_run(self._plan, self._memory, sizes)

@@ -1,4 +1,4 @@
-"""Faults on order: the third allocation finds no memory, the tenth copy breaks, the device is lost."""
+"""Fault injection: a failing allocation, a failing copy, or a device loss at a given count."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from aethermind.errors import DeviceError, InvalidArgumentError
 __all__ = ["FAULTS", "Faults", "parse_faults"]
 
 FAULTS = ("allocation", "copy", "lost")
-"""Of device or host memory; of a copy or fill; of the device, at a piece of work on a stream."""
+"""An allocation of device or host memory; a copy or fill; a device loss at a piece of work."""
 
 
 class Faults:
-    """Which faults are to come. Allocations and copies fail once; a lost device stays lost."""
+    """Pending faults. Allocations and copies fail once; a device loss is permanent."""
 
     def __init__(self) -> None:
         self._countdown: dict[str, int] = {}
@@ -21,7 +21,7 @@ class Faults:
         self._lock = Lock()
 
     def inject(self, fault: str, nth: int = 1) -> None:
-        """Let the `nth` allocation, copy or piece of work from now fail; `fault` is one of FAULTS."""
+        """Let the `nth` allocation, copy or piece of work from now on fail; `fault` is one of FAULTS."""
         if fault not in FAULTS or nth < 1:
             raise InvalidArgumentError(
                 f"Cannot inject {fault}={nth}: a fault is one of {', '.join(FAULTS)}, counted from 1."
@@ -30,7 +30,7 @@ class Faults:
             self._countdown[fault] = nth
 
     def is_due(self, fault: str) -> bool:
-        """Count one occasion, and say whether it is the one that fails."""
+        """Count one occurrence and return whether it fails."""
         with self._lock:
             left = self._countdown.pop(fault, 0) - 1
             if left > 0:
@@ -38,23 +38,23 @@ class Faults:
             return left == 0
 
     def check_copy(self) -> None:
-        """Count a copy; DeviceError when it is the one that breaks."""
+        """Count a copy; DeviceError if it is the failing one."""
         if self.is_due("copy"):
             raise DeviceError("A copy of the simulated device failed: an injected fault.")
 
     def check_work(self) -> None:
-        """Count a piece of work; DeviceError when it is the one that loses the device, and ever after."""
+        """Count a piece of work; DeviceError from the one on that loses the device."""
         self._is_lost = self._is_lost or self.is_due("lost")
         self.check_present()
 
     def check_present(self) -> None:
-        """DeviceError when the device was lost."""
+        """Raise DeviceError after a device loss."""
         if self._is_lost:
             raise DeviceError("The simulated device was lost: an injected fault. Open it again.")
 
 
 def parse_faults(text: str) -> Faults:
-    """Read `FAULT=N,…`, such as `allocation=3,copy=10,lost=200`; InvalidArgumentError when it is not that."""
+    """Parse `FAULT=N,…`, such as `allocation=3,copy=10,lost=200`; InvalidArgumentError for anything else."""
     faults = Faults()
     for part in filter(None, (part.strip() for part in text.split(","))):
         fault, _, nth = part.partition("=")

@@ -1,7 +1,7 @@
-"""Device memory that only the device reaches: pages closed to everybody but the work that runs on them.
+"""Simulated device memory: pages that are protected (mprotect) except while work on them runs.
 
-A host that reads or writes them dies of SIGSEGV, as it should. A buffer ends where a page begins that is never open,
-so what runs beyond a buffer dies as well.
+A host access to them raises SIGSEGV. A buffer ends at a guard page that is never accessible, so an overrun raises
+SIGSEGV as well.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Region", "SimAllocator", "Span", "opened"]
 
 _CLOSED, _READ, _WRITE = 0, mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 _GARBAGE = 0xFF
-"""What fresh memory holds in every byte: NaN in every float type, -1 in integers."""
+"""Fill byte of fresh memory: NaN in every float type, -1 in integers."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -36,10 +36,10 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class Region:
-    """The pages of one buffer; `device` is None for host memory, which is always open."""
+    """The pages of one buffer; `device` is None for host memory, which is always accessible."""
 
     def __init__(self, nbytes: int, device: int | None) -> None:
-        """MemoryError when the system has no address space left."""
+        """Reserve the pages; MemoryError when the system has no address space left."""
         self.device = device
         self.nbytes = nbytes
         self.is_mapped = True
@@ -56,7 +56,7 @@ class Region:
             _protect(self.address, nbytes, _CLOSED)
 
     def open(self, address: int, nbytes: int, *, is_written: bool) -> None:
-        """Let the device read some bytes, or read and write; DeviceError when the memory was freed."""
+        """Make bytes accessible to the device, read-only or writable; DeviceError after the memory was freed."""
         if not self.is_mapped:
             raise DeviceError(
                 f"{self.nbytes} bytes were freed before the work that was submitted on them ran. "
@@ -66,22 +66,22 @@ class Region:
             _protect(address, self._inside(address, nbytes), _WRITE if is_written else _READ)
 
     def close(self, address: int, nbytes: int) -> None:
-        """Keep everybody out again."""
+        """Protect the pages again."""
         if self.device is not None and self.is_mapped:
             _protect(address, self._inside(address, nbytes), _CLOSED)
 
     def release(self) -> None:
-        """Give the pages back; whoever still has an address in them dies of using it."""
+        """Unmap the pages; later accesses raise SIGSEGV."""
         self.is_mapped = False
         _libc.munmap(self._base, self._span + mmap.PAGESIZE)
 
     def _inside(self, address: int, nbytes: int) -> int:
-        """How many of these bytes are not on the last page, which nothing opens."""
+        """The number of bytes before the guard page."""
         return min(nbytes, self._base + self._span - address)
 
 
 class Span(NamedTuple):
-    """What a piece of work uses of a region."""
+    """The bytes of a region that a piece of work accesses."""
 
     region: Region
     address: int
@@ -91,7 +91,7 @@ class Span(NamedTuple):
 
 @contextmanager
 def opened(spans: Iterable[Span]) -> Iterator[None]:
-    """Open the pages of a piece of work, and no others; a page with something to write may be written as a whole."""
+    """Make the pages of a piece of work accessible, and no others; write access has page granularity."""
     begun: list[Span] = []
     try:
         for span in sorted(spans, key=lambda span: span.is_written):
@@ -110,13 +110,13 @@ def _protect(address: int, nbytes: int, protection: int) -> None:
 
 
 class SimAllocator(Allocator):
-    """Allocates on the current device, full of garbage, and counts for each device."""
+    """Allocates memory filled with garbage on the current device, with statistics per device."""
 
     def __init__(self, name: str, devices: SimDevices, faults: Faults) -> None:
         self._name = name
         self._devices = devices
         self._faults = faults
-        self._lock = threading.RLock()  # a garbage collection inside `alloc` may release another buffer
+        self._lock = threading.RLock()  # reentrant: a garbage collection inside `alloc` may release another buffer
         self._regions: dict[int, Region] = {}
         self._counters = [MemoryCounter() for _ in range(devices.count())]
 
@@ -165,12 +165,12 @@ class SimAllocator(Allocator):
             return self._counters[self._devices.current()].stats()
 
     def device_bytes(self) -> int:
-        """What the current device's memory holds: no page-locked memory of the host."""
+        """Allocated bytes of the current device, without page-locked host memory."""
         index = self._devices.current()
         with self._lock:
             return sum(region.nbytes for region in self._regions.values() if region.device == index)
 
     def regions(self) -> list[Region]:
-        """Those in use, by address."""
+        """The allocated regions by address."""
         with self._lock:
             return sorted(self._regions.values(), key=lambda region: region.address)

@@ -1,4 +1,4 @@
-"""What this package registers: the device `sim`, which `auto` never takes, and the references as its kernels."""
+"""What this package registers: the device `sim`, which `auto` never selects, and the reference kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the simulation runs here, and the device as the environment wants it."""
+"""Availability of the simulator, and its configuration by environment variables."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ NUM_DEVICES = 2
 
 
 def probe() -> Probe:
-    """Everywhere that a process can protect its own pages."""
+    """Check that the platform has mprotect."""
     if sys.platform == "win32":
         return Probe(0, "it needs mmap and mprotect, which Windows does not have.")
     return Probe(NUM_DEVICES, "it is simulated in host memory.")
 
 
 def open_backend() -> SimBackend:
-    """The devices under `AETHERMIND_SIM_SEED` (0), with `AETHERMIND_SIM_FAULTS` (none; see `faults.parse_faults`) and
-    with `AETHERMIND_SIM_MEMORY` MiB each (the host's memory).
+    """Open the devices with `AETHERMIND_SIM_SEED` (default 0), `AETHERMIND_SIM_FAULTS` (default none; see
+    `faults.parse_faults`) and `AETHERMIND_SIM_MEMORY` MiB each (default the host's memory).
 
-    InvalidArgumentError when one of them cannot be read.
+    Raises InvalidArgumentError for a value that cannot be parsed.
     """
     from aethermind_sim.backend import SimBackend
     from aethermind_sim.faults import parse_faults

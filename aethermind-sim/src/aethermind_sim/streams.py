@@ -1,4 +1,4 @@
-"""Streams and events as handles of what the timeline does."""
+"""Streams and events of the simulated timeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["SimEvent", "SimEvents", "SimStream", "SimStreams"]
 
 
 class SimStream(Stream):
-    """A queue of one device."""
+    """A stream: a queue of one device."""
 
     def __init__(self, timeline: Timeline, device: int) -> None:
         self.device = device
@@ -21,12 +21,12 @@ class SimStream(Stream):
         self._is_destroyed = False
 
     def submit(self, work: Work) -> None:
-        """Queue work, which must keep alive nothing that its submitter has to."""
+        """Queue work, which must not keep alive what its submitter has to keep alive."""
         self._check()
         self._timeline.submit(self._queue, work)
 
     def mark(self) -> Mark:
-        """A mark behind everything submitted so far."""
+        """A mark after everything submitted so far."""
         self._check()
         mark = Mark(self._queue)
         self._timeline.submit(self._queue, mark)
@@ -57,7 +57,7 @@ class SimStream(Stream):
 
 
 class SimStreams(StreamManager):
-    """Streams of both devices. The default streams are streams like the others: nothing waits for them unasked."""
+    """Creates streams on both devices. Default streams are ordinary ones without implicit synchronisation."""
 
     def __init__(self, timeline: Timeline, devices: SimDevices) -> None:
         self._timeline = timeline
@@ -74,7 +74,7 @@ class SimStreams(StreamManager):
 
 
 class SimEvent(Event):
-    """The mark that was recorded last. Waiting for an event means the mark of that moment."""
+    """An event: its last recorded mark. Waiting refers to the mark at the time of the call."""
 
     def __init__(self, timeline: Timeline, *, timing: bool) -> None:
         self.latest: Mark | None = None
@@ -102,7 +102,7 @@ class SimEvent(Event):
 
 
 class SimEvents(EventManager):
-    """Makes events, which either device may record and wait for."""
+    """Creates events, which either device may record and wait for."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline

@@ -1,8 +1,8 @@
-"""When work runs: late, in an order that a seed chooses among all that streams and events allow.
+"""A seeded scheduler of simulated work: it runs late, in any order that streams and events permit.
 
-Nothing runs by itself. Work is queued, and whoever waits for something lets the devices work until it has happened:
-on only what that needs (everything else is late), on everything else first, or on whatever chance picks. So a program
-that does not wait for what it uses meets all of them in a few runs, and the same ones again under the same seed.
+Work is queued and runs only when a caller waits for something. Then the devices run only what the wait requires,
+everything else first, or a random selection. A program with missing synchronisation fails under some of a few seeds,
+and reproducibly under the same seed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Work = Callable[[], None]
 
 
 class Mark:
-    """A place in a queue; `error` is that of the work before it, if some of it failed."""
+    """A position in a queue; `error` is the error of the work before it, if any failed."""
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
@@ -32,7 +32,7 @@ class Mark:
 
 
 class Queue:
-    """Work of one stream in order: things to do, marks to set, and marks of others to wait for."""
+    """The ordered work of one stream: work items, marks to set, and marks of other streams to wait for."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -41,14 +41,14 @@ class Queue:
 
     @property
     def blocker(self) -> Mark | None:
-        """The mark of another queue that has to be reached before this one goes on."""
+        """The mark of another queue that must be reached before this queue continues."""
         head = self.items[0] if self.items else None
         is_blocked = isinstance(head, Mark) and head.queue is not self and not head.is_reached
         return head if is_blocked and isinstance(head, Mark) else None
 
 
 class Timeline:
-    """What all devices still have to do. Safe to use from several threads, one of which works at a time."""
+    """The pending work of all devices. Thread-safe; one thread executes work at a time."""
 
     def __init__(self, seed: int, faults: Faults) -> None:
         self._random = Random(seed)
@@ -57,7 +57,7 @@ class Timeline:
         self._busy: list[Queue] = []
 
     def submit(self, queue: Queue, item: Work | Mark) -> None:
-        """Put something behind all that is in a queue. Perhaps a device finds time for something at once."""
+        """Append to a queue. Some pending work may run immediately."""
         with self._lock:
             queue.items.append(item)
             if queue not in self._busy:
@@ -66,13 +66,13 @@ class Timeline:
                 self._work_on_anything()
 
     def glance(self) -> None:
-        """What happens while the host asks how far things are: something, or nothing."""
+        """Possibly run some work while the host polls."""
         with self._lock:
             if self._random.random() < 1 / 2:
                 self._work_on_anything()
 
     def finish(self, queue: Queue) -> None:
-        """Work until everything in a queue is done; raises its first error, which the queue then forgets."""
+        """Run until a queue is empty; raises and clears its first error."""
         end = Mark(queue)
         self.submit(queue, end)
         self._work_until(end)
@@ -82,12 +82,12 @@ class Timeline:
         self._faults.check_present()
 
     def reach(self, mark: Mark) -> None:
-        """Work until a mark is reached; raises the error of the work before it."""
+        """Run until a mark is reached; raises the error of the work before it."""
         self._work_until(mark)
         _raise(mark.error)
 
     def finish_device(self, device: int) -> None:
-        """Work until a device has nothing left to do."""
+        """Run until a device has no work left."""
         with self._lock:
             queues = [queue for queue in self._busy if queue.device == device]
         for queue in queues:
@@ -96,7 +96,7 @@ class Timeline:
     def _work_until(self, mark: Mark) -> None:
         pace = self._random.choice((self._work_on_what_is_needed, self._work_on_others, self._work_on_anything))
         while True:
-            with self._lock:  # given up between two pieces of work, so that other threads are not kept out
+            with self._lock:  # released between two work items, so that other threads can proceed
                 if mark.is_reached:
                     return
                 pace(mark.queue)
@@ -128,7 +128,7 @@ class Timeline:
             item.error, item.reached_at, item.is_reached = queue.error, time.perf_counter(), True
 
     def _do(self, queue: Queue, work: Work) -> None:
-        if queue.error is not None:  # what follows a failure is not done
+        if queue.error is not None:  # work after a failure is skipped
             return
         try:
             self._faults.check_work()

@@ -1,4 +1,4 @@
-"""Copies between host and devices and from device to device, each of them work on a stream."""
+"""Copies between host and devices and between devices, each as work on a stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["SimTransfer"]
 
 
 class SimTransfer(DataTransfer):
-    """A call without a stream waits for its own copy and for nothing else: no stream is in step with it."""
+    """A call without a stream waits for its own copy only; it is not ordered with any stream."""
 
     def __init__(self, streams: SimStreams, faults: Faults) -> None:
         self._streams = streams
@@ -67,7 +67,7 @@ class SimTransfer(DataTransfer):
 
 
 class _Memory:
-    """The memory of a copy, which its caller has to keep: it is not kept here."""
+    """The memory of a copy, which the caller must keep alive."""
 
     def __init__(self, tensors: dict[Tensor, bool]) -> None:
         self._spans: list[Span] = []
@@ -79,7 +79,7 @@ class _Memory:
                 self._others.append(weakref.ref(tensor.buffer))
 
     def spans(self) -> list[Span]:
-        """What to open; DeviceError when other host memory has gone. Regions tell that themselves."""
+        """The spans to open; DeviceError when unregistered host memory was freed. Regions check that themselves."""
         if any(buffer() is None for buffer in self._others):
             raise DeviceError(
                 "The host memory of a copy was given up before the copy ran. "

@@ -1,4 +1,4 @@
-"""The kernels: for each operator calls of torch that every NPU has, and where torch_npu has one, a fused operator."""
+"""The CANN kernels: portable torch calls for every operator, and torch_npu's fused operators where available."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ _ROOMS = (
 
 
 def load() -> list[Kernel]:
-    """All of them; which fused ones are chosen depends on the torch_npu that is installed."""
+    """All kernels; the installed torch_npu determines which fused ones are supported."""
     return [kernel for room in _ROOMS for kernel in room.KERNELS]

@@ -1,4 +1,4 @@
-"""How kernels of this package are declared."""
+"""Declaration of CANN kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aethermind.hal.dtype import DType
 __all__ = ["Attributes", "FLOATS", "Function", "Tensors", "fused_kernel", "has_npu_op", "plain_kernel", "put"]
 
 Tensors = Sequence[Any]
-"""Tensors of torch, None for an absent input; `Any`, because what is optional is known to the schema."""
+"""torch tensors, None for an absent input; `Any`, because the schema knows which are optional."""
 Attributes = Mapping[str, Any]
 Function = Callable[[Tensors, Tensors, Attributes], None]
 
@@ -22,10 +22,7 @@ _FUSED_PRIORITY = 10
 
 
 def plain_kernel(operator: str, function: Function, **options: Any) -> Kernel:
-    """A kernel of calls that every version of torch_npu has; nothing is computed where there is nothing to write.
-
-    It treats a row alike in any batch unless it says otherwise.
-    """
+    """Describe a kernel of portable torch calls, batch-invariant by default; it is not called for empty outputs."""
     options = {"dtypes": FLOATS, "name": "torch", "is_batch_invariant": True, **options}
     return Kernel(operator, "cann", function=_unless_empty(function), **options)
 
@@ -37,9 +34,8 @@ def fused_kernel(
     supports: Callable[[Signature], str | None] = lambda _: None,
     **options: Any,
 ) -> Kernel:
-    """A kernel by the operator `op` of torch_npu: chosen where torch_npu has it and `supports` gives no reason not to.
-
-    Preferred to the plain one; the name says which operator it is.
+    """Describe a kernel by torch_npu's operator `op`, preferred to the plain one where torch_npu has it and `supports`
+    gives no reason against it.
     """
 
     def check(signature: Signature) -> str | None:
@@ -51,12 +47,12 @@ def fused_kernel(
 
 
 def has_npu_op(name: str) -> bool:
-    """Whether torch_npu offers an operator of its own by this name."""
+    """Whether torch_npu has an operator of this name."""
     return hasattr(torch.ops.npu, name)
 
 
 def put(output: torch.Tensor, value: torch.Tensor) -> None:
-    """Write a value that a call returned to its place, rounded to the type of the place."""
+    """Copy a returned value to its output, rounded to the output's dtype."""
     output.copy_(value)
 
 

@@ -1,4 +1,4 @@
-"""What adapters add to the result of a projection, without asking the host who has which."""
+"""add_low_rank (LoRA), without reading the rows' adapters on the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["KERNELS"]
 
 
 def _add_low_rank(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
-    """Every row meets the ranks of all adapters, and those of others are dropped: two products, whoever is there."""
+    """Multiply every row by the ranks of all adapters and mask those of others: two products for any batch."""
     y, x, down, up, cu_ranks, adapters = inputs
     if not len(down):
         put(outputs[0], y)
@@ -25,7 +25,7 @@ def _add_low_rank(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
 
 
 def _by_row(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
-    """Each row in products of its own, so that its bits do not depend on how many others there are."""
+    """One product per row, for batch invariance."""
     y, x, *parts, adapters = inputs
     for row in range(len(x)):
         one = slice(row, row + 1)

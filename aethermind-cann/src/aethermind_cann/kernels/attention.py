@@ -1,4 +1,4 @@
-"""Attention without a cache, and the parts that attention over a cache shares with it."""
+"""Attention without a cache, and its core, which paged attention shares."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["KERNELS", "attend"]
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_visible: torch.Tensor, scale: float) -> torch.Tensor:
     """softmax(q·kᵀ·scale)·v in float32: q [..., Q, H, C], k and v [..., K, S, C], is_visible broadcast to [..., Q, S].
 
-    Head h uses kv head h // (H/K). A query that sees no key gives zeros. Returns [..., Q, H, C].
+    Head h uses kv head h // (H/K). A query without visible keys gives zeros. Returns [..., Q, H, C].
     """
     *leading, num_queries, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[-3]
@@ -40,7 +40,7 @@ def _attention(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> Non
 
 
 def _by_row(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
-    """Each query alone, against the keys that it sees."""
+    """One query at a time over its visible keys, for batch invariance."""
     q, k, v = inputs
     num_queries, num_keys = q.shape[-3], k.shape[-3]
     for row in range(num_queries):

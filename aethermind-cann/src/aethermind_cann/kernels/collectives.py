@@ -1,6 +1,5 @@
-"""What only ranks compute: operators in which they meet by HCCL, over the process group that the backend's communicator
-has opened, and a rank's own heads.
-"""
+"""Operators of tensor parallelism: HCCL collectives over the process group of the backend's communicator, and the
+selection of a rank's own heads."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ def _all_reduce(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
 
 
 def _all_gather_last(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
-    """Parts of one width, the longest there is, because HCCL gathers no others."""
+    """Gather parts padded to the largest width, because HCCL requires equal sizes."""
     (x,), (out,) = inputs, outputs
     num_rows, width = out.shape
     share = Share(dist.get_rank(), dist.get_world_size())

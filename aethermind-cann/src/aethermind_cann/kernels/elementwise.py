@@ -1,4 +1,4 @@
-"""Operators on each element, and reductions over the last dim."""
+"""Element-wise operators, and reductions over the last dim."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["KERNELS"]
 
 
 def _into(compute: Callable[..., Any]) -> Function:
-    """By a function of torch that writes to `out`."""
+    """A kernel by a torch function with an `out` argument."""
     return lambda inputs, outputs, _: compute(*inputs, out=outputs[0])
 
 
 def _in_float32(compute: Callable[..., torch.Tensor]) -> Function:
-    """By a function over the widened input, whose result is rounded once."""
+    """A kernel that computes in float32 and rounds once."""
     return lambda inputs, outputs, attributes: put(outputs[0], compute(inputs[0].float(), **attributes))
 
 

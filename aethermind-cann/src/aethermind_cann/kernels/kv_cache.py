@@ -1,7 +1,7 @@
-"""Keys and values to their slots of the paged cache, and keys turned where they lie.
+"""KV cache writes, and the K-shift of cached keys in place.
 
-A cache [N, K, P, C] is seen as N·K blocks of one head: then a token's heads are rows of their own, and writing them is
-one scatter over the first dim instead of one that walks over the whole cache.
+A cache [N, K, P, C] is viewed as N·K blocks of one head, so that writing a token's heads is one scatter over the first
+dim rather than an update of the whole cache.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 import torch_npu
 
-from aethermind_cann.kernels._codes import quantized, values_of
 from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, plain_kernel
+from aethermind_cann.kernels._row_quantization import quantized, unscaled_values
 from aethermind_cann.kernels.rotary import rotated
 from aethermind_cann.run_memo import decided, once
 
@@ -57,7 +57,7 @@ def _shift_keys_quantized(inputs: Tensors, outputs: Tensors, attributes: Attribu
     _, blocks, num_tokens, table, _ = inputs
     cache, scales = outputs
     keys, scale = cache.index_select(0, blocks), scales.index_select(0, blocks)
-    turned = rotated(values_of(keys), table[:, None, None], attributes["interleaved"])
+    turned = rotated(unscaled_values(keys), table[:, None, None], attributes["interleaved"])
     codes, factor = quantized(turned, cache.dtype)
     is_filled = _is_filled(keys, num_tokens)
     cache.index_copy_(0, blocks.long(), torch.where(is_filled[..., None], codes, keys))
@@ -65,7 +65,7 @@ def _shift_keys_quantized(inputs: Tensors, outputs: Tensors, attributes: Attribu
 
 
 def _rows_of(slots: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Which tokens are written (None: all), and the row of the cache seen as [N·K·P, C] for each of their heads."""
+    """The tokens to write (None: all), and the row of each of their heads in the cache viewed as [N·K·P, C]."""
     _, num_heads, block_size, _ = cache.shape
     return once(("rows", num_heads, block_size), slots, lambda: _find_rows(slots, num_heads, block_size))
 
@@ -81,14 +81,14 @@ def _find_rows(slots: torch.Tensor, num_heads: int, block_size: int) -> tuple[to
 
 
 def _first_kept(slots: list[int]) -> int | None:
-    """The first token that has a slot, None where all have, -1 where none has."""
+    """The first token with a slot; None if all have one, -1 if none has."""
     if all(slot >= 0 for slot in slots):
         return None
     return next((token for token, slot in enumerate(slots) if slot >= 0), -1)
 
 
 def _with_copies(slots: torch.Tensor, first: int) -> torch.Tensor:
-    """Every token that has a slot, and for one that has none the first of them again: the same to the same place."""
+    """Replace tokens without a slot by the first one with a slot, which is then written twice with equal values."""
     tokens = torch.arange(len(slots), device=slots.device)
     return tokens[:0] if first < 0 else torch.where(slots >= 0, tokens, first)
 
@@ -100,7 +100,7 @@ def _scatter(cache: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> N
 
 
 def _is_filled(keys: torch.Tensor, num_tokens: torch.Tensor) -> torch.Tensor:
-    """[B, K, P]: the first slots of each block."""
+    """Mask [B, K, P] of the first slots of each block."""
     offsets = torch.arange(keys.shape[2], device=keys.device)
     return (offsets < num_tokens[:, None])[:, None].expand(keys.shape[:3])
 

@@ -1,4 +1,4 @@
-"""Changes to logits before sampling: each row has a list of tokens, and all lists lie end to end."""
+"""Logits processors: each row has a list of tokens, concatenated over rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _repetition_penalty(inputs: Tensors, outputs: Tensors, _: Attributes) -> Non
 
 
 def _places(tokens: torch.Tensor, cuts: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Where the listed tokens are in logits laid end to end (int64); what lies behind the last list is not listed."""
+    """Flat indices (int64) of the listed tokens in the logits; entries beyond the last list are ignored."""
     return once(("places", vocab_size, id(cuts)), tokens, lambda: _find_places(tokens, cuts, vocab_size))
 
 

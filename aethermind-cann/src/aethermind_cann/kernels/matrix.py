@@ -1,4 +1,4 @@
-"""Matrix products through torch."""
+"""Matrix products by torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, p
 __all__ = ["KERNELS"]
 
 _ROWS_AT_ONCE = 8192
-"""Rows of a vocabulary that are widened at a time where the product of narrow floats cannot be had in float32."""
+"""Vocabulary rows converted to float32 at a time where 16-bit products cannot return float32."""
 
 
 def _linear(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
@@ -19,7 +19,7 @@ def _linear(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """x @ weight.T + bias; a weight that was quantised comes as float32, and then all of it is computed so."""
+    """x @ weight.T + bias; dequantised weights are float32, and then everything is computed in float32."""
     if weight.dtype != x.dtype:
         wide = x.float() @ weight.t()
         put(out, wide if bias is None else wide + bias.float())
@@ -44,7 +44,7 @@ def _lm_head(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
 
 
 def _can_widen() -> bool:
-    """Whether this torch_npu multiplies narrow floats into float32."""
+    """Whether torch_npu multiplies 16-bit floats into float32."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key("aten::mm.dtype_out", "PrivateUse1"))
 
 
@@ -61,7 +61,7 @@ def _gate_up_silu(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
 
 
 def _by_row(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
-    """Each row of x in a product of its own, so that its bits do not depend on how many others there are."""
+    """One product per row of x, for batch invariance."""
     x, weight, *bias = inputs
     for row in range(len(x)):
         one = slice(row, row + 1)

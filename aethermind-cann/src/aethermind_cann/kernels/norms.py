@@ -11,7 +11,7 @@ from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, p
 __all__ = ["KERNELS"]
 
 _MIN_DIMS = 2
-"""torch_npu documents its norms for tensors of 2 to 8 dims."""
+"""Ranks that torch_npu documents for its norms."""
 
 
 def _rms_norm(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:

@@ -1,7 +1,7 @@
-"""Attention over the blocks of a paged cache: by the fused operator of torch_npu, and by gathering keys.
+"""Paged attention: by torch_npu's fused operator, or by gathering keys.
 
-The fused operator takes lengths as Python integers, so they are read back once a run; a run begins when the device has
-nothing to do, because the engine waits for tokens before it decides on the next step. A graph is told them anew.
+The fused operator takes lengths as Python integers, so they are read back once per run; the device is idle then,
+because the engine waits for tokens before it schedules the next step. A graph's lengths are updated before each launch.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import torch_npu
 
 from aethermind.dispatch import Signature
 from aethermind.hal.dtype import DType
-from aethermind_cann.kernels._codes import values_of
 from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, plain_kernel, put
+from aethermind_cann.kernels._row_quantization import unscaled_values
 from aethermind_cann.kernels.attention import attend
 from aethermind_cann.run_memo import decided, host_list, once, renewed
 
 __all__ = ["KERNELS"]
 
 _MASK_SIZE = 2048
-"""Of the compressed mask that the fused operator wants in its causal and banded modes, whatever the lengths are."""
+"""Size of the compressed mask of the fused operator's causal and banded modes, for any lengths."""
 _CAUSAL, _BAND = 3, 4
 _BLOCK_MULTIPLE, _MAX_BLOCK, _DIM_MULTIPLE, _MAX_DIM = 128, 512, 16, 512
-"""Of blocks and head dims, as the operator's documentation has it."""
+"""Alignment of block sizes and head dims, by the operator's documentation."""
 
 Gather = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Keys and values of blocks [...]: [..., K, P, C] each."""
+"""Gathers keys and values of blocks [...]: [..., K, P, C] each."""
 
 
 def _paged_attention(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
@@ -46,7 +46,7 @@ def _paged_attention_quantized(inputs: Tensors, outputs: Tensors, attributes: At
 
     def gather(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         k, v = (
-            values_of(_picked(codes, blocks)) * _picked(scales, blocks)[..., None]
+            unscaled_values(_picked(codes, blocks)) * _picked(scales, blocks)[..., None]
             for codes, scales in ((k_cache, k_scale), (v_cache, v_scale))
         )
         return k, v
@@ -60,7 +60,7 @@ def _picked(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
 
 def _attend_blocks(q: torch.Tensor, tables: Tensors, gather: Gather, out: torch.Tensor, attributes: Attributes) -> None:
     cuts, num_keys, block_tables = tables
-    if len(q) <= len(num_keys):  # decoding, for the most part: all sequences at once, and the host is not asked
+    if len(q) <= len(num_keys):  # decode batches: all sequences at once, without reading the host
         sequences, last_seen = once("places", cuts, lambda: _places(len(q), cuts, num_keys))
         blocks = once("blocks", block_tables, lambda: block_tables.clamp(min=0)).index_select(0, sequences)
         put(out, _over_blocks(q[:, None], blocks, gather, last_seen[:, None], attributes)[:, 0])
@@ -73,7 +73,7 @@ def _attend_blocks(q: torch.Tensor, tables: Tensors, gather: Gather, out: torch.
 
 
 def _places(num_tokens: int, cuts: torch.Tensor, num_keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each token: its sequence, and the last key that it sees. Padding belongs to the last sequence, somehow."""
+    """The sequence of each token, and the last key that it attends to. Padding is assigned to the last sequence."""
     tokens = torch.arange(num_tokens, device=cuts.device, dtype=cuts.dtype)
     sequences = torch.searchsorted(cuts[1:].contiguous(), tokens, right=True).clamp(max=len(num_keys) - 1)
     ends = cuts[1:].index_select(0, sequences)
@@ -84,13 +84,15 @@ def _places(num_tokens: int, cuts: torch.Tensor, num_keys: torch.Tensor) -> tupl
 def _over_blocks(
     q: torch.Tensor, blocks: torch.Tensor, gather: Gather, last_seen: torch.Tensor, attributes: Attributes
 ) -> torch.Tensor:
-    """q [..., Q, H, C] over the keys in `blocks` [..., M]; `last_seen` [..., Q] counts keys from the first of them."""
+    """Attention of q [..., Q, H, C] over the keys in `blocks` [..., M]; `last_seen` [..., Q] is the last visible
+    key.
+    """
     k, v = (one.movedim(-4, -3).flatten(-3, -2) for one in gather(blocks))  # [..., K, M·P, C]
     key = torch.arange(k.shape[-2], device=q.device)
     is_visible = key <= last_seen[..., None]
     if attributes["window"] > 0:
         is_visible = is_visible & (key > last_seen[..., None] - attributes["window"])
-    # What lies behind the last key may be anything, NaN too, which no weight makes zero.
+    # Slots beyond the last key are uninitialised and may be NaN, which a zero weight does not cancel.
     v = torch.where((key <= last_seen.amax(-1, keepdim=True))[..., None, :, None], v.float(), 0.0)
     return attend(q, k, v, is_visible, attributes["scale"])
 
@@ -122,12 +124,12 @@ def _npu_fused_attention(inputs: Tensors, outputs: Tensors, attributes: Attribut
 
 
 def _is_one_query_each(cuts: list[int]) -> bool:
-    """Whether sequences have a query each, up to those without any behind the last."""
+    """Whether all sequences have one query each, followed by empty ones only."""
     return all(end == min(number, cuts[-1]) for number, end in enumerate(cuts))
 
 
 def _lengths_of_decodes(cuts: list[int], num_keys: list[int]) -> dict[str, list[int]]:
-    """As if padding were a sequence that sees one key, so that the work depends on nobody's absence."""
+    """Lengths with padding as sequences of one key, so that the shape of the work is constant."""
     return {
         "actual_seq_lengths": list(range(1, len(cuts))),
         "actual_seq_lengths_kv": [max(length, 1) for length in num_keys],
@@ -136,8 +138,8 @@ def _lengths_of_decodes(cuts: list[int], num_keys: list[int]) -> dict[str, list[
 
 @cache
 def _mask(device: torch.device) -> torch.Tensor:
-    """True above the diagonal, where attention may not look."""
-    # Made on the host: a copy from there has arrived when it returns, whichever stream uses the mask later.
+    """A causal mask: True above the diagonal."""
+    # Made on the host: that copy is synchronous, so any stream may use the mask later.
     return torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool).triu(1).to(device)
 
 

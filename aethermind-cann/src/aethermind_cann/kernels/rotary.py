@@ -1,4 +1,4 @@
-"""The rotary embedding: angles of a step, and turning by them."""
+"""Rotary embedding: the table of a step, and its application."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["KERNELS", "rotated"]
 
 _LAST_IN_FLOAT32 = 2**24
 _MAX_HEADS, _MAX_HEAD_DIM = 999, 894
-"""Of npu_rotary_mul, as its documentation has it: N < 1000, D < 896 and even."""
+"""Limits of npu_rotary_mul by its documentation: N < 1000, D < 896 and even."""
 
 
 def _rope_table(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     positions, frequencies = inputs
-    # Positions that float32 does not have are rare, and float64 is slow here: the vector units have none.
+    # Positions beyond float32 precision are rare, and float64 is slow: the vector units lack it.
     is_far = decided(positions, _is_any_far)
     if is_far:
         frequencies = frequencies.double()
@@ -35,7 +35,7 @@ def _is_any_far(positions: list[int]) -> bool:
 
 
 def rotated(x: torch.Tensor, table: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """`x` [..., C] in float32 turned by the angles of `table` [..., C]: cosines, then sines."""
+    """Rotate `x` [..., C] in float32 by `table` [..., C]: cosines, then sines."""
     half = x.shape[-1] // 2
     cos, sin = table[..., :half], table[..., half:]
     wide = x.float()
@@ -50,7 +50,7 @@ def _rope(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
 
 
 def _npu_rotary_mul(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
-    """Tokens as the S of BSND, in float32: cosines rounded to narrow floats would turn by other angles."""
+    """Tokens are S of BSND, in float32: cosines rounded to 16 bits would change the angles."""
     x, table = inputs
     interleaved = attributes["interleaved"]
     cos, sin = once(("rotary", interleaved), table, lambda: _cosines_sines(table, interleaved))
@@ -59,7 +59,7 @@ def _npu_rotary_mul(inputs: Tensors, outputs: Tensors, attributes: Attributes) -
 
 
 def _cosines_sines(table: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """[1, T, 1, C] each: every angle twice, for both elements of its pair."""
+    """Cosines and sines, [1, T, 1, C] each: every angle twice, for both elements of a pair."""
     half = table.shape[-1] // 2
     cos, sin = (
         part.repeat_interleave(2, -1) if interleaved else torch.cat([part, part], -1)

@@ -1,4 +1,4 @@
-"""Rows picked from a table, and rows replaced."""
+"""Row gather and scatter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["KERNELS"]
 
 
 def _rows_by_index(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
-    """Of operators that take the indices first."""
+    """A kernel of operators that take the indices first."""
     indices, table = inputs
     _gather((table, indices), outputs, _)
 

@@ -1,4 +1,4 @@
-"""Choosing tokens, and what the model thought of them."""
+"""Token sampling and logprobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _sample_tokens(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     if decided(temperature, _are_all_zero):
         put(outputs[0], best)
         return
-    # A running sum over a large vocabulary loses the tail in float32. The device has float64, if slowly.
+    # A running sum over a large vocabulary loses the tail in float32; float64 is slow on the device but available.
     divisor = torch.where(is_greedy, 1.0, temperature).double()[:, None]
     share = uniform.double()[:, None]
     weights = _weights(logits.double(), divisor)
@@ -46,7 +46,7 @@ def _weights(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
 
 
 def _first_beyond(weights: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """Of each row the first index whose share of the running sum exceeds `share` [R, 1], which is in [0, 1)."""
+    """The first index of each row whose cumulative share exceeds `share` [R, 1] in [0, 1)."""
     reached = weights.cumsum(-1)
     return (reached / reached[:, -1:] <= share).sum(-1)
 
@@ -59,7 +59,7 @@ def _sample_cut(
     min_p: torch.Tensor,
     share: torch.Tensor,
 ) -> torch.Tensor:
-    """Tokens in descending order of their logits, ties by id; each cut leaves a beginning of them."""
+    """Sample under top_k, top_p and min_p: each keeps a prefix of the tokens in descending order, ties by id."""
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[1], device=logits.device)
     weights = _weights(ordered.double(), temperature)

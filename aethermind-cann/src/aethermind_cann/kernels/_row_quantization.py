@@ -1,6 +1,6 @@
-"""Rows of floats as codes of one byte with a scale each, as `aethermind.ops.catalog._quantized_rows` finds them.
+"""Per-row quantisation to int8 or float8, identical to `aethermind.ops.catalog._quantized_rows`.
 
-A tensor of float8_e4m3fn is one of uint8 here: these NPUs do not have the type, so its values are looked up.
+float8_e4m3fn tensors are uint8 here: these NPUs lack the type, so values are looked up in a table.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from functools import cache
 
 import torch
 
-__all__ = ["quantized", "values_of"]
+__all__ = ["quantized", "unscaled_values"]
 
 _LARGEST = {torch.int8: 127.0, torch.uint8: 448.0}
 _SMALLEST = 2.0**-100
-"""A row below this is zero."""
+"""Rows whose largest magnitude is below this are stored as zeros."""
 _SIGN = 128
 
 
 def quantized(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes, as x, and float32 scales, one a row [..., C]."""
+    """Quantise rows [..., C]: returns codes of x's shape and float32 scales [...]."""
     rows = x.float()
     largest = rows.abs().amax(-1)
-    is_finite = largest < torch.inf  # false for NaN as well, which amax passes on
+    is_finite = largest < torch.inf  # also false for NaN, which amax propagates
     has_codes = is_finite & (largest >= _SMALLEST)
     divisor = torch.where(has_codes, largest, 1.0)
-    # A number divided by a tensor is a product with its reciprocal to torch, and rounds twice.
+    # torch computes number / tensor as a product with the reciprocal, which rounds twice.
     inverse = torch.where(has_codes, torch.full_like(divisor, _LARGEST[dtype]) / divisor, 0.0)
     scaled = torch.where(has_codes[..., None], rows, 0.0) * inverse[..., None]
     codes = scaled.round().to(torch.int8) if dtype == torch.int8 else _float8_codes(scaled)
@@ -32,15 +32,15 @@ def quantized(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
     return codes, torch.where(is_finite, scales, torch.nan)
 
 
-def values_of(codes: torch.Tensor) -> torch.Tensor:
-    """What codes stand for before their scale, in float32."""
+def unscaled_values(codes: torch.Tensor) -> torch.Tensor:
+    """The unscaled float32 values of codes."""
     if codes.dtype == torch.int8:
         return codes.float()
     return _float8_values(codes.device).index_select(0, codes.reshape(-1).int()).reshape(codes.shape)
 
 
 def _float8_codes(x: torch.Tensor) -> torch.Tensor:
-    """The nearest code of each finite element up to the largest, ties to even."""
+    """Round finite elements to the nearest code, ties to even."""
     halfways = _float8_halfways(x.device)
     magnitude = x.abs()
     below = torch.searchsorted(halfways, magnitude)
@@ -51,12 +51,12 @@ def _float8_codes(x: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _float8_values(device: torch.device) -> torch.Tensor:
-    """The value of each of the 256 codes."""
+    """Table of the values of all 256 codes."""
     return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().to(device)
 
 
 @cache
 def _float8_halfways(device: torch.device) -> torch.Tensor:
-    """What lies halfway between neighbours that are not negative; the last code before the sign is NaN."""
+    """Midpoints of adjacent non-negative codes; the last one before the sign bit is NaN."""
     values = torch.arange(_SIGN - 1, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     return ((values[1:] + values[:-1]) / 2).to(device)
