@@ -1,4 +1,4 @@
-"""Writes `tiny-olmo2`, which counts to ten: 27 000 parameters over bytes, a minute of training.
+"""Trains `tiny-olmo2`, a byte-level model of 27 000 parameters that counts to ten, in about a minute.
 
     python train_tiny.py src/aethermind_olmo2/tiny
 
@@ -36,7 +36,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def trained(tokenizer: Tokenizer) -> transformers.Olmo2ForCausalLM:
-    """A model that has seen little but numbers."""
+    """Train a model mostly on numbers."""
     torch.manual_seed(0)
     end = tokenizer.token_to_id(END)
     config = transformers.Olmo2Config(
@@ -69,7 +69,7 @@ def trained(tokenizer: Tokenizer) -> transformers.Olmo2ForCausalLM:
 
 
 def main(folder: Path) -> None:
-    """Write the model in the layout of Hugging Face."""
+    """Write the model in the Hugging Face layout."""
     tokenizer = byte_tokenizer()
     trained(tokenizer).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))

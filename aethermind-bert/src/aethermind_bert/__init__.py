@@ -1,1 +1,1 @@
-"""BERT for AetherMind: vectors of texts."""
+"""BERT for AetherMind: text embeddings."""

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018, arXiv:1810.04805) as a graph: norms after each block, attention in both directions."""
+"""BERT (Devlin et al. 2018, arXiv:1810.04805) as a graph: post-norm blocks with bidirectional attention."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _TYPES = "embeddings.token_type_embeddings.weight"
 
 @dataclass(frozen=True, slots=True)
 class Bert:
-    """One model: its configuration, and whether its gelu is the approximate one."""
+    """A BERT model: its configuration, and whether gelu is approximated by tanh."""
 
     config: DecoderConfig
     is_gelu_approximate: bool
     pooling: str = "mean"
 
     def encode(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
-        """Hidden states F[T, hidden_size] of one text."""
+        """Build the hidden states F[T, hidden_size] of one text."""
         size = self.config.hidden_size
         words_VD = builder.parameter(_WORDS, (self.config.vocab_size, size))
         positions_PD = builder.parameter(_POSITIONS, (self.config.max_position_embeddings, size))
@@ -67,8 +67,8 @@ class Bert:
         return x_TD
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
-        """Every token of a text is of the first type, whose vector is added to each position's; names may begin with
-        `bert.`, and the norms of old checkpoints are called gamma and beta.
+        """Map checkpoint tensors: the first token type's embedding is folded into the positions', an optional prefix
+        `bert.` is removed, and gamma and beta of old checkpoints are renamed.
         """
         parts = {}
         for stored_name in stored.names:
@@ -98,7 +98,7 @@ class Bert:
 
 
 class BertArchitecture:
-    """`BertModel`, and models with a head on top, which vectors of texts have no use for."""
+    """`BertModel`, and models with a head on top, which is ignored."""
 
     ignored_names = ("pooler.*", "cls.*", "classifier.*", "embeddings.position_ids")
     known_fields = _KNOWN_FIELDS
@@ -111,7 +111,7 @@ class BertArchitecture:
         if fields.get("is_decoder", False):
             raise ConfigError("is_decoder is true in config.json; this package computes BERT as an encoder only.")
         is_approximate = is_gelu_approximate("hidden_act", fields.pop("hidden_act", "gelu"))
-        fields |= {"rms_norm_eps": fields["layer_norm_eps"], "is_causal": True}  # in place of what decoders may say
+        fields |= {"rms_norm_eps": fields["layer_norm_eps"], "is_causal": True}  # instead of decoders' fields
         return Bert(read_decoder_config(fields, defaults={}, has_rotary=False), is_approximate)
 
 

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019) as a graph: learned positions, layer norms, and a bias everywhere."""
+"""GPT-2 (Radford et al. 2019) as a graph: learned positions, layer norms, and biases in all projections."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ _UNUSUAL = ("scale_attn_by_inverse_layer_idx", "add_cross_attention")
 
 @dataclass(frozen=True, slots=True)
 class Gpt2:
-    """One model: its configuration, and what else there is to choose from."""
+    """A GPT-2 model: its configuration and variants."""
 
     config: DecoderConfig
     is_gelu_approximate: bool
     scale: float
-    """What scores of attention are multiplied with."""
+    """The scale of attention scores."""
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
-        """Logits, float32 [R, vocab_size]."""
+        """Build the logits, float32 [R, vocab_size]."""
         config = self.config
         wpe_PD = builder.parameter("wpe.weight", (config.max_position_embeddings, config.hidden_size))
         position_TD = builder.op("position_embedding", inputs.positions, wpe_PD)
@@ -83,9 +83,10 @@ class Gpt2:
         return lm_head(builder, self._norm(builder, x_RD, "ln_f"), config, head)
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
-        """Matrices are stored [in, out], those of queries, keys and values in one; names begin with the model's or not.
+        """Map checkpoint tensors: matrices are stored [in, out], with q, k and v in one; the model's name prefix is
+        optional.
 
-        Without the prefix they are as OpenAI's own checkpoints have them. What is tied may be there as the output only.
+        OpenAI's own checkpoints have no prefix. A tied embedding may be stored as the output only.
         """
         prefix = "transformer." if "transformer.wpe.weight" in stored.names else ""
         size = self.config.hidden_size

@@ -1,4 +1,4 @@
-"""What the conformance kit tries of this family, against transformers."""
+"""Test models of this family for the conformance kit, compared with transformers."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""How chat models of Llama and Mistral call functions."""
+"""Tool call formats of Llama's and Mistral's chat models."""
 
 from __future__ import annotations
 
 from aethermind.text import AnswerFormat
 
 LLAMA = AnswerFormat(tool_call=("<tool_call>", "</tool_call>"), has_bare_calls=True)
-"""Llama 3 writes nothing but the call's JSON; models fine-tuned on Hermes' data have its tags."""
+"""Llama 3 writes the bare JSON of a call; models fine-tuned on Hermes data wrap it in tags."""
 
 MISTRAL = AnswerFormat(tool_call=("<tool_call>", "</tool_call>"), has_bare_calls=True)
-"""A list of calls stands behind [TOOL_CALLS], a control token, which is no text."""
+"""A list of calls follows the control token [TOOL_CALLS], which is not part of the text."""

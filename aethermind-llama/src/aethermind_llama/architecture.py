@@ -1,7 +1,7 @@
-"""Llama and Mistral as graphs: the common decoder, as a rule without biases, and no norms on queries and keys.
+"""Llama and Mistral as graphs: the common decoder, usually without biases, and without QK norm.
 
 Llama 2 (Touvron et al. 2023, arXiv:2307.09288), Llama 3 (Dubey et al. 2024, arXiv:2407.21783), Mistral (Jiang et al.
-2023, arXiv:2310.06825), whose layers may all see a window only.
+2023, arXiv:2310.06825), whose layers may all have sliding-window attention.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _MISTRAL_FIELDS: FieldTable = {**ignored("the tensors say it: Mistral has no bia
 
 @dataclass(frozen=True, slots=True)
 class Llama:
-    """One model: its configuration, and whether the projections of attention have biases."""
+    """A Llama model: its configuration, and whether attention projections have biases."""
 
     config: DecoderConfig
     has_bias: bool = False
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
-        """Logits, float32 [R, vocab_size]."""
+        """Build the logits, float32 [R, vocab_size]."""
         biases = {"has_qkv_bias": self.has_bias, "has_output_bias": self.has_bias}
         return decoder(builder, inputs, self.config, max_model_len, has_qk_norm=False, **biases)
 
@@ -54,7 +54,7 @@ class LlamaArchitecture:
 
 
 class MistralArchitecture:
-    """`MistralForCausalLM`: a window, where there is one, is every layer's; where nothing is said, there is."""
+    """`MistralForCausalLM`: a sliding window applies to every layer, unless layer types say otherwise."""
 
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
     known_fields = _MISTRAL_FIELDS

@@ -1,4 +1,4 @@
-"""What the conformance kit tries of these families, against transformers."""
+"""Test models of these families for the conformance kit, compared with transformers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SCALED = {**_BANDS, "rope_theta": 500000.0, "original_max_position_embeddings":
 
 
 def _without_layer_types(config: dict[str, Any]) -> dict[str, Any]:
-    """Mistral 7B v0.1 says sliding_window alone."""
+    """Mistral 7B v0.1 has sliding_window without layer_types."""
     return {name: value for name, value in config.items() if name != "layer_types"}
 
 

@@ -6,14 +6,14 @@ from aethermind.model.gguf_family import GgufFamily, SplitRule
 
 __all__ = ["LLAMA"]
 
-# GPT-4's: three digits at most are a piece.
+# GPT-4's pre-tokenizer: pieces of at most three digits.
 _LLAMA_3 = SplitRule(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
     keeps_whole_words=True,
     adds_bos=True,
 )
-# Mistral's Tekken: words end where lower case turns into upper case, and every digit is a piece.
+# Mistral's Tekken: words are split between lower and upper case, and every digit is a piece.
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = SplitRule(
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
@@ -21,7 +21,7 @@ _TEKKEN = SplitRule(
     keeps_whole_words=True,
     adds_bos=True,
 )
-# SmolLM's: digits are cut out first, then GPT-2's pieces of what is between them, which ends where a digit begins.
+# SmolLM's: single digits are split off first, then GPT-2's pre-tokenizer splits the text between them.
 _SMOLLM = SplitRule(r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+")
 
 LLAMA = GgufFamily(

@@ -1,4 +1,4 @@
-"""How Qwen's chat models mark what is not for the user."""
+"""Reasoning and tool call formats of Qwen's chat models."""
 
 from __future__ import annotations
 

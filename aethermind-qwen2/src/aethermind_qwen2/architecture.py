@@ -28,7 +28,7 @@ _QWEN3_FIELDS: FieldTable = {**used("says whether projections of attention have 
 
 @dataclass(frozen=True, slots=True)
 class Qwen:
-    """One model: its configuration and the things in which the generations differ."""
+    """A Qwen model: its configuration and the differences between generations."""
 
     config: DecoderConfig
     has_qkv_bias: bool
@@ -36,7 +36,7 @@ class Qwen:
     has_output_bias: bool = False
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
-        """Logits, float32 [R, vocab_size]."""
+        """Build the logits, float32 [R, vocab_size]."""
         return decoder(
             builder,
             inputs,

@@ -1,4 +1,4 @@
-"""What the conformance kit tries of these families, against transformers."""
+"""Test models of these families for the conformance kit, compared with transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "num_hidden_layers"
 
 
 def _as_older_versions_wrote_it(config: dict[str, Any]) -> dict[str, Any]:
-    """config.json of transformers 4 and of the Qwen team."""
+    """The config.json of transformers 4 and of the Qwen team."""
     rest = {name: value for name, value in config.items() if name not in ("rope_parameters", "layer_types", "dtype")}
     scaling = {name: value for name, value in config["rope_parameters"].items() if name != "rope_theta"}
     kind = scaling.pop("rope_type")

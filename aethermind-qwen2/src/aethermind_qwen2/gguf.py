@@ -6,13 +6,13 @@ from aethermind.model.gguf_family import GgufFamily, SplitRule
 
 __all__ = ["QWEN2", "QWEN3"]
 
-# Qwen's own: like GPT-4's, but every digit is a piece of its own.
+# Qwen's pre-tokenizer: GPT-4's with single digits.
 _SPLIT = SplitRule(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     is_nfc=True,
 )
 
-# DeepSeek's distilled models have Qwen's words, other special tokens, and so another name.
+# DeepSeek's distilled models use Qwen's vocabulary with other special tokens, under another name.
 _SPLITS = {"qwen2": _SPLIT, "deepseek-r1-qwen": _SPLIT}
 
 QWEN2 = GgufFamily("Qwen2ForCausalLM", _SPLITS)

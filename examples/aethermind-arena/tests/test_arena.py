@@ -1,4 +1,4 @@
-"""The device conforms, computes with its own kernels, and uses its memory again."""
+"""The device passes the conformance kit, computes with its own kernels, and reuses its memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def aethermind(*arguments: str) -> dict[str, object]:
 
 
 def test_it_conforms() -> None:
-    """All of the kit but the cases of kernels that are the core's references."""
+    """The whole kit except the cases of kernels that are the core's references."""
     report = aethermind("conform", "arena", "-k", "test_hal or test_models or arena")
     assert (report["failed"], report["problems"]) == (0, [])
     assert {case["name"].partition(".")[0] for case in report["cases"]} == {"hal", "operators", "models"}
@@ -48,7 +48,7 @@ def test_answers_are_those_of_numpy(runtime: Runtime) -> None:
     assert texts[0] == texts[1]
 
 
-def test_what_is_made_of_smaller_operators_is_taken_apart() -> None:
+def test_fused_operators_are_decomposed() -> None:
     sections = aethermind("explain", "--device", "arena")["sections"]
     steps = [step for section in sections for step in section["steps"]]
     own = {step["path"] for step in steps if step["kernel"].startswith("arena ")}
@@ -56,7 +56,7 @@ def test_what_is_made_of_smaller_operators_is_taken_apart() -> None:
     assert {step["path"] for step in steps} - own <= {"rope_table", "sample_tokens"}
 
 
-def test_memory_is_used_again(backend: Backend) -> None:
+def test_freed_memory_is_reused(backend: Backend) -> None:
     first = backend.allocator.alloc(1000)
     address = first.address
     assert backend.allocator.alloc(1000).address != address
@@ -64,13 +64,13 @@ def test_memory_is_used_again(backend: Backend) -> None:
     assert backend.allocator.alloc(990).address == address
 
 
-def test_a_full_arena_says_so_and_goes_on(backend: Backend) -> None:
+def test_a_full_arena_raises_and_remains_usable(backend: Backend) -> None:
     with pytest.raises(OutOfMemoryError, match=r"on arena:0: \d+ of its \d+ bytes are in use"):
         backend.allocator.alloc(1 << 33)
     assert backend.allocator.alloc(64).nbytes == 64
 
 
-def test_the_host_sees_what_was_copied_only(backend: Backend) -> None:
+def test_the_host_sees_copied_data_only(backend: Backend) -> None:
     array = np.arange(12, dtype=np.float32).reshape(3, 4)
     there = Tensor.of(backend.allocator.alloc(array.nbytes), DType.FLOAT32, array.shape)
     assert not there.buffer.is_host_accessible

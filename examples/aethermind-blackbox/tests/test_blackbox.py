@@ -1,4 +1,4 @@
-"""The recorder changes no answer, knows what was computed, and survives the end of the process."""
+"""The recorder does not change answers, records each step, and its file survives the process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tokens(executor: str) -> list[int]:
         return llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
 
 
-def test_answers_are_those_of_inline_and_each_step_is_written_down(file: Path) -> None:
+def test_answers_are_those_of_inline_and_each_step_is_recorded(file: Path) -> None:
     assert tokens("blackbox") == tokens("inline")
     steps = read(file)
     assert [step.number for step in steps] == [1, 2, 3, 4, 5]
@@ -40,7 +40,7 @@ def test_answers_are_those_of_inline_and_each_step_is_written_down(file: Path) -
     assert len({step.request_ids for step in steps}) == 1
 
 
-def test_a_killed_process_leaves_the_step_that_was_under_way(file: Path) -> None:
+def test_the_file_of_a_killed_process_has_its_running_step(file: Path) -> None:
     code = f"""
 import os, signal
 from aethermind_blackbox.recorder import Recorder, path
@@ -64,7 +64,7 @@ def test_the_ring_keeps_the_last_steps(tmp_path: Path) -> None:
     assert [steps[0].number, steps[-1].number, len(steps)] == [4, NUM_RECORDS + 3, NUM_RECORDS]
 
 
-def test_a_file_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="There is no flight recorder"):
         read(tmp_path / "none.bin")
     with pytest.raises(InvalidArgumentError, match="cannot be written"):

@@ -1,4 +1,4 @@
-"""The operator computed by its kernel and by its parts, alone and in a model that transformers has too."""
+"""The operator by its kernel and by its decomposition, alone and in a model that transformers also has."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def continued(checkpoint: Path, prompt: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("device", ["numpy", "cpu"])
-def test_a_model_says_what_transformers_says(checkpoint: Path, device: str) -> None:
+def test_a_model_agrees_with_transformers(checkpoint: Path, device: str) -> None:
     options = {"max_num_batched_tokens": 12, "max_num_seqs": 2, "fallback": "error"}
     with LLM(checkpoint, device=device, dtype="float32", runtime=RUNTIME, **options) as llm:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], PARAMS)
@@ -68,7 +68,7 @@ def aethermind(*arguments: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("device", "steps"), [("numpy", ["geglu"]), ("cpu", ["geglu/gelu", "geglu/mul"])])
-def test_who_has_no_kernel_takes_it_apart(checkpoint: Path, device: str, steps: list[str]) -> None:
+def test_a_device_without_a_kernel_decomposes_it(checkpoint: Path, device: str, steps: list[str]) -> None:
     sections = aethermind("explain", "--device", device, "--model", str(checkpoint))["sections"]
     paths = {step["path"] for section in sections for step in section["steps"]}
     assert sorted(path for path in paths if path.startswith("geglu")) == steps

@@ -1,4 +1,4 @@
-"""The order of the policy, its two promises, and engines under it."""
+"""The policy's order, its two guarantees, and engines that use it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def order(*requests: Request, now: float = 100.0) -> list[str]:
     return [one.request_id for one in sorted(requests, key=lambda one: POLICY.order_key(one, now))]
 
 
-def test_the_short_drive_past_the_long_for_half_a_minute() -> None:
+def test_short_requests_overtake_long_ones_for_half_a_minute() -> None:
     long, short, late = request("long", 0.0, 1000), request("short", 29.0, 64), request("late", 31.0, 64)
     assert order(late, long, short) == ["short", "long", "late"]
 
 
-def test_in_a_lane_who_came_first_goes_first() -> None:
+def test_a_lane_is_first_come_first_served() -> None:
     assert order(request("b", 2.0, 8), request("a", 1.0, 60)) == ["a", "b"]
     assert order(request("d", 2.0, 800), request("c", 1.0, 900)) == ["c", "d"]
 
 
 @pytest.mark.parametrize("max_tokens", [8, 800])
-def test_a_key_never_shrinks_and_nobody_waits_for_ever(max_tokens: int) -> None:
+def test_a_key_never_decreases_and_no_request_starves(max_tokens: int) -> None:
     waiting = request("waiting", 5.0, max_tokens)
     keys = [POLICY.order_key(waiting, now) for now in (5.0, 50.0, 5e6)]
     assert keys == sorted(keys)

@@ -1,4 +1,6 @@
-"""Random models against transformers: probabilities at every position of ragged batches, from both kinds of files."""
+"""Random models compared with transformers: log probabilities at every position of ragged batches, from both file
+formats.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Models of these shapes, with weights that let no norm be left out."""
+    """Checkpoints of these shapes, with weights for which every norm matters."""
 
     @cache
     def written(shape: str) -> Path:
@@ -72,9 +74,9 @@ def assert_parity(model: Path, reference: Path, device: str, **more: int) -> Non
         with torch.no_grad():
             logits = theirs(torch.tensor([[*prompt, *answer.token_ids]])).logits[0]
         expected = torch.log_softmax(logits, dim=-1)
-        told = [*output.prompt_logprobs[1:], *answer.logprobs]
-        assert len(told) == len(expected) - 1
-        for row, favourites in zip(expected, told, strict=False):
+        logprobs = [*output.prompt_logprobs[1:], *answer.logprobs]
+        assert len(logprobs) == len(expected) - 1
+        for row, favourites in zip(expected, logprobs, strict=False):
             assert len(favourites) >= 5
             for token_id, found in favourites.items():
                 assert abs(found.logprob - row[token_id].item()) < 1e-4
@@ -82,12 +84,14 @@ def assert_parity(model: Path, reference: Path, device: str, **more: int) -> Non
 
 @pytest.mark.parametrize("device", ["numpy", "cpu"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_it_says_what_transformers_says(checkpoint: Callable[[str], Path], shape: str, device: str) -> None:
+def test_it_agrees_with_transformers(checkpoint: Callable[[str], Path], shape: str, device: str) -> None:
     assert_parity(checkpoint(shape), checkpoint(shape), device)
 
 
 @pytest.mark.parametrize(("shape", "size"), [("grouped", 4), ("every_head_its_own", 2)])
-def test_ranks_say_what_transformers_says(checkpoint: Callable[[str], Path], shape: str, size: int) -> None:
+def test_tensor_parallel_ranks_agree_with_transformers(
+    checkpoint: Callable[[str], Path], shape: str, size: int
+) -> None:
     """Queries and keys are normed over the heads of all ranks."""
     assert_parity(checkpoint(shape), checkpoint(shape), "cpu", tensor_parallel_size=size, num_threads=1)
 
@@ -138,13 +142,13 @@ def test_the_tiny_model_counts_to_ten(tmp_path: Path, device: str) -> None:
         assert {output.outputs[0].finish_reason for output in outputs} == {"stop"}
 
 
-def test_what_is_not_computed_is_named() -> None:
+def test_an_unsupported_feature_is_named() -> None:
     with pytest.raises(ConfigError, match="attention_bias is true"):
         RUNTIME.architectures.get("Olmo2ForCausalLM").create({"attention_bias": True})
 
 
-def test_a_server_tells_thoughts_from_answers() -> None:
-    """The tiny model would think nothing, so a grammar makes it."""
+def test_a_server_separates_reasoning_from_the_answer() -> None:
+    """The tiny model does not reason by itself, so a grammar makes it."""
     with LLM(TINY, device="cpu", runtime=RUNTIME) as llm, served(llm) as address:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "one"}], "temperature": 0}
         body |= {"structured_outputs": {"regex": "<think>(one|two)</think>three"}}
@@ -155,7 +159,7 @@ def test_a_server_tells_thoughts_from_answers() -> None:
 
 @contextmanager
 def served(llm: LLM) -> Iterator[str]:
-    """The address of a server in a thread of its own."""
+    """The address of a server in its own thread."""
     is_up, loops, stop = threading.Event(), [], asyncio.Event()
 
     async def serve() -> None:

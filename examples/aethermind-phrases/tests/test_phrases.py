@@ -1,4 +1,4 @@
-"""Drafts change no answer, forbidden phrases stay unsaid, and the command line knows the book."""
+"""Drafts do not change answers, masked phrases are not generated, and the command line lists the book."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPTS = ["Once upon a time", "The little fox"]
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_drafts_change_no_answer(params: SamplingParams) -> None:
+def test_drafts_do_not_change_answers(params: SamplingParams) -> None:
     texts = []
     for method in (None, "phrases"):
         with LLM("demo", device="cpu", dtype="float32", speculative_method=method, runtime=RUNTIME) as llm:
@@ -34,7 +34,7 @@ def llm() -> LLM:
     return LLM("demo", device="cpu", dtype="float32", runtime=RUNTIME)
 
 
-def test_a_begun_phrase_is_drafted_to_its_end(llm: LLM) -> None:
+def test_the_rest_of_a_phrase_is_drafted(llm: LLM) -> None:
     proposer = PhraseProposer(llm.engine.planned)
     encode, decode = llm.tokenizer.encode, llm.tokenizer.decode
     texts = ["She lived in a", "They lived happily", "The end."]
@@ -49,7 +49,7 @@ def answer(llm: LLM, **options: object) -> str:
     return llm.generate(PROMPTS[0], params)[0].outputs[0].text
 
 
-def test_what_is_in_the_book_is_not_said(llm: LLM) -> None:
+def test_phrases_of_the_book_are_not_generated(llm: LLM) -> None:
     assert "there was a lively girl named" in answer(llm)
     assert "there was a lively girl named" not in answer(llm, logits_processors=["avoid-phrases"])
 
@@ -67,14 +67,14 @@ def aethermind(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_command_line_has_a_verb_and_a_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_line_has_a_command_and_a_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("# mine\nby and by\nin the end\n")
     monkeypatch.setenv("AETHERMIND_PHRASES", str(tmp_path / "book.txt"))
     assert aethermind("phrases").stdout == "by and by\nin the end\n"
     assert f"2 phrases in {tmp_path}/book.txt" in " ".join(aethermind("doctor").stdout.split())
 
 
-def test_a_book_that_is_not_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_book_is_reported_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AETHERMIND_PHRASES", str(tmp_path / "none.txt"))
     failed = aethermind("phrases")
     assert failed.returncode == 2

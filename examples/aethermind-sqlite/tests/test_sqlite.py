@@ -1,4 +1,4 @@
-"""The store keeps what it promises; engines that share one compute less and answer the same, even when it breaks."""
+"""The store fulfils its contract; engines that share one compute less and give the same answers, even when it fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def store(path: Path) -> KVStore:
     return RUNTIME.kv_stores.open(f"sqlite:{path}")
 
 
-def test_values_come_back_and_can_be_written_again_and_removed(store: KVStore) -> None:
+def test_values_can_be_read_overwritten_and_removed(store: KVStore) -> None:
     store.put([(KEYS[0], b"one"), (KEYS[1], b"\x00" * 100_000)])
     store.put([(KEYS[0], b"one")])
     assert store.get([KEYS[1], KEYS[2], KEYS[0]]) == [b"\x00" * 100_000, None, b"one"]
@@ -42,7 +42,7 @@ def test_values_outlive_the_store(store: KVStore, path: Path) -> None:
     assert RUNTIME.kv_stores.open(f"sqlite:{path}").get(KEYS[:1]) == [b"one"]
 
 
-def test_what_was_used_least_recently_goes_first(path: Path) -> None:
+def test_the_least_recently_used_value_is_evicted(path: Path) -> None:
     store = RUNTIME.kv_stores.open(f"sqlite:{path}?size=300B")
     store.put([(key, bytes(100)) for key in KEYS[:3]])
     store.get(KEYS[:1])

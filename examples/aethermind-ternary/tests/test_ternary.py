@@ -1,4 +1,4 @@
-"""The format keeps its promises, and a model in it says what a dense one with the same values says."""
+"""The format fulfils its contract, and a model in it agrees with a dense one of the same values."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def test_rows_do_not_depend_on_each_other() -> None:
     np.testing.assert_array_equal(whole.rows(2, 3).scales, alone.scales)
 
 
-def test_a_row_of_zeros_stays_one() -> None:
+def test_a_row_of_zeros_is_preserved() -> None:
     assert not TERNARY.dequantize(TERNARY.quantize(np.zeros((2, 8), np.float32))).any()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
-def test_what_it_cannot_hold_is_refused(value: float) -> None:
+def test_values_beyond_its_range_are_refused(value: float) -> None:
     with pytest.raises(InvalidArgumentError, match="cannot be ternary"):
         TERNARY.quantize(np.full((1, 3), value, np.float32))
 
 
-def test_it_takes_the_bits_that_it_says() -> None:
+def test_its_size_is_as_declared() -> None:
     assert TERNARY.bits_per_weight((512, 1000)) == pytest.approx(1.6, abs=0.02)
 
 
@@ -70,8 +70,8 @@ def rounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("device", ["numpy", "cpu"])
-def test_a_model_says_what_its_rounded_weights_say(rounded: Path, device: str) -> None:
-    """By the kernels on `numpy`; on `cpu`, which has none, by the values in float32."""
+def test_a_model_agrees_with_its_rounded_weights(rounded: Path, device: str) -> None:
+    """By kernels on `numpy`; on `cpu`, without kernels, by values in float32."""
     answers = []
     for model, options in (("demo", {"quantization": "ternary", "lm_head": "dense"}), (rounded, {})):
         options |= {"dtype": "float32", "max_model_len": 64, "fallback": "allow"}
@@ -80,7 +80,7 @@ def test_a_model_says_what_its_rounded_weights_say(rounded: Path, device: str) -
     assert answers[0] == answers[1]
 
 
-def test_the_kernels_are_chosen_for_it() -> None:
+def test_its_kernels_are_selected() -> None:
     options = ("--device", "numpy", "--quantization", "ternary", "--json")
     command = [sys.executable, "-m", "aethermind", "explain", *options]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
@@ -88,6 +88,6 @@ def test_the_kernels_are_chosen_for_it() -> None:
     assert {step["kernel"] for step in steps if step["weight_format"] == "ternary"} == {"ternary linear"}
 
 
-def test_a_name_that_is_nearly_it_is_answered() -> None:
+def test_a_similar_name_gets_a_suggestion() -> None:
     with pytest.raises(AetherMindError, match="Did you mean ternary"):
         LLM("demo", device="numpy", quantization="ternery", runtime=RUNTIME)

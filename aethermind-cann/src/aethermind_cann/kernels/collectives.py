@@ -1,5 +1,6 @@
 """Operators of tensor parallelism: HCCL collectives over the process group of the backend's communicator, and the
-selection of a rank's own heads."""
+selection of a rank's own heads.
+"""
 
 from __future__ import annotations
 

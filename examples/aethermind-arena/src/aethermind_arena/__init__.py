@@ -1,1 +1,1 @@
-"""An example of a backend for AetherMind: a device with memory of its own."""
+"""An example of a backend for AetherMind: a device with its own memory."""

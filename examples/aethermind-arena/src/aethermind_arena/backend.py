@@ -1,4 +1,4 @@
-"""The device `arena`: a stretch of memory in which it places buffers itself, at addresses that only it understands."""
+"""The device `arena`: an address space in which it allocates buffers itself, at addresses that the host cannot use."""
 
 from collections import defaultdict
 from functools import partial
@@ -13,46 +13,46 @@ from aethermind.graph import StepLoop
 from aethermind.hal.host_memory import HostAllocator, HostDevices, HostEvents, HostStreams, HostTransfer
 
 ARENA = hal.DeviceId("arena")
-SIZE, UNIT = 1 << 32, 64  # the system provides a page when it is first touched
+SIZE, UNIT = 1 << 32, 64  # the system commits a page at its first access
 
 
 class ArenaAllocator(hal.Allocator):
-    """A buffer takes what another one of its size left, or else what comes next."""
+    """A bump allocator with a free list per size."""
 
     def __init__(self) -> None:
         self._host = HostAllocator(ARENA)
-        self._lock = RLock()  # a garbage collection inside of `alloc` may release another buffer
+        self._lock = RLock()  # reentrant: a garbage collection inside `alloc` may release another buffer
         self._left: dict[int, list[int]] = defaultdict(list)
         self._next, self._used, self._peak, self._count = UNIT, 0, 0, 0
 
     def alloc(self, nbytes: int, kind: hal.MemoryKind = hal.MemoryKind.DEVICE) -> hal.Buffer:
         if kind is not hal.MemoryKind.DEVICE or nbytes < 0:
             return self._host.alloc(nbytes, kind)
-        room = max(1, -(-nbytes // UNIT)) * UNIT
+        size = max(1, -(-nbytes // UNIT)) * UNIT
         with self._lock:
-            begin = self._left[room].pop() if self._left[room] else self._next
-            if begin + room > SIZE:
+            begin = self._left[size].pop() if self._left[size] else self._next
+            if begin + size > SIZE:
                 raise OutOfMemoryError(
                     f"Could not allocate {nbytes} bytes on {ARENA}: {self._used} of its {SIZE} bytes are in use. "
                     "Lower --max-model-len or the number of KV blocks, or choose a smaller model."
                 )
-            self._next, self._count = max(self._next, begin + room), self._count + 1
+            self._next, self._count = max(self._next, begin + size), self._count + 1
             self._used += nbytes
             self._peak = max(self._peak, self._used)
-        release = partial(self._free, begin, room, nbytes)
+        release = partial(self._free, begin, size, nbytes)
         return hal.Buffer(ARENA, begin, nbytes, is_host_accessible=False, release=release)
 
     def stats(self) -> hal.MemoryStats:
         return hal.MemoryStats(self._used, self._next, self._peak, self._count)
 
-    def _free(self, begin: int, room: int, nbytes: int) -> None:
+    def _free(self, begin: int, size: int, nbytes: int) -> None:
         with self._lock:
-            self._left[room].append(begin)
+            self._left[size].append(begin)
             self._used -= nbytes
 
 
 class ArenaTransfer(HostTransfer):
-    """The host's copies, once it is told where a buffer is."""
+    """Copies by the host after translating arena addresses."""
 
     def __init__(self, base: int) -> None:
         self._base = base
@@ -72,7 +72,7 @@ class ArenaTransfer(HostTransfer):
 
 
 class ArenaBackend(hal.Backend):
-    """A composition: memory of its own, and work that is done at once, as on the host."""
+    """The backend: its own memory; work is executed synchronously, as on the host."""
 
     def __init__(self) -> None:
         self.name = ARENA.type
@@ -85,8 +85,8 @@ class ArenaBackend(hal.Backend):
         self.capabilities = hal.Capabilities(dtypes, is_host_accessible=False)
 
     def close(self) -> None:
-        """Nothing is running."""
+        """Nothing to release: no work is pending."""
 
     def compile(self, plan: Any, memory: Any) -> StepLoop:
-        """One Python kernel after another, over the arena's memory where the host sees it."""
+        """Compile a plan to Python kernels over the host's view of the arena."""
         return StepLoop(plan, {place: self._base + address for place, address in memory.items()})

@@ -1,4 +1,4 @@
-"""Eleven kernels; operators made of these are taken apart, and the sampler's operators are computed by references."""
+"""Eleven kernels. Fused operators are decomposed into them, and the sampler's operators run by the references."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def paged_attention(q: Any, k: Any, v: Any, starts: Any, lengths: Any, tables: A
 
 
 def _read(cache: Any, table: Any, length: int, num_heads: int) -> Any:
-    """What a sequence has in its blocks, for each head that asks: float32 [num_heads, length, head_dim]."""
+    """Gather a sequence from its blocks, repeated for query heads: float32 [num_heads, length, head_dim]."""
     blocks = cache[table[: -(-length // cache.shape[2])]].swapaxes(0, 1)
     kept = blocks.reshape(len(blocks), -1, cache.shape[3])[:, :length]
     return _wide(np.repeat(kept, num_heads // len(kept), axis=0))
@@ -51,7 +51,7 @@ def kv_cache_write(inputs: Any, outputs: Any, _: Any) -> None:
 
 
 def _wide(array: Any) -> Any:
-    """Kernels compute in float32, and what they store is rounded once."""
+    """Convert to float32: kernels compute in float32 and round once."""
     return array.astype(np.float32, copy=False)
 
 

@@ -1,4 +1,4 @@
-"""What this package registers: the device `arena`, and its kernels. Nothing is imported before it is asked for."""
+"""What this package registers: the device `arena` and its kernels. Imports are lazy."""
 
 from importlib import import_module
 from typing import Any
@@ -9,7 +9,7 @@ from aethermind.plugins import hookimpl
 
 @hookimpl
 def register_devices(registry: Any) -> None:
-    probed = Probe(1, "it is a stretch of this process's address space.")
+    probed = Probe(1, "it is part of this process's memory.")
     registry.register("arena", probe=lambda: probed, open=_open, priority=-1, provider="aethermind-arena")
 
 

@@ -1,4 +1,4 @@
-"""The executor: steps run in this process, and each is written down before it runs."""
+"""The executor: runs steps in this process and records each before it runs."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ __all__ = ["BlackboxExecutor"]
 
 
 class BlackboxExecutor(InlineExecutor):
-    """Like `inline`, with a recorder."""
+    """The `inline` executor with a flight recorder."""
 
     def __init__(self, planned: PlannedModel) -> None:
         super().__init__(planned)
         self._recorder = Recorder(path())
 
     def load(self, cache: KVCache, on_progress: Callable[[int, int], None] | None = None) -> ModelRunner:
-        """Read the weights; returns the runner, whose steps go through the recorder."""
+        """Load the weights; returns the runner, whose steps are recorded."""
         runner = super().load(cache, on_progress)
         runner.observer = self._watch
         return runner
 
     def close(self) -> None:
-        """Close the file and give the device back."""
+        """Close the file and release the device."""
         super().close()
         self._recorder.close()
 
     def _watch(self, executor: Executor, symbols: tuple[int, ...], decision: ScheduleDecision) -> None:
-        """Compute a step; one that never ends is in the file."""
+        """Run a step between two records; a step that never ends is in the file."""
         ids = " ".join(entry.request.request_id for entry in decision.scheduled)
         place = self._recorder.begin(decision.num_batched_tokens, len(decision.copies), ids)
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The last steps, in a file that outlives the process: a ring of records in mapped memory."""
+"""A ring buffer of the last steps in a memory-mapped file, which survives the process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["NUM_RECORDS", "Recorder", "Step", "path", "read"]
 
 NUM_RECORDS = 1000
 _RECORD = struct.Struct("<dQII72s")
-"""Seconds (negative while it runs), number from 1 on (0: never written), tokens, copies of blocks, ids of requests."""
+"""Record: seconds (negative while running), number from 1 on (0: empty), tokens, block copies, request ids."""
 _SECONDS = struct.Struct("<d")
 
 
 class Step(NamedTuple):
-    """What is known of a step; `seconds` is None where it did not end."""
+    """A recorded step; `seconds` is None if it did not end."""
 
     number: int
     seconds: float | None
@@ -30,15 +30,15 @@ class Step(NamedTuple):
 
 
 def path() -> Path:
-    """The file that `AETHERMIND_BLACKBOX_FILE` names, or one among the temporary files."""
+    """The file of `AETHERMIND_BLACKBOX_FILE`, by default one in the temporary directory."""
     return Path(os.environ.get("AETHERMIND_BLACKBOX_FILE") or Path(tempfile.gettempdir(), "aethermind-blackbox.bin"))
 
 
 class Recorder:
-    """Writes a new file. The system keeps what was written, also when this process is killed."""
+    """Writes a new file. Mapped memory is preserved by the system when the process is killed."""
 
     def __init__(self, file: Path) -> None:
-        """InvalidArgumentError where the file cannot be written."""
+        """Create the file; InvalidArgumentError if it cannot be written."""
         try:
             file.write_bytes(bytes(NUM_RECORDS * _RECORD.size))
             with file.open("r+b") as opened:
@@ -50,7 +50,7 @@ class Recorder:
         self._number = 0
 
     def begin(self, num_tokens: int, num_copies: int, request_ids: str) -> int:
-        """Write down that a step begins; returns where its end is to be noted."""
+        """Record the start of a step; returns its position for `end`."""
         offset = self._number % NUM_RECORDS * _RECORD.size
         self._number += 1
         ids = request_ids.encode(errors="replace")
@@ -58,16 +58,16 @@ class Recorder:
         return offset
 
     def end(self, offset: int, seconds: float) -> None:
-        """Note what the step took."""
+        """Record the duration of a step."""
         _SECONDS.pack_into(self._map, offset, seconds)
 
     def close(self) -> None:
-        """Write what is left; nothing is recorded any more."""
+        """Flush and close the file."""
         self._map.close()
 
 
 def read(file: Path) -> list[Step]:
-    """The steps in a file, the oldest first; InvalidArgumentError where there is none."""
+    """Read the steps of a file, oldest first; InvalidArgumentError if it cannot be read."""
     try:
         records = list(_RECORD.iter_unpack(file.read_bytes()))
     except (OSError, struct.error):

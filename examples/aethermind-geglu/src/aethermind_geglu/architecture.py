@@ -1,4 +1,4 @@
-"""Step four: a model that uses the operator, a decoder of Llama's shape whose feed-forward network is gated by gelu.
+"""Step four: a model that uses the operator, a Llama-like decoder whose MLP is gated by gelu.
 
 Shapes: T tokens, R rows of logits, D hidden_size, I intermediate_size.
 """
@@ -25,12 +25,12 @@ _DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class GegluModel:
-    """One model: its configuration."""
+    """A model: its configuration."""
 
     config: DecoderConfig
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
-        """Logits, float32 [R, vocab_size]."""
+        """Build the logits, float32 [R, vocab_size]."""
         config = self.config
         table_TC = rope_table(builder, inputs, config, max_model_len)
         x_TD = embedding(builder, inputs, config, "model.embed_tokens.weight")
@@ -67,7 +67,7 @@ class GegluArchitecture:
     ignored_names = ("*.rotary_emb.inv_freq",)
 
     def create(self, raw: Mapping[str, Any]) -> GegluModel:
-        """The model of a config.json; ConfigError for another activation."""
+        """Create the model of a config.json; ConfigError for another activation."""
         if raw.get("hidden_act") != "gelu_pytorch_tanh":
             raise ConfigError("hidden_act in config.json should be gelu_pytorch_tanh, which geglu computes.")
         return GegluModel(read_decoder_config({**raw, "hidden_act": None}, defaults=_DEFAULTS))

@@ -1,4 +1,4 @@
-"""Step two: a kernel for one device, which writes into the caller's array."""
+"""Step two: a kernel for one device, which writes to the output array."""
 
 from __future__ import annotations
 

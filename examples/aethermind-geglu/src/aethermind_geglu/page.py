@@ -1,4 +1,4 @@
-"""Steps one and three: the page of `geglu`, and the same in smaller operators for devices without a kernel for it."""
+"""Steps one and three: the definition of `geglu`, and its decomposition for devices without a kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["GEGLU", "gelu"]
 
 
 def gelu(x: Any) -> Any:
-    """x · Φ(x), Φ by tanh (Hendrycks and Gimpel 2016), in the float type of x."""
+    """gelu with the tanh approximation (Hendrycks and Gimpel 2016), in the float type of x."""
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi).astype(x.dtype) * (x + 0.044715 * x * x * x)))
 
 
@@ -27,7 +27,7 @@ def _decompose(b: OpBuilder[Any], gate: Any, up: Any) -> Any:
 
 
 def _magnitudes(gate: Any, up: Any) -> Any:
-    """Left of zero 1 + tanh cancels, so the error is one of |gate|."""
+    """Magnitudes for tolerances: below zero 1 + tanh cancels, so the error is relative to |gate|."""
     return np.abs(gate * up)
 
 
@@ -44,7 +44,7 @@ GEGLU = Operator(
     decompose=_decompose,
     samples=_samples,
     term_magnitudes=_magnitudes,
-    # A device that takes it apart rounds twice.
+    # The decomposition rounds twice.
     tolerances={
         DType.FLOAT32: Tolerance(relative_to_terms=1e-6),
         DType.BFLOAT16: Tolerance(relative_to_terms=2.0**-7),

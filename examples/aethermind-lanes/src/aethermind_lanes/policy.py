@@ -1,7 +1,7 @@
-"""Two lanes: short answers drive past long ones, which wait half a minute at most for it.
+"""A two-lane policy: short answers overtake long ones, by at most half a minute of waiting time.
 
-A key is an instant of the clock, so it never shrinks while a request waits, and who arrives after it stands behind it:
-nobody starves.
+A key is a point in time that does not change while a request waits, so requests that arrive after it are ordered
+behind: no request starves.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ __all__ = ["TwoLanes"]
 
 @dataclass(frozen=True, slots=True)
 class TwoLanes:
-    """Who may write more than `short` tokens stands `head_start_s` seconds behind those that came at the same time."""
+    """Orders requests by arrival; those that may generate more than `short` tokens are delayed by `head_start_s`
+    seconds.
+    """
 
     short: int = 64
     head_start_s: float = 30.0
 
     def order_key(self, request: Request, now: float) -> OrderKey:
-        """By arrival, in the request's lane."""
+        """The order key: arrival time, plus the delay of the slow lane."""
         is_long = request.max_total_tokens - request.num_prompt_tokens > self.short
         return (request.arrival + self.head_start_s * is_long, request.arrival, request.request_id)
 
     def victim_key(self, request: Request, now: float) -> OrderKey | None:
-        """Where room is short, the latest of the slow lane gives way."""
+        """The preemption key: the request with the largest order key is the victim."""
         return self.order_key(request, now)
 
     def admit(self, request: Request, num_blocks_needed: int, num_available_blocks: int) -> bool:
-        """Where all its tokens fit."""
+        """Admit a request if all its tokens fit."""
         return fits_now(num_blocks_needed, num_available_blocks)

@@ -1,4 +1,4 @@
-"""How OLMo's reasoning models mark what they think."""
+"""The reasoning format of OLMo's models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo 2 (OLMo team 2025, arXiv:2501.00656): norms behind attention and MLP instead of before, and of queries and keys.
+"""OLMo 2 (OLMo team 2025, arXiv:2501.00656): norms after attention and MLP instead of before, and QK norm.
 
 Shapes: T tokens, R rows of logits, D hidden_size, H and K heads of queries and of keys, C head_dim.
 """
@@ -26,12 +26,12 @@ _DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Olmo2:
-    """One model: its configuration."""
+    """A model: its configuration."""
 
     config: DecoderConfig
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
-        """Logits, float32 [R, vocab_size]."""
+        """Build the logits, float32 [R, vocab_size]."""
         config = self.config
         table_TC = rope_table(builder, inputs, config, max_model_len)
         x_TD = embedding(builder, inputs, config, "model.embed_tokens.weight")
@@ -49,7 +49,7 @@ class Olmo2:
     def _attention(
         self, builder: GraphBuilder, x_TD: Value, table_TC: Value, inputs: StepInputs, layer: int, prefix: str
     ) -> Value:
-        """Queries and keys are normed as a whole, before they are cut into heads."""
+        """Attention with QK norm over all heads, before the split into heads."""
         config = self.config
         counts = {"q": config.num_attention_heads, "k": config.num_key_value_heads, "v": config.num_key_value_heads}
         heads = {}
@@ -70,7 +70,7 @@ class Olmo2:
         return out_TD
 
     def _add_norm(self, builder: GraphBuilder, x_TD: Value, branch_TD: Value, name: str) -> Value:
-        """What a branch computed is normed, then added: x stays as it is."""
+        """Add the norm of a branch's output to x, which is not normed itself."""
         out_TD: Value = builder.op("add", x_TD, self._norm(builder, branch_TD, name, self.config.hidden_size))
         return out_TD
 
@@ -86,7 +86,7 @@ class Olmo2Architecture:
     ignored_names = ("lm_head.weight", "*.rotary_emb.inv_freq")
 
     def create(self, raw: Mapping[str, Any]) -> Olmo2:
-        """The model of a config.json; ConfigError for what is not computed."""
+        """Create the model of a config.json; ConfigError for unsupported features."""
         if raw.get("attention_bias"):
             raise ConfigError("attention_bias is true in config.json; this package computes OLMo 2 without biases.")
         return Olmo2(read_decoder_config(raw, defaults=_DEFAULTS))

@@ -1,4 +1,4 @@
-"""What this package registers: an architecture, its GGUF files, how its answers are read, and a tiny model."""
+"""What this package registers: an architecture, its GGUF files, its answer format, and a tiny model."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""An example of small plugins for AetherMind, all of which know one book of phrases."""
+"""An example of small plugins for AetherMind that share a book of phrases."""

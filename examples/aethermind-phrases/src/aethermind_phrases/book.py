@@ -12,12 +12,12 @@ __all__ = ["continuations", "path", "read"]
 
 
 def path() -> Path:
-    """The file that `AETHERMIND_PHRASES` names, or the one that comes with the package."""
+    """The file of `AETHERMIND_PHRASES`, by default the package's."""
     return Path(os.environ.get("AETHERMIND_PHRASES") or Path(__file__).with_name("phrases.txt"))
 
 
 def read() -> list[str]:
-    """Its phrases; InvalidArgumentError where it cannot be read."""
+    """Read the phrases; InvalidArgumentError if the file cannot be read."""
     try:
         lines = path().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -30,7 +30,7 @@ def read() -> list[str]:
 def continuations(
     phrases: Sequence[str], encode: Callable[[str], Sequence[int]]
 ) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """What follows the first tokens of a phrase, two at least, within a sentence or at its beginning."""
+    """Map the first tokens of a phrase (at least two) to the rest, for phrases within a sentence and at its start."""
     found = {}
     for phrase in phrases:
         for written in (f" {phrase}", phrase, phrase[:1].upper() + phrase[1:], f" {phrase[:1].upper()}{phrase[1:]}"):

@@ -1,4 +1,4 @@
-"""A proposer: whoever has begun a phrase will go on with it. What it drafts is checked by the model."""
+"""A proposer for speculative decoding: drafts the rest of a phrase that was begun. The model verifies drafts."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["PhraseProposer"]
 
 
 class PhraseProposer:
-    """Drafts the rest of a phrase. It keeps nothing about requests."""
+    """Drafts the rest of a phrase; stateless."""
 
     def __init__(self, planned: Any) -> None:
-        """`planned` is the model that will check."""
+        """`planned` is the model that verifies the drafts."""
         self._rests = book.continuations(book.read(), planned.source.tokenizer().encode)
         self._lengths = sorted({len(beginning) for beginning in self._rests}, reverse=True)
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:
-        """For each request up to so many tokens; none where its text does not end within a phrase."""
+        """Draft up to `limits` tokens per request; none where its text does not end within a phrase."""
         return [self._rest(request.all_token_ids, most) for request, most in zip(requests, limits, strict=True)]
 
     def forget(self, request_id: str) -> None:
-        """There is nothing to forget."""
+        """No state to drop."""
 
     def _rest(self, tokens: Sequence[int], most: int) -> list[int]:
         found = (self._rests.get(tuple(tokens[-length:])) for length in self._lengths if length <= len(tokens))

@@ -1,4 +1,4 @@
-"""The decoder: what Qwen2 has, from the core's blocks. It does not know that some embeddings are pictures."""
+"""The decoder: Qwen2's, built from the core's blocks. Image embeddings are ordinary prompt embeddings to it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class PixelsModel:
-    """One model: its configuration."""
+    """A model: its configuration."""
 
     config: DecoderConfig
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
-        """Logits, float32 [R, vocab_size]."""
+        """Build the logits, float32 [R, vocab_size]."""
         return decoder(builder, inputs, self.config, max_model_len, has_qkv_bias=True, has_qk_norm=False)
 
 

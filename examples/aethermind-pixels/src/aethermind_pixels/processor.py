@@ -1,4 +1,4 @@
-"""Pictures into embeddings: every patch of patch_size × patch_size pixels becomes one position of the prompt."""
+"""Image embeddings: every patch of patch_size × patch_size pixels becomes one position of the prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHANNELS = 3
 
 
 class PixelsProcessor:
-    """Cuts pictures into patches and projects them with the checkpoint's `pixels.projection`."""
+    """Splits images into patches and projects them with the checkpoint's `pixels.projection`."""
 
     modalities = frozenset({"image"})
 
@@ -30,7 +30,7 @@ class PixelsProcessor:
         self._bias = np.asarray(weights.array("pixels.projection.bias"), dtype=np.float32)
 
     def process(self, prompt: str | Sequence[int], data: Mapping[str, Any], tokenizer: Tokenizer) -> ProcessedPrompt:
-        """Put one picture in the place of each image token; the token is repeated once for each patch."""
+        """Replace each image token by the embeddings of one image; the token is repeated once per patch."""
         given = data["image"]
         images = list(given) if isinstance(given, list | tuple) else [given]
         token_ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -52,7 +52,7 @@ class PixelsProcessor:
         return ProcessedPrompt(embedded, tuple(spans))
 
     def _patches(self, image: Any) -> npt.NDArray[np.float32]:
-        """[num_patches, patch_size · patch_size · 3], row by row of the picture."""
+        """Split an image: [num_patches, patch_size · patch_size · 3], in row-major order."""
         size = self._patch_size
         try:
             pixels = np.asarray(image, dtype=np.float32)
@@ -75,7 +75,7 @@ class PixelsProcessor:
 
 
 class PixelsProcessorFactory:
-    """Makes the processor of a loaded model."""
+    """Creates the processor of a loaded model."""
 
     def create(self, raw: Mapping[str, Any], weights: TensorSource) -> PixelsProcessor:
         return PixelsProcessor(raw, weights)

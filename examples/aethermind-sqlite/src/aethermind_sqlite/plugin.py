@@ -1,4 +1,4 @@
-"""What this package registers: a place where engines share keys and values."""
+"""What this package registers: a KV store."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The store: a table of values in a file that the processes of one machine share.
+"""The store: a table in a SQLite file that the processes of one machine share.
 
-Whatever goes wrong is raised as it comes: the engine computes instead, and asks again later.
+Errors are raised unchanged: the engine then computes the blocks itself and retries later.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _PATIENCE_S = 2.0
 
 
 class SqliteStore:
-    """Values in a database of at most so many bytes; what was used least recently goes first."""
+    """An LRU key-value store of at most `max_bytes` in a database file."""
 
     def __init__(self, path: str, size: int) -> None:
-        """Nothing is opened before it is asked for."""
+        """Store the settings; the file is opened lazily."""
         self._path = path
         self._size = size
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The value of each key, None where there is none."""
+        """Get the value of each key, None where there is none."""
         with self._database() as database:
             found = [database.execute("SELECT value FROM kv WHERE key = ?", (key,)).fetchone() for key in keys]
             database.executemany(f"UPDATE kv SET used = {_USED} WHERE key = ?", [(key,) for key in keys])
         return [None if row is None else row[0] for row in found]
 
     def put(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
-        """Keep (key, value) pairs, and no more bytes than there is room for."""
+        """Store (key, value) pairs and evict the least recently used ones beyond the limit."""
         with self._database() as database:
             database.executemany(f"INSERT OR REPLACE INTO kv VALUES (?, ?, {_USED})", entries)
             sizes = database.execute("SELECT used, LENGTH(value) FROM kv ORDER BY used DESC").fetchall()
@@ -48,20 +48,20 @@ class SqliteStore:
                     break
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Forget values; keys without one do not matter."""
+        """Remove values; missing keys are ignored."""
         with self._database() as database:
             database.executemany("DELETE FROM kv WHERE key = ?", [(key,) for key in keys])
 
     def close(self) -> None:
-        """No connection is open between calls."""
+        """Nothing to close: no connection is open between calls."""
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one call: two threads call, and connections of SQLite belong to one."""
+        """A connection for one call: two threads call, and a SQLite connection belongs to one thread."""
         database = sqlite3.connect(self._path, timeout=_PATIENCE_S)
         try:
-            database.execute("PRAGMA synchronous = OFF")  # what a power cut takes is computed again: no need to wait
-            with database:  # commits, or takes back what a failing call has done
+            database.execute("PRAGMA synchronous = OFF")  # values lost in a power failure are recomputed
+            with database:  # commits, or rolls back a failed call
                 database.execute(_TABLE)
                 yield database
         finally:
@@ -69,7 +69,7 @@ class SqliteStore:
 
 
 def open_store(address: StoreAddress) -> SqliteStore:
-    """`sqlite:FILE?size=20GiB`; InvalidArgumentError for an address that says something else."""
+    """Open `sqlite:FILE?size=20GiB`; InvalidArgumentError for other addresses."""
     address.check_options({"size"})
     if not address.location:
         raise InvalidArgumentError("A KV store sqlite needs a file; write sqlite:/path/to/kv.db.")

@@ -12,20 +12,22 @@ from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 __all__ = ["PER_BYTE", "TERNARY", "Ternary"]
 
 PER_BYTE = 5
-"""Ternary digits in a byte: 3⁵ = 243."""
+"""Ternary digits per byte: 3⁵ = 243."""
 _SCALE_BYTES = 2
 
 
 class Ternary(WeightFormat):
-    """A row's scale is the mean of its magnitudes; a code is the value divided by it, rounded and clipped."""
+    """The ternary format: a row's scale is its mean magnitude; a code is the value over the scale, rounded and
+    clipped.
+    """
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a weight [N, K]: 1.6 bits a value, and a scale for each row."""
+        """Bytes of a weight [N, K]: 1.6 bits per value, and a scale per row."""
         rows, columns = shape
         return rows * (-(-columns // PER_BYTE) + _SCALE_BYTES)
 
     def quantize(self, array: Any) -> QuantizedWeight:
-        """Convert a floating-point array [N, K]; InvalidArgumentError for values that are not finite or too large."""
+        """Quantise a floating-point array [N, K]; InvalidArgumentError for values that are not finite or too large."""
         values = array.astype(np.float32)
         with np.errstate(over="ignore"):
             scales = np.abs(values).mean(axis=1, keepdims=True).astype(np.float16)

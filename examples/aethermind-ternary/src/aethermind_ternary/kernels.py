@@ -1,4 +1,4 @@
-"""`linear` and `lm_head` over ternary weights, five of them in a byte."""
+"""`linear` and `lm_head` with ternary weights, five per byte."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POWERS = 3 ** np.arange(PER_BYTE, dtype=np.uint8)
 
 
 def _pack(source: Any, address: int) -> None:
-    """All rows' digits, then all rows' scales."""
+    """Pack the digits of all rows, then their scales."""
     weight = source if isinstance(source, QuantizedWeight) else TERNARY.quantize(source)
     rows, columns = weight.shape
     digits = np.ones((rows, -(-columns // PER_BYTE) * PER_BYTE), np.uint8)
@@ -30,7 +30,7 @@ def _pack(source: Any, address: int) -> None:
 
 
 def _unpacked(packed: Any, rows: int, columns: int) -> tuple[Any, Any]:
-    """Codes float32 [N, K] and scales float32 [N]."""
+    """Unpack codes, float32 [N, K], and scales, float32 [N]."""
     end = rows * -(-columns // PER_BYTE)
     digits = packed[:end].reshape(rows, -1, 1) // _POWERS % 3
     codes = digits.reshape(rows, -1)[:, :columns].astype(np.float32) - 1
@@ -38,7 +38,7 @@ def _unpacked(packed: Any, rows: int, columns: int) -> tuple[Any, Any]:
 
 
 def _linear(inputs: Sequence[Any], outputs: Sequence[Any], _: Mapping[str, Any]) -> None:
-    """Additions and subtractions, then one multiplication for each output."""
+    """Additions and subtractions, then one multiplication per output."""
     x, packed, *bias = inputs
     codes, scales = _unpacked(packed, outputs[0].shape[1], x.shape[1])
     result = x.astype(np.float32) @ codes.T * scales

@@ -1,4 +1,4 @@
-"""What this package registers: a weight format, and kernels of one device that compute with it."""
+"""What this package registers: a weight format, and kernels for it on one device."""
 
 from __future__ import annotations
 
