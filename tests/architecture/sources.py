@@ -25,7 +25,7 @@ PACKAGES = (
 
 def source_files(*suffixes: str) -> list[Path]:
     """Source files of the packages and the tests, build outputs left out."""
-    folders = [*ROOT.glob("aethermind-*"), ROOT / "release", ROOT / "tests"]
+    folders = [*ROOT.glob("aethermind-*"), *(ROOT / name for name in ("examples", "release", "tests", "tools"))]
     found = (path for folder in folders for suffix in suffixes for path in folder.rglob(f"*{suffix}"))
     return sorted(path for path in found if not {"build", ".venv", "node_modules"} & set(path.relative_to(ROOT).parts))
 

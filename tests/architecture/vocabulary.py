@@ -163,7 +163,7 @@ def scope_of(path: str) -> str | None:
 
 def files_of_tree() -> Iterator[tuple[str, str]]:
     """Path and text of each file of the working tree that has a scope."""
-    folders = [*ROOT.glob("aethermind-*"), *(ROOT / name for name in ("examples", "tools", "docs", "tests"))]
+    folders = [*ROOT.glob("aethermind-*"), *(ROOT / name for name in ("examples", "docs", "tests"))]
     found = [*(path for folder in folders for path in folder.rglob("*")), *ROOT.glob("*.md")]
     for path in sorted(found):
         name = path.relative_to(ROOT).as_posix()

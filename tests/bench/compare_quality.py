@@ -38,7 +38,7 @@ from aethermind.ops.weight_format import parse_format
 Array = np.ndarray[Any, Any]
 
 DEMO = Path(aethermind_qwen2.__file__).parent / "demo"
-STORIES = Path(__file__).parents[2] / "aethermind-qwen2" / "training" / "stories.py"
+STORIES = Path(__file__).parents[2] / "tools" / "demo-model" / "stories.py"
 WINDOW = 128
 EQUALS = (
     ("Q8_0", "int8"),

@@ -12,7 +12,7 @@ import pytest
 from aethermind import LLM
 from aethermind.text import render_chat
 
-TRAINING = Path(__file__).parents[2] / "aethermind-qwen2" / "training"
+TRAINING = Path(__file__).parents[2] / "tools" / "demo-model"
 sys.path.append(str(TRAINING))
 
 from ask import answers, is_right  # noqa: E402

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-TRAINING = Path(__file__).parents[2] / "aethermind-qwen2" / "training"
+TRAINING = Path(__file__).parents[2] / "tools" / "demo-model"
 sys.path.append(str(TRAINING))
 
 from cast import Cast  # noqa: E402
