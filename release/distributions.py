@@ -1,4 +1,4 @@
-"""What this tree releases, together and under one version."""
+"""The distributions of this tree, which are released together under one version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BUILT = {".egg-info", ".pyc", ".so"}
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """One `pyproject.toml` of this tree."""
+    """A distribution: one `pyproject.toml` of this tree."""
 
     name: str
     version: str
@@ -26,14 +26,14 @@ class Distribution:
 
     @classmethod
     def read(cls, folder: Path) -> Distribution:
-        """Read what a folder's `pyproject.toml` says."""
+        """Read a folder's `pyproject.toml`."""
         document = tomllib.loads((folder / "pyproject.toml").read_text())
         project = document["project"]
         is_compiled = document["build-system"]["build-backend"] != "setuptools.build_meta"
         return cls(project["name"], project["version"], folder, is_compiled)
 
     def digest(self) -> str:
-        """Of everything that a wheel of it is made of."""
+        """A digest of all inputs of its wheel."""
         sum_ = hashlib.sha256()
         for path in self._inputs():
             sum_.update(str(path.relative_to(ROOT)).encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
@@ -41,17 +41,17 @@ class Distribution:
 
     def _inputs(self) -> Iterator[Path]:
         yield from files_of(self)
-        if self.is_compiled:  # against the kernel ABI
+        if self.is_compiled:  # compiled against the kernel ABI
             yield from sorted((ROOT / "aethermind-core/src/aethermind/include").rglob("*.h"))
 
 
 def distributions() -> list[Distribution]:
-    """All of them: `aethermind`, which requires the others, then these by name."""
+    """All distributions: `aethermind`, which requires the others, then those by name."""
     return [Distribution.read(folder) for folder in (ROOT, *sorted(ROOT.glob("aethermind-*")))]
 
 
 def files_of(distribution: Distribution) -> list[Path]:
-    """Its source files; what was built beside them is left out."""
+    """The source files of a distribution, without build outputs."""
     if distribution.folder == ROOT:
         return [ROOT / name for name in ("LICENSE", "README.md", "pyproject.toml")]
     found = (path for path in distribution.folder.rglob("*") if path.is_file())

@@ -1,7 +1,7 @@
-"""`python -m release.version 0.2.0` gives every package of this tree that version; without one it is printed.
+"""`python -m release.version 0.2.0` sets the version of every package of this tree; without an argument it is printed.
 
-It stands in many files, because each package has to be buildable alone and requires its siblings in exactly its own
-version; so one program writes it, and a test sees that nowhere is another.
+The version is in many files, because each package must be buildable alone and requires its siblings in exactly its own
+version. A test checks that all agree.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from release.distributions import ROOT
 
 __all__ = ["VersionError", "change", "current", "places"]
 
-# What precedes a version of ours in the files below: a project's own, a sibling that it requires, the core's attribute.
+# What precedes our version in a file: the project's own, a required sibling's, or the core's attribute.
 _BEFORE = r'(^version = "|"aethermind(?:-[a-z0-9]+)?(?:\[[a-z0-9,]+\])?==|^__version__ = ")'
 _VERSION = r"([0-9][0-9A-Za-z.]*)"
 _RELEASE = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+((a|b|rc)[0-9]+)?(\.dev[0-9]+)?")
 
 
 class VersionError(Exception):
-    """The tree or what was asked for is wrong; the message says what to do."""
+    """Versions differ, or an invalid version was requested; the message states the remedy."""
 
 
 def places(root: Path = ROOT) -> Iterator[tuple[Path, str]]:
-    """Each file that a version of ours stands in, with that version, as often as it stands there."""
+    """Each occurrence of our version: the file and the version."""
     for path in _files(root):
         for _, version in re.findall(_BEFORE + _VERSION, path.read_text(), flags=re.MULTILINE):
             yield path, version
 
 
 def current(root: Path = ROOT) -> str:
-    """The version of all; VersionError where they differ."""
+    """The common version; VersionError if files differ."""
     found = list(places(root))
     versions = sorted({version for _, version in found})
     if len(versions) == 1:
@@ -44,7 +44,7 @@ def current(root: Path = ROOT) -> str:
 
 
 def change(version: str, root: Path = ROOT) -> list[Path]:
-    """Write a new version wherever the old one stands; returns the files. VersionError for what is no release."""
+    """Write a new version to all files; returns them. VersionError for an invalid version."""
     if not _RELEASE.fullmatch(version):
         raise VersionError(f"{version!r} is no version such as 0.2.0, 0.2.0rc1 or 0.2.0.dev1.")
     changed = sorted({path for path, _ in places(root)})
@@ -60,7 +60,7 @@ def _files(root: Path) -> list[Path]:
 
 
 def main() -> None:
-    """Print or change it."""
+    """Print or change the version."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("version", nargs="?")
     args = parser.parse_args()
