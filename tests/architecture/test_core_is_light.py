@@ -16,7 +16,7 @@ def loaded_by(code: str, *names: str) -> list[str]:
     return result.stdout.splitlines()[-1].split()
 
 
-def test_the_package_alone_loads_next_to_nothing() -> None:
+def test_importing_the_package_loads_no_heavy_module() -> None:
     heavy = (
         "numpy",
         "torch",
@@ -36,7 +36,7 @@ def test_the_package_alone_loads_next_to_nothing() -> None:
     "package",
     ["hal", "ops", "ops.catalog", "dispatch", "graph", "plugins", "runtime", "cache", "model", "sampling", "eager"],
 )
-def test_floors_below_the_engine_load_neither_numpy_nor_the_command_line(package: str) -> None:
+def test_layers_below_the_engine_import_neither_numpy_nor_the_command_line(package: str) -> None:
     assert loaded_by(f"import aethermind.{package}", "numpy", "torch", "typer", "tokenizers", "jinja2") == []
 
 

@@ -18,13 +18,13 @@ def test_the_packages_were_found() -> None:
 
 
 @pytest.mark.parametrize("module", FACES, ids=lambda module: module.__name__)
-def test_a_package_has_a_docstring_and_a_face(module: ModuleType) -> None:
+def test_a_package_has_a_docstring_and_exports(module: ModuleType) -> None:
     assert module.__doc__
     assert hasattr(module, "__all__") or module.__name__ in PACKAGES[1:], "a package says what it exports"
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_a_module_explains_itself_and_sorts_what_it_exports(module: ModuleType) -> None:
+def test_a_module_has_a_docstring_and_sorted_exports(module: ModuleType) -> None:
     assert module.__doc__
     exported = getattr(module, "__all__", [])
     assert exported == sorted(set(exported))

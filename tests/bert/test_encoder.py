@@ -48,7 +48,7 @@ def reference(directory: Path, token_ids: list[list[int]], pooling: str) -> np.n
     return np.stack(rows)
 
 
-def test_special_tokens_stand_around_a_text(runtime: Runtime, directory: Path) -> None:
+def test_special_tokens_enclose_a_text(runtime: Runtime, directory: Path) -> None:
     with LLM(directory, device="numpy", runtime=runtime) as llm:
         assert llm.tokenizer.encode("snow", add_special_tokens=True) == [2, WORDS.index("snow"), 3]
 
@@ -74,7 +74,7 @@ def test_a_long_text_is_seen_whole(runtime: Runtime, directory: Path) -> None:
     np.testing.assert_allclose(found, reference(directory, [text], "cls")[0], rtol=0, atol=2e-6)
 
 
-def test_the_checkpoint_says_how_vectors_are_pooled(runtime: Runtime, directory: Path, tmp_path: Path) -> None:
+def test_the_checkpoint_determines_the_pooling(runtime: Runtime, directory: Path, tmp_path: Path) -> None:
     with LLM(directory, device="numpy", runtime=runtime) as llm:
         plain = {pooling: llm.embed("snow", pooling=pooling)[0] for pooling in ("mean", "cls")}
         np.testing.assert_array_equal(llm.embed("snow")[0], plain["mean"])
@@ -124,7 +124,7 @@ def test_it_generates_nothing(runtime: Runtime, directory: Path) -> None:
         llm.generate("snow")
 
 
-def test_what_is_not_computed_is_named() -> None:
+def test_an_unsupported_feature_is_named() -> None:
     with pytest.raises(ConfigError, match="position_embedding_type 'relative_key'"):
         BERT.create({"position_embedding_type": "relative_key"})
     with pytest.raises(ConfigError, match="hidden_act 'relu'"):

@@ -46,7 +46,7 @@ def test_vectors(runtime: Runtime, transformer: Any, mode: str, tmp_path: Path) 
         np.testing.assert_array_equal(llm.embed(long, normalize=False), llm.embed(TEXT, normalize=False))
 
 
-def test_what_is_not_computed_is_said_when_a_vector_is_wanted(
+def test_unsupported_pooling_is_reported_when_an_embedding_is_requested(
     runtime: Runtime, transformer: Any, tmp_path: Path
 ) -> None:
     pooling = modules.Pooling(HIDDEN_SIZE, pooling_mode="mean")

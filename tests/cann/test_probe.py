@@ -44,7 +44,7 @@ def test_hardware_without_software(nodes: Path, monkeypatch: pytest.MonkeyPatch)
     assert (probe().count, probe().reason) == (1, "1 of 2 NPU(s) left visible by ASCEND_RT_VISIBLE_DEVICES.")
 
 
-def test_asking_for_the_device_gives_the_reason_and_a_way_out(nodes: Path) -> None:
+def test_requesting_the_device_gives_the_reason_and_a_remedy(nodes: Path) -> None:
     with pytest.raises(DeviceError) as caught:
         LLM("demo", device="cann")
     expected = (

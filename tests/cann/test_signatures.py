@@ -62,7 +62,7 @@ def test_calls_bind_to_the_wheels_parameters(name: str, call: ast.Call) -> None:
     signature.bind(*call.args, **keywords)
 
 
-def test_operators_without_defaults_are_told_from_those_with() -> None:
+def test_operators_with_and_without_defaults_are_distinguished() -> None:
     """The check would notice: a keyword that is not there, and a parameter that is missing."""
     norm = signatures()["npu_rms_norm"]
     with pytest.raises(TypeError, match="missing a required argument: 'gamma'"):

@@ -18,7 +18,7 @@ __all__ = ["launch_all"]
 
 _GPU = DeviceFacts((8, 0), 108, 163 << 10)
 _FAR = 1 << 32
-"""Between two arrays: addresses inside of them are told from others."""
+"""Memory between two arrays, so that addresses of one are not addresses of the other."""
 _WORKSPACE = 1 << 40
 
 

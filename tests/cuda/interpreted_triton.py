@@ -1,6 +1,6 @@
 """csrc/triton on Triton's interpreter: programs run one after the other, over NumPy, each operation by itself.
 
-Triton has to be told to interpret before it is imported, so a process of its own does that.
+Triton's interpreter must be enabled before its import, so it runs in a separate process.
 """
 
 from __future__ import annotations

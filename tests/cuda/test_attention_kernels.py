@@ -92,7 +92,7 @@ def test_any_scale(opened: OpenDevice, scale: float, head_dim: int) -> None:
 
 
 @pytest.mark.parametrize("num_queries", [1, 12])
-def test_scores_that_grow_with_every_key(opened: OpenDevice, num_queries: int) -> None:
+def test_scores_increasing_with_every_key(opened: OpenDevice, num_queries: int) -> None:
     """What was summed is rescaled again and again, by a little and by much."""
     sample = paged_attention_sample(np.random.default_rng(11), "batch", [(num_queries, 700)], 4, 1, 64, 16, 0)
     q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables = sample.inputs

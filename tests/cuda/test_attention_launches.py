@@ -59,16 +59,16 @@ def launches(call: Call) -> dict[str, Launch]:
         pytest.param(5, 1, 4096, ["prefill", "combine"], id="drafts of one sequence"),
         pytest.param(2048, 1, 2048, ["prefill"], id="prefill whose tiles occupy the GPU"),
         pytest.param(100, 1, 256, ["prefill"], id="too few keys to split"),
-        pytest.param(40, 8, 4096, ["decode", "prefill", "combine"], id="drafts or decodes and a chunk, nobody knows"),
+        pytest.param(40, 8, 4096, ["decode", "prefill", "combine"], id="drafts, or decodes and a chunk"),
         pytest.param(0, 4, 4096, [], id="no tokens"),
     ],
 )
-def test_what_shapes_want_is_launched(num_tokens: int, num_sequences: int, longest: int, names: list[str]) -> None:
+def test_the_launches_required_by_shapes(num_tokens: int, num_sequences: int, longest: int, names: list[str]) -> None:
     launched = launches(attention_call(num_tokens, num_sequences, longest))
     assert [name for name, launch in launched.items() if all(launch.grid)] == names
 
 
-def test_drafts_over_a_long_context_occupy_every_multiprocessor() -> None:
+def test_drafts_with_a_long_context_occupy_every_multiprocessor() -> None:
     prefill = launches(attention_call(5, 1, 16384))["prefill"]
     arguments = prefill.arguments[0]
     tiles, num_kv_heads, _ = prefill.grid
@@ -86,7 +86,9 @@ def test_drafts_over_a_long_context_occupy_every_multiprocessor() -> None:
         pytest.param(96, 64, (28, 4), 16, id="sequences that may have two queries"),
     ],
 )
-def test_tiles_are_as_small_as_groups(num_tokens: int, num_sequences: int, heads: tuple[int, int], rows: int) -> None:
+def test_tiles_are_no_larger_than_groups(
+    num_tokens: int, num_sequences: int, heads: tuple[int, int], rows: int
+) -> None:
     decode = launches(attention_call(num_tokens, num_sequences, 4096, heads))["decode"]
     assert decode.arguments[0].decode_tile_rows == rows
     assert decode.kernel.endswith(f"_{rows}")

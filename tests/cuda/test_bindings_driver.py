@@ -15,7 +15,7 @@ from aethermind_cuda.driver import CudaError, Driver
 STUB = Path(__file__).parent / "stub"
 
 
-def test_every_call_reaches_libcuda_as_its_interface_wants(tmp_path: Path) -> None:
+def test_every_call_reaches_libcuda_with_its_signature(tmp_path: Path) -> None:
     library = tmp_path / "libcuda.so.1"
     options = ["-shared", "-fPIC", "-D_GNU_SOURCE", "-Wall", "-Werror", "-o", str(library)]
     subprocess.run(["cc", *options, str(STUB / "libcuda.c"), "-ldl"], check=True)
@@ -42,7 +42,7 @@ def test_every_call_reaches_libcuda_as_its_interface_wants(tmp_path: Path) -> No
         (803, "update the NVIDIA"),
     ],
 )
-def test_failures_say_what_to_do(code: int, advice: str) -> None:
+def test_errors_state_the_remedy(code: int, advice: str) -> None:
     message = str(CudaError("cuCall", code, "CUDA_ERROR_NAME", "text of the driver"))
     assert message.startswith(f"cuCall failed: text of the driver (CUDA_ERROR_NAME, {code}). ")
     assert advice in message

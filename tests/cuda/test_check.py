@@ -46,14 +46,14 @@ def test_a_step_that_fails_or_hangs_does_not_stop_the_others() -> None:
     assert results[0].said == "bad said so"
 
 
-def test_what_is_left_of_the_budget_bounds_every_step() -> None:
+def test_steps_are_bounded_by_the_remaining_budget() -> None:
     steps = [Step(title, ["0"], 60, least_s=0) for title in ("first", "second", "third")]
     results, clock = outcomes(steps, 97, {"first": 60, "second": 34, "third": 1})
     assert clock.limits == {"first": 60, "second": 37}
     assert [result.outcome for result in results] == [Outcome.PASSED, Outcome.PASSED, Outcome.NO_TIME]
 
 
-def test_no_step_takes_the_time_that_others_need_at_least() -> None:
+def test_each_step_has_its_minimum_time() -> None:
     steps = [
         Step("greedy", ["0"], 90, least_s=5),
         Step("gone", [], 9, "not here", 80),
@@ -83,7 +83,7 @@ def all_steps() -> list[Step]:
 
 
 @pytest.mark.usefixtures("on_a_card")
-def test_what_all_steps_need_fits_the_budget_and_the_budget_eight_minutes() -> None:
+def test_the_minimum_times_fit_the_budget_of_eight_minutes() -> None:
     needed = sum(step.least_s for step in all_steps())
     assert needed <= BUDGET_S <= 8 * 60 - 20
     assert all(5 <= step.least_s <= step.limit_s for step in all_steps())
@@ -94,7 +94,7 @@ def test_what_all_steps_need_fits_the_budget_and_the_budget_eight_minutes() -> N
 
 
 @pytest.mark.usefixtures("on_a_card")
-def test_where_every_step_hangs_each_still_has_what_it_needs() -> None:
+def test_hanging_steps_do_not_take_the_time_of_others() -> None:
     steps = [replace(step, is_needed=False) for step in all_steps()]
     results, clock = outcomes(steps, BUDGET_S, dict.fromkeys([step.title for step in steps], 1e6))
     assert sum(clock.limits.values()) <= BUDGET_S
@@ -102,14 +102,14 @@ def test_where_every_step_hangs_each_still_has_what_it_needs() -> None:
     assert {result.outcome for result in results} <= {Outcome.TIMED_OUT, Outcome.SKIPPED}
 
 
-def test_without_what_all_need_the_others_are_left_out() -> None:
+def test_steps_are_skipped_without_their_prerequisite() -> None:
     steps = [Step("compile", ["1"], 10, is_needed=True), Step("use", ["0"], 10), Step("other", [], 9, "not here")]
     results, _ = outcomes(steps, 100, {"compile": 1})
     assert [result.outcome for result in results] == [Outcome.FAILED, Outcome.SKIPPED, Outcome.SKIPPED]
     assert [result.said for result in results[1:]] == ["it needs what `compile` did not do", "not here"]
 
 
-def test_a_step_that_cannot_run_here_says_why() -> None:
+def test_a_step_that_cannot_run_here_gives_the_reason() -> None:
     ((result,), clock) = outcomes([Step("sanitizer", [], 9, "compute-sanitizer is not installed")], 100, {})
     assert (result.outcome, result.said, clock.limits) == (Outcome.SKIPPED, "compute-sanitizer is not installed", {})
 
@@ -135,7 +135,7 @@ def test_a_process_is_ended_with_its_children(tmp_path: Path) -> None:
     await_end(int(said))
 
 
-def test_the_tree_counts_as_installed_whatever_is(tmp_path: Path) -> None:
+def test_the_source_tree_takes_precedence_over_installed_packages(tmp_path: Path) -> None:
     paths = tree.python_path(ROOT, tmp_path)
     assert paths == [tmp_path, *(ROOT / name / "src" for name in tree.PACKAGES)]
     found = {one.metadata["Name"]: one for one in importlib.metadata.distributions(path=[str(tmp_path)])}
@@ -146,7 +146,7 @@ def test_the_tree_counts_as_installed_whatever_is(tmp_path: Path) -> None:
     assert found["aethermind-cuda"].version == importlib.metadata.version("aethermind-cuda")
 
 
-def test_without_a_gpu_it_says_so_and_exits_with_2(tmp_path: Path) -> None:
+def test_without_a_gpu_it_reports_that_and_exits_with_2(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.cuda.check", "--out", str(tmp_path)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if result.returncode != 2:

@@ -53,7 +53,7 @@ def outcomes(out: Path, suite: str) -> dict[str, str]:
     return {line["case"]: line["outcome"] for line in lines(out) if line.get("suite") == suite and "case" in line}
 
 
-def test_without_git_and_compiler_three_files_say_what_was_found(environment: dict[str, str], tmp_path: Path) -> None:
+def test_without_git_and_compiler_the_records_are_complete(environment: dict[str, str], tmp_path: Path) -> None:
     result = check(environment, tmp_path, "--only", "machine,loading")
     assert result.returncode == 1, result.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"table.txt", "cases.jsonl", "all.log"}
@@ -66,16 +66,16 @@ def test_without_git_and_compiler_three_files_say_what_was_found(environment: di
     assert "== machine" in (tmp_path / "all.log").read_text()
 
 
-def test_a_commit_can_be_told(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_commit_can_be_given(environment: dict[str, str], tmp_path: Path) -> None:
     assert "commit:    abc123\n" in check(environment, tmp_path, "--only", "machine", "--commit", "abc123").stdout
 
 
-def test_a_word_that_names_no_step_is_refused(environment: dict[str, str], tmp_path: Path) -> None:
+def test_an_unknown_step_is_refused(environment: dict[str, str], tmp_path: Path) -> None:
     result = check(environment, tmp_path, "--only", "nonsense")
     assert (result.returncode, result.stdout) == (2, "Nothing can be run: no such step.\n")
 
 
-def test_a_step_that_dies_leaves_its_cases_and_the_steps_behind_it(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_crashed_step_keeps_its_results_and_later_steps_run(environment: dict[str, str], tmp_path: Path) -> None:
     environment["IDLE_GPU_KILLS"] = "elementwise_add_float32"
     check(environment, tmp_path, "--only", "loading,shapes: sampling")
     assert outcomes(tmp_path, "loading") == {"every entry point": "passed"}
@@ -88,7 +88,7 @@ def test_a_step_that_dies_leaves_its_cases_and_the_steps_behind_it(environment: 
     assert steps == {"loading": "FAILED", "shapes: sampling": "FAILED"}
 
 
-def test_resumed_it_leaves_out_what_passed(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_resumed_check_skips_passed_cases(environment: dict[str, str], tmp_path: Path) -> None:
     check(environment, tmp_path, "--only", "machine")
     result = check(environment, tmp_path, "--only", "machine,loading", "--resume")
     assert "… loading" in result.stdout
@@ -97,14 +97,14 @@ def test_resumed_it_leaves_out_what_passed(environment: dict[str, str], tmp_path
     assert "machine" in (tmp_path / "table.txt").read_text()
 
 
-def test_shapes_and_figures_run_to_their_end(environment: dict[str, str], tmp_path: Path) -> None:
+def test_shapes_and_figures_complete(environment: dict[str, str], tmp_path: Path) -> None:
     groups = "shapes: decode,shapes: prefill,shapes: qkv,shapes: gate_up,figures"
     check(environment, tmp_path, "--only", groups)
     assert set(outcomes(tmp_path, "figures").values()) == {"passed"}
     for group in ("decode", "prefill", "qkv", "gate_up"):
         reasons = [line.get("reason", "") for line in lines(tmp_path) if line.get("suite") == group and "case" in line]
         assert reasons, group
-        assert all("relative error inf" in reason for reason in reasons), reasons  # of outputs that nobody wrote
+        assert all("relative error inf" in reason for reason in reasons), reasons  # of outputs that were not written
 
 
 def test_a_lost_device_costs_one_case_of_a_worker(environment: dict[str, str], tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ for name in ("first", "lost", "hangs", "killed", "wrong", "last"):
 """
 
 
-def test_a_worker_goes_on_behind_what_brought_it_down(
+def test_a_worker_continues_after_the_case_that_crashed_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "cases.jsonl"
@@ -191,7 +191,7 @@ def test_lines_that_were_cut_off_are_left_out(tmp_path: Path) -> None:
     assert (log.begun(), log.unfinished()) == ({"one"}, ["one"])
 
 
-def test_errors_that_stay_with_a_context_are_told_from_others() -> None:
+def test_sticky_context_errors_are_distinguished() -> None:
     assert lost_device(CudaError("cuLaunchKernel", 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal access"))
     assert lost_device(RuntimeError("CUDA error: an illegal memory access was encountered"))
     assert not lost_device(CudaError("cuMemAlloc", 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"))
@@ -217,7 +217,7 @@ def test_kernels_are_compiled_where_they_are_old_and_a_compiler_is_there(
 
 
 @pytest.mark.usefixtures("has_cubins")
-def test_cubins_of_another_source_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_cubins_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels.reason_to_compile("90a") is None
     assert "was not compiled for sm_75" in str(kernels.reason_to_compile("75"))
     monkeypatch.setattr(kernels.Cubins, "operators", {})

@@ -46,13 +46,13 @@ def test_every_source_is_compiled_for_every_target(cubins: Cubins, builder: Modu
     assert files == {path.name for path in cubins.folder.glob("*.cubin")}
 
 
-def test_nothing_is_older_than_its_source(cubins: Cubins, builder: ModuleType) -> None:
+def test_no_cubin_is_older_than_its_source(cubins: Cubins, builder: ModuleType) -> None:
     manifest = builder.read_manifest(cubins.folder)
     digests = builder.digests(manifest["compiler"], manifest["triton"])
     assert {name: one["digest"] for name, one in cubins.operators.items()} == digests
 
 
-def test_a_digest_is_of_code_and_not_of_how_it_is_written(
+def test_a_digest_ignores_comments_and_whitespace(
     builder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(builder, "SOURCES", tmp_path)
@@ -88,7 +88,7 @@ def test_every_kernel_is_in_every_target_and_in_one_source_alone(cubins: Cubins)
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)])
-def test_every_gpu_of_note_has_kernels(builder: ModuleType, capability: tuple[int, int]) -> None:
+def test_every_supported_gpu_has_kernels(builder: ModuleType, capability: tuple[int, int]) -> None:
     assert best_target(builder.TARGETS, capability) is not None
 
 

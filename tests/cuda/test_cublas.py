@@ -126,7 +126,7 @@ def on_device(array: np.ndarray[Any, Any]) -> DeviceArray:
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16], ids=str)
 @pytest.mark.parametrize(("has_bias", "widens"), [(False, False), (False, True), (True, False)])
-def test_a_product_is_the_one_of_the_operators_page(dtype: DType, has_bias: bool, widens: bool) -> None:
+def test_a_product_matches_the_operators_definition(dtype: DType, has_bias: bool, widens: bool) -> None:
     rng = np.random.default_rng(3)
     x, weight, bias = (rng.normal(size=shape).astype(dtype.numpy) for shape in ((4, 8), (16, 8), (16, 1)))
     out = np.zeros((4, 16), np.float32 if widens else dtype.numpy)
@@ -164,10 +164,10 @@ def product_of(
 
 def aligned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """A copy at a multiple of 256."""
-    room = np.zeros(array.nbytes + 256, np.uint8)
-    KEPT.append(room)
-    begin = -room.ctypes.data % 256
-    copy = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    memory = np.zeros(array.nbytes + 256, np.uint8)
+    KEPT.append(memory)
+    begin = -memory.ctypes.data % 256
+    copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
 
@@ -229,7 +229,7 @@ def test_prompts_of_a_bucket_share_an_algorithm() -> None:
 
 
 @pytest.mark.parametrize("refusal", ["status", "workspace", "no algorithm for the bucket"])
-def test_an_algorithm_that_does_not_suit_a_number_of_tokens_is_not_shared(refusal: str) -> None:
+def test_an_algorithm_invalid_for_a_number_of_tokens_is_not_shared(refusal: str) -> None:
     library = FakeCublasLt(num_algorithms=0 if "no algorithm" in refusal else 1)
     library.check_status = 15 if refusal == "status" else 0
     library.checked_workspace = WORKSPACE_BYTES + 1 if refusal == "workspace" else WORKSPACE_BYTES
@@ -288,7 +288,7 @@ def test_a_product_may_be_some_columns_of_a_wider_matrix() -> None:
     assert not wide.any(), "the product wrote beside its columns"
 
 
-def test_without_tokens_nothing_is_asked() -> None:
+def test_without_tokens_no_algorithm_is_queried() -> None:
     nothing = DeviceArray(0, DType.FLOAT32, (0, 8))
     product = DenseProduct(nothing, nothing, DeviceArray(0, DType.FLOAT32, (5, 8)), None, 0)
     library = FakeCublasLt()
@@ -314,7 +314,7 @@ class Launches:
 
 
 @pytest.mark.parametrize("refusal", ["no algorithm", "status", "bias of another dtype", "bias of 5 outputs"])
-def test_what_the_library_has_no_algorithm_for_is_our_own_kernels(
+def test_products_without_a_library_algorithm_use_the_cuda_kernel(
     refusal: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     library = FakeCublasLt(num_algorithms=int(refusal != "no algorithm"))
@@ -335,7 +335,7 @@ def test_what_the_library_has_no_algorithm_for_is_our_own_kernels(
     assert context.bound[0].arguments == (out, x, weight, bias, 40, num_outputs, 8, out_dtype is DType.FLOAT32)
 
 
-def test_failures_say_which_call_and_why() -> None:
+def test_errors_name_the_call_and_the_cause() -> None:
     array = on_device(np.zeros((8, 8), np.float32))
     with pytest.raises(DeviceError, match="no algorithm for a product of this shape"):
         DenseProduct(array, array, array, None, 0).bind(Launches(FakeCublasLt(num_algorithms=0)))

@@ -66,7 +66,7 @@ def test_token_ids_come_down_and_index_arrays_go_up(llm: LLM, driver: HostDriver
     assert not engine.has_unfinished
 
 
-def test_graphs_are_launched_before_the_tokens_that_they_go_on_from_are_waited_for(
+def test_graphs_are_launched_before_the_previous_tokens_are_read(
     llm: LLM, driver: HostDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step costs the host one graph, three copies, and one wait, for the tokens of the graph before."""
@@ -100,7 +100,7 @@ def test_graphs_are_launched_before_the_tokens_that_they_go_on_from_are_waited_f
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_what_outlives_its_engine_is_given_back_while_its_context_is_there(driver: HostDriver, is_closed: bool) -> None:
+def test_objects_that_outlive_the_engine_are_released_before_the_context(driver: HostDriver, is_closed: bool) -> None:
     """Memory, streams, events and graphs of an engine that is closed, or dropped with a step on its way."""
     llm = LLM("demo", device="cuda", max_model_len=64, max_num_seqs=8, swap_space=0.01, runtime=Runtime.boot())
     for index, prompt in enumerate(PROMPTS):

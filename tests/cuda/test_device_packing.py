@@ -80,7 +80,7 @@ def test_blocks_of_one_value_of_two_and_of_tiny_ones(backend: CudaBackend, name:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -70000.0])
-def test_what_a_format_refuses_the_device_refuses(backend: CudaBackend, value: float) -> None:
+def test_the_device_refuses_what_the_format_refuses(backend: CudaBackend, value: float) -> None:
     array = np.ones((40, 50), np.float32)
     array[39, 49] = value
     with pytest.raises(InvalidArgumentError) as on_host:
@@ -103,7 +103,7 @@ def plan_of(runtime: Runtime, shape: tuple[int, int], name: str) -> tuple[Plan, 
     return compiled.plan, {value.name: value.type for value in graph.parameters}
 
 
-def test_a_load_needs_no_more_than_one_matrix_beside_what_stays(
+def test_loading_needs_at_most_one_matrix_beside_the_weights(
     backend: CudaBackend, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_packing, "_BYTES_AT_ONCE", 16 << 10)
@@ -121,7 +121,7 @@ def test_a_load_needs_no_more_than_one_matrix_beside_what_stays(
     assert stats.peak_bytes <= max(before.peak_bytes, store.nbytes + array.nbytes)
 
 
-def test_who_cannot_be_stored_is_named(backend: CudaBackend, runtime: Runtime) -> None:
+def test_unrepresentable_values_are_named(backend: CudaBackend, runtime: Runtime) -> None:
     plan, types = plan_of(runtime, (16, 32), "int8")
     array = np.full((16, 32), np.inf, ml_dtypes.bfloat16)
     with pytest.raises(CheckpointError, match=r"Weight 'w' cannot be loaded\. Values that are not finite"):

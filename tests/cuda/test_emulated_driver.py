@@ -81,19 +81,19 @@ def test_a_launch_computes(bench: Bench) -> None:
         (1, Int64(7), "takes x as c8 and gets a Int64 of 8 bytes"),
     ],
 )
-def test_an_argument_of_another_kind_is_found(bench: Bench, position: int, argument: Any, words: str) -> None:
+def test_arguments_of_a_wrong_type_are_detected(bench: Bench, position: int, argument: Any, words: str) -> None:
     arguments = list(bench.arguments)
     arguments[position] = argument
     with pytest.raises(AssertionError, match=words):
         bench.launch(*arguments)
 
 
-def test_missing_arguments_are_found(bench: Bench) -> None:
+def test_missing_arguments_are_detected(bench: Bench) -> None:
     with pytest.raises(AssertionError, match=r"takes .* and gets"):
         bench.launch(*bench.arguments[:-1])
 
 
-def test_what_a_kernel_does_wrong_is_told_when_its_stream_is_waited_for(bench: Bench) -> None:
+def test_a_kernel_error_is_raised_at_the_wait_for_its_stream(bench: Bench) -> None:
     bench.launch(bench.out, bench.x, bench.weight, WIDTH + 1, 0.0)
     with pytest.raises(DeviceError, match=r"rms_norm_float32: block .* beyond the end of `memory of 480 bytes`"):
         bench.driver.stream_synchronize(bench.stream)
@@ -101,7 +101,7 @@ def test_what_a_kernel_does_wrong_is_told_when_its_stream_is_waited_for(bench: B
     np.testing.assert_allclose(bench.result(), 1.0, rtol=1e-6)
 
 
-def test_memory_that_was_freed_is_no_memory(bench: Bench) -> None:
+def test_freed_memory_is_invalid(bench: Bench) -> None:
     bench.driver.mem_free(bench.x.address)
     bench.launch()
     with pytest.raises(DeviceError, match=r"beyond the end|begin .* before|no device memory"):
@@ -114,12 +114,12 @@ def test_much_shared_memory_has_to_be_allowed(bench: Bench) -> None:
         bench.driver.launch_kernel(function, (1, 1, 1), (32, 1, 1), 50 << 10, bench.stream, 0)
 
 
-def test_a_kernel_that_is_not_there(bench: Bench) -> None:
+def test_a_missing_kernel_is_reported(bench: Bench) -> None:
     with pytest.raises(CudaError, match="CUDA_ERROR_NOT_FOUND"):
         bench.launch(kernel="rms_norm_int7")
 
 
-def test_what_is_captured_runs_when_its_graph_is_launched_and_reads_memory_then(bench: Bench) -> None:
+def test_captured_work_runs_and_reads_memory_at_launch(bench: Bench) -> None:
     driver, other = bench.driver, bench.driver.stream_create(0)
     fork, join = driver.event_create(False), driver.event_create(False)
     driver.begin_capture(bench.stream)
@@ -138,7 +138,7 @@ def test_what_is_captured_runs_when_its_graph_is_launched_and_reads_memory_then(
     np.testing.assert_array_equal(bench.result(), 0.0)
 
 
-def test_work_is_late_unless_it_is_waited_for(tmp_path: Path) -> None:
+def test_work_runs_late_unless_waited_for(tmp_path: Path) -> None:
     """At least one of a few seeds shows a host that looks too early."""
     is_done = []
     for seed in range(6):

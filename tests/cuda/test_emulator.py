@@ -48,7 +48,7 @@ def test_a_reduction_of_a_block(reductions: Kernels, rng: np.random.Generator, b
         ("index_beyond", r"index \d+ is outside of 'float \[8\]'"),
     ],
 )
-def test_planted_mistakes_are_named(reductions: Kernels, rng: np.random.Generator, mistake: str, words: str) -> None:
+def test_planted_bugs_are_named(reductions: Kernels, rng: np.random.Generator, mistake: str, words: str) -> None:
     width = 250 if mistake == "early_exit" else WIDTH
     x = rng.standard_normal((7, width), np.float32)
     with pytest.raises(EmulationError, match=rf"^{mistake}: block \(\d, 0, 0\), thread \(\d+, 0, 0\).*{words}"):
@@ -63,7 +63,7 @@ def test_vector_loads_have_to_be_aligned(reductions: Kernels) -> None:
         reductions.vector_copy(out, Offset(x, 8), grid=1, block=32)
 
 
-def test_what_lies_before_an_array_is_out_of_bounds(reductions: Kernels) -> None:
+def test_an_access_before_an_array_is_out_of_bounds(reductions: Kernels) -> None:
     with pytest.raises(EmulationError, match=r"writes 4 bytes at .* that begin 4 bytes before `out`"):
         reductions.write_before(np.zeros(4, np.float32), grid=1, block=1)
 
@@ -73,7 +73,7 @@ def test_a_block_is_no_larger_than_its_kernel_allows(reductions: Kernels) -> Non
         reductions.row_sums(np.zeros(1, np.float32), np.zeros((1, WIDTH), np.float32), WIDTH, grid=1, block=512)
 
 
-def test_atomics_are_no_race(reductions: Kernels, rng: np.random.Generator) -> None:
+def test_atomics_are_not_a_race(reductions: Kernels, rng: np.random.Generator) -> None:
     values = rng.integers(0, 16, 1000).astype(np.int32)
     counts = np.zeros(16, np.int32)
     reductions.count_by_atomics(counts, values, 1000, grid=8, block=128)
@@ -133,13 +133,13 @@ STAGES = 2 * (16 + 32) * 40 * 2
 
 
 @pytest.mark.parametrize("kernel", ["matmul_no_wait", "matmul_one_barrier"])
-def test_copies_that_nobody_waits_for_are_found(matmuls: Kernels, rng: np.random.Generator, kernel: str) -> None:
+def test_copies_without_a_wait_are_detected(matmuls: Kernels, rng: np.random.Generator, kernel: str) -> None:
     a, b = rng.standard_normal((16, 96)).astype(np.float16), rng.standard_normal((32, 96)).astype(np.float16)
     with pytest.raises(EmulationError):
         matmuls[kernel](np.zeros((16, 32), np.float32), a, b, 16, 32, 96, grid=(1, 1), block=128, shared=STAGES)
 
 
-def test_shared_memory_that_was_not_asked_for_is_not_there(matmuls: Kernels) -> None:
+def test_shared_memory_beyond_the_launch_is_out_of_bounds(matmuls: Kernels) -> None:
     a, b = np.zeros((16, 96), np.float16), np.zeros((32, 96), np.float16)
     with pytest.raises(EmulationError, match=r"not in shared memory|no device memory|beyond the end of shared memory"):
         matmuls.matmul_float16(np.zeros((16, 32), np.float32), a, b, 16, 32, 96, grid=1, block=128, shared=STAGES // 2)

@@ -22,7 +22,7 @@ def test_the_first_run_of_a_size_is_not_captured_and_later_ones_are_one_launch()
     assert driver.calls["graph_destroy"] == 1
 
 
-def test_graphs_used_long_ago_are_given_back() -> None:
+def test_least_recently_used_graphs_are_destroyed() -> None:
     driver = HostDriver()
     captured, stream = CapturedSteps(driver, Context(driver, 0)), driver.stream_create(0)
     for _ in range(2):

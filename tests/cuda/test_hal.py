@@ -38,7 +38,7 @@ def device() -> DeviceId:
     return DeviceId("cuda", 0)
 
 
-def test_closing_gives_everything_back(driver: HostDriver, backend: CudaBackend) -> None:
+def test_closing_releases_everything(driver: HostDriver, backend: CudaBackend) -> None:
     for kind in MemoryKind:
         backend.allocator.alloc(1000, kind).free()
     backend.streams.default()
@@ -48,7 +48,7 @@ def test_closing_gives_everything_back(driver: HostDriver, backend: CudaBackend)
     assert driver.calls["retain_context"] == driver.calls["release_context"]
 
 
-def test_of_a_device_that_is_lost_the_rest_is_given_back(
+def test_everything_is_released_after_a_device_loss(
     driver: HostDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def lost() -> None:
@@ -67,7 +67,7 @@ def test_of_a_device_that_is_lost_the_rest_is_given_back(
     assert driver.calls["retain_context"] == driver.calls["release_context"]
 
 
-def test_small_memory_is_used_again_and_large_memory_goes_back(driver: HostDriver, backend: CudaBackend) -> None:
+def test_small_buffers_are_cached_and_large_ones_are_freed(driver: HostDriver, backend: CudaBackend) -> None:
     first = backend.allocator.alloc(1000)
     address = first.address
     first.free()
@@ -79,7 +79,7 @@ def test_small_memory_is_used_again_and_large_memory_goes_back(driver: HostDrive
     assert driver.calls["mem_free"] == 1
 
 
-def test_what_is_kept_is_given_back_before_memory_runs_out(backend: CudaBackend) -> None:
+def test_cached_memory_is_returned_before_an_out_of_memory_error(backend: CudaBackend) -> None:
     kept = [backend.allocator.alloc(30 << 20) for _ in range(33)]
     del kept
     gc.collect()
@@ -88,12 +88,12 @@ def test_what_is_kept_is_given_back_before_memory_runs_out(backend: CudaBackend)
     assert backend.allocator.pressure(0).kept_bytes == 0
 
 
-def test_pressure_is_the_drivers(driver: HostDriver, backend: CudaBackend) -> None:
+def test_memory_pressure_is_reported_by_the_driver(driver: HostDriver, backend: CudaBackend) -> None:
     held = backend.allocator.alloc(100 << 20)
     assert backend.allocator.pressure(0)[:2] == driver.memory_info() == (driver.total - held.nbytes, driver.total)
 
 
-def test_out_of_memory_is_survived(backend: CudaBackend) -> None:
+def test_serving_continues_after_out_of_memory(backend: CudaBackend) -> None:
     held = backend.allocator.alloc(1000 << 20)
     wanted = 25 << 20
     with pytest.raises(OutOfMemoryError) as caught:

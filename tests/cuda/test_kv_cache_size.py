@@ -1,4 +1,4 @@
-"""How large the KV cache is that nobody gave a size: by the memory of the GPU that is free, other programs counted."""
+"""The default size of the KV cache: by the GPU's free memory, with other processes counted."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_memory_is_full_up_to_the_utilization(driver: HostDriver, utilization: f
     assert 0 <= allowed - driver.used <= PAGES * (NUM_TENSORS + 4)
 
 
-def test_what_others_use_is_counted(driver: HostDriver) -> None:
+def test_memory_of_other_processes_is_counted(driver: HostDriver) -> None:
     alone = num_tokens(max_num_seqs=512)
     driver.used += 30 * MIB
     assert alone - num_tokens(max_num_seqs=512) == pytest.approx(30 * MIB / TOKEN_BYTES, abs=NUM_TENSORS * PAGES / 2048)
@@ -76,7 +76,7 @@ def test_what_others_use_is_counted(driver: HostDriver) -> None:
 
 def test_there_are_no_more_blocks_than_requests_can_use(driver: HostDriver) -> None:
     assert num_tokens(max_num_seqs=20, max_model_len=1000) == 20 * 1008
-    assert num_tokens(max_num_seqs=1, max_model_len=1000) == 1008 + 1008, "room for what is kept of others"
+    assert num_tokens(max_num_seqs=1, max_model_len=1000) == 1008 + 1008, "and the prefix cache"
     assert num_tokens(max_num_seqs=512, max_num_batched_tokens=16, max_model_len=1000) == 1008 + 16 * 1000
     assert driver.used == 0
 
@@ -96,9 +96,7 @@ def test_a_context_that_does_not_fit_is_refused_before_anything_is_loaded(driver
     assert driver.memory == {}
 
 
-def test_a_context_that_nobody_gave_is_as_long_as_memory_allows(
-    driver: HostDriver, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_default_context_is_as_long_as_memory_allows(driver: HostDriver, caplog: pytest.LogCaptureFixture) -> None:
     options: dict[str, Any] = {"gpu_memory_utilization": 1.0, "max_num_batched_tokens": 64, "max_num_seqs": 4}
     planned = open_llm(num_kv_blocks=128, **options).engine.planned
     needs, most_stop_tokens = MemoryNeeds.of(planned), planned.compiled.plan.symbols["Y"]
@@ -128,6 +126,6 @@ def test_a_draft_model_has_its_share(driver: HostDriver) -> None:
 
 
 @pytest.mark.parametrize("utilization", [0, -0.1, 1.01, "0.9", True, float("nan")])
-def test_a_utilization_that_is_none(utilization: Any) -> None:
+def test_an_invalid_utilization_is_refused(utilization: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="gpu_memory_utilization should be more than 0 and at most 1, got"):
         LLM("demo", device="numpy", gpu_memory_utilization=utilization)

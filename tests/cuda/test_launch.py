@@ -64,7 +64,7 @@ def test_every_argument_lies_where_its_pointer_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argument", "error"), [(1 << 31, OverflowError), ("text", TypeError), (np.int32(3), TypeError)]
 )
-def test_what_no_kernel_takes_is_refused(argument: object, error: type[Exception]) -> None:
+def test_unsupported_arguments_are_refused(argument: object, error: type[Exception]) -> None:
     with pytest.raises(error):
         Parameters([argument])
 
@@ -121,7 +121,7 @@ def test_the_nearest_target_is_chosen() -> None:
     assert best_target(targets, (7, 5)) is None
 
 
-def test_a_gpu_that_no_cubin_fits_is_told_so(tmp_path: Path) -> None:
+def test_a_gpu_without_compatible_cubin_is_reported(tmp_path: Path) -> None:
     library = KernelLibrary(HostDriver(), A100._replace(compute_capability=(7, 5)), fake_cubins(tmp_path, ["thing"]))
     with pytest.raises(DeviceError) as caught:
         library.function("thing", "thing_float32")

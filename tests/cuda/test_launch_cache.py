@@ -31,9 +31,7 @@ def llm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LLM:
     )
 
 
-def test_other_lists_of_the_sampler_leave_the_models_steps_as_they_are(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_sampler_lists_do_not_rebind_the_models_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     bound: list[str] = []
     bind = StepBinder.bind
 
@@ -53,7 +51,7 @@ def test_other_lists_of_the_sampler_leave_the_models_steps_as_they_are(
     assert counts[2] == 0
 
 
-def test_a_step_is_remembered_for_the_last_sizes(llm: LLM) -> None:
+def test_launches_of_a_step_are_cached_for_the_last_sizes(llm: LLM) -> None:
     plan = llm.engine.runner.executor.plan
     cache = LaunchCache(plan)
     made: list[int] = []

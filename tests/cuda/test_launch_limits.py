@@ -44,7 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=list(OPTIONS))
 def planned(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlannedModel:
-    """A layer of Qwen2-7B with room for 128k tokens and 512 sequences."""
+    """A layer of Qwen2-7B for 128k tokens and 512 sequences."""
     folder = write_model(tmp_path / "model")
     config = {**CONFIG, "num_hidden_layers": 1, "max_position_embeddings": CONTEXT}
     (folder / "config.json").write_text(json.dumps(config))

@@ -57,7 +57,7 @@ def test_greedy_tokens_of_a_ragged_batch(driver: EmulatedDriver, answer: Answer)
     assert driver.launched["sample_tokens"] > 0
 
 
-def test_steps_run_ahead_of_what_is_known_of_their_tokens(driver: EmulatedDriver, answer: Answer) -> None:
+def test_steps_run_ahead_of_their_tokens(driver: EmulatedDriver, answer: Answer) -> None:
     """Log probabilities come down behind steps with biases and masks, which go on from tokens that only the GPU has."""
     params = SamplingParams(
         temperature=0.0, max_tokens=4, logprobs=2, logit_bias={700: 3.0}, allowed_token_ids=range(300, 900)
@@ -66,14 +66,14 @@ def test_steps_run_ahead_of_what_is_known_of_their_tokens(driver: EmulatedDriver
     assert driver.launched["token_logprobs"] == driver.launched["adjust_logits_mask_tokens"] > 0
 
 
-def test_sequences_that_give_way_are_swapped_out_and_back(driver: EmulatedDriver, answer: Answer) -> None:
+def test_preempted_sequences_are_swapped_out_and_in(driver: EmulatedDriver, answer: Answer) -> None:
     options = {"num_kv_blocks": 12, "block_size": 2, "enable_prefix_caching": False, "swap_space": 0.1}
     assert answer("cuda", GREEDY, **options) == answer("numpy", GREEDY)
     assert driver.launched["sample_tokens"] > 0
 
 
 @pytest.mark.parametrize(("quantization", "kv_cache_dtype"), [("int4", "auto"), ("int8", "int8")])
-def test_weights_in_codes_are_packed_and_projected_there(
+def test_quantised_weights_are_packed_and_multiplied_on_the_gpu(
     driver: EmulatedDriver, answer: Answer, quantization: str, kv_cache_dtype: str
 ) -> None:
     """Quantised by the device, then read by the fused projections of queries, keys and values.

@@ -44,7 +44,7 @@ WAIT_S = 20.0
 
 
 class FakeNccl:
-    """Ranks are threads; what all have called is computed by whoever needs it. A handle is the rank, counted from 1."""
+    """Ranks are threads; a collective that all have called is computed by the first that needs it. A handle is the rank, counted from 1."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -179,7 +179,7 @@ def test_sums_are_those_of_all_ranks(size: int, dtype: DType, is_in_place: bool)
     (2, 6, ["all_gather"]), (3, 7, ["broadcast in a group"] * 3), (3, 2, ["broadcast in a group"] * 2),
     (1, 4, ["all_gather"]), (2, 0, []),
 ])  # fmt: skip
-def test_parts_are_joined_in_the_order_of_ranks(size: int, length: int, calls: list[str]) -> None:
+def test_parts_are_gathered_in_rank_order(size: int, length: int, calls: list[str]) -> None:
     whole = values_of(9, (length, 5), DType.BFLOAT16)
 
     def run(ranks: NcclCommunicator) -> np.ndarray[Any, Any]:
@@ -210,7 +210,7 @@ def kernel(operator: str) -> Kernel:
 
 @pytest.mark.parametrize(("num_rows", "width", "size"), [(1, 7, 2), (5, 70, 2), (3, 67, 3), (40, 8, 4)])
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16], ids=str)
-def test_columns_of_all_ranks_stand_side_by_side(num_rows: int, width: int, size: int, dtype: DType) -> None:
+def test_columns_of_all_ranks_are_concatenated(num_rows: int, width: int, size: int, dtype: DType) -> None:
     whole = values_of(3, (num_rows, width), dtype)
     for rank in range(size):
         begin, end = Share(rank, size).part(width)
@@ -262,7 +262,7 @@ def test_a_backend_has_collectives_where_nccl_is_installed(tmp_path: Path, monke
     assert CudaBackend(HostDriver(), cubins).communicator(0, 2, address) is None
 
 
-def test_a_model_of_two_ranks_meets_twice_a_layer_and_for_its_logits(
+def test_two_ranks_communicate_twice_per_layer_and_once_for_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plans are bound and run, second and third runs of a size as graphs; kernels compute nothing."""
@@ -305,7 +305,7 @@ def test_without_nccl_several_ranks_are_refused(tmp_path: Path, monkeypatch: pyt
         plan_model(Runtime.boot(), "demo", device="cuda", tensor_parallel_size=2)
 
 
-def test_failures_say_which_call_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_call_and_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     library = FakeNccl(2)
     library.status = 5
     nothing: Any = None

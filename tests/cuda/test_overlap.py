@@ -39,7 +39,7 @@ def test_every_kernel_begins_by_waiting(source: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "read"), [("project_gemv.cuh", "load_group("), ("quantized_gemv.cuh", "rows.load(")]
 )
-def test_projections_wait_behind_their_first_copies(header: str, read: str) -> None:
+def test_projections_issue_their_first_copies_before_waiting(header: str, read: str) -> None:
     text = (CSRC / "common" / header).read_text()
     copies, waits, reads = (text.index(call) for call in ("ring.begin_copy(", "wait_for_kernel_", read))
     assert copies < waits < reads

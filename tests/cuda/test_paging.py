@@ -30,7 +30,7 @@ def test_a_key_is_found_in_the_block_that_the_table_names(kernels: Kernels, bloc
     assert rows.tolist() == expected
 
 
-def test_slots_are_64_bits_wide(kernels: Kernels) -> None:
+def test_slots_are_64_bit(kernels: Kernels) -> None:
     slots = np.array([0, 15, 16, 2**31 + 5, 2**40 + 17], np.int64)
     rows = np.zeros(len(slots), np.int64)
     kernels.rows_of_slots(rows, slots, 2, 8, 16, grid=1, block=len(slots))

@@ -104,7 +104,7 @@ def test_the_reason_is_the_drivers(install_driver: Any, driver: FakeDriver | Non
 
 
 @pytest.mark.parametrize(("driver", "reason"), CASES)
-def test_asking_for_the_device_gives_the_reason_and_a_way_out(
+def test_requesting_the_device_gives_the_reason_and_a_remedy(
     install_driver: Any, driver: FakeDriver | None, reason: str
 ) -> None:
     install_driver(driver)
@@ -114,12 +114,12 @@ def test_asking_for_the_device_gives_the_reason_and_a_way_out(
     assert str(caught.value) == expected
 
 
-def test_a_gpu_that_our_kernels_run_on_is_available(install_driver: Any) -> None:
+def test_a_supported_gpu_is_available(install_driver: Any) -> None:
     install_driver(FakeDriver(count=2, capability=(8, 6)))
     assert (probe().count, probe().reason) == (2, "2 GPU(s) found by the NVIDIA driver.")
 
 
-def test_without_compiled_kernels_there_is_none(install_driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_compiled_kernels_the_device_is_absent(install_driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     install_driver(FakeDriver(count=1))
     monkeypatch.setattr(library, "CUBINS", Path("nowhere"))
     assert probe().reason == (
@@ -128,7 +128,7 @@ def test_without_compiled_kernels_there_is_none(install_driver: Any, monkeypatch
     )
 
 
-def test_auto_passes_it_over_and_says_so(install_driver: Any) -> None:
+def test_auto_skips_it_and_reports_that(install_driver: Any) -> None:
     install_driver(None)
     selection = Runtime.boot().devices.select("auto")
     assert selection.device.type == "cpu"

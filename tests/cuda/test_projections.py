@@ -82,7 +82,7 @@ def test_codes(num_tokens: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_codes_of_long_rows_for_few_tokens(name: str) -> None:
+def test_quantised_gemv_of_long_rows(name: str) -> None:
     """89 groups of inputs: every warp has more of them than its ring has stages, and the last one is a short one."""
     format = parse_format(name)
     assert format is not None
@@ -101,7 +101,7 @@ def test_codes_of_long_rows_for_few_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("num_tokens", [9, 21, 33, 70])
-def test_blocks_that_share_outputs_sum_parts_of_the_inputs(num_tokens: int, name: str) -> None:
+def test_split_k_blocks_sum_parts_of_the_inputs(num_tokens: int, name: str) -> None:
     """1,100 inputs are nine groups, so two parts, the second of which is the shorter one."""
     format = parse_format(name)
     assert format is not None
@@ -147,7 +147,7 @@ def test_many_tokens_multiply_values_rounded_once(name: str, dtype: Any, monkeyp
     np.testing.assert_allclose(out.astype(np.float64), expected, rtol=2 * ROUNDOFF.get(dtype, 1e-5), atol=1e-4)
 
 
-def test_a_tokens_bits_do_not_depend_on_the_others() -> None:
+def test_projections_are_batch_invariant() -> None:
     rng = np.random.default_rng(3)
     dtype = ml_dtypes.bfloat16
     x = rng.standard_normal((40, 200)).astype(dtype)

@@ -53,7 +53,7 @@ def of_token(inputs: Sequence[Any], token: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ["dense", "int4_offset_g64"])
-def test_a_tokens_bits_do_not_depend_on_the_others(opened: OpenDevice, name: str) -> None:
+def test_projections_are_batch_invariant(opened: OpenDevice, name: str) -> None:
     kernel = next(kernel for kernel in KERNELS if takes(kernel, name) and kernel.is_batch_invariant)
     format = None if name == "dense" else parse_format(name)
     case = KernelCase(QKV_ROPE_CACHE_WRITE, kernel, DType.BFLOAT16, sample_of(40), format)

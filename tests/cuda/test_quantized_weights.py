@@ -62,7 +62,7 @@ def test_a_large_weight_is_packed_in_parts() -> None:
     assert np.array_equal(whole[: 12 * codes], np.concatenate([part[:codes] for part in parts[:12]]))
 
 
-def test_what_a_format_refuses_its_packing_refuses() -> None:
+def test_packing_refuses_what_the_format_refuses() -> None:
     array = np.zeros((40, 50), np.float32)
     array[39, 49] = np.nan
     with pytest.raises(InvalidArgumentError, match="cannot be stored as int4_zp"):

@@ -98,7 +98,7 @@ def test_rows_of_a_large_vocabulary(lead: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["equal", "two levels", "one finite", "few finite", "likely ones side by side"])
-def test_rows_whose_segments_say_little(kind: str) -> None:
+def test_rows_with_uninformative_segment_maxima(kind: str) -> None:
     rng = np.random.default_rng(len(kind))
     size, cuts = 9000, [(0, 1.0, 0.0), (30, 1.0, 0.0), (0, 0.7, 0.0), (0, 1.0, 0.3), (60, 0.9, 0.1), (8000, 0.5, 0.0)]
     logits = np.zeros((len(cuts), size), np.float32)
@@ -124,7 +124,7 @@ def test_rows_whose_segments_say_little(kind: str) -> None:
     np.testing.assert_array_equal(out, SAMPLE_TOKENS.reference(*exact))
 
 
-def test_a_rows_token_is_the_same_in_every_batch() -> None:
+def test_a_row_samples_the_same_token_in_every_batch() -> None:
     rng = np.random.default_rng(12)
     kinds = [kind for kind in WIDE_ROWS.values() if kind[1] < VOCABULARY]
     num_rows = 120  # more than there are multiprocessors
@@ -157,7 +157,7 @@ def test_temperatures_far_from_one(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("cuts", [(0, 1.0, 0.0), (5, 0.9, 0.1)])
-def test_a_row_without_shares_gets_a_token_of_the_vocabulary(cuts: tuple[int, float, float]) -> None:
+def test_a_row_without_distribution_samples_a_token_of_the_vocabulary(cuts: tuple[int, float, float]) -> None:
     logits = np.zeros((5, 100), np.float32)
     logits[0], logits[1] = -np.inf, np.nan
     logits[2, 7], logits[3, 7], logits[4, 7] = np.nan, -np.nan, np.inf
@@ -168,7 +168,7 @@ def test_a_row_without_shares_gets_a_token_of_the_vocabulary(cuts: tuple[int, fl
 
 
 @pytest.mark.parametrize("kind", ["peaked", "flat", "tied"])
-def test_favourites(kind: str) -> None:
+def test_top_logprobs(kind: str) -> None:
     rng = np.random.default_rng(7)
     logits, token_ids, k = logits_of(kind, rng, 2), np.array([0, 4321], np.int32), 5
     outputs = [np.empty(2, np.float32), np.empty(2, np.int32), np.empty((2, k), np.int32), np.empty((2, k), np.float32)]
@@ -190,7 +190,7 @@ def test_masks_of_rows_that_several_blocks_share() -> None:
 
 
 @pytest.mark.parametrize("operator", ["bias_tokens", "mask_tokens", "repetition_penalty", "suppress_tokens"])
-def test_a_grid_has_room_for_any_number_of_rows(operator: str) -> None:
+def test_any_number_of_rows_fits_a_grid(operator: str) -> None:
     num_rows = 70_000
     rows = DeviceArray(0, DType.FLOAT32, (num_rows, VOCABULARY))
     call = Call((rows, *[DeviceArray(0, DType.INT32, (num_rows, 157))] * 3), (rows,), {}, DeviceFacts((8, 0), 108, 1))

@@ -80,7 +80,7 @@ def test_conformance(case: KernelCase, emulated: Emulated, products: list[tuple[
         assert sorted(products) == sorted([(len(x), len(weight), x.shape[1]) for weight in weights] * num_runs)
 
 
-def test_samples_are_adjacent_and_are_not() -> None:
+def test_samples_with_and_without_adjacent_weights() -> None:
     labels = {case.sample.label for case in CASES}
     assert {"whole_vectors_bias", "whole_vectors_norm", "prefill_bias"} <= labels
 

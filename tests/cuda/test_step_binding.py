@@ -210,7 +210,7 @@ def test_a_large_model(
         numbers |= {bucket_of(sizes["T"]), bucket_of(sizes["R"])}
 
 
-def test_no_prompt_waits_while_an_algorithm_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_do_not_wait_for_algorithm_selection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path, [source.stem for source in CSRC.glob("*.cu")])
     cublas = RecordingCublasLt(bench.log)
     monkeypatch.setattr("aethermind_cuda.library.find_cublaslt", lambda: cublas)
@@ -325,7 +325,7 @@ class OtherWork:
         return self._launch.bind(context)
 
 
-def test_work_of_another_kind_is_bound_by_itself(runtime: Runtime, tmp_path: Path) -> None:
+def test_non_relocatable_work_is_bound_individually(runtime: Runtime, tmp_path: Path) -> None:
     def launches(call: Call) -> Iterator[Any]:
         arguments = (*call.outputs, *call.inputs)
         yield OtherWork(Launch("thing", "thing", (1, 1, 1), (32, 1, 1), arguments))

@@ -72,7 +72,7 @@ def swapping(backend: CudaBackend) -> tuple[KVMemory, SwapStream]:
     return memory, swaps
 
 
-def test_moves_have_a_stream_of_their_own_and_the_host_waits_for_none() -> None:
+def test_swaps_use_their_own_stream_without_host_waits() -> None:
     driver = NotingDriver()
     memory, swaps = swapping(CudaBackend(driver))
     steps = memory._default_stream.handle  # type: ignore[attr-defined]
@@ -89,7 +89,7 @@ def test_moves_have_a_stream_of_their_own_and_the_host_waits_for_none() -> None:
     assert driver.noted == [("wait", steps), ("wait", steps)]
 
 
-def test_blocks_arrive_before_their_memory_is_given_back_where_nobody_closes() -> None:
+def test_swapped_blocks_arrive_before_their_memory_is_freed_without_close() -> None:
     """Everything is dropped at once, in whatever order a garbage collection takes it."""
     driver = NotingDriver()
     memory, swaps = swapping(CudaBackend(driver))
@@ -106,7 +106,7 @@ def test_blocks_arrive_before_their_memory_is_given_back_where_nobody_closes() -
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_blocks_come_back_as_they_went_however_late_the_streams_are(seed: int, tmp_path: Path) -> None:
+def test_swapped_blocks_are_restored_whatever_the_stream_order(seed: int, tmp_path: Path) -> None:
     with emulated_cuda(tmp_path, seed) as driver:
         backend = CudaBackend(driver)
         memory, swaps = swapping(backend)

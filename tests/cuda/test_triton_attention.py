@@ -184,7 +184,7 @@ def test_arguments_are_the_parameters_of_the_compiled_kernel(compiled: tuple[str
     assert [kinds[type(value)] for value in Parameters(launch.arguments).values] == facts["parameters"]
 
 
-def test_a_launch_has_what_the_kernel_was_compiled_for(compiled: tuple[str, str, dict[str, Any]]) -> None:
+def test_launches_match_what_their_kernel_was_compiled_for(compiled: tuple[str, str, dict[str, Any]]) -> None:
     name, target, facts = compiled
     capability = {"90a": H100, "100f": B200}[target]
     launch = prefill_launch(small_call(DTYPES[ALL[name].dtype], ALL[name].head_dim, capability))
@@ -227,7 +227,7 @@ def test_prefills_that_fill_the_gpu_are_tritons(
 
 
 @pytest.mark.parametrize(("num_tokens", "num_sequences"), [(5, 1), (64, 1), (64, 64), (80, 64), (320, 64)])
-def test_the_keys_of_few_rows_are_split_by_the_own_kernel(
+def test_keys_of_few_rows_are_split_by_the_cuda_kernel(
     monkeypatch: pytest.MonkeyPatch, num_tokens: int, num_sequences: int
 ) -> None:
     monkeypatch.undo()
@@ -235,7 +235,7 @@ def test_the_keys_of_few_rows_are_split_by_the_own_kernel(
     assert kernels_of(TRITON, call) == kernels_of(TENSOR_CORES, call)
 
 
-def test_a_gpu_that_triton_compiled_nothing_for_has_the_own_kernel() -> None:
+def test_a_gpu_without_triton_kernels_uses_the_cuda_kernel() -> None:
     call = qwen2_7b_call(2048, 1, A100)
     assert kernels_of(TRITON, call) == kernels_of(TENSOR_CORES, call)
 
@@ -265,7 +265,7 @@ def test_a_call_that_it_cannot_take_is_refused_with_a_reason(monkeypatch: pytest
     assert str(TRITON.supports(signature())).startswith("no GPU was found")
 
 
-def test_triton_is_preferred_and_imported_by_nobody() -> None:
+def test_triton_kernels_are_preferred_and_triton_is_not_imported() -> None:
     assert TRITON.priority > TENSOR_CORES.priority
     code = (
         "import sys; from aethermind_cuda.kernels import load_kernels; load_kernels(); print('triton' in sys.modules)"

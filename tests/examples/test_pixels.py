@@ -107,13 +107,13 @@ def with_images(*images: Any, token_ids: list[int] = PROMPT) -> dict[str, Any]:
     return {"prompt_token_ids": token_ids, "multi_modal_data": {"image": list(images)}}
 
 
-def test_pictures_in_a_prompt_are_seen_as_transformers_sees_them(pixels: LLM, embed: Any, continued: Any) -> None:
+def test_images_in_a_prompt_agree_with_transformers(pixels: LLM, embed: Any, continued: Any) -> None:
     expected = continued(embed(PROMPT, [TALL, WIDE]), GREEDY.max_tokens)
     assert answers(pixels, with_images(TALL, WIDE)) == [expected]
     assert answers(pixels, with_images(WIDE, TALL)) == [continued(embed(PROMPT, [WIDE, TALL]), GREEDY.max_tokens)]
 
 
-def test_prompts_with_and_without_pictures_share_a_batch(pixels: LLM, embed: Any, continued: Any) -> None:
+def test_prompts_with_and_without_images_share_a_batch(pixels: LLM, embed: Any, continued: Any) -> None:
     text = {"prompt_token_ids": [8, 2, 77, 31]}
     one = with_images(WIDE, token_ids=[IMAGE, 6])
     expected = [
@@ -123,7 +123,7 @@ def test_prompts_with_and_without_pictures_share_a_batch(pixels: LLM, embed: Any
     assert answers(pixels, text, with_images(TALL, WIDE), one) == expected
 
 
-def test_chunked_and_preempted_prompts_keep_their_pictures(open_pixels: Any, embed: Any, continued: Any) -> None:
+def test_chunked_and_preempted_prompts_keep_their_images(open_pixels: Any, embed: Any, continued: Any) -> None:
     prompts = [with_images(TALL, WIDE), with_images(WIDE, TALL)]
     expected = [continued(embed(PROMPT, images), GREEDY.max_tokens) for images in ([TALL, WIDE], [WIDE, TALL])]
     with open_pixels(max_num_batched_tokens=3, max_num_seqs=2, block_size=4, num_kv_blocks=9) as llm:
@@ -139,7 +139,7 @@ def test_embeddings_computed_elsewhere_are_a_prompt(pixels: LLM, embed: Any, con
     )
 
 
-def test_penalties_and_logprobs_work_beside_pictures(pixels: LLM) -> None:
+def test_penalties_and_logprobs_work_with_images(pixels: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=2, repetition_penalty=1.3)
     (output,) = pixels.generate([with_images(TALL, WIDE)], params)
     assert [len(step) >= 2 for step in output.outputs[0].logprobs] == [True] * 4
@@ -169,7 +169,7 @@ def test_wrong_prompts_are_refused_in_a_sentence(pixels: LLM, prompt: Any, messa
     assert not pixels.engine.has_unfinished
 
 
-def test_a_model_without_a_processor_says_so(text_model: Path, runtime: Runtime) -> None:
+def test_a_model_without_an_input_processor_is_reported(text_model: Path, runtime: Runtime) -> None:
     with (
         LLM(text_model, device="numpy", runtime=runtime) as llm,
         pytest.raises(AetherMindError, match="no installed package has an input processor for Qwen2ForCausalLM"),

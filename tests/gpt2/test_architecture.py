@@ -55,7 +55,7 @@ def test_positions_end_with_the_table(runtime: Runtime, directory: Path) -> None
         LLM(directory, device="numpy", max_model_len=97, runtime=runtime)
 
 
-def test_what_is_not_computed_is_named() -> None:
+def test_an_unsupported_feature_is_named() -> None:
     with pytest.raises(ConfigError, match="add_cross_attention"):
         GPT2.create({"add_cross_attention": True})
     with pytest.raises(ConfigError, match="activation_function 'relu'"):

@@ -24,7 +24,7 @@ ROME = '{"city": "Rome"}'
         ('{"name": "Rome"}', [Content('{"name": "Rome"}')]),
     ],
 )
-def test_calls_of_the_package_s_models(runtime: Runtime, architecture: str, text: str, expected: list[object]) -> None:
+def test_calls_of_the_packages_models(runtime: Runtime, architecture: str, text: str, expected: list[object]) -> None:
     format = runtime.answer_formats.find(architecture)
     assert format is not None
     parser = AnswerParser(format, functions=("weather",))

@@ -10,12 +10,12 @@ from aethermind_llama.architecture import LLAMA, MISTRAL
 from aethermind_llama.conformance import CASES
 
 
-def test_what_is_not_computed_is_named() -> None:
+def test_an_unsupported_feature_is_named() -> None:
     with pytest.raises(ConfigError, match="mlp_bias is true"):
         LLAMA.create({"mlp_bias": True})
 
 
-def test_mistral_has_a_window_unless_it_says_none() -> None:
+def test_mistral_has_a_sliding_window_unless_disabled() -> None:
     """As transformers' MistralConfig has it."""
     said_nothing = {name: value for name, value in CASES[0].config.items() if name != "sliding_window"}
     theirs = transformers.MistralConfig(**said_nothing).sliding_window

@@ -67,7 +67,7 @@ def test_logits(
 def test_logits_of_quantised_files(
     runtime: Runtime, checkpoint: Callable[[ModelCase], Path], type: str, tolerance: float, tmp_path: Path
 ) -> None:
-    """The library's own values of a file whose rows nobody reordered, in transformers; then the reordered file."""
+    """The gguf library's values of a file without reordered rows, in transformers; then the reordered file."""
     directory = checkpoint(QUANTISED)
     names = [f"blk.{layer}.attn_{letter}.weight" for layer in range(2) for letter in "qk"]
     path = write_gguf(directory, tmp_path / "model.gguf", arch="llama", quantised=dict.fromkeys(names, type))
@@ -104,14 +104,14 @@ def test_text_goes_in_and_comes_out(runtime: Runtime, checkpoint: Callable[[Mode
         ("tekken", ["Foo", "Bar", " don", "'t", " ", "1", "2", "3", "4", "/\n", " ", " x"]),
     ],
 )
-def test_text_is_cut_as_the_tokenizers_of_both_families_do(name: str, pieces: list[str]) -> None:
+def test_text_is_split_as_by_the_tokenizers_of_both_families(name: str, pieces: list[str]) -> None:
     """By hand, from what is said of them: digits by three or one, and Tekken's words that end before a capital."""
     rule = Split(Regex(LLAMA.splits[name].pattern), "isolated")
     assert [piece for piece, _ in rule.pre_tokenize_str("FooBar don't 1234/\n  x")] == pieces
 
 
 @given(st.text(alphabet="aé '\ts1٣½/\n\u00a0\u3000漢", max_size=20))
-def test_smollms_pieces_are_those_of_its_two_steps(text: str) -> None:
+def test_smollms_pre_tokenizer_runs_in_two_steps(text: str) -> None:
     """SmolLM's tokenizer.json cuts out digits, and then as GPT-2's does; our one expression cuts the same."""
     steps = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
     rule = pre_tokenizers.Sequence(
@@ -130,7 +130,7 @@ def test_smollms_pieces_are_those_of_its_two_steps(text: str) -> None:
         ("llama.rope.scaling.type", "linear", ConfigError, r"both rope_freqs\.weight and llama\.rope\.scaling\.type"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(
+def test_a_request_that_does_not_fit_is_refused_in_a_sentence(
     runtime: Runtime,
     checkpoint: Callable[[ModelCase], Path],
     key: str,

@@ -63,14 +63,14 @@ def test_it_is_formatted_and_has_no_lint(scaffolded: Callable[[Kind], Scaffolded
 
 
 @by_kind
-def test_its_description_reads_well(scaffolded: Callable[[Kind], Scaffolded], kind: Kind) -> None:
+def test_its_description_is_well_formed(scaffolded: Callable[[Kind], Scaffolded], kind: Kind) -> None:
     project = tomllib.loads((scaffolded(kind).folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     article = "an" if kind is Kind.OPERATOR else "a"
     assert project["description"] == f"{NAMES[kind]}: {article} {KINDS[kind].title} for AetherMind"
 
 
 @by_kind
-def test_the_command_line_knows_what_comes_next(scaffolded: Callable[[Kind], Scaffolded], kind: Kind) -> None:
+def test_the_command_line_suggests_the_next_steps(scaffolded: Callable[[Kind], Scaffolded], kind: Kind) -> None:
     names = Names.parse(NAMES[kind])
     of_readme = re.findall(r"^\$ (aethermind .*)$", (scaffolded(kind).folder / "README.md").read_text(), re.MULTILINE)
     assert of_readme
@@ -109,7 +109,7 @@ def test_a_new_backend_runs_the_demo_model(backend: Scaffolded) -> None:
     assert "my-chip" in ours.stderr, "what NumPy computes instead is said"
 
 
-def test_a_new_backend_says_who_computes_what(backend: Scaffolded) -> None:
+def test_a_new_backend_reports_the_kernel_of_each_operator(backend: Scaffolded) -> None:
     result = backend.run("aethermind", "ops", "--json")
     pages = json.loads(result.stdout)["operators"]
     own = [page["name"] for page in pages if page["devices"]["my-chip"]["coverage"] == "python"]
@@ -143,7 +143,7 @@ def test_the_templates_are_in_the_cores_wheel() -> None:
     assert templates <= packed
 
 
-def test_the_command_writes_a_package_and_says_what_to_type_next(tmp_path: Path) -> None:
+def test_the_command_writes_a_package_and_prints_the_next_commands(tmp_path: Path) -> None:
     result = plugin_new("policy", "aethermind-round-robin", "--directory", tmp_path / "new")
     folder = tmp_path / "new" / "aethermind-round-robin"
     assert result.exit_code == 0
@@ -160,7 +160,7 @@ def test_the_command_writes_a_package_and_says_what_to_type_next(tmp_path: Path)
     ]
 
 
-def test_what_to_type_next_can_be_typed(tmp_path: Path) -> None:
+def test_the_printed_commands_work(tmp_path: Path) -> None:
     result = plugin_new("policy", "mine", "--directory", tmp_path / "my 'packages'")
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("  cd ")]
     assert shlex.split(line) == ["cd", str(tmp_path / "my 'packages'" / "aethermind-mine")]

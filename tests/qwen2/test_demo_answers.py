@@ -35,14 +35,14 @@ def test_nine_of_ten_held_out_questions_are_answered_right(demo: LLM) -> None:
     assert share >= 0.9
 
 
-def test_a_story_about_somebody_is_told_when_one_is_asked_for(demo: LLM) -> None:
+def test_a_requested_story_is_about_the_requested_character(demo: LLM) -> None:
     kinds = ("fox", "rabbit", "owl", "girl")
-    told = answers(demo, [f"Tell me a story about a {kind}." for kind in kinds])
-    assert all(kind in text for kind, text in zip(kinds, told, strict=True))
-    assert all(len(text.split()) > 50 and text[-1] in '.!"' for text in told)
+    texts = answers(demo, [f"Tell me a story about a {kind}." for kind in kinds])
+    assert all(kind in text for kind, text in zip(kinds, texts, strict=True))
+    assert all(len(text.split()) > 50 and text[-1] in '.!"' for text in texts)
 
 
-def test_training_shows_a_dialogue_as_the_chat_template_renders_it(demo: LLM) -> None:
+def test_training_rows_render_dialogues_by_the_chat_template(demo: LLM) -> None:
     assert demo.tokenizer.chat_template is not None
     for seed in range(50):
         messages = dialogue(seed)

@@ -45,7 +45,7 @@ def test_stories_are_distinct(texts: list[str]) -> None:
     assert len(set(texts)) == COUNT
 
 
-def test_most_but_not_all_begin_once_upon_a_time(texts: list[str]) -> None:
+def test_most_stories_begin_with_once_upon_a_time(texts: list[str]) -> None:
     share = sum(text.startswith("Once upon a time") for text in texts) / COUNT
     assert 0.5 < share < 0.85
 
@@ -94,7 +94,7 @@ def test_every_name_is_introduced_before_it_is_used(texts: list[str]) -> None:
             assert introduced.start() <= first.start(), (name, text)
 
 
-def test_a_lonely_heroine_is_never_he_and_a_hero_never_she() -> None:
+def test_pronouns_match_the_hero() -> None:
     relatives = re.compile(r"mother|father|aunt|uncle")
     other = {"he": r"\b(she|her)\b", "she": r"\b(he|him|his)\b"}
     checked = 0
@@ -130,7 +130,7 @@ def test_only_a_helper_with_the_skill_does_the_deed(deed: str, skill: str) -> No
     assert checked > 5
 
 
-def test_the_lost_toy_is_back_at_the_end() -> None:
+def test_the_lost_toy_is_found_at_the_end() -> None:
     for seed in range(500):
         text = lost_toy(Random(seed), PLACES[seed % len(PLACES)]).text()
         toy = re.search(

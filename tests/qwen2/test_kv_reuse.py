@@ -78,7 +78,7 @@ def test_cosines_are_those_of_transformers_caches(llm: LLM, model: Any) -> None:
 
 
 @pytest.mark.parametrize("sources", [{1: 0}, {2: 1}, {1: 0, 2: 0}], ids=str)
-def test_logits_are_those_of_a_cache_that_gives_readers_their_sources(
+def test_shared_layers_give_the_logits_of_a_cache_with_copied_sources(
     llm: LLM, model: Any, sources: dict[int, int]
 ) -> None:
     expected = run(model, SharingCache(sources))
@@ -110,7 +110,7 @@ def test_distilled_parameters_are_those_of_a_model_that_shares(llm: LLM, model: 
     assert np.abs(plain - np.stack(logits)).max() > 0.1, "the parameters should show"
 
 
-def test_distilling_mends_what_sharing_costs(runtime: Runtime) -> None:
+def test_distillation_recovers_the_quality_lost_by_sharing(runtime: Runtime) -> None:
     llm = LLM("demo", device="cpu", dtype="float32", max_num_seqs=128, max_num_batched_tokens=128, runtime=runtime)
     prompt = llm.tokenizer.encode("Once upon a time")
     sampled = SamplingParams(max_tokens=120, ignore_eos=True)
@@ -125,7 +125,7 @@ def test_distilling_mends_what_sharing_costs(runtime: Runtime) -> None:
     assert diverge(expected, mended).kl_mean < 0.8 * diverge(expected, shared).kl_mean
 
 
-def test_queries_behind_a_norm_are_not_distilled(runtime: Runtime, checkpoint: Callable[[ModelCase], Path]) -> None:
+def test_models_with_query_norms_are_not_distilled(runtime: Runtime, checkpoint: Callable[[ModelCase], Path]) -> None:
     normed = next(family for family in CASES if "qwen3" in family.name)
     llm = LLM(checkpoint(normed), device="numpy", dtype="float32", max_model_len=32, runtime=runtime)
     with pytest.raises(InvalidArgumentError, match="Layer 1 cannot be distilled"):

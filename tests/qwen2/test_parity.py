@@ -45,7 +45,7 @@ def test_every_instruction_set_of_the_cpu(
         assert_matches(generated, reference_outputs(directory))
 
 
-def test_context_beyond_the_trained_one_has_to_be_asked_for(runtime: Runtime, checkpoint: CheckpointOf) -> None:
+def test_context_beyond_the_trained_length_needs_an_option(runtime: Runtime, checkpoint: CheckpointOf) -> None:
     """Dynamic scaling: the trained context by default, then one set of frequencies for the length that is asked for."""
     directory = checkpoint(case_named("dynamic_beyond"))
     trained = LLM(directory, device="numpy", runtime=runtime)

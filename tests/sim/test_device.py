@@ -25,7 +25,7 @@ def on_host(backend: SimBackend, tensor: Tensor) -> list[float]:
     return array.tolist()
 
 
-def test_automatic_selection_never_takes_it(runtime: Runtime) -> None:
+def test_automatic_selection_never_selects_it(runtime: Runtime) -> None:
     assert runtime.devices.select("auto").device.type != "sim"
 
 
@@ -59,7 +59,7 @@ def test_memory_is_counted_by_device() -> None:
     assert backend.allocator.stats().allocated_bytes == 0
 
 
-def test_an_allocation_fails_when_ordered_and_once() -> None:
+def test_an_injected_allocation_fault_fails_once() -> None:
     backend = SimBackend(faults=parse_faults("allocation=2"))
     backend.allocator.alloc(8)
     with pytest.raises(OutOfMemoryError, match="an injected fault"):
@@ -69,7 +69,7 @@ def test_an_allocation_fails_when_ordered_and_once() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_broken_copy_is_told_by_whoever_waits_and_takes_what_follows_with_it(seed: int) -> None:
+def test_a_failed_copy_raises_at_the_wait_and_skips_later_work(seed: int) -> None:
     backend = SimBackend(seed)
     target, source = tensor_on(backend, 0), Tensor.of_numpy(X, DeviceId("sim"))
     backend.transfer.fill(target, 0)
@@ -104,7 +104,7 @@ def test_a_lost_device_stays_lost() -> None:
 
 
 @pytest.mark.parametrize("text", ["copy", "copy=x", "fire=3", "copy=0"])
-def test_faults_that_are_none(text: str) -> None:
+def test_invalid_faults_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="allocation, copy, lost"):
         parse_faults(text)
 

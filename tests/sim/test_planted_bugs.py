@@ -28,7 +28,7 @@ OPERATORS = OperatorRegistry(catalog.load())
 COUNT = 4
 
 
-def room(backend: SimBackend, kind: MemoryKind = MemoryKind.DEVICE) -> Tensor:
+def allocate(backend: SimBackend, kind: MemoryKind = MemoryKind.DEVICE) -> Tensor:
     return Tensor.of(backend.allocator.alloc(4 * COUNT, kind), DType.FLOAT32, (COUNT,))
 
 
@@ -86,7 +86,7 @@ def read_back(backend: SimBackend, *, bug: bool) -> Any:
 
 
 def write_what_is_still_to_be_copied(backend: SimBackend, *, bug: bool) -> Any:
-    source, target, stream = room(backend, MemoryKind.PINNED), room(backend), backend.streams.default()
+    source, target, stream = allocate(backend, MemoryKind.PINNED), allocate(backend), backend.streams.default()
     source.numpy()[:] = Y
     backend.transfer.copy_async(target, source, stream)
     if not bug:
@@ -104,7 +104,7 @@ def pass_on_to_another_stream(backend: SimBackend, *, bug: bool) -> Any:
     done.record(backend.streams.default())
     if not bug:
         copies.wait_event(done)
-    result = room(backend, MemoryKind.PINNED)
+    result = allocate(backend, MemoryKind.PINNED)
     backend.transfer.copy_async(result, output_of(executor), copies)
     copies.synchronize()
     return result.numpy()
@@ -129,16 +129,16 @@ def copy_in_front_of_a_kernel(backend: SimBackend, *, bug: bool) -> Any:
     "program",
     [read_back, write_what_is_still_to_be_copied, pass_on_to_another_stream, copy_in_front_of_a_kernel],
 )
-def test_what_is_not_waited_for_is_wrong_under_some_seed_and_right_where_it_is(program: Callable[..., Any]) -> None:
+def test_missing_synchronisation_fails_under_some_seed_and_correct_code_never(program: Callable[..., Any]) -> None:
     assert seeds_that_show(lambda backend: program(backend, bug=True)) >= len(SEEDS) // 4
     assert seeds_that_show(lambda backend: program(backend, bug=False)) == 0
 
 
 @pytest.mark.parametrize("num_runs", [2, 3, 5])
-def test_inputs_of_the_next_runs_may_be_written_while_earlier_ones_wait(num_runs: int) -> None:
+def test_inputs_of_the_next_run_may_be_written_while_earlier_runs_are_pending(num_runs: int) -> None:
     for seed in SEEDS:
         backend = SimBackend(seed)
-        executor, results = executor_of_silu(backend), [room(backend, MemoryKind.PINNED) for _ in range(num_runs)]
+        executor, results = executor_of_silu(backend), [allocate(backend, MemoryKind.PINNED) for _ in range(num_runs)]
         for run, result in enumerate(results):
             executor.host_inputs["x"][:] = X * (run + 1)
             executor.run(())
@@ -210,11 +210,11 @@ def test_a_kernel_that_writes_to_its_input_is_a_segmentation_fault() -> None:
     assert (done.stdout, done.returncode) == ("ready\n", -signal.SIGSEGV), done.stderr
 
 
-def test_memory_given_up_before_the_work_on_it_ran_is_an_error() -> None:
+def test_freeing_memory_before_its_work_has_run_is_an_error() -> None:
     caught = 0
     for seed in SEEDS:
         backend = SimBackend(seed)
-        target, stream = room(backend), backend.streams.default()
+        target, stream = allocate(backend), backend.streams.default()
         backend.transfer.copy_async(target, Tensor.of_numpy(X, SIM), stream)
         try:
             stream.synchronize()
@@ -224,6 +224,6 @@ def test_memory_given_up_before_the_work_on_it_ran_is_an_error() -> None:
     assert caught > len(SEEDS) // 2
 
 
-def test_fresh_memory_is_no_number() -> None:
+def test_fresh_memory_is_nan() -> None:
     backend = SimBackend()
-    assert np.isnan(on_host(backend, room(backend))).all()
+    assert np.isnan(on_host(backend, allocate(backend))).all()

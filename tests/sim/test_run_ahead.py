@@ -87,9 +87,7 @@ def test_a_step_is_enqueued_before_the_last_one_is_waited_for(open_engine: Open,
 
 
 @pytest.mark.parametrize("is_watched", [False, True])
-def test_who_ends_unforeseen_has_computed_one_token_in_vain(
-    open_engine: Open, expected: Answers, is_watched: bool
-) -> None:
+def test_an_unforeseen_end_wastes_one_token(open_engine: Open, expected: Answers, is_watched: bool) -> None:
     """With `is_watched` no block is freed while a step may write to it; else they are kept for other prompts."""
     stops = [ids[4] for ids in expected.values()]
     watched = open_engine(1, enable_prefix_caching=not is_watched)
@@ -99,7 +97,7 @@ def test_who_ends_unforeseen_has_computed_one_token_in_vain(
     assert_idle(watched)
 
 
-def test_the_last_of_all_is_told_with_nothing_left_to_do(open_engine: Open, expected: Answers) -> None:
+def test_the_last_output_is_delivered_without_a_further_step(open_engine: Open, expected: Answers) -> None:
     engine = open_engine().engine
     engine.add_request("0", PROMPTS[0], greedy(stop_token_ids=[expected["0"][0]]))
     (output,) = engine.step()
@@ -108,7 +106,7 @@ def test_the_last_of_all_is_told_with_nothing_left_to_do(open_engine: Open, expe
     assert engine.cache.num_sequences == 0
 
 
-def test_a_name_is_free_as_soon_as_its_request_has_ended(open_engine: Open, expected: Answers) -> None:
+def test_a_request_id_is_reusable_once_its_request_has_ended(open_engine: Open, expected: Answers) -> None:
     watched = open_engine(2, enable_prefix_caching=False)
     engine = watched.engine
     engine.add_request("other", PROMPTS[1], greedy())
@@ -127,7 +125,7 @@ def test_a_name_is_free_as_soon_as_its_request_has_ended(open_engine: Open, expe
     assert_idle(watched)
 
 
-def test_aborting_all_leaves_nothing_under_way(open_engine: Open) -> None:
+def test_aborting_all_requests_leaves_no_step_in_flight(open_engine: Open) -> None:
     watched = open_engine(3, enable_prefix_caching=False)
     for index, prompt in enumerate(PROMPTS[:3]):
         watched.engine.add_request(str(index), prompt, greedy())
@@ -146,16 +144,16 @@ NEEDS_NO_HOST: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("wish", list(NEEDS_NO_HOST))
-def test_what_the_sampler_is_told_in_advance_is_no_reason_to_wait(open_engine: Open, wish: str) -> None:
-    """Every other request has the wish; answers, texts and log probabilities are those of single steps."""
+@pytest.mark.parametrize("option", list(NEEDS_NO_HOST))
+def test_sampler_inputs_known_in_advance_do_not_prevent_running_ahead(open_engine: Open, option: str) -> None:
+    """Every other request has the option; answers, texts and log probabilities are those of single steps."""
     answers = []
     for seed, runs_ahead in ((8, False), (9, True)):
         watched = open_engine(seed, enable_prefix_caching=False)
         engine = watched.engine
         engine.pipeline.runs_ahead = runs_ahead
         for index, prompt in enumerate(PROMPTS):
-            engine.add_request(str(index), prompt, greedy(**NEEDS_NO_HOST[wish] if index % 2 else {}))
+            engine.add_request(str(index), prompt, greedy(**NEEDS_NO_HOST[option] if index % 2 else {}))
         finished = {}
         while engine.has_unfinished:
             finished.update({output.request_id: output.outputs for output in engine.step() if output.finished})
@@ -189,10 +187,10 @@ NEEDS_THE_HOST: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("wish", list(NEEDS_THE_HOST))
-def test_what_needs_the_host_waits_for_it(open_engine: Open, expected: Answers, wish: str) -> None:
+@pytest.mark.parametrize("option", list(NEEDS_THE_HOST))
+def test_steps_that_need_host_values_are_not_run_ahead(open_engine: Open, expected: Answers, option: str) -> None:
     """A request of its kind among plain ones: its answer is that of single steps, and so are theirs."""
-    special = greedy(**NEEDS_THE_HOST[wish])
+    special = greedy(**NEEDS_THE_HOST[option])
     answers = []
     for seed, runs_ahead in ((5, False), (6, True)):
         engine = open_engine(seed).engine
@@ -211,7 +209,7 @@ def test_what_needs_the_host_waits_for_it(open_engine: Open, expected: Answers, 
     assert answers[0] == answers[1]
 
 
-def test_hooks_see_each_step_by_itself(open_engine: Open, expected: Answers) -> None:
+def test_hooks_are_called_for_each_step(open_engine: Open, expected: Answers) -> None:
     watched = open_engine(7)
     seen = []
     with watched.engine.runner.hooks.on("sampler.sample_tokens", lambda name, array, info: seen.append(array.copy())):
@@ -220,8 +218,8 @@ def test_hooks_see_each_step_by_itself(open_engine: Open, expected: Answers) -> 
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_requests_are_as_they_were_where_the_device_fails(open_engine: Open, expected: Answers, seed: int) -> None:
-    """A copy breaks: both steps under way are lost, and computed again by whoever goes on."""
+def test_requests_are_unchanged_after_a_device_failure(open_engine: Open, expected: Answers, seed: int) -> None:
+    """A copy breaks: both steps in flight are lost and recomputed."""
     watched = open_engine(seed, enable_prefix_caching=False)
     engine, backend = watched.engine, watched.engine.planned.open_device.backend
     assert isinstance(backend, SimBackend)
@@ -237,7 +235,7 @@ def test_requests_are_as_they_were_where_the_device_fails(open_engine: Open, exp
     assert_idle(watched)
 
 
-def test_prompts_are_shared_once_the_step_that_read_them_has_run(open_engine: Open) -> None:
+def test_prompts_enter_the_prefix_cache_after_the_step_that_computed_them(open_engine: Open) -> None:
     """Neither what is still being computed is reused, nor what a step that failed should have computed."""
     prompts = [[*range(5, 25), 40 + index] for index in range(3)]
     alone = [open_engine(8, enable_prefix_caching=False) for _ in prompts]
@@ -273,7 +271,7 @@ class TestPlantedBugs:
     def wrong_answers(self, open_engine: Open, expected: Answers) -> int:
         return sum(ask(open_engine(seed), greedy()) != expected for seed in range(6))
 
-    def test_reading_before_the_event(
+    def test_reading_before_the_event_is_a_race(
         self, open_engine: Open, expected: Answers, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def open_and_forget_to_wait(seed: int) -> WatchedEngine:
@@ -283,11 +281,11 @@ class TestPlantedBugs:
 
         assert self.wrong_answers(open_and_forget_to_wait, expected) > 0
 
-    def test_feeding_no_tokens(self, open_engine: Open, expected: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_step_without_tokens(self, open_engine: Open, expected: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("aethermind.engine.steps.model_runner.fed_tokens", lambda decision, before: ())
         assert self.wrong_answers(open_engine, expected) > 0
 
-    def test_looking_back_at_tokens_that_are_not_there(self, open_engine: Open) -> None:
+    def test_logprobs_of_missing_tokens(self, open_engine: Open) -> None:
         answers = []
         for looks_back in (True, False):
             params = greedy(frequency_penalty=2.0, logit_bias={700: 6.0})

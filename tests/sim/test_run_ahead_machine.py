@@ -1,4 +1,4 @@
-"""Random workloads on a device that is late: arrivals, cancels, ends and lack of room, beside single steps.
+"""Random workloads on a late device: arrivals, cancels, ends and memory shortage, compared with single steps.
 
 12 runs of 30 steps; `make nightly` makes 1,200 of 60.
 """

@@ -42,7 +42,7 @@ def test_a_cache_that_fills_what_is_left(model: str, monkeypatch: pytest.MonkeyP
     assert planned.num_kv_blocks < 6 * planned.cache_spec.num_blocks_for(planned.max_model_len)
 
 
-def test_memory_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_memory_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AETHERMIND_SIM_MEMORY", "much")
     with pytest.raises(InvalidArgumentError, match="set it to MiB such as 64"):
         LLM("demo", device="sim", runtime=Runtime.boot())

@@ -1,4 +1,4 @@
-"""An engine that swaps while its steps run: answers are those of one with room, however late the streams are."""
+"""An engine that swaps while its steps run: answers are those of an engine with enough memory, whatever the stream order."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_answers_are_those_without_pressure(model: str, monkeypatch: pytest.Monk
         assert pressed_answers(model, seed, monkeypatch) == expected
 
 
-def test_steps_that_do_not_wait_for_blocks_are_found_out(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_do_not_wait_for_block_copies_are_detected(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _ = answers(model, "numpy")
     monkeypatch.setattr(KVMemory, "wait_for_swaps", lambda self, blocks=None: None)
     assert any(pressed_answers(model, seed, monkeypatch) != expected for seed in SEEDS)

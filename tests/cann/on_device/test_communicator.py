@@ -34,14 +34,14 @@ def on_host(tensor):
 
 ranks = backend.communicator(rank, 2)
 assert (ranks.rank, ranks.size) == (rank, 2)
-summed, told = on_device(np.array([1.0, 2.0 + rank], np.float32)), on_device(np.array([rank, 7], np.int64))
+summed, received = on_device(np.array([1.0, 2.0 + rank], np.float32)), on_device(np.array([rank, 7], np.int64))
 joined = on_device(np.zeros((4, 1), np.float32))
 part = on_device(np.full((2, 1), rank + 1, np.float32))
 ranks.all_reduce(summed, stream)
-ranks.broadcast(told, 1, stream)
+ranks.broadcast(received, 1, stream)
 ranks.all_gather(joined, part, stream)
 assert on_host(summed) == [2.0, 5.0], on_host(summed)
-assert on_host(told) == [1, 7], on_host(told)
+assert on_host(received) == [1, 7], on_host(received)
 assert on_host(joined) == [[1.0], [1.0], [2.0], [2.0]], on_host(joined)
 backend.close()  # before the interpreter ends, which threads of the collectives may not survive
 """

@@ -9,7 +9,7 @@ import torch_npu  # noqa: F401
 from aethermind import Runtime
 
 
-def test_device_memory_is_no_host_memory() -> None:
+def test_device_memory_is_not_host_memory() -> None:
     tensor = torch.empty(2, device="npu")
     with pytest.raises(TypeError, match="npu:0"):
         tensor.numpy()

@@ -22,7 +22,7 @@ SHORT = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How many graphs were captured, told lengths, and launched."""
+    """The numbers of graph captures, updates and launches."""
     counted: Counter[str] = Counter()
     for name in ("capture_end", "update", "replay"):
         real: Any = getattr(torch.npu.NPUGraph, name)
@@ -57,7 +57,7 @@ def test_tokens_are_those_of_steps_without_graphs(
     assert not graphs
 
 
-def test_steps_go_on_where_nothing_can_be_captured(
+def test_steps_run_without_graphs_where_capture_fails(
     runtime: Runtime, graphs: Counter[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -68,6 +68,6 @@ def test_steps_go_on_where_nothing_can_be_captured(
     monkeypatch.setattr(torch.npu.NPUGraph, "capture_begin", fail)
     assert answers(runtime, GREEDY) == expected
     assert not graphs["replay"]
-    told = [record.getMessage() for record in caplog.records if "without graphs" in record.getMessage()]
-    assert len(told) == 1
-    assert told[0].endswith("stream resources are insufficient (error code is 207008)")
+    messages = [record.getMessage() for record in caplog.records if "without graphs" in record.getMessage()]
+    assert len(messages) == 1
+    assert messages[0].endswith("stream resources are insufficient (error code is 207008)")

@@ -13,7 +13,7 @@ MASKED = SamplingParams(temperature=0.0, max_tokens=2, allowed_token_ids=[11, 13
 
 
 @pytest.mark.skipif(torch.npu.device_count() < 2, reason="a rank each needs two NPUs")
-def test_two_ranks_answer_as_one(runtime: Runtime) -> None:
+def test_two_ranks_give_the_answers_of_one(runtime: Runtime) -> None:
     def answers(size: int, *several: SamplingParams) -> list[list[int]]:
         options = {"dtype": "float32", "max_model_len": 64, "max_num_batched_tokens": 32, "max_num_seqs": 2}
         with LLM("demo", device="cann:0", tensor_parallel_size=size, runtime=runtime, **options) as llm:

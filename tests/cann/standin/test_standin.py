@@ -48,7 +48,7 @@ def test_pinned_memory_is_read_when_the_copy_runs() -> None:
     assert 2 in arrived
 
 
-def test_streams_do_not_wait_for_each_other_unasked() -> None:
+def test_streams_are_unordered_without_events() -> None:
     seen = set()
     for _ in range(32):
         value = torch.zeros(4, device="npu")
@@ -63,7 +63,7 @@ def test_streams_do_not_wait_for_each_other_unasked() -> None:
     assert seen == {0.0, 5.0}
 
 
-def test_what_is_dropped_is_given_back_behind_the_work_that_uses_it() -> None:
+def test_dropped_memory_is_freed_after_the_work_that_uses_it() -> None:
     before = torch.npu.memory_allocated()
     result = (ones(100) + 1) * 2
     assert set(result.tolist()) == {4.0}
@@ -94,7 +94,7 @@ def captured(work: object, **options: object) -> torch_npu.npu.NPUGraph:
     return graph
 
 
-def test_what_is_captured_is_not_done_before_it_is_replayed() -> None:
+def test_captured_work_runs_at_replay_only() -> None:
     x = ones(3)
     graph = captured(lambda: x.add_(1))
     assert x.tolist() == [1, 1, 1]
@@ -110,7 +110,7 @@ def captured_doubling(x: torch.Tensor) -> tuple[torch_npu.npu.NPUGraph, torch.Te
     return captured(lambda: made.append((x + 1) * 2)), made[0]
 
 
-def test_what_was_allocated_meanwhile_is_there_for_as_long_as_the_graph() -> None:
+def test_memory_allocated_during_capture_lives_as_long_as_the_graph() -> None:
     before = torch.npu.memory_allocated()
     x = ones(100)
     graph, doubled = captured_doubling(x)
@@ -133,7 +133,7 @@ def test_what_was_allocated_meanwhile_is_there_for_as_long_as_the_graph() -> Non
         lambda _: torch.npu.current_stream().synchronize(),
     ],
 )
-def test_nobody_may_wait_while_a_stream_is_captured(work: object) -> None:
+def test_waiting_during_a_capture_is_an_error(work: object) -> None:
     x = ones(2)
     with pytest.raises(RuntimeError, match="107027"):
         captured(lambda: work(x))  # type: ignore[operator]

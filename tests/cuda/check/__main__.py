@@ -33,7 +33,7 @@ FILES = ("table.txt", "cases.jsonl", "all.log")
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--budget", type=float, help=f"seconds for everything, {BUDGET_S:.0f} unless told otherwise")
+    parser.add_argument("--budget", type=float, help=f"total seconds, by default {BUDGET_S:.0f}")
     parser.add_argument(
         "--only", default="", help="run the steps whose titles contain one of these, with commas between"
     )

@@ -113,7 +113,7 @@ def host_times(llm: LLM, prompt_tokens: int) -> dict[str, float]:
 
 
 def open_model(folder: Path, config: dict[str, Any], num_kv_blocks: int, quantization: str | None) -> LLM:
-    """The model of made-up weights, with room for the largest batch."""
+    """The model with dummy weights, sized for the largest batch."""
     model = write_model(folder, config)
     return LLM(
         model,

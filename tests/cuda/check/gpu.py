@@ -105,7 +105,7 @@ class Gpu:
         attributes: Mapping[str, Any] | None = None,
         format: str = DENSE,
     ) -> Enqueue:
-        """What enqueues one call. Tensors stay alive with it."""
+        """A function that enqueues one call and keeps its tensors alive."""
         kernel = self.kernel(operator, inputs, attributes, format)
         self.backend.devices.enter(0)
         function: Any = kernel.function

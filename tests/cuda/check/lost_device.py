@@ -17,7 +17,7 @@ __all__: list[str] = []
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield  # whoever keeps reports has kept this one when it comes back
+    report = yield  # the report is stored before this returns
     if call.excinfo is not None and lost_device(call.excinfo.value):
         print(f"The device is lost in {report.nodeid}: {call.excinfo.value}", flush=True)
         os._exit(DEVICE_LOST_STATUS)

@@ -21,7 +21,7 @@ CASES_FILE = "AETHERMIND_CUDA_CHECK_CASES"
 """The environment variable that names the file."""
 
 LOST_DEVICE_CODES = frozenset({214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721})
-"""Of CUresult: errors that stay with a context, so that every later call of the process fails with them."""
+"""Sticky CUresult errors: every later call of the process fails with them."""
 
 DEVICE_LOST_STATUS = 70
 """The exit status of a process that ended because its device was lost."""

@@ -14,7 +14,7 @@ _MOST_NAMES = 16
 def trace(run: Callable[[], object], skipped: float = 0.4) -> dict[str, Any]:
     """Idle share of the device, and microseconds by kernel, of what follows the first `skipped` of the time.
 
-    Kernels in graphs are seen one by one. Everything in the process is seen, whoever launched it.
+    Kernels in graphs are listed individually. All kernels of the process are counted.
     """
     import torch
     from torch.autograd import DeviceType

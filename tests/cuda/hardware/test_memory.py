@@ -33,7 +33,7 @@ def test_pressure_follows_what_is_taken_within_one_percent(allocator: CudaAlloca
     assert allocator.pressure(0).free_bytes == pytest.approx(before, rel=0.01)
 
 
-def test_out_of_memory_is_survived(opened: OpenDevice, allocator: CudaAllocator) -> None:
+def test_serving_continues_after_out_of_memory(opened: OpenDevice, allocator: CudaAllocator) -> None:
     held = [allocator.alloc(1 << 30) for _ in range(allocator.pressure(0).free_bytes >> 30)]
     with pytest.raises(OutOfMemoryError, match="Lower --num-kv-blocks"):
         allocator.alloc(2 << 30)
@@ -47,7 +47,7 @@ def test_out_of_memory_is_survived(opened: OpenDevice, allocator: CudaAllocator)
     np.testing.assert_array_equal(back, array)
 
 
-def test_graphs_answer_what_steps_one_by_one_do(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_give_the_answers_of_single_launches(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(max_tokens=40, temperature=0.8, seed=5)
     prompts = ["Once upon a time", "The", "A dog"]
     answers = []

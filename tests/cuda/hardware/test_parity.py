@@ -24,7 +24,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     return Checkpoints(tmp_path_factory.mktemp)
 
 
-def test_what_the_kit_asks_of_families(runtime: Runtime, checkpoints: Checkpoints, case: ModelCase) -> None:
+def test_model_families_pass_the_conformance_kit(runtime: Runtime, checkpoints: Checkpoints, case: ModelCase) -> None:
     bench = Bench(case, runtime, "cuda", checkpoints)
     for check in checks_of(case, runtime):
         check(bench)

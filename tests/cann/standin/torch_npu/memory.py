@@ -111,7 +111,7 @@ def _delete(managed: Any) -> None:
         del _regions[region.address]
         if region.device is not None:
             _allocated[region.device] -= region.nbytes
-        _dropped.append((region, submit))  # whoever drops a tensor may be in the midst of anything
+        _dropped.append((region, submit))  # a tensor may be dropped at any point
 
 
 def free_dropped() -> None:

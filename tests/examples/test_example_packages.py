@@ -1,4 +1,4 @@
-"""Packages of strangers, installed from wheels beside each other: their own tests pass, by the public API alone."""
+"""The example packages, installed from wheels into one environment: their own tests pass, with the public API only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 from tests.architecture.sources import ROOT
-from tests.examples.strangers import EXAMPLES, build_wheels, environment
+from tests.examples.example_packages import EXAMPLES, build_wheels, environment
 
 from aethermind.plugins.hookspecs import HookSpecs
 
@@ -24,7 +24,7 @@ MAX_LINES = 150
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[ElementTree.Element]]:
     """What became of the tests of each example, all of them run in one environment."""
-    folder = tmp_path_factory.mktemp("strangers")
+    folder = tmp_path_factory.mktemp("examples")
     installed = environment(folder / "environment", build_wheels(EXAMPLES, folder))
     report = folder / "report.xml"
     (nothing := folder / "pytest.ini").touch()
@@ -83,7 +83,7 @@ def test_it_imports_the_public_api_only(example: Path) -> None:
     assert {str(path.relative_to(ROOT)): found for path in files if (found := sorted(private_uses(path)))} == {}
 
 
-def test_a_private_import_is_noticed(tmp_path: Path) -> None:
+def test_a_private_import_is_detected(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     lines = (
         "from aethermind import hal, LLM",
@@ -102,7 +102,7 @@ def test_a_private_import_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", sorted(public_modules()))
-def test_a_public_module_says_what_is_in_it(module: str) -> None:
+def test_a_public_module_lists_its_names(module: str) -> None:
     face = import_module(module)
     assert face.__doc__
     assert face.__all__
@@ -123,7 +123,7 @@ def test_every_hook_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_it_is_as_short_as_it_says(name: str) -> None:
+def test_it_is_as_short_as_documented(name: str) -> None:
     files = (ROOT / "examples" / name / "src").rglob("*.py")
     lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     assert len(lines) < MAX_LINES
