@@ -1,4 +1,4 @@
-"""Where the sources are, for the tests that judge their shape."""
+"""The sources and modules that architecture tests check."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ PACKAGES = (
 
 
 def source_files(*suffixes: str) -> list[Path]:
-    """Source files of the packages and the tests, build outputs left out."""
+    """Source files of packages, examples, tools and tests, without build outputs."""
     folders = [*ROOT.glob("aethermind-*"), *(ROOT / name for name in ("examples", "release", "tests", "tools"))]
     found = (path for folder in folders for suffix in suffixes for path in folder.rglob(f"*{suffix}"))
     return sorted(path for path in found if not {"build", ".venv", "node_modules"} & set(path.relative_to(ROOT).parts))
 
 
 NEEDS = {"aethermind_cann": "torch_npu"}
-"""What a package's modules import that only machines with its device have; there its own tests import them."""
+"""The module that a package needs and that exists on machines with its device only."""
 
 
 def modules(*, packages_only: bool = False) -> list[ModuleType]:
-    """Every Python module of the installed packages, imported; or only those that are packages."""
+    """Import every Python module of the installed packages, or only those that are packages."""
     found = {}
     for name in PACKAGES:
         top = import_module(name)

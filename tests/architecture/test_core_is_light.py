@@ -1,4 +1,4 @@
-"""Importing is cheap: each use loads what it needs and not what others would."""
+"""Imports are lazy: each use loads only the modules that it needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def loaded_by(code: str, *names: str) -> list[str]:
-    """Which of these modules are imported after running code in a fresh process."""
+    """The modules of `names` that are imported after running code in a fresh process."""
     program = f"{code}\nimport sys\nprint(*[name for name in {names!r} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

@@ -44,7 +44,9 @@ WAIT_S = 20.0
 
 
 class FakeNccl:
-    """Ranks are threads; a collective that all have called is computed by the first that needs it. A handle is the rank, counted from 1."""
+    """Ranks are threads; a collective that all have called is computed by the first that needs it. A handle is the
+    rank, counted from 1.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -1,4 +1,5 @@
-"""An engine that swaps while its steps run: answers are those of an engine with enough memory, whatever the stream order."""
+"""An engine that swaps while its steps run: answers are those of an engine with enough memory, whatever the stream
+order."""
 
 from __future__ import annotations
 
