@@ -14,7 +14,7 @@
         {out, nullptr, num_tokens, num_outputs, false}, {x, num_tokens, num_inputs},                             \
         {{w_gate, num_outputs, num_inputs}, {w_up, num_outputs, num_inputs}});                                   \
   }
-#define AETHER_GATE_UP_FLOAT(dtype) AETHER_GATE_UP(gate_up_silu_few8, (256, 1), project_few, dtype, 1, 2)
+#define AETHER_GATE_UP_FLOAT(dtype) AETHER_GATE_UP(gate_up_silu_few8, (256, 1), project_skinny, dtype, 1, 2)
 #define AETHER_GATE_UP_GEMV(dtype)                                                                                \
   extern "C" __global__ void __launch_bounds__(256, 3)                                                            \
       gate_up_silu_gemv_##dtype(void* out, const aether::dtype* x, const aether::dtype* w_gate,                   \
@@ -23,11 +23,11 @@
                                            {x, num_tokens, num_inputs},                                           \
                                            {{w_gate, num_outputs, num_inputs}, {w_up, num_outputs, num_inputs}}); \
   }
-#define AETHER_GATE_UP_HALF(dtype)                                       \
-  AETHER_GATE_UP_GEMV(dtype)                                             \
-  AETHER_GATE_UP_FLOAT(dtype)                                            \
-  AETHER_GATE_UP(gate_up_silu_few32, (256, 1), project_few, dtype, 4, 2) \
-  AETHER_GATE_UP(gate_up_silu_many, (128, 3), project_many, dtype, 64, 2)
+#define AETHER_GATE_UP_HALF(dtype)                                          \
+  AETHER_GATE_UP_GEMV(dtype)                                                \
+  AETHER_GATE_UP_FLOAT(dtype)                                               \
+  AETHER_GATE_UP(gate_up_silu_few32, (256, 1), project_skinny, dtype, 4, 2) \
+  AETHER_GATE_UP(gate_up_silu_many, (128, 3), project_large, dtype, 64, 2)
 
 AETHER_GATE_UP_FLOAT(float32)
 AETHER_GATE_UP_HALF(float16)

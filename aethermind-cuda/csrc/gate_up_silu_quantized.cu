@@ -23,19 +23,19 @@
          {w_up, num_outputs, num_inputs, num_blocks, log2_chunks, any}},                                            \
         parts);                                                                                                     \
   }
-#define AETHER_GATE_UP_FEW(format, bits, shift, blocks)                                                      \
-  AETHER_GATE_UP(gate_up_silu_quantized_few8_##format, 256, blocks, project_few, bits, shift, float16, 1, 2) \
-  AETHER_GATE_UP(gate_up_silu_quantized_few8_##format, 256, blocks, project_few, bits, shift, bfloat16, 1, 2)
+#define AETHER_GATE_UP_FEW(format, bits, shift, blocks)                                                         \
+  AETHER_GATE_UP(gate_up_silu_quantized_few8_##format, 256, blocks, project_skinny, bits, shift, float16, 1, 2) \
+  AETHER_GATE_UP(gate_up_silu_quantized_few8_##format, 256, blocks, project_skinny, bits, shift, bfloat16, 1, 2)
 // A kernel compiled for one affine term has no branches between products, but needs more registers.
-#define AETHER_GATE_UP_MANY(format, bits, shift16, blocks16, shift32, blocks32, dtype)                             \
-  AETHER_GATE_UP(gate_up_silu_quantized_many16_##format, 128, blocks16, project_many, bits, shift16, dtype, 16, 2) \
-  AETHER_GATE_UP(gate_up_silu_quantized_many32_##format, 128, blocks32, project_many, bits, shift32, dtype, 32, 2) \
-  AETHER_GATE_UP(gate_up_silu_quantized_many64_##format, 128, 2, project_many, bits, kAny, dtype, 64, 2)
+#define AETHER_GATE_UP_MANY(format, bits, shift16, blocks16, shift32, blocks32, dtype)                              \
+  AETHER_GATE_UP(gate_up_silu_quantized_many16_##format, 128, blocks16, project_large, bits, shift16, dtype, 16, 2) \
+  AETHER_GATE_UP(gate_up_silu_quantized_many32_##format, 128, blocks32, project_large, bits, shift32, dtype, 32, 2) \
+  AETHER_GATE_UP(gate_up_silu_quantized_many64_##format, 128, 2, project_large, bits, kAny, dtype, 64, 2)
 #define AETHER_GATE_UP_MANY_HALF(format, bits, shift16, blocks16, shift32, blocks32) \
   AETHER_GATE_UP_MANY(format, bits, shift16, blocks16, shift32, blocks32, float16)   \
   AETHER_GATE_UP_MANY(format, bits, shift16, blocks16, shift32, blocks32, bfloat16)
 #define AETHER_GATE_UP_FLOAT(bits) \
-  AETHER_GATE_UP(gate_up_silu_quantized_few8_int##bits, 256, 1, project_few, bits, kAny, float32, 1, 2)
+  AETHER_GATE_UP(gate_up_silu_quantized_few8_int##bits, 256, 1, project_skinny, bits, kAny, float32, 1, 2)
 
 AETHER_GATE_UP_FLOAT(8)
 AETHER_GATE_UP_FLOAT(4)

@@ -14,7 +14,7 @@
         {out, bias, num_tokens, num_outputs, is_float32 != 0}, {x, num_tokens, num_inputs},                      \
         {{weight, num_outputs, num_inputs}});                                                                    \
   }
-#define AETHER_LINEAR_FLOAT(dtype) AETHER_LINEAR(linear_few8, (256, 1), project_few, dtype, 1, 1)
+#define AETHER_LINEAR_FLOAT(dtype) AETHER_LINEAR(linear_few8, (256, 1), project_skinny, dtype, 1, 1)
 #define AETHER_LINEAR_GEMV(dtype)                                                                                    \
   extern "C" __global__ void __launch_bounds__(256, 3)                                                               \
       linear_gemv_##dtype(void* out, const aether::dtype* x, const aether::dtype* weight, const aether::dtype* bias, \
@@ -22,11 +22,11 @@
     aether::project_gemv<aether::dtype, 1>({out, bias, num_tokens, num_outputs, is_float32 != 0},                    \
                                            {x, num_tokens, num_inputs}, {{weight, num_outputs, num_inputs}});        \
   }
-#define AETHER_LINEAR_HALF(dtype)                                 \
-  AETHER_LINEAR_GEMV(dtype)                                       \
-  AETHER_LINEAR_FLOAT(dtype)                                      \
-  AETHER_LINEAR(linear_few32, (256, 2), project_few, dtype, 4, 1) \
-  AETHER_LINEAR(linear_many, (128, 3), project_many, dtype, 64, 1)
+#define AETHER_LINEAR_HALF(dtype)                                    \
+  AETHER_LINEAR_GEMV(dtype)                                          \
+  AETHER_LINEAR_FLOAT(dtype)                                         \
+  AETHER_LINEAR(linear_few32, (256, 2), project_skinny, dtype, 4, 1) \
+  AETHER_LINEAR(linear_many, (128, 3), project_large, dtype, 64, 1)
 
 AETHER_LINEAR_FLOAT(float32)
 AETHER_LINEAR_HALF(float16)

@@ -36,19 +36,19 @@
 #define AETHER_LINEAR_GEMV_HALF(format, bits, shift, threads, blocks) \
   AETHER_LINEAR_GEMV(format, bits, shift, float16, threads, blocks)   \
   AETHER_LINEAR_GEMV(format, bits, shift, bfloat16, threads, blocks)
-#define AETHER_LINEAR_FEW(format, bits, shift, blocks)                                                \
-  AETHER_LINEAR(linear_quantized_few8_##format, 256, blocks, project_few, bits, shift, float16, 1, 1) \
-  AETHER_LINEAR(linear_quantized_few8_##format, 256, blocks, project_few, bits, shift, bfloat16, 1, 1)
+#define AETHER_LINEAR_FEW(format, bits, shift, blocks)                                                   \
+  AETHER_LINEAR(linear_quantized_few8_##format, 256, blocks, project_skinny, bits, shift, float16, 1, 1) \
+  AETHER_LINEAR(linear_quantized_few8_##format, 256, blocks, project_skinny, bits, shift, bfloat16, 1, 1)
 // A kernel compiled for one affine term has no branches between products, but needs more registers.
-#define AETHER_LINEAR_MANY(format, bits, shift16, blocks16, shift32, blocks32, dtype)                       \
-  AETHER_LINEAR(linear_quantized_many16_##format, 128, blocks16, project_many, bits, shift16, dtype, 16, 1) \
-  AETHER_LINEAR(linear_quantized_many32_##format, 128, blocks32, project_many, bits, shift32, dtype, 32, 1) \
-  AETHER_LINEAR(linear_quantized_many64_##format, 128, 2, project_many, bits, kAny, dtype, 64, 1)
+#define AETHER_LINEAR_MANY(format, bits, shift16, blocks16, shift32, blocks32, dtype)                        \
+  AETHER_LINEAR(linear_quantized_many16_##format, 128, blocks16, project_large, bits, shift16, dtype, 16, 1) \
+  AETHER_LINEAR(linear_quantized_many32_##format, 128, blocks32, project_large, bits, shift32, dtype, 32, 1) \
+  AETHER_LINEAR(linear_quantized_many64_##format, 128, 2, project_large, bits, kAny, dtype, 64, 1)
 #define AETHER_LINEAR_MANY_HALF(format, bits, shift16, blocks16, shift32, blocks32) \
   AETHER_LINEAR_MANY(format, bits, shift16, blocks16, shift32, blocks32, float16)   \
   AETHER_LINEAR_MANY(format, bits, shift16, blocks16, shift32, blocks32, bfloat16)
 #define AETHER_LINEAR_FLOAT(bits) \
-  AETHER_LINEAR(linear_quantized_few8_int##bits, 256, 1, project_few, bits, kAny, float32, 1, 1)
+  AETHER_LINEAR(linear_quantized_few8_int##bits, 256, 1, project_skinny, bits, kAny, float32, 1, 1)
 
 AETHER_LINEAR_FLOAT(8)
 AETHER_LINEAR_FLOAT(4)

@@ -8,11 +8,11 @@
 namespace aether {
 
 template <class T, bool kIsQuantized>
-__device__ __forceinline__ void finish_heads(const ProjectedHeads& call) {
+__device__ __forceinline__ void qkv_epilogue(const ProjectedHeads& call) {
   if (call.log2_lanes >= 0) {
-    finish_wide_heads<T, kIsQuantized>(call);
+    qkv_epilogue_wide<T, kIsQuantized>(call);
   } else {
-    finish_projected_heads<T, kIsQuantized>(call);
+    qkv_epilogue_per_warp<T, kIsQuantized>(call);
   }
 }
 
@@ -21,10 +21,10 @@ __device__ __forceinline__ void finish_heads(const ProjectedHeads& call) {
 #define AETHER_QKV(dtype)                                                                          \
   extern "C" __global__ void qkv_rope_cache_write_##dtype(aether::ProjectedHeads call) {           \
     aether::begin_kernel();                                                                        \
-    aether::finish_heads<aether::dtype, false>(call);                                              \
+    aether::qkv_epilogue<aether::dtype, false>(call);                                              \
   }                                                                                                \
   extern "C" __global__ void qkv_rope_cache_write_quantized_##dtype(aether::ProjectedHeads call) { \
     aether::begin_kernel();                                                                        \
-    aether::finish_heads<aether::dtype, true>(call);                                               \
+    aether::qkv_epilogue<aether::dtype, true>(call);                                               \
   }
 AETHER_FOR_EACH_FLOAT(AETHER_QKV)

@@ -1,4 +1,4 @@
-// Split-K reduction of projections: see project_many in common/projection.cuh.
+// Split-K reduction of projections: see project_large in common/projection.cuh.
 
 #include "common/overlap.cuh"
 #include "common/projection.cuh"

@@ -174,7 +174,7 @@ __device__ __forceinline__ void merge_warps(unsigned char* shared, const DecodeS
 }
 
 template <class T, class Operands, int kHeadDim, int kRows, bool kIsQuantized>
-__device__ __forceinline__ void attend_few(const AttentionCall& call) {
+__device__ __forceinline__ void attend_decode(const AttentionCall& call) {
   constexpr int kTiles = kRows / kRowsOfTile, kStages = Operands::kStages;
   using Shared = DecodeShared<T, Operands, kHeadDim, kRows>;
   using Element = typename Operands::Element;
@@ -273,11 +273,11 @@ __device__ __forceinline__ void attend_few(const AttentionCall& call) {
 template <class T, bool kIsQuantized, int kHeadDim, int kRows>
 __device__ __forceinline__ void paged_attention_decode(const AttentionCall& call) {
   if constexpr (!kIsQuantized) {
-    attend_few<T, FloatOperands<T, kHeadDim>, kHeadDim, kRows, false>(call);
+    attend_decode<T, FloatOperands<T, kHeadDim>, kHeadDim, kRows, false>(call);
   } else if (static_cast<CodeType>(call.code_type) == CodeType::kInt8) {
-    attend_few<T, CodeOperands<T, kHeadDim, CodeType::kInt8>, kHeadDim, kRows, true>(call);
+    attend_decode<T, CodeOperands<T, kHeadDim, CodeType::kInt8>, kHeadDim, kRows, true>(call);
   } else {
-    attend_few<T, CodeOperands<T, kHeadDim, CodeType::kFloat8>, kHeadDim, kRows, true>(call);
+    attend_decode<T, CodeOperands<T, kHeadDim, CodeType::kFloat8>, kHeadDim, kRows, true>(call);
   }
 }
 

@@ -58,7 +58,7 @@ __device__ __forceinline__ void normalize_and_rotate(HeadRow& row, const void* n
 
 // Heads are numbered from queries over keys to values.
 template <class T, bool kIsQuantized>
-__device__ __forceinline__ void finish_projected_heads(const ProjectedHeads& call) {
+__device__ __forceinline__ void qkv_epilogue_per_warp(const ProjectedHeads& call) {
   const int64_t token = blockIdx.x;
   const int counted = static_cast<int>(blockIdx.y * (blockDim.x / kWarpSize)) + warp_index();
   if (counted < call.num_heads) {

@@ -37,7 +37,7 @@ struct Results {
 
 // The epilogue: the accumulator itself, or SwiGLU of the gate and up accumulators.
 template <int kWeights>
-__device__ __forceinline__ float finished(const float (&sums)[kWeights]) {
+__device__ __forceinline__ float epilogue(const float (&sums)[kWeights]) {
   if constexpr (kWeights == 1) {
     return sums[0];
   } else {
@@ -69,7 +69,7 @@ __device__ __forceinline__ void store_sums(const Results<T>& results,
         totals[weight] += sums[warp][weight][i / kTileOutputs * kSumsStride + i % kTileOutputs];
       }
     }
-    results.store(token + i / kTileOutputs, tile * kTileOutputs + i % kTileOutputs, finished(totals));
+    results.store(token + i / kTileOutputs, tile * kTileOutputs + i % kTileOutputs, epilogue(totals));
   }
 }
 
@@ -78,10 +78,10 @@ __device__ __forceinline__ void store_sums(const Results<T>& results,
 // token does not depend on the batch. Dynamic shared memory: float[warps][kWeights][tokens][17]. `tile` is the block's
 // tile of 16 outputs.
 template <class Source, int kTiles, int kWeights>
-__device__ __forceinline__ void project_few(const Results<typename Source::Element>& results,
-                                            const Inputs<typename Source::Element>& x,
-                                            const typename Source::Place (&places)[kWeights], float* = nullptr,
-                                            int tile = static_cast<int>(blockIdx.y)) {
+__device__ __forceinline__ void project_skinny(const Results<typename Source::Element>& results,
+                                               const Inputs<typename Source::Element>& x,
+                                               const typename Source::Place (&places)[kWeights], float* = nullptr,
+                                               int tile = static_cast<int>(blockIdx.y)) {
   using T = typename Source::Element;
   using Partial = float[kWeights][kTiles * kTileTokens * kSumsStride];
   AETHER_DYNAMIC_SHARED(Partial, partial);
@@ -156,8 +156,8 @@ __device__ __forceinline__ void project_few(const Results<typename Source::Eleme
   store_sums(results, products, partial, token, tile);
 }
 
-constexpr int kManyWarps = 4;
-constexpr int kManyTiles = 2;  // tiles of 16 outputs per warp
+constexpr int kLargeWarps = 4;
+constexpr int kLargeTiles = 2;  // tiles of 16 outputs per warp
 constexpr int kStages = 3;
 
 // A multi-stage pipeline of the inputs of kTokens tokens in shared memory: 64 bytes per token and chunk, so that
@@ -204,9 +204,10 @@ __device__ __forceinline__ int64_t part_position(const Results<T>& results, int 
 // memory. Where that makes too few blocks, blocks along z split K and write their sums to `parts` for `sum_parts`.
 // Dynamic shared memory: three stages of 64 bytes per token and chunk.
 template <class Source, int kTokens, int kWeights>
-__device__ __forceinline__ void project_many(const Results<typename Source::Element>& results,
-                                             const Inputs<typename Source::Element>& x,
-                                             const typename Source::Place (&places)[kWeights], float* parts = nullptr) {
+__device__ __forceinline__ void project_large(const Results<typename Source::Element>& results,
+                                              const Inputs<typename Source::Element>& x,
+                                              const typename Source::Place (&places)[kWeights],
+                                              float* parts = nullptr) {
   using T = typename Source::Element;
   using Stages = InputStages<T, kTokens, Source::kChunks>;
   constexpr int kTiles = kTokens / kTileTokens;
@@ -217,11 +218,11 @@ __device__ __forceinline__ void project_many(const Results<typename Source::Elem
   const int of_part = (all_groups + static_cast<int>(gridDim.z) - 1) / static_cast<int>(gridDim.z);
   const int first_group = static_cast<int>(blockIdx.z) * of_part;
   const int num_groups = min(first_group + of_part, all_groups);  // end of this split
-  const int warp = static_cast<int>(blockIdx.y) * kManyWarps + warp_index();
-  const int first_tile = kWeights == 1 ? warp * kManyTiles : warp;
-  const Source sources[kManyTiles] = {Source(places[0], first_tile),
-                                      Source(places[kWeights - 1], kWeights == 1 ? first_tile + 1 : first_tile)};
-  float sums[kManyTiles][kTiles][4] = {};
+  const int warp = static_cast<int>(blockIdx.y) * kLargeWarps + warp_index();
+  const int first_tile = kWeights == 1 ? warp * kLargeTiles : warp;
+  const Source sources[kLargeTiles] = {Source(places[0], first_tile),
+                                       Source(places[kWeights - 1], kWeights == 1 ? first_tile + 1 : first_tile)};
+  float sums[kLargeTiles][kTiles][4] = {};
 
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) {
@@ -230,10 +231,10 @@ __device__ __forceinline__ void project_many(const Results<typename Source::Elem
     }
     commit_copies();
   }
-  typename Source::Group next[kManyTiles];
+  typename Source::Group next[kLargeTiles];
   const auto load = [&](int group) {
 #pragma unroll
-    for (int i = 0; i < kManyTiles; ++i) {
+    for (int i = 0; i < kLargeTiles; ++i) {
       next[i] = sources[i].load(group);
     }
   };
@@ -246,9 +247,9 @@ __device__ __forceinline__ void project_many(const Results<typename Source::Elem
     if (!kIsAhead) {
       load(group);
     }
-    typename Source::Group weights_of[kManyTiles];
+    typename Source::Group weights_of[kLargeTiles];
 #pragma unroll
-    for (int i = 0; i < kManyTiles; ++i) {
+    for (int i = 0; i < kLargeTiles; ++i) {
       weights_of[i] = next[i];
     }
     if (kIsAhead && group + 1 < num_groups) {
@@ -263,7 +264,7 @@ __device__ __forceinline__ void project_many(const Results<typename Source::Elem
 #pragma unroll
     for (int chunk = 0; chunk < Source::kChunks; ++chunk) {
 #pragma unroll
-      for (int i = 0; i < kManyTiles; ++i) {
+      for (int i = 0; i < kLargeTiles; ++i) {
         const Frag8<T> weights[2] = {sources[i].weights(weights_of[i], 0, chunk),
                                      sources[i].weights(weights_of[i], 1, chunk)};
 #pragma unroll
@@ -287,7 +288,7 @@ __device__ __forceinline__ void project_many(const Results<typename Source::Elem
       const int output = first_tile * kTileOutputs + row + i / 2 * 8;
       if (gridDim.z > 1) {
 #pragma unroll
-        for (int which = 0; which < kManyTiles; ++which) {
+        for (int which = 0; which < kLargeTiles; ++which) {
           const int place = kWeights == 1 ? output + which * kTileOutputs : output;
           const int matrix = static_cast<int>(blockIdx.z) * kWeights + (kWeights == 1 ? 0 : which);
           if (token < results.num_tokens && place < results.num_outputs) {
@@ -298,13 +299,13 @@ __device__ __forceinline__ void project_many(const Results<typename Source::Elem
         results.store(token, output, sums[0][tile][i]);
         results.store(token, output + kTileOutputs, sums[1][tile][i]);
       } else {
-        results.store(token, output, finished<2>({sums[0][tile][i], sums[1][tile][i]}));
+        results.store(token, output, epilogue<2>({sums[0][tile][i], sums[1][tile][i]}));
       }
     }
   }
 }
 
-// Reduces the split-K sums of project_many in the order of K. Grid: outputs, tokens.
+// Reduces the split-K sums of project_large in the order of K. Grid: outputs, tokens.
 template <class T, int kWeights>
 __device__ __forceinline__ void sum_parts(const Results<T>& results, const float* parts, int num_parts) {
   const int output = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), token = static_cast<int>(blockIdx.y);
@@ -319,7 +320,7 @@ __device__ __forceinline__ void sum_parts(const Results<T>& results, const float
       totals[weight] += parts[part_position(results, part * kWeights + weight, token, output)];
     }
   }
-  results.store(token, output, finished(totals));
+  results.store(token, output, epilogue(totals));
 }
 
 }  // namespace aether

@@ -1,5 +1,5 @@
 // The QKV projections of few tokens in one launch, so that the small k and v weights are read by as many
-// multiprocessors as the q weight. See project_few; blocks are ordered q, k, v.
+// multiprocessors as the q weight. See project_skinny; blocks are ordered q, k, v.
 #pragma once
 
 #include "common/project_gemv.cuh"
@@ -42,7 +42,7 @@ __device__ __forceinline__ void project_qkv(const QkvProjection& call, const Pla
   using T = typename Source::Element;
   project_one_of<T>(call,
                     [&](const Results<T>& results, const Inputs<T>& x, const void* weight, int num_outputs, int tile) {
-                      project_few<Source, kTiles, 1>(results, x, {place(weight, num_outputs)}, nullptr, tile);
+                      project_skinny<Source, kTiles, 1>(results, x, {place(weight, num_outputs)}, nullptr, tile);
                     });
 }
 

@@ -78,8 +78,8 @@ struct AlignedInputs {
   }
 };
 
-// A block computes 16 outputs of eight tokens, and its warps split K as in project_few, so that the summation order of
-// a token does not depend on the batch. Dynamic shared memory: the rings of all warps, then
+// A block computes 16 outputs of eight tokens, and its warps split K as in project_skinny, so that the summation order
+// of a token does not depend on the batch. Dynamic shared memory: the rings of all warps, then
 // float[warps][kWeights][8][17]. `tile` is the block's tile of 16 outputs.
 template <class Source, int kWeights>
 __device__ __forceinline__ void quantized_gemv(const Results<typename Source::Element>& results,

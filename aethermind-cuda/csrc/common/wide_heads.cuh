@@ -99,7 +99,7 @@ __device__ __forceinline__ float reduce_lanes(float value, int lanes) {
 
 // Processes the heads of all tokens, 2^log2_lanes threads each.
 template <class T, bool kIsQuantized>
-__device__ __forceinline__ void finish_wide_heads(const ProjectedHeads& call) {
+__device__ __forceinline__ void qkv_epilogue_wide(const ProjectedHeads& call) {
   const int lanes = 1 << call.log2_lanes;
   const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
   const uint32_t heads = static_cast<uint32_t>(call.num_heads + 2 * call.num_kv_heads);
