@@ -1,4 +1,4 @@
-"""A machine with NPUs, as far as a child process can tell: the stand-in is its torch_npu."""
+"""An environment in which child processes find NPUs: the stand-in is their torch_npu."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STANDIN = Path(__file__).parent / "standin"
 
 @pytest.fixture
 def standin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Processes started from here find two NPUs; this one keeps torch as it is. Returns the stand-in's folder."""
+    """Let child processes find two NPUs without changing torch in this one; returns the stand-in's folder."""
     nodes = tmp_path / "dev"
     nodes.mkdir()
     for name in ("davinci0", "davinci1", "davinci_manager"):

@@ -1,10 +1,10 @@
 """The conformance kit on the stand-in: late streams, memory that the host cannot touch, and the wheel's operators.
 
-The whole of it takes minutes and runs with AETHERMIND_TEST_CANN=all; otherwise the hardware abstraction, the operators
-in one of their forms, and what of the models suite depends on a backend most.
+The whole kit takes minutes and runs with AETHERMIND_TEST_CANN=all; otherwise the hardware abstraction, one form of each
+operator, and the backend-dependent part of the models suite.
 
-Whether rows have the same bits in any batch is for an NPU to show: torch on the host computes the tails of vectors, and
-rows that lie elsewhere in memory, by other instructions.
+Batch invariance can only be tested on an NPU: torch on the host uses other instructions for vector tails and for rows
+at other alignments.
 """
 
 from __future__ import annotations

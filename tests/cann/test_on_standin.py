@@ -1,4 +1,4 @@
-"""The tests of a device, on the stand-in: in a process of their own, because torch has one device of this kind."""
+"""The tests of a device, on the stand-in: in a separate process, because torch supports one device of this kind."""
 
 from __future__ import annotations
 

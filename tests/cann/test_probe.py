@@ -1,4 +1,4 @@
-"""The probe says truthfully why there is no NPU to use."""
+"""The probe reports correctly why no NPU is usable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def absent(nodes: Path) -> str:
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A /dev of the test's own, on a machine without CANN."""
+    """A temporary /dev, on a machine without CANN."""
     monkeypatch.setenv("AETHERMIND_CANN_NODES", str(tmp_path))
     monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
     monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)

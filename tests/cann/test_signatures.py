@@ -1,8 +1,7 @@
-"""The backend calls what the real wheel has, the way it has it: names and parameters of `signatures.txt`.
+"""The backend's calls match the names and parameters of the real wheel in `signatures.txt`.
 
-The stand-in defines torch_npu's operators by the schemas of that file, so torch itself checks every call that a test
-makes there, and the operator's documented dtypes and shapes are checked with it; here the source is read, and with it
-calls that no test makes.
+The stand-in defines torch_npu's operators by these schemas, so torch checks every call made by a test, including
+documented dtypes and shapes; here the source is parsed, which covers calls that no test makes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ LINES = Path(__file__).with_name("signatures.txt").read_text(encoding="utf-8").s
 
 
 def signatures() -> dict[str, inspect.Signature]:
-    """What the wheel has, by name, as Python knows parameters; those that a schema has no default for are required."""
+    """The wheel's functions as Python signatures; parameters without a schema default are required."""
     found = {}
     for line in LINES:
         kind, _, text = line.partition(" ")
@@ -40,7 +39,7 @@ def _parameter(text: str) -> str:
 
 
 def calls() -> Iterator[tuple[str, ast.Call, str]]:
-    """Calls of torch_npu and torch.npu in the backend's source, and where they are."""
+    """Calls of torch_npu and torch.npu in the backend's source, with their locations."""
     for path in BACKEND.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
@@ -63,7 +62,7 @@ def test_calls_bind_to_the_wheels_parameters(name: str, call: ast.Call) -> None:
 
 
 def test_operators_with_and_without_defaults_are_distinguished() -> None:
-    """The check would notice: a keyword that is not there, and a parameter that is missing."""
+    """The check detects an unknown keyword and a missing parameter."""
     norm = signatures()["npu_rms_norm"]
     with pytest.raises(TypeError, match="missing a required argument: 'gamma'"):
         norm.bind(None)

@@ -1,4 +1,4 @@
-"""A model with the demo model's tokenizer and random weights, a few milliseconds of NumPy for a token."""
+"""A model with the demo model's tokenizer and random weights, at a few milliseconds of NumPy per token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HIDDEN, INTERMEDIATE, HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS = 32, 48, 8,
 
 
 def write_small_model(demo: Path, directory: Path) -> Path:
-    """Write it to `directory`, which must not exist, from the demo model's."""
+    """Write the model to a new directory, derived from the demo model."""
     shutil.copytree(demo, directory, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((demo / "config.json").read_text())
     config |= {

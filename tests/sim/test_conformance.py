@@ -1,4 +1,5 @@
-"""The simulated device passes the kit in every order: the engine waits for what it uses and looks nowhere else."""
+"""The simulated device passes the conformance kit under every stream order: no missing synchronisation, no stray
+access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two devices, copies between them, and faults on order."""
+"""Two devices, copies between them, and fault injection."""
 
 from __future__ import annotations
 

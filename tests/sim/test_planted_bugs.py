@@ -1,4 +1,4 @@
-"""Bugs that a device in host memory forgives, each planted once: the simulated one shows it."""
+"""Planted bugs that a device in host memory hides and the simulated device exposes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def on_host(backend: SimBackend, tensor: Tensor) -> list[float]:
 
 
 def executor_of_silu(backend: SimBackend) -> Executor:
-    """A plan that takes silu of `x`, three times over."""
+    """A plan that applies silu to `x` three times."""
     builder = GraphBuilder("silu", OPERATORS)
     value = builder.input("x", DType.FLOAT32, (COUNT,))
     for _ in range(3):
@@ -70,7 +70,7 @@ def seeds_that_show(program: Callable[[SimBackend], Any]) -> int:
 
 
 def output_of(executor: Executor) -> Tensor:
-    """Where `y` is on the device."""
+    """The device address of `y`."""
     operand = executor.plan.outputs["y"]
     owner = executor._tensors[operand.place, operand.name]
     return Tensor.of(owner.buffer, DType.FLOAT32, (COUNT,), operand.offset_bytes)
@@ -111,7 +111,7 @@ def pass_on_to_another_stream(backend: SimBackend, *, bug: bool) -> Any:
 
 
 def copy_in_front_of_a_kernel(backend: SimBackend, *, bug: bool) -> Any:
-    """Uploads on a stream of their own, and kernels that should wait for them."""
+    """Uploads on a separate stream, and kernels that must wait for them."""
     uploads, work, event = backend.streams.create(), backend.streams.create(), backend.events.create()
     executor = executor_of_silu(backend)
     source = Tensor.of_numpy(X, SIM)

@@ -1,4 +1,4 @@
-"""Steps that are enqueued before the last one was read: the same answers, in another order of things."""
+"""Asynchronous scheduling: steps enqueued before the previous one was read give the same answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def greedy(**options: Any) -> SamplingParams:
 
 
 def ask(watched: WatchedEngine, *params: SamplingParams) -> Answers:
-    """Answers to all prompts; the parameters are given out in turn."""
+    """Answers to all prompts, with parameters assigned in turn."""
     for index, prompt in enumerate(PROMPTS):
         watched.engine.add_request(str(index), prompt, params[index % len(params)])
     return watched.run()
@@ -60,7 +60,7 @@ def assert_idle(watched: WatchedEngine) -> None:
 
 @pytest.fixture(scope="module")
 def expected(runtime: Runtime, model: Path) -> Answers:
-    """Greedy answers, step by step."""
+    """Greedy answers of synchronous steps."""
     with pytest.MonkeyPatch.context() as patch:
         watched = open_watched(runtime, model, patch)
         watched.engine.pipeline.runs_ahead = False
@@ -71,7 +71,7 @@ def expected(runtime: Runtime, model: Path) -> Answers:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_step_is_enqueued_before_the_last_one_is_waited_for(open_engine: Open, expected: Answers, seed: int) -> None:
-    """The host waits once a step, for its tokens and nothing else, and computes no token that it knows to be none."""
+    """The host waits once per step, for its tokens only, and computes no token beyond a known end."""
     watched = open_engine(seed, enable_prefix_caching=False)
     assert ask(watched, greedy()) == expected
     num_steps = watched.num_steps
@@ -88,7 +88,7 @@ def test_a_step_is_enqueued_before_the_last_one_is_waited_for(open_engine: Open,
 
 @pytest.mark.parametrize("is_watched", [False, True])
 def test_an_unforeseen_end_wastes_one_token(open_engine: Open, expected: Answers, is_watched: bool) -> None:
-    """With `is_watched` no block is freed while a step may write to it; else they are kept for other prompts."""
+    """With `is_watched` no block is freed while a step may write to it; otherwise blocks enter the prefix cache."""
     stops = [ids[4] for ids in expected.values()]
     watched = open_engine(1, enable_prefix_caching=not is_watched)
     answers = ask(watched, *(greedy(stop_token_ids=[stop]) for stop in stops))
@@ -146,7 +146,7 @@ NEEDS_NO_HOST: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("option", list(NEEDS_NO_HOST))
 def test_sampler_inputs_known_in_advance_do_not_prevent_running_ahead(open_engine: Open, option: str) -> None:
-    """Every other request has the option; answers, texts and log probabilities are those of single steps."""
+    """Every second request has the option; answers, texts and log probabilities are those of synchronous steps."""
     answers = []
     for seed, runs_ahead in ((8, False), (9, True)):
         watched = open_engine(seed, enable_prefix_caching=False)
@@ -166,7 +166,7 @@ def test_sampler_inputs_known_in_advance_do_not_prevent_running_ahead(open_engin
 
 
 def test_a_row_without_an_allowed_token_fails_alone(open_engine: Open, expected: Answers) -> None:
-    """Its only token is held back, which is found out one step later."""
+    """Its only token is suppressed, which is known one step later."""
     engine = open_engine(10).engine
     engine.add_request("special", PROMPTS[2], greedy(allowed_token_ids=[7], stop_token_ids=[7], min_tokens=5))
     engine.add_request("0", PROMPTS[0], greedy())
@@ -189,7 +189,7 @@ NEEDS_THE_HOST: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("option", list(NEEDS_THE_HOST))
 def test_steps_that_need_host_values_are_not_run_ahead(open_engine: Open, expected: Answers, option: str) -> None:
-    """A request of its kind among plain ones: its answer is that of single steps, and so are theirs."""
+    """A request with the option among plain ones: all answers are those of synchronous steps."""
     special = greedy(**NEEDS_THE_HOST[option])
     answers = []
     for seed, runs_ahead in ((5, False), (6, True)):
@@ -219,7 +219,7 @@ def test_hooks_are_called_for_each_step(open_engine: Open, expected: Answers) ->
 
 @pytest.mark.parametrize("seed", range(3))
 def test_requests_are_unchanged_after_a_device_failure(open_engine: Open, expected: Answers, seed: int) -> None:
-    """A copy breaks: both steps in flight are lost and recomputed."""
+    """A copy fails: both steps in flight are lost and recomputed."""
     watched = open_engine(seed, enable_prefix_caching=False)
     engine, backend = watched.engine, watched.engine.planned.open_device.backend
     assert isinstance(backend, SimBackend)
@@ -236,7 +236,7 @@ def test_requests_are_unchanged_after_a_device_failure(open_engine: Open, expect
 
 
 def test_prompts_enter_the_prefix_cache_after_the_step_that_computed_them(open_engine: Open) -> None:
-    """Neither what is still being computed is reused, nor what a step that failed should have computed."""
+    """Neither blocks still being computed nor blocks of a failed step are reused."""
     prompts = [[*range(5, 25), 40 + index] for index in range(3)]
     alone = [open_engine(8, enable_prefix_caching=False) for _ in prompts]
     expected = {}
@@ -266,7 +266,7 @@ def test_prompts_enter_the_prefix_cache_after_the_step_that_computed_them(open_e
 
 
 class TestPlantedBugs:
-    """What each part is for: without it, the simulated device shows."""
+    """Each synchronisation is necessary: without it the simulated device fails."""
 
     def wrong_answers(self, open_engine: Open, expected: Answers) -> int:
         return sum(ask(open_engine(seed), greedy()) != expected for seed in range(6))

@@ -1,4 +1,4 @@
-"""Random workloads on a late device: arrivals, cancels, ends and memory shortage, compared with single steps.
+"""Random workloads on a late device: arrivals, cancels, ends and memory shortage, compared with synchronous steps.
 
 12 runs of 30 steps; `make nightly` makes 1,200 of 60.
 """
@@ -25,7 +25,7 @@ from aethermind.engine.requests.request_options import RequestOptions
 
 NUM_TOKENS = 9
 PROMPTS = [[(5 * index + 13 * token) % 900 + 5 for token in range(2 + 3 * index)] for index in range(4)]
-# The same beginning twice, of more than a block.
+# Two prompts share a prefix longer than a block.
 PROMPTS.append([*PROMPTS[3][:9], 77, 78])
 LONG = 2
 KINDS: list[dict[str, Any]] = [
@@ -65,13 +65,13 @@ def reference() -> LLM:
 
 @cache
 def output_alone(prompt: int, kind: int) -> RequestOutput:
-    """What a prompt leads to by itself, on a device that computes in the caller's thread."""
+    """The answer to a single prompt on a synchronous device."""
     (output,) = reference().generate([{"prompt_token_ids": PROMPTS[prompt]}], params_of(kind))
     return output
 
 
 def alone(prompt: int, kind: int) -> list[list[int]]:
-    """The answers of that."""
+    """The reference answers."""
     return answers_of(output_alone(prompt, kind))
 
 
@@ -80,7 +80,7 @@ def answers_of(output: RequestOutput) -> list[list[int]]:
 
 
 def logprobs_of(output: RequestOutput) -> list[float]:
-    """Those of all tokens of all answers that have some."""
+    """The logprobs of all tokens of all answers that have them."""
     return [
         named[token_id].logprob
         for one in output.outputs
@@ -89,7 +89,7 @@ def logprobs_of(output: RequestOutput) -> list[float]:
 
 
 class RunAheadMachine(RuleBasedStateMachine):
-    """One engine; what each open request was asked is in `asked`."""
+    """One engine; `asked` has the prompt and parameters of each open request."""
 
     @initialize(
         seed=st.integers(0, 99),
@@ -106,7 +106,7 @@ class RunAheadMachine(RuleBasedStateMachine):
         ),
     )
     def open(self, seed: int, num_blocks: int, crowd: list[int], options: dict[str, Any]) -> None:
-        """A crowd is there from the beginning, of long answers, so that somebody has to give way."""
+        """Many long requests are open from the beginning, so that some are preempted."""
         runtime, model, _ = boot()
         self.patch = pytest.MonkeyPatch()
         self.watched = open_watched(runtime, model, self.patch, seed, num_kv_blocks=num_blocks, **options)
@@ -123,7 +123,7 @@ class RunAheadMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["", "x", "y"]),
     )
     def add(self, name: str, prompt: int, kind: int, tenant: str) -> None:
-        """Names are used again, as soon as they are free."""
+        """Request ids are reused as soon as possible."""
         if name not in self.asked:
             self.asked[name] = prompt, kind
             options = RequestOptions(tenant=tenant)

@@ -1,4 +1,4 @@
-"""Devices of little memory: the KV cache is what is left of it, and answers are those of a device with plenty."""
+"""Devices with little memory: the KV cache gets the rest of it, and answers do not change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprob
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small one."""
+    """A small model."""
     demo = Path(Runtime.boot().models.locate("demo"))
     return str(write_small_model(demo, tmp_path_factory.mktemp("memory") / "model"))
 

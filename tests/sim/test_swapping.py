@@ -21,13 +21,13 @@ SEEDS = range(3)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small one."""
+    """A small model."""
     demo = Path(Runtime.boot().models.locate("demo"))
     return str(write_small_model(demo, tmp_path_factory.mktemp("swapping") / "model"))
 
 
 def answers(model: str, device: str, **options: Any) -> tuple[list[list[int]], int]:
-    """All answers, and how many blocks were swapped out."""
+    """All answers, and the number of blocks swapped out."""
     options = {"block_size": 4, "max_model_len": 32, "enable_prefix_caching": False, "dtype": "float32", **options}
     planned = plan_model(Runtime.boot(), model, device=device, **options)
     engine = Engine(planned, planned.source.tokenizer())

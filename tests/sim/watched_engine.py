@@ -22,7 +22,7 @@ __all__ = ["WatchedEngine", "open_watched"]
 
 
 class WatchedPool(BlockPool):
-    """No block is freed that a step under way writes to, and what is freed is no number any more."""
+    """Check that no freed block is written by a step in flight, and fill freed blocks with NaN."""
 
     __slots__ = ("engine", "num_freed", "written")
 
@@ -38,7 +38,7 @@ class WatchedPool(BlockPool):
             assert not any(block in blocks for blocks in self.written), f"a step under way writes to block {block}"
             self.num_freed += 1
             backend, memory = self.engine.planned.open_device.backend, self.engine.runner.kv_memory
-            memory.wait_for_swaps(lambda: {block})  # it may be on its way to host memory, and is filled behind that
+            memory.wait_for_swaps(lambda: {block})  # it may be being swapped out, so it is filled after that copy
             for tensor in memory.tensors.values():
                 nbytes = tensor.nbytes // tensor.shape[0]
                 row = Tensor.of(tensor.buffer, tensor.dtype, tensor.shape[1:], block * nbytes)
@@ -47,7 +47,7 @@ class WatchedPool(BlockPool):
 
 @dataclass
 class WatchedEngine:
-    """`log` has what happened in order: ("enqueue", number of a step), ("read", its number), ("wait", what for)."""
+    """`log` lists events in order: ("enqueue", step), ("read", step), ("wait", reason)."""
 
     engine: Engine
     log: list[tuple[str, Any]] = field(default_factory=list)
@@ -55,7 +55,7 @@ class WatchedEngine:
     num_sampled: int = 0
 
     def watch(self, patch: pytest.MonkeyPatch) -> None:
-        """Begin. Waits are those for marks that are not reached yet, and for all that the engine's stream has to do."""
+        """Start watching. Waits are those for pending marks and for the engine's whole stream."""
         engine, log = self.engine, self.log
         launch, wait = engine.runner.launch, engine.runner.wait
         pool = engine.cache.pool
@@ -102,11 +102,11 @@ class WatchedEngine:
         patch.setattr(SimStream, "synchronize", watched_stream)
 
     def things(self) -> list[tuple[str, int]]:
-        """What was enqueued and read, in order."""
+        """Enqueue and read events in order."""
         return [(what, number) for what, number in self.log if what != "wait"]
 
     def run(self, answers: dict[str, list[int]] | None = None) -> dict[str, list[int]]:
-        """Step until all is done; token ids by request, added to `answers`."""
+        """Step until all requests are finished; adds token ids by request to `answers`."""
         answers = {} if answers is None else answers
         while self.engine.has_unfinished:
             for output in self.engine.step():
@@ -131,7 +131,7 @@ def open_watched(
     is_pool_watched: bool = True,
     **options: Any,
 ) -> WatchedEngine:
-    """A small model on a device of this seed."""
+    """A small model on a device with this seed."""
     patch.setenv("AETHERMIND_SIM_SEED", str(seed))
     options = {"device": "sim", "dtype": "float32", "max_model_len": 48, "block_size": 4, **options}
     planned = plan_model(runtime, str(model), **options)

@@ -1,4 +1,4 @@
-"""Collectives between two processes, each on an NPU of its own."""
+"""Collectives between two processes with an NPU each."""
 
 from __future__ import annotations
 

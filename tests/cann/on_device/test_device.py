@@ -1,4 +1,4 @@
-"""What the backend stands on: memory that torch knows to be a device's."""
+"""Device memory is recognised by torch."""
 
 from __future__ import annotations
 

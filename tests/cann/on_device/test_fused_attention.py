@@ -1,4 +1,4 @@
-"""The fused attention, which the kit's samples have no blocks for: multiples of 128 slots."""
+"""Fused attention with block sizes of multiples of 128, which the kit's samples do not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo model on the NPU says what it says on the CPU."""
+"""The demo model on the NPU generates the CPU's tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decode steps are captured once and launched again: with the tokens of steps that are not."""
+"""Captured decode steps generate the tokens of steps without graphs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def answers(runtime: Runtime, *several: Any, **options: Any) -> list[list[list[i
 def test_tokens_are_those_of_steps_without_graphs(
     runtime: Runtime, graphs: Counter[str], monkeypatch: pytest.MonkeyPatch, dtype: str, block_size: int
 ) -> None:
-    """Batches of three run as four, of which one is padding; one ends before the others; seeds are each their own."""
+    """Batches of three padded to four; one request ends before the others; each has its own seed."""
     several = ([GREEDY, SHORT, SEEDED], GREEDY)
     options = {"dtype": dtype, "block_size": block_size}
     found = answers(runtime, *several, **options)

@@ -1,4 +1,4 @@
-"""A model on two NPUs, a rank each: HCCL adds up what they have."""
+"""Tensor parallelism on two NPUs by HCCL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stand-in would notice: calls that hardware refuses, and a host that does not wait."""
+"""The stand-in detects calls that hardware refuses, and missing synchronisation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_parameter_that_the_schema_does_not_have_is_refused() -> None:
 
 
 def test_pinned_memory_is_read_when_the_copy_runs() -> None:
-    """A host that writes to it before has changed what arrives, under some seed of the first few."""
+    """Writing to pinned memory before the copy has run changes the result under one of the first seeds."""
     arrived = set()
     for _ in range(32):
         source = torch.empty(8, dtype=torch.uint8, pin_memory=True)
@@ -146,7 +146,7 @@ def test_a_default_stream_cannot_be_captured() -> None:
 
 
 class CapturedAttention:
-    """Of one query over equal keys and the values 1, 2, 3, …: the mean of the first so many."""
+    """Attention of one query over equal keys and values 1, 2, 3, …: the mean of the visible values."""
 
     def __init__(self) -> None:
         self.out = torch.empty(1, 2, 16, dtype=torch.float16, device="npu")

@@ -1,8 +1,7 @@
-"""A stand-in for torch_npu: a device that is real to torch and simulated underneath.
+"""A stand-in for torch_npu: a torch device on top of the simulator.
 
-Memory that the host cannot touch, streams that run late under AETHERMIND_SIM_SEED, two devices. It has the operators
-that `signatures.txt` lists, which was read from a wheel of the real package, and no others. `calls` counts what reached
-the device by name.
+Two devices with memory that the host cannot access and streams that run late under AETHERMIND_SIM_SEED. It has exactly
+the operators of `signatures.txt`, which was read from a wheel of the real package. `calls` counts device calls by name.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def _signatures() -> tuple[list[str], dict[str, str]]:
 
 
 def _with_pinned_memory(empty: Any) -> Any:
-    """torch asks C++ hooks for pinned memory, which a device of Python does not have."""
+    """torch uses C++ hooks for pinned memory, which a Python device does not have."""
 
     @wraps(empty)
     def allocate(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Every operator that torch sends to the device: what comes out is known at once, what is in it later.
+"""Dispatch of torch operators to the device: output shapes are computed immediately, contents when the work runs.
 
-An operator's work runs on the CPU over the device's own memory, which is open to it meanwhile and to nothing else. Only
-operators that the real torch_npu registers exist; it would compute others on the host, silently, and this refuses them.
+An operator runs on the CPU over the device's memory, which is accessible to it only. Only operators that the real
+torch_npu registers exist; the real one would silently compute others on the host, and the stand-in refuses them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["Made", "compute", "register"]
 
 _AS_ON_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _VIEWS = ("as_strided", "view", "_reshape_alias", "unfold", "set_.source_Storage_storage_offset", "resize_")
-"""Operators that give the same memory another shape; torch's own kernels for them ask no device."""
+"""View operators, whose torch kernels need no device."""
 _NOW = ("_local_scalar_dense", "nonzero", "masked_select", "equal")
-"""Operators whose results the host needs, or whose shapes depend on values: the stream is waited for."""
+"""Operators whose results are on the host or whose shapes depend on values: they synchronise the stream."""
 
 _LEFT_TO_TORCH = ("_to_copy",)
-"""It may go to another device, and then is `empty_strided` there and `copy_`."""
+"""May copy to another device, as `empty_strided` and `copy_`."""
 
 
 class Made(NamedTuple):
-    """A tensor that an operator makes."""
+    """A tensor that an operator creates."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -51,7 +51,7 @@ _library = torch.library.Library("aten", "IMPL")
 
 
 def register(names: Sequence[str], record: Callable[[str, Any, Any], None]) -> None:
-    """Let the device have the operators of aten by these names, those of which torch 2.13 has any idea."""
+    """Register the aten operators of these names that torch 2.13 has."""
     special: dict[str, Callable[..., Any]] = {
         "empty.memory_format": _empty,
         "empty_strided": _empty_strided,
@@ -68,7 +68,7 @@ def register(names: Sequence[str], record: Callable[[str, Any, Any], None]) -> N
 
 
 def _is_composite(op: Any) -> bool:
-    """Whether torch takes the operator apart, which torch_npu may or may not leave to it."""
+    """Whether torch decomposes the operator, which torch_npu may override."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
 
 
@@ -138,9 +138,9 @@ _WITHOUT_CPU_KERNEL = {"aten::mm.dtype_out": _mm_widened}
 def compute(
     op: Any, args: Any, kwargs: Mapping[str, Any], by: Callable[..., Any], made_by: Callable[[], list[Made]]
 ) -> Any:
-    """Submit `by(*args, **kwargs)` over CPU views of the arguments; returns what the schema of `op` promises.
+    """Submit `by(*args, **kwargs)` over CPU views of the arguments; returns the outputs of `op`'s schema.
 
-    `made_by()` says which tensors it makes, beside those that are arguments.
+    `made_by()` returns the tensors that it creates, in addition to arguments.
     """
     device = _device_of((args, kwargs))
     written = _written(op, args, kwargs)
@@ -159,9 +159,9 @@ def compute(
 
 
 class _Work:
-    """A call over memory that its caller may have dropped meanwhile, which is an error of the device.
+    """A call over memory that the caller must keep alive; freed memory is a device error.
 
-    It may be called again, with other values for arguments that are no tensors.
+    It can be repeated with other values of non-tensor arguments.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class _Work:
 
 
 def _made_by(op: Any, args: Any, kwargs: Any) -> list[Made]:
-    """What an operator makes, by asking torch's meta device, once for each form of call."""
+    """The outputs of an operator by torch's meta device, cached per form of call."""
     leaves, tree = tree_flatten((args, kwargs))
     key = (op, str(tree), tuple(Made.like(one) if isinstance(one, torch.Tensor) else _hashable(one) for one in leaves))
     if key not in _made_before:
@@ -217,7 +217,7 @@ def _on_meta(leaf: Any) -> Any:
 
 
 def _on_cpu(leaf: Any) -> Any:
-    """The same memory as a tensor of the CPU, of use only while it is open."""
+    """The same memory as a CPU tensor, valid only while it is open."""
     if isinstance(leaf, torch.device):
         return torch.device("cpu")
     if not isinstance(leaf, torch.Tensor) or leaf.device.type == "cpu":
@@ -239,7 +239,7 @@ def _spans(given: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> It
 
 
 def _written(op: Any, args: Any, kwargs: Mapping[str, Any]) -> list[tuple[Any, torch.Tensor]]:
-    """The tensors that an operator changes, with what its schema says of them."""
+    """The tensors that an operator mutates, with their schema entries."""
     specs = op._schema.arguments
     named = {**{spec.name: value for spec, value in zip(specs, args, strict=False)}, **kwargs}
     return [
@@ -250,7 +250,7 @@ def _written(op: Any, args: Any, kwargs: Mapping[str, Any]) -> list[tuple[Any, t
 
 
 def _device_of(values: Any) -> torch.device:
-    """The one device of all tensors that have a dim; numbers may come as tensors of the host."""
+    """The common device of all tensors; scalars may be host tensors."""
     tensors = [one for one in tree_flatten(values)[0] if isinstance(one, torch.Tensor)]
     devices = {one.device for one in tensors if one.dim() or one.device.type == "npu"}
     if len(devices) > 1:

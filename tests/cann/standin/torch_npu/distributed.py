@@ -1,4 +1,4 @@
-"""The process group `hccl`: what gloo does with copies on the host, in the order of the current stream."""
+"""The process group `hccl`: gloo over host copies, in the order of the current stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["register"]
 
 
 class _Hccl(dist.ProcessGroup):
-    """Takes tensors of the device and nothing else, as HCCL does."""
+    """Accepts device tensors only, as HCCL does."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
@@ -58,5 +58,5 @@ def _after(work: Any, tensor: torch.Tensor, host: torch.Tensor) -> Any:
 
 
 def register() -> None:
-    """Let torch.distributed find it."""
+    """Register it with torch.distributed."""
     dist.Backend.register_backend("hccl", _Hccl, devices=["npu"])

@@ -1,8 +1,8 @@
-"""Graphs as the real `torch_npu/npu/graphs.py` has them: work that is recorded instead of done, and done when repeated.
+"""Graphs with the interface of the real `torch_npu/npu/graphs.py`: work is recorded during capture and run at replay.
 
-While a stream is captured nothing may wait for the device: on hardware that fails as error 107027, "Not allow to
-synchronize captured-stream". What is allocated meanwhile belongs to the graph, and has its content once the graph ran.
-An operator whose lengths can be renewed (`auto_dispatch_capture`) waits in each run for an `update` of its own.
+During capture nothing may synchronise: hardware fails with error 107027, "Not allow to synchronize captured-stream".
+Memory allocated during capture belongs to the graph and is filled at replay. An operator with updatable lengths
+(`auto_dispatch_capture`) waits for an `update` in each replay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def graph_pool_handle() -> tuple[int, int]:
 
 
 class NPUGraph:
-    """Work in the order in which it was recorded, over the memory that it was recorded with."""
+    """Recorded work, in order, over the recorded memory."""
 
     def __init__(self) -> None:
         self.auto_dispatch_capture = False
@@ -57,14 +57,14 @@ class NPUGraph:
         self._is_whole = True
 
     def record(self, work: Any) -> None:
-        """Called for what is submitted to the captured stream."""
+        """Record work submitted to the captured stream."""
         if self.auto_dispatch_capture and getattr(work, "name", None) in _RENEWABLE:
             work = _Renewable(work, _RENEWABLE[work.name])
             self._renewable.append(work)
         self._work.append(work)
 
     def keep(self, release: Callable[[], None]) -> None:
-        """Called for memory that was allocated while capturing, and is dropped: it is given back with the graph."""
+        """Keep memory that was allocated during capture and dropped: it is freed with the graph."""
         self._released.append(release)
 
     def replay(self) -> None:
@@ -95,7 +95,7 @@ class NPUGraph:
 
 
 class _Renewable:
-    """Work that waits for new lengths each time."""
+    """Work that waits for an update of its lengths in each replay."""
 
     def __init__(self, work: Any, names: tuple[str, ...]) -> None:
         self._work = work
@@ -112,7 +112,7 @@ class _Renewable:
 
 
 class graph:  # noqa: N801
-    """Captures what is submitted within, on a stream of its own."""
+    """Captures work submitted in the block, on a separate stream."""
 
     default_capture_stream: streams.Stream | None = None
 
@@ -125,9 +125,7 @@ class graph:  # noqa: N801
         capture_error_mode: str = "global",
     ) -> None:
         if type(self).default_capture_stream is None:
-            type(
-                self
-            ).default_capture_stream = streams.Stream()  # of the device that is current when it is first needed
+            type(self).default_capture_stream = streams.Stream()  # on the device that is current at first use
         self._context = streams.stream(stream or type(self).default_capture_stream)
         self._graph = npu_graph
         self._pool = pool

@@ -1,8 +1,7 @@
-"""Tensors in device memory that the host cannot touch: pages of the simulator, handed to torch by DLPack.
+"""Tensors in device memory that the host cannot access: pages of the simulator, passed to torch by DLPack.
 
-DLPack's `kDLExtDev` is the device type that torch calls PrivateUse1, so torch makes a tensor of any memory that is
-offered as such, with no C++ of ours. What torch drops is given back in the order of a stream, as a caching allocator
-does: work that was submitted before still finds its memory.
+DLPack's `kDLExtDev` is torch's PrivateUse1, so torch creates tensors over such memory without C++ code. Dropped tensors
+are freed in stream order, as by a caching allocator: work submitted before can still use their memory.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def total_bytes() -> int:
 
 
 def allocated_bytes(index: int) -> int:
-    """What tensors of a device take now."""
+    """Bytes in use by tensors of a device."""
     return _allocated[index]
 
 
@@ -83,7 +82,7 @@ def empty(
 ) -> torch.Tensor:
     """A tensor full of garbage on a device, or in pinned host memory where `index` is None.
 
-    `submit` puts work behind what the memory's stream has to do, which is how it is given back.
+    `submit` enqueues work on the memory's stream, which frees it.
     """
     itemsize = dtype.itemsize
     nbytes = num_spanned(shape, strides) * itemsize
@@ -115,14 +114,14 @@ def _delete(managed: Any) -> None:
 
 
 def free_dropped() -> None:
-    """Give back what was dropped, behind the work that its stream has to do."""
+    """Free dropped memory after the pending work of its stream."""
     while _dropped:
         region, submit = _dropped.pop()
         submit(region.release)
 
 
 def region_of(tensor: torch.Tensor) -> Region | None:
-    """The pages that hold a tensor; None for ordinary host memory."""
+    """The pages of a tensor; None for ordinary host memory."""
     return _regions.get(tensor.untyped_storage().data_ptr())
 
 

@@ -1,4 +1,4 @@
-"""`torch.npu`: devices, memory and streams, under the names and with the parameters of the real module."""
+"""`torch.npu`: devices, memory and streams with the names and parameters of the real module."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _is_in_bad_fork() -> bool:
 
 
 def manual_seed_all(seed: int) -> None:
-    """There is nothing random."""
+    """Does nothing: the device has no random numbers."""
 
 
 def device_count() -> int:

@@ -1,4 +1,4 @@
-"""torch_npu's own operators by their documentation, computed in float32 on the CPU, which refuse what it rules out."""
+"""torch_npu's own operators by their documentation, computed in float32 on the CPU, with its restrictions enforced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams that run late, on the simulator's timeline: the same calls in the same order under a seed."""
+"""Late streams on the simulator's timeline, deterministic under a seed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _of_thread = threading.local()
 
 
 class Stream:
-    """A queue of one device."""
+    """A stream: a queue of one device."""
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
         self.device = torch.device("npu", _index(device))
@@ -51,7 +51,7 @@ class Stream:
             self.captured_by.record(work)
 
     def give_back(self) -> Callable[[Callable[[], None]], None]:
-        """What takes the release of memory that is allocated now."""
+        """The function that frees memory allocated now."""
         return self.queue.submit if self.captured_by is None else self.captured_by.keep
 
     def query(self) -> bool:
@@ -76,7 +76,7 @@ class Stream:
 
 
 class Event:
-    """The mark that was recorded last."""
+    """An event: the last recorded mark."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self._event = SimEvent(timeline, timing=enable_timing)
@@ -100,7 +100,7 @@ class Event:
 
 
 class StreamContext:
-    """Makes a stream and its device current for a while."""
+    """Makes a stream and its device current within a block."""
 
     def __init__(self, stream_ctx: Stream | None) -> None:
         self._stream = stream_ctx
@@ -158,7 +158,7 @@ _capturing: list[tuple[int, bool]] = []
 
 
 def begin_capture(thread: int, *, anywhere: bool) -> None:
-    """From here on this thread may wait for nothing, or no thread may."""
+    """Forbid waiting in this thread, or in all threads."""
     _capturing.append((thread, anywhere))
 
 
@@ -171,7 +171,7 @@ def is_capturing() -> bool:
 
 
 def _check_capture(stream: Stream | None = None) -> None:
-    """Of what waits, or asks how far things are, which a thread that captures may not do, nor anybody of its stream."""
+    """Raise for a wait or query during a capture in this thread or of this stream."""
     if any(anywhere or thread == threading.get_ident() for thread, anywhere in _capturing):
         raise RuntimeError("Not allow to synchronize captured-stream (error code is 107027)")
     if stream is not None and stream.captured_by is not None:
@@ -195,7 +195,7 @@ def _index(device: Any) -> int:
 
 
 def _as_torch_says(wait: Callable[[], Any]) -> Any:
-    """Errors of the device are RuntimeErrors of torch."""
+    """Convert device errors to torch's RuntimeErrors."""
     try:
         return wait()
     except DeviceError as error:
