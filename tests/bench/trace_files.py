@@ -107,7 +107,7 @@ class Trace:
         }
 
 
-def trace_generate(counter: CallCounter, device: str | None, max_tokens: int) -> Trace:
+def trace_generate(counter: CallCounter, device: str, max_tokens: int) -> Trace:
     """One prompt through `LLM.generate`."""
     from aethermind import LLM, SamplingParams
 
@@ -119,7 +119,7 @@ def trace_generate(counter: CallCounter, device: str | None, max_tokens: int) ->
     return Trace(calls)
 
 
-def trace_decode_step(counter: CallCounter, device: str | None, max_tokens: int) -> Trace:
+def trace_decode_step(counter: CallCounter, device: str, max_tokens: int) -> Trace:
     """One step of the engine in which a running request gets its next token."""
     from aethermind import LLM, SamplingParams
 
@@ -134,12 +134,12 @@ def trace_decode_step(counter: CallCounter, device: str | None, max_tokens: int)
     return Trace(calls)
 
 
-def trace_http(device: str | None, max_tokens: int) -> dict[str, Trace]:
+def trace_http(device: str, max_tokens: int) -> dict[str, Trace]:
     """One streamed chat request: the traces of the server's process and of the engine's."""
     import httpx
     from tests.soak.server import started
 
-    flags = ["--max-model-len", "256", *(["--device", device] if device else [])]
+    flags = ["--max-model-len", "256", "--device", device]
     messages = [{"role": "user", "content": "Tell me a story about a fox."}]
     with (
         tempfile.TemporaryDirectory(prefix="trace-") as name,
@@ -225,7 +225,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", action="store_true", help="print everything as JSON: totals, files and functions")
     parser.add_argument("--list", action="store_true", help="list the files of each path, with their calls")
-    parser.add_argument("--device", help="the device to run on, by default the best there is")
+    parser.add_argument("--device", default="auto", help="the device to run on (default auto)")
     parser.add_argument("--max-tokens", type=int, default=8, help="tokens that a request generates (default 8)")
     options = parser.parse_args()
     counter = CallCounter()
