@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["Hosted", "HostQueries", "decided", "host_list", "once", "remembering", "renewed"]
+__all__ = ["HostQueries", "Hosted", "decided", "host_list", "once", "remembering", "renewed"]
 
 T = TypeVar("T")
 D = TypeVar("D", bound=Hashable)

@@ -14,7 +14,7 @@ from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 from aethermind_cuda.device_packing import blocks_per_unit, quantize_on_device
 
-__all__ = ["QuantizedLayout", "GROUP_CHUNKS", "quantized_pack"]
+__all__ = ["GROUP_CHUNKS", "QuantizedLayout", "quantized_pack"]
 
 _TILE_OUTPUTS = 16
 GROUP_CHUNKS = 4

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tests.cuda.check.gpu import Enqueue, Gpu
 
-__all__ = ["SMALL", "Bench", "Case", "Facts", "Sizes", "within"]
+__all__ = ["Bench", "Case", "Facts", "SMALL", "Sizes", "within"]
 
 Facts = dict[str, Any]
 Case = tuple[str, Callable[[Facts], None]]

@@ -15,7 +15,7 @@ from typing import Any
 
 from aethermind_cuda.driver import CudaError
 
-__all__ = ["CASES_FILE", "DEVICE_LOST_STATUS", "LOST_DEVICE_CODES", "CaseLog", "lost_device"]
+__all__ = ["CASES_FILE", "CaseLog", "DEVICE_LOST_STATUS", "LOST_DEVICE_CODES", "lost_device"]
 
 CASES_FILE = "AETHERMIND_CUDA_CHECK_CASES"
 """The environment variable that names the file."""
