@@ -18,7 +18,7 @@ from aethermind import Runtime, SamplingParams
 from aethermind.engine.engine import Engine
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.loading.model_graph import Part
-from aethermind.engine.requests.request_options import RequestOptions
+from aethermind.engine.requests.request import RequestOptions
 from aethermind.engine.text_passes.text_logits import text_logits
 from aethermind.testing.families import SMALL, ModelCase
 from aethermind.testing.families.parity import assert_close_to, random_prompts

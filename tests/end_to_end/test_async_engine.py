@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from aethermind import LLM, RequestOutput, SamplingParams, StructuredOutputs
-from aethermind.engine.requests.output_builder import Growth
+from aethermind.engine.requests.output_builder import OutputUpdate
 from aethermind.engine.serving.async_engine import AsyncEngine
 from aethermind.errors import ContextLengthError, EngineDeadError, InvalidArgumentError, RequestTimeoutError
 
@@ -31,7 +31,7 @@ def hold(llm: LLM, patch: pytest.MonkeyPatch) -> None:
     """Steps compute only while somebody waits for a first token: however late a test looks, no answer is finished."""
     engine, advance = llm.engine, llm.engine.advance
 
-    def compute_or_wait() -> list[Growth]:
+    def compute_or_wait() -> list[OutputUpdate]:
         if engine.waiting:
             return advance()
         time.sleep(0.001)  # so that whoever has something to tell the engine's thread finds its lock open
@@ -271,5 +271,5 @@ def test_several_models_by_name_in_one_process(open_demo: Callable[..., LLM]) ->
     asyncio.run(scenario())
 
 
-def _broken() -> list[Growth]:
+def _broken() -> list[OutputUpdate]:
     raise RuntimeError("a cable was pulled")

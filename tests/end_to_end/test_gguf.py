@@ -12,7 +12,7 @@ from tests.end_to_end.gguf_files import write_gguf
 from tests.end_to_end.models import DEMO
 
 from aethermind import LLM, Runtime, SamplingParams
-from aethermind.engine.process.model_face import ModelFace
+from aethermind.engine.process.client import TokenizerFrontend
 from aethermind.errors import AetherMindError, CheckpointError, ConfigError, TokenizerError
 from aethermind.text import Tokenizer, render_chat
 
@@ -74,7 +74,7 @@ def test_a_tokenizer_from_elsewhere(open_demo: Callable[..., LLM], runtime: Runt
         params = SamplingParams(temperature=0, max_tokens=8)
         texts = [one.generate("Once upon a time", params)[0].outputs[0].text for one in (llm, own)]
     assert texts[0] == texts[1]
-    assert ModelFace.open(runtime, path, "demo").tokenizer.chat_template
+    assert TokenizerFrontend.open(runtime, path, "demo").tokenizer.chat_template
     with pytest.raises(ConfigError, match="nowhere"):
         open_demo(model=path, tokenizer="./nowhere")
 

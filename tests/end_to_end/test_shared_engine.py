@@ -19,7 +19,7 @@ from tests.end_to_end.conftest import assert_idle
 
 from aethermind import LLM, AsyncEngine, RequestOptions, RequestOutput, Runtime, SamplingParams, StructuredOutputs
 from aethermind.engine.engine import Engine
-from aethermind.engine.requests.output_builder import Growth
+from aethermind.engine.requests.output_builder import OutputUpdate
 from aethermind.errors import AetherMindError, EngineDeadError, InvalidArgumentError
 
 NUM_ROUNDS = 1
@@ -266,7 +266,7 @@ def test_closing_waits_for_the_step_of_another_thread(
     is_in_step, may_go_on, done = threading.Event(), threading.Event(), []
     advance = llm.engine.advance
 
-    def slow() -> list[Growth]:
+    def slow() -> list[OutputUpdate]:
         with llm.engine.turns:
             is_in_step.set()
             assert may_go_on.wait(60)

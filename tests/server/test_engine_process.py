@@ -24,7 +24,7 @@ from tests.server.conftest import await_idle, serving, unread
 from aethermind import Runtime
 from aethermind.engine.config import EngineConfig
 from aethermind.engine.process import EngineProcess, RestartPolicy
-from aethermind.engine.process.child import Child
+from aethermind.engine.process.supervisor import Child
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", max_model_len=512)
 ASK: dict[str, Any] = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 16, "temperature": 0.0}

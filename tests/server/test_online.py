@@ -35,7 +35,7 @@ def online(request: pytest.FixtureRequest, runtime: Runtime) -> Iterator[str]:
 
 
 @dataclass
-class Told:
+class EventBatch:
     """What a stream said: the text of each choice, how each ended, and every id that occurred in it."""
 
     texts: dict[int, str]
@@ -75,9 +75,9 @@ class User:
         return {one.index: one.message.content if hasattr(one, "message") else one.text for one in answer.choices}
 
 
-async def follow(stream: Any, meeting: asyncio.Barrier | None = None) -> Told:
+async def follow(stream: Any, meeting: asyncio.Barrier | None = None) -> EventBatch:
     """Read a stream to its end; after the first event wait until everybody has one."""
-    told = Told({}, {}, set())
+    told = EventBatch({}, {}, set())
     async for event in stream:
         told.ids.add(event.id)
         for one in event.choices:
@@ -108,7 +108,7 @@ def test_each_stream_is_what_the_request_gets_alone(online: str) -> None:
         expected = [await user.alone() for user in users]
         meeting = asyncio.Barrier(NUM_USERS)
 
-        async def ask(user: User) -> Told:
+        async def ask(user: User) -> EventBatch:
             return await follow(await user.opened(is_stream=True), meeting)
 
         answers = await asyncio.gather(*map(ask, users))
@@ -125,7 +125,7 @@ def test_who_cancels_or_leaves_disturbs_nobody(online: str) -> None:
         expected = [await user.alone() for user in users[::3]]
         meeting = asyncio.Barrier(NUM_USERS)
 
-        async def stay(user: User) -> Told:
+        async def stay(user: User) -> EventBatch:
             return await follow(await user.opened(is_stream=True), meeting)
 
         async def leave(user: User) -> None:
@@ -133,7 +133,7 @@ def test_who_cancels_or_leaves_disturbs_nobody(online: str) -> None:
                 await anext(stream)
                 await meeting.wait()
 
-        async def cancel(user: User) -> Told:
+        async def cancel(user: User) -> EventBatch:
             async with await user.opened(is_stream=True, is_endless=True) as stream:
                 path = f"/requests/{(await anext(stream)).id}"
                 await meeting.wait()

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from aethermind.server import sse
-from aethermind.server.framing import Framing, Told
+from aethermind.server.framing import EventBatch, Framing
 from aethermind.server.openai.errors import as_api_error
 from aethermind.server.sse import EventStream
 
@@ -49,7 +49,7 @@ class Client:
         if not self.is_reading:
             await asyncio.Event().wait()
 
-    async def serve(self, events: AsyncIterator[Told], timeout_s: float = 60.0) -> None:
+    async def serve(self, events: AsyncIterator[EventBatch], timeout_s: float = 60.0) -> None:
         resources = AsyncExitStack()
         resources.callback(setattr, self, "is_closed", True)
         stream = EventStream(events, resources, framing=PLAIN, slow_reader_timeout_s=timeout_s)
@@ -68,11 +68,11 @@ def test_a_silent_stream_shows_signs_of_life_between_its_events(monkeypatch: pyt
     async def talk() -> list[bytes]:
         client = Client()
 
-        async def events() -> AsyncIterator[Told]:
+        async def events() -> AsyncIterator[EventBatch]:
             for number in range(2):
                 async with client.heard:
                     await client.heard.wait_for(lambda: client.got[-2:] == [b": keep-alive\n\n"] * 2)
-                yield Told([{"n": number}], is_last=number == 1)
+                yield EventBatch([{"n": number}], is_last=number == 1)
 
         await client.serve(events())
         assert client.is_complete
@@ -87,8 +87,8 @@ def test_an_error_on_the_way_is_the_last_event() -> None:
     async def talk() -> Client:
         client = Client()
 
-        async def events() -> AsyncIterator[Told]:
-            yield Told([{"n": 0}])
+        async def events() -> AsyncIterator[EventBatch]:
+            yield EventBatch([{"n": 0}])
             raise ValueError("broken")
 
         await client.serve(events())
@@ -104,9 +104,9 @@ def test_who_leaves_ends_the_events() -> None:
     async def talk() -> tuple[Client, list[str]]:
         client, ended = Client(), list[str]()
 
-        async def events() -> AsyncIterator[Told]:
+        async def events() -> AsyncIterator[EventBatch]:
             try:
-                yield Told([{"n": 0}])
+                yield EventBatch([{"n": 0}])
                 client.gone.set_result(None)
                 await asyncio.Event().wait()
             finally:
@@ -127,8 +127,8 @@ def test_much_to_say_at_the_end_is_read_before_the_last_word() -> None:
     async def talk() -> list[bytes]:
         client = Client()
 
-        async def events() -> AsyncIterator[Told]:
-            yield Told([{"n": "x" * 100_000}], is_last=True)
+        async def events() -> AsyncIterator[EventBatch]:
+            yield EventBatch([{"n": "x" * 100_000}], is_last=True)
 
         await client.serve(events())
         return client.got
@@ -140,10 +140,10 @@ def test_who_does_not_read_the_end_is_cut_off() -> None:
     async def talk() -> Client:
         client = Client()
 
-        async def events() -> AsyncIterator[Told]:
-            yield Told([{"n": 0}])
+        async def events() -> AsyncIterator[EventBatch]:
+            yield EventBatch([{"n": 0}])
             client.is_reading = False
-            yield Told([], is_last=True)
+            yield EventBatch([], is_last=True)
 
         await client.serve(events(), timeout_s=0.01)
         return client
@@ -161,12 +161,12 @@ def test_who_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch, is_silent
     async def talk() -> Client:
         client = Client()
 
-        async def events() -> AsyncIterator[Told]:
-            yield Told([{"n": 0}])
+        async def events() -> AsyncIterator[EventBatch]:
+            yield EventBatch([{"n": 0}])
             client.is_reading = False
             if is_silent:
                 await asyncio.Event().wait()
-            yield Told([{"n": 1}], is_last=True)
+            yield EventBatch([{"n": 1}], is_last=True)
 
         await client.serve(events(), timeout_s=0.01)
         return client

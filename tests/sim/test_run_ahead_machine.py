@@ -21,7 +21,7 @@ from tests.sim.watched_engine import open_watched
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.requests.output import RequestOutput
-from aethermind.engine.requests.request_options import RequestOptions
+from aethermind.engine.requests.request import RequestOptions
 
 NUM_TOKENS = 9
 PROMPTS = [[(5 * index + 13 * token) % 900 + 5 for token in range(2 + 3 * index)] for index in range(4)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aethermind.engine.config import EngineOptions
     from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
-    from aethermind.engine.requests.request_options import RequestOptions
+    from aethermind.engine.requests.request import RequestOptions
     from aethermind.engine.serving.async_engine import AsyncEngine
     from aethermind.errors import AetherMindError
     from aethermind.llm import LLM
@@ -42,7 +42,7 @@ _HOMES = {
     "EngineOptions": "aethermind.engine.config",
     "LLM": "aethermind.llm",
     "Logprob": "aethermind.engine.requests.output",
-    "RequestOptions": "aethermind.engine.requests.request_options",
+    "RequestOptions": "aethermind.engine.requests.request",
     "RequestOutput": "aethermind.engine.requests.output",
     "Runtime": "aethermind.runtime",
     "SamplingParams": "aethermind.sampling.params",

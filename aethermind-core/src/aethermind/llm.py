@@ -22,10 +22,10 @@ from aethermind.engine.engine import Engine
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.model_info import ModelInfo, describe_model, log_loaded
 from aethermind.engine.progress_bar import ProgressBar
-from aethermind.engine.requests.inbox import Inbox
 from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestOutput
+from aethermind.engine.requests.output_coalescer import PendingOutputs
 from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt, TextToEmbed
-from aethermind.engine.requests.request_options import RequestOptions
+from aethermind.engine.requests.request import RequestOptions
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.python_api import short_traceback, with_options
 from aethermind.runtime import Runtime
@@ -87,7 +87,7 @@ class LLM:
         self.engine = Engine.load(planned, on_progress)
         self.tokenizer = self.engine.tokenizer
         self.info = describe_model(self.engine, time.perf_counter() - started)
-        self._inbox = Inbox()
+        self._inbox = PendingOutputs()
         self.engine.listen(self._inbox)
         log_loaded(self.info)
 

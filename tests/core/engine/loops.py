@@ -7,8 +7,7 @@ from typing import Any
 
 from aethermind.cache import BlockPool, HashedPrefixCache, KVCache, KVCacheSpec
 from aethermind.engine.policies import FirstComeFirstServed, SharingPolicy
-from aethermind.engine.requests.request import FinishReason, Request, RequestState
-from aethermind.engine.requests.request_options import RequestOptions
+from aethermind.engine.requests.request import FinishReason, Request, RequestOptions, RequestState
 from aethermind.engine.scheduling.decision import ScheduleDecision, StepBudget
 from aethermind.engine.scheduling.prompt_sharing import share_prompts
 from aethermind.engine.scheduling.scheduler import Scheduler

@@ -24,8 +24,7 @@ from aethermind.checkpoint import Checkpoint
 from aethermind.engine.engine import Engine
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.engine_stats import EngineStats
-from aethermind.engine.requests.request import Request
-from aethermind.engine.requests.request_options import RequestOptions
+from aethermind.engine.requests.request import Request, RequestOptions
 from aethermind.errors import ConfigError, InvalidArgumentError
 from aethermind.sampling.structured import StructuredOutputs
 

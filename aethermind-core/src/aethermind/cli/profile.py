@@ -117,7 +117,7 @@ def _run(
     from aethermind.engine.observation.memory_use import measure_memory
     from aethermind.engine.observation.profiler import Profiler
     from aethermind.engine.observation.sample_prompt import sample_prompt
-    from aethermind.engine.requests.request_options import RequestOptions
+    from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
 
     memory = [(0, measure_memory("planned", planned))]

@@ -15,16 +15,13 @@ from aethermind.engine.kv_offload import KVOffload
 from aethermind.engine.loading.planned_model import PlannedModel
 from aethermind.engine.open_cache import open_cache
 from aethermind.engine.policies import SharingPolicy
+from aethermind.engine.requests.logits_constraints import ConstraintsBuilder
 from aethermind.engine.requests.output import RequestOutput
-from aethermind.engine.requests.output_builder import Growth, OutputBuilder, state_of
-from aethermind.engine.requests.prompt_reader import PromptReader, check_embeddings
-from aethermind.engine.requests.request import FinishReason, Request, RequestState
-from aethermind.engine.requests.request_checks import check_prompt, check_text
-from aethermind.engine.requests.request_options import RequestOptions
-from aethermind.engine.requests.sample_group import SampleGroup
-from aethermind.engine.requests.sample_groups import SampleGroups, answer_ids
+from aethermind.engine.requests.output_builder import OutputBuilder, OutputUpdate, state_of
+from aethermind.engine.requests.prompt_reader import PromptReader, check_embeddings, check_prompt, check_text
+from aethermind.engine.requests.request import FinishReason, Request, RequestOptions, RequestState
+from aethermind.engine.requests.sample_group import SampleGroup, SampleGroups, answer_ids
 from aethermind.engine.requests.sessions import Sessions
-from aethermind.engine.requests.token_controls import ControlsReader
 from aethermind.engine.scheduling.decision import ScheduleDecision, StepBudget
 from aethermind.engine.scheduling.preemption import MeasuredCosts
 from aethermind.engine.scheduling.scheduler import Scheduler
@@ -111,7 +108,7 @@ class Engine(Shared):
         self._outputs: dict[str, OutputBuilder] = {}
         self._groups = SampleGroups()
         self._unscored: Request | None = None
-        self._controls = ControlsReader(planned, tokenizer)
+        self._controls = ConstraintsBuilder(planned, tokenizer)
         self._clock = clock
         self._num_added = 0
         self.num_preemptions = 0
@@ -265,14 +262,14 @@ class Engine(Shared):
         return [state_of(growth) for growth in self.advance()]
 
     @in_turn
-    def advance(self) -> list[Growth]:
+    def advance(self) -> list[OutputUpdate]:
         """`step` for who does not want to know every state: that of a request that goes on can be asked for by
         `state_of` until it ends.
         """
         if self.kv_offload is not None and self.kv_offload.num_waiting:
             for request in self.kv_offload.arrived(may_wait=not (self.running or self.waiting)):
                 self.waiting.add(request, request.arrival)
-        outputs: list[Growth] = [] if self._unscored is None else [*self._score(self._unscored)]
+        outputs: list[OutputUpdate] = [] if self._unscored is None else [*self._score(self._unscored)]
         if self._groups:
             self._groups.start(self.cache, self.budget.max_num_seqs, self.waiting, self.running, self._clock())
         if self.speculator is not None:
@@ -302,7 +299,7 @@ class Engine(Shared):
             self._end_offload()
         self.executor.close()
 
-    def _append(self, request: Request, tokens: Iterable[SampledToken], now: float) -> Growth:
+    def _append(self, request: Request, tokens: Iterable[SampledToken], now: float) -> OutputUpdate:
         builder = self._outputs[request.request_id]
         for token in chain(tokens, forced_tokens(request)):
             if token.failure is not None:

@@ -10,8 +10,7 @@ from functools import wraps
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
 
-from aethermind.engine.requests.request_checks import check_process
-from aethermind.engine.requests.sample_groups import answer_ids
+from aethermind.engine.requests.sample_group import answer_ids
 from aethermind.engine.turns import Turns
 from aethermind.errors import AetherMindError, EngineDeadError, InvalidArgumentError
 from aethermind.hal.host_memory import trim_heap
@@ -19,7 +18,7 @@ from aethermind.log import get_logger
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.output import RequestOutput
-    from aethermind.engine.requests.output_builder import Growth
+    from aethermind.engine.requests.output_builder import OutputUpdate
 
 __all__ = ["EngineListener", "Shared", "in_turn"]
 
@@ -34,7 +33,7 @@ _Result = TypeVar("_Result")
 class EngineListener(Protocol):
     """One user of an engine: told of all users' requests, in whatever thread has the turn, it keeps its own."""
 
-    def put(self, growths: Sequence[Growth]) -> None:
+    def put(self, updates: Sequence[OutputUpdate]) -> None:
         """What came of a step, or of a request that was aborted."""
 
     def closed(self) -> None:
@@ -48,7 +47,7 @@ def in_turn(
 
     @wraps(method)
     def call(own: _Own, /, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
-        check_process(own._pid)
+        _check_process(own._pid)
         with own.turns:
             if own.is_closed:
                 raise EngineDeadError(_CLOSED)
@@ -149,6 +148,15 @@ class Shared(ABC):
     def _has(self, request_id: str) -> bool:
         """Whether an open request has this id."""
 
-    def _tell(self, growths: Sequence[Growth]) -> None:
+    def _tell(self, updates: Sequence[OutputUpdate]) -> None:
         for listener in self._listeners:
-            listener.put(growths)
+            listener.put(updates)
+
+
+def _check_process(loaded_by: int) -> None:
+    """EngineDeadError in a fork of the process that loaded the model: the device's threads do not exist in the fork."""
+    if os.getpid() != loaded_by:
+        raise EngineDeadError(
+            "The model was loaded before this process was forked, and its threads are not here. Load it in this "
+            "process, or start processes by spawn instead of fork."
+        )

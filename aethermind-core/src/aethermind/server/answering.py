@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from aethermind.server.framing import Told
+from aethermind.server.framing import EventBatch
 from aethermind.server.observation.records import GenerationRecord
 from aethermind.server.openai.answers import Answer, PartCutter
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.output import RequestOutput
     from aethermind.engine.requests.prompt_reader import EnginePrompt
-    from aethermind.engine.requests.request_options import RequestOptions
+    from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.framing import Event
     from aethermind.server.limits import Stay
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
     _State = tuple[int, RequestOutput]
 
-__all__ = ["Answering", "told"]
+__all__ = ["Answering", "stream_events"]
 
 _STREAM_HOLD_S = 1 / 30
-"""How long tokens of a stream may wait for each other: a frame of a film, which nobody sees. Models whose steps take
-half of it or longer are told token by token (see `HeldNews`); for faster ones, events would cost more than the tokens.
+"""Seconds over which tokens of a stream are coalesced, too short to be noticed. Where steps take half of it or longer,
+each token is an event of its own (see `OutputCoalescer`). Where steps are faster, an event costs more than a token.
 """
 
 _WHOLE_HOLD_S = 0.25
-"""The same where only the whole is sent: tokens are counted so often."""
+"""The same for responses that are not streamed: the interval at which metrics count tokens."""
 
 
 class Answering:
@@ -138,13 +138,13 @@ class Answering:
         return f"{self._record.request_id}-{index}"
 
 
-async def told(
+async def stream_events(
     first: Awaitable[_State], others: AsyncIterator[_State], answer: Answer, *, num_prompts: int, num_answers: int
-) -> AsyncGenerator[Told, None]:
+) -> AsyncGenerator[EventBatch, None]:
     """The events of a stream: a beginning, parts of the `num_answers` to each prompt as they grow, and an end, which
     comes with the last part.
     """
-    yield Told(list(answer.begin()))
+    yield EventBatch(list(answer.begin()))
     num_open = num_prompts
     cutters: dict[int, PartCutter] = {}
     last: dict[int, RequestOutput] = {}
@@ -164,5 +164,5 @@ async def told(
         num_open -= output.finished
         if not num_open:
             events += answer.end([last[place] for place in sorted(last)])
-        yield Told(events, is_last=not num_open)
+        yield EventBatch(events, is_last=not num_open)
         state = await anext(others, None)

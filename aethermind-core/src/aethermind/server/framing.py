@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from aethermind.server.openai.errors import ApiError
 
-__all__ = ["Event", "Framing", "NAMED", "TextEvents", "Told", "UNNAMED"]
+__all__ = ["Event", "Framing", "NAMED", "TextEvents", "EventBatch", "UNNAMED"]
 
 Event = dict[str, Any] | bytes
 """What is to be told: an object, or the bytes of one that is written already."""
 
 
-class Told(NamedTuple):
+class EventBatch(NamedTuple):
     """Events that are told together, and whether they are the last."""
 
     events: list[Event]

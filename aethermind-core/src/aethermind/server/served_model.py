@@ -76,15 +76,15 @@ class ServedModel:
     @classmethod
     def of_process(cls, name: str, engine: EngineProcess) -> ServedModel:
         """A model whose engine was started in a process of its own."""
-        face, loaded = engine.face, engine.loaded
+        frontend, loaded = engine.frontend, engine.loaded
         return cls(
             name,
             engine,
-            face.tokenizer,
+            frontend.tokenizer,
             loaded.info,
             loaded.sampling_defaults,
             loaded.vocab_size,
-            face.answer_format.for_tokens(face.tokenizer),
+            frontend.answer_format.for_tokens(frontend.tokenizer),
         )
 
     async def read(self, prompt: Prompt) -> EnginePrompt:

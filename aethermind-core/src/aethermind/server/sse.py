@@ -15,7 +15,7 @@ from aethermind.server.openai.errors import as_api_error
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from aethermind.server.framing import Framing, Told
+    from aethermind.server.framing import EventBatch, Framing
     from aethermind.server.protocol import SendPart
 
 __all__ = ["EventStream", "KEEP_ALIVE_S"]
@@ -40,7 +40,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncIterator[Told],
+        events: AsyncIterator[EventBatch],
         resources: AsyncExitStack,
         *,
         framing: Framing,
@@ -66,11 +66,11 @@ class EventStream(Response):
     async def _send(self, scope: Scope, writer: _Writer) -> None:
         await writer.start(self.status_code, self.raw_headers)
         try:
-            async for told in self._events:
-                if told.is_last:
-                    await writer.end(self._framing.written(told.events), self._framing.last_word)
-                elif told.events:
-                    await writer.write(self._framing.written(told.events))
+            async for batch in self._events:
+                if batch.is_last:
+                    await writer.end(self._framing.written(batch.events), self._framing.last_word)
+                elif batch.events:
+                    await writer.write(self._framing.written(batch.events))
         except Exception as error:
             failure = as_api_error(error)
             scope["state"]["record"].error_code = failure.code

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aethermind.engine.policies import EarliestDeadline
-from aethermind.engine.requests.request import Request
-from aethermind.engine.requests.request_options import RequestOptions
+from aethermind.engine.requests.request import Request, RequestOptions
 from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.params import SamplingParams
 

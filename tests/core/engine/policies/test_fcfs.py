@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from aethermind.engine.policies import FirstComeFirstServed
-from aethermind.engine.requests.request import Request
-from aethermind.engine.requests.request_options import RequestOptions
+from aethermind.engine.requests.request import Request, RequestOptions
 from aethermind.sampling.params import SamplingParams
 
 

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from aethermind.engine.policies import PriorityWithAging
-from aethermind.engine.requests.request import Request
-from aethermind.engine.requests.request_options import RequestOptions
+from aethermind.engine.requests.request import Request, RequestOptions
 from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.params import SamplingParams
 

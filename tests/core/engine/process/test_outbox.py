@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from aethermind.engine.process.growth import GrowingOutput
-from aethermind.engine.process.messages import LogLine, News, Reply
 from aethermind.engine.process.outbox import Outbox
-from aethermind.engine.process.wire import Unpacker
+from aethermind.engine.process.output_delta import OutputAccumulator
+from aethermind.engine.process.protocol import EngineOutputs, LogLine, Unpacker, UtilityResult
 from aethermind.engine.requests.output import CompletionOutput, RequestMetrics, RequestOutput
 from aethermind.engine.requests.prompt_reader import EnginePrompt
 from aethermind.errors import ContextLengthError
@@ -33,7 +32,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def read_all(outbox: Outbox, sock: socket.socket) -> list[News]:
+def read_all(outbox: Outbox, sock: socket.socket) -> list[EngineOutputs]:
     unpacker, news = Unpacker(), []
     sock.setblocking(False)
     while True:
@@ -50,7 +49,7 @@ def test_states_that_nobody_read_are_merged(ends: tuple[socket.socket, socket.so
     ours, theirs = ends
     outbox = Outbox(theirs)
     outbox.open(1, "name")
-    growing = GrowingOutput("name", PROMPT)
+    growing = OutputAccumulator("name", PROMPT)
     num_told = 1
     outbox.put([state(num_told)])
     while outbox.flush():  # until the system takes no more, which is sooner or later
@@ -69,7 +68,7 @@ def test_states_that_nobody_read_are_merged(ends: tuple[socket.socket, socket.so
 def test_news_may_be_held_back_but_for_the_first_and_the_last(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     now_s = 5.0
-    outbox, growing = Outbox(theirs, lambda: now_s), GrowingOutput("name", PROMPT)
+    outbox, growing = Outbox(theirs, lambda: now_s), OutputAccumulator("name", PROMPT)
     outbox.open(1, "name", 0.5)
     outbox.open(2, "other")
 
@@ -101,7 +100,7 @@ def test_refusals_and_replies_all_arrive_and_logs_are_bounded(ends: tuple[socket
     num_told = 0
 
     def say(number: int) -> None:
-        outbox.reply(Reply(number, "x" * 10))
+        outbox.add_result(UtilityResult(number, "x" * 10))
         outbox.refuse(number, ContextLengthError(f"no {number}"))
         outbox.log(LogLine(30, "name", f"line {number}", 0.0, None))
 
@@ -114,7 +113,7 @@ def test_refusals_and_replies_all_arrive_and_logs_are_bounded(ends: tuple[socket
             outbox.flush()
     news = read_all(outbox, ours)
     numbers = range(num_told + 3000)
-    assert [one.number for part in news for one in part.replies or ()] == list(numbers)
+    assert [one.number for part in news for one in part.results or ()] == list(numbers)
     refused = [(handle, str(error)) for part in news for handle, error in part.refused or ()]
     assert refused == [(number, f"no {number}") for number in numbers]
     lines = [line.text for part in news for line in part.logs]
@@ -143,7 +142,7 @@ def test_a_name_that_comes_again_gets_nothing_of_the_request_before(ends: tuple[
     outbox.put([state(2)])
     ((handle, *piece),) = [piece for news in read_all(outbox, ours) for piece in news.states or ()]
     assert handle == 2
-    assert GrowingOutput("name", PROMPT).grow(piece) == state(2)
+    assert OutputAccumulator("name", PROMPT).grow(piece) == state(2)
 
 
 def test_a_reader_that_has_gone_is_an_error(ends: tuple[socket.socket, socket.socket]) -> None:

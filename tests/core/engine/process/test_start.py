@@ -9,14 +9,14 @@ import sys
 import pytest
 
 from aethermind import __version__
-from aethermind.engine.process.start import check_version, child_environment, describe_exit, signals_held
+from aethermind.engine.process.start import blocked_signals, check_version, child_environment, describe_exit
 from aethermind.errors import PluginError
 
 _INTERRUPTED = """
 import os, signal
 os.kill(os.getpid(), signal.SIGINT)  # comes before the process has said that it ignores it
-from aethermind.engine.process.start import begin
-begin()
+from aethermind.engine.process.start import init_child
+init_child()
 os.kill(os.getpid(), signal.SIGTERM)
 print("went on")
 """
@@ -24,7 +24,7 @@ print("went on")
 
 def test_an_interrupt_before_its_first_line_does_not_end_a_child() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    with signals_held():
+    with blocked_signals():
         child = subprocess.Popen(
             [sys.executable, "-c", _INTERRUPTED], stdout=subprocess.PIPE, env=child_environment(), text=True
         )

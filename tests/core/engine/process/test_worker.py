@@ -11,9 +11,8 @@ import pytest
 from tests.core.engine.engines import open_engine
 
 from aethermind import Runtime, SamplingParams, StructuredOutputs
-from aethermind.engine.process.messages import Abort, Add, Forget, News
 from aethermind.engine.process.outbox import Outbox
-from aethermind.engine.process.wire import Unpacker
+from aethermind.engine.process.protocol import Abort, Add, EngineOutputs, Forget, Unpacker
 from aethermind.engine.process.worker import _Worker
 from aethermind.engine.requests.prompt_reader import EnginePrompt
 from aethermind.errors import InvalidArgumentError
@@ -40,21 +39,21 @@ class Rig:
         monkeypatch.setattr(grammars, "_compile", compile_late)
 
     def add(self, handle: int, params: SamplingParams) -> None:
-        self.worker._obey(Add(handle, f"r{handle}", EnginePrompt("Once", [5, 6]), params, None, 0.0))
+        self.worker._handle(Add(handle, f"r{handle}", EnginePrompt("Once", [5, 6]), params, None, 0.0))
 
     def compile(self) -> None:
         """Let all compile that waits for it, and take it."""
-        made = [prepared.made for prepared in self.worker._preparing._waiting.values()]
+        made = [pending.made for pending in self.worker._pending._waiting.values()]
         self.may_compile.set()
         for future in made:
             future.exception()
-        self.worker._add_prepared()
+        self.worker._add_compiled()
 
     def run(self) -> None:
         while self.engine.has_unfinished:
             self.worker._outbox.put(self.engine.advance())
 
-    def told(self) -> Iterator[News]:
+    def told(self) -> Iterator[EngineOutputs]:
         self.worker._outbox.flush()
         yield from self._unpacker.feed(self._sock.recv(1 << 16))
 
@@ -85,8 +84,8 @@ def test_others_go_on_while_a_grammar_is_compiled(rig: Rig) -> None:
 def test_what_is_said_of_a_request_meanwhile_is_heard(rig: Rig) -> None:
     for handle, text in ((1, "a+"), (2, "b+"), (3, "(")):
         rig.add(handle, demand(text))
-    rig.worker._obey(Abort(1))
-    rig.worker._obey(Forget(2))
+    rig.worker._handle(Abort(1))
+    rig.worker._handle(Forget(2))
     rig.compile()
     assert not rig.engine.has_unfinished
     (news,) = rig.told()

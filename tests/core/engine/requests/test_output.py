@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aethermind.engine.process.growth import GrowingOutput, SentOutput
+from aethermind.engine.process.output_delta import OutputAccumulator, SentOutput
 from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from aethermind.engine.requests.prompt_reader import EnginePrompt
 
@@ -49,7 +49,7 @@ def test_what_is_new_is_all_that_is_copied() -> None:
 
 
 def test_a_state_crosses_to_another_process_without_a_copy_of_what_crossed_before() -> None:
-    sent, growing, kept = SentOutput(), GrowingOutput("name", EnginePrompt("Once", [3])), Kept()
+    sent, growing, kept = SentOutput(), OutputAccumulator("name", EnginePrompt("Once", [3])), Kept()
     states = []
     for number in range(50):
         kept.append(number)

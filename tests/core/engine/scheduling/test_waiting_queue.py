@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aethermind.engine.policies import EarliestDeadline, FirstComeFirstServed
-from aethermind.engine.requests.request import Request
-from aethermind.engine.requests.request_options import RequestOptions
+from aethermind.engine.requests.request import Request, RequestOptions
 from aethermind.engine.scheduling.waiting_queue import WaitingQueue
 from aethermind.sampling.params import SamplingParams
 

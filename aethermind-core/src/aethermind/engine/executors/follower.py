@@ -25,8 +25,8 @@ from aethermind.engine.kv_memory.memory import KVMemory, WholeBlocks
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.loading.model_graph import GraphKey, Part
 from aethermind.engine.loading.model_weights import open_constants
-from aethermind.engine.process.start import begin, check_version
-from aethermind.engine.process.wire import Unpacker, pack
+from aethermind.engine.process.protocol import Unpacker, pack
+from aethermind.engine.process.start import check_version, init_child
 from aethermind.graph.executor import Executor
 from aethermind.hal.shared_memory import SharedMemoryCommunicator
 from aethermind.runtime import Runtime
@@ -39,7 +39,7 @@ _LOOK_S = 0.5
 
 def main(fd: int, answers: int, memory: int, parent: int, rank: int, size: int, version: str) -> int:
     """Follow whoever holds the other ends of two sockets; returns the exit code."""
-    begin()
+    init_child()
     logging.getLogger("aethermind").setLevel(logging.ERROR)  # rank 0 has said what there is to warn of
     threading.Thread(target=_end_with, args=[parent], daemon=True).start()
     with socket.socket(fileno=fd) as sock, socket.socket(fileno=answers) as answering:

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from aethermind.engine.process.start import child_command, child_environment, describe_exit, signals_held
-from aethermind.engine.process.wire import Unpacker, pack
+from aethermind.engine.process.protocol import Unpacker, pack
+from aethermind.engine.process.start import blocked_signals, child_command, child_environment, describe_exit
 from aethermind.errors import AetherMindError, EngineDeadError, in_words
 from aethermind.hal.device import DeviceId
 from aethermind.hal.shared_memory import SharedMemoryCommunicator, shared_file
@@ -212,7 +212,7 @@ class _Rank:
         with theirs, their_answers:
             numbers = (theirs.fileno(), their_answers.fileno(), memory, os.getpid(), rank, size)
             try:
-                with signals_held():
+                with blocked_signals():
                     process = subprocess.Popen(
                         child_command("aethermind.engine.executors.follower", *numbers),
                         stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""An engine in a process of its own."""
+"""The client of an engine that runs in its own process."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aethermind.engine.process.growth import GrowingOutput
-from aethermind.engine.process.messages import Abort, Add, Ask, Forget, Loaded, News, Reply, Setup
-from aethermind.engine.process.model_face import ModelFace
+from aethermind.engine.process.output_delta import OutputAccumulator
+from aethermind.engine.process.protocol import (
+    Abort,
+    Add,
+    EngineOutputs,
+    Forget,
+    Loaded,
+    Setup,
+    UtilityCall,
+    UtilityResult,
+)
 from aethermind.engine.process.supervisor import RestartPolicy, Supervisor
-from aethermind.engine.requests.prompt_reader import EnginePrompt
+from aethermind.engine.requests.prompt_reader import EnginePrompt, PromptReader
 from aethermind.engine.serving.engine_client import EngineClient
 from aethermind.errors import EngineDeadError
 from aethermind.runtime import Runtime
@@ -24,23 +32,27 @@ if TYPE_CHECKING:
     from aethermind.engine.observation.engine_stats import EngineStats
     from aethermind.engine.requests.output import RequestOutput
     from aethermind.engine.requests.prompt_reader import Prompt
-    from aethermind.engine.requests.request_options import RequestOptions
+    from aethermind.engine.requests.request import RequestOptions
+    from aethermind.model.input_processor import InputProcessor
+    from aethermind.runtime import Runtime
     from aethermind.sampling.params import SamplingParams
+    from aethermind.text.answer_parser import AnswerFormat
+    from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["EngineProcess"]
+__all__ = ["EngineProcess", "TokenizerFrontend"]
 
 _DEFAULT_POLICY = RestartPolicy()
 
 
 class EngineProcess(EngineClient):
-    """Requests from the tasks of one event loop, answered by an engine that may crash without harm to anything else.
+    """An engine in a child process, for the tasks of an event loop. A crash of the engine leaves this process intact.
 
     async with EngineProcess("demo", EngineConfig(num_threads=2)) as engine:
         async for output in engine.generate(await engine.read("Once upon a time"), SamplingParams(max_tokens=32)):
             print(output.outputs[0].text)
 
-    When its process ends, every open request ends with EngineDeadError, and so does every new one until another
-    process serves, which `RestartPolicy` says when to start. Entering raises what keeps the model from being loaded.
+    When the child process ends, every open request fails with EngineDeadError, and so does every new one until the
+    restarted process is ready (see `RestartPolicy`). Entering raises the error that prevents loading the model.
     """
 
     def __init__(
@@ -52,44 +64,44 @@ class EngineProcess(EngineClient):
         policy: RestartPolicy = _DEFAULT_POLICY,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`runtime` is what is installed, for the side of the model that stays in this process."""
+        """`runtime` holds the installed packages, from which this process opens the model's tokenizer."""
         super().__init__()
         self._model, self._tokenizer = str(model), config.tokenizer
         self._runtime = runtime
-        self._face: ModelFace | None = None
+        self._frontend: TokenizerFrontend | None = None
         self._handles: dict[str, int] = {}
-        self._growing: dict[int, tuple[str, GrowingOutput]] = {}
+        self._growing: dict[int, tuple[str, OutputAccumulator]] = {}
         self._numbers = itertools.count()
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
         self._on_progress = on_progress
         self._loaded: Loaded | None = None
         self._stats: EngineStats | None = None
         self._supervisor = Supervisor(
             Setup(self._model, config, logging.getLogger("aethermind").getEffectiveLevel()),
             policy,
-            on_news=self._take,
-            on_up=self._come_up,
-            on_down=self._go_down,
-            is_busy=lambda: bool(self._growing or self._asked),
+            on_outputs=self._receive,
+            on_up=self._on_up,
+            on_down=self._on_down,
+            is_busy=lambda: bool(self._growing or self._calls),
         )
 
     async def __aenter__(self) -> EngineProcess:
         try:
-            _, self._face = await asyncio.gather(self._supervisor.start(), asyncio.to_thread(self._open_face))
+            _, self._frontend = await asyncio.gather(self._supervisor.start(), asyncio.to_thread(self._open_frontend))
         except BaseException:
             await self.close()
             raise
         return self
 
     @property
-    def face(self) -> ModelFace:
-        """What this process knows of the model; only once the engine was started."""
-        assert self._face is not None, "not started"
-        return self._face
+    def frontend(self) -> TokenizerFrontend:
+        """The tokenizer side of the model, in this process. Available once the engine is started."""
+        assert self._frontend is not None, "not started"
+        return self._frontend
 
     @property
     def loaded(self) -> Loaded:
-        """What the engine's process says of the model; only once the engine was started."""
+        """Facts about the loaded model. Available once the engine is started."""
         assert self._loaded is not None, "not started"
         return self._loaded
 
@@ -100,7 +112,7 @@ class EngineProcess(EngineClient):
 
     @property
     def stats(self) -> EngineStats:
-        """What the engine did when it last spoke: some milliseconds ago while it works, else within a second."""
+        """The latest statistics that the process has sent: at most a second old."""
         assert self._stats is not None, "not started"
         return self._stats
 
@@ -119,37 +131,37 @@ class EngineProcess(EngineClient):
         async def add(name: str) -> None:
             read = prompt if isinstance(prompt, EnginePrompt) else await self.read(prompt)
             handle = next(self._numbers)
-            asked = replace(read, token_ids=list(read.token_ids))
-            self._supervisor.send(Add(handle, name, asked, params, options, hold_s))
+            plain = replace(read, token_ids=list(read.token_ids))
+            self._supervisor.send(Add(handle, name, plain, params, options, hold_s))
             self._handles[name] = handle
-            self._growing[handle] = (name, GrowingOutput(name, read))
+            self._growing[handle] = (name, OutputAccumulator(name, read))
 
         return self._requests.follow(request_id, add, self._forget, timeout_s=timeout_s)
 
     async def read(self, prompt: Prompt) -> EnginePrompt:
-        """A prompt as token ids, read in this process; `generate` takes either."""
-        return await self.face.prompts.read_beside(prompt)
+        """Tokenize a prompt in this process; `generate` takes either form."""
+        return await self.frontend.prompts.read_beside(prompt)
 
     async def close(self) -> None:
-        """End the process after the step under way; requests that are open end with EngineDeadError."""
+        """End the process after the current step; open requests fail with EngineDeadError."""
         await self._supervisor.close()
         closed = EngineDeadError("The engine was closed before the request was finished.")
         self._end_all(self._requests.failure or closed)
 
-    def _open_face(self) -> ModelFace:
-        return ModelFace.open(self._runtime or Runtime.boot(), self._model, self._tokenizer)
+    def _open_frontend(self) -> TokenizerFrontend:
+        return TokenizerFrontend.open(self._runtime or Runtime.boot(), self._model, self._tokenizer)
 
-    async def _ask(self, what: str, **arguments: Any) -> Any:
-        """Have one of `CALLS` called between two steps; returns or raises what it does."""
+    async def _call_utility(self, method: str, **arguments: Any) -> Any:
+        """Call one of `UTILITY_METHODS` between two steps; returns or raises its outcome."""
         if self._requests.failure is not None:
             raise self._requests.failure
         number = next(self._numbers)
-        self._supervisor.send(Ask(number, what, arguments))
-        self._asked[number] = answer = asyncio.get_running_loop().create_future()
+        self._supervisor.send(UtilityCall(number, method, arguments))
+        self._calls[number] = result = asyncio.get_running_loop().create_future()
         try:
-            return await answer
+            return await result
         finally:
-            del self._asked[number]
+            del self._calls[number]
 
     def _abort(self, name: str) -> None:
         if (handle := self._handles.get(name)) is not None:
@@ -161,29 +173,29 @@ class EngineProcess(EngineClient):
             del self._growing[handle]
             self._supervisor.send(Forget(handle))
 
-    def _take(self, news: News) -> None:
-        if news.progress is not None and self._on_progress is not None and self._loaded is None:
-            self._on_progress(*news.progress)
-        if news.stats is not None:
-            self._stats = news.stats
-        for reply in news.replies or ():
-            self._take_reply(reply)
-        for handle, error in news.refused or ():
+    def _receive(self, outputs: EngineOutputs) -> None:
+        if outputs.progress is not None and self._on_progress is not None and self._loaded is None:
+            self._on_progress(*outputs.progress)
+        if outputs.stats is not None:
+            self._stats = outputs.stats
+        for result in outputs.results or ():
+            self._take_result(result)
+        for handle, error in outputs.refused or ():
             if handle in self._growing:
                 self._requests.deliver(self._growing[handle][0], error)
-        for handle, *state in news.states or ():
+        for handle, *state in outputs.states or ():
             if handle in self._growing:
                 self._take_state(handle, state)
 
-    def _take_reply(self, reply: Reply) -> None:
-        answer = self._asked.get(reply.number)
-        if answer is None or answer.done():
+    def _take_result(self, result: UtilityResult) -> None:
+        waiting = self._calls.get(result.number)
+        if waiting is None or waiting.done():
             return
-        if reply.error is None:
-            self._supervisor.vouch()
-            answer.set_result(reply.value)
+        if result.error is None:
+            self._supervisor.mark_healthy()
+            waiting.set_result(result.value)
         else:
-            answer.set_exception(reply.error)
+            waiting.set_exception(result.error)
 
     def _take_state(self, handle: int, state: list[Any]) -> None:
         name, growing = self._growing[handle]
@@ -191,14 +203,14 @@ class EngineProcess(EngineClient):
         if output.finished:
             del self._growing[handle], self._handles[name]
             if output.outputs[0].finish_reason != "abort":
-                self._supervisor.vouch()
+                self._supervisor.mark_healthy()
         self._requests.deliver(name, output)
 
-    def _come_up(self, loaded: Loaded) -> None:
+    def _on_up(self, loaded: Loaded) -> None:
         self._loaded = loaded
         self._requests.failure = None
 
-    def _go_down(self, failure: EngineDeadError) -> None:
+    def _on_down(self, failure: EngineDeadError) -> None:
         if self._stats is not None:
             blocks = self._stats.num_blocks
             self._stats = replace(
@@ -212,7 +224,35 @@ class EngineProcess(EngineClient):
         self._end_all(failure)
 
     def _end_all(self, failure: EngineDeadError) -> None:
-        for answer in self._asked.values():
-            if not answer.done():
-                answer.set_exception(failure)
+        for result in self._calls.values():
+            if not result.done():
+                result.set_exception(failure)
         self._requests.fail(failure)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFrontend:
+    """The part of a model that needs no weights: tokenizer, prompt reader and answer format, for a server's process."""
+
+    tokenizer: Tokenizer
+    prompts: PromptReader
+    answer_format: AnswerFormat
+
+    @classmethod
+    def open(cls, runtime: Runtime, model: str | Path, tokenizer: str | None = None) -> TokenizerFrontend:
+        """Read the configuration and the tokenizer, the model's or the one at `tokenizer`. Weights are not read.
+
+        Raises ConfigError and TokenizerError.
+        """
+        source = runtime.open_source(model, tokenizer)
+        raw = source.config()
+        architecture = runtime.architectures.name_in(raw, source.path)
+        found = source.tokenizer()
+        found.read_whole()
+        factory = runtime.input_processors.find(architecture)
+
+        def open_processor() -> InputProcessor | None:
+            return None if factory is None else factory.create(raw, source.weights())
+
+        prompts = PromptReader(found, architecture, open_processor, text_limit=source.text_limit())
+        return cls(found, prompts, runtime.answer_formats.find(architecture))

@@ -8,14 +8,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from aethermind.engine.process.growth import SentOutput
-from aethermind.engine.process.messages import Loaded, LogLine, News, Reply
-from aethermind.engine.process.wire import pack
-from aethermind.engine.serving.held_news import HeldNews
+from aethermind.engine.process.output_delta import SentOutput
+from aethermind.engine.process.protocol import EngineOutputs, Loaded, LogLine, UtilityResult, pack
+from aethermind.engine.requests.output_coalescer import OutputCoalescer
 
 if TYPE_CHECKING:
     from aethermind.engine.observation.engine_stats import EngineStats
-    from aethermind.engine.requests.output_builder import Growth
+    from aethermind.engine.requests.output_builder import OutputUpdate
 
 __all__ = ["Outbox"]
 
@@ -24,17 +23,17 @@ _MOST_LOG_LINES = 1000
 
 
 class Outbox:
-    """Mutable. What is new of a request waits until it is due (see `HeldNews`)."""
+    """Mutable. What is new of a request waits until it is due (see `OutputCoalescer`)."""
 
     def __init__(self, sock: socket.socket, clock: Callable[[], float] = time.monotonic) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._unsent = memoryview(b"")
-        self._states = HeldNews(clock)
+        self._states = OutputCoalescer(clock)
         self._names: dict[int, str] = {}
         self._sent: dict[str, tuple[int, SentOutput]] = {}
         self._refused: list[tuple[int, Exception]] = []
-        self._replies: list[Reply] = []
+        self._results: list[UtilityResult] = []
         self._logs: deque[LogLine] = deque(maxlen=_MOST_LOG_LINES)
         self.progress: tuple[int, int] | None = None
         self.loaded: Loaded | None = None
@@ -44,13 +43,13 @@ class Outbox:
     @property
     def is_empty(self) -> bool:
         """Whether everything was said."""
-        return not (self._unsent or self.has_news)
+        return not (self._unsent or self.has_output)
 
     @property
-    def has_news(self) -> bool:
+    def has_output(self) -> bool:
         """Whether there is something to say that is not on its way."""
         once = (self.progress, self.loaded, self.failure, self.stats)
-        return bool(self._refused or self._replies or self._logs or self._states.is_due) or once != (None,) * 4
+        return bool(self._refused or self._results or self._logs or self._states.is_due) or once != (None,) * 4
 
     def open(self, handle: int, name: str, hold_s: float = 0.0) -> None:
         """Expect states of a request, whose news may be held back so long. Its name may come again once its end was
@@ -64,9 +63,9 @@ class Outbox:
         """What the engine calls a request; None where it is not open."""
         return self._names.get(handle)
 
-    def put(self, growths: Sequence[Growth]) -> None:
+    def put(self, updates: Sequence[OutputUpdate]) -> None:
         """What came of a step; nobody's where a request is not open."""
-        self._states.put(growths)
+        self._states.put(updates)
 
     def refuse(self, handle: int, error: Exception) -> None:
         """A request was not taken."""
@@ -78,9 +77,9 @@ class Outbox:
             self._states.drop(name)
             del self._sent[name]
 
-    def reply(self, reply: Reply) -> None:
-        """The outcome of an `Ask`."""
-        self._replies.append(reply)
+    def add_result(self, result: UtilityResult) -> None:
+        """The outcome of a `UtilityCall`."""
+        self._results.append(result)
 
     def log(self, line: LogLine) -> None:
         """A log record; from any thread."""
@@ -88,7 +87,7 @@ class Outbox:
 
     def flush(self) -> bool:
         """Say what can be said without waiting; returns whether that was all. OSError if nobody will ever read it."""
-        while self._unsent or self.has_news:
+        while self._unsent or self.has_output:
             if not self._unsent:
                 self._unsent = memoryview(self._next())
             try:
@@ -105,16 +104,16 @@ class Outbox:
             states.append([handle, *sent.cut(output)])
             if output.finished:
                 del self._sent[name], self._names[handle]
-        news = News(
+        outputs = EngineOutputs(
             [self._logs.popleft() for _ in range(len(self._logs))],
             self.progress,
             self.loaded,
             self.failure,
-            self._replies,
+            self._results,
             self._refused,
             states,
             self.stats,
         )
-        self._refused, self._replies = [], []
+        self._refused, self._results = [], []
         self.progress = self.loaded = self.failure = self.stats = None
-        return pack(news)
+        return pack(outputs)

@@ -1,4 +1,7 @@
-"""How processes of an engine start: what their parent arranges, and what they do first."""
+"""The start of an engine's child processes: their command and environment, signals, version check, exit status.
+
+The process of an engine and those of other tensor-parallel ranks (`executors`) start in this way.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,19 @@ from aethermind.errors import PluginError
 from aethermind.plugins.child_process import import_path
 from aethermind.plugins.discovery import plugin_names
 
-__all__ = ["begin", "check_version", "child_command", "child_environment", "describe_exit", "signals_held"]
+__all__ = ["blocked_signals", "check_version", "child_command", "child_environment", "describe_exit", "init_child"]
 
-_OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
-"""Ctrl-C and SIGTERM reach every process of a group: what they mean is for the parent to say."""
+_PARENT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Signals that reach every process of a group; only the parent acts on them."""
 
 
 def child_command(module: str, *numbers: int) -> list[str]:
-    """What runs a module of ours, which is told these numbers and this process's version."""
+    """The command that runs `module` with `numbers` and the version of this process as its arguments."""
     return [sys.executable, "-m", module, *map(str, numbers), __version__]
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment and its import path, without names of plugins that this process has warned of."""
+    """The environment of this process and its import path, without plugin names that were reported unknown."""
     variables = {**os.environ, "PYTHONPATH": import_path()}
     if (allowed := env.plugin_allow_list()) is not None:
         variables["AETHERMIND_PLUGINS"] = ",".join(sorted(allowed & plugin_names()))
@@ -34,31 +37,31 @@ def child_environment() -> dict[str, str]:
 
 
 @contextmanager
-def signals_held() -> Iterator[None]:
-    """Around the start of a child: the parent's signals wait in it until `begin`, lest they end it before its time."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_PARENT)
+def blocked_signals() -> Iterator[None]:
+    """Block signals while a child is started: it inherits the mask, so that none ends it before `init_child`."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENT_SIGNALS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def begin() -> None:
-    """In the child, before all else: ignore the parent's signals, and say where a crash was."""
-    for number in _OF_THE_PARENT:
+def init_child() -> None:
+    """Initialise a child process: ignore the parent's signals, and enable tracebacks of crashes. Called first."""
+    for number in _PARENT_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_PARENT)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENT_SIGNALS)
     faulthandler.enable()
 
 
-def check_version(of_the_parent: str) -> None:
-    """In the child: PluginError where another version was installed since the parent started."""
-    if of_the_parent != __version__:
-        raise PluginError(f"AetherMind {of_the_parent} became {__version__} while it ran; start it again.")
+def check_version(parent_version: str) -> None:
+    """Check the version in a child: PluginError if another one was installed since the parent started."""
+    if parent_version != __version__:
+        raise PluginError(f"AetherMind {parent_version} became {__version__} while it ran; start it again.")
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, in words."""
+    """An exit code in words, such as 'was killed by SIGKILL'."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

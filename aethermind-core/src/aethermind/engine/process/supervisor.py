@@ -1,64 +1,69 @@
-"""Keeping an engine process alive: its end is noticed at once, told, and followed by another try, but not for ever."""
+"""Starts an engine process, watches it, and restarts it with backoff when it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
+import socket
 import time
+from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
-from aethermind.engine.process.child import Child
-from aethermind.engine.process.messages import Loaded, LogLine, News, Setup
-from aethermind.engine.process.start import describe_exit
+from aethermind.engine.process.protocol import Close, EngineOutputs, Loaded, LogLine, Setup, Unpacker, pack
+from aethermind.engine.process.start import blocked_signals, child_command, child_environment, describe_exit
 from aethermind.errors import EngineDeadError, InvalidArgumentError
 from aethermind.log import get_logger
 
-__all__ = ["RestartPolicy", "Supervisor"]
+__all__ = ["Child", "RestartPolicy", "Supervisor"]
 
 _log = get_logger(__name__)
+
+_GRACE_S = 2.0
+"""Seconds that a process gets to exit once it has closed its socket."""
 
 _USUAL_REASONS: dict[int, str] = {
     signal.SIGKILL: " The system does so where memory runs out.",
     signal.SIGBUS: " The system does so where a file in use, such as the model's, was shortened.",
 }
-"""Why processes are killed by a signal, in a sentence, where there is a usual reason."""
+"""The usual reason why a process is killed by a signal, as a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When a process that ended is started again, and when one that says nothing is ended. Times are in seconds."""
+    """When an engine process that ended is restarted, and when one that hangs is killed. Times are in seconds."""
 
     max_restarts: int = 5
-    """How often in a row; a process that finished an answer, or was up for `stable_s`, begins a new row."""
+    """Most restarts in a row. A process that finished an answer, or was up for `stable_s`, resets the count."""
     first_delay_s: float = 1.0
-    """Before the first restart of a row; each one after that waits twice as long."""
+    """Delay before the first restart in a row; it doubles with each further restart."""
     max_delay_s: float = 30.0
     stable_s: float = 60.0
     stall_timeout_s: float = 600.0
-    """How long a process may be silent while somebody waits for it, which is how long a step may take; 0 is for ever.
-    """
+    """The longest step: a process that sends nothing for so long while a request is open is killed. 0 is no limit."""
     close_timeout_s: float = 5.0
-    """What it gets for the step under way when it is told to stop."""
+    """Time to finish the current step when the engine is closed."""
 
     def __post_init__(self) -> None:
         for name in ("max_restarts", "first_delay_s", "max_delay_s", "stable_s", "stall_timeout_s", "close_timeout_s"):
-            if not getattr(self, name) >= 0:  # nan is neither
+            if not getattr(self, name) >= 0:  # also rejects nan
                 raise InvalidArgumentError(f"{name} should be 0 or more, got {getattr(self, name)!r}.")
 
     def delay_s(self, failures: int) -> float:
-        """What to wait after so many failures in a row."""
+        """The delay after so many failures in a row."""
         return min(self.first_delay_s * 2.0 ** min(failures - 1, 30), self.max_delay_s)
 
 
 class Supervisor:
-    """Runs one process after the other. Mutable; belongs to an event loop.
+    """Runs one engine process at a time, and restarts it. Mutable; belongs to an event loop.
 
-    `on_news` gets what a process says; `on_up` is called when one serves; `on_down` when it no longer does, with the
-    reason and what happens next; `is_busy` is asked whether anybody waits for it.
+    `on_outputs` receives the messages of a process. `on_up` is called when a process is ready to serve, `on_down` when
+    it has ended, with the reason and the next action. `is_busy` returns whether a request is open.
     """
 
     def __init__(
@@ -66,14 +71,14 @@ class Supervisor:
         setup: Setup,
         policy: RestartPolicy,
         *,
-        on_news: Callable[[News], None],
+        on_outputs: Callable[[EngineOutputs], None],
         on_up: Callable[[Loaded], None],
         on_down: Callable[[EngineDeadError], None],
         is_busy: Callable[[], bool],
     ) -> None:
         self._setup = setup
         self._policy = policy
-        self._on_news = on_news
+        self._on_outputs = on_outputs
         self._on_up = on_up
         self._on_down = on_down
         self._is_busy = is_busy
@@ -81,17 +86,17 @@ class Supervisor:
         self._child: Child | None = None
         self._failure: Exception | None = None
         self._up_since: float | None = None
-        self._has_proved_itself = False
-        self._heard = 0.0
+        self._is_healthy = False
+        self._last_message_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def pid(self) -> int | None:
-        """The id of the process there is."""
+        """The id of the current process, None while there is none."""
         return None if self._child is None else self._child.pid
 
     async def start(self) -> None:
-        """Start the first process and wait until it serves; raises what keeps it from that."""
+        """Start the first process and wait until it is ready; raises the error that prevents that."""
         first = asyncio.get_running_loop().create_future()
         self._tasks = [asyncio.create_task(self._keep_alive(first))]
         if self._policy.stall_timeout_s:
@@ -99,16 +104,16 @@ class Supervisor:
         await first
 
     def send(self, message: object) -> None:
-        """Say something to the process, if there is one."""
+        """Send a message to the process; it is dropped while there is none."""
         if self._child is not None:
             self._child.send(message)
 
-    def vouch(self) -> None:
-        """The process has done what it is for: should it end, that is no sign that the next one would do no better."""
-        self._has_proved_itself = True
+    def mark_healthy(self) -> None:
+        """Note that the process has served a request: if it ends, the count of failures in a row starts again."""
+        self._is_healthy = True
 
     async def close(self) -> None:
-        """End the process, and try no more."""
+        """End the process and stop restarting it."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -118,57 +123,57 @@ class Supervisor:
             self._child = None
 
     async def _keep_alive(self, first: asyncio.Future[None]) -> None:
-        """Processes one after the other, until that is given up. A bug in here is told like the end of a process."""
+        """Run processes until restarts are used up. A bug in the supervisor is reported like the end of a process."""
         try:
-            await self._restart_as_long_as_it_helps(first)
+            await self._restart_until_exhausted(first)
         except Exception as error:
             if not first.done():
                 first.set_exception(error)
                 return
-            _log.exception("%s: watching over the engine process failed", self._setup.model)
-            self._on_down(EngineDeadError("Nobody watches over the engine process any more; restart the server."))
+            _log.exception("%s: supervising the engine process failed", self._setup.model)
+            self._on_down(EngineDeadError("The engine process is not supervised any more; restart the server."))
 
-    async def _restart_as_long_as_it_helps(self, first: asyncio.Future[None]) -> None:
+    async def _restart_until_exhausted(self, first: asyncio.Future[None]) -> None:
         num_failures = 0
         while True:
-            error = await self._live(first)
+            error = await self._run_one(first)
             if not first.done():
                 first.set_exception(error)
                 return
             is_stable = self._up_since is not None and time.monotonic() - self._up_since >= self._policy.stable_s
-            num_failures = 1 if is_stable or self._has_proved_itself else num_failures + 1
+            num_failures = 1 if is_stable or self._is_healthy else num_failures + 1
             if num_failures > self._policy.max_restarts:
                 times = "once" if num_failures == 1 else f"{num_failures} times in a row"
-                self._tell(f"{error} It failed {times} and is not started again; restart the server.")
+                self._report_down(f"{error} It failed {times} and is not started again; restart the server.")
                 return
             delay_s = self._policy.delay_s(num_failures)
-            self._tell(f"{error} It is started again in {delay_s:g} s.")
+            self._report_down(f"{error} It is started again in {delay_s:g} s.")
             await asyncio.sleep(delay_s)
             _log.warning("%s: starting the engine process again (%d)", self._setup.model, num_failures)
 
-    def _tell(self, message: str) -> None:
+    def _report_down(self, message: str) -> None:
         _log.error("%s: %s", self._setup.model, message)
         self._on_down(EngineDeadError(message))
 
-    async def _live(self, first: asyncio.Future[None]) -> Exception:
-        """One process from start to end; returns why it ended."""
-        self._failure, self._up_since, self._has_proved_itself = None, None, False
+    async def _run_one(self, first: asyncio.Future[None]) -> Exception:
+        """Run one process from start to end; returns why it ended."""
+        self._failure, self._up_since, self._is_healthy = None, None, False
 
-        def take(news: News) -> None:
-            self._heard = time.monotonic()
-            for line in news.logs:
-                _log_again(line)
-            if news.failure is not None:
-                self._failure = news.failure
-            if news.loaded is not None:
-                self._up_since = self._heard
-                self._on_up(news.loaded)
-            self._on_news(news)
-            if news.loaded is not None and not first.done():
+        def receive(outputs: EngineOutputs) -> None:
+            self._last_message_s = time.monotonic()
+            for line in outputs.logs:
+                _forward_log(line)
+            if outputs.failure is not None:
+                self._failure = outputs.failure
+            if outputs.loaded is not None:
+                self._up_since = self._last_message_s
+                self._on_up(outputs.loaded)
+            self._on_outputs(outputs)
+            if outputs.loaded is not None and not first.done():
                 first.set_result(None)
 
         try:
-            self._child = child = await Child.launch(take, self._directory)
+            self._child = child = await Child.launch(receive, self._directory)
         except OSError as error:
             return EngineDeadError(f"The engine process could not be started: {error.strerror or error}.")
         child.send(self._setup)
@@ -179,31 +184,123 @@ class Supervisor:
         if child.is_stalled:
             limit_s = self._policy.stall_timeout_s
             return EngineDeadError(f"The engine process said nothing for {limit_s:g} s in a step, and was killed.")
-        doing = "" if self._up_since is not None else " while it loaded the model"
-        return EngineDeadError(f"The engine process {describe_exit(code)}{doing}.{_USUAL_REASONS.get(-code, '')}")
+        phase = "" if self._up_since is not None else " while it loaded the model"
+        return EngineDeadError(f"The engine process {describe_exit(code)}{phase}.{_USUAL_REASONS.get(-code, '')}")
 
     async def _watch(self) -> None:
-        """Kill a process that takes longer than a step may."""
+        """Kill a process whose step exceeds `stall_timeout_s`."""
         limit = self._policy.stall_timeout_s
         period = limit / 8
         idle = looked = time.monotonic()
         while True:
             await asyncio.sleep(period)
             before, looked = looked, time.monotonic()
-            was_away = looked - before > 2 * period  # this process was stopped or busy itself, and heard nobody
-            if was_away or self._child is None or self._up_since is None or not self._is_busy():
+            was_suspended = looked - before > 2 * period  # this process itself was stopped or busy, and read nothing
+            if was_suspended or self._child is None or self._up_since is None or not self._is_busy():
                 idle = looked
-            elif looked - max(idle, self._heard) > limit:
+            elif looked - max(idle, self._last_message_s) > limit:
                 _log.error("%s: the engine process said nothing for %g s and is killed", self._setup.model, limit)
                 self._child.is_stalled = True
                 self._child.kill()
 
 
-def _log_again(line: LogLine) -> None:
-    """Hand a record of the other process to this one's handlers."""
+def _forward_log(line: LogLine) -> None:
+    """Pass a log record of the engine process to the handlers of this process."""
     logger = logging.getLogger(line.name)
     if logger.isEnabledFor(line.level):
         record = logger.makeRecord(line.name, line.level, "", 0, line.text, (), None)
         record.created, record.exc_text = line.created, line.traceback
-        with suppress(Exception):  # as logging does: a record is no reason to fail
+        with suppress(Exception):  # like logging itself: a bad record is not fatal
             logger.handle(record)
+
+
+class Child:
+    """One running engine process and the private socket to it. The socket has no address that others could open."""
+
+    def __init__(self, process: Process, transport: asyncio.WriteTransport, disconnected: asyncio.Event) -> None:
+        self._process = process
+        self._transport = transport
+        self._disconnected = disconnected
+        self.is_stalled = False
+        """Whether it was killed because a step took too long."""
+
+    @classmethod
+    async def launch(cls, on_outputs: Callable[[EngineOutputs], None], directory: Path) -> Child:
+        """Spawn a process, which waits for its `Setup`. `on_outputs` receives its messages.
+
+        It has this process's import path and the working directory `directory`, and is killed when the calling thread
+        ends.
+        """
+        ours, theirs = socket.socketpair()
+        disconnected = asyncio.Event()
+        with theirs:
+            transport, _ = await asyncio.get_running_loop().create_unix_connection(
+                lambda: _Listener(on_outputs, disconnected), sock=ours
+            )
+            try:
+                with blocked_signals():
+                    process = await asyncio.create_subprocess_exec(
+                        *child_command("aethermind.engine.process", theirs.fileno(), os.getpid()),
+                        stdin=DEVNULL,
+                        stdout=DEVNULL,
+                        cwd=directory,
+                        env=child_environment(),
+                        pass_fds=[theirs.fileno()],
+                    )
+            except BaseException:
+                transport.close()
+                raise
+        return cls(process, transport, disconnected)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def send(self, message: object) -> None:
+        """Send a message without waiting. InvalidArgumentError if it cannot be encoded."""
+        data = pack(message)
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def ended(self) -> int:
+        """Wait until it has exited and is reaped; returns its exit code, negative for a signal."""
+        await self._disconnected.wait()
+        try:
+            async with asyncio.timeout(_GRACE_S):
+                return await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            return await self._process.wait()
+
+    async def close(self, timeout_s: float) -> None:
+        """Have it stop after the current step; kill it after `timeout_s` seconds."""
+        self.send(Close())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.ended()
+        except TimeoutError:
+            self.kill()
+            await self.ended()
+        finally:
+            self.kill()  # without effect unless this call was cancelled
+            self._transport.close()
+
+
+class _Listener(asyncio.Protocol):
+    def __init__(self, on_outputs: Callable[[EngineOutputs], None], disconnected: asyncio.Event) -> None:
+        self._on_outputs = on_outputs
+        self._disconnected = disconnected
+        self._unpacker = Unpacker()
+
+    def data_received(self, data: bytes) -> None:
+        for outputs in self._unpacker.feed(data):
+            self._on_outputs(cast(EngineOutputs, outputs))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disconnected.set()

@@ -1,7 +1,6 @@
-"""The process of one engine, started by `Child`.
+"""The process of one engine, started by `Child`: a loop that reads messages, steps the engine and sends output.
 
-One thread steps the engine and, between steps, reads what is asked and says what there is to say. It ends when it is
-told to, and when whoever started it has gone.
+One thread does all three in turn. The process exits on a `Close` message, and when its parent has ended.
 """
 
 from __future__ import annotations
@@ -15,17 +14,27 @@ import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
 from aethermind.engine.engine import Engine
 from aethermind.engine.loading.loader import plan_model
 from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.observation.model_info import describe_model, log_loaded
-from aethermind.engine.process.messages import CALLS, Abort, Add, Ask, Close, Forget, Loaded, LogLine, Reply, Setup
 from aethermind.engine.process.outbox import Outbox
-from aethermind.engine.process.preparing import Preparing
-from aethermind.engine.process.start import begin, check_version
-from aethermind.engine.process.wire import Unpacker
+from aethermind.engine.process.protocol import (
+    UTILITY_METHODS,
+    Abort,
+    Add,
+    Close,
+    Forget,
+    Loaded,
+    LogLine,
+    Setup,
+    Unpacker,
+    UtilityCall,
+    UtilityResult,
+)
+from aethermind.engine.process.start import check_version, init_child
 from aethermind.errors import AetherMindError, EngineDeadError, in_words
 from aethermind.log import get_logger
 from aethermind.runtime import Runtime
@@ -36,20 +45,23 @@ if TYPE_CHECKING:
 
     from aethermind.sampling.guidance import TokenGuide
 
-__all__ = ["main"]
+
+__all__ = ["PendingGrammar", "PendingGrammars", "main"]
 
 _IDLE_S = 1.0
-"""How long log lines of other threads may wait while there is nothing to do."""
+"""Longest wait while idle; log lines of other threads are sent after it."""
 
 _POLL_S = 0.02
-"""How long what a thread has made for a request may wait while there is nothing else to do."""
+"""Interval at which compiled grammars are looked for while nothing runs."""
 
-_LAST_WORDS_S = 2.0
+_FINAL_FLUSH_S = 2.0
+"""Time limit for sending the reason of a failure before the process exits."""
+
 _STATS_EVERY_S = 0.01
-"""How old what is told of the engine with other news may be."""
+"""Shortest interval of statistics that accompany other output."""
 
-_SILENCE_S = 0.1
-"""How long nothing is told where there is no news: each message wakes the reader, who takes a core from the step."""
+_STATS_ALONE_S = 0.1
+"""Interval of statistics while steps produce no output. Each message wakes the reader, which costs steps CPU time."""
 
 _RECEIVE_BYTES = 1 << 18
 _PR_SET_PDEATHSIG = 1
@@ -58,16 +70,16 @@ _log = get_logger(__name__)
 
 
 def main(fd: int, parent: int, version: str) -> int:
-    """Serve whoever holds the other end of a socket; returns the exit code."""
-    _die_with(parent)
-    begin()
-    with socket.socket(fileno=_low(fd)) as sock:
+    """Serve the client at the other end of a socket; returns the exit code."""
+    _exit_with_parent(parent)
+    init_child()
+    with socket.socket(fileno=_lowest_fd(fd)) as sock:
         outbox = Outbox(sock)
         inbox = _Inbox(sock)
         try:
             return _serve(inbox, outbox, version)
         except (BrokenPipeError, ConnectionResetError, EOFError):
-            return 0  # nobody is there any more
+            return 0  # the parent has gone
 
 
 def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
@@ -79,12 +91,12 @@ def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
         check_version(version)
         engine = _load(setup, outbox)
         gc.collect()
-        gc.freeze()  # what was loaded stays: to look for garbage in it would make a step wait
+        gc.freeze()  # loaded objects live as long as the process: no collection needs to scan them
     except Exception as error:
         if not isinstance(error, AetherMindError):
             _log.exception("the model could not be loaded")
         outbox.failure = error if isinstance(error, AetherMindError) else EngineDeadError(in_words(error))
-        _say_all(outbox, inbox.sock)
+        _flush_all(outbox, inbox.sock)
         return 1
     try:
         _Worker(engine, inbox, outbox).run()
@@ -93,7 +105,7 @@ def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
     except Exception as error:
         _log.exception("the engine failed")
         outbox.failure = EngineDeadError(f"The engine failed: {in_words(error)}")
-        _say_all(outbox, inbox.sock)
+        _flush_all(outbox, inbox.sock)
         return 1
     finally:
         engine.close()
@@ -119,13 +131,13 @@ def _load(setup: Setup, outbox: Outbox) -> Engine:
 
 
 class _Inbox:
-    """What is asked, without waiting for it."""
+    """Messages from the socket, read without blocking."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._unpacker = Unpacker()
-        self._has_come = select.poll()
-        self._has_come.register(sock, select.POLLIN)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
 
     def first(self) -> Setup:
         """Wait for the first message."""
@@ -136,8 +148,8 @@ class _Inbox:
                 return message
 
     def take(self) -> list[Any]:
-        """The messages that have come. EOFError when no more will."""
-        if not self._has_come.poll(0):  # a quarter of what an exception costs, in every step
+        """The messages that have arrived. EOFError at the end of the stream."""
+        if not self._poll.poll(0):  # cheaper in each step than the exception of a recv without data
             return []
         data = self.sock.recv(_RECEIVE_BYTES)
         if not data:
@@ -146,50 +158,50 @@ class _Inbox:
 
 
 class _Worker:
-    """The loop: commands, a step, news."""
+    """The loop: messages, a step, output."""
 
     def __init__(self, engine: Engine, inbox: _Inbox, outbox: Outbox) -> None:
         self._engine = engine
         self._inbox = inbox
         self._outbox = outbox
-        self._preparing = Preparing()
-        self._told_stats_s = 0.0
+        self._pending = PendingGrammars()
+        self._stats_s = 0.0
 
     def run(self) -> None:
-        """Return when told to close."""
+        """Run until a `Close` message."""
         engine, outbox = self._engine, self._outbox
         while True:
-            self._tell_stats()
-            is_all_said = outbox.flush()
+            self._update_stats()
+            is_flushed = outbox.flush()
             if not engine.has_unfinished:
-                most_s = _POLL_S if self._preparing else _IDLE_S
-                select.select([self._inbox.sock], [] if is_all_said else [self._inbox.sock], [], most_s)
+                timeout_s = _POLL_S if self._pending else _IDLE_S
+                select.select([self._inbox.sock], [] if is_flushed else [self._inbox.sock], [], timeout_s)
             for message in self._inbox.take():
                 if isinstance(message, Close):
                     return
-                self._obey(message)
-            self._add_prepared()
+                self._handle(message)
+            self._add_compiled()
             if engine.has_unfinished:
                 outbox.put(engine.advance())
 
-    def _tell_stats(self) -> None:
-        """With other news, and now and then without: silence would be taken for a step that never ends."""
+    def _update_stats(self) -> None:
+        """Send statistics with other output, and at intervals without: the parent kills a silent process."""
         now = time.monotonic()
-        age_s = now - self._told_stats_s
-        is_wanted = age_s >= _SILENCE_S or (age_s >= _STATS_EVERY_S and self._outbox.has_news)
-        if is_wanted or not self._engine.has_unfinished:
+        age_s = now - self._stats_s
+        is_due = age_s >= _STATS_ALONE_S or (age_s >= _STATS_EVERY_S and self._outbox.has_output)
+        if is_due or not self._engine.has_unfinished:
             self._outbox.stats = EngineStats.of(self._engine)
-            self._told_stats_s = now
+            self._stats_s = now
 
-    def _obey(self, message: Add | Abort | Forget | Ask) -> None:
+    def _handle(self, message: Add | Abort | Forget | UtilityCall) -> None:
         match message:
             case Add():
                 made = self._engine.prepare(message.params)
                 if made is None or made.done():
                     self._add(message, made)
                 else:
-                    self._preparing.hold(message, made)
-            case Abort() | Forget() if self._preparing.hear(message):
+                    self._pending.add(message, made)
+            case Abort() | Forget() if self._pending.cancel(message):
                 pass
             case Abort(handle):
                 name = self._outbox.name_of(handle)
@@ -197,18 +209,18 @@ class _Worker:
                     self._outbox.put([ended])
             case Forget(handle):
                 if (name := self._outbox.name_of(handle)) is not None:
-                    self._engine.abort(name)  # nothing where it has finished
+                    self._engine.abort(name)  # without effect if it has finished
                     self._outbox.drop(handle)
-            case Ask(number, what, arguments):
-                self._outbox.reply(self._answer(number, what, arguments))
+            case UtilityCall(number, method, arguments):
+                self._outbox.add_result(self._call(number, method, arguments))
             case _:
                 assert_never(message)
 
-    def _add_prepared(self) -> None:
-        for request, made, is_aborted in self._preparing.take():
+    def _add_compiled(self) -> None:
+        for request, made, is_aborted in self._pending.take():
             self._add(request, made)
             if is_aborted:
-                self._obey(Abort(request.handle))
+                self._handle(Abort(request.handle))
 
     def _add(self, request: Add, made: Future[TokenGuide] | None) -> None:
         prompt = request.prompt
@@ -226,18 +238,18 @@ class _Worker:
             )
         except Exception as error:
             self._outbox.drop(request.handle)
-            self._outbox.refuse(request.handle, _told(error))
+            self._outbox.refuse(request.handle, _logged(error))
 
-    def _answer(self, number: int, what: str, arguments: dict[str, Any]) -> Reply:
+    def _call(self, number: int, method: str, arguments: dict[str, Any]) -> UtilityResult:
         try:
-            assert what in CALLS, f"nobody asks an engine for {what}"
-            return Reply(number, getattr(self._engine, what)(**arguments))
+            assert method in UTILITY_METHODS, f"{method} is not a utility method"
+            return UtilityResult(number, getattr(self._engine, method)(**arguments))
         except Exception as error:
-            return Reply(number, None, _told(error))
+            return UtilityResult(number, None, _logged(error))
 
 
 class _Forwarding(logging.Handler):
-    """Records go to the parent, whose handlers say what becomes of them."""
+    """Sends log records to the parent, which passes them to its own handlers."""
 
     def __init__(self, outbox: Outbox) -> None:
         super().__init__()
@@ -248,35 +260,77 @@ class _Forwarding(logging.Handler):
         self._outbox.log(LogLine(record.levelno, record.name, record.getMessage(), record.created, traceback))
 
 
-def _told(error: Exception) -> Exception:
-    """An error as the other process gets it; what nobody foresaw is logged here, where its traceback is."""
+def _logged(error: Exception) -> Exception:
+    """The error to send. An unexpected one is logged here, because its traceback is not sent."""
     if not isinstance(error, AetherMindError):
         _log.error("a request failed", exc_info=error)
     return error
 
 
-def _say_all(outbox: Outbox, sock: socket.socket) -> None:
-    """Wait for the reader, but not for ever."""
-    until = time.monotonic() + _LAST_WORDS_S
+def _flush_all(outbox: Outbox, sock: socket.socket) -> None:
+    """Send all output; give up after `_FINAL_FLUSH_S`."""
+    until = time.monotonic() + _FINAL_FLUSH_S
     while not outbox.flush() and (left := until - time.monotonic()) > 0:
         select.select([], [sock], [], left)
 
 
-def _low(fd: int) -> int:
-    """The same file under the lowest number there is, for this process alone: `select` takes none from 1024 on, which
-    a parent with many connections gives.
+def _lowest_fd(fd: int) -> int:
+    """The lowest free file descriptor for the same file, not inherited by children.
+
+    `select` accepts none above 1023, which a parent with many connections passes.
     """
     low = os.dup(fd)
     os.close(fd)
     return low
 
 
-def _die_with(parent: int) -> None:
-    """Have the system kill this process when its parent dies, even in the middle of a step (Linux: prctl(2)).
+def _exit_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, even in the middle of a step (Linux: prctl(2)).
 
-    Elsewhere the end of the socket is noticed between two steps.
+    On other systems the end of the socket is detected between two steps.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before
+    if os.getppid() != parent:  # the parent ended before this call
         os._exit(0)
+
+
+class PendingGrammar(NamedTuple):
+    """A request, the grammar that is being compiled for it, and whether to abort the request once it is added."""
+
+    request: Add
+    made: Future[TokenGuide]
+    is_aborted: bool = False
+
+
+class PendingGrammars:
+    """Requests whose grammars are being compiled in threads, by handle. Mutable."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, PendingGrammar] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: Add, made: Future[TokenGuide]) -> None:
+        """Hold a request until its grammar is compiled."""
+        self._waiting[request.handle] = PendingGrammar(request, made)
+
+    def cancel(self, message: Abort | Forget) -> bool:
+        """Abort or forget a request that is held here; False if none has this handle."""
+        pending = self._waiting.get(message.handle)
+        if pending is None:
+            return False
+        if isinstance(message, Abort):
+            self._waiting[message.handle] = pending._replace(is_aborted=True)
+        else:
+            pending.made.cancel()
+            del self._waiting[message.handle]
+        return True
+
+    def take(self) -> list[PendingGrammar]:
+        """Remove and return the requests whose grammars are compiled."""
+        ready = [pending for pending in self._waiting.values() if pending.made.done()]
+        for pending in ready:
+            del self._waiting[pending.request.handle]
+        return ready

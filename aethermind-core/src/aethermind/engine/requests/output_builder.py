@@ -14,10 +14,10 @@ from aethermind.text.stop import StopChecker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aethermind.engine.requests.logprobs import TokenLogprobs
+    from aethermind.engine.requests.output import TokenLogprobs
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["Growth", "OutputBuilder", "has_ended", "state_of"]
+__all__ = ["OutputUpdate", "OutputBuilder", "has_ended", "state_of"]
 
 
 class OutputBuilder:
@@ -149,18 +149,18 @@ class OutputBuilder:
         return reason
 
 
-Growth = RequestOutput | OutputBuilder
+OutputUpdate = RequestOutput | OutputBuilder
 """What came of a request in a step: its last state, or the answer that goes on, whose state costs more than a token to
 write down.
 """
 
 
-def state_of(growth: Growth) -> RequestOutput:
+def state_of(growth: OutputUpdate) -> RequestOutput:
     """The state of a request between two steps."""
     return growth if isinstance(growth, RequestOutput) else growth.snapshot()
 
 
-def has_ended(growth: Growth | None) -> bool:
+def has_ended(growth: OutputUpdate | None) -> bool:
     """Whether a state is the last; None is not."""
     return type(growth) is RequestOutput and growth.finished  # several times quicker than to ask for any of the kind
 

@@ -17,10 +17,22 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from aethermind.engine.loading.planned_model import PlannedModel
+    from aethermind.engine.requests.request import RequestOptions
     from aethermind.model.input_processor import InputProcessor
+    from aethermind.sampling.params import SamplingParams
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["EnginePrompt", "Prompt", "PromptReader", "TextToEmbed", "check_embeddings"]
+__all__ = [
+    "EnginePrompt",
+    "Prompt",
+    "PromptReader",
+    "TextToEmbed",
+    "check_embeddings",
+    "check_prompt",
+    "check_text",
+    "check_token_ids",
+]
 
 Prompt = str | Mapping[str, Any]
 """A text, or a mapping with one of `prompt`, `prompt_token_ids` and `prompt_embeds` (float [n, hidden_size]), the first
@@ -231,4 +243,53 @@ def _embeddings(given: Any) -> npt.NDArray[np.float32]:
 def _no_prompt(given: Any) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"A prompt is a string or {{'prompt_token_ids': [...]}} with integers, got {given!r:.80}."
+    )
+
+
+def check_prompt(
+    planned: PlannedModel, token_ids: Sequence[int], params: SamplingParams, options: RequestOptions
+) -> None:
+    """InvalidArgumentError for ids that the model does not have, ContextLengthError where no answer would fit."""
+    if not planned.generates:
+        why = ": the checkpoint has no output matrix" if planned.is_headless else ""
+        raise InvalidArgumentError(
+            f"{planned.architecture} computes vectors of texts and generates nothing{why}. Use LLM.embed, or "
+            "/v1/embeddings of a server."
+        )
+    if not token_ids:
+        raise InvalidArgumentError("The prompt is empty; give it at least one token.")
+    limit = planned.max_model_len
+    if len(token_ids) >= limit:
+        raise ContextLengthError(
+            f"The prompt has {len(token_ids)} tokens and the context holds {limit}, with at least one for the "
+            "answer. Shorten the prompt, or raise max_model_len if the model allows it."
+        )
+    quota = options.max_context_tokens
+    if quota is not None and len(token_ids) >= quota:
+        raise ContextLengthError(
+            f"The prompt has {len(token_ids)} tokens and the request's quota is {quota}, with at least one for the "
+            "answer. Shorten the prompt, or raise max_context_tokens."
+        )
+    check_token_ids(planned, (*token_ids, *params.stop_token_ids))
+
+
+def check_text(planned: PlannedModel, token_ids: Sequence[int]) -> None:
+    """The same for a text that is to become a vector."""
+    if not token_ids:
+        raise InvalidArgumentError("The text is empty; give it at least one token.")
+    if len(token_ids) > planned.max_model_len:
+        raise ContextLengthError(
+            f"The text has {len(token_ids)} tokens, and the context holds {planned.max_model_len}. Shorten it."
+        )
+    check_token_ids(planned, token_ids)
+
+
+def check_token_ids(planned: PlannedModel, token_ids: Sequence[int]) -> None:
+    """InvalidArgumentError for ids outside the model's vocabulary."""
+    vocab_size = planned.model.config.vocab_size
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
+    token_id = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+    raise InvalidArgumentError(
+        f"Token id {token_id} is out of range: the vocabulary has {vocab_size} entries, numbered from 0."
     )

@@ -8,18 +8,18 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aethermind.engine.observation.engine_stats import EngineStats
+from aethermind.engine.requests.output_coalescer import OutputCoalescer
 from aethermind.engine.requests.prompt_reader import EnginePrompt
 from aethermind.engine.serving.engine_client import EngineClient
-from aethermind.engine.serving.held_news import HeldNews
 from aethermind.errors import ComputationError, EngineDeadError, InvalidArgumentError, in_words
 from aethermind.log import get_logger
 
 if TYPE_CHECKING:
     from aethermind.engine.engine import Engine
     from aethermind.engine.requests.output import RequestOutput
-    from aethermind.engine.requests.output_builder import Growth
+    from aethermind.engine.requests.output_builder import OutputUpdate
     from aethermind.engine.requests.prompt_reader import Prompt
-    from aethermind.engine.requests.request_options import RequestOptions
+    from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.guidance import TokenGuide
     from aethermind.sampling.params import SamplingParams
 
@@ -47,7 +47,7 @@ class AsyncEngine(EngineClient):
         self._engine = engine
         self._calls: set[asyncio.Future[Any]] = set()
         self._commands: list[Callable[[], object]] = []
-        self._news = HeldNews()
+        self._news = OutputCoalescer()
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_stopping = False
@@ -119,8 +119,8 @@ class AsyncEngine(EngineClient):
         self._submit(run)
         return await result
 
-    async def _ask(self, what: str, **arguments: Any) -> Any:
-        return await self.call(lambda engine: getattr(engine, what)(**arguments))
+    async def _call_utility(self, method: str, **arguments: Any) -> Any:
+        return await self.call(lambda engine: getattr(engine, method)(**arguments))
 
     async def close(self) -> None:
         """Stop after the step under way; requests that are open end with EngineDeadError."""
@@ -131,9 +131,9 @@ class AsyncEngine(EngineClient):
             await asyncio.to_thread(self._thread.join)
         self._fail(EngineDeadError("The engine was closed before the request was finished."))
 
-    def put(self, growths: Sequence[Growth]) -> None:
+    def put(self, updates: Sequence[OutputUpdate]) -> None:
         """What the engine says came of requests, ours and others' (see `EngineListener`)."""
-        self._news.put(growths)
+        self._news.put(updates)
 
     def closed(self) -> None:
         """The engine was closed by its owner."""

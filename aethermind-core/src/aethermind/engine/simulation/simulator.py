@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from aethermind.cache import BlockPool, HashedPrefixCache, KVCache, KVCacheSpec
 from aethermind.engine.policies import SchedulingPolicy, SharingPolicy
-from aethermind.engine.requests.request import FinishReason, Request
-from aethermind.engine.requests.request_options import RequestOptions
+from aethermind.engine.requests.request import FinishReason, Request, RequestOptions
 from aethermind.engine.scheduling.decision import StepBudget
 from aethermind.engine.scheduling.prompt_sharing import share_prompts
 from aethermind.engine.scheduling.scheduler import Scheduler

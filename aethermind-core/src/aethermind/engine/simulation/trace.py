@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from aethermind.engine.requests.request_options import RequestOptions
+from aethermind.engine.requests.request import RequestOptions
 from aethermind.errors import ConfigError, InvalidArgumentError
 
 __all__ = ["HASH_BLOCK_TOKENS", "TraceRequest", "read_trace"]

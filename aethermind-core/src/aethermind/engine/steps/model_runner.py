@@ -16,7 +16,7 @@ from aethermind.engine.loading.key_shift import turn_keys
 from aethermind.engine.loading.model_graph import LOGPROB_OUTPUTS, GraphKey, Part
 from aethermind.engine.loading.model_weights import open_constants
 from aethermind.engine.loading.planned_model import PlannedModel
-from aethermind.engine.requests.logprobs import TokenLogprobs, read_logprobs
+from aethermind.engine.requests.output import TokenLogprobs, read_logprobs
 from aethermind.engine.scheduling.decision import ScheduleDecision
 from aethermind.engine.steps.adapter_rows import AdapterRows, needs_adapters
 from aethermind.engine.steps.batch import BatchWriter

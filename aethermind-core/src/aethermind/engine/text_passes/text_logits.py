@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from aethermind.engine.requests.request_checks import check_token_ids
+from aethermind.engine.requests.prompt_reader import check_token_ids
 from aethermind.engine.steps.finite_logits import NOT_FINITE
 from aethermind.engine.text_passes.text_pass import run_text
 from aethermind.errors import ComputationError

@@ -6,7 +6,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from aethermind.engine.loading.model_graph import LOGPROB_OUTPUTS, Part
-from aethermind.engine.requests.logprobs import TokenLogprobs, read_logprobs
+from aethermind.engine.requests.output import TokenLogprobs, read_logprobs
 from aethermind.engine.steps.finite_logits import NOT_FINITE
 from aethermind.engine.text_passes.text_pass import run_text
 from aethermind.errors import ComputationError

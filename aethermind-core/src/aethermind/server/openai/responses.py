@@ -20,7 +20,7 @@ from aethermind.server.openai.response_input import InputItem, chat_messages
 from aethermind.server.openai.sampling import CommonFields, rename
 
 if TYPE_CHECKING:
-    from aethermind.engine.requests.request_options import RequestOptions
+    from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.openai.ignored_fields import IgnoredFields
     from aethermind.server.served_model import ServedModel

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from aethermind.engine.requests.request_options import RequestOptions
+from aethermind.engine.requests.request import RequestOptions
 from aethermind.errors import InvalidArgumentError
 from aethermind.sampling.checks import optional
 from aethermind.sampling.generation_config import with_defaults

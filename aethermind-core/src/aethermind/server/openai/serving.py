@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from aethermind.errors import ContextLengthError
-from aethermind.server.answering import Answering, told
+from aethermind.server.answering import Answering, stream_events
 from aethermind.server.ended_by import EndedBy
 from aethermind.server.limits import AnswerRoom
 from aethermind.server.openai.errors import ApiError, as_api_error
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from aethermind.engine.requests.output import RequestOutput
     from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt
-    from aethermind.engine.requests.request_options import RequestOptions
+    from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.openai.answers import Answer
     from aethermind.server.served_model import ServedModel
@@ -99,7 +99,7 @@ async def answer_request(
         first = asyncio.ensure_future(anext(states))
         if not await _is_awaited(request, first):
             return Response(status_code=GONE)
-        events = told(first, states, answer, num_prompts=len(prompts), num_answers=body.num_answers)
+        events = stream_events(first, states, answer, num_prompts=len(prompts), num_answers=body.num_answers)
         return EventStream(
             events,
             resources.pop_all(),

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aethermind.engine.process.growth import GrowingOutput, SentOutput
-from aethermind.engine.process.wire import Unpacker, pack
+from aethermind.engine.process.output_delta import OutputAccumulator, SentOutput
+from aethermind.engine.process.protocol import Unpacker, pack
 from aethermind.engine.requests.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from aethermind.engine.requests.prompt_reader import EnginePrompt
 
@@ -48,7 +48,7 @@ def _state(answers: dict[int, Any], has_logprobs: bool, scores: Any, reason: str
 @settings(deadline=None)
 @given(lives(), st.data())
 def test_the_far_end_has_what_was_sent(states: list[RequestOutput], data: st.DataObject) -> None:
-    sent, growing, unpacker = SentOutput(), GrowingOutput("name", PROMPT), Unpacker()
+    sent, growing, unpacker = SentOutput(), OutputAccumulator("name", PROMPT), Unpacker()
     kept = []
     for state in states[:-1]:
         if data.draw(st.booleans()):
@@ -59,7 +59,7 @@ def test_the_far_end_has_what_was_sent(states: list[RequestOutput], data: st.Dat
 
 
 def test_a_state_once_seen_does_not_change() -> None:
-    sent, growing = SentOutput(), GrowingOutput("name", PROMPT)
+    sent, growing = SentOutput(), OutputAccumulator("name", PROMPT)
     first = _state({0: ("a", [1], [{1: Logprob(-1.0, 1, "a")}])}, True, None, None)
     more = _state({0: ("ab", [1, 2], [{1: Logprob(-1.0, 1, "a")}] * 2)}, True, None, "stop")
     seen = growing.grow(sent.cut(first))

@@ -16,21 +16,24 @@ from aethermind.engine.config import EngineConfig
 from aethermind.engine.kv_offload import KVStoreStats
 from aethermind.engine.observation.engine_stats import EngineStats
 from aethermind.engine.observation.model_info import ModelInfo
-from aethermind.engine.process.messages import (
+from aethermind.engine.process.protocol import (
+    RECORDS,
     Abort,
     Add,
-    Ask,
     Close,
+    EngineOutputs,
     Forget,
     Loaded,
     LogLine,
-    News,
-    Reply,
+    RemoteError,
     Setup,
+    Unpacker,
+    UtilityCall,
+    UtilityResult,
+    pack,
 )
-from aethermind.engine.process.wire import RECORDS, RemoteError, Unpacker, pack
 from aethermind.engine.requests.prompt_reader import EnginePrompt
-from aethermind.engine.requests.request_options import RequestOptions
+from aethermind.engine.requests.request import RequestOptions
 from aethermind.errors import AetherMindError, ContextLengthError, InvalidArgumentError
 from aethermind.model.input_processor import EmbeddingSpan
 
@@ -75,11 +78,13 @@ VALUES: list[Any] = [
     *(SamplingParams(structured_outputs=StructuredOutputs(**one)) for one in STRUCTURED),
     Abort(1),
     Forget(2),
-    Ask(3, "embed", {"token_ids": [1], "pooling": "last", "is_normalized": True}),
+    UtilityCall(3, "embed", {"token_ids": [1], "pooling": "last", "is_normalized": True}),
     Close(),
-    Reply(4, None),
-    News([LogLine(30, "aethermind.x", "text", 1.5, "Traceback")], (1, 3), Loaded(INFO, {"top_k": 3}, 9), stats=STATS),
-    News([], refused=[(3, "no")], states=[[1, [["a", [1], None, [0, None, None]]], None, None]], replies=[]),
+    UtilityResult(4, None),
+    EngineOutputs(
+        [LogLine(30, "aethermind.x", "text", 1.5, "Traceback")], (1, 3), Loaded(INFO, {"top_k": 3}, 9), stats=STATS
+    ),
+    EngineOutputs([], refused=[(3, "no")], states=[[1, [["a", [1], None, [0, None, None]]], None, None]], results=[]),
 ]
 
 
@@ -110,14 +115,14 @@ def test_embeddings_and_vectors() -> None:
     span = EmbeddingSpan(2, np.arange(6, dtype=np.float32).reshape(2, 3))
     (received,) = crossed(EnginePrompt(None, [0, 0, 0, 0], (span,))).embeddings
     assert (received.start, received.digest()) == (2, span.digest())
-    vector = crossed(Reply(1, np.float32([1.5, np.inf, -0.0]))).value
+    vector = crossed(UtilityResult(1, np.float32([1.5, np.inf, -0.0]))).value
     assert (vector.dtype, vector.tobytes()) == (np.float32, np.float32([1.5, np.inf, -0.0]).tobytes())
 
 
 @pytest.mark.parametrize("name", errors.__all__)
 def test_errors_keep_their_kind_and_words(name: str) -> None:
     error = getattr(errors, name)("It has 3 of 2.")
-    received = crossed(Reply(1, None, error)).error
+    received = crossed(UtilityResult(1, None, error)).error
     assert (type(received), str(received)) == (type(error), "It has 3 of 2.")
 
 
@@ -159,7 +164,7 @@ PLAIN = st.recursive(
         st.lists(inner)
         | st.tuples(inner, inner)
         | st.dictionaries(st.text() | st.integers(-9, 9), inner)
-        | st.builds(Reply, st.integers(0, 9), inner)
+        | st.builds(UtilityResult, st.integers(0, 9), inner)
     ),
     max_leaves=20,
 )

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, KeysView, Sequence
+from collections.abc import Callable, Collection, KeysView, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
 from aethermind.engine.requests.output import RequestOutput
-from aethermind.engine.requests.output_builder import Growth, has_ended, state_of
+from aethermind.engine.requests.output_builder import OutputUpdate, has_ended, state_of
 
-__all__ = ["HeldNews"]
+if TYPE_CHECKING:
+    from aethermind.engine.requests.output import RequestOutput
+
+__all__ = ["OutputCoalescer", "PendingOutputs"]
 
 
-class HeldNews:
+class OutputCoalescer:
     """Of each open request, by its name, is kept that it has grown, until it is due, and its state then written down.
     Mutable.
 
@@ -29,12 +33,12 @@ class HeldNews:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._open: dict[str, _Open] = {}
-        self._grown: dict[str, Growth] = {}
-        self._noted: set[Growth] = set()
+        self._grown: dict[str, OutputUpdate] = {}
+        self._noted: set[OutputUpdate] = set()
         self._put_s = -inf
         self._due_s = inf
         """When something of it may be due."""
-        self._usual: set[Growth] = set()
+        self._usual: set[OutputUpdate] = set()
         self._shortest_hold_s = inf
         self._next_due_s = inf
         """Answers that were last looked at, of those that go on; their shortest hold, and when the first is over."""
@@ -43,17 +47,17 @@ class HeldNews:
         """Expect states of a request, which may be held back so long."""
         self._open[name] = _Open(hold_s)
 
-    def put(self, growths: Sequence[Growth]) -> None:
+    def put(self, updates: Sequence[OutputUpdate]) -> None:
         """What came of a step; nobody's where a request is not open."""
         now = self._clock()
         took_s, self._put_s = now - self._put_s, now
         is_quick = took_s < self._shortest_hold_s / 2 and now < self._next_due_s
-        if is_quick and RequestOutput not in map(type, growths) and self._usual.issuperset(growths):
-            self._noted.update(growths)
+        if is_quick and RequestOutput not in map(type, updates) and self._usual.issuperset(updates):
+            self._noted.update(updates)
             self._due_s = min(self._due_s, self._next_due_s)
             return
         self._forget_usual()
-        for growth in growths:
+        for growth in updates:
             # What follows a last state is of another user's request, which took over the id.
             request = self._open.get(growth.request_id)
             if request is not None and not has_ended(self._grown.get(growth.request_id)):
@@ -113,7 +117,7 @@ class HeldNews:
     def _earliest(self) -> float:
         return min((self._due_s_of(name, growth) for name, growth in self._grown.items()), default=inf)
 
-    def _due_s_of(self, name: str, growth: Growth) -> float:
+    def _due_s_of(self, name: str, growth: OutputUpdate) -> float:
         return 0.0 if has_ended(growth) else self._open[name].due_s
 
 
@@ -123,3 +127,41 @@ class _Open:
 
     hold_s: float
     due_s: float = 0.0
+
+
+class PendingOutputs:
+    """Keeps the newest growth of each open request. Mutable; called by the thread that has the engine's turn."""
+
+    def __init__(self) -> None:
+        self._open: set[str] = set()
+        self._grown: dict[str, OutputUpdate] = {}
+
+    def open(self, request_id: str) -> None:
+        """Expect updates of a request."""
+        self._open.add(request_id)
+
+    def put(self, updates: Sequence[OutputUpdate]) -> None:
+        """Keep those of open requests. A request is open until its last state is taken or it is dropped."""
+        for growth in updates:
+            name = growth.request_id
+            # What follows a last state is of another user's request, which took over the id.
+            if name in self._open and not has_ended(self._grown.get(name)):
+                self._grown[name] = growth
+
+    def closed(self) -> None:
+        """Whoever waits looks at the engine."""
+
+    def take(self, request_ids: Collection[str], *, only_last: bool = False) -> list[RequestOutput]:
+        """The states of these requests that are new, or with `only_last` those that are their last."""
+        names = [
+            name for name, growth in self._grown.items() if name in request_ids and (not only_last or has_ended(growth))
+        ]
+        states = [state_of(self._grown.pop(name)) for name in names]
+        self._open.difference_update(state.request_id for state in states if state.finished)
+        return states
+
+    def drop(self, request_id: str) -> bool:
+        """Expect no more; whether the request was open and has not ended."""
+        was_open = request_id in self._open
+        self._open.discard(request_id)
+        return not has_ended(self._grown.pop(request_id, None)) and was_open

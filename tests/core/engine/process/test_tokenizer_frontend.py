@@ -7,13 +7,13 @@ from pathlib import Path
 from tests.end_to_end.models import copy_demo
 
 from aethermind import Runtime
-from aethermind.engine.process.model_face import ModelFace
+from aethermind.engine.process.client import TokenizerFrontend
 from aethermind.engine.requests.prompt_reader import TextToEmbed
 
 
 def test_texts_to_embed_are_cut_and_no_others(tmp_path: Path, runtime: Runtime) -> None:
     limits = {"modules.json": b"[]", "sentence_bert_config.json": b'{"max_seq_length": 3}'}
-    face = ModelFace.open(runtime, copy_demo(tmp_path / "model", files=limits), None)
+    face = TokenizerFrontend.open(runtime, copy_demo(tmp_path / "model", files=limits), None)
     text = "Once upon a time there was an old fox. " * 1000
     whole = face.tokenizer.encode(text)
     assert face.prompts.read(TextToEmbed(text)).token_ids == whole[:3]

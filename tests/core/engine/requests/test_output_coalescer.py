@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aethermind.engine.requests.output import CompletionOutput, RequestMetrics, RequestOutput
-from aethermind.engine.requests.output_builder import Growth
-from aethermind.engine.serving.held_news import HeldNews
+from aethermind.engine.requests.output_builder import OutputUpdate
+from aethermind.engine.requests.output_coalescer import OutputCoalescer
 
 
 def state(num_tokens: int, *, finished: bool = False, name: str = "a") -> RequestOutput:
@@ -28,15 +28,15 @@ class Growing:
         return state(self.num_tokens, name=self.request_id)
 
 
-def grown(answer: Growing) -> Growth:
+def grown(answer: Growing) -> OutputUpdate:
     """The answer with one more token."""
     answer.num_tokens += 1
-    return cast(Growth, answer)
+    return cast(OutputUpdate, answer)
 
 
 def test_those_who_hold_back_as_long_are_told_together() -> None:
     now_s = 10.0
-    news = HeldNews(lambda: now_s)
+    news = OutputCoalescer(lambda: now_s)
     for name in ("a", "b", "c"):
         now_s += 0.05
         news.open(name, 0.25)
@@ -53,7 +53,7 @@ def test_those_who_hold_back_as_long_are_told_together() -> None:
 
 def test_only_what_comes_quickly_is_held_back() -> None:
     now_s = 10.0
-    news = HeldNews(lambda: now_s)
+    news = OutputCoalescer(lambda: now_s)
     news.open("a", 0.032)
     for num_tokens in range(1, 20):
         now_s += 0.016
@@ -68,7 +68,7 @@ def test_only_what_comes_quickly_is_held_back() -> None:
 
 
 def test_what_nobody_waits_for_is_not_kept() -> None:
-    news = HeldNews(lambda: 10.0)
+    news = OutputCoalescer(lambda: 10.0)
     news.put([state(1, name="unknown")])
     news.open("a")
     news.put([state(1)])
@@ -84,7 +84,7 @@ def test_what_nobody_waits_for_is_not_kept() -> None:
 
 def test_a_name_that_comes_again_gets_nothing_of_the_request_before() -> None:
     now_s = 10.0
-    news, before = HeldNews(lambda: now_s), Growing("a")
+    news, before = OutputCoalescer(lambda: now_s), Growing("a")
     news.open("a", 0.25)
     news.put([grown(before)])
     assert len(news.take()) == 1
@@ -113,7 +113,7 @@ def test_nothing_is_lost_nor_held_longer_than_allowed(
     holds_s: list[float], steps: list[tuple[float, set[str], bool]]
 ) -> None:
     now_s = 100.0
-    news = HeldNews(lambda: now_s)
+    news = OutputCoalescer(lambda: now_s)
     answers = {name: Growing(name) for name in "abc"}
     holds = dict(zip("abc", holds_s, strict=True))
     for name, hold_s in holds.items():
@@ -123,11 +123,11 @@ def test_nothing_is_lost_nor_held_longer_than_allowed(
     for index, (took_s, names, is_looked_at) in enumerate(steps, start=1):
         now_s += took_s
         is_last = index == len(steps)
-        growths = [grown(answers[name]) for name in sorted(names)]
+        updates = [grown(answers[name]) for name in sorted(names)]
         if is_last:
-            growths = [state(one.num_tokens, finished=True, name=name) for name, one in answers.items()]
+            updates = [state(one.num_tokens, finished=True, name=name) for name, one in answers.items()]
             names = set(answers)
-        news.put(growths)
+        news.put(updates)
         for name in names:
             waits_since_s.setdefault(name, now_s)
         if not (is_looked_at or is_last):

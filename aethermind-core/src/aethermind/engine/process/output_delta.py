@@ -15,7 +15,7 @@ from aethermind.engine.requests.output import CompletionOutput, Logprob, Request
 if TYPE_CHECKING:
     from aethermind.engine.requests.prompt_reader import EnginePrompt
 
-__all__ = ["GrowingOutput", "SentOutput"]
+__all__ = ["OutputAccumulator", "SentOutput"]
 
 _OF_REQUEST = ("request_id", "prompt", "prompt_token_ids")
 """What the far end knows without being told."""
@@ -63,7 +63,7 @@ class SentOutput:
         return news
 
 
-class GrowingOutput:
+class OutputAccumulator:
     """One request as it is known here. Mutable."""
 
     __slots__ = ("_answers", "_name", "_prompt", "_prompt_logprobs", "_rest", "_token_ids")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from aethermind.engine.requests.output import CompletionOutput, RequestMetrics, RequestOutput
-from aethermind.engine.serving.open_requests import OpenRequests
+from aethermind.engine.serving.engine_client import RequestStreams
 from aethermind.errors import EngineDeadError
 
 
@@ -19,7 +19,7 @@ def test_a_request_that_is_still_being_read_is_aborted_when_it_was_added() -> No
     events: list[str] = []
 
     async def scenario() -> None:
-        requests = OpenRequests(EngineDeadError("not started"))
+        requests = RequestStreams(EngineDeadError("not started"))
         requests.failure = None
         is_read = asyncio.Event()
 

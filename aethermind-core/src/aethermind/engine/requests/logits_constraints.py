@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from aethermind.sampling.params import SamplingParams
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["ControlsReader"]
+__all__ = ["ConstraintsBuilder"]
 
 _MOST_LANES = 4
 """More threads for masks than these wait for each other in other places."""
 
 
-class ControlsReader:
+class ConstraintsBuilder:
     """Makes the token controls of requests to one model. Compiled grammars are kept for those that come again."""
 
     def __init__(self, planned: PlannedModel, tokenizer: Tokenizer) -> None:

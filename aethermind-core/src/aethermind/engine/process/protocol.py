@@ -1,0 +1,263 @@
+"""The protocol between a server's process and an engine's process: its messages, and their encoding in msgpack.
+
+The encoding knows a closed list of types and can carry nothing executable. A decoded value equals the value that was
+encoded, types and tuples included. The exception is an integer beyond 64 bits: it is clamped to the 64-bit range, which
+does not change the meaning of a limit, or whether a value is out of range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from aethermind import errors
+from aethermind.engine.config import EngineConfig
+from aethermind.engine.kv_offload.stats import KVStoreStats
+from aethermind.engine.observation.engine_stats import EngineStats
+from aethermind.engine.observation.model_info import ModelInfo
+from aethermind.engine.requests.prompt_reader import EnginePrompt
+from aethermind.engine.requests.request import RequestOptions
+from aethermind.errors import InvalidArgumentError
+from aethermind.model.input_processor import EmbeddingSpan
+from aethermind.sampling.params import SamplingParams
+from aethermind.sampling.structured import StructuredOutputs
+
+__all__ = [
+    "RECORDS",
+    "UTILITY_METHODS",
+    "Abort",
+    "Add",
+    "Close",
+    "EngineOutputs",
+    "Forget",
+    "Loaded",
+    "LogLine",
+    "RemoteError",
+    "Setup",
+    "Unpacker",
+    "UtilityCall",
+    "UtilityResult",
+    "pack",
+]
+
+UTILITY_METHODS = frozenset({"adjust", "embed"})
+"""The methods of `Engine` that a `UtilityCall` may name. `pack` can encode their arguments and results."""
+
+
+# -- messages to the engine's process ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The first message: the model to load, and the lowest level of the log records to forward."""
+
+    model: str
+    config: EngineConfig
+    log_level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Adds a request. `handle` identifies it and is never used again; `name` is the request id in error messages."""
+
+    handle: int
+    name: str
+    prompt: EnginePrompt
+    params: SamplingParams
+    options: RequestOptions | None
+    hold_s: float
+    """Seconds for which the engine may hold output back to coalesce it (see `OutputCoalescer`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Ends a request; its output so far is sent, with the finish reason `abort`."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Ends a request if it is still open, and discards its output: its client has gone."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class UtilityCall:
+    """Calls one of `UTILITY_METHODS` between two steps. The `UtilityResult` has the same number."""
+
+    number: int
+    method: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The last message: stop after the current step."""
+
+
+# -- messages from the engine's process -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The model is loaded; requests are accepted from now on."""
+
+    info: ModelInfo
+    sampling_defaults: dict[str, Any]
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class UtilityResult:
+    """What a `UtilityCall` returned or raised."""
+
+    number: int
+    value: Any
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A log record, its traceback as text. `created` is in seconds since the epoch."""
+
+    level: int
+    name: str
+    text: str
+    created: float
+    traceback: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutputs:
+    """All output of an engine's process since its last message. Most fields are empty in most messages."""
+
+    logs: list[LogLine]
+    progress: tuple[int, int] | None = None
+    """Progress of loading: done, total."""
+    loaded: Loaded | None = None
+    failure: Exception | None = None
+    """Why the model could not be loaded. No message follows."""
+    results: list[UtilityResult] | None = None
+    refused: list[tuple[int, Exception]] | None = None
+    """Handles of requests that could not be added, with the errors."""
+    states: list[list[Any]] | None = None
+    """New output of requests, in the form of `output_delta`."""
+    stats: EngineStats | None = None
+
+
+# -- encoding ----------------------------------------------------------------------------------------------------
+
+RECORDS: Sequence[type[Any]] = (
+    *(Setup, Add, Abort, Forget, UtilityCall, Close, Loaded, UtilityResult, LogLine, EngineOutputs),
+    EngineConfig,
+    EnginePrompt,
+    EngineStats,
+    EmbeddingSpan,
+    KVStoreStats,
+    ModelInfo,
+    RequestOptions,
+    SamplingParams,
+    StructuredOutputs,
+)
+"""The dataclasses that can be encoded. Both processes run the same version, so both have the same list."""
+
+_MAX_MESSAGE_BYTES = 1 << 30
+"""Large, because a prompt may be given as embeddings."""
+
+_MAX_REUSED_BYTES = 1 << 16
+"""A packer that encoded more than this is not reused, because it keeps its buffer."""
+
+_CODE_OF = {record: code for code, record in enumerate(RECORDS)}
+_NAMES = {record: tuple(one.name for one in fields(record) if one.init) for record in RECORDS}
+_TUPLE, _ARRAY, _MAPPING, _ERROR = 120, 121, 122, 123
+_EMPTY_TUPLE = msgpack.ExtType(_TUPLE, msgpack.packb([]))
+"""Encoded once, because most tuples in requests are empty."""
+
+_UNPACK_OPTIONS: Mapping[str, Any] = {"strict_map_key": False, "unicode_errors": "surrogatepass"}
+
+
+class RemoteError(Exception):
+    """An unexpected error in the other process, which logged the traceback."""
+
+
+def pack(value: Any) -> bytes:
+    """Encode a value. InvalidArgumentError if its type cannot be encoded."""
+    try:
+        packer = _packers.pop()
+    except IndexError:
+        packer = msgpack.Packer(default=_as_extension, strict_types=True, unicode_errors="surrogatepass")
+    packed: bytes = packer.pack(value)
+    if len(packed) <= _MAX_REUSED_BYTES:
+        _packers.append(packer)
+    return packed
+
+
+_packers: list[Any] = []
+"""Idle packers with their buffers: allocating a buffer costs more than encoding a small value. A nested record needs a
+packer of its own.
+"""
+
+
+class Unpacker:
+    """Decodes values from a stream of bytes. Mutable."""
+
+    def __init__(self) -> None:
+        self._stream = msgpack.Unpacker(max_buffer_size=_MAX_MESSAGE_BYTES, ext_hook=_from_extension, **_UNPACK_OPTIONS)
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Yield the values that `data` completes."""
+        self._stream.feed(data)
+        yield from self._stream
+
+
+def _unpack(data: bytes) -> Any:
+    return msgpack.unpackb(data, ext_hook=_from_extension, **_UNPACK_OPTIONS)
+
+
+def _as_extension(value: Any) -> Any:
+    kind = type(value)
+    if (code := _CODE_OF.get(kind)) is not None:
+        return msgpack.ExtType(code, pack([getattr(value, name) for name in _NAMES[kind]]))
+    if kind is tuple:
+        return msgpack.ExtType(_TUPLE, pack(list(value))) if value else _EMPTY_TUPLE
+    if isinstance(value, Integral):
+        return max(-(2**63), min(int(value), 2**64 - 1))
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, list):  # a subclass of list
+        return list(value)
+    if isinstance(value, np.ndarray):
+        return msgpack.ExtType(_ARRAY, pack([value.dtype.str, list(value.shape), value.tobytes()]))
+    if isinstance(value, Mapping):
+        return msgpack.ExtType(_MAPPING, pack(dict(value)))
+    if isinstance(value, Exception):
+        return msgpack.ExtType(_ERROR, pack([_error_code(value), str(value)]))
+    raise InvalidArgumentError(f"{value!r:.80} is a {kind.__name__}, which cannot be sent to an engine's process.")
+
+
+def _from_extension(code: int, data: bytes) -> Any:
+    content = _unpack(data)
+    if code == _TUPLE:
+        return tuple(content)
+    if code == _ARRAY:
+        dtype, shape, values = content
+        return np.frombuffer(values, dtype).reshape(shape)
+    if code == _MAPPING:
+        return content
+    if code == _ERROR:
+        name, text = content
+        return RemoteError(text) if name is None else getattr(errors, name)(text)
+    record = RECORDS[code]
+    return record(**dict(zip(_NAMES[record], content, strict=True)))
+
+
+def _error_code(error: Exception) -> str | None:
+    """The name of the nearest base class in `aethermind.errors`, None if there is none."""
+    return next((kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind), None)
