@@ -163,7 +163,7 @@ class Engine(Shared):
         options = (options or RequestOptions()).within(self.planned.config.max_new_tokens)
         self._check_id(request_id, params.n)
         check_prompt(self.planned, prompt_token_ids, params, options)
-        controls = self._controls.read(params, guide)
+        controls = self._controls.build(params, guide)
         adapter = self.planned.choose_adapter(options.adapter)
         if embeddings:
             check_embeddings(embeddings, len(prompt_token_ids), self.planned.model.config.hidden_size)
@@ -330,13 +330,13 @@ class Engine(Shared):
             self.kv_offload.cancel(request)
         group = self._groups.get(request.request_id)
         if group is not None and reason is not FinishReason.ABORT:  # siblings copy its prompt first, one in its seat
-            num_seats = self.budget.max_num_seqs - len(self.running) + 1
-            group.start(self.cache, num_seats, self.waiting, self.running, self._clock())
+            num_slots = self.budget.max_num_seqs - len(self.running) + 1
+            group.start(self.cache, num_slots, self.waiting, self.running, self._clock())
         self.pipeline.keep_blocks(request)
         self.scheduler.finish(request, reason, self.waiting, self.running)
         # What was cancelled is no turn: the next one goes on from the last that was completed.
         if request.session and reason is not FinishReason.ABORT:
-            self.sessions.keep(request.session, request.all_token_ids, request.extra_key)
+            self.sessions.pin(request.session, request.all_token_ids, request.extra_key)
         if self.speculator is not None:
             self.speculator.forget(request.request_id)
 
@@ -361,7 +361,7 @@ class Engine(Shared):
 
     def _merge_groups(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         """One output a group in place of those of its answers."""
-        merged, of_groups = self._groups.sort_out(outputs)
+        merged, of_groups = self._groups.partition(outputs)
         for group, parts in of_groups:
             if any(output.error is not None for output in parts):
                 self._end_group(group)
@@ -373,7 +373,7 @@ class Engine(Shared):
 
     def _end_group(self, group: SampleGroup) -> None:
         """End what is left of a group and forget it."""
-        self._groups.forget(group)
+        self._groups.remove(group)
         group.pending.clear()
         for request in group.requests:
             self._outputs.pop(request.request_id, None)

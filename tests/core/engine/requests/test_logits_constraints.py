@@ -15,6 +15,6 @@ def test_bad_words_that_the_model_cannot_say_are_left_out() -> None:
     config = SimpleNamespace(vocab_size=8)
     planned: Any = SimpleNamespace(model=SimpleNamespace(config=config), logits_processors={})
     tokenizer: Any = SimpleNamespace(encode_behind=ids.get)
-    controls = ConstraintsBuilder(planned, tokenizer).read(SamplingParams(bad_words=["fox", "hen"]))
+    controls = ConstraintsBuilder(planned, tokenizer).build(SamplingParams(bad_words=["fox", "hen"]))
     assert controls is not None
     assert controls.bad_words == ((1, 7), (2,))

@@ -54,7 +54,7 @@ def test_what_a_session_left_is_given_up_last(clock: Clock) -> None:
     sessions = Sessions(cache, 9, 8, 60.0, clock)
     old, new = [1, 2, 3, 4], [5, 6, 7, 8, 9, 10]
     remember(pool, cache, old)
-    sessions.keep("old", old, b"")
+    sessions.pin("old", old, b"")
     remember(pool, cache, new)
     cache.reclaim(3)
     assert (known(cache, old), known(cache, new)) == (4, 0)
@@ -71,7 +71,7 @@ def test_a_next_turn_takes_the_place_of_the_last(clock: Clock) -> None:
     first, second, other = [1, 2, 3, 4], [1, 2, 9, 9], [5, 6, 7, 8]
     for turn in (first, second):
         remember(pool, cache, turn)
-        sessions.keep("one", turn, b"")
+        sessions.pin("one", turn, b"")
     remember(pool, cache, other)
     assert (len(sessions), sessions.num_blocks) == (1, 2)
     cache.reclaim(3)
@@ -84,19 +84,19 @@ def test_budgets_and_time(clock: Clock) -> None:
     turns = {name: [start, start, start + 1, start + 1] for start, name in ((10, "a"), (20, "b"), (30, "c"))}
     for name, turn in turns.items():
         remember(pool, cache, turn)
-        sessions.keep(name, turn, b"")
+        sessions.pin(name, turn, b"")
     assert (len(sessions), sessions.num_blocks) == (1, 2)  # two of them would be four blocks
     clock.now = 50.0
-    sessions.keep("c", turns["c"][:2], b"")
+    sessions.pin("c", turns["c"][:2], b"")
     clock.now = 59.0
-    sessions.keep("a", turns["a"][:2], b"")
+    sessions.pin("a", turns["a"][:2], b"")
     assert (len(sessions), sessions.num_blocks) == (2, 2)
     clock.now = 110.0
     assert (len(sessions), sessions.num_blocks) == (1, 2)  # who counts changes nothing
     sessions.expire()
     assert (len(sessions), sessions.num_blocks) == (1, 1)
     clock.now = 111.0
-    sessions.keep("d", [99, 99], b"")  # of which nothing is known
+    sessions.pin("d", [99, 99], b"")  # of which nothing is known
     assert (len(sessions), sessions.num_blocks) == (2, 1)
 
 
@@ -104,7 +104,7 @@ def test_pins_outlive_blocks_that_were_given_up_anyway(clock: Clock) -> None:
     pool, cache = make(2)
     sessions = Sessions(cache, 9, 2, 60.0, clock)
     remember(pool, cache, [1, 1, 2, 2])
-    sessions.keep("one", [1, 1, 2, 2], b"")
+    sessions.pin("one", [1, 1, 2, 2], b"")
     cache.reclaim(2)
     remember(pool, cache, [3, 3, 4, 4])
     clock.now = 99.0

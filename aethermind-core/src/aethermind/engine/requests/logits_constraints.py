@@ -1,4 +1,4 @@
-"""From what a request's parameters ask of its tokens to what the sampler needs for that."""
+"""Builds the constraints on a request's logits from its sampling parameters."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ConstraintsBuilder"]
 
-_MOST_LANES = 4
-"""More threads for masks than these wait for each other in other places."""
+_MAX_LANES = 4
+"""Most threads that compute token masks; more contend for other locks."""
 
 
 class ConstraintsBuilder:
-    """Makes the token controls of requests to one model. Compiled grammars are kept for those that come again."""
+    """Builds logits constraints for requests to one model. Compiled grammars are cached."""
 
     def __init__(self, planned: PlannedModel, tokenizer: Tokenizer) -> None:
         self._planned = planned
@@ -35,18 +35,19 @@ class ConstraintsBuilder:
 
     @cached_property
     def _grammars(self) -> Grammars:
-        num_lanes = min(self._planned.open_device.num_threads, _MOST_LANES)
+        num_lanes = min(self._planned.open_device.num_threads, _MAX_LANES)
         return Grammars(
             self._tokenizer.as_json, self._vocab_size, self._planned.eos_token_ids, num_lanes=max(num_lanes, 1)
         )
 
     def prepare(self, params: SamplingParams) -> Future[TokenGuide] | None:
-        """Have the guide of an answer made in a thread; None if it needs none. For any thread."""
+        """Compile the grammar of structured outputs in a thread; None if there is none. Any thread may call this."""
         return None if params.structured_outputs is None else self._grammars.prepare(params.structured_outputs)
 
-    def read(self, params: SamplingParams, guide: TokenGuide | None = None) -> TokenControls | None:
-        """The controls of one answer, None if it needs none; InvalidArgumentError where they cannot be had. Without the
-        `guide` that was prepared for it, one is made here.
+    def build(self, params: SamplingParams, guide: TokenGuide | None = None) -> TokenControls | None:
+        """The constraints of one request, None if it has none. Without a prepared `guide` the grammar is compiled here.
+
+        InvalidArgumentError for token ids outside the vocabulary and grammars that cannot be compiled.
         """
         if params.is_plain:
             return None
@@ -54,25 +55,25 @@ class ConstraintsBuilder:
         self._check(token_id for token_id, _ in params.logit_bias)
         controls = TokenControls(self._bad_words(params.bad_words), processors=self.processors(params))
         if params.allowed_token_ids is not None:
-            # Like vLLM: what ends an answer has to be allowed by the caller.
+            # Like vLLM: the caller has to allow the tokens that end an answer.
             controls.allowed = pack_mask(params.allowed_token_ids, self._vocab_size)
         if params.structured_outputs is not None:
             controls.guide = guide or self._grammars.guide(params.structured_outputs)
         return controls
 
     def processors(self, params: SamplingParams) -> tuple[LogitsProcessor, ...]:
-        """New logits processors, because they may keep what they have seen."""
+        """New logits processors: they may have state."""
         registry = self._planned.logits_processors
         return tuple(registry.get(name)(params, self._tokenizer) for name in params.logits_processors)
 
     def _bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word in tokens, as it stands behind other text, without and with a space before it."""
+        """The token sequences of each word, within a text, without and with a space before it."""
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             bare = word.lstrip() or word
             for spelling in (bare, f" {bare}"):
                 token_ids = tuple(self._tokenizer.encode_behind(spelling))
-                if all(token_id < self._vocab_size for token_id in token_ids):  # others cannot come, and have no logit
+                if all(token_id < self._vocab_size for token_id in token_ids):  # other tokens have no logit
                     found[token_ids] = None
         return tuple(found)
 

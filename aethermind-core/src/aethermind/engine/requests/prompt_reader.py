@@ -1,4 +1,4 @@
-"""A prompt as users write it, as the engine takes it: token ids, and embeddings for some of them."""
+"""Reads prompts in all their forms into token ids and embeddings, and checks that they can be served."""
 
 from __future__ import annotations
 
@@ -35,28 +35,29 @@ __all__ = [
 ]
 
 Prompt = str | Mapping[str, Any]
-"""A text, or a mapping with one of `prompt`, `prompt_token_ids` and `prompt_embeds` (float [n, hidden_size]), the first
-two perhaps with `multi_modal_data`: what a model's input processor takes, by modality.
+"""A text, or a mapping with one of `prompt`, `prompt_token_ids` and `prompt_embeds` (float [n, hidden_size]). The first
+two may be accompanied by `multi_modal_data`, the inputs of the model's input processor by modality.
 """
 
 _LONG_TEXT_CHARS = 8192
-_LIKELY_CHARS = 16
-"""So many characters for each token of a context are more than two tokens each, but for runs of spaces and the like."""
-_CHARS_OF_A_TOKEN = 64
-"""Where a text is cut to so many tokens, as much of it is encoded first; nearly always that is enough."""
+"""Texts from this length on are tokenized in a thread."""
+_MAX_CHARS_PER_TOKEN = 16
+"""A text with more characters per token of the context has too many tokens, unless most of it is runs of spaces."""
+_TRUNCATION_CHARS_PER_TOKEN = 64
+"""A text to truncate is first encoded up to this many characters per token, which is nearly always enough."""
 _FORMS = ("prompt", "prompt_token_ids", "prompt_embeds")
 _PLACEHOLDER_ID = 0
-"""The token id in the places of a prompt that is given as embeddings."""
+"""The token id at the positions of a prompt that is given as embeddings."""
 
 
 class TextToEmbed(str):
-    """A text of which a vector is wanted: it is cut where the model says that texts are."""
+    """A text to embed: it is truncated to the length that the model prescribes for embeddings."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, prompt: Prompt) -> Prompt:
-        """A prompt whose text, where it has one, is to be embedded."""
+        """The prompt with its text, if it has one, marked as a text to embed."""
         if isinstance(prompt, str):
             return cls(prompt)
         is_text = isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str)
@@ -65,8 +66,8 @@ class TextToEmbed(str):
 
 @dataclass(frozen=True, slots=True)
 class EnginePrompt:
-    """What `Engine.add_request` takes. `text` is None for prompts that are not given as text; `is_chat` says whether a
-    template wrote it.
+    """A tokenized prompt, as `Engine.add_request` takes it. `text` is None for prompts that were not given as text;
+    `is_chat` says whether a chat template rendered it.
     """
 
     text: str | None
@@ -75,16 +76,16 @@ class EnginePrompt:
     is_chat: bool = False
 
     def tokens_to_embed(self) -> Sequence[int]:
-        """The token ids of a text to make a vector of; InvalidArgumentError for a prompt that is more than text."""
+        """The token ids of a text to embed; InvalidArgumentError if the prompt has embeddings of its own."""
         if self.embeddings:
             raise InvalidArgumentError("embed takes texts and token ids; leave prompt_embeds and pictures out.")
         return self.token_ids
 
 
 class PromptReader:
-    """Reads prompts for one model; its input processor is opened when a prompt first needs it.
+    """Tokenizes prompts for one model. Its input processor is opened when a prompt first needs it.
 
-    Of a text that is far longer than `max_model_len`, where that is known, no more is read than tells it.
+    A text far longer than `max_model_len`, where that is known, is rejected after encoding a part of it.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class PromptReader:
         max_model_len: int | None = None,
         text_limit: int | None = None,
     ) -> None:
-        """`text_limit` is how many tokens are left of a `TextToEmbed`."""
+        """`text_limit` is the number of tokens to which a `TextToEmbed` is truncated."""
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._text_limit = text_limit
@@ -105,7 +106,7 @@ class PromptReader:
 
     @classmethod
     def of(cls, planned: PlannedModel, tokenizer: Tokenizer) -> PromptReader:
-        """A reader for a model that was planned."""
+        """Create a reader for a planned model."""
         return cls(
             tokenizer,
             planned.architecture,
@@ -115,42 +116,42 @@ class PromptReader:
         )
 
     async def read_beside(self, prompt: Any) -> EnginePrompt:
-        """Like `read`, long texts in a thread, so that other tasks go on."""
+        """Like `read`, but long texts are tokenized in a thread, so that the event loop is not blocked."""
         import asyncio
 
         is_long = isinstance(prompt, str) and len(prompt) >= _LONG_TEXT_CHARS
         return await asyncio.to_thread(self.read, prompt) if is_long else self.read(prompt)
 
     def read(self, prompt: Any) -> EnginePrompt:
-        """Read one prompt; InvalidArgumentError says what is wrong with it."""
+        """Read one prompt; InvalidArgumentError if it is malformed, ContextLengthError if it is far too long."""
         if isinstance(prompt, EnginePrompt):
             return prompt
         if isinstance(prompt, str):
-            return self._of_text(prompt)
+            return self._read_text(prompt)
         if not isinstance(prompt, Mapping):
-            raise _no_prompt(prompt)
+            raise _malformed(prompt)
         form = _form_of(prompt)
         given = prompt[form]
         if form == "prompt_embeds":
             values = _embeddings(given)
             return EnginePrompt(None, [_PLACEHOLDER_ID] * len(values), (EmbeddingSpan(0, values),))
-        if not (isinstance(given, str) if form == "prompt" else _are_token_ids(given)):
-            raise _no_prompt(prompt)
+        if not (isinstance(given, str) if form == "prompt" else _is_token_ids(given)):
+            raise _malformed(prompt)
         text = str(given) if form == "prompt" else None
         data = prompt.get("multi_modal_data")
         if not data:
-            return EnginePrompt(None, given) if text is None else self._of_text(given)
+            return EnginePrompt(None, given) if text is None else self._read_text(given)
         processed = self._processor_for(data).process(given, data, self._tokenizer)
         return EnginePrompt(text, processed.token_ids, tuple(processed.embeddings))
 
-    def _of_text(self, text: str) -> EnginePrompt:
-        """A text with the special tokens that the tokenizer puts around it, unless a template wrote them already."""
+    def _read_text(self, text: str) -> EnginePrompt:
+        """Encode a text, with the special tokens of the tokenizer unless a chat template has written them."""
         if isinstance(text, TextToEmbed) and self._text_limit is not None:
-            return EnginePrompt(str(text), self._cut(text, self._text_limit))
+            return EnginePrompt(str(text), self._truncate(text, self._text_limit))
         most = self._max_model_len
-        if most is not None and len(text) > 2 * _LIKELY_CHARS * most:
-            num_tokens = len(self._tokenizer.encode(text[: _LIKELY_CHARS * most]))
-            if num_tokens > 2 * most:  # those beside the cut may come out otherwise, but not half of all
+        if most is not None and len(text) > 2 * _MAX_CHARS_PER_TOKEN * most:
+            num_tokens = len(self._tokenizer.encode(text[: _MAX_CHARS_PER_TOKEN * most]))
+            if num_tokens > 2 * most:  # tokens at the cut may differ, but not half of all tokens
                 raise ContextLengthError(
                     f"The beginning of the prompt alone has {num_tokens} tokens, of {len(text)} characters in all, and "
                     f"the context holds {most}. Shorten the prompt."
@@ -158,9 +159,9 @@ class PromptReader:
         is_chat = isinstance(text, WrittenChat)
         return EnginePrompt(str(text), self._tokenizer.encode(text, add_special_tokens=not is_chat), is_chat=is_chat)
 
-    def _cut(self, text: str, limit: int) -> list[int]:
-        """The first tokens of a text, with the special ones on both of its sides."""
-        beginning = text[: limit * _CHARS_OF_A_TOKEN]
+    def _truncate(self, text: str, limit: int) -> list[int]:
+        """The first `limit` tokens of a text, including the special tokens before and after it."""
+        beginning = text[: limit * _TRUNCATION_CHARS_PER_TOKEN]
         own = self._tokenizer.encode(beginning)
         if len(beginning) < len(text) and len(own) <= 2 * limit:
             beginning, own = text, self._tokenizer.encode(text)
@@ -191,7 +192,7 @@ class PromptReader:
 
 
 def check_embeddings(spans: Sequence[EmbeddingSpan], num_tokens: int, hidden_size: int) -> None:
-    """InvalidArgumentError unless the spans are in order, inside the prompt, of the model's width, and finite."""
+    """InvalidArgumentError unless the spans are in order, within the prompt, of width `hidden_size`, and finite."""
     import numpy as np
 
     position = 0
@@ -221,10 +222,10 @@ def _form_of(prompt: Mapping[str, Any]) -> str:
     return forms[0]
 
 
-def _are_token_ids(given: Any) -> bool:
+def _is_token_ids(given: Any) -> bool:
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         return False
-    kinds = set(map(type, given))  # a look at each token would take longer than a short prompt's step
+    kinds = set(map(type, given))  # checking each token would take longer than the step of a short prompt
     return all(issubclass(kind, int) and not issubclass(kind, bool) for kind in kinds)
 
 
@@ -240,7 +241,7 @@ def _embeddings(given: Any) -> npt.NDArray[np.float32]:
     return values
 
 
-def _no_prompt(given: Any) -> InvalidArgumentError:
+def _malformed(given: Any) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"A prompt is a string or {{'prompt_token_ids': [...]}} with integers, got {given!r:.80}."
     )
@@ -249,7 +250,7 @@ def _no_prompt(given: Any) -> InvalidArgumentError:
 def check_prompt(
     planned: PlannedModel, token_ids: Sequence[int], params: SamplingParams, options: RequestOptions
 ) -> None:
-    """InvalidArgumentError for ids that the model does not have, ContextLengthError where no answer would fit."""
+    """InvalidArgumentError for ids outside the vocabulary, ContextLengthError if no token of an answer would fit."""
     if not planned.generates:
         why = ": the checkpoint has no output matrix" if planned.is_headless else ""
         raise InvalidArgumentError(
@@ -274,7 +275,7 @@ def check_prompt(
 
 
 def check_text(planned: PlannedModel, token_ids: Sequence[int]) -> None:
-    """The same for a text that is to become a vector."""
+    """The same checks for a text to embed."""
     if not token_ids:
         raise InvalidArgumentError("The text is empty; give it at least one token.")
     if len(token_ids) > planned.max_model_len:

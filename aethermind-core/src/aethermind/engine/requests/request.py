@@ -1,4 +1,4 @@
-"""A user's unit of work: its prompt, its growing output, and how much of them the KV cache holds."""
+"""A request: its options, prompt and generated tokens, and how many of them have their keys and values in the cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["FinishReason", "Request", "RequestOptions", "RequestState"]
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """Options of one request. Every value out of range raises `InvalidArgumentError`."""
+    """Options of one request for the scheduler and the cache. A value out of range raises `InvalidArgumentError`."""
 
     priority: int = 0
     """Smaller is more urgent; counts under the policy `priority`."""
@@ -64,16 +64,16 @@ class RequestOptions:
                 raise InvalidArgumentError(f"{name} is {value!r} but must be an integer of 1 or more; None sets none.")
 
     def within(self, max_new_tokens: int | None) -> RequestOptions:
-        """The options with somebody else's quota of the answer, where that allows less than they do."""
+        """The options with `max_new_tokens` lowered to a second limit, such as the engine's own."""
         own = self.max_new_tokens
         if max_new_tokens is None or (own is not None and own <= max_new_tokens):
             return self
         return replace(self, max_new_tokens=max_new_tokens)
 
     def max_total_tokens(self, num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> int:
-        """Prompt and output tokens at which a request ends: the least of what it asked for and what it may have."""
+        """Prompt and output tokens at which a request ends: the lowest of all limits."""
         limits = [max_model_len, self.max_context_tokens]
-        limits += [None if most is None else num_prompt_tokens + most for most in (max_tokens, self.max_new_tokens)]
+        limits += [None if limit is None else num_prompt_tokens + limit for limit in (max_tokens, self.max_new_tokens)]
         return min(limit for limit in limits if limit is not None)
 
 
@@ -83,33 +83,33 @@ _NO_OPTIONS = RequestOptions()
 
 
 class RequestState(Enum):
-    """Where a request is on its way."""
+    """The state of a request in the scheduler."""
 
     WAITING = "waiting"
     """Not admitted yet."""
     RUNNING = "running"
     """Holds KV blocks and is computed step by step."""
     PREEMPTED = "preempted"
-    """Gave its blocks up for others; waits to go on, from what was swapped out or by computing all of it again."""
+    """Its blocks were freed for other requests. It resumes from swapped-out blocks or by recomputation."""
     FINISHED = "finished"
 
 
 class FinishReason(StrEnum):
-    """Why a request ended, in the words of the completion APIs."""
+    """Why a request ended, in the terms of the completion APIs."""
 
     STOP = "stop"
     """A stop token or stop string was generated."""
     LENGTH = "length"
-    """`max_tokens` or the context was used up."""
+    """`max_tokens` or the end of the context was reached."""
     ABORT = "abort"
-    """It was cancelled, or could not be served."""
+    """It was cancelled, or failed."""
 
 
 class Request:
-    """One prompt and its growing answer; the scheduler moves it, the engine appends to it.
+    """One prompt and its output. The scheduler changes its state; the engine appends tokens. Mutable.
 
-    `num_computed_tokens` leading tokens of `all_token_ids` have their KV in the cache. The last token of a
-    request that has been computed up to date has not: computing it is what yields the next one.
+    The first `num_computed_tokens` of `all_token_ids` have their keys and values in the cache. The newest token never
+    has: the step that computes it samples the next one.
     """
 
     __slots__ = (
@@ -163,10 +163,10 @@ class Request:
         controls: TokenControls | None = None,
         adapter: AdapterChoice = NO_ADAPTER,
     ) -> None:
-        """Make a waiting request.
+        """Create a waiting request.
 
-        `arrival` is in seconds of the engine's clock. `seed` counts when `params.seed` is None. The prompt must hold
-        at least one token and be shorter than `max_model_len`: whoever takes it from a user has checked that.
+        `arrival` is in seconds of the engine's clock. `seed` is used if `params.seed` is None. The prompt must have at
+        least one token and be shorter than `max_model_len`; callers check that (`check_prompt`).
         """
         assert 0 < len(prompt_token_ids) < max_model_len, (
             f"request {request_id}: {len(prompt_token_ids)} prompt tokens in a context of {max_model_len}"
@@ -176,9 +176,9 @@ class Request:
         self.params = params
         self.arrival = arrival
         self.place = arrival
-        """Where it stands in time under a policy that shares between tenants."""
+        """Its virtual arrival time under a fair policy."""
         self.admitted: float | None = None
-        """When it was first let in to run, in seconds of the engine's clock."""
+        """When it was first admitted, in seconds of the engine's clock."""
         self.priority = options.priority
         self.session = options.session
         self.tenant = options.tenant
@@ -191,34 +191,34 @@ class Request:
             self.stop_token_ids |= self.eos_token_ids
         """The ids that end this request: its own, and the model's unless `ignore_eos`."""
         self.controls = controls
-        """What sampling needs besides the parameters; None for most requests."""
+        """Constraints and processors of its logits; None for most requests."""
         self.embeddings = tuple(embeddings)
-        """What the model sees at some positions of the prompt instead of the embeddings of their token ids."""
+        """Input embeddings that replace those of the token ids at some positions of the prompt."""
         self.embeddings_end = self.embeddings[-1].end if self.embeddings else 0
         self.adapter = adapter.number
-        """The number of its adapter, negative for none."""
+        """The index of its LoRA adapter, negative for none."""
         self.extra_key = adapter.key + options.cache_salt + b"".join(span.digest() for span in self.embeddings)
-        """What keys and values depend on besides token ids."""
+        """Part of the prefix cache's key: what keys and values depend on besides token ids."""
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.max_total_tokens = options.max_total_tokens(self.num_prompt_tokens, params.max_tokens, max_model_len)
         """Prompt and output tokens at which the request ends."""
         self.all_token_ids = list(self.prompt_token_ids)
-        """Prompt and output in one growing list."""
+        """Prompt and output tokens in one list."""
         self.output_token_ids: list[int] = []
         self._tally: TokenTally | None = None
         self.draft_token_ids: list[int] = []
-        """What a proposer thinks comes next; the step that follows may check it (see `engine.speculative`)."""
+        """Draft tokens of a proposer; the next step may verify them (see `engine.speculative`)."""
         self.num_draft_tokens = 0
-        """Drafts that were checked so far, of which `num_accepted_tokens` were right."""
+        """Draft tokens that were verified; `num_accepted_tokens` of them were accepted."""
         self.num_accepted_tokens = 0
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
-        """Leading prompt tokens whose KV was known when the request was first admitted."""
+        """Leading prompt tokens that hit the prefix cache when the request was first admitted."""
         self.num_preemptions = 0
         self.num_tokens_at_resume = 0
-        """Prompt and output tokens there were when it was let in again after a preemption."""
+        """Prompt and output tokens when it was last admitted again after a preemption."""
         self.needs_scores = False
-        """Whether its prompt is to be scored before it is let in (`prompt_logprobs`)."""
+        """Whether log probabilities of its prompt are to be computed before it is admitted (`prompt_logprobs`)."""
         self.state = RequestState.WAITING
         self.finish_reason: FinishReason | None = None
 
@@ -234,36 +234,36 @@ class Request:
 
     @property
     def tally(self) -> TokenTally:
-        """Its tokens as penalties count them, up to date."""
+        """Token counts for penalties, brought up to date."""
         if self._tally is None:
             self._tally = TokenTally(self.params)
         return self._tally.follow(self.all_token_ids, self.output_token_ids)
 
     @property
     def num_missing_tokens(self) -> int:
-        """Tokens whose KV is still to be computed, the newest among them."""
+        """Tokens whose keys and values are still to be computed, including the newest."""
         return len(self.all_token_ids) - self.num_computed_tokens
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether more than the newest token is still to be computed: a prompt, or all after a preemption."""
+        """Whether more than the newest token is to be computed: a prompt, or all tokens after a preemption."""
         return self.num_missing_tokens > 1
 
     @property
     def is_just_resumed(self) -> bool:
-        """Whether it was preempted and has generated nothing since it was let in again."""
+        """Whether it was preempted and has generated no token since it was admitted again."""
         return self.num_preemptions > 0 and len(self.all_token_ids) == self.num_tokens_at_resume
 
     @property
     def is_finished(self) -> bool:
-        """Whether the request has ended, for whatever reason."""
+        """Whether the request has ended, for any reason."""
         return self.state is RequestState.FINISHED
 
     def append_token(self, token_id: int) -> FinishReason | None:
-        """Add a generated token and return why the request ends with it, or None if it goes on.
+        """Append a generated token; returns why the request ends with it, or None.
 
-        A stop token among the first `min_tokens - 1` does not end it. Stop strings are judged where there is
-        text.
+        A stop token among the first `min_tokens - 1` does not end it. Stop strings are matched where the text is
+        (`OutputBuilder`).
         """
         self.all_token_ids.append(token_id)
         self.output_token_ids.append(token_id)

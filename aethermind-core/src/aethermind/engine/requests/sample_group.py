@@ -1,4 +1,4 @@
-"""Several answers to one prompt: requests of their own that share the prompt's keys and values."""
+"""Parallel sampling (`n` > 1): several requests that share the keys and values of one prompt."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["SampleGroup", "SampleGroups", "answer_ids"]
 
 
 class SampleGroup:
-    """The answers to one prompt. The first is queued like any request; the others wait here until they can fork its
-    sequence, or that of a sibling.
+    """The requests for `n` answers to one prompt. The first is queued like any request; the others stay pending until
+    they can fork its sequence or that of a sibling.
     """
 
     def __init__(self, request_id: str, requests: list[Request]) -> None:
         self.request_id = request_id
         self.requests = requests
         self.pending = requests[1:]
-        """Those that have not been started."""
+        """Requests that have not been started."""
         self._index_of = {request.request_id: index for index, request in enumerate(requests)}
         self._latest: dict[int, RequestOutput] = {}
 
@@ -35,21 +35,21 @@ class SampleGroup:
         """Whether all answers have ended."""
         return all(request.is_finished for request in self.requests)
 
-    def start(self, cache: KVCache, num_seats: int, waiting: WaitingQueue, running: list[Request], now: float) -> int:
-        """Let pending answers run, at most `num_seats`, on a copy of a sibling's prompt; returns how many.
+    def start(self, cache: KVCache, num_slots: int, waiting: WaitingQueue, running: list[Request], now: float) -> int:
+        """Start at most `num_slots` pending requests by forking a sibling's sequence; returns how many were started.
 
-        Without a sibling whose prompt is computed they wait for one, and where none is under way they queue.
+        If no sibling's prompt is computed they stay pending; if none is being computed either, one is queued.
         """
         num_started = 0
-        while self.pending and num_started < num_seats:
-            source = self._source()
+        while self.pending and num_started < num_slots:
+            source = self._forkable()
             if source is None:
                 if all(request.is_finished for request in self.requests if request not in self.pending):
                     waiting.add(self.pending.pop(0), now)
                 break
             child = self.pending.pop(0)
             cache.fork(source.request_id, child.request_id)
-            # The last token of the prompt is computed again: its logits are what the first token comes from.
+            # The last token of the prompt is computed again: the first token is sampled from its logits.
             child.num_computed_tokens = child.num_prompt_tokens - 1
             cache.truncate(child.request_id, child.num_computed_tokens)
             child.state = RequestState.RUNNING
@@ -59,7 +59,7 @@ class SampleGroup:
         return num_started
 
     def merge(self, outputs: list[RequestOutput]) -> RequestOutput:
-        """The answers as they are, after these outputs of some of them."""
+        """Merge new outputs of some requests into the output of the group."""
         for output in outputs:
             self._latest[self._index_of[output.request_id]] = output
         known = [self._latest[index] for index in sorted(self._latest)]
@@ -87,8 +87,8 @@ class SampleGroup:
             error_type=None if failed is None else failed.error_type,
         )
 
-    def _source(self) -> Request | None:
-        """An answer whose sequence holds the whole prompt."""
+    def _forkable(self) -> Request | None:
+        """A running request whose sequence holds the whole prompt."""
         return next(
             (
                 request
@@ -100,54 +100,54 @@ class SampleGroup:
 
 
 def answer_ids(request_id: str, num_answers: int) -> list[str]:
-    """The ids of the requests that give the answers: the first has the id that was asked for."""
+    """The ids of the requests of a group: the first has the id of the group."""
     return [request_id, *(f"{request_id}/{index}" for index in range(1, num_answers))]
 
 
 class SampleGroups:
-    """Mutable: every group from its first step on until all its answers have ended."""
+    """All open groups. Mutable."""
 
     def __init__(self) -> None:
         self._groups: dict[str, SampleGroup] = {}
-        self._of_answer: dict[str, SampleGroup] = {}
+        self._group_of: dict[str, SampleGroup] = {}
 
     def __len__(self) -> int:
         return len(self._groups)
 
     @property
     def has_pending(self) -> bool:
-        """Whether any answer waits to fork a sibling."""
+        """Whether any request waits to fork a sibling."""
         return any(group.pending for group in self._groups.values())
 
     def get(self, request_id: str) -> SampleGroup | None:
-        """The group that an answer of this id belongs to: the first has that of the group."""
-        return self._of_answer.get(request_id)
+        """The group to which the request of this id belongs, None if it belongs to none."""
+        return self._group_of.get(request_id)
 
     def open(self, request_id: str, requests: list[Request]) -> None:
-        """Begin a group."""
+        """Add a group."""
         self._groups[request_id] = group = SampleGroup(request_id, requests)
-        self._of_answer.update((request.request_id, group) for request in requests)
+        self._group_of.update((request.request_id, group) for request in requests)
 
-    def forget(self, group: SampleGroup) -> None:
-        """End it here; nothing where that was done."""
+    def remove(self, group: SampleGroup) -> None:
+        """Remove a group; without effect if it was removed before."""
         self._groups.pop(group.request_id, None)
         for request in group.requests:
-            self._of_answer.pop(request.request_id, None)
+            self._group_of.pop(request.request_id, None)
 
     def start(
         self, cache: KVCache, max_num_seqs: int, waiting: WaitingQueue, running: list[Request], now: float
     ) -> None:
-        """Let pending answers of all groups run, as far as there are seats (see `SampleGroup.start`)."""
+        """Start pending requests of all groups while fewer than `max_num_seqs` run (see `SampleGroup.start`)."""
         for group in self._groups.values():
             group.start(cache, max_num_seqs - len(running), waiting, running, now)
 
-    def sort_out(
+    def partition(
         self, outputs: list[RequestOutput]
     ) -> tuple[list[RequestOutput], list[tuple[SampleGroup, list[RequestOutput]]]]:
-        """The outputs that belong to no group, and those of each group together."""
-        alone = [output for output in outputs if output.request_id not in self._of_answer]
+        """The outputs of requests without a group, and those of each group."""
+        alone = [output for output in outputs if output.request_id not in self._group_of]
         parts: dict[str, list[RequestOutput]] = {}
         for output in outputs:
-            if (group := self._of_answer.get(output.request_id)) is not None:
+            if (group := self._group_of.get(output.request_id)) is not None:
                 parts.setdefault(group.request_id, []).append(output)
         return alone, [(self._groups[request_id], of_group) for request_id, of_group in parts.items()]

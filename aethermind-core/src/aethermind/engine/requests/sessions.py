@@ -1,4 +1,4 @@
-"""Conversations whose keys and values are given up last, so that their next turn finds them."""
+"""Sessions: conversations whose blocks are pinned in the prefix cache for their next turn."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class _Session(NamedTuple):
 
 
 class Sessions:
-    """What each session's last completed turn left in the prefix cache is pinned there, within a budget and a time.
+    """Pins the blocks of each session's last completed turn, within a budget and a time to live. Not thread-safe.
 
-    Pins are a promise among equals, not a reservation: blocks of running requests come first, and where nothing else
-    is left to give up, pinned blocks are. Not thread-safe.
+    Pinned blocks are evicted last. They are not reserved: if no other block can be evicted for a running request, they
+    are.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Sessions:
         ttl_s: float,
         clock: Callable[[], float],
     ) -> None:
-        """Pin in `cache`, if there is one. `ttl_s` seconds after its last turn a session's time is up."""
+        """Pin in `cache`, if there is one. A session expires `ttl_s` seconds after its last turn."""
         self._cache = cache
         self._max_sessions = max_sessions
         self._max_blocks = max_blocks
@@ -42,34 +42,34 @@ class Sessions:
         self.num_blocks = 0
 
     def __len__(self) -> int:
-        """Those whose time is not up. Other threads may ask."""
+        """The number of sessions that have not expired. Any thread may call this."""
         oldest_s = self._clock() - self._ttl_s
         return sum(one.used_s > oldest_s for one in list(self._sessions.values()))
 
-    def keep(self, name: str, token_ids: Sequence[int], extra_key: bytes) -> None:
-        """Pin a turn in place of the session's last; those used least recently make room."""
+    def pin(self, name: str, token_ids: Sequence[int], extra_key: bytes) -> None:
+        """Pin a turn in place of the session's last one; the least recently used sessions are evicted."""
         if self._cache is None:
             return
         blocks = self._cache.pin(token_ids, extra_key)
         if name in self._sessions:
-            self._forget(name)
+            self._unpin(name)
         self._sessions[name] = _Session(self._clock(), blocks)
         self.num_blocks += len(blocks)
         self.expire()
         while len(self._sessions) > self._max_sessions or self.num_blocks > self._max_blocks:
-            self._forget(next(iter(self._sessions)))
+            self._unpin(next(iter(self._sessions)))
 
     def expire(self) -> None:
-        """Forget the sessions whose time is up."""
+        """Unpin the sessions that have expired."""
         oldest_s = self._clock() - self._ttl_s
         while self._sessions:
             name, session = next(iter(self._sessions.items()))
             if session.used_s > oldest_s:
                 return
-            self._forget(name)
+            self._unpin(name)
 
-    def _forget(self, name: str) -> None:
-        assert self._cache is not None, "sessions are kept in a cache"
+    def _unpin(self, name: str) -> None:
+        assert self._cache is not None, "sessions are pinned in a cache"
         session = self._sessions.pop(name)
         self.num_blocks -= len(session.blocks)
         self._cache.unpin(session.blocks)
