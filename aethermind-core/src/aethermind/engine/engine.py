@@ -28,13 +28,12 @@ from aethermind.engine.scheduling.scheduler import Scheduler
 from aethermind.engine.scheduling.waiting_queue import WaitingQueue
 from aethermind.engine.shared import Shared, in_turn
 from aethermind.engine.speculative import open_speculator
-from aethermind.engine.steps.finite_logits import NOT_FINITE
 from aethermind.engine.steps.forced_tokens import forced_beginning, forced_tokens
 from aethermind.engine.steps.model_runner import SampledToken
 from aethermind.engine.steps.step_pipeline import StepPipeline
 from aethermind.engine.text_passes.text_embedding import embed_text
 from aethermind.engine.text_passes.text_scores import score_prompt
-from aethermind.errors import AetherMindError, ComputationError, InvalidArgumentError
+from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.sampling.random import derive_seed
 
 if TYPE_CHECKING:
@@ -303,8 +302,7 @@ class Engine(Shared):
         builder = self._outputs[request.request_id]
         for token in chain(tokens, forced_tokens(request)):
             if token.failure is not None:
-                kind = ComputationError if token.failure == NOT_FINITE else AetherMindError
-                return self._give_up(builder, kind(f"Request {request.request_id} cannot go on: {token.failure}."), now)
+                return self._give_up(builder, token.failure, now)
             reason = builder.add(token.token_id, token.logprobs, request.append_token(token.token_id), now)
             if reason is not None:
                 self._finish(request, reason)

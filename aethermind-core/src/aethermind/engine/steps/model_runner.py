@@ -26,7 +26,7 @@ from aethermind.engine.steps.finite_logits import NOT_FINITE, rows_without_numbe
 from aethermind.engine.steps.logits_processors import process_logits
 from aethermind.engine.steps.running_step import RunningStep, TokenReadback, fed_tokens, rows_of
 from aethermind.engine.steps.verification import SampledRow, request_of
-from aethermind.errors import ConfigError, DeviceError
+from aethermind.errors import AetherMindError, ComputationError, ConfigError, DeviceError
 from aethermind.graph.compile import Compiled
 from aethermind.graph.constants import ConstantStore
 from aethermind.graph.executor import Executor, FedInput
@@ -50,15 +50,15 @@ StepObserver = Callable[[Executor, tuple[int, ...], ScheduleDecision], None]
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The next token of a request; `failure` says why there is none that it could take.
+    """The next token of a request, or `failure`, the error with which the request ends.
 
-    Of a request that checks drafts there is one behind each, which holds if the drafts before it do.
+    A request that verifies drafts has one after each draft, valid if all drafts before it are accepted.
     """
 
     request: Request
     token_id: int
     logprobs: TokenLogprobs | None = None
-    failure: str | None = None
+    failure: AetherMindError | None = None
 
 
 class _Variant:
@@ -342,13 +342,18 @@ class ModelRunner:
         wanted = [one.params.logprobs for one in sampled]
         logprobs = read_logprobs(outputs[1:], wanted) if outputs[1:] else [None] * len(sampled)
         unlikely = (row for row, one in enumerate(logprobs) if one is not None and not isfinite(one.logprob))
-        failures = dict.fromkeys((*unfit, *unlikely), NOT_FINITE) | failures
+        nonfinite = {*unfit, *unlikely} - failures.keys()
+        failures = dict.fromkeys(nonfinite, NOT_FINITE) | failures
         if key.has_mask:
             for row, (one, token_id) in enumerate(zip(sampled, token_ids, strict=True)):
                 if row not in failures and not variant.rows.masks.allows(row, one, token_id):
                     failures[row] = "what is asked of its tokens leaves none of them"
+        errors: dict[int, AetherMindError] = {}
+        for row, reason in failures.items():
+            kind = ComputationError if row in nonfinite else AetherMindError
+            errors[row] = kind(f"Request {request_of(sampled[row]).request_id} cannot go on: {reason}.")
         return [
-            SampledToken(request_of(one), token_id, its_logprobs, failures.get(row))
+            SampledToken(request_of(one), token_id, its_logprobs, errors.get(row))
             for row, (one, token_id, its_logprobs) in enumerate(zip(sampled, token_ids, logprobs, strict=True))
         ]
 
