@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from aethermind.server.openai.errors import ApiError
 
-__all__ = ["Event", "Framing", "NAMED", "TextEvents", "EventBatch", "UNNAMED"]
+__all__ = ["Event", "EventBatch", "Framing", "NAMED", "TextEvents", "UNNAMED"]
 
 Event = dict[str, Any] | bytes
 """What is to be told: an object, or the bytes of one that is written already."""

@@ -28,8 +28,6 @@ from aethermind.sampling.params import SamplingParams
 from aethermind.sampling.structured import StructuredOutputs
 
 __all__ = [
-    "RECORDS",
-    "UTILITY_METHODS",
     "Abort",
     "Add",
     "Close",
@@ -37,8 +35,10 @@ __all__ = [
     "Forget",
     "Loaded",
     "LogLine",
+    "RECORDS",
     "RemoteError",
     "Setup",
+    "UTILITY_METHODS",
     "Unpacker",
     "UtilityCall",
     "UtilityResult",

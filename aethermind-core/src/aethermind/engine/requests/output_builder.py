@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.output import TokenLogprobs
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["OutputUpdate", "OutputBuilder", "has_ended", "state_of"]
+__all__ = ["OutputBuilder", "OutputUpdate", "has_ended", "state_of"]
 
 
 class OutputBuilder:
